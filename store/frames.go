@@ -1,0 +1,115 @@
+package store
+
+import (
+	"fmt"
+	"iter"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// FrameField is the field number of `repeated Message messages` in every reply that
+// returns kept messages. Messages are stored with it, so that a reply can carry them
+// without their being decoded and encoded again.
+const FrameField protowire.Number = 2
+
+// Frame is one message as a reply carries it: the tag of FrameField, the length, the
+// encoded Message.
+type Frame []byte
+
+// Frames is any number of frames, one after the other.
+type Frames []byte
+
+// All yields the frames in order. What follows damage is not yielded; a store checks its
+// records before it hands frames out.
+func (f Frames) All() iter.Seq[Frame] {
+	return func(yield func(Frame) bool) {
+		for rest := f; len(rest) > 0; {
+			n := protowire.ConsumeFieldValue(FrameField, protowire.BytesType, rest[min(1, len(rest)):])
+			if n < 0 || !yield(Frame(rest[:n+1])) {
+				return
+			}
+			rest = rest[n+1:]
+		}
+	}
+}
+
+// Count returns how many frames there are.
+func (f Frames) Count() int {
+	n := 0
+	for range f.All() {
+		n++
+	}
+	return n
+}
+
+// Skip returns the frames without the first n.
+func (f Frames) Skip(n int) Frames {
+	for frame := range f.All() {
+		if n <= 0 {
+			break
+		}
+		n--
+		f = f[len(frame):]
+	}
+	return f
+}
+
+// Newest returns the last n frames; negative is all.
+func (f Frames) Newest(n int) Frames {
+	if n < 0 {
+		return f
+	}
+	return f.Skip(f.Count() - n)
+}
+
+// Messages decodes the frames.
+func (f Frames) Messages() ([]*parleyv1.Message, error) {
+	messages := make([]*parleyv1.Message, 0, f.Count())
+	for frame := range f.All() {
+		m, err := frame.Message()
+		if err != nil {
+			return nil, err
+		}
+		messages = append(messages, m)
+	}
+	return messages, nil
+}
+
+// body is the encoded Message inside a frame.
+func (f Frame) body() []byte {
+	body, _ := protowire.ConsumeBytes(f[min(1, len(f)):])
+	return body
+}
+
+// Message decodes the frame.
+func (f Frame) Message() (*parleyv1.Message, error) {
+	m := new(parleyv1.Message)
+	if err := proto.Unmarshal(f.body(), m); err != nil {
+		return nil, fmt.Errorf("%w: message: %w", ErrCorrupt, err)
+	}
+	return m, nil
+}
+
+// Sequence reads Message.sequence without decoding the rest; 0 when there is none.
+func (f Frame) Sequence() int32 {
+	var sequence int32
+	for body := f.body(); len(body) > 0; {
+		number, kind, n := protowire.ConsumeTag(body)
+		if n < 0 {
+			break
+		}
+		m := protowire.ConsumeFieldValue(number, kind, body[n:])
+		if m < 0 {
+			break
+		}
+		if number == 2 && kind == protowire.VarintType {
+			v, _ := protowire.ConsumeVarint(body[n:])
+			// The store's own value comes last and, as in any proto3 decoder, wins.
+			sequence = int32(v) //nolint:gosec // int32 in the message
+		}
+		body = body[n+m:]
+	}
+	return sequence
+}

@@ -1,0 +1,301 @@
+package record
+
+import (
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Create decides a store.Create. Old is the conversation that has the id, if any; uid is
+// for the new one.
+func Create(old *Record, c *store.Create, uid string, now time.Time, o *store.Options) (*Outcome, error) {
+	if old != nil {
+		return createOver(old, c)
+	}
+	r := begin(c.Conversation, uid, now, o)
+	header := r.Conversation()
+	r.adopt(c.Messages)
+	r.touch(now)
+	r.renew(now)
+	r.remember(c.Request, seen{created: true, time: now})
+	trimmed := r.trim(o)
+	created := r.change(c.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now)
+	created.Trimmed = trimmed
+	return &Outcome{
+		Record:  r,
+		Result:  &store.Result{Conversation: header, Created: true},
+		Changes: []store.Change{created},
+	}, nil
+}
+
+// createOver decides a create whose id is taken.
+func createOver(old *Record, c *store.Create) (*Outcome, error) {
+	first, err := old.find(c.Request)
+	switch {
+	case err != nil:
+		return nil, err
+	case first != nil:
+		return &Outcome{Result: &store.Result{
+			Conversation: old.Conversation(), Created: first.GetCreated(), Replayed: true,
+		}}, nil
+	case c.OrGet:
+		return &Outcome{Result: &store.Result{Conversation: old.Conversation()}}, nil
+	}
+	return nil, store.ErrConversationExists
+}
+
+// adopt takes a fork's messages with their sequences and exchanges.
+func (r *Record) adopt(frames store.Frames) {
+	if len(frames) == 0 {
+		return
+	}
+	messages, err := frames.Messages()
+	if err != nil {
+		return // A store hands out only what it has checked.
+	}
+	for _, m := range messages {
+		r.note(m, m.GetSequence())
+		r.Conversation().LastSequence = m.GetSequence()
+		r.Header.Exchange = max(r.Header.Exchange, m.GetExchange())
+	}
+	r.keep(append(store.Frames(nil), frames...), len(messages))
+}
+
+// Append decides a store.Append. Old is the conversation, nil when there is none; drafts
+// are a.Messages as NewDrafts made them; uid is for a new conversation.
+func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time, o *store.Options) (*Outcome, error) {
+	r, created := old, old == nil
+	if old != nil {
+		now = old.clamp(now)
+		old.endLapsedLease(now)
+		if first, err := old.find(a.Request); err != nil || first != nil {
+			return old.replay(first, drafts), err
+		}
+	}
+	if err := checkAppend(old, a); err != nil {
+		return nil, err
+	}
+	if created {
+		r = begin(&parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
+	}
+	out := &Outcome{Record: r, Result: &store.Result{Conversation: r.Conversation(), Created: created}}
+	before := seen{created: created, exchange: r.Header.GetExchange(), time: now}
+	r.touch(now)
+	if len(drafts) > 0 || a.End != nil || created {
+		r.renew(now)
+	}
+	if created {
+		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+	}
+	if len(drafts) > 0 {
+		before.firstSequence = r.Conversation().GetLastSequence() + 1
+		out.Result.Appended = appended(drafts, before)
+	}
+	frames := r.push(drafts, out.Result.Appended)
+	out.Result.Turn = r.turn(a, out.Result.Appended, now)
+	before.turnID = a.Begin.GetId()
+	r.remember(a.Request, before)
+	count := int(r.Conversation().GetMessageCount()) - len(frames)
+	trimmed := r.trim(o)
+	for i, frame := range frames {
+		change := r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
+		change.Message, change.Count = frame, count+i+1
+		out.Changes = append(out.Changes, change)
+	}
+	if len(out.Changes) == 0 {
+		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, now))
+	}
+	last := &out.Changes[len(out.Changes)-1]
+	last.Trimmed, last.Count = trimmed, int(r.Conversation().GetMessageCount())
+	return out, nil
+}
+
+// checkAppend makes the checks of store.Append that come after the request's, in order.
+func checkAppend(r *Record, a *store.Append) error {
+	current, running := int32(0), ""
+	switch {
+	case r != nil:
+		current, running = r.Conversation().GetVersion(), r.Conversation().GetActiveTurnId()
+	case a.MustExist || a.End != nil:
+		return store.ErrNotFound
+	}
+	if a.Begin != nil && running != "" {
+		return &store.BusyError{TurnID: running}
+	}
+	if a.IfVersion != nil && *a.IfVersion != current {
+		return &store.VersionError{Current: current}
+	}
+	if a.End != nil && (running == "" || running != a.End.GetId()) {
+		return store.ErrTurnEnded
+	}
+	return nil
+}
+
+// replay is the first result of a request that was seen.
+func (r *Record) replay(first *seenRequest, drafts []Draft) *Outcome {
+	if first == nil {
+		return nil
+	}
+	result := &store.Result{
+		Conversation: r.Conversation(), Created: first.GetCreated(), Replayed: true,
+		Turn: r.findTurn(first.GetTurnId()),
+	}
+	if first.GetFirstSequence() != 0 {
+		result.Appended = appended(drafts, seen{
+			firstSequence: first.GetFirstSequence(), exchange: first.GetExchange(), time: first.GetTime().AsTime(),
+		})
+	}
+	return &Outcome{Result: result}
+}
+
+// appended numbers a batch: a user message opens the next exchange.
+func appended(drafts []Draft, s seen) []*parleyv1.AppendedMessage {
+	out := make([]*parleyv1.AppendedMessage, len(drafts))
+	for i, d := range drafts {
+		if d.message.GetRole() == parleyv1.Role_ROLE_USER {
+			s.exchange++
+		}
+		out[i] = &parleyv1.AppendedMessage{
+			Id: d.message.GetId(), Sequence: s.firstSequence + int32(i), //nolint:gosec // at most 100 messages
+			Exchange: s.exchange, CreateTime: timestamppb.New(s.time),
+		}
+	}
+	return out
+}
+
+// push adds messages behind those there are.
+func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []store.Frame {
+	if len(drafts) == 0 {
+		return nil
+	}
+	size := len(r.Messages)
+	for _, d := range drafts {
+		size += len(d.body) + maxSuffix
+	}
+	all := append(make([]byte, 0, size), r.Messages...)
+	frames := make([]store.Frame, len(drafts))
+	for i, d := range drafts {
+		start := len(all)
+		all = d.appendFrame(all, numbers[i])
+		// The record is written from all; a frame of its own may be kept for longer.
+		frames[i] = append(store.Frame(nil), all[start:]...)
+		r.note(d.message, numbers[i].GetSequence())
+		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()
+	}
+	c := r.Conversation()
+	r.Messages = all
+	//nolint:gosec // at most 1100 messages and a few MiB
+	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(all))
+	return frames
+}
+
+// Update decides a store.Update.
+func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outcome, error) {
+	if r == nil {
+		return nil, store.ErrNotFound
+	}
+	c := r.Conversation()
+	if u.KeepThrough != nil && r.Running() {
+		return nil, &store.BusyError{TurnID: c.GetActiveTurnId()}
+	}
+	if u.IfVersion != nil && *u.IfVersion != c.GetVersion() {
+		return nil, &store.VersionError{Current: c.GetVersion()}
+	}
+	now = r.clamp(now)
+	r.endLapsedLease(now)
+	before := proto.CloneOf(c)
+	for _, field := range u.Fields {
+		r.set(field, u.Values, o)
+	}
+	if u.Lease != nil {
+		c.ActiveAgent = activeAgent(u.Lease, now)
+	}
+	r.setExpireTime()
+	removed, trimmed := r.truncate(u.KeepThrough), r.trim(o)
+	result := &store.Result{Conversation: c}
+	if proto.Equal(before, c) {
+		return &Outcome{Result: result}, nil
+	}
+	r.touch(now)
+	kind := parleyv1.ChangeKind_CHANGE_KIND_UPDATED
+	if removed > 0 {
+		kind = parleyv1.ChangeKind_CHANGE_KIND_CLEARED
+	}
+	change := r.change(u.Tenant, kind, now)
+	change.Trimmed = trimmed
+	if removed > 0 {
+		change.Count = removed
+	}
+	return &Outcome{Record: r, Result: result, Changes: []store.Change{change}}, nil
+}
+
+// set takes one field over from values.
+func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Options) {
+	c := r.Conversation()
+	switch field {
+	case "title":
+		c.Title = values.GetTitle()
+	case "labels":
+		c.Labels = proto.CloneOf(values).GetLabels()
+	case "agent":
+		c.Agent = values.GetAgent()
+	case "system_prompt":
+		c.SystemPrompt = values.GetSystemPrompt()
+	case "retention.max_messages":
+		c.Retention.MaxMessages = withDefaults(values.GetRetention(), o).GetMaxMessages()
+	case "retention.ttl":
+		c.Retention.Ttl = proto.CloneOf(withDefaults(values.GetRetention(), o).GetTtl())
+	}
+}
+
+// activeAgent makes the header's form of a lease.
+func activeAgent(l *store.Lease, now time.Time) *parleyv1.ActiveAgent {
+	if l.Agent == "" {
+		return nil
+	}
+	a := &parleyv1.ActiveAgent{Agent: l.Agent, Reason: l.Reason, StartTime: timestamppb.New(now)}
+	if l.Duration > 0 {
+		a.LeaseExpireTime = timestamppb.New(now.Add(l.Duration))
+	}
+	return a
+}
+
+// truncate removes the messages after a sequence, and says how many.
+func (r *Record) truncate(through *int32) int {
+	if through == nil {
+		return 0
+	}
+	kept, size := 0, 0
+	var newest store.Frame
+	for frame := range r.Messages.All() {
+		if frame.Sequence() > *through {
+			break
+		}
+		kept, size, newest = kept+1, size+len(frame), frame
+	}
+	removed := int(r.Conversation().GetMessageCount()) - kept
+	if removed == 0 {
+		return 0
+	}
+	r.keep(r.Messages[:size], kept)
+	r.Header.Preview = ""
+	if m, err := newest.Message(); err == nil {
+		r.Header.Preview = preview(m.GetContent())
+	}
+	return removed
+}
+
+// Delete decides a store.Delete.
+func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
+	if r == nil {
+		return nil, store.ErrNotFound
+	}
+	if v := r.Conversation().GetVersion(); d.IfVersion != nil && *d.IfVersion != v {
+		return nil, &store.VersionError{Current: v}
+	}
+	gone := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.clamp(now))
+	return &Outcome{Changes: []store.Change{gone}}, nil
+}
