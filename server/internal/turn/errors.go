@@ -42,12 +42,15 @@ func (e *AgentNotConfiguredError) Error() string {
 
 // EventsGoneError says that a reader asks for events that are no longer kept.
 type EventsGoneError struct {
-	// Oldest index that can still be read.
+	// Oldest index that can still be read; 0 when the turn itself is no longer kept.
 	Oldest int32
 }
 
 // Error says where to go on.
 func (e *EventsGoneError) Error() string {
+	if e.Oldest == 0 {
+		return "the turn is no longer kept; its answer may be in the history"
+	}
 	return fmt.Sprintf("the events before %d are no longer kept; the answer will be in the history", e.Oldest)
 }
 

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+)
+
+// maxGRPCBytes is the largest request and reply; clients have the same limit.
+const maxGRPCBytes = 4 << 20
+
+// lastWords is how long streams get to send what their turns ended with.
+const lastWords = 2 * time.Second
+
+// doors are the addresses that the server listens on.
+type doors struct {
+	log          *slog.Logger
+	grpc         *grpc.Server
+	health       *health.Server
+	grpcListener net.Listener
+	http         *http.Server
+	httpListener net.Listener // nil: off
+	ready        atomic.Bool
+}
+
+// openDoors listens on the addresses of the settings; nothing is served yet.
+func openDoors(c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
+	d := &doors{log: log, health: health.NewServer()}
+	d.grpc = grpc.NewServer(append(grpcOptions(), service.Interceptors()...)...)
+	service.Register(d.grpc)
+	healthv1.RegisterHealthServer(d.grpc, d.health)
+	reflection.Register(d.grpc)
+	d.http = &http.Server{Handler: d.httpHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	var err error
+	if d.grpcListener, err = listen(c.grpcAddress); err != nil {
+		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
+	}
+	if c.httpAddress == "" {
+		return d, nil
+	}
+	if d.httpListener, err = listen(c.httpAddress); err != nil {
+		return nil, errors.Join(
+			fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err),
+			d.grpcListener.Close())
+	}
+	return d, nil
+}
+
+// grpcOptions are the limits that every stream and connection has; where they come from is
+// measured: grpc-go's own defaults leave most of them open.
+func grpcOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxConcurrentStreams(1024),
+		grpc.MaxRecvMsgSize(maxGRPCBytes),
+		grpc.MaxSendMsgSize(maxGRPCBytes),
+		grpc.MaxHeaderListSize(16 << 10),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: 15 * time.Minute}),
+		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.WaitForHandlers(true), // The store closes after them.
+		grpc.SharedWriteBuffer(true),
+		grpc.WriteBufferSize(64 << 10),
+	}
+}
+
+// listen opens host:port or unix:PATH. A socket file that no server listens on any more is
+// replaced.
+func listen(address string) (net.Listener, error) {
+	path, isUnix := strings.CutPrefix(address, "unix:")
+	if !isUnix {
+		return net.Listen("tcp", address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
+		if conn, err := net.Dial("unix", path); err == nil {
+			return nil, errors.Join(fmt.Errorf("%s is in use", path), conn.Close())
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return l, os.Chmod(path, 0o600)
+}
+
+func (d *doors) serveGRPC() error {
+	d.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	d.ready.Store(true)
+	d.log.Info("serving grpc", "address", d.grpcListener.Addr().String())
+	return d.grpc.Serve(d.grpcListener)
+}
+
+func (d *doors) serveHTTP() error {
+	if d.httpListener == nil {
+		return nil
+	}
+	d.log.Info("serving http", "address", d.httpListener.Addr().String())
+	if err := d.http.Serve(d.httpListener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// httpHandler answers whether the process lives, and whether it takes calls.
+func (d *doors) httpHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !d.ready.Load() {
+			http.Error(w, "not serving", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	return mux
+}
+
+// stop ends service in order: no new calls, waiting readers leave, running turns get the
+// grace, streams send their last events, then whatever is left is cut off.
+func (d *doors) stop(ctx context.Context, grace time.Duration, hub *watch.Hub, turns *turn.Manager) {
+	d.log.Info("stopping", "running_turns", turns.Running(), "grace", grace)
+	d.ready.Store(false)
+	d.health.Shutdown()
+	hub.Close()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		d.grpc.GracefulStop()
+	}()
+	grown, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	turns.Stop(grown)
+	select {
+	case <-drained:
+	case <-time.After(lastWords):
+		d.grpc.Stop()
+		<-drained
+	}
+	_ = d.http.Close() // Probes only: nothing to wait for.
+	d.log.Info("stopped")
+}

@@ -1,0 +1,266 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/window"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
+)
+
+// Why a running turn is cut off, as the cause of its context's end.
+var (
+	errIdle = errors.New("the agent was silent for too long")
+	errLate = errors.New("the agent took too long")
+)
+
+// storeRetry is how long a turn waits before it offers its answer to a store again that
+// was overloaded or out of space.
+const storeRetry = 100 * time.Millisecond
+
+// live is a turn that runs.
+type live struct {
+	m       *Manager
+	log     *slog.Logger
+	tenant  string
+	uid     string // of the conversation
+	request *parleyv1.ChatRequest
+	entry   *agent.Entry
+	turn    *parleyv1.Turn
+	input   *parleyv1.Message // the user's message as it was stored
+	begun   *store.Result
+	events  *events
+	answer  *answer
+
+	ctx    context.Context //nolint:containedctx // the turn's own life, which outlives the call
+	cancel context.CancelCauseFunc
+	unhook func() bool // from the manager's end
+}
+
+// begin makes the turn that the store has begun a live one.
+func (m *Manager) begin(ctx context.Context, tenant string, request *parleyv1.ChatRequest, entry *agent.Entry, input *parleyv1.Message, begun *store.Result) *live {
+	t := &live{
+		m: m, tenant: tenant, uid: begun.Conversation.GetUid(), request: proto.CloneOf(request),
+		entry: entry, turn: begun.Turn, input: proto.CloneOf(input), begun: begun, events: newEvents(),
+	}
+	number(t.input, begun.Appended[0])
+	t.log = m.o.Log.With("conversation_id", begun.Conversation.GetId(), "turn_id", t.turn.GetId(), "agent", entry.Name)
+	t.answer = newAnswer(t.turn.GetId(), entry.Name, m.o.MaxAnswerBytes, t.events)
+	// The values of the call, but not its end: leaving is not cancelling.
+	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	t.unhook = context.AfterFunc(m.stop, func() { t.cancel(ErrShuttingDown) })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.live[t.key()] = t
+	return t
+}
+
+func (t *live) key() conversation { return conversation{t.tenant, t.turn.GetConversationId()} }
+
+// run takes the turn to its end.
+func (t *live) run() {
+	defer t.m.release(t.tenant)
+	defer t.cancel(nil)
+	defer t.unhook()
+	request, err := t.prepare()
+	if err == nil {
+		err = t.respond(request)
+	}
+	t.events.end(t.finish(err))
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	if t.m.live[t.key()] == t { // The next turn may have begun.
+		delete(t.m.live, t.key())
+	}
+}
+
+// prepare reads the history, tells readers that the turn has started, and makes the
+// agent's request.
+func (t *live) prepare() (*parleyv1.RespondRequest, error) {
+	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
+		Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), Newest: -1,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if snapshot.Conversation.GetUid() != t.uid {
+		return nil, ErrConversationGone
+	}
+	history, err := snapshot.Messages.Messages()
+	if err != nil {
+		return nil, err
+	}
+	// The input and what others have appended since are not history.
+	history = slices.DeleteFunc(history, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.turn.GetInputSequence() })
+	bounds := t.request.GetWindow()
+	if bounds == nil {
+		bounds = t.entry.Window
+	}
+	history = history[window.Start(history, bounds):]
+	t.log.Info("conversation history", "message_count", len(history))
+	t.begun.Conversation.SystemPrompt = "" // The event only reports a change.
+	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{
+		Conversation: t.begun.Conversation, UserMessage: t.input, Agent: t.entry.Name,
+		HistoryCount: int32(len(history)), Created: t.begun.Created, //nolint:gosec // at most 1000
+	}}})
+	t.log.Debug("stream started")
+	return &parleyv1.RespondRequest{
+		Conversation: snapshot.Conversation, Messages: append(history, t.input),
+		SystemPrompt: t.systemPrompt(snapshot.Conversation), Agent: t.entry.Name, TurnId: t.turn.GetId(),
+	}, nil
+}
+
+// systemPrompt is the request's, else the conversation's, else the agent's.
+func (t *live) systemPrompt(c *parleyv1.Conversation) string {
+	switch {
+	case t.request.SystemPrompt != nil: //nolint:protogetter // its presence counts
+		return t.request.GetSystemPrompt()
+	case c.GetSystemPrompt() != "":
+		return c.GetSystemPrompt()
+	}
+	return t.entry.SystemPrompt
+}
+
+// respond has the agent answer and returns why it ended; nil when the answer is whole.
+func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
+	defer func() {
+		// An agent's fault is not to end the other turns.
+		if fault := recover(); fault != nil {
+			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
+		}
+	}()
+	defer t.saveProgress()()
+	late := time.AfterFunc(t.m.o.TurnTimeout, func() { t.cancel(errLate) })
+	defer late.Stop()
+	idle := time.AfterFunc(t.m.o.IdleTimeout, func() { t.cancel(errIdle) })
+	defer idle.Stop()
+	for piece, err := range t.entry.Agent.Respond(t.ctx, request) {
+		idle.Reset(t.m.o.IdleTimeout)
+		if err == nil {
+			err = t.answer.add(piece)
+		}
+		if err != nil {
+			if cause := context.Cause(t.ctx); cause != nil {
+				return cause
+			}
+			return err
+		}
+	}
+	return context.Cause(t.ctx)
+}
+
+// saveProgress keeps what has arrived until the returned function is called, which waits
+// for the last save to be over.
+func (t *live) saveProgress() (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ticker := time.NewTicker(saveEvery)
+		defer ticker.Stop()
+		saved := 0
+		for {
+			select {
+			case <-ticker.C:
+				saved = t.save(saved)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// save stores what has arrived if anything has since that many pieces.
+func (t *live) save(since int) int {
+	messages, pieces := t.answer.progress(since)
+	if pieces == since {
+		return since
+	}
+	err := t.m.o.Store.SaveProgress(t.ctx, &store.Progress{
+		Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), TurnID: t.turn.GetId(), Messages: messages,
+	})
+	if err != nil {
+		if t.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
+			t.log.Warn("answer so far could not be saved", "error", err)
+		}
+		return since
+	}
+	return pieces
+}
+
+// finish makes the answer durable and tells readers; it returns why their streams end
+// instead, if they do.
+func (t *live) finish(cause error) error {
+	if errors.Is(cause, ErrConversationGone) || errors.Is(cause, store.ErrNotFound) {
+		t.log.Info("turn ended with its conversation")
+		return ErrConversationGone
+	}
+	messages := t.answer.finish(cause == nil)
+	for _, m := range messages {
+		m.Id = uuid.NewString()
+	}
+	end := &parleyv1.Turn{Id: t.turn.GetId()}
+	end.State, end.Error = t.outcome(cause)
+	if cause == nil && unanswered(messages) {
+		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
+	}
+	result, err := t.commit(messages, end)
+	switch {
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+		t.log.Info("turn ended with its conversation")
+		return ErrConversationGone
+	case err != nil:
+		t.log.Error("answer could not be stored", "error", err)
+		return fmt.Errorf("store the answer: %w", err)
+	}
+	for i, n := range result.Appended {
+		number(messages[i], n)
+	}
+	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
+	if end.GetError() != nil {
+		t.log.Warn("turn did not complete", "state", end.GetState(), "reason", end.GetError().GetReason(), "error", end.GetError().GetMessage())
+	}
+	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{
+		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),
+	}}})
+	return nil
+}
+
+// commit ends the turn in the store, and tries again while the store has no room for it.
+func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+	for {
+		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
+			Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), Messages: messages, End: end,
+		})
+		if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrNoSpace) {
+			return result, err
+		}
+		select {
+		case <-time.After(storeRetry):
+		case <-t.m.stop.Done():
+			return nil, err
+		}
+	}
+}
+
+// number gives a message what the store gave it.
+func number(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
+	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
+	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
+		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
+	}
+}
+
+func (t *live) add(event *parleyv1.TurnEvent) {
+	event.TurnId = t.turn.GetId()
+	t.events.add(event)
+}

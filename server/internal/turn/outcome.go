@@ -1,0 +1,61 @@
+package turn
+
+import (
+	"errors"
+	"fmt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+// Codes of google.rpc.Code, which a TurnError carries as numbers. The packages that name
+// them belong to the rpc room.
+const (
+	codeDeadlineExceeded  = 4
+	codeResourceExhausted = 8
+	codeUnavailable       = 14
+)
+
+// outcome says how a turn ends whose agent stopped for this reason; nil is a whole answer.
+func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
+	var failure *agent.Error
+	failed := parleyv1.TurnState_TURN_STATE_FAILED
+	switch {
+	case cause == nil:
+		return parleyv1.TurnState_TURN_STATE_COMPLETED, nil
+	case errors.Is(cause, ErrShuttingDown):
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
+			Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was whole", Retryable: true,
+		}
+	case errors.Is(cause, errLate):
+		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
+	case errors.Is(cause, errIdle):
+		return failed, timedOut(fmt.Sprintf("agent %s sent nothing for %s", t.entry.Name, t.m.o.IdleTimeout))
+	case errors.Is(cause, errTooLarge):
+		return failed, &parleyv1.TurnError{
+			Code: codeResourceExhausted, Reason: "AGENT_OUTPUT_TOO_LARGE",
+			Message: fmt.Sprintf("the answer of agent %s is larger than %d bytes; what fits is kept", t.entry.Name, t.m.o.MaxAnswerBytes),
+		}
+	case errors.As(cause, &failure):
+		return failed, &parleyv1.TurnError{
+			Code: codeUnavailable, Reason: "AGENT_FAILED",
+			Message: fmt.Sprintf("agent %s failed: %s", t.entry.Name, failure.Message), Retryable: failure.Retryable,
+		}
+	}
+	// Not an error that was made for people: it is in the log only.
+	t.log.Error("agent failed", "error", cause)
+	return failed, &parleyv1.TurnError{
+		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.entry.Name), Retryable: true,
+	}
+}
+
+func timedOut(message string) *parleyv1.TurnError {
+	return &parleyv1.TurnError{Code: codeDeadlineExceeded, Reason: "AGENT_TIMEOUT", Message: message, Retryable: true}
+}
+
+// crashed is why a turn ended that a start finds running.
+func crashed() *parleyv1.TurnError {
+	return &parleyv1.TurnError{
+		Code: codeUnavailable, Reason: "SERVER_STOPPED", Message: "the server stopped before the answer was whole", Retryable: true,
+	}
+}

@@ -1,0 +1,60 @@
+// Command parleyd keeps multi-turn conversations for agent services and serves them over
+// gRPC. Begin with run in run.go; what it can be told is in config.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/parleyhq/parley/store/boltstore"
+)
+
+// version is set when the program is built with make.
+var version = "dev"
+
+// Exit codes, those of sysexits.h.
+const (
+	exitUsage   = 64 // bad flags or configuration
+	exitDamaged = 65 // the store's file is damaged
+	exitIO      = 74 // the disk, an address or the store failed
+	exitInUse   = 75 // another process has the store
+)
+
+// stopMargin is how long a stop may take beyond the grace for running turns.
+const stopMargin = 5 * time.Second
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
+	os.Exit(start(ctx, os.Args[1:], os.Environ(), os.Stderr))
+}
+
+// start runs the command line and returns the exit code.
+func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
+	err := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
+		context.AfterFunc(ctx, func() {
+			time.AfterFunc(c.stopGrace+stopMargin, func() { os.Exit(exitIO) })
+		})
+		return run(ctx, c, newLogger(c, stderr))
+	}).ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(stderr, "parleyd:", err)
+	var bad faults
+	switch {
+	case errors.As(err, &bad):
+		return exitUsage
+	case errors.Is(err, boltstore.ErrDamaged):
+		return exitDamaged
+	case errors.Is(err, boltstore.ErrInUse):
+		return exitInUse
+	}
+	return exitIO
+}

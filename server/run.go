@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/command"
+	"github.com/parleyhq/parley/server/internal/agent/echo"
+	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore"
+	"github.com/parleyhq/parley/store/memstore"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/term"
+)
+
+// Sweeping goes in bounded steps, so that writers never wait for long.
+const (
+	sweepEvery = 2 * time.Second
+	sweepStep  = 256
+)
+
+// run serves until ctx ends, then stops in order. It returns what went wrong.
+func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
+	var turns *turn.Manager // made before the first write
+	hub, changes := watch.New(), newChangeLog(log, int64(c.memoryWarningBytes))
+	failed := make(chan error, 1)
+	kept, err := openStore(c, log, func(committed []store.Change) {
+		hub.Committed(committed)
+		turns.Committed(committed)
+		changes.Committed(committed)
+	}, failed)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, kept.Close()) }()
+	agents, err := newAgents(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, agents.Close()) }()
+	// The turns outlive the signal to stop: they have a grace of their own.
+	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
+		Store: kept, Agents: agents, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
+		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
+	})
+	if err := turns.Recover(ctx); err != nil {
+		return err
+	}
+	service, err := rpc.New(rpc.Options{
+		Store: kept, StoreName: c.store, Turns: turns, Hub: hub, Agents: agents,
+		MaxMessageBytes: c.maxMessageBytes, Version: version, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	doors, err := openDoors(c, service, log)
+	if err != nil {
+		return err
+	}
+	work, stopWork := context.WithCancel(ctx)
+	defer stopWork()
+	group, broken := errgroup.WithContext(work)
+	group.Go(doors.serveGRPC)
+	group.Go(doors.serveHTTP)
+	group.Go(func() error { sweep(broken, kept, log); return nil })
+	group.Go(func() error { changes.report(broken, kept); return nil })
+	group.Go(func() error {
+		defer stopWork()
+		select {
+		case err = <-failed:
+		case <-broken.Done():
+		}
+		doors.stop(context.WithoutCancel(ctx), c.stopGrace, hub, turns)
+		return err
+	})
+	return group.Wait()
+}
+
+// openStore opens the store that the settings name. A failure from which it cannot recover
+// is sent to failed.
+func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed chan<- error) (store.Store, error) {
+	o := store.Options{
+		Observe: observe, MaxMessages: c.maxMessages, TTL: c.ttl,
+		MaxConversations: c.maxConversations, MaxConversationBytes: c.maxConversationBytes,
+	}
+	if c.store == "memory" {
+		log.Info("store opened", "store", c.store, "durable", false)
+		return memstore.New(o), nil
+	}
+	path := filepath.Join(c.dataDir, "parley.db")
+	s, err := boltstore.Open(path, boltstore.Options{
+		Options: o,
+		OnFailure: func(err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	log.Info("store opened", "store", c.store, "durable", true, "path", path)
+	return s, nil
+}
+
+// newAgents makes the agents that the settings name.
+func newAgents(c *config) (*agent.Set, error) {
+	entries := make([]agent.Entry, 0, len(c.agents))
+	for _, a := range c.agents {
+		entry := agent.Entry{Name: a.name, Kind: a.kind, Description: a.description, SystemPrompt: a.systemPrompt, Window: a.window}
+		switch a.kind {
+		case kindEcho:
+			entry.Agent = echo.New()
+		case kindCommand:
+			program, err := command.New(command.Config{Command: a.command, Format: a.format, Dir: a.dir, Env: a.env})
+			if err != nil {
+				return nil, faults{fmt.Sprintf("agents.%s: %v", a.name, err)}
+			}
+			entry.Agent = program
+		}
+		entries = append(entries, entry)
+	}
+	return agent.NewSet(c.defaultAgent, entries)
+}
+
+// sweep removes what has expired or is over capacity, every few seconds.
+func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for more := true; more && ctx.Err() == nil; {
+			var err error
+			if more, err = s.Sweep(ctx, sweepStep); err != nil && ctx.Err() == nil {
+				log.Error("sweep failed", "error", err)
+				break
+			}
+		}
+	}
+}
+
+// newLogger writes text to a terminal and JSON elsewhere, unless told.
+func newLogger(c *config, w io.Writer) *slog.Logger {
+	o := &slog.HandlerOptions{Level: c.logLevel}
+	f, isFile := w.(*os.File)
+	if c.logFormat == "text" || c.logFormat == "" && isFile && term.IsTerminal(int(f.Fd())) {
+		return slog.New(slog.NewTextHandler(w, o))
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
