@@ -1,0 +1,118 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// input is what the program reads for the request: the blocks that the package comment
+// describes, ended by a line feed.
+func input(request *parleyv1.RespondRequest) string {
+	var t transcript
+	if prompt := request.GetSystemPrompt(); prompt != "" {
+		t.block(prompt, "SYSTEM")
+	}
+	for _, message := range request.GetMessages() {
+		t.message(message)
+	}
+	t.text.WriteByte('\n')
+	return t.text.String()
+}
+
+// transcript collects blocks.
+type transcript struct {
+	text strings.Builder
+	// tools is the tool of each call so far, for results that do not name theirs.
+	tools map[string]string
+}
+
+// block adds [HEAD]: content, where the head's words are parted by blanks. Empty words
+// are left out.
+func (t *transcript) block(content string, head ...string) {
+	if t.text.Len() > 0 {
+		t.text.WriteString("\n\n")
+	}
+	t.text.WriteByte('[')
+	for i, word := range head {
+		if i > 0 && word != "" {
+			t.text.WriteByte(' ')
+		}
+		t.text.WriteString(word)
+	}
+	t.text.WriteString("]:")
+	if content != "" {
+		t.text.WriteByte(' ')
+		t.text.WriteString(content)
+	}
+}
+
+// message adds the message's own block and those of what it carries.
+func (t *transcript) message(message *parleyv1.Message) {
+	if message.GetRole() == parleyv1.Role_ROLE_TOOL {
+		t.toolResult(message)
+	} else if content := text(message, message.GetContent()); content != "" || len(message.GetToolCalls()) == 0 {
+		// Without its own block, what a message carries would seem the message's before;
+		// tool calls can only be the assistant's.
+		t.block(content, speaker(message.GetRole()))
+	}
+	for _, data := range message.GetStructuredData() {
+		t.block(compactJSON(data.GetValue()), "STRUCTURED_DATA", data.GetType())
+	}
+	for _, attachment := range message.GetAttachments() {
+		t.block(attachment.GetUri(), "ATTACHMENT", attachment.GetMediaType())
+	}
+	for _, call := range message.GetToolCalls() {
+		if t.tools == nil {
+			t.tools = make(map[string]string)
+		}
+		t.tools[call.GetId()] = call.GetName()
+		t.block(call.GetArguments(), "TOOL_CALL", call.GetName(), call.GetId())
+	}
+}
+
+func (t *transcript) toolResult(message *parleyv1.Message) {
+	result := message.GetToolResult()
+	name, content := result.GetName(), result.GetContent()
+	if name == "" {
+		name = t.tools[result.GetCallId()]
+	}
+	if result.GetIsError() {
+		content = "error: " + content
+	}
+	t.block(text(message, content), "TOOL_RESULT", name, result.GetCallId())
+}
+
+// text is the content, marked if the message was cut off.
+func text(message *parleyv1.Message, content string) string {
+	if message.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+		return content
+	}
+	return strings.TrimPrefix(content+" [cut off]", " ")
+}
+
+func speaker(role parleyv1.Role) string {
+	switch role {
+	case parleyv1.Role_ROLE_ASSISTANT:
+		return "ASSISTANT"
+	case parleyv1.Role_ROLE_SYSTEM:
+		return "SYSTEM"
+	default:
+		return "USER"
+	}
+}
+
+// compactJSON does not use protojson, whose white space differs from build to build.
+func compactJSON(value *structpb.Value) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // the reader is a program or a model, not a browser
+	if err := e.Encode(value.AsInterface()); err != nil {
+		return "null" // AsInterface gives nothing that JSON lacks: it spells NaN out
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}

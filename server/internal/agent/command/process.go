@@ -1,0 +1,201 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+const (
+	// tailBytes is how much of the end of standard error an error shows.
+	tailBytes = 4 << 10
+	// giveUpAfter is how long after SIGKILL a turn waits: a process that is still there
+	// is stuck in the kernel. It keeps its slot, and is cleaned up after when it goes.
+	giveUpAfter = 500 * time.Millisecond
+)
+
+// process is one run of the program.
+type process struct {
+	name      string
+	cmd       *exec.Cmd
+	stdin     io.WriteCloser
+	stdout    *output
+	stderr    *output
+	said      tail // the end of standard error
+	killAfter time.Duration
+
+	ended chan struct{} // closed when the program is gone; said and err are final then
+	err   error         // of cmd.Wait
+}
+
+// start starts the program, which the end of ctx stops, and has release called once:
+// when the program has ended, or before an error. The caller must end ctx.
+func (a *Agent) start(ctx context.Context, input string, release func()) (*process, error) {
+	p := &process{
+		name:      filepath.Base(a.config.Command[0]), // its directory is nobody's business
+		cmd:       exec.CommandContext(ctx, a.config.Command[0], a.config.Command[1:]...),
+		killAfter: a.killAfter,
+		ended:     make(chan struct{}),
+	}
+	p.cmd.Dir = a.config.Dir
+	p.cmd.Env = environment(os.Environ(), a.config.Env)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.Cancel = func() error { return p.signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = a.killAfter
+	if err := p.launch(); err != nil {
+		release()
+		lasting := errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+		return nil, &agent.Error{Message: fmt.Sprintf("%s could not be started: %v", p.name, err), Retryable: !lasting}
+	}
+	// A program that has been told to end must not hang in a write that nobody reads,
+	// nor the reader in a read of what no longer counts.
+	context.AfterFunc(ctx, p.stdout.close)
+	go func() {
+		p.supervise(input)
+		release()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// launch makes the pipes and starts the program. After an error no descriptor is left.
+//
+// Standard output and error are not left to the Cmd, which reads them until everybody
+// who holds them has gone, or closes them before all is read.
+func (p *process) launch() error {
+	stdout, out, err := newOutput()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }()
+	stderr, errs, err := newOutput()
+	if err != nil {
+		stdout.close()
+		return err
+	}
+	defer func() { _ = errs.Close() }()
+	p.stdout, p.stderr = stdout, stderr
+	p.cmd.Stdout, p.cmd.Stderr = out, errs
+	if p.stdin, err = p.cmd.StdinPipe(); err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		stdout.close()
+		stderr.close()
+	}
+	return err
+}
+
+// supervise feeds the program, keeps the end of its standard error, waits for it to end
+// and cleans up after it.
+func (p *process) supervise(input string) {
+	var pipes sync.WaitGroup
+	pipes.Go(func() {
+		// A program need not read what it is given, so a broken pipe is no fault.
+		_, _ = io.WriteString(p.stdin, input)
+		_ = p.stdin.Close()
+	})
+	pipes.Go(func() { _, _ = io.Copy(&p.said, p.stderr) })
+
+	// Wait looks after SIGTERM and SIGKILL when the context ends. It returns when the
+	// program itself has ended, whoever else holds its pipes, and then closes stdin.
+	p.err = p.cmd.Wait()
+	// The rest of the group. Its number is not another's yet: one that has members is
+	// not given out, and otherwise numbers go round in a circle first.
+	_ = p.signal(syscall.SIGKILL)
+	p.stdout.noMore()
+	p.stderr.noMore()
+	pipes.Wait()
+	p.stderr.close()
+}
+
+// signal sends to every process of the group.
+func (p *process) signal(s syscall.Signal) error {
+	err := syscall.Kill(-p.cmd.Process.Pid, s)
+	if errors.Is(err, syscall.ESRCH) {
+		return os.ErrProcessDone
+	}
+	return err
+}
+
+// wait waits for the program to end, which takes killAfter and a little more at most
+// after ctx's end. It returns an error unless the exit code is 0.
+func (p *process) wait(ctx context.Context) error {
+	defer p.stdout.close()
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		select {
+		case <-p.ended:
+		case <-time.After(p.killAfter + giveUpAfter):
+			return fmt.Errorf("%s does not end: %w", p.name, context.Cause(ctx))
+		}
+	}
+	var exit *exec.ExitError
+	if !errors.As(p.err, &exit) {
+		return p.err
+	}
+	message := fmt.Sprintf("%s ended with exit code %d", p.name, exit.ExitCode())
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		message = fmt.Sprintf("%s was ended by a signal (%v)", p.name, status.Signal())
+	}
+	if said := p.said.String(); said != "" {
+		message += ": " + said
+	}
+	return &agent.Error{Message: message, Retryable: true}
+}
+
+// environment is the part of the server's environment that the program gets.
+func environment(all, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		switch name {
+		case "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR":
+			return false
+		}
+		return !strings.HasPrefix(name, "LC_") && !slices.Contains(names, name)
+	})
+}
+
+// tail keeps the last bytes written to it.
+type tail struct{ kept []byte }
+
+// Write never fails.
+func (t *tail) Write(b []byte) (int, error) {
+	t.kept = append(t.kept, b...)
+	if extra := len(t.kept) - tailBytes; extra > 0 {
+		t.kept = append(t.kept[:0], t.kept[extra:]...)
+	}
+	return len(b), nil
+}
+
+// String is what was kept as text for people: valid UTF-8 without control characters,
+// save tabs and line feeds, and without white space around it.
+func (t *tail) String() string {
+	kept := t.kept
+	if len(kept) == tailBytes {
+		// The cut may have left the end of a rune in front.
+		kept = bytes.TrimLeftFunc(kept, func(r rune) bool { return r == utf8.RuneError })
+	}
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\t' && r != '\n' {
+			return -1
+		}
+		return r
+	}, string(kept)))
+}

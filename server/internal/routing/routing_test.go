@@ -1,0 +1,280 @@
+package routing
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+func user(content string) *parleyv1.Message {
+	return &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
+}
+
+func assistant(agent, content string, data ...*parleyv1.StructuredData) *parleyv1.Message {
+	return &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, Content: content, StructuredData: data,
+		Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE,
+	}
+}
+
+func summed(summary string, data ...*parleyv1.StructuredData) *parleyv1.Message {
+	m := assistant("researcher", "At length.", data...)
+	m.Summary = summary
+	return m
+}
+
+func calls(ids ...string) *parleyv1.Message {
+	m := assistant("researcher", "")
+	for _, id := range ids {
+		m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "search"})
+	}
+	return m
+}
+
+func result(id string) *parleyv1.Message {
+	return &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Content: "found"}}
+}
+
+func system() *parleyv1.Message {
+	return &parleyv1.Message{Role: parleyv1.Role_ROLE_SYSTEM, Content: "be brief"}
+}
+
+func data(kind, value string) *parleyv1.StructuredData {
+	return &parleyv1.StructuredData{Type: kind, Value: structpb.NewStringValue(value)}
+}
+
+// history numbers messages as the store does.
+func history(messages ...*parleyv1.Message) []*parleyv1.Message {
+	for i, m := range messages {
+		m.Sequence = int32(i + 1)
+		m.CreateTime = &timestamppb.Timestamp{Seconds: int64(1000 + i)}
+	}
+	return messages
+}
+
+func header(messages []*parleyv1.Message) *parleyv1.Conversation {
+	return &parleyv1.Conversation{
+		Id: "shop", Uid: "b6f1", Version: 7,
+		LastSequence: int32(len(messages)), MessageCount: int32(len(messages)),
+		ActiveAgent:  &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it began"},
+		ActiveTurnId: "turn-1",
+		UpdateTime:   &timestamppb.Timestamp{Seconds: 2000},
+		ExpireTime:   &timestamppb.Timestamp{Seconds: 5600},
+	}
+}
+
+// diff compares in the manner of protobuf: nil and empty lists are the same.
+func diff(want, got any) string {
+	if w, ok := want.(proto.Message); ok {
+		if g, ok := got.(proto.Message); ok && proto.Equal(w, g) {
+			return "" // as cmp would find, in a hundredth of the time
+		}
+	}
+	return cmp.Diff(want, got, protocmp.Transform(), cmpopts.EquateEmpty())
+}
+
+func TestSummarize(t *testing.T) {
+	libraries := data("library_list", "Zustand, Jotai, Redux")
+	analysis := data("analysis", "small and quick")
+	messages := history(
+		user("Which React state libraries are there?"),
+		summed("searched for React libraries", libraries),
+		user("Tell me about the first one."),
+		summed("analyzed Zustand", analysis),
+		user("And the second one?"),
+	)
+	got := Summarize(header(messages), messages, Options{MessageLimit: 3})
+	want := &parleyv1.RoutingSummary{
+		ConversationId: "shop", Uid: "b6f1", Version: 7,
+		RecentMessages: messages[2:],
+		StructuredDataTypes: []*parleyv1.StructuredDataUse{
+			{Type: "analysis", Count: 1, LastSequence: 4, LastAgent: "researcher"},
+			{Type: "library_list", Count: 1, LastSequence: 2, LastAgent: "researcher"},
+		},
+		ReferencedData: []*parleyv1.ReferencedData{{Sequence: 2, Agent: "researcher", Data: libraries}},
+		Text:           "Previous: searched for React libraries, analyzed Zustand",
+		ActiveAgent:    &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it began"},
+		RecentAgents: []*parleyv1.AgentUse{
+			{Agent: "researcher", LastSequence: 4, LastTime: &timestamppb.Timestamp{Seconds: 1003}},
+		},
+		AwaitingAnswer: true, ActiveTurnId: "turn-1", MessageCount: 5, LastSequence: 5,
+		UpdateTime: &timestamppb.Timestamp{Seconds: 2000},
+		ExpireTime: &timestamppb.Timestamp{Seconds: 5600},
+	}
+	if d := diff(want, got); d != "" {
+		t.Errorf("summary (-want +got):\n%s", d)
+	}
+}
+
+func TestSummarizeNothing(t *testing.T) {
+	if d := diff(&parleyv1.RoutingSummary{}, Summarize(nil, nil, Options{MessageLimit: 3, MaxBytes: 1})); d != "" {
+		t.Errorf("summary (-want +got):\n%s", d)
+	}
+}
+
+func TestRecentMessages(t *testing.T) {
+	messages := history(user("1"), user("2"), user("3"))
+	for limit, want := range map[int]int{-1: 0, 0: 0, 1: 1, 3: 3, 4: 3} {
+		s := Summarize(nil, messages, Options{MessageLimit: limit})
+		if d := diff(messages[3-want:], s.RecentMessages); d != "" {
+			t.Errorf("limit %d (-want +got):\n%s", limit, d)
+		}
+		if s.Truncated {
+			t.Errorf("limit %d: truncated without a bound in bytes", limit)
+		}
+	}
+}
+
+func TestStructuredData(t *testing.T) {
+	messages := history(
+		user("1"),
+		assistant("finder", "", data("list", "old"), data("list", "new"), data("price", "5")),
+		assistant("judge", "", data("verdict", "good"), data("list", "newest")),
+		user("4"),
+	)
+	messages[3].StructuredData = []*parleyv1.StructuredData{data("choice", "b"), data("verdict", "bad")}
+
+	s := Summarize(nil, messages, Options{MessageLimit: 1})
+	uses := []*parleyv1.StructuredDataUse{
+		{Type: "verdict", Count: 2, LastSequence: 4},
+		{Type: "choice", Count: 1, LastSequence: 4},
+		{Type: "list", Count: 3, LastSequence: 3, LastAgent: "judge"},
+		{Type: "price", Count: 1, LastSequence: 2, LastAgent: "finder"},
+	}
+	if d := diff(uses, s.StructuredDataTypes); d != "" {
+		t.Errorf("types (-want +got):\n%s", d)
+	}
+	referenced := []*parleyv1.ReferencedData{
+		{Sequence: 3, Agent: "judge", Data: data("list", "newest")},
+		{Sequence: 2, Agent: "finder", Data: data("price", "5")},
+	}
+	if d := diff(referenced, s.ReferencedData); d != "" {
+		t.Errorf("referenced (-want +got):\n%s", d)
+	}
+}
+
+func TestRecentAgents(t *testing.T) {
+	messages := history(
+		assistant("a", "1"), assistant("b", "2"), assistant("a", "3"), assistant("", "4"),
+		&parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, Agent: "c", ToolResult: &parleyv1.ToolResult{CallId: "x"}},
+	)
+	want := []*parleyv1.AgentUse{
+		{Agent: "a", LastSequence: 3, LastTime: messages[2].CreateTime},
+		{Agent: "b", LastSequence: 2, LastTime: messages[1].CreateTime},
+	}
+	if d := diff(want, Summarize(nil, messages, Options{}).RecentAgents); d != "" {
+		t.Errorf("agents (-want +got):\n%s", d)
+	}
+}
+
+func TestAwaitingAnswer(t *testing.T) {
+	cutOff := assistant("a", "I th")
+	cutOff.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	tests := []struct {
+		name     string
+		messages []*parleyv1.Message
+		want     bool
+	}{
+		{"nothing said", nil, false},
+		{"asked", history(user("?")), true},
+		{"answered", history(user("?"), assistant("a", "!")), false},
+		{"asked again", history(user("?"), assistant("a", "!"), user("?")), true},
+		{"answered in part", history(user("?"), cutOff), false},
+		{"a tool step", history(user("?"), calls("1"), result("1")), false},
+		{"instructions after the question", history(user("?"), system()), true},
+		{"instructions after the answer", history(user("?"), assistant("a", "!"), system()), false},
+		{"instructions alone", history(system()), false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if got := Summarize(nil, test.messages, Options{}).AwaitingAnswer; got != test.want {
+				t.Errorf("AwaitingAnswer = %t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
+func TestPendingToolCalls(t *testing.T) {
+	tests := []struct {
+		name     string
+		messages []*parleyv1.Message
+		want     string
+	}{
+		{"no call", history(user("?")), ""},
+		{"one call", history(user("?"), calls("1")), "1"},
+		{"answered", history(user("?"), calls("1"), result("1")), ""},
+		{"one of three", history(calls("1", "2", "3"), result("2")), "1 3"},
+		{"oldest first", history(calls("3"), calls("1"), calls("2")), "3 1 2"},
+		{"the user went on", history(calls("1"), user("never mind")), "1"},
+		{"answered late", history(calls("1"), user("and?"), result("1")), ""},
+		{"the id comes back", history(calls("1"), result("1"), calls("1")), "1"},
+		{"asked again", history(calls("1"), calls("1"), result("1")), ""},
+		{"a result ahead of its call", history(result("1"), calls("1")), "1"},
+		{"a result of nothing", history(user("?"), result("9")), ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			var ids []string
+			for _, call := range Summarize(nil, test.messages, Options{}).PendingToolCalls {
+				ids = append(ids, call.GetId())
+			}
+			if got := strings.Join(ids, " "); got != test.want {
+				t.Errorf("pending %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// "Yes" says nothing to a router that does not see what was asked.
+func TestYesIsRoutable(t *testing.T) {
+	messages := history(user("I need shoes"), assistant("shop", "Shall I order the red ones?"), user("yes"))
+	s := Summarize(header(messages), messages, Options{MessageLimit: 3, MaxBytes: 2048})
+	if d := diff(messages, s.RecentMessages); d != "" {
+		t.Errorf("recent messages (-want +got):\n%s", d)
+	}
+	if !s.AwaitingAnswer || s.RecentAgents[0].Agent != "shop" {
+		t.Errorf("AwaitingAnswer = %t, newest agent %q, want the question to the shop to show", s.AwaitingAnswer, s.RecentAgents[0].Agent)
+	}
+}
+
+// BenchmarkSummarize measures what a coordinator waits for before every message.
+func BenchmarkSummarize(b *testing.B) {
+	var messages []*parleyv1.Message
+	words := strings.Repeat("word ", 100)
+	for range 10 {
+		messages = append(messages, user(words), assistant("writer", words))
+	}
+	plain := history(messages...)
+	messages = nil
+	for i := range 10 {
+		messages = append(messages, user(words), summed(fmt.Sprintf("analyzed library %d", i), data("list", words), data("price", "5")))
+	}
+	rich := history(messages...)
+	for _, bench := range []struct {
+		name     string
+		messages []*parleyv1.Message
+		o        Options
+	}{
+		{"plain", plain, Options{MessageLimit: 3}},
+		{"plain, budget", plain, Options{MessageLimit: 3, MaxBytes: 32 << 10}},
+		{"plain, budget cuts", plain, Options{MessageLimit: 3, MaxBytes: 200}},
+		{"data and summaries", rich, Options{MessageLimit: 3}},
+		{"data and summaries, 20 of them in a budget", rich, Options{MessageLimit: 20, MaxBytes: 32 << 10}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			c := header(bench.messages)
+			b.ReportAllocs()
+			for b.Loop() {
+				Summarize(c, bench.messages, bench.o)
+			}
+		})
+	}
+}

@@ -1,0 +1,261 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+)
+
+// Promise 5: the user's message is durable before the agent is called, and the answer
+// before the final event is sent.
+func TestUserFirst(t *testing.T) {
+	var f *fixture
+	seen := make(chan []string, 1)
+	f = newFixture(t, map[string]agent.Agent{"main": agentFunc(
+		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			seen <- f.kept(t, "c")
+			yield(text("hi"), nil)
+		})}, nil)
+	for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case event.GetStarted() != nil:
+			if m := event.GetStarted().GetUserMessage(); m.GetSequence() != 1 || m.GetExchange() != 1 || m.GetCreateTime() == nil || m.GetId() == "" {
+				t.Errorf("user_message lacks what the store gave it: %v", m)
+			}
+		case event.GetFinished() != nil:
+			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.kept(t, "c")); diff != "" {
+				t.Errorf("kept when finished was sent (-want +got):\n%s", diff)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"user: hello"}, <-seen); diff != "" {
+		t.Errorf("kept when the agent was called (-want +got):\n%s", diff)
+	}
+}
+
+func TestHistoryIsGivenToTheAgent(t *testing.T) {
+	var got []*parleyv1.RespondRequest
+	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
+		func(_ context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			got = append(got, r)
+			yield(text("yes"), nil)
+		})}, nil)
+	none := ""
+	for i, request := range []*parleyv1.ChatRequest{
+		{Content: "one"},
+		{Content: "two", SystemPrompt: &none},
+		{Content: "three", Window: &parleyv1.ContextWindow{MaxExchanges: 1}},
+	} {
+		request.ConversationId = "c"
+		started := collect(t, f.chat(t, request))[0].GetStarted()
+		want := []int{0, 2, 2}[i]
+		if int(started.GetHistoryCount()) != want || len(got[i].GetMessages()) != want+1 {
+			t.Errorf("chat %d: history_count %d, %d messages, want %d", i, started.GetHistoryCount(), len(got[i].GetMessages()), want)
+		}
+		if last := got[i].GetMessages()[want]; last.GetContent() != request.GetContent() {
+			t.Errorf("chat %d: the agent was asked to answer %q", i, last.GetContent())
+		}
+	}
+	if p := got[0].GetSystemPrompt(); p != "prompt of main" {
+		t.Errorf("system prompt %q, want the agent's", p)
+	}
+	if p := got[1].GetSystemPrompt(); p != "" {
+		t.Errorf("system prompt %q, want the request's, which is none", p)
+	}
+	if n := strings.Count(f.logged.String(), "conversation history"); n != 3 {
+		t.Errorf("%d log lines on the history, want 3", n)
+	}
+}
+
+// Promise 6, as far as the turn has it: whatever cuts an answer off, what had arrived is
+// kept as INCOMPLETE and the turn says why.
+func TestPartialAnswersAreKept(t *testing.T) {
+	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
+		return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			says(pieces...)(nil, nil, yield) //nolint:staticcheck // no context is needed
+			yield(nil, &agent.Error{Message: "exit code 3: no such key", Retryable: true})
+		}
+	}
+	tests := []struct {
+		name   string
+		agent  agentFunc
+		limit  int
+		reason string
+		state  parleyv1.TurnState
+		want   []string
+	}{
+		{"whole", says(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
+		{"nothing", says(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},
+		{"fails", failing(text("a")), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{"fails without a word", failing(), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
+		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
+			panic("oh")
+		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
+		{"too large", says(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
+		{"silent", hangs("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			ticker := time.NewTicker(40 * time.Second)
+			defer ticker.Stop()
+			for {
+				select {
+				case <-ticker.C:
+					yield(text("a"), nil)
+				case <-ctx.Done():
+					yield(nil, context.Cause(ctx))
+					return
+				}
+			}
+		}, 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: aaaaaaa …"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, map[string]agent.Agent{"main": test.agent}, func(o *Options) {
+					if test.limit > 0 {
+						o.MaxAnswerBytes = test.limit
+					}
+				})
+				end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason || got.GetFinishTime() == nil {
+					t.Errorf("turn %v, want %v %q", got, test.state, test.reason)
+				}
+				if diff := cmp.Diff(test.want, f.kept(t, "c")); diff != "" {
+					t.Errorf("kept (-want +got):\n%s", diff)
+				}
+				// The conversation is usable: the next turn begins.
+				finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"}))
+			})
+		})
+	}
+}
+
+// Promise 7: a reader that leaves does not end the turn.
+func TestLeavingIsNotCancelling(t *testing.T) {
+	said, goOn := make(chan struct{}, 1), make(chan struct{})
+	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
+		func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			yield(text("first "), nil)
+			said <- struct{}{}
+			select {
+			case <-goOn:
+				yield(text("second"), nil)
+			case <-ctx.Done():
+				yield(nil, context.Cause(ctx))
+			}
+		})}, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	q := &store.Request{ID: "r", Method: "Chat"}
+	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
+	events, err := f.Chat(ctx, tenant, request, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-said
+	leave()
+	var last error
+	for _, err := range events {
+		last = err
+	}
+	if !errors.Is(last, context.Canceled) {
+		t.Errorf("the reader that left got %v", last)
+	}
+	// Somebody with the same request id joins the running turn, from its first event on.
+	joined, err := f.Chat(t.Context(), tenant, request, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(goOn)
+	all := collect(t, joined)
+	if !all[0].GetStarted().GetReplayed() {
+		t.Error("the joiner's started event is not marked as replayed")
+	}
+	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.kept(t, "c")); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+	// And after the end, the same is replayed from the store.
+	again, err := f.Chat(t.Context(), tenant, request, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replayed := collect(t, again)
+	if len(replayed) != 3 || !replayed[0].GetStarted().GetReplayed() || replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||
+		replayed[1].GetTextDelta().GetText() != "first second" || replayed[2].GetFinished().GetTurn().GetId() != all[0].GetTurnId() {
+		t.Errorf("replayed from the store: %v", replayed)
+	}
+}
+
+// saves tells what is saved of running turns.
+type saves struct {
+	store.Store
+	saved chan *store.Progress
+}
+
+func (s saves) SaveProgress(ctx context.Context, p *store.Progress) error {
+	err := s.Store.SaveProgress(ctx, p)
+	s.saved <- p
+	return err
+}
+
+func TestProgressIsSavedEverySecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		saved := make(chan *store.Progress, 10)
+		f := newFixture(t, map[string]agent.Agent{"main": hangs("half", nil)}, func(o *Options) {
+			o.Store = saves{o.Store, saved}
+		})
+		begun := time.Now() // the clock of synctest
+		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+		p := <-saved
+		if got := p.Messages[0]; got.GetContent() != "half" || got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+			t.Errorf("saved %v", p)
+		}
+		if took := time.Since(begun); took != saveEvery {
+			t.Errorf("saved after %v, want %v", took, saveEvery)
+		}
+		synctest.Wait()
+		if len(saved) != 0 {
+			t.Error("saved again although nothing came")
+		}
+	})
+}
+
+func TestToolsAndHandoffMakeMessages(t *testing.T) {
+	call := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "find"}}}
+	result := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}}}
+	next := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "second"}}
+	f := newFixture(t, map[string]agent.Agent{
+		"main": says(text("looking"), call, result, text("there"), next, text("more")),
+		"asks": says(call),
+	}, nil)
+	events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	end := events[len(events)-1].GetFinished()
+	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.kept(t, "c")); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 || end.GetMessages()[3].GetAgent() != "second" {
+		t.Errorf("finished %v", end)
+	}
+	opened := 0
+	for _, event := range events {
+		if event.GetAnswerStarted() != nil {
+			opened++
+		}
+	}
+	if opened != 2 {
+		t.Errorf("%d answer_started events, want 2", opened)
+	}
+	asks := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
+	if asks.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
+		t.Errorf("turn with an unanswered call ended %v", asks.GetTurn().GetState())
+	}
+}

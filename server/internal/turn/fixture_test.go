@@ -1,0 +1,150 @@
+package turn
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+const tenant = "t"
+
+// agentFunc is an agent in one function.
+type agentFunc func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool)
+
+func (f agentFunc) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+	return func(yield func(*parleyv1.RespondResponse, error) bool) { f(ctx, r, yield) }
+}
+
+func (agentFunc) Close() error { return nil }
+
+func text(s string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
+}
+
+// says answers with these pieces.
+func says(pieces ...*parleyv1.RespondResponse) agentFunc {
+	return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+		for _, p := range pieces {
+			if !yield(p, nil) {
+				return
+			}
+		}
+	}
+}
+
+// hangs says a word, tells that it did, and waits for its context.
+func hangs(word string, said chan<- struct{}) agentFunc {
+	return func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+		if word != "" && !yield(text(word), nil) {
+			return
+		}
+		if said != nil {
+			said <- struct{}{}
+		}
+		<-ctx.Done()
+		yield(nil, context.Cause(ctx))
+	}
+}
+
+// fixture is a manager on a store in memory.
+type fixture struct {
+	*Manager
+	store  *memstore.Store
+	logged *strings.Builder
+}
+
+func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Options)) *fixture {
+	t.Helper()
+	entries := make([]agent.Entry, 0, len(agents))
+	for name, a := range agents {
+		entries = append(entries, agent.Entry{Name: name, Kind: "test", SystemPrompt: "prompt of " + name, Agent: a})
+	}
+	set, err := agent.NewSet("main", entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{logged: new(strings.Builder)}
+	f.store = memstore.New(store.Options{Observe: func(changes []store.Change) { f.Committed(changes) }})
+	o := Options{
+		Store: f.store, Agents: set, Log: slog.New(slog.NewTextHandler(f.logged, nil)),
+		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, MaxAnswerBytes: 1 << 20, MaxTurns: 256,
+	}
+	if change != nil {
+		change(&o)
+	}
+	f.Manager = New(t.Context(), o)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		f.Stop(ctx)
+		if err := f.store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*parleyv1.TurnEvent, error] {
+	t.Helper()
+	events, err := f.Chat(t.Context(), tenant, request, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// finished reads a turn to its end.
+func finished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parleyv1.TurnFinished {
+	t.Helper()
+	all := collect(t, events)
+	end := all[len(all)-1].GetFinished()
+	if end == nil {
+		t.Fatalf("the last event is %v, want finished", all[len(all)-1])
+	}
+	return end
+}
+
+func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
+	t.Helper()
+	var all []*parleyv1.TurnEvent
+	for event, err := range events {
+		if err != nil {
+			t.Fatalf("after %d events: %v", len(all), err)
+		}
+		all = append(all, event)
+		if int(event.GetIndex()) != len(all) {
+			t.Fatalf("event %d has index %d", len(all), event.GetIndex())
+		}
+	}
+	return all
+}
+
+// kept returns the conversation's messages as "role status content".
+func (f *fixture) kept(t *testing.T, id string) []string {
+	t.Helper()
+	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages, err := snapshot.Messages.Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, m := range messages {
+		line := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() + m.GetToolResult().GetContent()
+		if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+			line += " …"
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}

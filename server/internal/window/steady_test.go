@@ -1,0 +1,193 @@
+package window
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"pgregory.net/rapid"
+)
+
+// simulation is a conversation that grows by one exchange a turn.
+type simulation struct {
+	keep     int           // messages kept at most; 0 keeps all
+	exchange func() string // words of the next exchange
+	size     func() int    // of a message's content
+}
+
+// run lets the conversation grow for some turns and returns for how many of them each
+// start of the window stayed, the first and the last one left out, and the exchanges in
+// the smallest of all the largest windows that cache_stable may cut.
+func (s simulation) run(t *testing.T, turns int, w *parleyv1.ContextWindow) (stays []int, smallest int) {
+	t.Helper()
+	full := &parleyv1.ContextWindow{MaxMessages: w.MaxMessages, MaxExchanges: w.MaxExchanges, MaxBytes: w.MaxBytes}
+	var all []*parleyv1.Message
+	current, stay := 0, 0
+	for turn := range turns {
+		for _, m := range history(strings.Fields(s.exchange())...) {
+			m.Content = strings.Repeat("x", s.size())
+			all = append(all, m)
+		}
+		number(all)
+		kept := all
+		if s.keep > 0 {
+			kept = all[max(0, len(all)-s.keep):]
+		}
+
+		window := kept[Start(kept, w):]
+		if len(window) == 0 {
+			t.Fatalf("turn %d: empty window", turn)
+		}
+		most := exchanges(kept[Start(kept, full):])
+		if 2*exchanges(window) < most {
+			t.Fatalf("turn %d: %d exchanges of %d that fit, want half", turn, exchanges(window), most)
+		}
+		switch first := int(window[0].GetSequence()); {
+		case first < current:
+			t.Fatalf("turn %d: the window starts at sequence %d, after %d before", turn, first, current)
+		case first == current || turn == 0:
+			current, stay = first, stay+1
+		default:
+			stays = append(stays, stay)
+			current, stay = first, 1
+		}
+		if len(stays) > 0 && (smallest == 0 || most < smallest) {
+			smallest = most
+		}
+	}
+	if len(stays) < 20 {
+		t.Fatalf("the window moved %d times in %d turns, too few to judge", len(stays), turns)
+	}
+	return stays[1:], smallest
+}
+
+func pairs() string { return "u a" }
+
+func evenSize() int { return 100 }
+
+func mean(stays []int) float64 {
+	sum := 0
+	for _, stay := range stays {
+		sum += stay
+	}
+	return float64(sum) / float64(len(stays))
+}
+
+// While the bound is what cuts, a start stays for half of it: exactly so in exchanges, to
+// the exchange in messages.
+func TestSteadyHalfAWindow(t *testing.T) {
+	for _, keep := range []int{0, 20, 21} {
+		for _, bound := range []int32{1, 2, 3, 4, 5, 6, 8, 9, 10, 16} {
+			if 2*int(bound) > keep && keep > 0 {
+				continue // less is kept than the bound allows: the next test
+			}
+			t.Run(fmt.Sprintf("max_exchanges %d of %d kept", bound, keep), func(t *testing.T) {
+				s := simulation{keep: keep, exchange: pairs, size: evenSize}
+				stays, _ := s.run(t, 500, &parleyv1.ContextWindow{MaxExchanges: bound, CacheStable: true})
+				want := int(bound+1) / 2
+				if slices.Min(stays) != want || slices.Max(stays) != want {
+					t.Errorf("starts stay for %v turns, want %d each", stays, want)
+				}
+			})
+		}
+		for _, bound := range []int32{2, 4, 6, 8, 10, 12, 14, 16, 20} {
+			t.Run(fmt.Sprintf("max_messages %d of %d kept", bound, keep), func(t *testing.T) {
+				s := simulation{keep: keep, exchange: pairs, size: evenSize}
+				stays, _ := s.run(t, 500, &parleyv1.ContextWindow{MaxMessages: bound, CacheStable: true})
+				if slices.Min(stays) < int(bound)/4 {
+					t.Errorf("starts stay for %v turns, want %d messages' at least", stays, bound/2)
+				}
+				if got, want := mean(stays), float64(bound)/4; got < want*0.98 {
+					t.Errorf("starts stay for %.2f turns on average, want %.2f", got, want)
+				}
+			})
+		}
+	}
+}
+
+// Whatever cuts, bytes or the store, a start stays for a quarter of the smallest window on
+// average.
+func TestSteadyQuarterOfAWindow(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	anySize := func() int { return 50 + random.IntN(1500) }
+	longTail := func() int { return 50 << random.IntN(6) }
+	anyExchange := func() string {
+		return [...]string{"u a", "u c1 r1 a", "u c1 r1 c2 r2 a", "u", "s u a"}[random.IntN(5)]
+	}
+	tests := []struct {
+		name     string
+		keep     int
+		exchange func() string
+		size     func() int
+		window   *parleyv1.ContextWindow
+	}{
+		{"exchanges, less kept", 20, pairs, evenSize, &parleyv1.ContextWindow{MaxExchanges: 16}},
+		{"exchanges, a little less kept", 20, pairs, evenSize, &parleyv1.ContextWindow{MaxExchanges: 12}},
+		{"exchanges, odd, less kept", 20, pairs, evenSize, &parleyv1.ContextWindow{MaxExchanges: 13}},
+		{"messages, less kept", 20, pairs, evenSize, &parleyv1.ContextWindow{MaxMessages: 28}},
+		{"messages, much less kept", 20, pairs, evenSize, &parleyv1.ContextWindow{MaxMessages: 1000}},
+		{"messages, exchanges of any length", 200, anyExchange, evenSize, &parleyv1.ContextWindow{MaxMessages: 40}},
+		{"exchanges of any length", 200, anyExchange, evenSize, &parleyv1.ContextWindow{MaxExchanges: 10}},
+		{"bytes", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 20_000}},
+		{"bytes, a small window", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 8_000}},
+		{"bytes, about what is kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000}},
+		{"bytes, less kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 1 << 20}},
+		{"bytes, sizes far apart", 0, pairs, longTail, &parleyv1.ContextWindow{MaxBytes: 20_000}},
+		{"bytes and exchanges", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000, MaxExchanges: 10}},
+		{"all bounds", 20, anyExchange, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000, MaxExchanges: 10, MaxMessages: 20}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			test.window.CacheStable = true
+			s := simulation{keep: test.keep, exchange: test.exchange, size: test.size}
+			stays, smallest := s.run(t, 600, test.window)
+			t.Logf("starts stay for %.2f turns on average, windows of %d exchanges and more", mean(stays), smallest)
+			if got, want := mean(stays), float64(smallest)/4; got <= want {
+				t.Errorf("starts stay for %.2f turns on average, want more than %.2f", got, want)
+			}
+		})
+	}
+}
+
+// A conversation that fits its window is given whole.
+func TestSteadyCutsNothingThatFits(t *testing.T) {
+	var messages []*parleyv1.Message
+	for range 10 {
+		messages = append(messages, history("u", "a")...)
+		number(messages)
+		for _, w := range []*parleyv1.ContextWindow{
+			{MaxExchanges: 10, CacheStable: true},
+			{MaxMessages: 20, CacheStable: true},
+			{MaxBytes: 1 << 20, CacheStable: true},
+		} {
+			if got := Start(messages, w); got != 0 {
+				t.Errorf("%v: %d messages start at %d, want 0", w, len(messages), got)
+			}
+		}
+	}
+}
+
+// As long as no result comes late, a window never goes back.
+func TestSteadyNeverGoesBack(t *testing.T) {
+	exchange := rapid.SampledFrom([]string{"u a", "u a", "u c1 r1 a", "u", "u s a a"})
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWindow(t)
+		w.CacheStable = true
+		keep := rapid.IntRange(5, 60).Draw(t, "keep")
+		words := strings.Fields(strings.Join(rapid.SliceOfN(exchange, 1, 60).Draw(t, "exchanges"), " "))
+		messages, first := history(words...), 0
+		for n := range messages {
+			oldest := max(0, n-keep)
+			got := oldest + Start(messages[oldest:n], w)
+			if got < n && got < first {
+				t.Fatalf("after %d messages the window starts at %d, after %d before", n, got, first)
+			}
+			if got < n {
+				first = got
+			}
+		}
+	})
+}

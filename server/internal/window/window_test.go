@@ -1,0 +1,226 @@
+package window
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"pgregory.net/rapid"
+)
+
+// history writes messages in short: u, a, s for user, assistant, system; c1 for an
+// assistant's call with the id 1, r1 for a result of that id. Sequences and exchanges are
+// set as the store sets them.
+func history(words ...string) []*parleyv1.Message {
+	var messages []*parleyv1.Message
+	for _, word := range words {
+		m := &parleyv1.Message{Content: word}
+		switch kind, id := word[0], word[1:]; kind {
+		case 'u':
+			m.Role = parleyv1.Role_ROLE_USER
+		case 's':
+			m.Role = parleyv1.Role_ROLE_SYSTEM
+		case 'r':
+			m.Role = parleyv1.Role_ROLE_TOOL
+			m.ToolResult = &parleyv1.ToolResult{CallId: id}
+		case 'c':
+			m.Role = parleyv1.Role_ROLE_ASSISTANT
+			m.ToolCalls = []*parleyv1.ToolCall{{Id: id, Name: "tool"}}
+		default:
+			m.Role = parleyv1.Role_ROLE_ASSISTANT
+		}
+		messages = append(messages, m)
+	}
+	number(messages)
+	return messages
+}
+
+func number(messages []*parleyv1.Message) {
+	exchange := int32(0)
+	for i, m := range messages {
+		if m.GetRole() == parleyv1.Role_ROLE_USER {
+			exchange++
+		}
+		m.Sequence, m.Exchange = int32(i+1), exchange
+	}
+}
+
+func TestStart(t *testing.T) {
+	one := int32(proto.Size(history("u")[0])) // what each message of one letter takes
+	tests := []struct {
+		name    string
+		history []*parleyv1.Message
+		window  *parleyv1.ContextWindow
+		want    int
+	}{
+		{"no history", nil, nil, 0},
+		{"no bound", history("u", "a", "u", "a"), nil, 0},
+		{"no bound set", history("u", "a", "u", "a"), &parleyv1.ContextWindow{}, 0},
+		{"no bound set, cache stable", history("u", "a", "u", "a"), &parleyv1.ContextWindow{CacheStable: true}, 0},
+		{"starts at a user message", history("a", "s", "r1", "u", "a"), nil, 3},
+		{"no user message", history("a", "s", "a"), nil, 3},
+		{"messages, exactly", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 2}, 2},
+		{"messages, cut at a user message", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 3}, 2},
+		{"messages, newest exchange too large", history("u", "a", "u", "a", "a"), &parleyv1.ContextWindow{MaxMessages: 2}, 5},
+		{"exchanges", history("u", "a", "u", "a", "u", "a"), &parleyv1.ContextWindow{MaxExchanges: 2}, 2},
+		{"user messages in a row", history("u", "u", "u", "a"), &parleyv1.ContextWindow{MaxExchanges: 2}, 1},
+		{"bytes, exactly", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxBytes: 2 * one}, 2},
+		{"bytes, one short", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxBytes: 2*one - 1}, 4},
+		{"the tightest bound counts", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4, MaxExchanges: 1, MaxBytes: 4 * one}, 2},
+		{"a call and its result stay together", history("u", "c1", "u", "r1", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4}, 4},
+		{"a call and its result both fit", history("u", "c1", "u", "r1", "u", "a"), nil, 0},
+		{"a later call has the id too", history("u", "c1", "r1", "u", "c1", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 3},
+		{"a result is the nearest call's", history("u", "c1", "u", "c1", "u", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 6},
+		{"a second result", history("u", "c1", "r1", "u", "r1", "u"), &parleyv1.ContextWindow{MaxExchanges: 2}, 5},
+		{"a result ahead of its call", history("u", "r1", "c1", "u", "a"), nil, 3},
+		{"a result without a call", history("u", "a", "u", "r1", "u", "a"), nil, 4},
+		{"a call without a result", history("u", "c1", "u", "a"), &parleyv1.ContextWindow{MaxExchanges: 1}, 2},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if got := Start(test.history, test.window); got != test.want {
+				t.Errorf("Start = %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// lawful restates the laws the slow way, from the front: for every result the nearest
+// earlier call of its id is looked up.
+func lawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) bool {
+	if messages[from].GetRole() != parleyv1.Role_ROLE_USER {
+		return false
+	}
+	exchanges, size := 0, 0
+	for i := from; i < len(messages); i++ {
+		size += proto.Size(messages[i])
+		if messages[i].GetRole() == parleyv1.Role_ROLE_USER {
+			exchanges++
+		}
+		if messages[i].GetRole() == parleyv1.Role_ROLE_TOOL && callOf(messages, i) < from {
+			return false
+		}
+	}
+	return (w.GetMaxMessages() == 0 || len(messages)-from <= int(w.GetMaxMessages())) &&
+		(w.GetMaxExchanges() == 0 || exchanges <= int(w.GetMaxExchanges())) &&
+		(w.GetMaxBytes() == 0 || size <= int(w.GetMaxBytes()))
+}
+
+// callOf returns where the call is that a result answers, -1 if nowhere.
+func callOf(messages []*parleyv1.Message, result int) int {
+	id := messages[result].GetToolResult().GetCallId()
+	for i, m := range slices.Backward(messages[:result]) {
+		if slices.ContainsFunc(m.GetToolCalls(), func(c *parleyv1.ToolCall) bool { return c.GetId() == id }) {
+			return i
+		}
+	}
+	return -1
+}
+
+func largest(messages []*parleyv1.Message, w *parleyv1.ContextWindow) int {
+	for i := range messages {
+		if lawful(messages, i, w) {
+			return i
+		}
+	}
+	return len(messages)
+}
+
+func exchanges(messages []*parleyv1.Message) int {
+	n := 0
+	for _, m := range messages {
+		if m.GetRole() == parleyv1.Role_ROLE_USER {
+			n++
+		}
+	}
+	return n
+}
+
+// Few ids, so that they are reused; results and calls in any order, some without the
+// other.
+var words = rapid.SampledFrom([]string{"u", "u", "u", "a", "a", "s", "c1", "c2", "c3", "r1", "r2", "r3"})
+
+func drawHistory(t *rapid.T) []*parleyv1.Message {
+	messages := history(rapid.SliceOfN(words, 0, 40).Draw(t, "words")...)
+	for _, m := range messages {
+		m.Content = rapid.StringN(0, 20, -1).Draw(t, "content")
+	}
+	return messages
+}
+
+func drawWindow(t *rapid.T) *parleyv1.ContextWindow {
+	bound := func(most int32, name string) int32 {
+		return rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, most)).Draw(t, name)
+	}
+	return &parleyv1.ContextWindow{
+		MaxMessages:  bound(40, "max_messages"),
+		MaxExchanges: bound(15, "max_exchanges"),
+		MaxBytes:     bound(1000, "max_bytes"),
+	}
+}
+
+func checkLaws(t *rapid.T) {
+	messages, w := drawHistory(t), drawWindow(t)
+	before := &parleyv1.ListMessagesResponse{Messages: messages}
+	copied := proto.CloneOf(before)
+
+	full := largest(messages, w)
+	if got := Start(messages, w); got != full {
+		t.Fatalf("Start = %d, want %d: the largest lawful window", got, full)
+	}
+	w.CacheStable = true
+	got := Start(messages, w)
+	if got < len(messages) && !lawful(messages, got, w) {
+		t.Fatalf("cache stable: Start = %d is not lawful", got)
+	}
+	if have, most := exchanges(messages[got:]), exchanges(messages[full:]); 2*have < most {
+		t.Fatalf("cache stable: %d exchanges of %d that fit, want half", have, most)
+	}
+	if w.MaxMessages+w.MaxExchanges+w.MaxBytes == 0 && got != full {
+		t.Fatalf("cache stable without a bound: Start = %d, want %d", got, full)
+	}
+	if diff := cmp.Diff(copied, before, protocmp.Transform()); diff != "" {
+		t.Fatalf("Start changed the messages:\n%s", diff)
+	}
+}
+
+func TestStartKeepsTheLaws(t *testing.T) { rapid.Check(t, checkLaws) }
+
+func FuzzStart(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkLaws)) }
+
+// A store drops its oldest messages when it likes; that must not move a window that does
+// not reach them.
+func TestStartDoesNotDependOnOlderMessages(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		messages, w := drawHistory(t), drawWindow(t)
+		dropped := rapid.IntRange(0, Start(messages, w)).Draw(t, "dropped")
+		w.CacheStable = rapid.Bool().Draw(t, "cache_stable")
+		want := Start(messages, w)
+		if got := dropped + Start(messages[dropped:], w); got != want {
+			t.Fatalf("without the oldest %d the window starts at %d, want %d", dropped, got, want)
+		}
+	})
+}
+
+func BenchmarkStart(b *testing.B) {
+	var messages []*parleyv1.Message
+	for range 10 {
+		messages = append(messages, history("u", "c1", "r1", "a")...)
+	}
+	number(messages)
+	for _, w := range []*parleyv1.ContextWindow{
+		{MaxExchanges: 5},
+		{MaxBytes: 1 << 20},
+		{MaxExchanges: 5, CacheStable: true},
+	} {
+		b.Run(w.String(), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				Start(messages, w)
+			}
+		})
+	}
+}
