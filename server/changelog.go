@@ -67,8 +67,6 @@ func (l *changeLog) line(c *store.Change) {
 // report writes how many conversations there are after changes, at most once a second, and
 // warns when they grow large, at most once a minute. It returns when ctx ends.
 func (l *changeLog) report(ctx context.Context, s store.Store) {
-	ticker := time.NewTicker(countsEvery)
-	defer ticker.Stop()
 	var last store.Stats
 	var warned time.Time
 	for {
@@ -90,7 +88,7 @@ func (l *changeLog) report(ctx context.Context, s store.Store) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(countsEvery):
 		}
 	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
-	"github.com/parleyhq/parley/server/internal/watch"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -32,6 +31,7 @@ const lastWords = 2 * time.Second
 // doors are the addresses that the server listens on.
 type doors struct {
 	log          *slog.Logger
+	service      *rpc.Server
 	grpc         *grpc.Server
 	health       *health.Server
 	grpcListener net.Listener
@@ -42,7 +42,7 @@ type doors struct {
 
 // openDoors listens on the addresses of the settings; nothing is served yet.
 func openDoors(c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
-	d := &doors{log: log, health: health.NewServer()}
+	d := &doors{log: log, service: service, health: health.NewServer()}
 	d.grpc = grpc.NewServer(append(grpcOptions(), service.Interceptors()...)...)
 	service.Register(d.grpc)
 	healthv1.RegisterHealthServer(d.grpc, d.health)
@@ -83,7 +83,7 @@ func grpcOptions() []grpc.ServerOption {
 // listen opens host:port or unix:PATH. A socket file that no server listens on any more is
 // replaced.
 func listen(address string) (net.Listener, error) {
-	path, isUnix := strings.CutPrefix(address, "unix:")
+	path, isUnix := strings.CutPrefix(address, socketPrefix)
 	if !isUnix {
 		return net.Listen("tcp", address)
 	}
@@ -105,8 +105,15 @@ func listen(address string) (net.Listener, error) {
 func (d *doors) serveGRPC() error {
 	d.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	d.ready.Store(true)
-	d.log.Info("serving grpc", "address", d.grpcListener.Addr().String())
-	return d.grpc.Serve(d.grpcListener)
+	address := d.grpcListener.Addr().String()
+	if d.grpcListener.Addr().Network() == "unix" {
+		address = socketPrefix + address // as clients dial it
+	}
+	d.log.Info("serving grpc", "address", address)
+	if err := d.grpc.Serve(d.grpcListener); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil // It was stopped before it was begun.
 }
 
 func (d *doors) serveHTTP() error {
@@ -138,11 +145,11 @@ func (d *doors) httpHandler() http.Handler {
 
 // stop ends service in order: no new calls, waiting readers leave, running turns get the
 // grace, streams send their last events, then whatever is left is cut off.
-func (d *doors) stop(ctx context.Context, grace time.Duration, hub *watch.Hub, turns *turn.Manager) {
-	d.log.Info("stopping", "running_turns", turns.Running(), "grace", grace)
+func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manager) {
+	d.log.Info("stopping", "running_turns", turns.Running(), "grace", grace.String())
 	d.ready.Store(false)
 	d.health.Shutdown()
-	hub.Close()
+	d.service.Stop()
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)

@@ -26,8 +26,9 @@ const (
 	exitInUse   = 75 // another process has the store
 )
 
-// stopMargin is how long a stop may take beyond the grace for running turns.
-const stopMargin = 5 * time.Second
+// stopMargin is how long a stop may take beyond the grace for running turns: agents have
+// 5 s to end, streams their last words, the store its last commits.
+const stopMargin = 10 * time.Second
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -80,7 +80,7 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 		case err = <-failed:
 		case <-broken.Done():
 		}
-		doors.stop(context.WithoutCancel(ctx), c.stopGrace, hub, turns)
+		doors.stop(context.WithoutCancel(ctx), c.stopGrace, turns)
 		return err
 	})
 	return group.Wait()

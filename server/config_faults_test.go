@@ -1,0 +1,228 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+func TestConfigFaults(t *testing.T) {
+	const elsewhere = "can be reached from other machines, and there is neither TLS nor sign-in; " +
+		"use a loopback address, or --insecure on a network that you trust"
+	for _, test := range []struct {
+		args, environ string // parted by blanks
+		want          string
+	}{
+		// Places.
+		{"--max-messages=0", "", "--max-messages: 0 is too small; the least is 1"},
+		{"", "PARLEY_MAX_MESSAGES=1001", "PARLEY_MAX_MESSAGES: 1001 is too large; the most is 1000"},
+		{"--max-messages=5 --max-messages=x", "", `--max-messages: "x" is not a whole number`},
+		{"--max-messages=5", "PARLEY_MAX_MESSAGES=", `PARLEY_MAX_MESSAGES: "" is not a whole number`},
+		{"--config=/no/such/file", "", "--config: open /no/such/file: no such file or directory"},
+		{"", "PARLEY_CONFIG=/", "PARLEY_CONFIG: read /: is a directory"},
+
+		// The command line itself.
+		{"--max-mesages 3", "", "--max-mesages: unknown flag; parleyd --help lists them"},
+		{"--max-mesages=3 serve", "", "settings: 2 faults:\n  --max-mesages: unknown flag; parleyd --help lists them\n" +
+			`  command line: "serve" is not a flag, and parleyd takes nothing else`},
+		{"-x", "", "-x: unknown flag; parleyd --help lists them"},
+		{"--data-dir --ttls", "", ""},
+		{"-- --ttls", "", `command line: "--ttls" is not a flag, and parleyd takes nothing else`},
+		{"--ttl", "", "command line: flag needs an argument: --ttl"},
+		{"--max-turns=x --ttl", "PARLEY_STORE=x", `settings: 3 faults:
+  command line: flag needs an argument: --ttl
+  PARLEY_STORE: "x" is not one of memory, bolt, redis
+  --max-turns: "x" is not a whole number`},
+
+		// The environment itself.
+		{"", "PARLEY_MAX_MESAGES=3 PATH=/bin", "PARLEY_MAX_MESAGES: unknown variable; parleyd --help tells which there are"},
+		{"", "PARLEY_Max_Messages=3", "PARLEY_Max_Messages: unknown variable; parleyd --help tells which there are"},
+		{"", "PARLEY_ADDRESS=localhost:50051", ""},
+		{"", "PARLEY_AGENTS=x", "PARLEY_AGENTS: unknown variable; parleyd --help tells which there are"},
+		{"", "PARLEY_PORT=tcp://10.0.0.1:50051", "PARLEY_PORT: unknown variable; parleyd --help tells which there are"},
+		{"", "PARLEY_PORT=tcp://10.0.0.1:50051 PARLEY_SERVICE_HOST=10.0.0.1 KUBERNETES_SERVICE_HOST=10.0.0.2", ""},
+
+		// Numbers, sizes, durations.
+		{"--ttl=5", "", `--ttl: "5" is not a duration; write it as in 90s, 1h30m or 7d`},
+		{"--ttl=99ms", "", "--ttl: 99ms is too small; the least is 100ms"},
+		{"--ttl=367d", "", "--ttl: 367d is too large; the most is 366d"},
+		{"--ttl=-1h", "", "--ttl: -1h is too small; the least is 100ms"},
+		{"--ttl=99999999999d", "", `--ttl: "99999999999d" is not a duration; write it as in 90s, 1h30m or 7d`},
+		{"--ttl=1.5d", "", `--ttl: "1.5d" is not a duration; write it as in 90s, 1h30m or 7d`},
+		{"--turn-timeout=0s", "", "--turn-timeout: 0s is too small; the least is 1ms"},
+		{"--idle-timeout=0s", "", "--idle-timeout: 0s is too small; the least is 1ms"},
+		{"--stop-grace=-1s", "", "--stop-grace: -1s is too small; the least is 0s"},
+		{"--max-message-bytes=256KB", "", `--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`},
+		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the least is 1KiB"},
+		{"--max-conversation-bytes=4MiB", "", "--max-conversation-bytes: 4MiB is too large; the most is 3MiB"},
+		{
+			"--memory-warning-bytes=9999999999GiB", "",
+			`--memory-warning-bytes: "9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
+		},
+		{
+			"--memory-warning-bytes=-9999999999GiB", "",
+			`--memory-warning-bytes: "-9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
+		},
+		{"--max-conversations=-1", "", "--max-conversations: -1 is too small; the least is 0"},
+		{"--max-turns=99999999999999999999", "", "--max-turns: 9223372036854775807 is too large; the most is 1024"},
+		{"--max-turns=1025", "", "--max-turns: 1025 is too large; the most is 1024"},
+
+		// Words.
+		{"--store=redis", "", "--store: redis comes with a later version; use bolt or memory"},
+		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt, redis`},
+		{"--log-level=trace", "", `--log-level: "trace" is not one of debug, info, warn, error`},
+		{"--log-level=info+2", "", `--log-level: "info+2" is not one of debug, info, warn, error`},
+		{"--log-format=xml", "", `--log-format: "xml" is not one of text, json`},
+		{"--insecure=maybe", "", `--insecure: "maybe" is neither true nor false`},
+		{"--data-dir=", "", "--data-dir: must not be empty"},
+
+		// Addresses.
+		{"--grpc-address=", "", `--grpc-address: "" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{"--grpc-address=localhost", "", `--grpc-address: "localhost" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{"--grpc-address=localhost:65536", "", `--grpc-address: "localhost:65536" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{"--grpc-address=localhost:http", "", `--grpc-address: "localhost:http" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{"--grpc-address=unix:", "", `--grpc-address: "unix:" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{"--http-address=unix:/run/p", "", `--http-address: "unix:/run/p" is not host:port; ports are 0 to 65535`},
+		{"--http-address=unix:5", "", `--http-address: "unix:5" ` + elsewhere},
+		{"--grpc-address=:1", "", `--grpc-address: ":1" ` + elsewhere},
+		{"--grpc-address=0.0.0.0:1", "", `--grpc-address: "0.0.0.0:1" ` + elsewhere},
+		{"--grpc-address=[::]:1", "", `--grpc-address: "[::]:1" ` + elsewhere},
+		{"--grpc-address=10.0.0.1:1", "", `--grpc-address: "10.0.0.1:1" ` + elsewhere},
+		{"--grpc-address=localhost.example:1", "", `--grpc-address: "localhost.example:1" ` + elsewhere},
+		{"", "PARLEY_HTTP_ADDRESS=:1", `PARLEY_HTTP_ADDRESS: ":1" ` + elsewhere},
+		{"--grpc-address=:1 --insecure", "PARLEY_HTTP_ADDRESS=example.org:1", ""},
+		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
+		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},
+
+		// Settings that do not fit each other.
+		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB is more than a conversation may have; " +
+			"lower it, or raise the 512KiB of --max-conversation-bytes"},
+		{"--max-message-bytes=2MiB", "PARLEY_MAX_CONVERSATION_BYTES=1MiB", "--max-message-bytes: 2MiB is more than " +
+			"a conversation may have; lower it, or raise the 1MiB of PARLEY_MAX_CONVERSATION_BYTES"},
+		{"--max-message-bytes=3MiB --max-answer-bytes=3MiB", "", ""},
+	} {
+		t.Run(test.args+" "+test.environ, func(t *testing.T) {
+			_, err := load(t, strings.Fields(test.args), strings.Fields(test.environ))
+			if test.want == "" {
+				if err != nil {
+					t.Errorf("unexpected: %v", err)
+				}
+				return
+			}
+			if _, ok := errors.AsType[faults](err); !ok {
+				t.Fatalf("got %v, want faults", err)
+			}
+			if want := "settings: " + strings.TrimPrefix(test.want, "settings: "); err.Error() != want {
+				t.Errorf("got  %v\nwant %v", err, want)
+			}
+		})
+	}
+}
+
+func TestConfigFileFaults(t *testing.T) {
+	for _, test := range []struct{ file, want string }{
+		{"max_messages: 20\nttl: \"1h\n", "FILE: line 2: found unexpected end of stream"},
+		{"a: 1\n---\nb: 2\n", "FILE: has more than one document"},
+		{"- ttl", "FILE:1: must be a mapping, as in {key: value}"},
+		{"~", "FILE:1: must be a mapping, as in {key: value}"},
+		{"max_messages: 2.5", `FILE:1: max_messages: "2.5" is not a whole number`},
+		{"ttl: x\nttl: y", `FILE:1: ttl: "x" is not a duration; write it as in 90s, 1h30m or 7d` + "\n" +
+			`FILE:2: key "ttl" is there already, in line 1`},
+		{"insecure: yes please", `FILE:1: insecure: "yes please" is neither true nor false`},
+		{"? [ttl]\n: 1h", `FILE:1: unknown key ""; parleyd --help tells which there are`},
+		{"<<: {ttl: 1h}", `FILE:1: unknown key "<<"; parleyd --help tells which there are`},
+		{"agents:", "FILE:1: agents: must be a mapping, as in {key: value}"},
+		{
+			"agents: {a: {kind: command, command: [a, [b]]}}",
+			"FILE:1: agents.a.command[1]: must be one value, not a list or a mapping",
+		},
+		{`agents: {a: {kind: command, command: ["a\0b"]}}`, "FILE:1: agents.a.command[0]: must not contain a NUL character"},
+		{"agents: {a: {kind: command, command: ['', a]}}", "FILE:1: agents.a.command[0]: must not be empty"},
+		{"agents: {'': {kind: echo}}", `FILE:1: agents: "" cannot name an agent; ` +
+			"write 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'"},
+		{"agents: {" + strings.Repeat("x", 129) + ": {kind: echo}}", `FILE:1: agents: "` + strings.Repeat("x", 129) +
+			`" cannot name an agent; write 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'`},
+		{"agents: {a: {kind: command, command: [cat], dir: ''}}", "FILE:1: agents.a.dir: must not be empty"},
+		{
+			"agents: {a: {kind: echo, system_prompt: " + strings.Repeat("x", 65537) + "}}",
+			"FILE:1: agents.a.system_prompt: has 65537 bytes, at most 65536 are allowed",
+		},
+		{
+			"agents: {a: {kind: echo, window: {max_bytes: 2GiB}}}",
+			"FILE:1: agents.a.window.max_bytes: 2GiB is too large; the most is 2147483647",
+		},
+		{
+			"agents: {a: &a {kind: echo, window: *a}}",
+			"FILE:1: agents.a.window: unknown key \"kind\"; parleyd --help tells which there are\n" +
+				"FILE:1: agents.a.window: unknown key \"window\"; parleyd --help tells which there are",
+		},
+	} {
+		t.Run(fmt.Sprintf("%.60s", test.file), func(t *testing.T) {
+			path := inFile(t, test.file)
+			_, err := load(t, []string{"--config", path}, nil)
+			got, ok := errors.AsType[faults](err)
+			if !ok {
+				t.Fatalf("got %v, want faults", err)
+			}
+			want := strings.Split(strings.ReplaceAll(test.want, "FILE", path), "\n")
+			if d := cmp.Diff(want, []string(got)); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// All that is wrong, wherever it stands, is in one error.
+func TestConfigAllFaultsAtOnce(t *testing.T) {
+	_, err := load(t,
+		[]string{"--config", "testdata/config/faulty.yaml", "--max-turns", "0", "--verbose", "start"},
+		[]string{"PARLEY_TTL=soon", "PARLEY_MAX_MESAGES=30"})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	want, errRead := os.ReadFile("testdata/config/faulty.txt")
+	if errRead != nil {
+		t.Fatal(errRead)
+	}
+	if d := cmp.Diff(string(want), err.Error()+"\n"); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if strings.Contains(err.Error(), "secret") {
+		t.Error("the error gives a secret away")
+	}
+}
+
+// FuzzConfigFile: any file is read or refused, and what was read is within its bounds.
+func FuzzConfigFile(f *testing.F) {
+	for _, path := range []string{"testdata/config/good.yaml", "testdata/config/faulty.yaml"} {
+		seed, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l := newLoader(nil)
+		l.read("fuzz.yaml", data)
+		c, err := l.load(pflag.NewFlagSet("", pflag.ContinueOnError), nil)
+		if err != nil {
+			if all, ok := errors.AsType[faults](err); !ok || len(all) == 0 {
+				t.Errorf("got %#v, want faults", err)
+			}
+			return
+		}
+		for _, s := range l.settings {
+			if err := s.value.Set(s.String()); err != nil {
+				t.Errorf("%s was read as %q: %v", s.name, s, err)
+			}
+		}
+		if len(c.agents) == 0 || c.maxMessageBytes > c.maxConversationBytes {
+			t.Errorf("read as %+v", c)
+		}
+	})
+}

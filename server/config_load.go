@@ -1,0 +1,212 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// faults is everything wrong with the settings, a line for each: its place, then what is
+// wrong and what to do. The program that gets them is to exit with 64.
+type faults []string
+
+func (f faults) Error() string {
+	if len(f) == 1 {
+		return "settings: " + f[0]
+	}
+	return fmt.Sprintf("settings: %d faults:\n  %s", len(f), strings.Join(f, "\n  "))
+}
+
+// setting is one row of the table. As a pflag.Value it only notes what the command line
+// says: pflag would stop at the first fault, and flags go last, after file and environment.
+type setting struct {
+	name, usage string
+	value       pflag.Value
+	given       []string // by the command line
+	place       string   // where the value in force stands; the flag while it is the default
+}
+
+func newSetting(name string, value pflag.Value, usage string) *setting {
+	return &setting{name: name, usage: usage, value: value, place: "--" + name}
+}
+
+func (s *setting) Set(text string) error {
+	s.given = append(s.given, text)
+	return nil
+}
+
+func (s *setting) String() string { return s.value.String() }
+func (s *setting) Type() string   { return s.value.Type() }
+
+// key is the setting's name in the file.
+func (s *setting) key() string { return strings.ReplaceAll(s.name, "-", "_") }
+
+// variable is the setting's name in the environment.
+func (s *setting) variable() string { return variablePrefix + strings.ToUpper(s.key()) }
+
+const (
+	variablePrefix = "PARLEY_"
+	pathVariable   = "PARLEY_CONFIG"
+	clientVariable = "PARLEY_ADDRESS" // of the parley command, which may share the environment
+)
+
+// loader reads all sources into one config and gathers the faults.
+type loader struct {
+	config       *config
+	settings     []*setting
+	defaultAgent *setting // in the file only
+	path         string   // of the file; empty: none
+	environ      []string // "NAME=value", sorted
+	faults       faults
+}
+
+func newLoader(environ []string) *loader {
+	c := &config{}
+	l := &loader{config: c, settings: c.settings(), environ: slices.Sorted(slices.Values(environ))}
+	l.defaultAgent = &setting{value: text(&c.defaultAgent, kindEcho, 1, maxAgentName, "name")}
+	return l
+}
+
+// load reads file, environment and flags, the later over the earlier, and checks what they
+// say together. Values that another source overrides are checked too. The error is of type
+// faults.
+func (l *loader) load(flags *pflag.FlagSet, args []string) (*config, error) {
+	place := "--config"
+	if !flags.Changed("config") {
+		place, l.path = pathVariable, l.variable(pathVariable)
+	}
+	if l.path != "" {
+		l.readFile(place)
+	}
+	l.readEnvironment()
+	l.readFlags(flags, args)
+	l.config.addEcho()
+	l.check()
+	if len(l.faults) > 0 {
+		return nil, l.faults
+	}
+	return l.config, nil
+}
+
+func (l *loader) fault(place, format string, args ...any) {
+	l.faults = append(l.faults, place+": "+fmt.Sprintf(format, args...))
+}
+
+// set gives s what was found at place.
+func (l *loader) set(s *setting, place, text string) {
+	if err := s.value.Set(text); err != nil {
+		l.fault(place, "%v", err)
+		return
+	}
+	s.place = place
+}
+
+// variable is the environment's value of that name, empty if there is none.
+func (l *loader) variable(name string) string {
+	for _, variable := range l.environ {
+		if value, found := strings.CutPrefix(variable, name+"="); found {
+			return value
+		}
+	}
+	return ""
+}
+
+func (l *loader) readEnvironment() {
+	inKubernetes := l.variable("KUBERNETES_SERVICE_HOST") != ""
+	for _, variable := range l.environ {
+		name, text, _ := strings.Cut(variable, "=")
+		i := slices.IndexFunc(l.settings, func(s *setting) bool { return s.variable() == name })
+		switch {
+		case i >= 0:
+			l.set(l.settings[i], name, text)
+		case !strings.HasPrefix(name, variablePrefix), name == pathVariable, name == clientVariable:
+		case inKubernetes && isServiceLink(name):
+		default:
+			l.fault(name, "unknown variable; parleyd --help tells which there are")
+		}
+	}
+}
+
+// isServiceLink tells the variables that Kubernetes gives every pod beside a Service that
+// is called parley, as in PARLEY_PORT_50051_TCP_ADDR: nobody meant them as settings.
+func isServiceLink(variable string) bool {
+	return strings.Contains(variable, "_PORT") || strings.HasSuffix(variable, "_SERVICE_HOST")
+}
+
+func (l *loader) readFlags(flags *pflag.FlagSet, args []string) {
+	for _, s := range l.settings {
+		for _, text := range s.given {
+			l.set(s, "--"+s.name, text)
+		}
+	}
+	for _, name := range unknownFlags(flags, args) {
+		l.fault(name, "unknown flag; parleyd --help lists them")
+	}
+	for _, argument := range flags.Args() {
+		l.fault("command line", "%.80q is not a flag, and parleyd takes nothing else", argument)
+	}
+}
+
+// unknownFlags finds those of args that pflag was told to pass over.
+func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		name, _, whole := strings.Cut(args[i], "=")
+		if !strings.HasPrefix(name, "-") || name == "-" {
+			continue
+		}
+		switch flag := flags.Lookup(strings.TrimPrefix(name, "--")); {
+		case flag == nil:
+			unknown = append(unknown, name)
+		case !whole && flag.NoOptDefVal == "":
+			i++ // the next one is its value
+		}
+	}
+	return unknown
+}
+
+// check looks at what no value tells by itself.
+func (l *loader) check() {
+	c := l.config
+	if c.store == "redis" {
+		l.fault(l.place("store"), "redis comes with a later version; use bolt or memory")
+	}
+	if !strings.HasPrefix(c.grpcAddress, socketPrefix) {
+		l.checkReach("grpc-address", c.grpcAddress)
+	}
+	if c.httpAddress != "" {
+		l.checkReach("http-address", c.httpAddress)
+	}
+	l.checkFits("max-message-bytes", c.maxMessageBytes)
+	l.checkFits("max-answer-bytes", c.maxAnswerBytes)
+	if !slices.ContainsFunc(c.agents, func(a agentConfig) bool { return a.name == c.defaultAgent }) {
+		l.fault(l.defaultAgent.place, "there is no agent %q; name one of agents, or echo", c.defaultAgent)
+	}
+}
+
+// checkReach allows an address that only this machine can reach, and with --insecure any.
+func (l *loader) checkReach(name, hostPort string) {
+	host, _, _ := net.SplitHostPort(hostPort) // found good by its setting
+	ip, err := netip.ParseAddr(host)
+	loopback := strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
+	if !loopback && !l.config.insecure {
+		l.fault(l.place(name), "%.80q can be reached from other machines, and there is neither TLS nor sign-in; "+
+			"use a loopback address, or --insecure on a network that you trust", hostPort)
+	}
+}
+
+func (l *loader) checkFits(name string, bytes int) {
+	if most := l.config.maxConversationBytes; bytes > most {
+		l.fault(l.place(name), "%s is more than a conversation may have; lower it, or raise the %s of %s",
+			formatSize(int64(bytes)), formatSize(int64(most)), l.place("max-conversation-bytes"))
+	}
+}
+
+// place is where the value in force of a setting stands.
+func (l *loader) place(name string) string {
+	i := slices.IndexFunc(l.settings, func(s *setting) bool { return s.name == name })
+	return l.settings[i].place
+}

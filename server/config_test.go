@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/testing/protocmp"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// load runs the command line and returns the settings that it would serve with.
+func load(t *testing.T, args, environ []string) (*config, error) {
+	t.Helper()
+	var served *config
+	err := newRootCommand(args, environ, func(_ context.Context, c *config) error {
+		served = c
+		return nil
+	}).ExecuteContext(t.Context())
+	if (err == nil) != (served != nil) {
+		t.Fatalf("served %v with error %v", served != nil, err)
+	}
+	return served, err
+}
+
+// inFile writes text to a file and returns its path.
+func inFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "parley.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func diff(want, got any) string {
+	return cmp.Diff(want, got, cmp.AllowUnexported(config{}, agentConfig{}), protocmp.Transform())
+}
+
+func defaults() *config {
+	return &config{
+		grpcAddress: "127.0.0.1:50051", httpAddress: "127.0.0.1:8080",
+		store: "bolt", dataDir: "./data",
+		maxMessages: 20, ttl: time.Hour, maxConversations: 1000,
+		maxMessageBytes: 256 << 10, maxConversationBytes: 3 << 20,
+		turnTimeout: 5 * time.Minute, idleTimeout: time.Minute, stopGrace: 30 * time.Second,
+		maxAnswerBytes: 1 << 20, maxTurns: 256,
+		memoryWarningBytes: 100 << 20, interactionLog: true, logLevel: slog.LevelInfo,
+		defaultAgent: "echo", agents: []agentConfig{{name: "echo", kind: "echo"}},
+	}
+}
+
+func TestConfigDefaults(t *testing.T) {
+	for name, path := range map[string]string{
+		"no file": "", "empty file": inFile(t, ""), "comments only": inFile(t, "# nothing\n"), "no keys": inFile(t, "{}"),
+	} {
+		c, err := load(t, []string{"--config", path}, nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if d := diff(defaults(), c); d != "" {
+			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+	}
+}
+
+// The names and defaults that other things rely on.
+func TestConfigFlags(t *testing.T) {
+	type row struct{ name, defaultText string }
+	want := []row{
+		{"config", ""},
+		{"grpc-address", "127.0.0.1:50051"},
+		{"http-address", "127.0.0.1:8080"},
+		{"insecure", "false"},
+		{"store", "bolt"},
+		{"data-dir", "./data"},
+		{"max-messages", "20"},
+		{"ttl", "1h"},
+		{"max-conversations", "1000"},
+		{"max-message-bytes", "256KiB"},
+		{"max-conversation-bytes", "3MiB"},
+		{"turn-timeout", "5m"},
+		{"idle-timeout", "1m"},
+		{"stop-grace", "30s"},
+		{"max-answer-bytes", "1MiB"},
+		{"max-turns", "256"},
+		{"memory-warning-bytes", "100MiB"},
+		{"interaction-log", "true"},
+		{"log-level", "info"},
+		{"log-format", ""},
+	}
+	var got []row
+	newRootCommand(nil, nil, nil).Flags().VisitAll(func(f *pflag.Flag) {
+		got = append(got, row{f.Name, f.DefValue})
+	})
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(row{})); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestConfigHelp(t *testing.T) {
+	var out bytes.Buffer
+	root := newRootCommand([]string{"--help", "--ttl", "never"}, []string{"PARLEY_TTL=never"}, nil)
+	root.SetOut(&out)
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/config/help.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), out.String()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestConfigOrderOfSources(t *testing.T) {
+	path := inFile(t, "max_messages: 3\nttl: 3h\n")
+	for _, test := range []struct {
+		name          string
+		args, environ []string
+		want          int
+	}{
+		{"default", nil, nil, 20},
+		{"file", []string{"--config", path}, nil, 3},
+		{"file named by the environment", nil, []string{"PARLEY_CONFIG=" + path}, 3},
+		{"no file by flag", []string{"--config="}, []string{"PARLEY_CONFIG=" + path}, 20},
+		{"file by flag", []string{"--config", path}, []string{"PARLEY_CONFIG=/no/such/file"}, 3},
+		{"environment", nil, []string{"PARLEY_MAX_MESSAGES=4"}, 4},
+		{"environment over file", []string{"--config", path}, []string{"PARLEY_MAX_MESSAGES=4"}, 4},
+		{"flag", []string{"--max-messages", "5"}, nil, 5},
+		{"flag over all", []string{"--max-messages=5", "--config", path}, []string{"PARLEY_MAX_MESSAGES=4"}, 5},
+		{"flag of the default's value", []string{"--max-messages=20"}, []string{"PARLEY_MAX_MESSAGES=4"}, 20},
+		{"last flag", []string{"--max-messages=5", "--max-messages", "6"}, nil, 6},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, err := load(t, test.args, test.environ)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.maxMessages != test.want {
+				t.Errorf("max-messages is %d, want %d", c.maxMessages, test.want)
+			}
+		})
+	}
+}
+
+// Every setting can be set by flag, environment and file alike.
+func TestConfigSourcesAreAlike(t *testing.T) {
+	texts := map[string]string{
+		"grpc-address": "[::1]:0", "http-address": "localhost:0", "insecure": "true", "store": "memory",
+		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
+		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
+		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "memory-warning-bytes": "7GiB",
+		"interaction-log": "false", "log-level": "warn", "log-format": "json",
+	}
+	for _, s := range new(config).settings() {
+		text, known := texts[s.name]
+		if !known {
+			t.Errorf("%s is not tested", s.name)
+			continue
+		}
+		key := strings.ReplaceAll(s.name, "-", "_")
+		byFlag, err1 := load(t, []string{"--" + s.name + "=" + text}, nil)
+		byVariable, err2 := load(t, nil, []string{"PARLEY_" + strings.ToUpper(key) + "=" + text})
+		byFile, err3 := load(t, []string{"--config", inFile(t, key+`: "`+text+`"`)}, nil)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			t.Errorf("%s: %v", s.name, err)
+			continue
+		}
+		if diff(defaults(), byFlag) == "" {
+			t.Errorf("%s changes nothing", s.name)
+		}
+		if d := diff(byFlag, byVariable) + diff(byFlag, byFile); d != "" {
+			t.Errorf("%s differs:\n%s", s.name, d)
+		}
+	}
+}
+
+func TestConfigFile(t *testing.T) {
+	got, err := load(t, []string{"--config", "testdata/config/good.yaml"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.grpcAddress, want.httpAddress = "unix:/run/parley.sock", ""
+	want.maxMessages, want.maxMessageBytes, want.maxConversations = 50, 512<<10, 0
+	want.ttl = 30 * 24 * time.Hour
+	want.interactionLog, want.logLevel = false, slog.LevelDebug
+	want.defaultAgent = "writer"
+	want.agents = []agentConfig{
+		{name: "Reviewer-2.x", kind: "command", command: []string{"python3", "writer.py", "5"}, format: "text"},
+		{name: "echo", kind: "echo"},
+		{name: "parrot", kind: "echo", description: "Says it again."},
+		{
+			name: "writer", kind: "command", description: "Writes.", systemPrompt: "You write.\nBe brief.\n",
+			window:  &parleyv1.ContextWindow{MaxMessages: 40, MaxExchanges: 5, MaxBytes: 64 << 10, CacheStable: true},
+			command: []string{"python3", "writer.py", "5"}, format: "stream-json", dir: "/srv/writer",
+			env: []string{"HOME", "API_KEY"},
+		},
+	}
+	if d := diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// What is written for people can be read again, and means the same.
+func TestConfigSizesAndDurations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64().Draw(t, "n")
+		if got, err := parseSize(formatSize(n)); err != nil || got != n {
+			t.Errorf("%d as a size is %s, read as %d, %v", n, formatSize(n), got, err)
+		}
+		if got, err := parseDuration(formatDuration(n)); err != nil || got != n {
+			t.Errorf("%d as a duration is %s, read as %d, %v", n, formatDuration(n), got, err)
+		}
+	})
+	for text, want := range map[string]string{
+		"86400s": "24h", "48h": "2d", "366d": "366d", "90m": "1h30m", "60s": "1m", "0": "0s", "100ms": "100ms",
+	} {
+		if n, err := parseDuration(text); err != nil || formatDuration(n) != want {
+			t.Errorf("%s is %s, %v; want %s", text, formatDuration(n), err, want)
+		}
+	}
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// value is one setting as text: it parses and checks what it is given and keeps the result
+// in target. It is a pflag.Value; flags, environment and file all come through Set.
+type value[T any] struct {
+	target *T
+	kind   string // for the help: "size"
+	parse  func(string) (T, error)
+	format func(T) string
+}
+
+func (v value[T]) Set(text string) error {
+	parsed, err := v.parse(text)
+	if err != nil {
+		return err
+	}
+	*v.target = parsed
+	return nil
+}
+
+func (v value[T]) String() string { return v.format(*v.target) }
+func (v value[T]) Type() string   { return v.kind }
+
+func verbatim(s string) string { return s }
+
+// text is any text of least to most bytes. It may be confidential: faults do not quote it.
+func text(target *string, initial string, least, most int, kind string) value[string] {
+	*target = initial
+	return value[string]{target, kind, func(s string) (string, error) {
+		if len(s) < least {
+			return "", errors.New("must not be empty")
+		}
+		if len(s) > most {
+			return "", fmt.Errorf("has %d bytes, at most %d are allowed", len(s), most)
+		}
+		if strings.ContainsRune(s, 0) {
+			return "", errors.New("must not contain a NUL character")
+		}
+		return s, nil
+	}, verbatim}
+}
+
+// variableName names a variable of the environment. Faults do not quote it: it may be
+// NAME=secret.
+func variableName(target *string) value[string] {
+	return value[string]{target, "name", func(s string) (string, error) {
+		if s == "" || strings.ContainsAny(s, "=\x00") {
+			return "", errors.New("must be the name of a variable; its value is taken from the server's environment")
+		}
+		return s, nil
+	}, verbatim}
+}
+
+// choice is one of a few words, or what it is initially.
+func choice(target *string, initial string, words ...string) value[string] {
+	*target = initial
+	return value[string]{target, strings.Join(words, "|"), func(s string) (string, error) {
+		if s == initial {
+			return s, nil
+		}
+		return s, oneOf(words, s)
+	}, verbatim}
+}
+
+// level is the least level of log lines.
+func level(target *slog.Level, initial slog.Level) value[slog.Level] {
+	*target = initial
+	words := []string{"debug", "info", "warn", "error"} // UnmarshalText takes more, as in info+2
+	return value[slog.Level]{target, strings.Join(words, "|"), func(s string) (slog.Level, error) {
+		if err := oneOf(words, s); err != nil {
+			return 0, err
+		}
+		var parsed slog.Level
+		err := parsed.UnmarshalText([]byte(s))
+		return parsed, err
+	}, func(l slog.Level) string { return strings.ToLower(l.String()) }}
+}
+
+func oneOf(words []string, s string) error {
+	if slices.Contains(words, s) {
+		return nil
+	}
+	return fmt.Errorf("%.80q is not one of %s", s, strings.Join(words, ", "))
+}
+
+func boolean(target *bool, initial bool) value[bool] {
+	*target = initial
+	return value[bool]{target, "bool", func(s string) (bool, error) {
+		parsed, err := strconv.ParseBool(s)
+		if err != nil {
+			return false, fmt.Errorf("%.80q is neither true nor false", s)
+		}
+		return parsed, nil
+	}, strconv.FormatBool}
+}
+
+// count is a whole number from least to most.
+func count[T int | int32](target *T, initial, least, most T) value[T] {
+	return ranged(target, initial, least, most, "count", parseCount, formatCount)
+}
+
+// size is a number of bytes from least to most.
+func size[T int | int32](target *T, initial, least, most T) value[T] {
+	return ranged(target, initial, least, most, "size", parseSize, formatSize)
+}
+
+// duration is a span of time from least to most.
+func duration(target *time.Duration, initial, least, most time.Duration) value[time.Duration] {
+	return ranged(target, initial, least, most, "duration", parseDuration, formatDuration)
+}
+
+func ranged[T int | int32 | time.Duration](
+	target *T, initial, least, most T, kind string, parse func(string) (int64, error), format func(int64) string,
+) value[T] {
+	*target = initial
+	return value[T]{target, kind, func(s string) (T, error) {
+		n, err := parse(s)
+		switch {
+		case err != nil:
+			return 0, err
+		case n < int64(least):
+			return 0, fmt.Errorf("%s is too small; the least is %s", format(n), format(int64(least)))
+		case n > int64(most):
+			return 0, fmt.Errorf("%s is too large; the most is %s", format(n), format(int64(most)))
+		}
+		return T(n), nil
+	}, func(n T) string { return format(int64(n)) }}
+}
+
+func parseCount(s string) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) { // then n is the nearest, and too large as well
+		return 0, fmt.Errorf("%.80q is not a whole number", s)
+	}
+	return n, nil
+}
+
+func formatCount(n int64) string { return strconv.FormatInt(n, 10) }
+
+type sizeUnit struct {
+	suffix string
+	bytes  int64
+}
+
+func sizeUnits() []sizeUnit {
+	return []sizeUnit{{"GiB", 1 << 30}, {"MiB", mib}, {"KiB", kib}}
+}
+
+// parseSize reads bytes, or whole KiB, MiB or GiB: "4096", "256KiB", "3 MiB".
+func parseSize(s string) (int64, error) {
+	number, bytes := s, int64(1)
+	for _, unit := range sizeUnits() {
+		if before, found := strings.CutSuffix(s, unit.suffix); found {
+			number, bytes = strings.TrimRight(before, " "), unit.bytes
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n > math.MaxInt64/bytes || n < math.MinInt64/bytes {
+		return 0, fmt.Errorf("%.80q is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB", s)
+	}
+	return n * bytes, nil
+}
+
+func formatSize(n int64) string {
+	for _, unit := range sizeUnits() {
+		if n > 0 && n%unit.bytes == 0 {
+			return strconv.FormatInt(n/unit.bytes, 10) + unit.suffix
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// parseDuration reads Go's syntax, or whole days: "90s", "1h30m", "7d".
+func parseDuration(s string) (int64, error) {
+	text := s
+	if before, found := strings.CutSuffix(s, "d"); found {
+		if days, err := strconv.ParseInt(before, 10, 32); err == nil {
+			text = strconv.FormatInt(24*days, 10) + "h"
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("%.80q is not a duration; write it as in 90s, 1h30m or 7d", s)
+	}
+	return int64(d), nil
+}
+
+// formatDuration leaves out what Duration.String pads: "1h", not "1h0m0s".
+func formatDuration(n int64) string {
+	d := time.Duration(n)
+	if d >= 2*day && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+const socketPrefix = "unix:"
+
+// grpcAddress is host:port or unix:PATH.
+func grpcAddress(target *string, initial string) value[string] {
+	return address(target, initial, "host:port or unix:PATH", func(s string) bool {
+		return strings.HasPrefix(s, socketPrefix) && s != socketPrefix
+	})
+}
+
+// httpAddress is host:port or empty.
+func httpAddress(target *string, initial string) value[string] {
+	return address(target, initial, "host:port", func(s string) bool { return s == "" })
+}
+
+// address is host:port or what other accepts; form says so in faults.
+func address(target *string, initial, form string, other func(string) bool) value[string] {
+	*target = initial
+	return value[string]{target, "address", func(s string) (string, error) {
+		_, port, err := net.SplitHostPort(s)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil && !other(s) {
+			return "", fmt.Errorf("%.80q is not %s; ports are 0 to 65535", s, form)
+		}
+		return s, nil
+	}, verbatim}
+}
