@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const aboutAppend = `Append one message, TEXT or what is on standard input, or with --json all messages that
+standard input holds: a JSON array of them, or one after the other. They are stored all or
+none. What the server sets (sequence, exchange, times) is ignored, so what show prints can
+be appended elsewhere.`
+
+// appendFlags are the flags that make up one message.
+type appendFlags struct {
+	role, agent, summary string
+	data                 []string
+}
+
+func (a *app) newAppendCommand() *cobra.Command {
+	var request parleyv1.AppendMessagesRequest
+	var one appendFlags
+	var asJSON bool
+	var ifVersion int32
+	command := &cobra.Command{
+		Use:   "append ID [TEXT... | -]",
+		Short: "Append messages to a conversation",
+		Long:  aboutAppend,
+		Example: `  parley append shop Add a product
+  parley append shop --role assistant --agent writer --data 'cart={"items":[]}' "Which one?"
+  parley show shop --output json | jq .messages | parley append copy --json`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if asJSON && (len(args) > 1 || one.any()) {
+				return usageError("--json takes everything from standard input: no TEXT, --agent, --summary or --data")
+			}
+			request.ConversationId = args[0]
+			if command.Flags().Changed("if-version") {
+				request.IfVersion = new(ifVersion)
+			}
+			var err error
+			if asJSON {
+				request.Messages, err = a.messages(command.Context())
+			} else {
+				request.Messages, err = a.message(command.Context(), one, args[1:])
+			}
+			if err != nil {
+				return err
+			}
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				return a.append(ctx, c, &request)
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&one.role, "role", "user", "who speaks: user, assistant or system")
+	flags.StringVar(&one.agent, "agent", "", "agent that wrote it")
+	flags.StringVar(&one.summary, "summary", "", "what it did, in one short clause for coordinators")
+	flags.StringArrayVar(&one.data, "data", nil, "structured data, as TYPE=JSON; more than once for more")
+	flags.BoolVar(&asJSON, "json", false, "read messages from standard input")
+	flags.StringVar(&request.RequestId, "request-id", "", "appended twice with the same, they are appended once")
+	flags.Int32Var(&ifVersion, "if-version", 0, "only if the conversation is at this version; 0: if there is none")
+	flags.BoolVar(&request.MustExist, "must-exist", false, "fail instead of making the conversation")
+	return command
+}
+
+func (a *app) append(ctx context.Context, c *client.Client, request *parleyv1.AppendMessagesRequest) error {
+	reply, err := c.AppendMessages(ctx, request)
+	if err != nil {
+		return err
+	}
+	return a.print(reply, func(w io.Writer) {
+		rows := [][]string{{"SEQUENCE", "EXCHANGE", "ID"}}
+		for _, m := range reply.GetAppended() {
+			rows = append(rows, []string{fmt.Sprint(m.GetSequence()), fmt.Sprint(m.GetExchange()), m.GetId()})
+		}
+		table(w, rows...)
+	})
+}
+
+func (f appendFlags) any() bool { return f.agent != "" || f.summary != "" || len(f.data) > 0 }
+
+// message is the one message that the command line describes.
+func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*parleyv1.Message, error) {
+	role := parleyv1.Role(parleyv1.Role_value["ROLE_"+strings.ToUpper(f.role)])
+	if role == parleyv1.Role_ROLE_UNSPECIFIED {
+		return nil, usageError(fmt.Sprintf("--role %q: only user, assistant, system and tool are known", f.role))
+	}
+	message := &parleyv1.Message{Role: role, Agent: f.agent, Summary: f.summary}
+	for _, data := range f.data {
+		kind, document, found := strings.Cut(data, "=")
+		value := &structpb.Value{}
+		if err := protojson.Unmarshal([]byte(document), value); !found || err != nil {
+			return nil, usageError(fmt.Sprintf("--data %q: want TYPE=JSON", data))
+		}
+		message.StructuredData = append(message.StructuredData, &parleyv1.StructuredData{Type: kind, Value: value})
+	}
+	content, err := a.text(ctx, words)
+	message.Content = content
+	return []*parleyv1.Message{message}, err
+}
+
+// messages are those that standard input holds as JSON.
+func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
+	input, err := a.readAll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	documents, err := split(input)
+	if err != nil {
+		return nil, usageError(fmt.Sprintf("standard input: %v", err))
+	}
+	if len(documents) == 0 {
+		return nil, usageError("standard input holds no messages")
+	}
+	messages := make([]*parleyv1.Message, len(documents))
+	for i, document := range documents {
+		messages[i] = &parleyv1.Message{}
+		if err := protojson.Unmarshal(document, messages[i]); err != nil {
+			return nil, usageError(fmt.Sprintf("message %d on standard input: %v", i+1, err))
+		}
+	}
+	return messages, nil
+}
+
+// split returns the JSON documents that input holds one after the other, arrays taken apart.
+func split(input []byte) ([]json.RawMessage, error) {
+	var documents []json.RawMessage
+	decoder := json.NewDecoder(bytes.NewReader(input))
+	for {
+		var document json.RawMessage
+		err := decoder.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			return documents, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var array []json.RawMessage
+		if json.Unmarshal(document, &array) != nil {
+			array = []json.RawMessage{document}
+		}
+		documents = append(documents, array...)
+	}
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func (a *app) newContextCommand() *cobra.Command {
+	window := &parleyv1.ContextWindow{}
+	command := &cobra.Command{
+		Use:     "context ID",
+		Short:   "Show the system prompt and history that a model is to be given",
+		Example: `  parley context shop --max-exchanges 5`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				reply, err := c.GetContext(ctx, &parleyv1.GetContextRequest{ConversationId: args[0], Window: window})
+				if err != nil {
+					return err
+				}
+				return a.print(reply, func(w io.Writer) { a.printContext(w, reply) })
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.Int32Var(&window.MaxMessages, "max-messages", 0, "messages at most, 0 all")
+	flags.Int32Var(&window.MaxExchanges, "max-exchanges", 0, "exchanges at most, 0 all: a user message and what answers it")
+	flags.Int32Var(&window.MaxBytes, "max-bytes", 0, "encoded bytes at most, 0 all")
+	flags.BoolVar(&window.CacheStable, "cache-stable", false, "move the start in blocks, so that a provider's prompt cache can hit")
+	return command
+}
+
+func (a *app) printContext(w io.Writer, reply *parleyv1.GetContextResponse) {
+	if prompt := reply.GetSystemPrompt(); prompt != "" {
+		fmt.Fprintf(w, "system prompt\n%s\n\n", a.printable(prompt))
+	}
+	if omitted := reply.GetOmittedCount(); omitted > 0 {
+		fmt.Fprintf(w, "%d older messages left out\n\n", omitted)
+	}
+	a.printMessages(w, reply.GetMessages())
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// converse asks line by line what is typed, in one conversation, until /quit, Ctrl-D, or
+// Ctrl-C at the prompt. What goes wrong with one question does not end it. first is the
+// question without its words.
+func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.ChatRequest) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lines := a.lines(ctx)
+	request := proto.CloneOf(first)
+	for {
+		fmt.Fprint(a.err, "> ")
+		select {
+		case line, more := <-lines:
+			switch {
+			case !more:
+				fmt.Fprintln(a.err) // Ctrl-D leaves the cursor behind the prompt.
+				return a.leave(first, request)
+			case line == "/quit":
+				return a.leave(first, request)
+			case line != "":
+				request.Content = line
+				a.askNext(ctx, c, request)
+			}
+		case <-a.interrupts:
+			fmt.Fprintln(a.err)
+			return a.leave(first, request)
+		case <-ctx.Done():
+			return a.leave(first, request)
+		}
+	}
+}
+
+// askNext asks one question, shows what comes, and puts into request the conversation that
+// the next question goes to.
+func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) {
+	if a.timeout > 0 {
+		limited, cancel := context.WithTimeout(ctx, a.timeout)
+		defer cancel()
+		ctx = limited
+	}
+	ctx, stop := a.interruptible(ctx)
+	defer stop()
+	got, err := a.answer(ctx, c, request)
+	if got.conversation != "" {
+		request.ConversationId = got.conversation
+	}
+	if err == nil {
+		err = got.failure()
+	}
+	if err != nil {
+		fmt.Fprintf(a.err, "parley: %s\n", oneLine(a.explain(err)))
+	}
+}
+
+// leave says how to come back to a conversation that had no name at first.
+func (a *app) leave(first, last *parleyv1.ChatRequest) error {
+	if first.GetConversationId() != last.GetConversationId() {
+		fmt.Fprintf(a.err, "continue with: %s chat -c %s\n", a.again(), last.GetConversationId())
+	}
+	return nil
+}

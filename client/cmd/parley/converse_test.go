@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+func TestConverse(t *testing.T) {
+	address := serve(t, parrot)
+	tests := []struct {
+		name   string
+		args   []string
+		screen string // With what is typed behind the prompts.
+	}{
+		{
+			"questions go to one conversation, empty lines nowhere", nil,
+			`> hello
+in : hello
+> 
+> again
+in made-by-server: again
+> /quit
+continue with: bin/parley --address ` + address + ` chat -c made-by-server
+`,
+		},
+		{
+			"a named conversation needs no reminder",
+			[]string{"-c", "shop"},
+			`> hello
+in shop: hello
+> ^D
+`,
+		},
+		{
+			"what fails does not end it",
+			[]string{"-c", "shop"},
+			`> fail
+in shop: fail
+parley: the turn failed: out of ideas (AGENT_FAILED)
+> busy
+parley: a turn is running (Aborted)
+> hello
+in shop: hello
+> /quit
+`,
+		},
+		{
+			"what is beside the text has lines of its own",
+			[]string{"-c", "shop"},
+			`> call
+in shop: call
+tool call price c1: {"of":"sugar"}
+the agent waits for the results of its tool calls
+> hand over
+in shop: hand over
+other answers:
+taken
+> /quit
+`,
+		},
+		{
+			"control characters do not reach the terminal",
+			[]string{"-c", "shop"},
+			"> \x1b]0;owned\a\nin shop: \uFFFD]0;owned\uFFFD\n> /quit\n",
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := open(t.Context(), t, append([]string{"--address", address, "chat"}, test.args...)...)
+			for part := range strings.SplitSeq(test.screen, "> ") {
+				typed, shown, _ := strings.Cut(part, "\n")
+				switch {
+				case part == "":
+					continue
+				case typed == "^D":
+					s.keys.Close()
+				default:
+					s.expect("> ")
+					s.enter(typed)
+				}
+				s.expect(shown)
+			}
+			s.expectEnd(0)
+			if got, want := s.screen.String(), withoutTyped(test.screen); got != want {
+				t.Errorf("the screen:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
+
+// withoutTyped is screen as the program wrote it: a terminal shows what is typed, and the
+// line feed behind it, on its own.
+func withoutTyped(screen string) string {
+	var written strings.Builder
+	for part := range strings.SplitSeq(screen, "> ") {
+		typed, shown, _ := strings.Cut(part, "\n")
+		if part != "" {
+			written.WriteString("> ")
+			if typed == "^D" {
+				written.WriteString("\n")
+			}
+			written.WriteString(shown)
+		}
+	}
+	return written.String()
+}
+
+func TestInterruptStopsReadingThenLeaves(t *testing.T) {
+	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "-c", "shop")
+	s.expect("> ")
+	s.enter("think")
+	s.expect("in shop: think")
+	s.interrupt()
+	s.expect("\nparley: stopped reading; the turn goes on at the server, which keeps its answer\n> ")
+	s.enter("hello")
+	s.expect("in shop: hello\n> ")
+	s.interrupt()
+	s.expectEnd(0)
+}
+
+func TestTimeoutEndsAnAnswer(t *testing.T) {
+	s := open(t.Context(), t, "--address", serve(t, parrot), "--timeout", "1ms", "chat", "-c", "shop")
+	s.expect("> ")
+	s.enter("think")
+	s.expect("parley: no reply from ")
+	s.expect(" within 1ms: --timeout sets how long to wait\n> ")
+	s.keys.Close()
+	s.expectEnd(0)
+}
+
+func TestTerminationLeaves(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := open(ctx, t, "chat")
+	s.expect("> ")
+	cancel()
+	s.expectEnd(0)
+}
+
+func TestInterruptOfOneQuestion(t *testing.T) {
+	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "think")
+	s.expect("in : think")
+	s.interrupt()
+	s.expect("see what came of it with: bin/parley --address ")
+	s.expect(" show made-by-server\n")
+	s.expect("parley: stopped reading; the turn goes on at the server, which keeps its answer\n")
+	s.expectEnd(1)
+}
+
+func TestInterruptBeforeAnything(t *testing.T) {
+	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "never")
+	s.interrupt()
+	s.expect("parley: interrupted\n")
+	s.expectEnd(1)
+}
+
+func TestInterruptOfTyping(t *testing.T) {
+	s := open(t.Context(), t, "chat", "-")
+	s.interrupt()
+	s.expect("parley: interrupted\n")
+	s.expectEnd(1)
+}
+
+func TestTerminalUsage(t *testing.T) {
+	tests := map[string][]string{
+		"--request-id names one question: give it TEXT":              {"chat", "--request-id", "r1"},
+		"nothing to say: give words, or a message on standard input": {"append", "shop"},
+	}
+	for text, args := range tests {
+		s := open(t.Context(), t, args...)
+		s.expect("parley: " + text + "; see 'parley " + args[0] + " --help'\n")
+		s.expectEnd(64)
+	}
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+type chatStream = grpc.ServerStreamingServer[parleyv1.ChatResponse]
+
+// fake is a server that can do what the scripts cannot ask of the real one.
+type fake struct {
+	parleyv1.UnimplementedConversationServiceServer
+
+	chat func(*parleyv1.ChatRequest, chatStream) error
+}
+
+// serve serves a fake until the test ends and returns where.
+func serve(t *testing.T, chat func(*parleyv1.ChatRequest, chatStream) error) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.WaitForHandlers(true))
+	parleyv1.RegisterConversationServiceServer(s, fake{chat: chat})
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Serve(listener) })
+	t.Cleanup(func() { s.Stop(); running.Wait() })
+	return listener.Addr().String()
+}
+
+func (f fake) Chat(request *parleyv1.ChatRequest, stream chatStream) error {
+	return f.chat(request, stream)
+}
+
+// ListConversations has three conversations, in pages of one with an empty one between them.
+func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
+	page, next := pageOf(request.GetPageToken())
+	reply := &parleyv1.ListConversationsResponse{NextPageToken: next}
+	if page != 1 {
+		reply.Conversations = []*parleyv1.ConversationEntry{
+			{Conversation: &parleyv1.Conversation{Id: fmt.Sprintf("c%d", max(page, 1))}},
+		}
+	}
+	return reply, nil
+}
+
+// ListMessages has four messages, in pages of one.
+func (f fake) ListMessages(_ context.Context, request *parleyv1.ListMessagesRequest) (*parleyv1.ListMessagesResponse, error) {
+	page, next := pageOf(request.GetPageToken())
+	return &parleyv1.ListMessagesResponse{
+		Messages:      []*parleyv1.Message{{Sequence: int32(page + 1), Role: parleyv1.Role_ROLE_USER}},
+		NextPageToken: next,
+	}, nil
+}
+
+func pageOf(token string) (page int, next string) {
+	page, _ = strconv.Atoi(token)
+	if page < 3 {
+		next = strconv.Itoa(page + 1)
+	}
+	return page, next
+}
+
+// parrot answers a question with the conversation that it came for and its words; some words
+// have a meaning of their own.
+func parrot(request *parleyv1.ChatRequest, stream chatStream) error {
+	id := request.GetConversationId()
+	if id == "" {
+		id = "made-by-server"
+	}
+	events := []*parleyv1.TurnEvent{started(id), delta("in " + request.GetConversationId() + ": "), delta(request.GetContent())}
+	end := finished(parleyv1.TurnState_TURN_STATE_COMPLETED)
+	switch request.GetContent() {
+	case "busy":
+		return status.Error(codes.Aborted, "a turn is running")
+	case "fail":
+		end = finished(parleyv1.TurnState_TURN_STATE_FAILED)
+		end.GetFinished().GetTurn().Error = &parleyv1.TurnError{Reason: "AGENT_FAILED", Message: "out of ideas"}
+	case "call":
+		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{
+			ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price", Arguments: `{"of":"sugar"}`},
+		}})
+		end = finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
+	case "hand over":
+		events = append(events, handover("other"), delta("taken"))
+	case "think":
+		return hang(stream, events...)
+	case "never":
+		return hang(stream)
+	}
+	return send(stream, append(events, end)...)
+}
+
+// hang sends events and then nothing until the client leaves.
+func hang(stream chatStream, events ...*parleyv1.TurnEvent) error {
+	if err := send(stream, events...); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+func send(stream chatStream, events ...*parleyv1.TurnEvent) error {
+	for _, event := range events {
+		if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func started(conversation string) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{
+		Conversation: &parleyv1.Conversation{Id: conversation},
+	}}}
+}
+
+func delta(text string) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: text}}}
+}
+
+func handover(agent string) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: agent}}}
+}
+
+func finished(state parleyv1.TurnState) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: &parleyv1.Turn{State: state}}}}
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// More than the server takes in one request.
+const maxInput = 4 << 20
+
+// text returns the words of the command line joined by blanks or, when there are none or only
+// "-", standard input without the line feeds at its end.
+func (a *app) text(ctx context.Context, words []string) (string, error) {
+	content := strings.Join(words, " ")
+	if content == "-" || len(words) == 0 && !a.inTerminal {
+		input, err := a.readAll(ctx)
+		if err != nil {
+			return "", err
+		}
+		content = strings.TrimRight(string(input), "\r\n")
+	}
+	if content == "" {
+		return "", usageError("nothing to say: give words, or a message on standard input")
+	}
+	return content, nil
+}
+
+// readAll returns all of standard input. Ctrl-C and the end of ctx end the wait, not the reading.
+func (a *app) readAll(ctx context.Context) ([]byte, error) {
+	type result struct {
+		input []byte
+		err   error
+	}
+	results := make(chan result, 1)
+	go func() {
+		input, err := io.ReadAll(io.LimitReader(a.in, maxInput+1))
+		results <- result{input, err}
+	}()
+	select {
+	case r := <-results:
+		switch {
+		case r.err != nil:
+			return nil, fmt.Errorf("read standard input: %w", r.err)
+		case len(r.input) > maxInput:
+			return nil, fmt.Errorf("read standard input: more than %d MiB", maxInput>>20)
+		}
+		return r.input, nil
+	case <-a.interrupts:
+		return nil, errInterrupted
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// lines sends the lines of standard input, without their ends, until the input or ctx ends,
+// then closes the channel.
+func (a *app) lines(ctx context.Context) <-chan string {
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		input := bufio.NewReader(a.in)
+		for {
+			line, err := input.ReadString('\n')
+			if line != "" {
+				select {
+				case lines <- strings.TrimRight(line, "\r\n"):
+				case <-ctx.Done():
+					return
+				}
+			}
+			if err != nil {
+				if !errors.Is(err, io.EOF) {
+					fmt.Fprintf(a.err, "parley: read standard input: %v\n", err)
+				}
+				return
+			}
+		}
+	}()
+	return lines
+}

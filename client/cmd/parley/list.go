@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// Rows that the server gives in one reply at most.
+const maxPage = 1000
+
+func (a *app) newListCommand() *cobra.Command {
+	var request parleyv1.ListConversationsRequest
+	var limit int32
+	var order string
+	command := &cobra.Command{
+		Use:   "list",
+		Short: "List conversations",
+		Example: `  parley list
+  parley list --order updated --label team=blue --limit 10
+  parley list --limit 0 --output json | jq -r '.conversations[].conversation.id'`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			switch order {
+			case "created":
+				request.Order = parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC
+			case "updated":
+				request.Order = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
+			default:
+				return usageError(fmt.Sprintf("--order %q: only created and updated are known", order))
+			}
+			if limit < 0 {
+				return usageError(fmt.Sprintf("--limit %d: less than nothing", limit))
+			}
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				return a.list(ctx, c, &request, limit)
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.Int32Var(&limit, "limit", 50, "conversations at most, 0 all")
+	flags.StringVar(&order, "order", "created", "created: newest first; updated: last changed first")
+	flags.StringToStringVar(&request.Labels, "label", nil, "only those with this key=value; more than once for more")
+	flags.StringVar(&request.StructuredDataType, "data-type", "", "only those whose history has structured data of this type")
+	flags.StringVar(&request.PageToken, "page-token", "", "go on where the list before ended")
+	return command
+}
+
+// list shows up to limit conversations; 0 is all. As JSON each reply is shown as it comes, in
+// a table all together, so that the columns line up.
+func (a *app) list(ctx context.Context, c *client.Client, request *parleyv1.ListConversationsRequest, limit int32) error {
+	all := &parleyv1.ListConversationsResponse{}
+	for count := int32(0); limit == 0 || count < limit; {
+		request.PageSize = maxPage
+		if limit > 0 {
+			request.PageSize = min(limit-count, maxPage)
+		}
+		page, err := c.ListConversations(ctx, request)
+		if err != nil {
+			return err
+		}
+		if a.output == "json" {
+			if err := a.print(page, nil); err != nil {
+				return err
+			}
+		} else {
+			all.Conversations = append(all.Conversations, page.GetConversations()...)
+		}
+		all.TotalSize, all.NextPageToken = page.GetTotalSize(), page.GetNextPageToken()
+		count += int32(len(page.GetConversations()))
+		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" {
+			break
+		}
+	}
+	if a.output == "json" {
+		return nil
+	}
+	if err := a.print(all, func(w io.Writer) { a.listTable(w, all) }); err != nil {
+		return err
+	}
+	if all.GetNextPageToken() != "" {
+		fmt.Fprintf(a.err, "%d of %d; the same with --page-token %s goes on\n",
+			len(all.GetConversations()), all.GetTotalSize(), all.GetNextPageToken())
+	}
+	return nil
+}
+
+func (a *app) listTable(w io.Writer, list *parleyv1.ListConversationsResponse) {
+	rows := [][]string{{"ID", "MESSAGES", "UPDATED", "EXPIRES", "AGENT", "TITLE", "PREVIEW"}}
+	now := a.now()
+	for _, entry := range list.GetConversations() {
+		c := entry.GetConversation()
+		rows = append(rows, []string{
+			c.GetId(),
+			fmt.Sprint(c.GetMessageCount()),
+			relative(now, c.GetUpdateTime().AsTime()),
+			relative(now, c.GetExpireTime().AsTime()),
+			c.GetAgent(),
+			short(c.GetTitle(), 30),
+			short(strings.TrimSpace(entry.GetPreview()), 50),
+		})
+	}
+	table(w, rows...)
+}

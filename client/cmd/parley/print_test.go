@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestRelative(t *testing.T) {
+	now := time.Date(2026, time.November, 20, 12, 0, 0, 0, time.UTC)
+	tests := []struct {
+		distance time.Duration
+		want     string
+	}{
+		{0, "now"},
+		{999 * time.Millisecond, "now"},
+		{-999 * time.Millisecond, "now"},
+		{-time.Second, "1s ago"},
+		{-59 * time.Second, "59s ago"},
+		{-time.Minute, "1m ago"},
+		{-59*time.Minute - 59*time.Second, "59m ago"},
+		{time.Hour, "in 1h"},
+		{47 * time.Hour, "in 47h"},
+		{48 * time.Hour, "in 2d"},
+		{-366 * 24 * time.Hour, "366d ago"},
+	}
+	for _, test := range tests {
+		if got := relative(now, now.Add(test.distance)); got != test.want {
+			t.Errorf("%v from now is %q, want %q", test.distance, got, test.want)
+		}
+	}
+}
+
+func TestTableKeepsCellsInTheirPlace(t *testing.T) {
+	var got strings.Builder
+	table(&got, []string{"ID", "TITLE"}, []string{"a", "two\nlines\tand \x1b[31mred\xff"}, []string{"long-id", "世界"})
+	want := "ID       TITLE\na        two lines and \uFFFD[31mred\uFFFD\nlong-id  世界\n"
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func TestShortCutsCharacters(t *testing.T) {
+	for text, want := range map[string]string{"": "", "äöü": "äöü", "äöüß": "äö…"} {
+		if got := short(text, 3); got != want {
+			t.Errorf("short(%q, 3) = %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	tests := map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 20: "1.0 MiB", 5 << 30: "5120.0 MiB"}
+	for bytes, want := range tests {
+		if got := size(bytes); got != want {
+			t.Errorf("size(%d) = %q, want %q", bytes, got, want)
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+func TestAnAnswerThatCannotBeWrittenIsAnError(t *testing.T) {
+	event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "hello"}}}
+	for _, output := range []string{"table", "json"} {
+		a := &app{console: console{out: fullDisk{}, err: fullDisk{}}, output: output}
+		if a.printLine(event) == nil || a.showEvent(event, &answer{}) == nil || a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
+			t.Errorf("--output %s: no error", output)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func (a *app) newShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show ID",
+		Short: "Show a conversation and the messages that are kept",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				history, err := history(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				return a.print(history, func(w io.Writer) {
+					a.printConversation(w, history.GetConversation())
+					if len(history.GetMessages()) > 0 {
+						fmt.Fprintln(w)
+					}
+					a.printMessages(w, history.GetMessages())
+				})
+			})
+		},
+	}
+}
+
+// history returns a conversation with all its messages, oldest first. They mostly fit one
+// page; where they do not, the header is that of the last one.
+func history(ctx context.Context, c *client.Client, id string) (*parleyv1.ListMessagesResponse, error) {
+	request := &parleyv1.ListMessagesRequest{ConversationId: id, PageSize: maxPage, Ascending: true}
+	var messages []*parleyv1.Message
+	for {
+		page, err := c.ListMessages(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		messages = append(messages, page.GetMessages()...)
+		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" {
+			page.Messages = messages
+			return page, nil
+		}
+	}
+}
+
+// printConversation writes the fields of a header that are set.
+func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
+	var rows [][]string
+	row := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	row("conversation", c.GetId())
+	row("title", c.GetTitle())
+	for _, key := range slices.Sorted(maps.Keys(c.GetLabels())) {
+		row("label", key+"="+c.GetLabels()[key])
+	}
+	row("agent", c.GetAgent())
+	row("active agent", activeAgent(c.GetActiveAgent()))
+	row("active turn", c.GetActiveTurnId())
+	row("system prompt", c.GetSystemPrompt())
+	row("version", fmt.Sprint(c.GetVersion()))
+	row("messages", fmt.Sprintf("%d, %d at most, %s, last sequence %d", c.GetMessageCount(),
+		c.GetRetention().GetMaxMessages(), size(int64(c.GetSizeBytes())), c.GetLastSequence()))
+	if origin := c.GetForkedFrom(); origin != nil {
+		row("forked from", fmt.Sprintf("%s at sequence %d", origin.GetConversationId(), origin.GetSequence()))
+	}
+	row("created", a.when(c.GetCreateTime()))
+	row("updated", a.when(c.GetUpdateTime()))
+	row("expires", a.when(c.GetExpireTime()))
+	table(w, rows...)
+}
+
+func activeAgent(lease *parleyv1.ActiveAgent) string {
+	if lease.GetReason() == "" {
+		return lease.GetAgent()
+	}
+	return lease.GetAgent() + ": " + lease.GetReason()
+}
+
+// when says a time to the second and how far away that is; empty when it is not set.
+func (a *app) when(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s (%s)", t.AsTime().Format(time.RFC3339), relative(a.now(), t.AsTime()))
+}

@@ -1,0 +1,57 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func Example() {
+	address, stop := exampleServer() // Elsewhere: "127.0.0.1:50051", where `make run` serves.
+	defer stop()
+
+	c, err := client.Dial(address)
+	if err != nil {
+		fmt.Println(err) // The target or an option makes no sense; nothing was sent yet.
+		return
+	}
+	defer c.Close()
+
+	request := &parleyv1.ChatRequest{ConversationId: "first-steps", Content: "hello there"}
+	for event, err := range c.Chat(context.Background(), request) {
+		if err != nil {
+			fmt.Println(client.Reason(err), err)
+			return
+		}
+		switch step := event.GetEvent().(type) {
+		case *parleyv1.TurnEvent_TextDelta:
+			fmt.Print(step.TextDelta.GetText())
+		case *parleyv1.TurnEvent_Finished:
+			fmt.Println()
+			fmt.Println(step.Finished.GetTurn().GetState())
+		}
+	}
+	// Output:
+	// hello there
+	// TURN_STATE_COMPLETED
+}
+
+func exampleServer() (address string, stop func()) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	server := grpc.NewServer()
+	parleyv1.RegisterConversationServiceServer(server, &fake{
+		chat: func(request *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
+			return send(stream, started(), text(request.GetContent()[:6]), text(request.GetContent()[6:]), finished())
+		},
+	})
+	go func() { _ = server.Serve(listener) }()
+	return listener.Addr().String(), server.Stop
+}
