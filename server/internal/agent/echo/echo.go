@@ -18,8 +18,12 @@ type Agent struct{}
 // New makes an echo agent.
 func New() *Agent { return &Agent{} }
 
+// maxPieces bounds the pieces of an answer: a turn keeps so many events only, and a reader
+// of a long echo is not to fall behind them.
+const maxPieces = 1000
+
 // Respond answers with the text of the last message, exactly, a word and the white
-// space after it to each piece. A tool's result is echoed like a user's words. For a
+// space after it to each piece, or several in a text of many. A tool's result is echoed like a user's words. For a
 // message without text the answer names what came instead.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
@@ -64,14 +68,14 @@ func answer(message *parleyv1.Message) string {
 	return "The message has no text, but " + strings.Join(got, ", ") + "."
 }
 
-// words cuts the text before each word but the first: the pieces together are the
+// words cuts the text before words other than the first: the pieces together are the
 // text.
 func words(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		start, inSpace, sawWord := 0, false, false
+		start, inSpace, sawWord, least := 0, false, false, len(text)/maxPieces
 		for i, r := range text {
 			space := unicode.IsSpace(r)
-			if inSpace && !space && sawWord {
+			if inSpace && !space && sawWord && i-start >= least {
 				if !yield(text[start:i]) {
 					return
 				}

@@ -100,3 +100,14 @@ func TestStops(t *testing.T) {
 		break // would panic if the agent went on
 	}
 }
+
+func TestLongAnswersHaveFewPieces(t *testing.T) {
+	content := strings.Repeat("a b ", 64<<10)
+	pieces, err := respond(t.Context(), &parleyv1.Message{Content: content})
+	if err != nil || strings.Join(pieces, "") != content {
+		t.Fatalf("%d pieces are not the text (%v)", len(pieces), err)
+	}
+	if len(pieces) > 1001 {
+		t.Errorf("%d pieces, want about 1000 at most", len(pieces))
+	}
+}

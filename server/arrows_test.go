@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The arrows: which package may import which, and which calls belong to programs
+// only. Imports of test files are free; what is shipped is what counts.
+
+const (
+	modulePath   = "github.com/parleyhq/parley"
+	maxFileLines = 400
+)
+
+// arrow lets the packages that match from import, inside this module, those that match to.
+// Patterns are those of path.Match: "*" is one folder. The first row that matches counts.
+type arrow struct {
+	from string
+	to   []string
+}
+
+func allowedArrows() []arrow {
+	const api, record = "gen/parley/v1", "gen/parley/store/v1"
+	return []arrow{
+		{api, nil},
+		{record, []string{api}},
+
+		{"store", []string{api}},
+		{"store/internal/record", []string{"store", api, record}},
+		{"store/memstore", []string{"store", "store/internal/record", api, record}},
+		{"store/boltstore", []string{"store", "store/internal/record", api, record}},
+		{"store/redisstore", []string{"store", "store/internal/record", api, record}},
+		{"store/storetest", []string{"store", api}},
+
+		{"server", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", "client/mcp", api}},
+		{"server/internal/rpc", []string{
+			"server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
+			"server/internal/interactionlog", "server/internal/window", "server/internal/agent", "store", api,
+		}},
+		{"server/internal/turn", []string{"server/internal/window", "server/internal/agent", "store", api}},
+		{"server/internal/window", []string{api}},
+		{"server/internal/routing", []string{"store", api}},
+		{"server/internal/watch", []string{"store", api}},
+		{"server/internal/auth", nil},
+		{"server/internal/agent", []string{api}},
+		{"server/internal/agent/*", []string{"server/internal/agent", api}},
+
+		{"client", []string{api}},
+		{"client/cmd/parley", []string{"client", api}},
+		{"client/mcp", []string{"client", api}},
+	}
+}
+
+// fence keeps a package of another module, and all below it, to some of our packages.
+type fence struct {
+	imported string
+	only     []string
+}
+
+func fences() []fence {
+	statuses := []string{"gen/parley/v1", "server/internal/rpc", "server/internal/agent/remote", "client", "client/cmd/parley"}
+	return []fence{
+		{"go.etcd.io/bbolt", []string{"store/boltstore"}},
+		{"github.com/redis/rueidis", []string{"store/redisstore"}},
+		{"google.golang.org/grpc/status", statuses},
+		{"google.golang.org/grpc/codes", statuses},
+	}
+}
+
+// programCalls belong to package main and tests, by import path; "*" is any name.
+func programCalls() map[string][]string {
+	return map[string][]string{
+		"os":        {"Exit"},
+		"os/signal": {"*"},
+		"context":   {"Background", "TODO"},
+	}
+}
+
+// listed is what `go list -json` says about a package.
+type listed struct {
+	ImportPath string
+	Imports    []string
+}
+
+// arrowFaults tells of each import that its row or a fence forbids.
+func arrowFaults(packages []listed) []string {
+	var faults []string
+	rows := allowedArrows()
+	for _, p := range packages {
+		from := inside(p.ImportPath)
+		row := slices.IndexFunc(rows, func(a arrow) bool { return matches(a.from, from) })
+		if row < 0 {
+			faults = append(faults, from+": unknown package, add a row to allowedArrows in server/arrows_test.go")
+			continue
+		}
+		for _, imported := range p.Imports {
+			if fault := importFault(from, imported, rows[row].to); fault != "" {
+				faults = append(faults, fault)
+			}
+		}
+	}
+	return faults
+}
+
+// importFault says why from must not import the package, "" when it may; to is from's row.
+func importFault(from, imported string, to []string) string {
+	if ours := inside(imported); ours != imported {
+		if slices.ContainsFunc(to, func(pattern string) bool { return matches(pattern, ours) }) {
+			return ""
+		}
+		return fmt.Sprintf("%s must not import %s", from, ours)
+	}
+	for _, f := range fences() {
+		within := imported == f.imported || strings.HasPrefix(imported, f.imported+"/")
+		if within && !slices.Contains(f.only, from) {
+			return fmt.Sprintf("%s must not import %s, only %s", from, imported, strings.Join(f.only, ", "))
+		}
+	}
+	return ""
+}
+
+// inside makes an import path relative to the module; others stay as they are.
+func inside(importPath string) string {
+	return strings.TrimPrefix(importPath, modulePath+"/")
+}
+
+func matches(pattern, name string) bool {
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}
+
+// fileFaults tells what is wrong with one Go file: its length, and calls that only
+// package main and tests may make.
+func fileFaults(name string, source []byte) []string {
+	var faults []string
+	if lines := bytes.Count(source, []byte("\n")); lines > maxFileLines {
+		faults = append(faults, fmt.Sprintf("%s: %d lines, at most %d", name, lines, maxFileLines))
+	}
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, name, source, parser.SkipObjectResolution)
+	if err != nil {
+		return append(faults, err.Error())
+	}
+	isTest := strings.HasSuffix(name, "_test.go") || path.Dir(name) == "store/storetest"
+	if isTest || file.Name.Name == "main" {
+		return faults
+	}
+	forbidden := forbiddenNames(file)
+	ast.Inspect(file, func(node ast.Node) bool {
+		selector, ok := node.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if of, ok := selector.X.(*ast.Ident); ok {
+			if names := forbidden[of.Name]; slices.Contains(names, "*") || slices.Contains(names, selector.Sel.Name) {
+				faults = append(faults, fmt.Sprintf("%s: %s.%s outside of main and tests",
+					files.Position(selector.Pos()), of.Name, selector.Sel.Name))
+			}
+		}
+		return true
+	})
+	return faults
+}
+
+// forbiddenNames is programCalls by the names that the file gives to those imports.
+func forbiddenNames(file *ast.File) map[string][]string {
+	forbidden := map[string][]string{}
+	for _, spec := range file.Imports {
+		importPath, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			continue // The parser has refused such a file.
+		}
+		local := path.Base(importPath)
+		if spec.Name != nil {
+			local = spec.Name.Name
+		}
+		if names, ok := programCalls()[importPath]; ok {
+			forbidden[local] = names
+		}
+	}
+	return forbidden
+}
+
+func TestArrows(t *testing.T) {
+	t.Run("imports", func(t *testing.T) {
+		packages := listPackages(t)
+		if len(packages) == 0 {
+			t.Error("go list named no package")
+		}
+		for _, fault := range arrowFaults(packages) {
+			t.Error(fault)
+		}
+	})
+	t.Run("files", func(t *testing.T) {
+		files := readFiles(t)
+		if len(files) == 0 {
+			t.Error("found no Go file")
+		}
+		for name, source := range files {
+			for _, fault := range fileFaults(name, source) {
+				t.Error(fault)
+			}
+		}
+	})
+}
+
+// TestArrowsCanBreak feeds the checks above with what they must refuse.
+func TestArrowsCanBreak(t *testing.T) {
+	const known = ": unknown package, add a row to allowedArrows in server/arrows_test.go"
+	const statuses = "gen/parley/v1, server/internal/rpc, server/internal/agent/remote, client, client/cmd/parley"
+	imports := []struct{ from, imported, want string }{
+		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},
+		{"server/internal/agent/echo", modulePath + "/server/internal/agent", ""},
+		{"server", modulePath + "/store/boltstore", ""},
+		{"store/boltstore", "go.etcd.io/bbolt", ""},
+		{"client", "google.golang.org/grpc/status", ""},
+		{"server", "google.golang.org/grpc", ""},
+
+		{"server/internal/util", "fmt", "server/internal/util" + known},
+		{"server/internal/turn", modulePath + "/server/internal/rpc", "server/internal/turn must not import server/internal/rpc"},
+		{"server/internal/routing", modulePath + "/server/internal/watch", "server/internal/routing must not import server/internal/watch"},
+		{"server/internal/agent", modulePath + "/server/internal/agent/echo", "server/internal/agent must not import server/internal/agent/echo"},
+		{"server/internal/agent/echo", modulePath + "/server/internal/agent/command", "server/internal/agent/echo must not import server/internal/agent/command"},
+		{"server/internal/rpc", modulePath + "/store/boltstore", "server/internal/rpc must not import store/boltstore"},
+		{"server/internal/rpc", modulePath + "/gen/parley/store/v1", "server/internal/rpc must not import gen/parley/store/v1"},
+		{"store", modulePath + "/store/internal/record", "store must not import store/internal/record"},
+		{"client", modulePath + "/store", "client must not import store"},
+
+		{"server", "go.etcd.io/bbolt/errors", "server must not import go.etcd.io/bbolt/errors, only store/boltstore"},
+		{"store/boltstore", "github.com/redis/rueidis", "store/boltstore must not import github.com/redis/rueidis, only store/redisstore"},
+		{"server/internal/turn", "google.golang.org/grpc/status", "server/internal/turn must not import google.golang.org/grpc/status, only " + statuses},
+		{"store/memstore", "google.golang.org/grpc/codes", "store/memstore must not import google.golang.org/grpc/codes, only " + statuses},
+	}
+	for _, test := range imports {
+		got := arrowFaults([]listed{{ImportPath: modulePath + "/" + test.from, Imports: []string{test.imported}}})
+		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
+			t.Errorf("%s importing %s (-want +got):\n%s", test.from, test.imported, diff)
+		}
+	}
+
+	files := []struct{ name, source, want string }{
+		{"store/a.go", "package store\nimport \"os\"\nvar _ = os.Getenv\n", ""},
+		{"server/main.go", "package main\nimport \"os\"\nfunc main() { os.Exit(1) }\n", ""},
+		{"store/a_test.go", "package store\nimport \"context\"\nvar _ = context.Background()\n", ""},
+		{"store/a.go", "package store\nvar context struct{ Background int }\nvar _ = context.Background\n", ""},
+
+		{"store/a.go", "package store\nimport \"os\"\nfunc f() { os.Exit(1) }\n", "store/a.go:3:12: os.Exit outside of main and tests"},
+		{"store/a.go", "package store\nimport c \"context\"\nvar _ = c.Background()\n", "store/a.go:3:9: c.Background outside of main and tests"},
+		{"store/a.go", "package store\nimport \"os/signal\"\nvar _ = signal.Stop\n", "store/a.go:3:9: signal.Stop outside of main and tests"},
+		{"store/a.go", "package", "store/a.go:1:8: expected 'IDENT', found 'EOF'"},
+		{"server/main.go", "package main\n" + strings.Repeat("\n", maxFileLines), "server/main.go: 401 lines, at most 400"},
+	}
+	for _, test := range files {
+		got := fileFaults(test.name, []byte(test.source))
+		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
+			t.Errorf("%s %q (-want +got):\n%s", test.name, test.source, diff)
+		}
+	}
+}
+
+func listPackages(t *testing.T) []listed {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports", "./...")
+	command.Dir = ".."
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	var packages []listed
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	for decoder.More() {
+		var p listed
+		if err := decoder.Decode(&p); err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		packages = append(packages, p)
+	}
+	return packages
+}
+
+// readFiles reads the Go files of the module, generated ones left out, by slash-separated path.
+func readFiles(t *testing.T) map[string][]byte {
+	t.Helper()
+	root := os.DirFS("..")
+	files := map[string][]byte{}
+	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch hidden := name != "." && strings.HasPrefix(entry.Name(), "."); {
+		case err != nil:
+			return err
+		case entry.IsDir() && (hidden || name == "gen" || name == "data" || entry.Name() == "node_modules"):
+			return fs.SkipDir
+		case entry.IsDir() || path.Ext(name) != ".go":
+			return nil
+		}
+		files[name], err = fs.ReadFile(root, name)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
