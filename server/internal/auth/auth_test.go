@@ -1,0 +1,13 @@
+package auth_test
+
+import (
+	"testing"
+
+	"github.com/parleyhq/parley/server/internal/auth"
+)
+
+func TestAnonymousHasTheDefaultTenantAndNoRole(t *testing.T) {
+	if p := auth.Anonymous(); p.Tenant != auth.DefaultTenant || p.Tenant == "" || len(p.Roles) != 0 {
+		t.Errorf("anonymous caller is %+v", p)
+	}
+}

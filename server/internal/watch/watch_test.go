@@ -1,0 +1,88 @@
+package watch_test
+
+import (
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func woken(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestSubscribersAreWokenForTheirConversationOnly(t *testing.T) {
+	h := watch.New()
+	mine, stop := h.Subscribe("t", "c")
+	other, stopOther := h.Subscribe("t", "d")
+	foreign, stopForeign := h.Subscribe("u", "c")
+	// Any number of changes make one value, and nobody has to be reading.
+	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}, {Tenant: "t", ConversationID: "c"}})
+	if !woken(mine) || woken(mine) {
+		t.Error("two changes did not make one value")
+	}
+	if woken(other) || woken(foreign) {
+		t.Error("woken by a change of another conversation")
+	}
+	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
+	if !woken(mine) {
+		t.Error("not woken again")
+	}
+	if n := h.Watchers(); n != 3 {
+		t.Errorf("%d watchers, want 3", n)
+	}
+	for _, end := range []func(){stop, stop, stopOther, stopForeign} {
+		end()
+	}
+	if n := h.Watchers(); n != 0 {
+		t.Errorf("%d watchers after all have stopped", n)
+	}
+	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
+	if woken(mine) {
+		t.Error("woken after stopping")
+	}
+}
+
+func TestCursorsNameThePositionAndTheStart(t *testing.T) {
+	h := watch.New()
+	before := h.Cursor()
+	if again := h.Cursor(); again != before {
+		t.Errorf("cursor moved from %s to %s without a change", before, again)
+	}
+	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
+	if after := h.Cursor(); after == before {
+		t.Error("cursor did not move with a change")
+	}
+	if other := watch.New().Cursor(); other == before {
+		t.Error("two starts have the same cursor")
+	}
+}
+
+func TestCloseTellsWaitingReaders(t *testing.T) {
+	h := watch.New()
+	var readers sync.WaitGroup
+	for range 100 {
+		changed, stop := h.Subscribe("t", "c")
+		readers.Go(func() {
+			defer stop()
+			select {
+			case <-changed:
+				t.Error("woken by a change that there was not")
+			case <-h.Done():
+			}
+		})
+	}
+	h.Close()
+	h.Close()
+	readers.Wait()
+}
