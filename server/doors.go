@@ -25,8 +25,14 @@ import (
 // maxGRPCBytes is the largest request and reply; clients have the same limit.
 const maxGRPCBytes = 4 << 20
 
-// lastWords is how long streams get to send what their turns ended with.
-const lastWords = 2 * time.Second
+// A stop ends within stopMargin of the grace for running turns: an agent has its time to
+// end, then streams have lastWords to send what their turns ended with, and a little is left
+// for closing the store.
+const (
+	stopMargin = 5 * time.Second
+	lastWords  = 2 * time.Second
+	closing    = 250 * time.Millisecond
+)
 
 // doors are the addresses that the server listens on.
 type doors struct {
@@ -41,7 +47,7 @@ type doors struct {
 }
 
 // openDoors listens on the addresses of the settings; nothing is served yet.
-func openDoors(c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
+func openDoors(ctx context.Context, c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
 	d := &doors{log: log, service: service, health: health.NewServer()}
 	d.grpc = grpc.NewServer(append(grpcOptions(), service.Interceptors()...)...)
 	service.Register(d.grpc)
@@ -49,13 +55,13 @@ func openDoors(c *config, service *rpc.Server, log *slog.Logger) (*doors, error)
 	reflection.Register(d.grpc)
 	d.http = &http.Server{Handler: d.httpHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	var err error
-	if d.grpcListener, err = listen(c.grpcAddress); err != nil {
+	if d.grpcListener, err = listen(ctx, c.grpcAddress); err != nil {
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
 	if c.httpAddress == "" {
 		return d, nil
 	}
-	if d.httpListener, err = listen(c.httpAddress); err != nil {
+	if d.httpListener, err = listen(ctx, c.httpAddress); err != nil {
 		return nil, errors.Join(
 			fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err),
 			d.grpcListener.Close())
@@ -75,27 +81,30 @@ func grpcOptions() []grpc.ServerOption {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: 15 * time.Minute}),
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // The store closes after them.
-		grpc.SharedWriteBuffer(true),
 		grpc.WriteBufferSize(64 << 10),
 	}
 }
 
 // listen opens host:port or unix:PATH. A socket file that no server listens on any more is
 // replaced.
-func listen(address string) (net.Listener, error) {
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	var (
+		config net.ListenConfig
+		dialer net.Dialer
+	)
 	path, isUnix := strings.CutPrefix(address, socketPrefix)
 	if !isUnix {
-		return net.Listen("tcp", address)
+		return config.Listen(ctx, "tcp", address)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
-		if conn, err := net.Dial("unix", path); err == nil {
+		if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
 			return nil, errors.Join(fmt.Errorf("%s is in use", path), conn.Close())
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
 		}
 	}
-	l, err := net.Listen("unix", path)
+	l, err := config.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
 	}
@@ -150,6 +159,7 @@ func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manag
 	d.ready.Store(false)
 	d.health.Shutdown()
 	d.service.Stop()
+	latest := time.Now().Add(grace + stopMargin - closing)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
@@ -160,7 +170,7 @@ func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manag
 	turns.Stop(grown)
 	select {
 	case <-drained:
-	case <-time.After(lastWords):
+	case <-time.After(min(lastWords, time.Until(latest))):
 		d.grpc.Stop()
 		<-drained
 	}

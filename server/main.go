@@ -26,10 +26,6 @@ const (
 	exitInUse   = 75 // another process has the store
 )
 
-// stopMargin is how long a stop may take beyond the grace for running turns: agents have
-// 5 s to end, streams their last words, the store its last commits.
-const stopMargin = 10 * time.Second
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
@@ -39,7 +35,7 @@ func main() {
 // start runs the command line and returns the exit code.
 func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
 	err := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
-		context.AfterFunc(ctx, func() {
+		context.AfterFunc(ctx, func() { // Whatever hangs, the process ends.
 			time.AfterFunc(c.stopGrace+stopMargin, func() { os.Exit(exitIO) })
 		})
 		return run(ctx, c, newLogger(c, stderr))

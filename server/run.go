@@ -54,6 +54,9 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // Told to stop: the next start goes on with it.
+		}
 		return err
 	}
 	service, err := rpc.New(rpc.Options{
@@ -63,7 +66,7 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	doors, err := openDoors(c, service, log)
+	doors, err := openDoors(ctx, c, service, log)
 	if err != nil {
 		return err
 	}
@@ -76,12 +79,15 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 	group.Go(func() error { changes.report(broken, kept); return nil })
 	group.Go(func() error {
 		defer stopWork()
+		grace := c.stopGrace
+		var cause error
 		select {
-		case err = <-failed:
+		case cause = <-failed:
+			grace = 0 // Nothing that a turn says can be kept any more.
 		case <-broken.Done():
 		}
-		doors.stop(context.WithoutCancel(ctx), c.stopGrace, turns)
-		return err
+		doors.stop(context.WithoutCancel(ctx), grace, turns)
+		return cause
 	})
 	return group.Wait()
 }

@@ -227,7 +227,7 @@ func (t *live) finish(cause error) error {
 	}
 	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
 	if end.GetError() != nil {
-		t.log.Warn("turn did not complete", "state", end.GetState(), "reason", end.GetError().GetReason(), "error", end.GetError().GetMessage())
+		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", end.GetError().GetReason(), "error", end.GetError().GetMessage())
 	}
 	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{
 		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),

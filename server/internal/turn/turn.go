@@ -248,10 +248,16 @@ func (m *Manager) Recover(ctx context.Context) error {
 			Tenant: p.Tenant, ConversationID: p.ConversationID, Messages: p.Messages,
 			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: crashed()},
 		})
-		if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrTurnEnded) && !errors.Is(err, store.ErrCorrupt) {
+		log := m.o.Log.With("conversation_id", p.ConversationID, "turn_id", p.TurnID)
+		switch {
+		case err == nil:
+			log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
+		case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+		case errors.Is(err, store.ErrCorrupt): // Its conversation can only be deleted, the others served.
+			log.Error("turn of a damaged conversation could not be ended", "error", err)
+		default:
 			return fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
 		}
-		m.o.Log.Warn("turn interrupted by a stop of the server", "conversation_id", p.ConversationID, "turn_id", p.TurnID, "saved_messages", len(p.Messages))
 	}
 	return nil
 }

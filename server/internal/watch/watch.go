@@ -16,8 +16,6 @@ type Hub struct {
 	// start names this run of the server in cursors: positions are counted anew in each.
 	start [8]byte
 
-	done     chan struct{}
-	close    func()
 	mu       sync.Mutex
 	position uint64
 	waiting  map[conversation]map[chan struct{}]struct{}
@@ -28,8 +26,7 @@ type conversation struct{ tenant, id string }
 
 // New returns a hub that has seen no change.
 func New() *Hub {
-	h := &Hub{waiting: make(map[conversation]map[chan struct{}]struct{}), done: make(chan struct{})}
-	h.close = sync.OnceFunc(func() { close(h.done) })
+	h := &Hub{waiting: make(map[conversation]map[chan struct{}]struct{})}
 	_, _ = rand.Read(h.start[:]) // never fails, see crypto/rand
 	return h
 }
@@ -80,12 +77,6 @@ func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func()
 		h.watchers--
 	})
 }
-
-// Close tells waiting readers to leave. Closing again does nothing.
-func (h *Hub) Close() { h.close() }
-
-// Done is closed by Close.
-func (h *Hub) Done() <-chan struct{} { return h.done }
 
 // Watchers counts the subscriptions that there are.
 func (h *Hub) Watchers() int {

@@ -1,7 +1,6 @@
 package watch_test
 
 import (
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -66,23 +65,4 @@ func TestCursorsNameThePositionAndTheStart(t *testing.T) {
 	if other := watch.New().Cursor(); other == before {
 		t.Error("two starts have the same cursor")
 	}
-}
-
-func TestCloseTellsWaitingReaders(t *testing.T) {
-	h := watch.New()
-	var readers sync.WaitGroup
-	for range 100 {
-		changed, stop := h.Subscribe("t", "c")
-		readers.Go(func() {
-			defer stop()
-			select {
-			case <-changed:
-				t.Error("woken by a change that there was not")
-			case <-h.Done():
-			}
-		})
-	}
-	h.Close()
-	h.Close()
-	readers.Wait()
 }

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/store"
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// contestants of the benchmark, those of a contest one after the other.
+func (s *benchServer) contestants(b *testing.B) []*contestant {
+	b.Helper()
+	batched := openBatched(b, s)
+	id := s.ids[0]
+	appended, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{s.message}})
+	check(b, err)
+	loaded, err := s.client.LoadConversation(s.ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
+	check(b, err)
+	summed, err := s.client.GetRoutingSummary(s.ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: id})
+	check(b, err)
+	piece := &parleyv1.ChatResponse{Event: &parleyv1.TurnEvent{
+		TurnId: appended.GetConversation().GetUid(), Index: benchPieces / 2,
+		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: benchPiece, Offset: benchPieces / 2 * int32(len(benchPiece))}},
+	}}
+
+	var all []*contestant
+	add := func(contest string, callers int, name string, caller func() (call, error), beside ...comparison) *contestant {
+		c := &contestant{name: fmt.Sprintf("%s-%d/%s", contest, callers, name), callers: callers, caller: caller, beside: beside}
+		all = append(all, c)
+		return c
+	}
+	for _, callers := range []int{64, 1} {
+		expect := func(with64, with1 float64) float64 {
+			if callers == 1 {
+				return with1
+			}
+			return with64
+		}
+		empty := add("append", callers, "empty call", s.calling(appended))
+		batch := add("append", callers, "db.Batch", batched.appending)
+		direct := add("append", callers, "in process", s.appendingInProcess, comparison{batch, expect(1.5, 5)})
+		add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)}, comparison{batch, 0}, comparison{empty, 0})
+		add("append", callers, "gRPC with request_id", s.appending(true), comparison{direct, 0}, comparison{empty, 0})
+
+		empty = add("load", callers, "empty call", s.calling(loaded))
+		add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})
+
+		empty = add("summary", callers, "empty call", s.calling(summed))
+		add("summary", callers, "gRPC", s.summing, comparison{empty, 0})
+	}
+	// Each caller gets a thousand pieces at a time, so that few keep the processors busy.
+	for _, callers := range []int{8, 1} {
+		plain := add("pieces", callers, "plain stream", s.streaming(piece))
+		add("pieces", callers, "Chat", s.chatting, comparison{plain, 0})
+	}
+	return all
+}
+
+// plainService answers as many bytes as the request says, once or in a stream of as many
+// messages as an answer has pieces. It is served with the options and interceptors of the
+// others.
+func plainService() *grpc.ServiceDesc {
+	zeros := make([]byte, maxGRPCBytes)
+	answer := func(_ context.Context, request any) (any, error) {
+		r, ok := request.(*wrapperspb.Int32Value)
+		if !ok {
+			return nil, fmt.Errorf("request is a %T", request)
+		}
+		return &wrapperspb.BytesValue{Value: zeros[:r.GetValue()]}, nil
+	}
+	return &grpc.ServiceDesc{
+		ServiceName: "bench.Plain", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Call", Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			request := new(wrapperspb.Int32Value)
+			if err := decode(request); err != nil {
+				return nil, err
+			}
+			return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: plainCall}, answer)
+		}}},
+		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
+			request := new(wrapperspb.Int32Value)
+			if err := stream.RecvMsg(request); err != nil {
+				return err
+			}
+			for range benchPieces {
+				reply, err := answer(stream.Context(), request)
+				if err != nil {
+					return err
+				}
+				if err := stream.SendMsg(reply); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}},
+	}
+}
+
+// The methods of plainService.
+const (
+	plainCall   = "/bench.Plain/Call"
+	plainStream = "/bench.Plain/Stream"
+)
+
+// sizeRequest asks plainService for replies as large as that one.
+func sizeRequest(reply proto.Message) *wrapperspb.Int32Value {
+	plain := &wrapperspb.BytesValue{Value: make([]byte, proto.Size(reply))}
+	for proto.Size(plain) > proto.Size(reply) {
+		plain.Value = plain.Value[1:]
+	}
+	return wrapperspb.Int32(int32(len(plain.Value)))
+}
+
+// calling makes an empty call with a reply of that one's size.
+func (s *benchServer) calling(reply proto.Message) func() (call, error) {
+	request := sizeRequest(reply)
+	return func() (call, error) {
+		return func(done *atomic.Int64) error {
+			err := s.conn.Invoke(s.ctx, plainCall, request, new(wrapperspb.BytesValue))
+			done.Add(1)
+			return err
+		}, nil
+	}
+}
+
+// streaming reads a stream of messages of that one's size.
+func (s *benchServer) streaming(piece proto.Message) func() (call, error) {
+	request := sizeRequest(piece)
+	return func() (call, error) {
+		return func(done *atomic.Int64) error {
+			opened, err := s.conn.NewStream(s.ctx, &grpc.StreamDesc{ServerStreams: true}, plainStream)
+			if err != nil {
+				return err
+			}
+			stream := &grpc.GenericClientStream[wrapperspb.Int32Value, wrapperspb.BytesValue]{ClientStream: opened}
+			if err := errors.Join(stream.SendMsg(request), stream.CloseSend()); err != nil {
+				return err
+			}
+			for {
+				_, err := stream.Recv()
+				if errors.Is(err, io.EOF) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				done.Add(1)
+			}
+		}, nil
+	}
+}
+
+// batched is bbolt alone: values as large as the store's, in one bucket, each append in a
+// call of db.Batch that moves the bytes which an append must move, and does nothing else.
+type batched struct {
+	db            *bolt.DB
+	conversations int
+	header        int // bytes ahead of the messages
+	frame         store.Frame
+}
+
+// openBatched fills a file with what s holds.
+func openBatched(b *testing.B, s *benchServer) *batched {
+	b.Helper()
+	stats, err := s.store.Stats(s.ctx)
+	check(b, err)
+	snapshot, err := s.store.Read(s.ctx, &store.Read{Tenant: auth.DefaultTenant, ConversationID: s.ids[0], Newest: -1})
+	check(b, err)
+	d := &batched{conversations: len(s.ids), header: int(stats.Bytes/stats.Conversations) - len(snapshot.Messages)}
+	for d.frame = range snapshot.Messages.All() {
+		break
+	}
+	d.db, err = bolt.Open(filepath.Join(s.dir, "batched.db"), 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType, InitialMmapSize: 1 << 30})
+	check(b, err)
+	b.Cleanup(func() { d.db.Close() })
+	value := append(make([]byte, d.header), snapshot.Messages...)
+	for first := 0; first < d.conversations; first += 256 {
+		check(b, d.db.Update(func(tx *bolt.Tx) error {
+			bucket, err := tx.CreateBucketIfNotExists([]byte("conversations"))
+			for i := first; err == nil && i < min(first+256, d.conversations); i++ {
+				err = bucket.Put(batchedKey(i), value)
+			}
+			return err
+		}))
+	}
+	return d
+}
+
+// batchedKey is as long as a key of the store, and as orderly.
+func batchedKey(i int) []byte { return binary.BigEndian.AppendUint64(make([]byte, 12), uint64(i)) }
+
+// appending cuts the oldest message off any conversation and adds one.
+func (d *batched) appending() (call, error) {
+	return func(done *atomic.Int64) error {
+		key := batchedKey(rand.N(d.conversations))
+		err := d.db.Batch(func(tx *bolt.Tx) error {
+			bucket := tx.Bucket([]byte("conversations"))
+			old := bucket.Get(key)
+			value := append(make([]byte, 0, len(old)), old[:d.header]...)
+			value = append(append(value, store.Frames(old[d.header:]).Skip(1)...), d.frame...)
+			return bucket.Put(key, value)
+		})
+		done.Add(1)
+		return err
+	}, nil
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestCorruptionIsFound(t *testing.T) {
+	t.Parallel()
+	t.Run("a byte of a conversation", oneByte)
+	t.Run("the file", wholeFile)
+}
+
+func oneByte(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	for _, id := range []string{"before", "damaged", "after"} {
+		// What is damaged is too far behind to be in the header's preview as well.
+		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("Many words. ", 20) + "At last the words of " + id + "."})
+	}
+	s.terminate()
+	s.wantStop(t)
+	path := filepath.Join(dataDir, "parley.db")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []byte("the words of damaged")
+	if !bytes.Contains(data, words) { // Pages that are free may have more copies.
+		t.Fatal("the words are not in the file")
+	}
+	if err := os.WriteFile(path, bytes.ReplaceAll(data, words, []byte("the wOrds of damaged")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	s = startServer(t, dataDir)
+	get := func(id string) error {
+		_, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
+		return err
+	}
+	wantError(t, get("damaged"), codes.DataLoss, "RECORD_CORRUPT")
+	_, err = s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+		ConversationId: "damaged", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+	})
+	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if err := errors.Join(get("before"), get("after")); err != nil {
+		t.Errorf("the others: %v", err)
+	}
+	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
+	listed := make(map[string]bool)
+	for _, entry := range list.GetConversations() {
+		listed[entry.GetConversation().GetId()] = true
+	}
+	if err != nil || !listed["before"] || !listed["after"] {
+		t.Errorf("listed are %v, %v", listed, err)
+	}
+	if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "damaged"}); err != nil {
+		t.Errorf("it cannot be deleted: %v", err)
+	}
+	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 || !reply.GetCreated() {
+		t.Errorf("the id taken again: %v", reply)
+	}
+}
+
+func wholeFile(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	add(t, s, "c", &parleyv1.Message{Content: "hello"})
+	s.terminate()
+	s.wantStop(t)
+	path := filepath.Join(dataDir, "parley.db")
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name string
+		data []byte
+	}{
+		{"garbage", bytes.Repeat([]byte("garbage "), 8<<10)},
+		{"empty", nil},
+		{"a word", []byte("hello")},
+		{"half", sound[:len(sound)/2]},
+		{"first page", sound[:4096]},
+		{"without its beginning", append(make([]byte, 3*4096), sound[3*4096:]...)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := os.WriteFile(path, test.data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			code, said := failToStart(t, "--data-dir="+dataDir)
+			if code != 65 || !strings.Contains(said, path) || !strings.Contains(said, "restore") || strings.Count(said, "\n") != 1 {
+				t.Errorf("exit code %d, want 65, with one line that names %s and what to do:\n%s", code, path, said)
+			}
+			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, test.data) {
+				t.Errorf("the file has changed: %d bytes of %d are left, %v", len(left), len(test.data), err)
+			}
+		})
+	}
+	if err := os.WriteFile(path, sound, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	history(t, startServer(t, dataDir), "c")
+}
+
+func TestStartFailures(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	address := s.conn.Target()
+	for _, test := range []struct {
+		name  string
+		flags []string
+		code  int
+		words []string // in what is said, beside "parleyd: "
+	}{
+		{"a store in use", []string{"--data-dir=" + dataDir}, 75, []string{filepath.Join(dataDir, "parley.db"), "in use"}},
+		{"an address in use", []string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address}, 74, []string{address, "choose another --grpc-address"}},
+		{"another address in use", []string{"--data-dir=" + t.TempDir(), "--http-address=" + address}, 74, []string{address, "choose another --http-address"}},
+		{"no directory", []string{"--data-dir=/dev/null/data"}, 74, []string{"/dev/null/data/parley.db", "not a directory"}},
+		{"redis", []string{"--store=redis"}, 64, []string{"--store: redis comes with a later version"}},
+		{
+			"several faults",
+			[]string{"--ttl=never", "--max-turns=0", "--colour", agents(t, "agents: {x: {kind: y}}")},
+			64,
+			[]string{"4 faults", "--ttl: ", "--max-turns: ", "--colour: ", "agents.x.kind"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			code, said := failToStart(t, test.flags...)
+			if code != test.code || strings.Count(said, "\n") != 1 && code != 64 {
+				t.Errorf("exit code %d, want %d, with one line:\n%s", code, test.code, said)
+			}
+			for _, words := range append(test.words, "parleyd: ") {
+				if strings.Count(said, words) != 1 {
+					t.Errorf("%q is not said once:\n%s", words, said)
+				}
+			}
+		})
+	}
+}
+
+// failToStart runs parleyd, which must end on its own, and returns what it says beside
+// its log.
+func failToStart(t *testing.T, flags ...string) (exitCode int, said string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := parleyd(t, flags...)
+	cmd.Stderr = &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) {
+		t.Fatalf("ended with %v:\n%s", err, &stderr)
+	}
+	for line := range strings.Lines(stderr.String()) {
+		if !strings.HasPrefix(line, "{") {
+			said += line
+		}
+	}
+	return exit.ExitCode(), said
+}
