@@ -30,9 +30,9 @@ func BenchmarkService(b *testing.B) {
 	if b.N > 1 {
 		b.Skip("takes its own time: use -benchtime 1x")
 	}
-	rounds := benchSetting(b, "ROUNDS", strconv.Atoi, 14)
+	rounds := benchSetting(b, "ROUNDS", positive, 14)
 	slice := benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
-	conversations := benchSetting(b, "CONVERSATIONS", strconv.Atoi, 20_000)
+	conversations := benchSetting(b, "CONVERSATIONS", positive, 20_000)
 	only := benchSetting(b, "ONLY", regexp.Compile, regexp.MustCompile(""))
 
 	start := time.Now()
@@ -68,6 +68,14 @@ func benchSetting[T any](b *testing.B, name string, parse func(string) (T, error
 		b.Fatalf("PARLEY_BENCH_%s: %v", name, err)
 	}
 	return value
+}
+
+func positive(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err == nil && n < 1 {
+		err = fmt.Errorf("%d is less than 1", n)
+	}
+	return n, err
 }
 
 // order lets each round begin with another contestant, and every other go backwards.

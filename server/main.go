@@ -21,7 +21,7 @@ var version = "dev"
 // Exit codes, those of sysexits.h.
 const (
 	exitUsage   = 64 // bad flags or configuration
-	exitDamaged = 65 // the store's file is damaged
+	exitDamaged = 65 // the store's file is damaged, or of another version
 	exitIO      = 74 // the disk, an address or the store failed
 	exitInUse   = 75 // another process has the store
 )
@@ -48,7 +48,7 @@ func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
 	switch {
 	case errors.As(err, &bad):
 		return exitUsage
-	case errors.Is(err, boltstore.ErrDamaged):
+	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
 		return exitDamaged
 	case errors.Is(err, boltstore.ErrInUse):
 		return exitInUse

@@ -18,6 +18,9 @@ const FrameField protowire.Number = 2
 // encoded Message.
 type Frame []byte
 
+// frameTag is the first byte of every frame.
+const frameTag = byte(FrameField)<<3 | byte(protowire.BytesType)
+
 // Frames is any number of frames, one after the other.
 type Frames []byte
 
@@ -25,8 +28,8 @@ type Frames []byte
 // records before it hands frames out.
 func (f Frames) All() iter.Seq[Frame] {
 	return func(yield func(Frame) bool) {
-		for rest := f; len(rest) > 0; {
-			n := protowire.ConsumeFieldValue(FrameField, protowire.BytesType, rest[min(1, len(rest)):])
+		for rest := f; len(rest) > 0 && rest[0] == frameTag; {
+			n := protowire.ConsumeFieldValue(FrameField, protowire.BytesType, rest[1:])
 			if n < 0 || !yield(Frame(rest[:n+1])) {
 				return
 			}
@@ -107,7 +110,7 @@ func (f Frame) Sequence() int32 {
 		if number == 2 && kind == protowire.VarintType {
 			v, _ := protowire.ConsumeVarint(body[n:])
 			// The store's own value comes last and, as in any proto3 decoder, wins.
-			sequence = int32(v) //nolint:gosec // int32 in the message
+			sequence = int32(v)
 		}
 		body = body[n+m:]
 	}

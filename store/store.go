@@ -71,7 +71,8 @@ type Store interface {
 
 	// SaveProgress keeps the answer of a running turn as far as it has arrived, for
 	// Abandoned to find after a crash. It changes neither version nor times. Ending the
-	// turn removes it. ErrTurnEnded when the turn is not the running one.
+	// turn removes it. ErrTurnEnded when the turn is not the running one, also when there
+	// is no such conversation.
 	SaveProgress(ctx context.Context, p *Progress) error
 	// Abandoned returns the running turns that no live server answers any more, with what
 	// was saved of their answers: in a store of one process, all that run when it is opened.
@@ -163,7 +164,8 @@ type Append struct {
 	// ConversationID names it; it is made when it does not exist, unless MustExist.
 	ConversationID string
 	// Messages in order, ids filled in. Sequence, exchange and create_time are set by the
-	// store, whatever they hold; an unspecified status is COMPLETE.
+	// store, whatever they hold; an unspecified status is COMPLETE. A retry of a Request
+	// fills in the same ids: the store remembers what it numbered, not what they were called.
 	Messages []*parleyv1.Message
 	// Request is optional.
 	Request *Request

@@ -44,7 +44,7 @@ func (r *Record) Marshal() ([]byte, error) {
 	headerSize := proto.Size(r.Header)
 	b := make([]byte, headAt, headAt+3*binary.MaxVarintLen32+headerSize+len(r.Requests)+len(r.Turns)+len(r.Messages))
 	b[0] = format
-	b = binary.AppendUvarint(b, uint64(headerSize)) //nolint:gosec // a size
+	b = binary.AppendUvarint(b, uint64(headerSize))
 	b = binary.AppendUvarint(b, uint64(len(r.Requests)))
 	b = binary.AppendUvarint(b, uint64(len(r.Turns)))
 	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, r.Header)
@@ -93,7 +93,7 @@ func unmarshalHead(b []byte) (*Record, uint32, error) {
 			return nil, 0, fmt.Errorf("%w: bad length", store.ErrCorrupt)
 		}
 		at += n
-		ends[i] = int(size) //nolint:gosec // not larger than b
+		ends[i] = int(size)
 	}
 	end := at
 	for i := range ends {
@@ -111,6 +111,9 @@ func unmarshalHead(b []byte) (*Record, uint32, error) {
 	}
 	if err := proto.Unmarshal(b[at:ends[0]], r.Header); err != nil {
 		return nil, 0, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
+	}
+	if r.Conversation() == nil {
+		return nil, 0, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
 	return r, binary.BigEndian.Uint32(b[5:]), nil
 }
@@ -142,9 +145,9 @@ func UnmarshalProgress(b []byte) (*store.Progress, error) {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)
 	}
 	at := 5 + n
-	messages, err := store.Frames(b[at+int(size):]).Messages() //nolint:gosec // checked above
+	messages, err := store.Frames(b[at+int(size):]).Messages()
 	if err != nil {
 		return nil, err
 	}
-	return &store.Progress{TurnID: string(b[at : at+int(size)]), Messages: messages}, nil //nolint:gosec // checked above
+	return &store.Progress{TurnID: string(b[at : at+int(size)]), Messages: messages}, nil
 }

@@ -58,7 +58,7 @@ func (d *Draft) appendFrame(b []byte, n *parleyv1.AppendedMessage) []byte {
 }
 
 func appendVarint(b []byte, field protowire.Number, v int64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v)) //nolint:gosec // two's complement is the wire form
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v))
 }
 
 // note keeps in the header what lists need to know of a message.

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bytes"
+	"fmt"
 	"time"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -55,22 +56,22 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 }
 
 // remember notes a request, if there is one.
-func (r *Record) remember(q *store.Request, s seen) {
-	if q == nil {
-		return
+func (r *Record) remember(q *store.Request, s seen) (err error) {
+	if q != nil {
+		r.Requests, err = keep(r.Requests, &seenRequest{
+			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: s.firstSequence,
+			Exchange: s.exchange, Time: timestamppb.New(s.time), Created: s.created, TurnId: s.turnID,
+		})
 	}
-	r.Requests = keep(r.Requests, &seenRequest{
-		Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: s.firstSequence,
-		Exchange: s.exchange, Time: timestamppb.New(s.time), Created: s.created, TurnId: s.turnID,
-	})
+	return err
 }
 
 // turn begins or ends a turn as the append says, and returns it as it is then.
-func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) *parleyv1.Turn {
+func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (t *parleyv1.Turn, err error) {
 	c := r.Conversation()
 	switch {
 	case a.Begin != nil:
-		t := &parleyv1.Turn{
+		t = &parleyv1.Turn{
 			Id: a.Begin.GetId(), ConversationId: c.GetId(), RequestId: a.Begin.GetRequestId(), Agent: a.Begin.GetAgent(),
 			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(), CreateTime: timestamppb.New(now),
 		}
@@ -78,10 +79,9 @@ func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now t
 			t.InputSequence = answer[len(answer)-1].GetSequence()
 		}
 		c.ActiveTurnId = t.GetId()
-		r.Turns = keep(r.Turns, t)
-		return t
+		r.Turns, err = keep(r.Turns, t)
 	case a.End != nil:
-		t := r.findTurn(a.End.GetId())
+		t = r.findTurn(a.End.GetId())
 		if t == nil {
 			t = &parleyv1.Turn{Id: a.End.GetId(), ConversationId: c.GetId()}
 		}
@@ -90,10 +90,9 @@ func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now t
 			t.FirstAnswerSequence, t.LastAnswerSequence = answer[0].GetSequence(), answer[len(answer)-1].GetSequence()
 		}
 		c.ActiveTurnId = ""
-		r.Turns = keep(without(r.Turns, t.GetId()), t)
-		return t
+		r.Turns, err = keep(without(r.Turns, t.GetId()), t)
 	}
-	return nil
+	return t, err
 }
 
 // findTurn returns a kept turn, nil when there is none of that id.
@@ -149,7 +148,11 @@ func itemID(item []byte) string {
 }
 
 // keep adds an item behind a list, into new memory, and drops the oldest beyond maxKept.
-func keep(list []byte, item proto.Message) []byte {
+func keep(list []byte, item proto.Message) ([]byte, error) {
+	encoded, err := proto.Marshal(item)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", item.ProtoReflect().Descriptor().Name(), err)
+	}
 	count := 1
 	for range items(list) {
 		count++
@@ -158,12 +161,8 @@ func keep(list []byte, item proto.Message) []byte {
 		_, _, n := protowire.ConsumeField(list)
 		list = list[max(n, 0):]
 	}
-	encoded, err := proto.Marshal(item)
-	if err != nil {
-		return list // Cannot be: its strings were checked when they came in.
-	}
 	out := append(make([]byte, 0, len(list)+len(encoded)+4), list...)
-	return protowire.AppendBytes(protowire.AppendTag(out, keptField, protowire.BytesType), encoded)
+	return protowire.AppendBytes(protowire.AppendTag(out, keptField, protowire.BytesType), encoded), nil
 }
 
 // without returns the list without the item of that id.

@@ -116,7 +116,7 @@ func begin(in *parleyv1.Conversation, uid string, now time.Time, o *store.Option
 func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention {
 	out := &parleyv1.Retention{MaxMessages: in.GetMaxMessages(), Ttl: in.GetTtl()}
 	if out.MaxMessages == 0 {
-		out.MaxMessages = int32(o.MaxMessages) //nolint:gosec // at most 1000
+		out.MaxMessages = int32(o.MaxMessages)
 	}
 	if out.Ttl == nil {
 		out.Ttl = durationpb.New(o.TTL)
@@ -166,7 +166,6 @@ func (r *Record) trim(o *store.Options) int {
 func (r *Record) keep(frames store.Frames, count int) {
 	c := r.Conversation()
 	r.Messages = frames
-	//nolint:gosec // at most 1000 messages and a few MiB
 	c.MessageCount, c.SizeBytes = int32(count), int32(len(frames))
 	if len(r.Header.GetData()) == 0 {
 		return

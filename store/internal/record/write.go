@@ -1,6 +1,8 @@
 package record
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -13,14 +15,18 @@ import (
 // for the new one.
 func Create(old *Record, c *store.Create, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	if old != nil {
-		return createOver(old, c)
+		return createOver(old, c, now)
 	}
 	r := begin(c.Conversation, uid, now, o)
 	header := r.Conversation()
-	r.adopt(c.Messages)
+	if err := r.adopt(c.Messages); err != nil {
+		return nil, err
+	}
 	r.touch(now)
 	r.renew(now)
-	r.remember(c.Request, seen{created: true, time: now})
+	if err := r.remember(c.Request, seen{created: true, time: now}); err != nil {
+		return nil, err
+	}
 	trimmed := r.trim(o)
 	created := r.change(c.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now)
 	created.Trimmed = trimmed
@@ -32,7 +38,8 @@ func Create(old *Record, c *store.Create, uid string, now time.Time, o *store.Op
 }
 
 // createOver decides a create whose id is taken.
-func createOver(old *Record, c *store.Create) (*Outcome, error) {
+func createOver(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
+	old.endLapsedLease(now)
 	first, err := old.find(c.Request)
 	switch {
 	case err != nil:
@@ -48,20 +55,23 @@ func createOver(old *Record, c *store.Create) (*Outcome, error) {
 }
 
 // adopt takes a fork's messages with their sequences and exchanges.
-func (r *Record) adopt(frames store.Frames) {
-	if len(frames) == 0 {
-		return
-	}
-	messages, err := frames.Messages()
-	if err != nil {
-		return // A store hands out only what it has checked.
-	}
-	for _, m := range messages {
+func (r *Record) adopt(frames store.Frames) error {
+	count, size := 0, 0
+	for frame := range frames.All() {
+		m, err := frame.Message()
+		if err != nil {
+			return err
+		}
 		r.note(m, m.GetSequence())
 		r.Conversation().LastSequence = m.GetSequence()
 		r.Header.Exchange = max(r.Header.Exchange, m.GetExchange())
+		count, size = count+1, size+len(frame)
 	}
-	r.keep(append(store.Frames(nil), frames...), len(messages))
+	if size != len(frames) {
+		return fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, count)
+	}
+	r.keep(slices.Clone(frames), count)
+	return nil
 }
 
 // Append decides a store.Append. Old is the conversation, nil when there is none; drafts
@@ -87,19 +97,25 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	if len(drafts) > 0 || a.End != nil || created {
 		r.renew(now)
 	}
-	if created {
-		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
-	}
 	if len(drafts) > 0 {
 		before.firstSequence = r.Conversation().GetLastSequence() + 1
 		out.Result.Appended = appended(drafts, before)
 	}
 	frames := r.push(drafts, out.Result.Appended)
-	out.Result.Turn = r.turn(a, out.Result.Appended, now)
 	before.turnID = a.Begin.GetId()
-	r.remember(a.Request, before)
+	turn, err := r.turn(a, out.Result.Appended, now)
+	if err != nil {
+		return nil, err
+	}
+	out.Result.Turn = turn
+	if err := r.remember(a.Request, before); err != nil {
+		return nil, err
+	}
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
 	trimmed := r.trim(o)
+	if created {
+		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+	}
 	for i, frame := range frames {
 		change := r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
 		change.Message, change.Count = frame, count+i+1
@@ -159,7 +175,7 @@ func appended(drafts []Draft, s seen) []*parleyv1.AppendedMessage {
 			s.exchange++
 		}
 		out[i] = &parleyv1.AppendedMessage{
-			Id: d.message.GetId(), Sequence: s.firstSequence + int32(i), //nolint:gosec // at most 100 messages
+			Id: d.message.GetId(), Sequence: s.firstSequence + int32(i),
 			Exchange: s.exchange, CreateTime: timestamppb.New(s.time),
 		}
 	}
@@ -187,7 +203,6 @@ func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []sto
 	}
 	c := r.Conversation()
 	r.Messages = all
-	//nolint:gosec // at most 1100 messages and a few MiB
 	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(all))
 	return frames
 }

@@ -1,0 +1,38 @@
+package rpc
+
+import (
+	"context"
+	"runtime/metrics"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// ListAgents returns the agents that this server can call.
+func (s *Server) ListAgents(context.Context, *parleyv1.ListAgentsRequest) (*parleyv1.ListAgentsResponse, error) {
+	return &parleyv1.ListAgentsResponse{Agents: s.agents.Infos()}, nil
+}
+
+// GetStats counts what the service holds, over all tenants.
+func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*parleyv1.GetStatsResponse, error) {
+	stats, err := s.store.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.GetStatsResponse{
+		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
+		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
+		MemoryBytes: heapBytes(), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
+		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
+		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
+	}, nil
+}
+
+// heapBytes is what live and not yet collected objects take. Unlike runtime.ReadMemStats
+// it does not stop the world.
+func heapBytes() int64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	return int64(sample[0].Value.Uint64())
+}

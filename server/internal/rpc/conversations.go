@@ -1,0 +1,282 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+const (
+	defaultLoadMessages = 20
+	defaultListPage     = 50
+)
+
+// CreateConversation makes an empty conversation.
+func (s *Server) CreateConversation(ctx context.Context, r *parleyv1.CreateConversationRequest) (*parleyv1.CreateConversationResponse, error) {
+	const method = "CreateConversation"
+	in := r.GetConversation()
+	c := &parleyv1.Conversation{
+		Id: in.GetId(), Title: in.GetTitle(), Labels: in.GetLabels(), Agent: in.GetAgent(),
+		SystemPrompt: in.GetSystemPrompt(), Retention: in.GetRetention(),
+	}
+	q, err := newRequest(r.GetRequestId(), method, c)
+	if err != nil {
+		return nil, err
+	}
+	if c.GetId() == "" {
+		c.Id = newID(r.GetRequestId(), tenant(ctx), method)
+	}
+	result, err := s.store.Create(ctx, &store.Create{Tenant: tenant(ctx), Conversation: c, Request: q})
+	if err != nil {
+		return nil, inConversation(c.GetId(), err)
+	}
+	return &parleyv1.CreateConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
+}
+
+// LoadConversation returns a conversation with its newest messages, and makes it first
+// when there is none.
+func (s *Server) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+	const method = "LoadConversation"
+	id, newest := r.GetConversationId(), defaultLoadMessages
+	q, err := newRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{ConversationId: id})
+	if err != nil {
+		return nil, err
+	}
+	if id == "" {
+		id = newID(r.GetRequestId(), tenant(ctx), method)
+	}
+	if r.MessageLimit != nil {
+		newest = int(r.GetMessageLimit())
+	}
+	snapshot, err := s.load(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: newest, Request: q})
+	if err != nil {
+		return nil, inConversation(id, err)
+	}
+	reply := &parleyv1.LoadConversationResponse{
+		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
+	}
+	splice(reply, snapshot.Messages)
+	return reply, nil
+}
+
+// load reads a conversation, and makes it when there is none.
+func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
+	// A second round only meets others who made the conversation, or made and deleted it,
+	// between the two calls.
+	for {
+		snapshot, err := s.store.Read(ctx, read)
+		if !errors.Is(err, store.ErrNotFound) {
+			return snapshot, err
+		}
+		result, err := s.store.Create(ctx, &store.Create{
+			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID}, Request: read.Request, OrGet: true,
+		})
+		if err != nil {
+			return nil, err
+		}
+		if result.Created && !result.Replayed {
+			return &store.Snapshot{Conversation: result.Conversation, Seen: &store.Seen{Created: true}}, nil
+		}
+	}
+}
+
+// GetConversation returns the header of a conversation.
+func (s *Server) GetConversation(ctx context.Context, r *parleyv1.GetConversationRequest) (*parleyv1.GetConversationResponse, error) {
+	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: r.GetConversationId()})
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.GetConversationResponse{Conversation: snapshot.Conversation}, nil
+}
+
+// UpdateConversation changes the fields named in the mask.
+func (s *Server) UpdateConversation(ctx context.Context, r *parleyv1.UpdateConversationRequest) (*parleyv1.UpdateConversationResponse, error) {
+	c, err := s.update(ctx, &store.Update{
+		ConversationID: r.GetConversation().GetId(), IfVersion: r.IfVersion,
+		Values: r.GetConversation(), Fields: updateFields(r),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.UpdateConversationResponse{Conversation: c}, nil
+}
+
+// ClearConversation removes messages and keeps the conversation.
+func (s *Server) ClearConversation(ctx context.Context, r *parleyv1.ClearConversationRequest) (*parleyv1.ClearConversationResponse, error) {
+	through := r.GetAfterSequence()
+	c, err := s.update(ctx, &store.Update{
+		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion, KeepThrough: &through,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.ClearConversationResponse{Conversation: c}, nil
+}
+
+// SetActiveAgent gives an agent the routing lease of a conversation, or takes it away.
+func (s *Server) SetActiveAgent(ctx context.Context, r *parleyv1.SetActiveAgentRequest) (*parleyv1.SetActiveAgentResponse, error) {
+	c, err := s.update(ctx, &store.Update{
+		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion,
+		Lease: &store.Lease{Agent: r.GetAgent(), Reason: r.GetReason(), Duration: r.GetLeaseDuration().AsDuration()},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.SetActiveAgentResponse{Conversation: c}, nil
+}
+
+// update changes a conversation of the caller's tenant, and returns what a reply tells of
+// it: the header without its system prompt.
+func (s *Server) update(ctx context.Context, u *store.Update) (*parleyv1.Conversation, error) {
+	u.Tenant = tenant(ctx)
+	result, err := s.store.Update(ctx, u)
+	if err != nil {
+		return nil, inConversation(u.ConversationID, err)
+	}
+	return withoutPrompt(result.Conversation), nil
+}
+
+// withoutPrompt is the header for a reply that only reports a change.
+func withoutPrompt(c *parleyv1.Conversation) *parleyv1.Conversation {
+	c.SystemPrompt = ""
+	return c
+}
+
+// updateFields are the fields to change: those of the mask, else those that are set.
+func updateFields(r *parleyv1.UpdateConversationRequest) []string {
+	const maxMessages, ttl = "retention.max_messages", "retention.ttl"
+	var fields []string
+	for _, path := range r.GetUpdateMask().GetPaths() {
+		if path == "retention" {
+			fields = append(fields, maxMessages, ttl)
+			continue
+		}
+		fields = append(fields, path)
+	}
+	if len(fields) > 0 {
+		return fields
+	}
+	c := r.GetConversation()
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"title", c.GetTitle() != ""},
+		{"labels", len(c.GetLabels()) > 0},
+		{"agent", c.GetAgent() != ""},
+		{"system_prompt", c.GetSystemPrompt() != ""},
+		{maxMessages, c.GetRetention().GetMaxMessages() != 0},
+		{ttl, c.GetRetention().GetTtl() != nil},
+	} {
+		if field.set {
+			fields = append(fields, field.name)
+		}
+	}
+	return fields
+}
+
+// ListConversations pages through live conversations.
+func (s *Server) ListConversations(ctx context.Context, r *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
+	size := int(r.GetPageSize())
+	if size == 0 {
+		size = defaultListPage
+	}
+	// Ahead of the list: a change between the two is reported twice rather than never.
+	cursor := s.hub.Cursor()
+	page, err := s.store.List(ctx, &store.List{
+		Tenant: tenant(ctx), Labels: r.GetLabels(), StructuredDataType: r.GetStructuredDataType(),
+		Order: r.GetOrder(), PageSize: size, PageToken: r.GetPageToken(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.ListConversationsResponse{
+		Conversations: page.Entries, NextPageToken: page.NextPageToken, TotalSize: page.Total, WatchCursor: cursor,
+	}, nil
+}
+
+// DeleteConversation removes a conversation and its messages.
+func (s *Server) DeleteConversation(ctx context.Context, r *parleyv1.DeleteConversationRequest) (*parleyv1.DeleteConversationResponse, error) {
+	err := s.store.Delete(ctx, &store.Delete{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), IfVersion: r.IfVersion,
+	})
+	missing := errors.Is(err, store.ErrNotFound)
+	if err != nil && (!missing || !r.GetAllowMissing()) {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.DeleteConversationResponse{}, nil
+}
+
+// PurgeConversations removes conversations that have been inactive for a time.
+func (s *Server) PurgeConversations(ctx context.Context, r *parleyv1.PurgeConversationsRequest) (*parleyv1.PurgeConversationsResponse, error) {
+	purged, err := s.store.Purge(ctx, &store.Purge{
+		Tenant: tenant(ctx), InactiveFor: r.GetInactiveFor().AsDuration(), DryRun: r.GetDryRun(),
+	})
+	if purged.Count > 0 && !r.GetDryRun() { // What is gone is gone, even if the rest failed.
+		s.log.InfoContext(ctx, "purged", "tenant", tenant(ctx), "count", purged.Count, "inactive_for", r.GetInactiveFor().AsDuration().String())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.PurgeConversationsResponse{PurgedCount: purged.Count, SampleIds: purged.SampleIDs}, nil
+}
+
+// ForkConversation copies a conversation up to a message into a new one.
+func (s *Server) ForkConversation(ctx context.Context, r *parleyv1.ForkConversationRequest) (*parleyv1.ForkConversationResponse, error) {
+	const method = "ForkConversation"
+	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ForkConversationRequest{
+		ConversationId: r.GetConversationId(), AtSequence: r.GetAtSequence(), NewConversationId: r.GetNewConversationId(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	id := r.GetNewConversationId()
+	if id == "" {
+		id = newID(r.GetRequestId(), tenant(ctx), method)
+	}
+	if q != nil { // A retry finds the first result even when the source has gone since.
+		first, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Request: q})
+		switch {
+		case err == nil && first.Seen != nil:
+			return &parleyv1.ForkConversationResponse{Conversation: first.Conversation, Replayed: true}, nil
+		case err != nil && !errors.Is(err, store.ErrNotFound):
+			return nil, inConversation(id, err)
+		}
+	}
+	create, err := s.fork(ctx, r, id)
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	create.Request = q
+	result, err := s.store.Create(ctx, create)
+	if err != nil {
+		return nil, inConversation(id, err)
+	}
+	return &parleyv1.ForkConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
+}
+
+// fork reads what a fork copies: all but lease, turns and requests.
+func (s *Server) fork(ctx context.Context, r *parleyv1.ForkConversationRequest, id string) (*store.Create, error) {
+	source, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1})
+	if err != nil {
+		return nil, err
+	}
+	frames, last := source.Messages, int32(0)
+	size := 0
+	for frame := range frames.All() {
+		if last == r.GetAtSequence() && last != 0 {
+			break
+		}
+		last, size = frame.Sequence(), size+len(frame)
+	}
+	if r.GetAtSequence() != 0 && last != r.GetAtSequence() {
+		return nil, &sequenceGoneError{sequence: r.GetAtSequence()}
+	}
+	c := source.Conversation
+	return &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: &parleyv1.Conversation{
+		Id: id, Title: c.GetTitle(), Labels: c.GetLabels(), Agent: c.GetAgent(), SystemPrompt: c.GetSystemPrompt(),
+		Retention: c.GetRetention(), ForkedFrom: &parleyv1.ForkOrigin{ConversationId: c.GetId(), Sequence: last},
+	}}, nil
+}

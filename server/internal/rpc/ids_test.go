@@ -1,0 +1,74 @@
+package rpc
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestDeriveIsFixed: another value would make retries across an update miss their
+// conversations.
+func TestDeriveIsFixed(t *testing.T) {
+	if got, want := derive("default", "Chat", "r1"), "82f6edd3-1830-40f0-a5e7-a4ad13a8f22b"; got != want {
+		t.Errorf("derive gives %s, want %s", got, want)
+	}
+}
+
+func TestDerive(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		part := rapid.StringOfN(rapid.SampledFrom([]rune("ab\x00\x01é")), 0, 4, -1)
+		a := rapid.SliceOfN(part, 0, 4).Draw(t, "a")
+		b := rapid.SliceOfN(part, 0, 4).Draw(t, "b")
+		id := derive(a...)
+		if u, err := uuid.Parse(id); err != nil || u.Version() != 4 || u.Variant() != uuid.RFC4122 || u.String() != id {
+			t.Errorf("%q is no UUID v4 (%v)", id, err)
+		}
+		if same := derive(b...) == id; same != slices.Equal(a, b) {
+			t.Errorf("ids of %q and %q: same is %t", a, b, same)
+		}
+	})
+}
+
+func TestNewID(t *testing.T) {
+	if first, second := newID("", "a"), newID("", "a"); first == second {
+		t.Errorf("two calls without a request_id got %s", first)
+	}
+	if first, second := newID("r", "a"), newID("r", "a"); first != second {
+		t.Errorf("two calls with the same request_id got %s and %s", first, second)
+	}
+}
+
+func TestNewRequest(t *testing.T) {
+	batch := func(change func(*parleyv1.Message)) *parleyv1.AppendMessagesRequest {
+		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello", Metadata: make(map[string]string)}
+		for i := range 50 { // Enough for the order of a map to differ from call to call.
+			m.Metadata[fmt.Sprint(i)] = strings.Repeat("v", i)
+		}
+		change(m)
+		return &parleyv1.AppendMessagesRequest{Messages: []*parleyv1.Message{m}}
+	}
+	digest := func(m proto.Message) [32]byte {
+		q, err := newRequest("r", "AppendMessages", m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q.Digest
+	}
+	first := digest(batch(func(*parleyv1.Message) {}))
+	if first != digest(batch(func(*parleyv1.Message) {})) {
+		t.Error("the same content gives different digests")
+	}
+	if first == digest(batch(func(m *parleyv1.Message) { m.Metadata["7"] = "other" })) {
+		t.Error("other content gives the same digest")
+	}
+	if q, err := newRequest("", "AppendMessages", batch(func(*parleyv1.Message) {})); q != nil || err != nil {
+		t.Errorf("without a request_id: %v, %v", q, err)
+	}
+}

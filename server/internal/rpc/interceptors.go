@@ -1,0 +1,189 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+)
+
+const (
+	// maxUnaryTime bounds the deadline of a unary call, which clients set as they like.
+	maxUnaryTime = 10 * time.Minute
+	// maxSendTime is how long a stream waits for its client to take one message, at least;
+	// it is up to a third more.
+	maxSendTime = 30 * time.Second
+	// adminRole is what AdminService needs where callers sign in.
+	adminRole = "admin"
+)
+
+// What the interceptors may answer of their own.
+var (
+	errUnauthenticated = errors.New("not signed in")
+	errNotAllowed      = errors.New("not allowed")
+	errSlowReader      = errors.New("client does not read its stream")
+)
+
+// Interceptors are what the grpc.Server must run around every handler, outermost first:
+// log, status, recovery, authentication, limits, validation. Errors become statuses near
+// the outside, so that no other place makes one. A stream's limits come ahead of recovery:
+// they run the rest in another goroutine.
+func (s *Server) Interceptors() []grpc.ServerOption {
+	caught := recovery.WithRecoveryHandler(func(p any) error {
+		return fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+	})
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(
+			s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(caught),
+			s.authUnary, s.limitUnary, s.validateUnary,
+		),
+		grpc.ChainStreamInterceptor(
+			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(caught),
+			s.authStream, s.validateStream,
+		),
+	}
+}
+
+func (s *Server) logUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	start := s.now()
+	reply, err := handler(ctx, request)
+	s.logCall(ctx, info.FullMethod, start, err)
+	return reply, err
+}
+
+func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	start := s.now()
+	err := handler(srv, stream)
+	s.logCall(stream.Context(), info.FullMethod, start, err)
+	return err
+}
+
+func (s *Server) logCall(ctx context.Context, method string, start time.Time, err error) {
+	if s.log.Enabled(ctx, slog.LevelDebug) {
+		s.log.DebugContext(ctx, "call", "method", method, "code", status.Code(err).String(), "duration", s.now().Sub(start).String())
+	}
+}
+
+func (s *Server) statusUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	reply, err := handler(ctx, request)
+	if err != nil {
+		return nil, s.toStatus(ctx, info.FullMethod, err)
+	}
+	return reply, nil
+}
+
+func (s *Server) statusStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if err := handler(srv, stream); err != nil {
+		return s.toStatus(stream.Context(), info.FullMethod, err)
+	}
+	return nil
+}
+
+// principalKey is where the interceptor leaves the caller for the handler, which takes
+// the tenant out and hands it on by name.
+type principalKey struct{}
+
+// tenant returns the tenant of the caller.
+func tenant(ctx context.Context) string {
+	p, _ := ctx.Value(principalKey{}).(auth.Principal)
+	return p.Tenant
+}
+
+func (s *Server) authUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, err := s.signIn(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	return handler(ctx, request)
+}
+
+func (s *Server) authStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, err := s.signIn(stream.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	return handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
+}
+
+// signIn adds the caller to the context of a call, if the caller may make it.
+func (s *Server) signIn(ctx context.Context, method string) (context.Context, error) {
+	p := auth.Anonymous()
+	if s.authenticate != nil {
+		var err error
+		if p, err = s.authenticate(ctx); err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnauthenticated, err)
+		}
+		admin := strings.HasPrefix(method, "/"+parleyv1.AdminService_ServiceDesc.ServiceName+"/")
+		if admin && !slices.Contains(p.Roles, adminRole) {
+			return nil, fmt.Errorf("%w: %s needs the role %q", errNotAllowed, method, adminRole)
+		}
+	}
+	return context.WithValue(ctx, principalKey{}, p), nil
+}
+
+// callerStream is a stream whose context knows the caller.
+type callerStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context knows the caller.
+func (s *callerStream) Context() context.Context { return s.ctx }
+
+func (s *Server) limitUnary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxUnaryTime)
+	defer cancel()
+	return handler(ctx, request)
+}
+
+// limitStream gives up on a client that does not read. A handler that blocks in grpc's
+// SendMsg blocks until the client reads or the stream ends, and the stream only ends when
+// the handler seems to return; it then does, soon after.
+func (s *Server) limitStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	limited := &limitedStream{ServerStream: stream}
+	ended := make(chan error, 1)
+	go func() { ended <- handler(srv, limited) }()
+	const looks = 3
+	look := time.NewTicker(maxSendTime / looks)
+	defer look.Stop()
+	var last uint64
+	for stuck := 0; stuck < looks; {
+		select {
+		case err := <-ended:
+			return err
+		case <-look.C:
+			stuck++
+			if steps := limited.steps.Load(); steps != last || steps%2 == 0 {
+				last, stuck = steps, 0
+			}
+		}
+	}
+	return errSlowReader
+}
+
+// limitedStream is a stream that can be seen to send: steps is odd while it does, and
+// another number each time. That costs nothing beside the sending of a piece; a timer for
+// each would.
+type limitedStream struct {
+	grpc.ServerStream
+	steps atomic.Uint64
+}
+
+// SendMsg sends.
+func (s *limitedStream) SendMsg(m any) error {
+	s.steps.Add(1)
+	defer s.steps.Add(1)
+	return s.ServerStream.SendMsg(m)
+}

@@ -1,0 +1,212 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/store"
+)
+
+// turnsFunc are Turns that answer with a function.
+type turnsFunc func(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error)
+
+func (f turnsFunc) Chat(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+	return f(ctx, tenant, r, q)
+}
+
+func (f turnsFunc) Running() int { return 0 }
+
+// statsFunc is a store whose Stats are a function.
+type statsFunc struct {
+	store.Store
+	stats func(ctx context.Context) (store.Stats, error)
+}
+
+func (s *statsFunc) Stats(ctx context.Context) (store.Stats, error) { return s.stats(ctx) }
+
+func withStats(stats func(ctx context.Context) (store.Stats, error)) func(*setup) {
+	return func(s *setup) {
+		s.wrap = func(inner store.Store) store.Store { return &statsFunc{Store: inner, stats: stats} }
+	}
+}
+
+func TestPanic(t *testing.T) {
+	f := open(t, func(s *setup) {
+		s.wrap = func(inner store.Store) store.Store {
+			return &statsFunc{Store: inner, stats: func(context.Context) (store.Stats, error) { panic("boom " + secret) }}
+		}
+		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+			panic("boom " + secret)
+		})
+	})
+	_, unary := f.admin.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+	_, stream := f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
+	for method, err := range map[string]error{"GetStats": unary, "Chat": stream} {
+		if got := wantError(t, err, codes.Internal, "INTERNAL"); got.text != "internal error" {
+			t.Errorf("%s: text %q", method, got.text)
+		}
+		if len(f.log.lines("level=ERROR", "/"+method, "boom "+secret, "interceptors_test.go")) != 1 {
+			t.Errorf("%s: no line in the log with the stack", method)
+		}
+	}
+	if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{}); err != nil {
+		t.Errorf("after a panic: %v", err)
+	}
+}
+
+func TestDeadlineIsBounded(t *testing.T) {
+	var left time.Duration
+	f := open(t, withStats(func(ctx context.Context) (store.Stats, error) {
+		deadline, _ := ctx.Deadline()
+		left = time.Until(deadline)
+		return store.Stats{}, nil
+	}))
+	for name, ctx := range map[string]context.Context{"none": t.Context(), "a year": withTimeout(t, 365*24*time.Hour)} {
+		if _, err := f.admin.GetStats(ctx, &parleyv1.GetStatsRequest{}); err != nil || left <= 0 || left > maxUnaryTime {
+			t.Errorf("deadline of %s: the handler has %v (%v)", name, left, err)
+		}
+	}
+	if _, err := f.admin.GetStats(withTimeout(t, time.Minute), &parleyv1.GetStatsRequest{}); err != nil || left > time.Minute {
+		t.Errorf("deadline of a minute: the handler has %v (%v)", left, err)
+	}
+}
+
+func withTimeout(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// signIn reads tenant and role from the metadata of a call.
+func signIn(ctx context.Context) (auth.Principal, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	tenant := strings.Join(md.Get("tenant"), "")
+	if tenant == "" {
+		return auth.Principal{}, errors.New("no tenant in " + secret)
+	}
+	return auth.Principal{Tenant: tenant, Roles: md.Get("role")}, nil
+}
+
+func as(t *testing.T, pairs ...string) context.Context {
+	t.Helper()
+	return metadata.AppendToOutgoingContext(t.Context(), pairs...)
+}
+
+func TestSignIn(t *testing.T) {
+	f := open(t, func(s *setup) { s.Authenticate = signIn })
+	// Whoever is not signed in is not told what is wrong with the request either.
+	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: "a b"})
+	if got := wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED"); strings.Contains(got.text, secret) {
+		t.Errorf("text %q", got.text)
+	}
+	_, err = f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
+	wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+	if f.changeCount() != 0 {
+		t.Error("something was written")
+	}
+
+	_, err = f.admin.GetStats(as(t, "tenant", "a"), &parleyv1.GetStatsRequest{})
+	wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
+	if _, err = f.admin.GetStats(as(t, "tenant", "a", "role", "admin"), &parleyv1.GetStatsRequest{}); err != nil {
+		t.Errorf("stats for the admin: %v", err)
+	}
+}
+
+func TestCallsAreLogged(t *testing.T) {
+	f := open(t, nil)
+	_, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "missing"})
+	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
+	if _, err := f.chat(t, &parleyv1.ChatRequest{Content: "hello"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range [][]string{
+		{"level=DEBUG", "/GetConversation", "code=NotFound", "duration="}, {"level=DEBUG", "/Chat", "code=OK", "duration="},
+	} {
+		if got := f.log.lines(want...); len(got) != 1 {
+			t.Errorf("%d lines have %q", len(got), want)
+		}
+	}
+}
+
+// TestUnimplemented: what has its own issue says so, once the request is valid.
+func TestUnimplemented(t *testing.T) {
+	f := open(t, nil)
+	_, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: "c", TurnId: "t"})
+	wantError(t, err, codes.Unimplemented, "")
+	backup, err := f.admin.BackupStore(t.Context(), &parleyv1.BackupStoreRequest{})
+	if err == nil {
+		_, err = backup.Recv()
+	}
+	wantError(t, err, codes.Unimplemented, "")
+	_, err = f.chat(t, &parleyv1.ChatRequest{Content: "x", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+	wantError(t, err, codes.Unimplemented, "UNIMPLEMENTED")
+	if f.changeCount() != 0 {
+		t.Error("something was written")
+	}
+}
+
+// endless are Turns whose answer never ends; ended is closed when nobody takes it any more.
+func endless(ended chan struct{}) turnsFunc {
+	piece := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1<<16)}}}
+	return func(context.Context, string, *parleyv1.ChatRequest, *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+		return func(yield func(*parleyv1.TurnEvent, error) bool) {
+			defer close(ended)
+			for yield(piece, nil) {
+			}
+		}, nil
+	}
+}
+
+// TestSlowReader: a client that takes nothing for 30 s loses its stream, not the server a
+// goroutine.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan struct{})
+		f := open(t, func(s *setup) { s.Turns = endless(ended) })
+		start := time.Now()
+		stream, err := f.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ended
+		if waited := time.Since(start); waited < maxSendTime || waited > maxSendTime*4/3 {
+			t.Errorf("the stream ended after %v", waited)
+		}
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		wantError(t, err, codes.ResourceExhausted, "SLOW_READER")
+	})
+}
+
+// TestPatientReader: a client may be slow as long as it reads.
+func TestPatientReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan struct{})
+		f := open(t, func(s *setup) { s.Turns = endless(ended) })
+		ctx, leave := context.WithCancel(t.Context())
+		stream, err := f.Chat(ctx, &parleyv1.ChatRequest{Content: "hello"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			<-time.After(maxSendTime * 9 / 10)
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		leave()
+		<-ended
+	})
+}

@@ -1,0 +1,309 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestGetRoutingSummary is what a coordinator sees of a conversation about libraries.
+func TestGetRoutingSummary(t *testing.T) {
+	f := open(t, nil)
+	found := assistant("Zustand, Jotai, Redux")
+	found.Summary, found.Agent, found.StructuredData = "searched for React libraries", "finder", data("library_list", structpb.NewStringValue("Zustand"))
+	analyzed := assistant("It is small.")
+	analyzed.Summary, analyzed.Agent, analyzed.StructuredData = "analyzed Zustand", "analyst", data("analysis", structpb.NewStringValue("small"))
+	f.append(t, "c1", user("Which libraries are there?"), found, user("Tell me about the first"), analyzed, user("And the second one?"))
+	get := func(r *parleyv1.GetRoutingSummaryRequest) *parleyv1.RoutingSummary {
+		t.Helper()
+		r.ConversationId = "c1"
+		reply, err := f.GetRoutingSummary(t.Context(), r)
+		if err != nil || reply.GetNotModified() {
+			t.Fatalf("got %v, %v", reply, err)
+		}
+		return reply.GetSummary()
+	}
+	s := get(&parleyv1.GetRoutingSummaryRequest{})
+	if got := sequences(s.GetRecentMessages()); !slices.Equal(got, []int32{3, 4, 5}) {
+		t.Errorf("recent messages %v", got)
+	}
+	if s.GetText() != "Previous: searched for React libraries, analyzed Zustand" || !s.GetAwaitingAnswer() || s.GetVersion() != 1 {
+		t.Errorf("summary %v", s)
+	}
+	if len(s.GetStructuredDataTypes()) != 2 || len(s.GetReferencedData()) != 1 || s.GetReferencedData()[0].GetData().GetType() != "library_list" {
+		t.Errorf("data %v, %v", s.GetStructuredDataTypes(), s.GetReferencedData())
+	}
+	if n := len(get(&parleyv1.GetRoutingSummaryRequest{MessageLimit: proto.Int32(0)}).GetRecentMessages()); n != 0 {
+		t.Errorf("%d messages, none were asked for", n)
+	}
+	if n := len(get(&parleyv1.GetRoutingSummaryRequest{MessageLimit: proto.Int32(20)}).GetRecentMessages()); n != 5 {
+		t.Errorf("%d messages of 5", n)
+	}
+	if s := get(&parleyv1.GetRoutingSummaryRequest{MaxBytes: 50}); !s.GetTruncated() {
+		t.Errorf("50 bytes: %v", s)
+	}
+}
+
+func TestKnownVersion(t *testing.T) {
+	f := open(t, nil)
+	f.append(t, "c1", user("hello"))
+	f.append(t, "c1", assistant("hi"))
+	tests := []struct {
+		name         string
+		id           string
+		known        *int32
+		allowMissing bool
+		want         *parleyv1.GetRoutingSummaryResponse // only not_modified and version count
+		code         codes.Code
+	}{
+		{"known", "c1", proto.Int32(2), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
+		{"older", "c1", proto.Int32(1), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
+		{"not there", "c1", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
+		{"missing", "c2", nil, false, nil, codes.NotFound},
+		{"missing as known", "c2", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
+		{"missing since", "c2", proto.Int32(7), false, nil, codes.NotFound},
+		{"missing and allowed", "c2", nil, true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
+		{"missing since and allowed", "c2", proto.Int32(7), true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
+				ConversationId: test.id, KnownVersion: test.known, AllowMissing: test.allowMissing,
+			})
+			if toldBy(err).code != test.code {
+				t.Fatal(err)
+			}
+			if got.GetSummary() != nil {
+				got.Summary = &parleyv1.RoutingSummary{ConversationId: got.GetSummary().GetConversationId(), Version: got.GetSummary().GetVersion()}
+			}
+			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestNotModifiedReadsNoMessages: a coordinator that asks again and again costs a header.
+func TestNotModifiedReadsNoMessages(t *testing.T) {
+	reads := new(newestOf)
+	f := open(t, func(s *setup) {
+		s.wrap = func(inner store.Store) store.Store {
+			reads.Store = inner
+			return reads
+		}
+	})
+	f.append(t, "c1", user("hello"))
+	reply, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(1)})
+	if err != nil || !reply.GetNotModified() || !slices.Equal(reads.newest, []int{0}) {
+		t.Errorf("got %v, %v, reads of %v messages", reply, err, reads.newest)
+	}
+}
+
+// newestOf notes how many messages are read.
+type newestOf struct {
+	store.Store
+	newest []int
+}
+
+func (s *newestOf) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	s.newest = append(s.newest, r.Newest)
+	return s.Store.Read(ctx, r)
+}
+
+// TestWaitForVersion runs on a clock that only moves when everybody waits.
+func TestWaitForVersion(t *testing.T) {
+	tests := []struct {
+		name   string
+		ttl    time.Duration
+		known  int32
+		during func(t *testing.T, f *fixture)
+		after  time.Duration // how long the call takes
+		code   codes.Code
+		want   *parleyv1.GetRoutingSummaryResponse
+	}{
+		{"nothing happens", time.Hour, 1, func(*testing.T, *fixture) {}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
+		{"an append", time.Hour, 1, func(t *testing.T, f *fixture) {
+			t.Helper()
+			<-time.After(time.Second)
+			f.append(t, "c1", user("more"))
+		}, time.Second, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 2}}},
+		{"other conversations", time.Hour, 1, func(t *testing.T, f *fixture) {
+			t.Helper()
+			<-time.After(time.Second)
+			f.append(t, "c2", user("more"))
+		}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
+		{"changed before", time.Hour, 7, func(*testing.T, *fixture) {}, 0, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 1}}},
+		{"a delete", time.Hour, 1, func(t *testing.T, f *fixture) {
+			t.Helper()
+			<-time.After(time.Second)
+			if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
+				t.Error(err)
+			}
+		}, time.Second, codes.NotFound, nil},
+		// Nobody sweeps here: the end itself is what ends the wait.
+		{"the end of its ttl", 5 * time.Second, 1, func(*testing.T, *fixture) {}, 5 * time.Second, codes.NotFound, nil},
+		{"a stop of the server", time.Hour, 1, func(_ *testing.T, f *fixture) {
+			<-time.After(time.Second)
+			f.server.Stop()
+		}, time.Second, codes.Unavailable, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := open(t, func(s *setup) { s.stored.TTL = test.ttl })
+				f.append(t, "c1", user("hello"))
+				start := time.Now()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					test.during(t, f)
+				}()
+				got, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
+					ConversationId: "c1", KnownVersion: &test.known, WaitTimeout: durationpb.New(time.Minute),
+				})
+				if waited := time.Since(start); waited != test.after || toldBy(err).code != test.code {
+					t.Errorf("after %v: %v, %v", waited, got, err)
+				}
+				if got.GetSummary() != nil {
+					got.Summary = &parleyv1.RoutingSummary{Version: got.GetSummary().GetVersion()}
+				}
+				if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				<-done
+				if n := f.hub.Watchers(); n != 0 {
+					t.Errorf("%d watchers are left", n)
+				}
+			})
+		})
+	}
+}
+
+func TestWaitEndsWithTheCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := open(t, nil)
+		f.append(t, "c1", user("hello"))
+		_, err := f.GetRoutingSummary(withTimeout(t, time.Second), &parleyv1.GetRoutingSummaryRequest{
+			ConversationId: "c1", KnownVersion: proto.Int32(1), WaitTimeout: durationpb.New(time.Minute),
+		})
+		if toldBy(err).code != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if n := f.hub.Watchers(); n != 0 {
+			t.Errorf("%d watchers are left", n)
+		}
+	})
+}
+
+func TestTooManyWatchers(t *testing.T) {
+	f := open(t, nil)
+	for range maxWatchers {
+		_, stop := f.hub.Subscribe("default", "c1")
+		t.Cleanup(stop)
+	}
+	request := &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(0), WaitTimeout: durationpb.New(time.Minute)}
+	_, err := f.GetRoutingSummary(t.Context(), request)
+	wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS")
+	request.WaitTimeout = nil
+	if _, err := f.GetRoutingSummary(t.Context(), request); err != nil {
+		t.Errorf("without waiting: %v", err)
+	}
+}
+
+func TestBatchGetRoutingSummaries(t *testing.T) {
+	f := open(t, nil)
+	f.append(t, "c1", user("1"))
+	f.append(t, "c2", user("2"), assistant("3"))
+	reply, err := f.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
+		ConversationIds: []string{"c2", "x", "c1", "c2", "y", "x"}, MessageLimit: proto.Int32(1),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range reply.GetSummaries() {
+		got = append(got, fmt.Sprint(s.GetConversationId(), sequences(s.GetRecentMessages())))
+	}
+	if diff := cmp.Diff([]string{"c2[2]", "c1[1]", "c2[2]"}, got); diff != "" {
+		t.Errorf("summaries (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"x", "y", "x"}, reply.GetMissingIds()); diff != "" {
+		t.Errorf("missing (-want +got):\n%s", diff)
+	}
+}
+
+// TestSummariesFitAReply: whatever is in the conversations, and whatever is asked for.
+func TestSummariesFitAReply(t *testing.T) {
+	f := open(t, nil)
+	for i := range 12 {
+		f.append(t, "words", user(strings.Repeat("x", 5<<10)))
+		f.append(t, "tales", user(strings.Repeat("x", 200<<10)))
+		m := assistant("")
+		m.ToolCalls = []*parleyv1.ToolCall{{Id: fmt.Sprint(i), Name: "t", Arguments: strings.Repeat("x", 50<<10)}}
+		f.append(t, "calls", m)
+		m = assistant("")
+		for j := range 150 {
+			m.StructuredData = append(m.StructuredData, data(fmt.Sprintf("%0128d", 150*i+j), structpb.NewNullValue())...)
+		}
+		f.append(t, "types", m)
+	}
+	f.create(t, &parleyv1.Conversation{Id: "agents", Retention: &parleyv1.Retention{MaxMessages: 1000}})
+	for i := range 10 {
+		var messages []*parleyv1.Message
+		for j := range 100 {
+			m := assistant("")
+			m.Agent = fmt.Sprintf("%0128d", 100*i+j)
+			messages = append(messages, m)
+		}
+		f.append(t, "agents", messages...)
+	}
+	all := []string{"words", "tales", "calls", "types", "agents", "missing"}
+	for _, test := range []struct {
+		ids      []string
+		maxBytes int32
+		each     int // bytes that a summary may take
+	}{
+		{slices.Repeat([]string{"words"}, 100), 0, defaultBatchBytes + 4<<10},
+		{[]string{"words"}, 0, defaultBatchBytes + 4<<10},
+		{slices.Repeat(all, 4), 0, maxSummaryBytes},
+		{slices.Repeat(all, 2), 3 << 20, maxSummaryBytes},
+		{slices.Repeat([]string{"calls"}, 3), 1, maxSummaryBytes},
+		{slices.Repeat([]string{"agents"}, 40), 0, maxSummaryBytes},
+	} {
+		reply, err := f.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
+			ConversationIds: test.ids, MaxBytes: test.maxBytes, MessageLimit: proto.Int32(20),
+		})
+		if err != nil {
+			t.Errorf("%d ids, %d bytes: %v", len(test.ids), test.maxBytes, err)
+			continue
+		}
+		if size := proto.Size(reply); size > 3<<20+512<<10 {
+			t.Errorf("%d ids, %d bytes: the reply has %d", len(test.ids), test.maxBytes, size)
+		}
+		for _, s := range reply.GetSummaries() {
+			if size := proto.Size(s); size > test.each || len(s.GetRecentMessages()) == 0 && test.maxBytes != 1 {
+				t.Errorf("%d ids, %d bytes: summary of %s has %d bytes and %d messages", len(test.ids), test.maxBytes, s.GetConversationId(), size, len(s.GetRecentMessages()))
+			}
+		}
+	}
+	for _, id := range all[:5] {
+		if _, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: id, MessageLimit: proto.Int32(20)}); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+// Package rpc serves the API over gRPC. It is the only room that knows handlers, status
+// codes and error details: a handler takes a request that the interceptors have found
+// valid, makes one or two calls of the store or of package turn, and makes their results
+// a reply. Begin with [Server]; status.go says what a client is told of each error,
+// validate.go what a request may look like.
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"log/slog"
+	"sync"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"google.golang.org/grpc"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// defaultMaxMessageBytes is Options.MaxMessageBytes unless set.
+const defaultMaxMessageBytes = 256 << 10
+
+// Turns runs Chat turns; package turn does.
+type Turns interface {
+	// Chat begins a turn, or finds the one that q began before, and returns its events.
+	Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error)
+	// Running counts the turns that are being answered.
+	Running() int
+}
+
+// Options of a Server. All are required but those that say what they are when zero.
+type Options struct {
+	// Store keeps the conversations; its observer feeds Hub.
+	Store store.Store
+	// StoreName is what GetStats calls the store: "memory", "bolt" or "redis".
+	StoreName string
+	// Turns runs Chat turns.
+	Turns Turns
+	// Hub wakes the readers that wait for a change.
+	Hub *watch.Hub
+	// Agents that ListAgents lists.
+	Agents *agent.Set
+	// MaxMessageBytes bounds the encoded form of one message; 0 is 256 KiB.
+	MaxMessageBytes int
+	// Version of the program, for GetStats.
+	Version string
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	// Log is for what clients are not told, and at debug level for every call.
+	Log *slog.Logger
+	// Authenticate says who makes a call, or why it cannot say: the error's text goes to the
+	// log, not to the caller. Nil: nobody signs in, and everybody may do everything.
+	Authenticate func(ctx context.Context) (auth.Principal, error)
+}
+
+// Server is ConversationService and AdminService. Make one with New, give its
+// Interceptors to the grpc.Server, Register it there, and Stop it ahead of GracefulStop.
+type Server struct {
+	// What a later version brings answers UNIMPLEMENTED.
+	parleyv1.UnimplementedConversationServiceServer
+	parleyv1.UnimplementedAdminServiceServer
+
+	store           store.Store
+	storeName       string
+	turns           Turns
+	hub             *watch.Hub
+	agents          *agent.Set
+	maxMessageBytes int
+	version         string
+	now             func() time.Time
+	log             *slog.Logger
+	authenticate    func(ctx context.Context) (auth.Principal, error)
+
+	rules     protovalidate.Validator
+	startTime time.Time
+	stopping  chan struct{} // closed by stop
+	stop      func()
+}
+
+// New returns a server that is not registered yet. It fails when the rules in the protos
+// cannot be used at all.
+func New(o Options) (*Server, error) {
+	rules, err := newRules()
+	if err != nil {
+		return nil, fmt.Errorf("rules of the API: %w", err)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.MaxMessageBytes == 0 {
+		o.MaxMessageBytes = defaultMaxMessageBytes
+	}
+	stopping := make(chan struct{})
+	return &Server{
+		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, agents: o.Agents,
+		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
+		authenticate: o.Authenticate, rules: rules, startTime: o.Now(),
+		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
+	}, nil
+}
+
+// Register adds both services to a grpc.Server that has the server's Interceptors.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	parleyv1.RegisterConversationServiceServer(r, s)
+	parleyv1.RegisterAdminServiceServer(r, s)
+}
+
+// Stop ends the calls that only wait for something to happen, those to come included, so
+// that a graceful stop need not wait for them. All other calls go on. It may be called
+// more than once.
+func (s *Server) Stop() { s.stop() }

@@ -1,0 +1,282 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/store"
+)
+
+// domain is the ErrorInfo.domain of every status made here.
+const domain = "parley"
+
+// A status travels in HTTP/2 trailers, of which some clients take 8 KiB at most; details
+// grow by a third on the way.
+const (
+	maxTextBytes       = 512
+	maxFieldBytes      = 128
+	maxFaultBytes      = 256
+	maxViolationsBytes = 3 << 10
+)
+
+// retrySoon is when to try again what waiting helps.
+const retrySoon = time.Second
+
+// conversationError says which conversation an error is about.
+type conversationError struct {
+	id  string
+	err error
+}
+
+// Error is that of the cause, in which the store has named the conversation.
+func (e *conversationError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *conversationError) Unwrap() error { return e.err }
+
+func inConversation(id string, err error) error { return &conversationError{id: id, err: err} }
+
+// tooLargeError says that a message is larger than any may be.
+type tooLargeError struct {
+	message     string // what the request calls it: "messages[3]"
+	size, limit int    // bytes of the encoded form
+}
+
+// Error says what to do about it.
+func (e *tooLargeError) Error() string {
+	return fmt.Sprintf("%s has %d bytes in encoded form, the limit is %d: "+
+		"shorten it, or keep its data elsewhere and attach a reference", e.message, e.size, e.limit)
+}
+
+// sequenceGoneError says that a fork asks for a message that is not kept.
+type sequenceGoneError struct{ sequence int32 }
+
+// Error names the message.
+func (e *sequenceGoneError) Error() string {
+	return fmt.Sprintf("message %d is not kept", e.sequence)
+}
+
+// errTooManyWatchers: as many readers wait as may.
+var errTooManyWatchers = errors.New("too many readers are waiting")
+
+// answer is what a client is told of an error.
+type answer struct {
+	code     codes.Code
+	reason   string
+	text     string
+	metadata map[string]string
+	// detail goes along with ErrorInfo, nil for none.
+	detail protoadapt.MessageV1
+	// retry is after how long the same call may succeed; 0: who knows.
+	retry time.Duration
+	// fault is the server's: the log gets what the client is not told.
+	fault bool
+}
+
+func refuse(code codes.Code, reason, format string, args ...any) answer {
+	return answer{code: code, reason: reason, text: fmt.Sprintf(format, args...)}
+}
+
+// with adds to the metadata.
+func (a answer) with(key string, value any) answer {
+	a.metadata = map[string]string{key: clip(fmt.Sprint(value), maxTextBytes)}
+	return a
+}
+
+// badField adds the field that is wrong.
+func (a answer) badField(field, fault string) answer {
+	a.detail = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
+		Field: field, Description: clip(fault, maxFaultBytes),
+	}}}
+	return a
+}
+
+func (a answer) retryable() answer {
+	a.retry = retrySoon
+	return a
+}
+
+func (a answer) logged() answer {
+	a.fault = true
+	return a
+}
+
+// toStatus makes an error a status, the only place that does. What grpc itself answered,
+// say that a stream is broken, stays as it is; a status that is merely the cause of an
+// error of ours is not for this client.
+func (s *Server) toStatus(ctx context.Context, method string, err error) error {
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
+	a := answerTo(err)
+	if a.fault {
+		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", a.reason, "error", err)
+	}
+	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: a.reason, Domain: domain, Metadata: a.metadata}}
+	if a.detail != nil {
+		details = append(details, a.detail)
+	}
+	if a.retry > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(a.retry)})
+	}
+	st := status.New(a.code, clip(a.text, maxTextBytes))
+	if detailed, err := st.WithDetails(details...); err == nil {
+		st = detailed
+	}
+	return st.Err()
+}
+
+// answerTo is the table of errors.
+func answerTo(err error) answer {
+	subject, id := "the conversation", ""
+	if about, ok := errors.AsType[*conversationError](err); ok {
+		subject, id = fmt.Sprintf("conversation %q", about.id), about.id
+	}
+	var (
+		invalid       *invalidError
+		version       *store.VersionError
+		busy          *store.BusyError
+		large         *tooLargeError
+		unknown       *turn.UnknownAgentError
+		notConfigured *turn.AgentNotConfiguredError
+		events        *turn.EventsGoneError
+		sequence      *sequenceGoneError
+		unsupported   *turn.UnsupportedError
+	)
+	switch {
+	case errors.As(err, &invalid):
+		return invalid.answer()
+	case errors.As(err, &version):
+		return refuse(codes.Aborted, "VERSION_MISMATCH", "%s is at version %d, which is not if_version: read it and decide anew",
+			subject, version.Current).with("current_version", version.Current)
+	case errors.As(err, &busy):
+		return refuse(codes.Aborted, "CONVERSATION_BUSY", "turn %s is running on %s: wait until it has ended",
+			busy.TurnID, subject).with("active_turn_id", busy.TurnID).retryable()
+	case errors.As(err, &large):
+		return refuse(codes.ResourceExhausted, "MESSAGE_TOO_LARGE", "%v", large).with("limit_bytes", large.limit)
+	case errors.As(err, &unknown):
+		return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", unknown).
+			with("known_agents", strings.Join(unknown.Known, ", ")).badField("agent", unknown.Error())
+	case errors.As(err, &notConfigured):
+		return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", notConfigured).
+			with("known_agents", strings.Join(notConfigured.Known, ", "))
+	case errors.As(err, &events):
+		a := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
+		if events.Oldest > 0 {
+			a = a.with("oldest_index", events.Oldest)
+		}
+		return a
+	case errors.As(err, &sequence):
+		return refuse(codes.OutOfRange, "SEQUENCE_GONE", "at_sequence: message %d of %s is not kept; ListMessages tells which are",
+			sequence.sequence, subject)
+	case errors.As(err, &unsupported):
+		return refuse(codes.Unimplemented, "UNIMPLEMENTED", "%v", unsupported)
+	}
+	return answerToSentinel(err, subject, id)
+}
+
+// answerToSentinel is the part of the table whose errors carry nothing.
+func answerToSentinel(err error, subject, id string) answer {
+	const badToken = "is not from this list: begin again without one, and leave the other fields as they are"
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return notFound(id, subject+" does not exist: it was never made, has expired, or was deleted")
+	case errors.Is(err, turn.ErrConversationGone):
+		return notFound(id, subject+" was deleted while its turn ran; the answer is not kept")
+	case errors.Is(err, store.ErrConversationExists):
+		return refuse(codes.AlreadyExists, "CONVERSATION_EXISTS", "%s exists already: choose another id, or take it with LoadConversation", subject)
+	case errors.Is(err, store.ErrRequestReused):
+		return refuse(codes.AlreadyExists, "REQUEST_ID_REUSED", "request_id: was used on %s for something else; every new request needs a new one", subject)
+	case errors.Is(err, store.ErrPageToken):
+		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "page_token: %s", badToken).badField("page_token", badToken)
+	case errors.Is(err, turn.ErrShuttingDown), errors.Is(err, store.ErrClosed):
+		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again").retryable()
+	case errors.Is(err, errUnauthenticated):
+		return refuse(codes.Unauthenticated, "UNAUTHENTICATED", "sign in: the call carries no credential that is good here")
+	case errors.Is(err, errNotAllowed):
+		return refuse(codes.PermissionDenied, "PERMISSION_DENIED", "the caller's credential does not allow this call")
+	case errors.Is(err, store.ErrCorrupt):
+		return refuse(codes.DataLoss, "RECORD_CORRUPT", "%s is damaged in the store and cannot be read: restore it from a backup, or delete it", subject).logged()
+	case errors.Is(err, store.ErrFailed):
+		return refuse(codes.Unavailable, "STORE_FAILED", "the store has failed, and what was to be changed may be kept or not: try again after a restart").logged()
+	}
+	if a, ok := answerToLimit(err); ok {
+		return a
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return refuse(codes.Canceled, "CANCELLED", "the caller cancelled the call")
+	case errors.Is(err, context.DeadlineExceeded):
+		return refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED", "the call did not end within its deadline")
+	}
+	return refuse(codes.Internal, "INTERNAL", "internal error").logged()
+}
+
+// answerToLimit is the part of the table about limits that are reached.
+func answerToLimit(err error) (answer, bool) {
+	const code = codes.ResourceExhausted
+	switch {
+	case errors.Is(err, store.ErrFull):
+		return refuse(code, "STORE_FULL", "there is no room for another conversation, and a turn runs on each that could make some: "+
+			"try again when one has ended, or delete some").retryable(), true
+	case errors.Is(err, store.ErrNoSpace):
+		return refuse(code, "STORE_FULL", "the disk of the store is full; reads and deletes go on").logged(), true
+	case errors.Is(err, store.ErrOverloaded):
+		return refuse(code, "STORE_BUSY", "too many changes are waiting for the store: try again").retryable(), true
+	case errors.Is(err, turn.ErrTooManyTurns):
+		return refuse(code, "TOO_MANY_TURNS", "as many turns are running as may: try again when one has ended").retryable(), true
+	case errors.Is(err, errTooManyWatchers):
+		return refuse(code, "TOO_MANY_WATCHERS", "as many readers are waiting as may: try again, or without wait_timeout").retryable(), true
+	case errors.Is(err, errSlowReader):
+		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s", maxSendTime), true
+	}
+	return answer{}, false
+}
+
+func notFound(id, text string) answer {
+	a := refuse(codes.NotFound, "CONVERSATION_NOT_FOUND", "%s", text)
+	a.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: id, Description: text}
+	return a
+}
+
+// answer lists the violations, as many as a status has room for.
+func (e *invalidError) answer() answer {
+	bad, size := new(errdetails.BadRequest), 0
+	for _, v := range e.violations {
+		v = &errdetails.BadRequest_FieldViolation{Field: clip(v.GetField(), maxFieldBytes), Description: clip(v.GetDescription(), maxFaultBytes)}
+		if size += len(v.GetField()) + len(v.GetDescription()); size > maxViolationsBytes {
+			break
+		}
+		bad.FieldViolations = append(bad.FieldViolations, v)
+	}
+	a := refuse(codes.InvalidArgument, "INVALID_REQUEST", "%v", e)
+	if all := len(e.violations); len(bad.GetFieldViolations()) < all {
+		a = a.with("violation_count", all)
+	}
+	a.detail = bad
+	return a
+}
+
+// clip shortens a text to so many bytes, at a rune.
+func clip(text string, limit int) string {
+	const mark = "…"
+	if len(text) <= limit {
+		return text
+	}
+	end := limit - len(mark)
+	for end > 0 && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + mark
+}

@@ -1,0 +1,115 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/store"
+)
+
+// secret is in every cause below and must be in no answer.
+const secret = "/srv/secret.db"
+
+func TestStatusOfErrors(t *testing.T) {
+	known := []string{"echo", "writer"}
+	agents := map[string]string{"known_agents": "echo, writer"}
+	tests := []struct {
+		err      error
+		code     codes.Code
+		reason   string
+		metadata map[string]string
+		retry    time.Duration
+		logged   bool
+	}{
+		{err: store.ErrNotFound, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
+		{err: turn.ErrConversationGone, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
+		{err: store.ErrConversationExists, code: codes.AlreadyExists, reason: "CONVERSATION_EXISTS"},
+		{err: store.ErrRequestReused, code: codes.AlreadyExists, reason: "REQUEST_ID_REUSED"},
+		{err: &store.VersionError{Current: 7}, code: codes.Aborted, reason: "VERSION_MISMATCH", metadata: map[string]string{"current_version": "7"}},
+		{err: &store.BusyError{TurnID: "t1"}, code: codes.Aborted, reason: "CONVERSATION_BUSY", metadata: map[string]string{"active_turn_id": "t1"}, retry: time.Second},
+		{err: store.ErrPageToken, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
+		{err: &turn.UnknownAgentError{Agent: "x", Known: known}, code: codes.InvalidArgument, reason: "UNKNOWN_AGENT", metadata: agents},
+		{err: &turn.AgentNotConfiguredError{Agent: "x", Known: known}, code: codes.FailedPrecondition, reason: "AGENT_NOT_CONFIGURED", metadata: agents},
+		{err: &tooLargeError{message: "messages[3]", size: 9, limit: 8}, code: codes.ResourceExhausted, reason: "MESSAGE_TOO_LARGE", metadata: map[string]string{"limit_bytes": "8"}},
+		{err: store.ErrFull, code: codes.ResourceExhausted, reason: "STORE_FULL", retry: time.Second},
+		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
+		{err: store.ErrOverloaded, code: codes.ResourceExhausted, reason: "STORE_BUSY", retry: time.Second},
+		{err: turn.ErrTooManyTurns, code: codes.ResourceExhausted, reason: "TOO_MANY_TURNS", retry: time.Second},
+		{err: errTooManyWatchers, code: codes.ResourceExhausted, reason: "TOO_MANY_WATCHERS", retry: time.Second},
+		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
+		{err: &turn.EventsGoneError{Oldest: 5}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "5"}},
+		{err: &turn.EventsGoneError{}, code: codes.OutOfRange, reason: "EVENTS_GONE"},
+		{err: &sequenceGoneError{sequence: 4}, code: codes.OutOfRange, reason: "SEQUENCE_GONE"},
+		{err: &turn.UnsupportedError{What: "tool_results"}, code: codes.Unimplemented, reason: "UNIMPLEMENTED"},
+		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
+		{err: errNotAllowed, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
+		{err: store.ErrCorrupt, code: codes.DataLoss, reason: "RECORD_CORRUPT", logged: true},
+		{err: store.ErrClosed, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},
+		{err: turn.ErrShuttingDown, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},
+		{err: store.ErrFailed, code: codes.Unavailable, reason: "STORE_FAILED", logged: true},
+		{err: context.Canceled, code: codes.Canceled, reason: "CANCELLED"},
+		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded, reason: "DEADLINE_EXCEEDED"},
+		{err: store.ErrTurnEnded, code: codes.Internal, reason: "INTERNAL", logged: true},
+		{err: errors.New("anything else"), code: codes.Internal, reason: "INTERNAL", logged: true},
+		{err: fmt.Errorf("agent: %w", status.Error(codes.NotFound, secret)), code: codes.Internal, reason: "INTERNAL", logged: true},
+	}
+	for _, test := range tests {
+		t.Run(fmt.Sprintf("%T %v", test.err, test.err), func(t *testing.T) {
+			log := new(logBuffer)
+			s := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
+			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
+			got := toldBy(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
+			if got.code != test.code || got.reason != test.reason || got.retry != test.retry {
+				t.Errorf("got %v %q, retry after %v", got.code, got.reason, got.retry)
+			}
+			if diff := cmp.Diff(test.metadata, got.metadata); diff != "" {
+				t.Errorf("metadata (-want +got):\n%s", diff)
+			}
+			if strings.Contains(got.text, secret) || got.text == "" {
+				t.Errorf("text %q", got.text)
+			}
+			if test.code == codes.Internal && got.text != "internal error" {
+				t.Errorf("text %q", got.text)
+			}
+			if test.code == codes.NotFound && (got.resource.GetResourceName() != "c1" || got.resource.GetResourceType() != "parley.v1.Conversation") {
+				t.Errorf("resource %v", got.resource)
+			}
+			if logged := len(log.lines(secret, "GetConversation", test.reason)) == 1; logged != test.logged {
+				t.Errorf("logged: %t", logged)
+			}
+		})
+	}
+}
+
+// TestStatusOfGRPC: what grpc says of a stream is not ours to change.
+func TestStatusOfGRPC(t *testing.T) {
+	broken := status.Error(codes.Unavailable, "transport is closing")
+	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) || toldBy(got).text != "transport is closing" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestClip(t *testing.T) {
+	tests := []struct {
+		text  string
+		limit int
+		want  string
+	}{
+		{"", 5, ""}, {"hello", 5, "hello"}, {"hello!", 5, "he…"}, {"héllo!", 5, "h…"}, {"日本語", 8, "日…"},
+	}
+	for _, test := range tests {
+		if got := clip(test.text, test.limit); got != test.want {
+			t.Errorf("clip(%q, %d) = %q, want %q", test.text, test.limit, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+// Package boltstore keeps conversations in one bbolt file. Begin with [Open].
+//
+// A read is a bbolt transaction of its own, which decodes and copies what it needs. Writes
+// are operations for one goroutine, which takes whatever is waiting into one transaction
+// (writer.go), where they decide and write one after the other (txn.go).
+//
+// # The file
+//
+// A conversation is one value under a key that begins with its create time, so that the
+// order of lists and of evictions is the order of the keys. All else is small, and either
+// leads to that key or is counted.
+//
+//	meta
+//	└── "schema"                      → version of this layout, 4 bytes
+//	tenants
+//	└── <tenant>                      → conversations, messages, bytes, CRC-32C
+//	conversations
+//	└── <tenant><inner key>           → the conversation, see package record
+//	ids
+//	└── <tenant><conversation id>     → inner key, minute
+//	expiry
+//	└── <minute><tenant><inner key>   → nanosecond
+//	turns
+//	└── <tenant><conversation id>     → the answer so far, see package record
+//
+//	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
+//	<inner key>  create time in ns, 8 bytes; a number that tells equal times apart, 4 bytes
+//	<minute>     since 1970, 4 bytes
+//	<nanosecond> since 1970, 8 bytes
+//
+// Integers are big-endian. These hold of every committed state:
+//
+//   - A conversation has one entry in ids and one in expiry, ids says in which minute.
+//   - The nanosecond in expiry falls into its minute and is not later than the
+//     conversation's expire_time, unless a turn runs. It may be earlier: an append
+//     leaves the entry alone, and the sweeper, when the nanosecond has come, moves it.
+//   - A conversation has an entry in turns exactly while a turn runs on it.
+//   - tenants agrees with conversations, and has no entry for a tenant without any.
+//
+// A record that does not match its checksum is an error for its conversation alone: it can
+// be deleted, and everything else steps over it. If its header is damaged, deleting it
+// cannot tell how many messages go; the count of its tenant keeps them until the tenant
+// has no conversation left.
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// What Open may answer beside errors of the file system. Each comes wrapped, in one line
+// that names the file and the cause, and what to do about it.
+var (
+	// ErrInUse: another process holds the file.
+	ErrInUse = errors.New("file is in use")
+	// ErrDamaged: the file is not one that this package wrote, or no longer whole.
+	ErrDamaged = errors.New("file is damaged")
+	// ErrSchema: the file was written by a version of Parley with another layout.
+	ErrSchema = errors.New("file has another layout")
+)
+
+// Options of a store. The zero value is usable.
+type Options struct {
+	store.Options
+	// Timeout is how long Open waits for another process to let go of the file; 0 is 1 s.
+	Timeout time.Duration
+	// OnFailure is told, once, why the store has failed for good: from then on writes
+	// return store.ErrFailed. It must not block and must not call the store. Nil: nobody
+	// wants to know.
+	OnFailure func(error)
+}
+
+// withDefaults returns the options with every zero replaced as their comments say.
+func (o Options) withDefaults() Options {
+	o.Options = o.WithDefaults()
+	if o.Timeout <= 0 {
+		o.Timeout = time.Second
+	}
+	if o.OnFailure == nil {
+		o.OnFailure = func(error) {}
+	}
+	return o
+}
+
+// Store is a [store.Store] in a bbolt file.
+type Store struct {
+	options   Options
+	path      string
+	db        *bolt.DB
+	pageSize  int64
+	tally     *tally
+	abandoned []abandoned
+	writer    *writer
+	closing   sync.Once
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens the store in the file at path, and makes the file and its directory when they
+// are missing, readable for their owner only. It checks the file before it reads any
+// conversation. Errors: ErrInUse, ErrDamaged, ErrSchema, those of the file system.
+func Open(path string, o Options) (*Store, error) {
+	o = o.withDefaults()
+	db, err := openFile(path, o.Timeout)
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
+	s := &Store{options: o, path: path, db: db, pageSize: int64(db.Info().PageSize), tally: newTally()}
+	if err := s.load(); err != nil {
+		return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), db.Close())
+	}
+	s.writer = newWriter(db, limits{
+		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
+	}, s.begin, s.committed, o.OnFailure)
+	return s, nil
+}
+
+// load reads what is held in memory: the counts, and which turns ran when the file was last
+// written.
+func (s *Store) load() (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, remedy)
+		}
+	}()
+	return s.db.View(func(tx *bolt.Tx) error {
+		if err := checkSchema(tx); err != nil {
+			return err
+		}
+		if err := s.tally.load(tx); err != nil {
+			return err
+		}
+		s.abandoned = running(tx)
+		return nil
+	})
+}
+
+// begin starts the writer's transaction.
+func (s *Store) begin(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
+
+// committed follows a commit, ahead of the answers to those whose writes it holds.
+func (s *Store) committed(t *txn) {
+	s.tally.settle(t)
+	if len(t.changes) > 0 {
+		s.options.Observe(t.changes)
+	}
+}
+
+// view reads in a transaction. What lies behind the slices of bbolt is gone when read
+// returns.
+func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error) {
+	defer func() {
+		// bbolt panics when it meets pages that make no sense.
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("%w: %v", store.ErrCorrupt, cause)
+		}
+	}()
+	err = s.db.View(func(tx *bolt.Tx) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return read(tx)
+	})
+	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
+		return store.ErrClosed
+	}
+	return err
+}
+
+// Close waits for the writes that were begun and for reads, refuses those that wait, and
+// lets go of the file.
+func (s *Store) Close() error {
+	var err error
+	s.closing.Do(func() {
+		s.writer.close()
+		err = s.db.Close()
+	})
+	if err != nil {
+		return fmt.Errorf("close the store: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package boltstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// consistent fails the test unless every bucket of the store agrees with every other.
+func consistent(t *testing.T, s *Store) {
+	t.Helper()
+	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s.tally) }); err != nil {
+		t.Fatalf("the file is not consistent:\n%v", err)
+	}
+}
+
+func checkBuckets(tx *bolt.Tx, memory *tally) error {
+	faults := []error{}
+	for err := range tx.Check() {
+		faults = append(faults, err)
+	}
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	want := map[string]counts{}
+	conversations, running := 0, 0
+	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
+		tenant, rest, ok := cutTenant(key)
+		if !ok || len(rest) != record.KeySize {
+			fault("conversations: key %x", key)
+			return nil
+		}
+		conversations++
+		r, err := record.Unmarshal(value)
+		if err != nil {
+			fault("conversation %x: %w", key, err)
+			return nil
+		}
+		if r.Running() {
+			running++
+		}
+		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
+		if err := checkConversation(tx, tenant, inner(rest), r); err != nil {
+			fault("conversation %q of %q: %w", r.Conversation().GetId(), tenant, err)
+		}
+		return nil
+	})
+	// Each conversation has its entries; with as many of them there are no others.
+	for bucket, n := range map[string]int{idsBucket: conversations, expiryBucket: conversations, turnsBucket: running} {
+		if got := entries(tx, bucket); got != n {
+			fault("%s has %d entries for %d", bucket, got, n)
+		}
+	}
+	got := map[string]counts{}
+	_ = tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
+		tenant, _, _ := cutTenant(key)
+		c, ok := decodeCounts(key, value)
+		if !ok {
+			fault("counts of %q are damaged", tenant)
+		}
+		got[tenant] = c
+		return nil
+	})
+	if !maps.Equal(got, want) || !maps.Equal(memory.tenants, want) {
+		fault("counts are %v in the file and %v in memory, want %v", got, memory.tenants, want)
+	}
+	total := counts{}
+	for _, c := range want {
+		total = total.plus(c)
+	}
+	if memory.total != total {
+		fault("total is %v, want %v", memory.total, total)
+	}
+	return errors.Join(faults...)
+}
+
+// checkConversation looks at all that must be there beside a conversation.
+func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) error {
+	c := r.Conversation()
+	if created := int64(binary.BigEndian.Uint64(key[:])); created != c.GetCreateTime().AsTime().UnixNano() {
+		return fmt.Errorf("its key says that it was made at %d", created)
+	}
+	p, err := decodePlace(tx.Bucket([]byte(idsBucket)).Get(idKey(tenant, c.GetId())))
+	if err != nil || p.key != key {
+		return fmt.Errorf("ids leads to %x: %w", p.key, err)
+	}
+	entry := expiryKey(p.minute, tenant, key)
+	at := tx.Bucket([]byte(expiryBucket)).Get(entry)
+	d, ok := decodeDue(entry, at)
+	switch {
+	case !ok:
+		return fmt.Errorf("its entry in expiry, minute %d, is %x", p.minute, at)
+	case minuteOf(d.at) != p.minute:
+		return fmt.Errorf("its nanosecond %d is not in minute %d", d.at, p.minute)
+	case !r.Running() && d.at > nanosecond(r.ExpireTime()):
+		return fmt.Errorf("it would be swept at %d, %d ns late", d.at, d.at-nanosecond(r.ExpireTime()))
+	}
+	value := tx.Bucket([]byte(turnsBucket)).Get(idKey(tenant, c.GetId()))
+	if !r.Running() {
+		if value != nil {
+			return errors.New("no turn runs, but turns has one")
+		}
+		return nil
+	}
+	progress, err := record.UnmarshalProgress(bytes.Clone(value))
+	if err != nil {
+		return err
+	}
+	if progress.TurnID != c.GetActiveTurnId() {
+		return fmt.Errorf("turn %q runs, but turns has %q", c.GetActiveTurnId(), progress.TurnID)
+	}
+	return nil
+}
+
+func entries(tx *bolt.Tx, bucket string) int {
+	n := 0
+	_ = tx.Bucket([]byte(bucket)).ForEach(func(_, _ []byte) error {
+		n++
+		return nil
+	})
+	return n
+}

@@ -1,0 +1,212 @@
+package boltstore
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// damage changes the value of one key of a bucket; key is given a transaction to find it.
+func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, change func([]byte) []byte) {
+	t.Helper()
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		b, k := tx.Bucket([]byte(bucket)), key(tx)
+		value := b.Get(k)
+		if value == nil {
+			return errors.New("nothing there to damage")
+		}
+		return b.Put(k, change(slices.Clone(value)))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bad is the key of conversation "bad" in conversations.
+func bad(tx *bolt.Tx) []byte {
+	p, err := decodePlace(tx.Bucket([]byte(idsBucket)).Get(idKey("acme", "bad")))
+	if err != nil {
+		panic(err)
+	}
+	return conversationKey("acme", p.key)
+}
+
+func keyOf(id string) func(*bolt.Tx) []byte {
+	return func(*bolt.Tx) []byte { return idKey("acme", id) }
+}
+
+func flip(at int) func([]byte) []byte {
+	return func(b []byte) []byte {
+		b[(at+len(b))%len(b)] ^= 0x10
+		return b
+	}
+}
+
+// three is a store with conversations "old", "bad" and "new", in this order.
+func three(t *testing.T, o store.Options) (*Store, *clock) {
+	t.Helper()
+	c := newClock()
+	o.Now = c.Now
+	s := open(t, newPath(t), o)
+	for _, id := range []string{"old", "bad", "new"} {
+		appendTo(t, s, id, "hello")
+		c.advance(time.Second)
+	}
+	return s, c
+}
+
+func TestDamagedRecord(t *testing.T) {
+	for name, change := range map[string]func([]byte) []byte{
+		"header":   flip(20),
+		"messages": flip(-1),
+		"cut off":  func(b []byte) []byte { return b[:5] },
+		"empty":    func([]byte) []byte { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told []string
+			s, c := three(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
+				for _, change := range changes {
+					told = append(told, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
+				}
+			}})
+			damage(t, s, conversationsBucket, bad, change)
+			ctx := t.Context()
+			_, errRead := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
+			_, errAppend := s.Append(ctx, &store.Append{Tenant: "acme", ConversationID: "bad", Messages: text("more")})
+			_, errCreate := s.Create(ctx, &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: "bad"}})
+			_, errUpdate := s.Update(ctx, &store.Update{Tenant: "acme", ConversationID: "bad", KeepThrough: new(int32)})
+			for i, err := range []error{errRead, errAppend, errCreate, errUpdate} {
+				if !errors.Is(err, store.ErrCorrupt) {
+					t.Errorf("%d: %v, want ErrCorrupt", i, err)
+				}
+			}
+			if err := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad", IfVersion: new(int32)}); err == nil {
+				t.Error("a version that nobody knows was taken for the right one")
+			}
+			appendTo(t, s, "old", "goes on")
+			told = nil
+			if err := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
+				t.Fatal(err)
+			}
+			if want := []string{"DELETED bad"}; !slices.Equal(told, want) {
+				t.Errorf("told of %v, want %v", told, want)
+			}
+			c.advance(3 * time.Hour)
+			sweep(t, s)
+			consistent(t, s)
+		})
+	}
+}
+
+// TestDamagedStaysOutOfTheWay damages a header, and lets everything else go on around it.
+func TestDamagedStaysOutOfTheWay(t *testing.T) {
+	s, c := three(t, store.Options{MaxConversations: 3})
+	damage(t, s, conversationsBucket, bad, flip(20))
+	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+		t.Errorf("listed are %v", got)
+	}
+	appendTo(t, s, "newer", "hello")  // Evicts old.
+	appendTo(t, s, "newest", "hello") // Evicts new, passes bad over.
+	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newest", "newer"}) {
+		t.Errorf("after evictions there are %v", got)
+	}
+	c.advance(time.Hour)
+	for range 3 { // The damaged one is due first, but only once.
+		if _, err := s.Sweep(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 1 || stats.Expired != 2 || stats.Evicted != 2 {
+		t.Errorf("%+v, %v; want the damaged one alone", stats, err)
+	}
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		if n := entries(tx, expiryBucket); n != 1 {
+			t.Errorf("expiry has %d entries, want the one that is to be looked at later", n)
+		}
+		return nil
+	})
+	if purged, err := s.Purge(t.Context(), &store.Purge{Tenant: "acme"}); err != nil || purged.Count != 0 {
+		t.Errorf("%+v, %v; want nothing purged", purged, err)
+	}
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(2 * time.Hour)
+	sweep(t, s) // Drops the entry that the sweeper had moved.
+	consistent(t, s)
+}
+
+// TestDamagedID leads an id to another conversation, and to none.
+func TestDamagedID(t *testing.T) {
+	for name, change := range map[string]func(other []byte) func([]byte) []byte{
+		"another": func(other []byte) func([]byte) []byte { return func([]byte) []byte { return other } },
+		"none":    func([]byte) func([]byte) []byte { return flip(3) },
+		"short":   func([]byte) func([]byte) []byte { return func(b []byte) []byte { return b[:7] } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := three(t, store.Options{})
+			var other []byte
+			_ = s.db.View(func(tx *bolt.Tx) error {
+				other = slices.Clone(tx.Bucket([]byte(idsBucket)).Get(idKey("acme", "new")))
+				return nil
+			})
+			damage(t, s, idsBucket, keyOf("bad"), change(other))
+			_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
+			if !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("%v, want ErrCorrupt", err)
+			}
+			_ = s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"})
+			if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "new", Newest: -1}); err != nil {
+				t.Errorf("deleting bad took new with it: %v", err)
+			}
+		})
+	}
+}
+
+func TestDamagedProgress(t *testing.T) {
+	path := newPath(t)
+	s := open(t, path, store.Options{})
+	if _, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "a", Messages: text("question"), Begin: &parleyv1.Turn{Id: "turn"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SaveProgress(t.Context(), &store.Progress{Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: text("so far")}); err != nil {
+		t.Fatal(err)
+	}
+	damage(t, s, turnsBucket, keyOf("a"), flip(-1))
+	s.Close()
+	turns, err := open(t, path, store.Options{}).Abandoned(t.Context())
+	if err != nil || len(turns) != 1 || turns[0].TurnID != "turn" || turns[0].Messages != nil {
+		t.Errorf("%+v, %v; want the turn without its answer", turns, err)
+	}
+}
+
+// FuzzDecode feeds the decoders of small entries what a damaged file may hold.
+func FuzzDecode(f *testing.F) {
+	f.Add(expiryKey(7, "acme", inner{1, 2, 3}), make([]byte, 8))
+	f.Add(tenantKey("acme"), counts{1, 2, 3}.encode(tenantKey("acme")))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		if e, ok := decodeDue(key, value); ok && !slices.Equal(expiryKey(e.minute, e.tenant, e.key), key) && key[4] < 0x80 {
+			t.Errorf("%x comes back as %x", key, expiryKey(e.minute, e.tenant, e.key))
+		}
+		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
+			t.Errorf("%x comes back as %x", value, c.encode(key))
+		}
+		if p, err := decodePlace(value); err == nil && !slices.Equal(p.encode(), value) {
+			t.Errorf("%x comes back as %x", value, p.encode())
+		}
+		if tenant, rest, ok := cutTenant(key); ok && len(tenant)+len(rest) >= len(key) {
+			t.Errorf("%x is taken apart as %q and %x", key, tenant, rest)
+		}
+	})
+}

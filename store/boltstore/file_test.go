@@ -1,0 +1,196 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// written returns the path of a file that a store has written and closed.
+func written(t *testing.T) string {
+	t.Helper()
+	path := newPath(t)
+	s := open(t, path, store.Options{})
+	for range 30 {
+		appendTo(t, s, "a", strings.Repeat("word ", 1000))
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// content returns what is in a file, and nothing of what is none.
+func content(t *testing.T, path string) []byte {
+	t.Helper()
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// edit changes the bytes of a file.
+func edit(change func([]byte) []byte) func(path string) error {
+	return func(path string) error {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, change(b), 0o600)
+	}
+}
+
+// update changes a file as bbolt does.
+func update(change func(tx *bolt.Tx) error) func(path string) error {
+	return func(path string) error {
+		db, err := bolt.Open(path, 0o600, nil)
+		if err != nil {
+			return err
+		}
+		return errors.Join(db.Update(change), db.Close())
+	}
+}
+
+func TestOpenDamaged(t *testing.T) {
+	page := os.Getpagesize()
+	for _, test := range []struct {
+		name   string
+		damage func(path string) error
+		want   error
+		cause  string
+	}{
+		{"empty", edit(func([]byte) []byte { return nil }), ErrDamaged, "empty"},
+		{"a few letters", edit(func([]byte) []byte { return []byte("hello") }), ErrDamaged, "meta pages"},
+		{"zeros", edit(func(b []byte) []byte { return make([]byte, len(b)) }), ErrDamaged, "meta pages"},
+		{"noise", edit(func(b []byte) []byte { return bytes.Repeat([]byte("noise!"), len(b)/6) }), ErrDamaged, "meta pages"},
+		{"both meta pages", edit(func(b []byte) []byte { b[40]++; b[page+40]++; return b }), ErrDamaged, "meta pages"},
+		{"the first meta page", edit(func(b []byte) []byte { b[40]++; return b }), nil, ""},
+		{"the second meta page", edit(func(b []byte) []byte { b[page+40]++; return b }), nil, ""},
+		{"one page", edit(func(b []byte) []byte { return b[:page] }), ErrDamaged, "cut off"},
+		{"ten pages", edit(func(b []byte) []byte { return b[:10*page] }), ErrDamaged, "cut off"},
+		{"another program's", func(path string) error {
+			theirs := update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("theirs")); return err })
+			return errors.Join(os.Remove(path), theirs(path))
+		}, ErrDamaged, "not one of Parley's"},
+		{"a newer schema", update(func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), []byte{0, 0, 0, 2})
+		}), ErrSchema, "schema 2"},
+		{"no bucket", update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(expiryBucket)) }), ErrDamaged, `"expiry"`},
+		{"counts", update(func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte(tenantsBucket)).Put(tenantKey("acme"), make([]byte, 28))
+		}), ErrDamaged, "counts"},
+		{"a directory", func(path string) error {
+			return errors.Join(os.Remove(path), os.Mkdir(path, 0o700))
+		}, ErrDamaged, "not a regular file"},
+		{"a pipe", func(path string) error {
+			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
+		}, ErrDamaged, "not a regular file"},
+		{"a link", func(path string) error {
+			return errors.Join(os.Rename(path, path+"2"), os.Symlink(path+"2", path))
+		}, ErrDamaged, "not a regular file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := written(t)
+			if err := test.damage(path); err != nil {
+				t.Fatal(err)
+			}
+			before := content(t, path)
+			s, err := Open(path, Options{})
+			if err == nil {
+				s.Close()
+			}
+			if !errors.Is(err, test.want) {
+				t.Fatalf("%v, want %v", err, test.want)
+			}
+			if test.want == nil {
+				return
+			}
+			if line := err.Error(); !strings.Contains(line, path) || !strings.Contains(line, test.cause) || strings.Contains(line, "\n") {
+				t.Errorf("%q is not one line with %q and %q", line, path, test.cause)
+			}
+			if !bytes.Equal(before, content(t, path)) {
+				t.Error("the damaged file was changed")
+			}
+		})
+	}
+}
+
+func TestModes(t *testing.T) {
+	t.Cleanup(func(mask int) func() { return func() { syscall.Umask(mask) } }(syscall.Umask(0)))
+	mode := func(path string, want fs.FileMode) {
+		t.Helper()
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != want {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode(), want)
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "new", "newer")
+	path := filepath.Join(dir, "parley.db")
+	for range 2 {
+		open(t, path, store.Options{}).Close()
+		mode(filepath.Dir(dir), fs.ModeDir|0o700)
+		mode(dir, fs.ModeDir|0o700)
+		mode(path, 0o600)
+		if err := os.Chmod(path, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestUnfinishedFile(t *testing.T) {
+	path := newPath(t)
+	if err := os.WriteFile(path+".new", []byte("half a file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, path, store.Options{})
+	appendTo(t, s, "a", "hello")
+	if _, err := os.Stat(path + ".new"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the unfinished file: %v, want none", err)
+	}
+}
+
+func TestMadeByManyAtOnce(t *testing.T) {
+	path := newPath(t)
+	var opened atomic.Int32
+	var group sync.WaitGroup
+	for range 16 {
+		group.Go(func() {
+			s, err := Open(path, Options{Timeout: 1})
+			if err == nil {
+				opened.Add(1)
+				t.Cleanup(func() { s.Close() })
+			} else if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), path) {
+				t.Errorf("%v, want ErrInUse", err)
+			}
+		})
+	}
+	group.Wait()
+	if n := opened.Load(); n != 1 {
+		t.Errorf("%d have opened it, want 1", n)
+	}
+}
+
+func TestOpenCannot(t *testing.T) {
+	path := filepath.Join(written(t), "parley.db") // Below a file.
+	if _, err := Open(path, Options{}); err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, ErrInUse) {
+		t.Errorf("%v, want an error of the file system", err)
+	}
+}

@@ -1,0 +1,140 @@
+package boltstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// The buckets; the package comment draws them.
+const (
+	metaBucket          = "meta"
+	tenantsBucket       = "tenants"
+	conversationsBucket = "conversations"
+	idsBucket           = "ids"
+	expiryBucket        = "expiry"
+	turnsBucket         = "turns"
+)
+
+// maxNames bounds tenant and conversation id together, so that bbolt takes every key.
+const maxNames = 16 << 10
+
+// inner is the key of a conversation within its tenant, see record.Key.
+type inner [record.KeySize]byte
+
+// place is where ids says that a conversation lies.
+type place struct {
+	key    inner
+	minute uint32
+}
+
+func (p place) encode() []byte {
+	return binary.BigEndian.AppendUint32(p.key[:len(p.key):len(p.key)], p.minute)
+}
+
+func decodePlace(b []byte) (place, error) {
+	if len(b) != record.KeySize+4 {
+		return place{}, fmt.Errorf("%w: entry of its id", store.ErrCorrupt)
+	}
+	return place{key: inner(b), minute: binary.BigEndian.Uint32(b[record.KeySize:])}, nil
+}
+
+// tenantKey leads all keys of a tenant.
+func tenantKey(tenant string) []byte {
+	b := make([]byte, 0, binary.MaxVarintLen32+len(tenant)+record.KeySize)
+	return append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
+}
+
+// cutTenant takes a key apart that begins with a tenantKey.
+func cutTenant(key []byte) (tenant string, rest []byte, ok bool) {
+	size, n := binary.Uvarint(key)
+	if n <= 0 || size > uint64(len(key)-n) {
+		return "", nil, false
+	}
+	end := n + int(size)
+	return string(key[n:end]), key[end:], true
+}
+
+// idKey is the key of a conversation in ids and turns.
+func idKey(tenant, id string) []byte { return append(tenantKey(tenant), id...) }
+
+// conversationKey is its key in conversations.
+func conversationKey(tenant string, key inner) []byte { return append(tenantKey(tenant), key[:]...) }
+
+// expiryKey is the key of an entry in expiry.
+func expiryKey(minute uint32, tenant string, key inner) []byte {
+	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+record.KeySize), minute)
+	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
+	return append(b, key[:]...)
+}
+
+// due is an entry of expiry.
+type due struct {
+	minute uint32
+	tenant string
+	key    inner
+	at     int64 // nanosecond
+}
+
+func decodeDue(key, value []byte) (due, bool) {
+	if len(key) < 4 || len(value) != 8 {
+		return due{}, false
+	}
+	tenant, rest, ok := cutTenant(key[4:])
+	if !ok || len(rest) != record.KeySize {
+		return due{}, false
+	}
+	return due{
+		minute: binary.BigEndian.Uint32(key), tenant: tenant, key: inner(rest),
+		at: int64(binary.BigEndian.Uint64(value)),
+	}, true
+}
+
+// nanosecond is an instant as expiry holds it. What lies before 1970 or after the year 2261
+// is as good as the ends.
+func nanosecond(t time.Time) int64 {
+	switch year := t.Year(); {
+	case year < 1970:
+		return 0
+	case year > 2261:
+		return math.MaxInt64
+	}
+	return t.UnixNano()
+}
+
+// minuteOf returns the minute that a nanosecond falls into.
+func minuteOf(nanosecond int64) uint32 { return uint32(nanosecond / int64(time.Minute)) }
+
+// counts is what tenants keeps.
+type counts struct {
+	conversations, messages, bytes int64
+}
+
+func (c counts) plus(d counts) counts {
+	return counts{c.conversations + d.conversations, c.messages + d.messages, c.bytes + d.bytes}
+}
+
+func (c counts) minus(d counts) counts {
+	return counts{c.conversations - d.conversations, c.messages - d.messages, c.bytes - d.bytes}
+}
+
+// encode adds a checksum over the key as well, so that no tenant has the counts of another.
+func (c counts) encode(key []byte) []byte {
+	b := make([]byte, 0, 28)
+	for _, n := range []int64{c.conversations, c.messages, c.bytes} {
+		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	}
+	return binary.BigEndian.AppendUint32(b, record.Checksum(key, b))
+}
+
+func decodeCounts(key, value []byte) (counts, bool) {
+	if len(value) != 28 || record.Checksum(key, value[:24]) != binary.BigEndian.Uint32(value[24:]) {
+		return counts{}, false
+	}
+	number := func(at int) int64 { return int64(binary.BigEndian.Uint64(value[at:])) }
+	return counts{conversations: number(0), messages: number(8), bytes: number(16)}, true
+}

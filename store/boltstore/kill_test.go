@@ -1,0 +1,136 @@
+package boltstore
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+const (
+	// childEnv makes the test program a child that writes to the store in its directory.
+	childEnv = "PARLEY_BOLTSTORE_CHILD"
+	writers  = 8
+	// batchSize messages are appended at once.
+	batchSize = 3
+)
+
+var childOptions = store.Options{MaxMessages: 1000}
+
+// child appends to one conversation a goroutine, and says so on standard output after
+// each acknowledgement, until it is killed.
+func child() int {
+	s, err := Open("parley.db", Options{Options: childOptions})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ctx := context.Background()
+	if _, err := s.Append(ctx, &store.Append{
+		Tenant: "acme", ConversationID: "asked", Messages: text("question"), Begin: &parleyv1.Turn{Id: fmt.Sprint("turn of ", os.Getpid())},
+	}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	var group sync.WaitGroup
+	for writer := range writers {
+		group.Go(func() {
+			for {
+				a := &store.Append{Tenant: "acme", ConversationID: fmt.Sprint("c", writer)}
+				for range batchSize {
+					a.Messages = append(a.Messages, text("some words")...)
+				}
+				result, err := s.Append(ctx, a)
+				if err != nil {
+					fmt.Fprintln(os.Stderr, err)
+					os.Exit(1)
+				}
+				fmt.Printf("c%d %d\n", writer, result.Appended[batchSize-1].GetSequence())
+			}
+		})
+	}
+	group.Wait()
+	return 0
+}
+
+// TestKill kills a process that writes, several times, and looks at what it leaves behind.
+func TestKill(t *testing.T) {
+	path := newPath(t)
+	for round := range 4 {
+		acknowledged := killAfter(t, path, 60+30*round)
+		s := open(t, path, childOptions)
+		consistent(t, s)
+		for id, sequence := range acknowledged {
+			snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if last := snapshot.Conversation.GetLastSequence(); last < sequence || last%batchSize != 0 {
+				t.Errorf("%s ends at %d, %d were acknowledged", id, last, sequence)
+			}
+			if n := snapshot.Messages.Count(); n != int(snapshot.Conversation.GetLastSequence()) {
+				t.Errorf("%s has %d messages of %d", id, n, snapshot.Conversation.GetLastSequence())
+			}
+		}
+		turns, err := s.Abandoned(t.Context())
+		if err != nil || len(turns) != 1 || turns[0].ConversationID != "asked" {
+			t.Fatalf("abandoned turns: %v, %v", turns, err)
+		}
+		if _, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: "asked", End: &parleyv1.Turn{Id: turns[0].TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// killAfter kills a child after so many acknowledgements, and returns the last sequence that
+// was acknowledged of each conversation.
+func killAfter(t *testing.T, path string, lines int) map[string]int32 {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Dir, cmd.Env = filepath.Dir(path), append(os.Environ(), childEnv+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	acknowledged := map[string]int32{}
+	scanner, n := bufio.NewScanner(out), 0
+	for ; scanner.Scan(); n++ {
+		var id string
+		var sequence int32
+		if _, err := fmt.Sscan(scanner.Text(), &id, &sequence); err != nil {
+			t.Fatalf("%q: %v", scanner.Text(), err)
+		}
+		acknowledged[id] = sequence
+		switch n {
+		case lines / 2:
+			if _, err := Open(path, Options{Timeout: 1}); !errors.Is(err, ErrInUse) {
+				t.Errorf("opened by two processes: %v, want ErrInUse", err)
+			}
+		case lines:
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := cmd.Wait(); err == nil || n <= lines {
+		t.Fatalf("the child ended after %d lines: %v", n, err)
+	}
+	return acknowledged
+}

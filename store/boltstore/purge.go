@@ -1,0 +1,97 @@
+package boltstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// maxSampleIDs is how many ids store.Purged has.
+const maxSampleIDs = 100
+
+// Purge implements store.Store. It walks through the tenant's conversations by create time,
+// up to those that are too young.
+func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
+	w := purge{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
+	var purged store.Purged
+	for !w.done {
+		keys, ids, err := s.inactive(ctx, &w)
+		if err == nil && !p.DryRun && len(keys) > 0 {
+			err = s.writer.do(ctx, 0, func(t *txn) error {
+				ids = t.purge(&w, keys, s.options.Now())
+				return nil
+			})
+		}
+		if err != nil {
+			return purged, fmt.Errorf("purge: %w", err)
+		}
+		purged.Count += int64(len(ids))
+		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), maxSampleIDs-len(purged.SampleIDs))]...)
+	}
+	return purged, nil
+}
+
+// purge is where a Purge stands.
+type purge struct {
+	tenant string
+	cutoff time.Time
+	last   []byte // inner key of the last conversation that was looked at
+	done   bool
+}
+
+// wants reports whether the conversation is to go.
+func (p *purge) wants(r *record.Record, now time.Time) bool {
+	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now)
+}
+
+// inactive looks at the next conversations, and returns those that are to go.
+func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []string, err error) {
+	now := s.options.Now()
+	prefix := tenantKey(p.tenant)
+	start := append(bytes.Clone(prefix), p.last...)
+	err = s.view(ctx, func(tx *bolt.Tx) error {
+		c, looks := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
+		k, v := c.Seek(start)
+		if p.last != nil && bytes.Equal(k, start) {
+			k, v = c.Next()
+		}
+		for ; bytes.HasPrefix(k, prefix) && looks < maxStep; k, v = c.Next() {
+			looks, p.last = looks+1, bytes.Clone(k[len(prefix):])
+			if len(p.last) != record.KeySize {
+				continue
+			}
+			if binary.BigEndian.Uint64(p.last) > uint64(nanosecond(p.cutoff)) {
+				break
+			}
+			if r, err := record.UnmarshalHead(v); err == nil && p.wants(r, now) {
+				keys, ids = append(keys, inner(p.last)), append(ids, r.Conversation().GetId())
+			}
+		}
+		p.done = looks < maxStep
+		return nil
+	})
+	return keys, ids, err
+}
+
+// purge removes those of the conversations that are still to go, and returns their ids.
+func (t *txn) purge(p *purge, keys []inner, now time.Time) []string {
+	var ids []string
+	for _, key := range keys {
+		s, err := t.at(p.tenant, key)
+		if err != nil || !p.wants(s.record, now) {
+			continue
+		}
+		t.remove(s)
+		t.changes = append(t.changes, s.record.Gone(p.tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now))
+		ids = append(ids, s.id)
+	}
+	return ids
+}

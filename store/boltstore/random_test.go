@@ -1,0 +1,172 @@
+package boltstore
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestRandom does anything in any order, and looks at the file after each step.
+func TestRandom(t *testing.T) {
+	dir := t.TempDir()
+	rounds := 0
+	rapid.Check(t, func(r *rapid.T) {
+		rounds++
+		w := &world{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
+		w.options = store.Options{Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxConversations: rapid.IntRange(0, 4).Draw(r, "capacity")}
+		w.store = open(t, w.path, w.options)
+		defer func() { w.store.Close() }()
+		r.Repeat(map[string]func(*rapid.T){
+			"":         func(*rapid.T) { w.consistent() },
+			"create":   w.create,
+			"append":   w.append,
+			"update":   w.update,
+			"delete":   w.delete,
+			"progress": w.progress,
+			"purge":    w.purge,
+			"sweep":    w.sweep,
+			"advance":  w.advance,
+			"reopen":   w.reopen,
+		})
+		w.end()
+	})
+}
+
+// world is one run of TestRandom.
+type world struct {
+	*rapid.T
+	t       *testing.T
+	clock   *clock
+	path    string
+	options store.Options
+	store   *Store
+	running []store.Progress
+}
+
+func (w *world) name(r *rapid.T) (tenant, id string) {
+	return rapid.SampledFrom([]string{"a", "ab"}).Draw(r, "tenant"), rapid.SampledFrom([]string{"", "b", "bc", "d", "e", "f"}).Draw(r, "id")
+}
+
+// do counts what was refused as done: the law is storetest's.
+func (w *world) do(r *rapid.T, err error) {
+	if err != nil {
+		r.Log(err)
+	}
+}
+
+func (w *world) consistent() {
+	if err := w.store.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, w.store.tally) }); err != nil {
+		w.Fatalf("the file is not consistent:\n%v", err)
+	}
+}
+
+func ttl(r *rapid.T) *durationpb.Duration {
+	return durationpb.New(rapid.SampledFrom([]time.Duration{
+		100 * time.Millisecond, time.Second, 30 * time.Second, time.Minute, 10 * time.Minute, 366 * 24 * time.Hour,
+	}).Draw(r, "ttl"))
+}
+
+func (w *world) create(r *rapid.T) {
+	tenant, id := w.name(r)
+	_, err := w.store.Create(w.t.Context(), &store.Create{
+		Tenant: tenant, OrGet: rapid.Bool().Draw(r, "or get"),
+		Conversation: &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: ttl(r)}},
+	})
+	w.do(r, err)
+}
+
+func (w *world) append(r *rapid.T) {
+	tenant, id := w.name(r)
+	a := &store.Append{Tenant: tenant, ConversationID: id, Messages: text(rapid.StringN(0, 9, -1).Draw(r, "content"))}
+	switch rapid.SampledFrom([]string{"add", "begin", "end"}).Draw(r, "turn") {
+	case "begin":
+		a.Begin = &parleyv1.Turn{Id: fmt.Sprint("turn ", len(w.running))}
+		w.running = append(w.running, store.Progress{Tenant: tenant, ConversationID: id, TurnID: a.Begin.GetId()})
+	case "end":
+		a.End = &parleyv1.Turn{Id: w.turn(r, tenant, id), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	}
+	_, err := w.store.Append(w.t.Context(), a)
+	w.do(r, err)
+}
+
+// turn is the one that runs on a conversation, in most cases.
+func (w *world) turn(r *rapid.T, tenant, id string) string {
+	s, err := w.store.Read(w.t.Context(), &store.Read{Tenant: tenant, ConversationID: id})
+	if err != nil || rapid.IntRange(0, 9).Draw(r, "wrong turn") == 9 {
+		return "another"
+	}
+	return s.Conversation.GetActiveTurnId()
+}
+
+func (w *world) update(r *rapid.T) {
+	tenant, id := w.name(r)
+	u := &store.Update{Tenant: tenant, ConversationID: id}
+	if rapid.Bool().Draw(r, "clear") {
+		u.KeepThrough = new(int32)
+	} else {
+		u.Fields = []string{"retention.ttl"}
+		u.Values = &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: ttl(r)}}
+	}
+	_, err := w.store.Update(w.t.Context(), u)
+	w.do(r, err)
+}
+
+func (w *world) delete(r *rapid.T) {
+	tenant, id := w.name(r)
+	w.do(r, w.store.Delete(w.t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}))
+}
+
+func (w *world) progress(r *rapid.T) {
+	tenant, id := w.name(r)
+	w.do(r, w.store.SaveProgress(w.t.Context(), &store.Progress{
+		Tenant: tenant, ConversationID: id, TurnID: w.turn(r, tenant, id), Messages: text("so far"),
+	}))
+}
+
+func (w *world) purge(r *rapid.T) {
+	tenant, _ := w.name(r)
+	_, err := w.store.Purge(w.t.Context(), &store.Purge{Tenant: tenant, InactiveFor: 5 * time.Minute, DryRun: rapid.Bool().Draw(r, "dry")})
+	w.do(r, err)
+}
+
+func (w *world) sweep(r *rapid.T) {
+	_, err := w.store.Sweep(w.t.Context(), rapid.IntRange(0, 3).Draw(r, "limit"))
+	w.do(r, err)
+}
+
+func (w *world) advance(r *rapid.T) {
+	w.clock.advance(rapid.SampledFrom([]time.Duration{
+		-time.Minute, time.Millisecond, time.Second, 20 * time.Second, time.Minute, 9 * time.Minute, time.Hour,
+	}).Draw(r, "by"))
+}
+
+func (w *world) reopen(r *rapid.T) {
+	w.do(r, w.store.Close())
+	w.options.MaxConversations = rapid.IntRange(0, 4).Draw(r, "capacity")
+	w.store = open(w.t, w.path, w.options)
+}
+
+// end lets everything expire: when it is swept, nothing at all may be left.
+func (w *world) end() {
+	for _, p := range w.running {
+		_, err := w.store.Append(w.t.Context(), &store.Append{
+			Tenant: p.Tenant, ConversationID: p.ConversationID,
+			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_CANCELLED},
+		})
+		w.do(w.T, err)
+	}
+	w.clock.advance(400 * 24 * time.Hour)
+	sweep(w.t, w.store)
+	w.consistent()
+	if stats, err := w.store.Stats(w.t.Context()); err != nil || stats.Conversations != 0 {
+		w.Fatalf("%+v, %v; want an empty store", stats, err)
+	}
+}

@@ -1,0 +1,248 @@
+package boltstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// txn is a transaction of the writer. An operation first decides, where it may fail without
+// a trace, and then writes, where it cannot: the writing methods return nothing, the first
+// error of bbolt stays in err and ends the transaction for all.
+type txn struct {
+	conversations, ids, expiry, turns, tenants *bolt.Bucket
+	options                                    *store.Options
+	tally                                      *tally
+
+	counts           map[string]counts // as they will be; only of tenants that change
+	changes          []store.Change
+	expired, evicted int64
+	dirty            bool
+	err              error
+}
+
+func newTxn(tx *bolt.Tx, o *store.Options, t *tally) *txn {
+	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
+	return &txn{
+		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
+		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
+		options: o, tally: t, counts: map[string]counts{},
+	}
+}
+
+// stored is a conversation as it lies in the file.
+type stored struct {
+	tenant, id string
+	place      place
+	record     *record.Record // nil when it is damaged
+
+	// As they were before the operation, which may change the record.
+	size     int
+	messages int32
+	turn     string
+	expire   time.Time
+}
+
+func newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
+	s := &stored{tenant: tenant, id: id, place: p, record: r, size: len(value)}
+	if r != nil {
+		c := r.Conversation()
+		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), r.ExpireTime()
+	}
+	return s
+}
+
+// live returns the record, nil when there is none or it has expired.
+func (s *stored) live(now time.Time) *record.Record {
+	if s == nil || s.record.Expired(now) {
+		return nil
+	}
+	return s.record
+}
+
+// load returns the conversation with that id, expired or not; nil when there is none. With
+// store.ErrCorrupt comes what can be told of it, for Delete, or nil.
+func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
+	b := t.ids.Get(idKey(tenant, id))
+	if b == nil {
+		return nil, nil
+	}
+	p, err := decodePlace(b)
+	if err != nil {
+		return nil, err
+	}
+	value := t.conversations.Get(conversationKey(tenant, p.key))
+	r, err := decode(value)
+	if err == nil {
+		err = checkID(r, id)
+	}
+	if err != nil && r != nil {
+		return nil, err // It belongs to another id.
+	}
+	return newStored(tenant, id, p, value, r), err
+}
+
+// at returns the head of the conversation under an inner key.
+func (t *txn) at(tenant string, key inner) (*stored, error) {
+	value := t.conversations.Get(conversationKey(tenant, key))
+	if value == nil {
+		return nil, store.ErrNotFound
+	}
+	r, err := record.UnmarshalHead(value)
+	if err != nil {
+		return nil, err
+	}
+	id := r.Conversation().GetId()
+	p, err := decodePlace(t.ids.Get(idKey(tenant, id)))
+	if err != nil || p.key != key {
+		return nil, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
+	}
+	return newStored(tenant, id, p, value, r), nil
+}
+
+// create adds a conversation.
+func (t *txn) create(tenant string, r *record.Record, value []byte) {
+	c := r.Conversation()
+	number, err := t.conversations.NextSequence()
+	if err != nil {
+		t.fail(err)
+		return
+	}
+	key := inner(record.Key(c.GetCreateTime().AsTime(), uint32(number)))
+	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
+	t.put(t.conversations, conversationKey(tenant, key), value)
+	t.arm(s, r.ExpireTime())
+	t.follow(s, r)
+	t.count(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
+}
+
+// replace writes a conversation again.
+func (t *txn) replace(s *stored, r *record.Record, value []byte) {
+	t.put(t.conversations, conversationKey(s.tenant, s.place.key), value)
+	// A later end is left to the sweeper, an earlier one is not. Where the end falls into the
+	// minute of the entry, its nanosecond can only be too late if the end came forward.
+	expire := r.ExpireTime()
+	minute := minuteOf(nanosecond(expire))
+	if minute < s.place.minute || minute == s.place.minute && expire.Before(s.expire) {
+		t.disarm(s)
+		t.arm(s, expire)
+	}
+	t.follow(s, r)
+	messages := int64(r.Conversation().GetMessageCount())
+	t.count(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
+}
+
+// remove takes a conversation out of every bucket.
+func (t *txn) remove(s *stored) {
+	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
+	t.del(t.ids, idKey(s.tenant, s.id))
+	t.disarm(s)
+	if s.turn != "" || s.record == nil {
+		t.del(t.turns, idKey(s.tenant, s.id))
+	}
+	t.count(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
+}
+
+// end removes a conversation that has expired or makes room.
+func (t *txn) end(s *stored, now time.Time) {
+	kind := parleyv1.ChangeKind_CHANGE_KIND_EVICTED
+	if s.record.Expired(now) {
+		kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
+		t.expired++
+	} else {
+		t.evicted++
+	}
+	t.remove(s)
+	t.changes = append(t.changes, s.record.Gone(s.tenant, kind, now))
+}
+
+// arm enters a conversation in expiry, and in ids where that is.
+func (t *txn) arm(s *stored, at time.Time) {
+	ns := nanosecond(at)
+	s.place.minute = minuteOf(ns)
+	t.putDue(s.tenant, s.place.key, ns)
+	t.put(t.ids, idKey(s.tenant, s.id), s.place.encode())
+}
+
+func (t *txn) putDue(tenant string, key inner, ns int64) {
+	t.put(t.expiry, expiryKey(minuteOf(ns), tenant, key), binary.BigEndian.AppendUint64(nil, uint64(ns)))
+}
+
+func (t *txn) disarm(s *stored) {
+	t.del(t.expiry, expiryKey(s.place.minute, s.tenant, s.place.key))
+}
+
+// follow keeps turns in step with the conversation's running turn.
+func (t *txn) follow(s *stored, r *record.Record) {
+	turn := r.Conversation().GetActiveTurnId()
+	switch turn {
+	case s.turn:
+	case "":
+		t.del(t.turns, idKey(s.tenant, s.id))
+	default:
+		value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
+		if err != nil {
+			t.fail(err)
+			return
+		}
+		t.put(t.turns, idKey(s.tenant, s.id), value)
+	}
+}
+
+// counted returns the counts of a tenant as they are within the transaction.
+func (t *txn) counted(tenant string) counts {
+	if c, ok := t.counts[tenant]; ok {
+		return c
+	}
+	return t.tally.tenants[tenant] // Without its lock: only the writer changes it.
+}
+
+func (t *txn) count(tenant string, delta counts) {
+	c := t.counted(tenant).plus(delta)
+	if c.conversations <= 0 {
+		c = counts{}
+	}
+	t.counts[tenant] = c
+}
+
+func (t *txn) put(b *bolt.Bucket, key, value []byte) {
+	t.dirty = true
+	t.fail(b.Put(key, value))
+}
+
+func (t *txn) del(b *bolt.Bucket, key []byte) {
+	t.dirty = true
+	t.fail(b.Delete(key))
+}
+
+// fail keeps the first error.
+func (t *txn) fail(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// finish writes what is written once a transaction. It returns errUnchanged when there is
+// nothing to commit.
+func (t *txn) finish() error {
+	if !t.dirty && t.err == nil {
+		return errUnchanged
+	}
+	for _, tenant := range slices.Sorted(maps.Keys(t.counts)) {
+		key := tenantKey(tenant)
+		if c := t.counts[tenant]; c == (counts{}) {
+			t.del(t.tenants, key)
+		} else {
+			t.put(t.tenants, key, c.encode(key))
+		}
+	}
+	return t.err
+}

@@ -1,0 +1,152 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// Create implements store.Store.
+func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+	uid := uuid.NewString()
+	size := proto.Size(c.Conversation) + len(c.Messages)
+	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+		return record.Create(old, c, uid, now, &s.options.Options)
+	})
+}
+
+// Append implements store.Store.
+func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	drafts, err := record.NewDrafts(a.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
+	}
+	uid, size := uuid.NewString(), 0
+	for _, m := range a.Messages {
+		size += proto.Size(m)
+	}
+	return s.change(ctx, a.Tenant, a.ConversationID, size, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+		return record.Append(old, a, drafts, uid, now, &s.options.Options)
+	})
+}
+
+// Update implements store.Store.
+func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
+	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), func(old *record.Record, now time.Time) (*record.Outcome, error) {
+		return record.Update(old, u, now, &s.options.Options)
+	})
+}
+
+// change has the writer do what decide makes of the conversation that has the id; nil when
+// there is none or it has expired. Size is of what it holds in memory while it waits.
+func (s *Store) change(ctx context.Context, tenant, id string, size int,
+	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
+) (*store.Result, error) {
+	if n := len(tenant) + len(id); n > maxNames {
+		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
+	}
+	var result *store.Result
+	err := s.writer.do(ctx, size, func(t *txn) error {
+		now := s.options.Now()
+		old, err := t.load(tenant, id, record.Unmarshal)
+		if err != nil {
+			return err
+		}
+		out, err := decide(old.live(now), now)
+		if err != nil {
+			return err
+		}
+		result = out.Result
+		return t.write(tenant, old, out, now)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", id, err)
+	}
+	return result, nil
+}
+
+// write does what package record decided; old is what lies under the id, nil for nothing.
+func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Time) error {
+	if out.Record == nil {
+		return nil
+	}
+	value, err := out.Record.Marshal()
+	if err != nil {
+		return err
+	}
+	if !out.Result.Created {
+		t.replace(old, out.Record, value)
+	} else {
+		gone, err := t.makeRoom(tenant, old, now)
+		if err != nil {
+			return err
+		}
+		for _, g := range gone {
+			t.end(g, now)
+		}
+		t.create(tenant, out.Record, value)
+	}
+	t.changes = append(t.changes, out.Changes...)
+	return nil
+}
+
+// Delete implements store.Store. A conversation whose record is damaged is deleted too,
+// unless a version is asked for, which nobody knows.
+func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
+	err := s.writer.do(ctx, 0, func(t *txn) error {
+		now := s.options.Now()
+		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
+		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
+			t.remove(old)
+			t.changes = append(t.changes, store.Change{
+				Tenant: d.Tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: d.ConversationID, Time: now,
+			})
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out, err := record.Delete(old.live(now), d, now)
+		if err != nil {
+			return err
+		}
+		t.remove(old)
+		t.changes = append(t.changes, out.Changes...)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("conversation %q: %w", d.ConversationID, err)
+	}
+	return nil
+}
+
+// SaveProgress implements store.Store.
+func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
+	value, err := record.MarshalProgress(p)
+	if err != nil {
+		return fmt.Errorf("conversation %q: %w", p.ConversationID, err)
+	}
+	err = s.writer.do(ctx, len(value), func(t *txn) error {
+		old, err := t.load(p.Tenant, p.ConversationID, record.UnmarshalHead)
+		if err != nil {
+			return err
+		}
+		if old == nil || old.turn == "" || old.turn != p.TurnID {
+			return store.ErrTurnEnded
+		}
+		t.put(t.turns, idKey(p.Tenant, p.ConversationID), value)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("conversation %q: turn %q: %w", p.ConversationID, p.TurnID, err)
+	}
+	return nil
+}

@@ -1,0 +1,306 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// bench is a writer under test, with what it has done.
+type bench struct {
+	*writer
+	t       *testing.T
+	file    *os.File // under bbolt
+	commits int
+	failed  []error
+}
+
+// newBench starts a writer in a bubble of synctest, on a file of its own.
+func newBench(t *testing.T, dir string, l limits) *bench {
+	t.Helper()
+	b := &bench{t: t}
+	db, err := bolt.Open(filepath.Join(dir, "parley.db"), 0o600, &bolt.Options{
+		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
+			var err error
+			b.file, err = os.OpenFile(name, flag, mode)
+			return b.file, err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(makeBuckets); err != nil {
+		t.Fatal(err)
+	}
+	o := store.Options{}.WithDefaults()
+	b.writer = newWriter(db, l,
+		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
+		func(*txn) { b.commits++ },
+		func(err error) { b.failed = append(b.failed, err) })
+	t.Cleanup(func() {
+		b.close()
+		db.Close()
+	})
+	return b
+}
+
+// answer is what a call returns some time later.
+type answer chan error
+
+// start calls do in a goroutine, and returns when that waits.
+func (b *bench) start(ctx context.Context, size int, apply func(*txn) error) answer {
+	a := make(answer, 1)
+	go func() { a <- b.do(ctx, size, apply) }()
+	synctest.Wait()
+	return a
+}
+
+// hold keeps the writer busy with an operation until it is released.
+func (b *bench) hold() (release func(), a answer) {
+	gate := make(chan struct{})
+	a = b.start(b.t.Context(), 0, func(*txn) error {
+		<-gate
+		return nil
+	})
+	return func() { close(gate) }, a
+}
+
+// put is an operation that writes.
+func put(key string) func(*txn) error {
+	return func(t *txn) error {
+		t.put(t.turns, []byte(key), []byte("value"))
+		return nil
+	}
+}
+
+func (b *bench) written() []string {
+	var keys []string
+	_ = b.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(turnsBucket)).ForEach(func(k, _ []byte) error {
+			keys = append(keys, string(k))
+			return nil
+		})
+	})
+	return keys
+}
+
+var wide = limits{operations: 100, bytes: 100, batch: 100, batchBytes: 100}
+
+func TestWriterTakesWhatWaits(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 4, batchBytes: 20})
+		release, held := b.hold()
+		refused := errors.New("refused")
+		var answers []answer
+		for _, op := range []struct {
+			key  string
+			size int
+			err  error
+		}{
+			{key: "a"},
+			{key: "b", err: refused},
+			{key: "c"},
+			{key: "d"}, // The fourth: the batch is full.
+			{key: "e", size: 15},
+			{key: "f", size: 15}, // Too large for the same batch.
+			{key: "g", size: 40}, // Too large for any.
+		} {
+			answers = append(answers, b.start(t.Context(), op.size, func(x *txn) error {
+				if op.err != nil {
+					return op.err
+				}
+				return put(op.key)(x)
+			}))
+		}
+		release()
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+		for i, a := range answers {
+			if err := <-a; !errors.Is(err, map[int]error{1: refused}[i]) {
+				t.Errorf("operation %d: %v", i, err)
+			}
+		}
+		if got, want := b.written(), []string{"a", "c", "d", "e", "f", "g"}; !slices.Equal(got, want) {
+			t.Errorf("written are %v, want %v", got, want)
+		}
+		if b.commits != 4 {
+			t.Errorf("%d commits, want 4: nothing was written in the first transaction", b.commits)
+		}
+	})
+}
+
+func TestWriterOverloaded(t *testing.T) {
+	for name, l := range map[string]limits{
+		"operations": {operations: 2, bytes: 100, batch: 100, batchBytes: 100},
+		"bytes":      {operations: 100, bytes: 10, batch: 100, batchBytes: 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() // Not of the bubble.
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, dir, l)
+				release, held := b.hold()
+				first := b.start(t.Context(), 5, put("a"))
+				second := b.start(t.Context(), 5, put("b"))
+				if err := b.do(t.Context(), 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
+					t.Errorf("%v, want ErrOverloaded", err)
+				}
+				release()
+				if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), 1000, put("large"))); err != nil {
+					t.Error(err)
+				}
+				if got, want := b.written(), []string{"a", "b", "large"}; !slices.Equal(got, want) {
+					t.Errorf("written are %v, want %v", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestWriterCancelled(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, wide)
+		release, held := b.hold()
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting := b.start(ctx, 1, put("waiting"))
+		other := b.start(t.Context(), 1, put("other"))
+		cancel()
+		if err := <-waiting; !errors.Is(err, context.Canceled) { // While the writer is held.
+			t.Errorf("%v, want context.Canceled", err)
+		}
+		if err := b.do(ctx, 1, put("late")); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want context.Canceled", err)
+		}
+		release()
+		if err := errors.Join(<-held, <-other); err != nil {
+			t.Error(err)
+		}
+
+		ctx, cancel = context.WithCancel(t.Context())
+		if err := b.do(ctx, 1, func(x *txn) error {
+			cancel()
+			return put("begun")(x)
+		}); err != nil {
+			t.Errorf("what was begun is seen through: %v", err)
+		}
+		if got, want := b.written(), []string{"begun", "other"}; !slices.Equal(got, want) {
+			t.Errorf("written are %v, want %v", got, want)
+		}
+	})
+}
+
+// TestOperationTake is of a context that ends before the caller notices.
+func TestOperationTake(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	o := &operation{ctx: ctx, done: make(chan struct{})}
+	if o.take() {
+		t.Error("taken although its context has ended")
+	}
+	<-o.done
+	if !errors.Is(o.err, context.Canceled) {
+		t.Errorf("%v, want context.Canceled", o.err)
+	}
+}
+
+func TestWriterUndone(t *testing.T) {
+	b := newBench(t, t.TempDir(), wide)
+	var id int
+	if err := b.do(t.Context(), 1, func(x *txn) error {
+		id = x.turns.Tx().ID()
+		return put("key")(x)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if b.undone(id) || !b.undone(id+1) {
+		t.Errorf("transaction %d is undone: %v; the next one: %v", id, b.undone(id), b.undone(id+1))
+	}
+}
+
+func TestWriterClose(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, wide)
+		gate := make(chan struct{})
+		begun := b.start(t.Context(), 1, func(x *txn) error {
+			<-gate
+			return put("begun")(x)
+		})
+		waiting := b.start(t.Context(), 1, put("waiting"))
+		closed := make(chan struct{})
+		go func() {
+			b.close()
+			close(closed)
+		}()
+		if err := <-waiting; !errors.Is(err, store.ErrClosed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+		select {
+		case <-closed:
+			t.Error("close did not wait for what was begun")
+		default:
+		}
+		close(gate)
+		if err := <-begun; err != nil {
+			t.Errorf("what was begun is seen through: %v", err)
+		}
+		<-closed
+		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+		if got, want := b.written(), []string{"begun"}; !slices.Equal(got, want) {
+			t.Errorf("written are %v, want %v", got, want)
+		}
+	})
+}
+
+func TestWriterFails(t *testing.T) {
+	for name, fail := range map[string]func(*bench, *txn) error{
+		"commit": func(b *bench, x *txn) error {
+			b.file.Close()
+			return put("key")(x)
+		},
+		"put":   func(_ *bench, x *txn) error { return put("")(x) },
+		"panic": func(*bench, *txn) error { panic("page 7: unexpected page type") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() // Not of the bubble.
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
+				release, _ := b.hold()
+				answers := []answer{
+					b.start(t.Context(), 1, put("before")),
+					b.start(t.Context(), 1, func(x *txn) error { return fail(b, x) }),
+					b.start(t.Context(), 1, put("after")),
+					b.start(t.Context(), 1, put("in the next batch")),
+				}
+				release()
+				for i, a := range answers {
+					if err := <-a; !errors.Is(err, store.ErrFailed) {
+						t.Errorf("operation %d: %v, want ErrFailed", i, err)
+					}
+				}
+				if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrFailed) {
+					t.Errorf("%v, want ErrFailed", err)
+				}
+				if len(b.failed) != 1 || !errors.Is(b.failed[0], store.ErrFailed) || b.commits != 0 {
+					t.Errorf("told of %v and of %d commits, want one failure", b.failed, b.commits)
+				}
+				b.close()
+				if err := b.do(t.Context(), 1, put("later")); !errors.Is(err, store.ErrClosed) {
+					t.Errorf("%v, want ErrClosed", err)
+				}
+			})
+		})
+	}
+}

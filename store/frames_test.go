@@ -1,0 +1,141 @@
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// frame is a message in wire form.
+func frame(body []byte) store.Frame {
+	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
+}
+
+// frames is some messages in wire form, with sequences from 1 on.
+func frames(t testing.TB, contents ...string) store.Frames {
+	t.Helper()
+	var all store.Frames
+	for i, content := range contents {
+		body, err := proto.Marshal(&parleyv1.Message{Sequence: int32(i) + 1, Content: content, Role: parleyv1.Role_ROLE_USER})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, frame(body)...)
+	}
+	return all
+}
+
+func TestFrames(t *testing.T) {
+	all := frames(t, "one", "", "three", "four")
+	sequences := func(f store.Frames) []int32 {
+		var out []int32
+		for frame := range f.All() {
+			out = append(out, frame.Sequence())
+		}
+		return out
+	}
+	for _, test := range []struct {
+		name string
+		got  store.Frames
+		want []int32
+	}{
+		{"all", all, []int32{1, 2, 3, 4}},
+		{"newest 0", all.Newest(0), nil},
+		{"newest 2", all.Newest(2), []int32{3, 4}},
+		{"newest 4", all.Newest(4), []int32{1, 2, 3, 4}},
+		{"newest 9", all.Newest(9), []int32{1, 2, 3, 4}},
+		{"newest -1", all.Newest(-1), []int32{1, 2, 3, 4}},
+		{"skip 0", all.Skip(0), []int32{1, 2, 3, 4}},
+		{"skip -1", all.Skip(-1), []int32{1, 2, 3, 4}},
+		{"skip 3", all.Skip(3), []int32{4}},
+		{"skip 9", all.Skip(9), nil},
+		{"none", nil, nil},
+		{"newest of none", store.Frames(nil).Newest(3), nil},
+		{"cut off", all[:len(all)-1], []int32{1, 2, 3}},
+		{"another field behind", append(slices.Clone(all), 0x1a, 0), []int32{1, 2, 3, 4}},
+	} {
+		if got := sequences(test.got); !slices.Equal(got, test.want) {
+			t.Errorf("%s: sequences %v, want %v", test.name, got, test.want)
+		}
+		if n := test.got.Count(); n != len(test.want) {
+			t.Errorf("%s: %d frames, want %d", test.name, n, len(test.want))
+		}
+	}
+	messages, err := all.Messages()
+	if err != nil || len(messages) != 4 || messages[2].GetContent() != "three" {
+		t.Errorf("Messages: %v, %v", messages, err)
+	}
+	if _, err := store.Frames(frame([]byte{0xff})).Messages(); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("Messages of damage: %v, want ErrCorrupt", err)
+	}
+}
+
+func FuzzFrames(f *testing.F) {
+	f.Add([]byte(frames(f, "one", "two", "three")), 1)
+	f.Add([]byte(nil), -1)
+	f.Add([]byte{0x12}, 0)
+	f.Add([]byte{0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, 2)
+	f.Fuzz(func(t *testing.T, raw []byte, n int) {
+		all := store.Frames(raw)
+		var whole []byte
+		count := 0
+		for frame := range all.All() {
+			whole = append(whole, frame...)
+			count++
+			frame.Sequence()
+			_, _ = frame.Message()
+		}
+		if !bytes.HasPrefix(raw, whole) {
+			t.Fatalf("the frames of %x are %x", raw, whole)
+		}
+		if got := all.Count(); got != count {
+			t.Errorf("Count is %d, there are %d", got, count)
+		}
+		if got := store.Frames(whole).Skip(n).Count(); got != min(count, max(0, count-n)) && n >= 0 {
+			t.Errorf("%d frames are left of %d without the first %d", got, count, n)
+		}
+		newest := store.Frames(whole).Newest(n)
+		if want := min(count, n); n >= 0 && newest.Count() != want || n < 0 && newest.Count() != count {
+			t.Errorf("the newest %d of %d are %d", n, count, newest.Count())
+		}
+		if !bytes.HasSuffix(whole, newest) {
+			t.Errorf("the newest frames %x are not the end of %x", newest, whole)
+		}
+		for frame := range all.All() {
+			if again := store.Frames(frame); again.Count() != 1 {
+				t.Errorf("a frame is %d frames", again.Count())
+			}
+		}
+	})
+}
+
+func FuzzSequence(f *testing.F) {
+	for _, m := range []*parleyv1.Message{
+		{},
+		{Sequence: 7, Id: "id", Metadata: map[string]string{"k": "v"}},
+		{Sequence: -1, Content: "content", Exchange: 3},
+	} {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(body)
+		f.Add(append(body, 0x10, 0x05))                   // the last value wins
+		f.Add(append(body, 0x12, 0x00))                   // another kind of field 2
+		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x10)) // inside a group, then cut off
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got := frame(body).Sequence()
+		var m parleyv1.Message
+		if proto.Unmarshal(body, &m) == nil && got != m.GetSequence() {
+			t.Errorf("sequence of %x is %d, want %d", body, got, m.GetSequence())
+		}
+	})
+}

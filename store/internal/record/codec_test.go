@@ -1,0 +1,163 @@
+package record_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// sample is a small record with something in each of its parts.
+func sample(t testing.TB) *record.Record {
+	t.Helper()
+	o := store.Options{}.WithDefaults()
+	a := &store.Append{
+		Tenant: "acme", ConversationID: "a", Begin: &parleyv1.Turn{Id: "t"}, Request: &store.Request{ID: "r", Method: "m"},
+		Messages: []*parleyv1.Message{{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello"}, {Id: "2", Role: parleyv1.Role_ROLE_USER}},
+	}
+	drafts, err := record.NewDrafts(a.Messages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := record.Append(nil, a, drafts, "uid", time.Unix(1_800_000_000, 0), &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Record
+}
+
+func marshal(t testing.TB, r *record.Record) []byte {
+	t.Helper()
+	value, err := r.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func TestMarshal(t *testing.T) {
+	want := sample(t)
+	value := marshal(t, want)
+	got, err := record.Unmarshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("the whole (-want +got):\n%s", diff)
+	}
+	head, err := record.UnmarshalHead(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Messages = nil
+	if diff := cmp.Diff(want, head, protocmp.Transform()); diff != "" {
+		t.Errorf("the head (-want +got):\n%s", diff)
+	}
+}
+
+func TestMarshalBadText(t *testing.T) {
+	r := sample(t)
+	r.Conversation().Title = "\xff"
+	if value, err := r.Marshal(); err == nil {
+		t.Errorf("a title that is no UTF-8 became %x", value)
+	}
+}
+
+// TestDamage flips every bit and cuts the value at every byte. What is behind the head may
+// be damaged without the head's being refused.
+func TestDamage(t *testing.T) {
+	r := sample(t)
+	value := marshal(t, r)
+	head := len(value) - len(r.Messages)
+	check := func(damaged []byte, inHead bool, what string, at int) {
+		if _, err := record.Unmarshal(damaged); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("%s %d of %d: %v, want ErrCorrupt", what, at, len(value), err)
+		}
+		if _, err := record.UnmarshalHead(damaged); errors.Is(err, store.ErrCorrupt) != inHead {
+			t.Errorf("%s %d of %d, of which %d are the head: reading the head gave %v", what, at, len(value), head, err)
+		}
+	}
+	for bit := range 8 * len(value) {
+		damaged := slices.Clone(value)
+		damaged[bit/8] ^= 1 << (bit % 8)
+		at := bit / 8
+		check(damaged, at < 5 || at >= 9 && at < head, "flipped bit", bit)
+	}
+	for n := range value {
+		check(value[:n], n < head, "cut to byte", n)
+	}
+	check(append(slices.Clone(value), 0), false, "a byte behind", len(value))
+}
+
+func FuzzUnmarshal(f *testing.F) {
+	f.Add(marshal(f, sample(f)))
+	f.Add(make([]byte, 12)) // three empty parts, without a conversation
+	f.Fuzz(func(t *testing.T, value []byte) {
+		// Damage that the sums do not find: what is read must still do no harm.
+		for _, b := range [][]byte{value, record.Sealed(value)} {
+			r, err := record.Unmarshal(b)
+			if err != nil {
+				if !errors.Is(err, store.ErrCorrupt) {
+					t.Errorf("Unmarshal: %v", err)
+				}
+				continue
+			}
+			r.Expired(time.Unix(0, 0))
+			_, _ = r.AllTurns()
+			_, _ = r.Seen(&store.Request{ID: "r", Method: "m"})
+			_, _ = record.Read(r, &store.Read{Newest: -1, Turns: true}, time.Unix(0, 0))
+			r.Entry()
+		}
+	})
+}
+
+func TestProgress(t *testing.T) {
+	want := &store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{
+		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"}, {Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+	}}
+	value, err := record.MarshalProgress(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := record.UnmarshalProgress(value)
+	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("progress: %v (-want +got):\n%s", err, diff)
+	}
+	for bit := range 8 * len(value) {
+		value[bit/8] ^= 1 << (bit % 8)
+		if _, err := record.UnmarshalProgress(value); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("bit %d flipped: %v, want ErrCorrupt", bit, err)
+		}
+		value[bit/8] ^= 1 << (bit % 8)
+	}
+	for n := range value {
+		if _, err := record.UnmarshalProgress(value[:n]); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("cut to %d bytes: %v, want ErrCorrupt", n, err)
+		}
+	}
+	if _, err := record.MarshalProgress(&store.Progress{Messages: []*parleyv1.Message{{Content: "\xff"}}}); err == nil {
+		t.Error("a message that is no UTF-8 was encoded")
+	}
+}
+
+func FuzzUnmarshalProgress(f *testing.F) {
+	value, err := record.MarshalProgress(&store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{{Content: "so far"}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(value)
+	f.Fuzz(func(t *testing.T, value []byte) {
+		for _, b := range [][]byte{value, record.SealedProgress(value)} {
+			if _, err := record.UnmarshalProgress(b); err != nil && !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("UnmarshalProgress: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,200 @@
+package record
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// KeySize is the length of a [Key].
+const KeySize = 12
+
+// Key orders the conversations of a tenant by create time. Random tells those apart that
+// were made in the same nanosecond.
+func Key(created time.Time, random uint32) []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
+	return binary.BigEndian.AppendUint32(b, random)
+}
+
+// Newest yields the tenant's conversations whose [Key] is less than before, or all of them
+// when before is nil, the greatest key first: the key and the value that [Record.Marshal]
+// made. Before may be longer than a key.
+type Newest func(before []byte) iter.Seq2[[]byte, []byte]
+
+// BuildPage answers a store.List. Total is how many conversations the tenant has. It
+// calls newest once and stops reading when the page is full; what newest yields must stay
+// as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
+// record is damaged is left out, so that the others can still be listed: reading it is
+// what tells of the damage. Errors: store.ErrPageToken.
+func BuildPage(l *store.List, total int64, now time.Time, newest Newest) (*store.Page, error) {
+	var position []byte
+	if l.PageToken != "" {
+		var err error
+		if position, err = store.OpenToken(l.PageToken, scope(l)...); err != nil {
+			return nil, err
+		}
+		if len(position) != KeySize && (len(position) != inBlockSize || !byUpdateTime(l)) {
+			return nil, store.ErrPageToken
+		}
+	}
+	p := pager{list: l, now: now}
+	if byUpdateTime(l) {
+		position = p.updated(position, newest)
+	} else {
+		position = p.created(position, newest)
+	}
+	page := &store.Page{Entries: p.entries, Total: total}
+	if position != nil {
+		page.NextPageToken = store.SealToken(position, scope(l)...)
+	}
+	return page, nil
+}
+
+func byUpdateTime(l *store.List) bool {
+	return l.Order == parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
+}
+
+// scope names a list: tokens of another one are refused.
+func scope(l *store.List) []string {
+	order := "created"
+	if byUpdateTime(l) {
+		order = "updated"
+	}
+	s := []string{"conversations", l.Tenant, order, l.StructuredDataType}
+	for _, key := range slices.Sorted(maps.Keys(l.Labels)) {
+		s = append(s, key, l.Labels[key])
+	}
+	return s
+}
+
+// pager collects the rows of one page.
+type pager struct {
+	list    *store.List
+	now     time.Time
+	entries []*parleyv1.ConversationEntry
+	size    int
+}
+
+// wanted decodes a value; nil when it is not for this list.
+func (p *pager) wanted(value []byte) *Record {
+	r, err := UnmarshalHead(value)
+	if err != nil || r.Expired(p.now) || !r.Matches(p.list) {
+		return nil
+	}
+	return r
+}
+
+// add adds a row, unless the page is full.
+func (p *pager) add(r *Record) bool {
+	r.endLapsedLease(p.now)
+	entry := r.Entry()
+	size := protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(entry))
+	full := len(p.entries) >= p.list.PageSize || p.size+size > store.MaxListBytes
+	if len(p.entries) > 0 && full {
+		return false
+	}
+	p.entries, p.size = append(p.entries, entry), p.size+size
+	return true
+}
+
+// created fills the page in the order of create time. A position is the key of the last
+// conversation looked at; nil is the start, and the end.
+func (p *pager) created(position []byte, newest Newest) []byte {
+	looked, last := 0, position
+	for key, value := range newest(position) {
+		if looked == store.MaxListHeaders {
+			return last
+		}
+		if r := p.wanted(value); r != nil && !p.add(r) {
+			return last
+		}
+		looked, last = looked+1, key
+	}
+	return nil
+}
+
+// row is a conversation's place in the order of update time.
+type row struct {
+	updated    int64
+	key, value []byte
+}
+
+// compare puts what was updated last first.
+func (a row) compare(b row) int {
+	return cmp.Or(cmp.Compare(b.updated, a.updated), bytes.Compare(b.key, a.key))
+}
+
+// inBlockSize is the length of a position inside a block: the keys of its first and last
+// conversation, then update time and key of the last row returned.
+const inBlockSize = 3*KeySize + 8
+
+// updated fills the page in the order of update time, within one block of at most
+// store.MaxListHeaders conversations by create time. A position is where it stands inside
+// a block, or the key below which the next block begins.
+func (p *pager) updated(position []byte, newest Newest) []byte {
+	b := p.readBlock(position, newest)
+	slices.SortFunc(b.rows, row.compare)
+	for i, at := range b.rows {
+		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
+		if r := p.wanted(at.value); r != nil && !p.add(r) {
+			returned := b.rows[i-1]
+			updated := binary.BigEndian.AppendUint64(nil, uint64(returned.updated))
+			return slices.Concat(b.first, b.last, updated, returned.key)
+		}
+	}
+	if b.more {
+		return b.last
+	}
+	return nil
+}
+
+// block is a run of conversations by create time.
+type block struct {
+	first, last []byte // their keys
+	rows        []row  // those that are wanted and not on a page yet
+	more        bool   // older ones follow
+}
+
+// readBlock reads the block that a position stands in or before. A block keeps its bounds
+// from page to page, whatever comes and goes, so that nothing slips from one into another.
+func (p *pager) readBlock(position []byte, newest Newest) block {
+	before, inside := position, len(position) == inBlockSize
+	var b block
+	var returned row
+	if inside {
+		before, b.last = slices.Concat(position[:KeySize], []byte{0}), position[KeySize:2*KeySize]
+		returned.updated = int64(binary.BigEndian.Uint64(position[2*KeySize:]))
+		returned.key = position[2*KeySize+8:]
+	}
+	oldest, looked := b.last, 0
+	for key, value := range newest(before) {
+		if inside {
+			b.more = bytes.Compare(key, oldest) < 0
+		} else {
+			b.more = looked == store.MaxListHeaders
+		}
+		if b.more {
+			break
+		}
+		if looked == 0 {
+			b.first = key
+		}
+		looked, b.last = looked+1, key
+		if r := p.wanted(value); r != nil {
+			at := row{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
+			if !inside || returned.compare(at) < 0 {
+				b.rows = append(b.rows, at)
+			}
+		}
+	}
+	return b
+}

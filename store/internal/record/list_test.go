@@ -1,0 +1,138 @@
+package record_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// item is a key and its value.
+type item struct{ key, value []byte }
+
+// newest is the source of a list, and counts what is read from it.
+func newest(items []item, looked *int) record.Newest {
+	return func(before []byte) iter.Seq2[[]byte, []byte] {
+		return func(yield func(key, value []byte) bool) {
+			for _, at := range slices.Backward(items) {
+				if before != nil && bytes.Compare(at.key, before) >= 0 {
+					continue
+				}
+				*looked++
+				if !yield(at.key, at.value) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// items is n conversations, one a second, oldest first.
+func items(t testing.TB, n int) []item {
+	t.Helper()
+	r := sample(t)
+	r.Messages = nil
+	r.Conversation().ActiveTurnId = ""
+	out := make([]item, n)
+	for i := range out {
+		at := time.Unix(1_800_000_000+int64(i), 0)
+		c := r.Conversation()
+		c.Id, c.UpdateTime, c.ExpireTime = fmt.Sprint("c", i), timestamppb.New(at), timestamppb.New(at.Add(24*time.Hour))
+		out[i] = item{key: record.Key(at, uint32(i)), value: marshal(t, r)}
+	}
+	return out
+}
+
+func TestKeyOrder(t *testing.T) {
+	at := time.Unix(1_800_000_000, 5)
+	keys := [][]byte{record.Key(at, 7), record.Key(at, 8), record.Key(at.Add(1), 0), record.Key(at.Add(300), 0), record.Key(at.Add(time.Hour), 0)}
+	if !slices.IsSortedFunc(keys, bytes.Compare) {
+		t.Errorf("keys are not in the order of time: %x", keys)
+	}
+	for _, key := range keys {
+		if len(key) != record.KeySize {
+			t.Errorf("key %x has not %d bytes", key, record.KeySize)
+		}
+	}
+}
+
+// TestPageReadsNoMore looks how much of the source a page takes.
+func TestPageReadsNoMore(t *testing.T) {
+	all := items(t, 3)
+	// The same conversation again and again, at other times, is enough to be looked at.
+	for i := len(all); i < store.MaxListHeaders+100; i++ {
+		all = append(all, item{key: record.Key(time.Unix(1_900_000_000+int64(i), 0), 0), value: all[i%3].value})
+	}
+	now := time.Unix(1_800_000_000, 0)
+	for _, test := range []struct {
+		list store.List
+		want int
+	}{
+		{store.List{PageSize: 10}, 11},
+		{store.List{PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
+		{store.List{PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
+	} {
+		looked := 0
+		page, err := record.BuildPage(&test.list, 0, now, newest(all, &looked))
+		if err != nil || page.NextPageToken == "" || looked != test.want {
+			t.Errorf("%+v: %d were looked at, want %d; token %q, %v", test.list, looked, test.want, page.NextPageToken, err)
+		}
+	}
+}
+
+func TestPageWithoutDamage(t *testing.T) {
+	all := items(t, 5)
+	all[2].value[40] ^= 1
+	all[4].value = nil
+	looked := 0
+	page, err := record.BuildPage(&store.List{PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, e := range page.Entries {
+		ids = append(ids, e.GetConversation().GetId())
+	}
+	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 {
+		t.Errorf("listed %v of %d, token %q; want %v", ids, page.Total, page.NextPageToken, want)
+	}
+}
+
+// FuzzPosition hands tokens in that are well made and point anywhere.
+func FuzzPosition(f *testing.F) {
+	all := items(f, 20)
+	f.Add([]byte(nil), false)
+	f.Add(all[3].key, false)
+	f.Add(all[3].key, true)
+	f.Add(slices.Concat(all[9].key, all[2].key, make([]byte, 8), all[5].key), true)
+	f.Fuzz(func(t *testing.T, position []byte, byUpdateTime bool) {
+		l := &store.List{Tenant: "acme", PageSize: 3}
+		if byUpdateTime {
+			l.Order = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
+		}
+		looked := 0
+		l.PageToken = store.SealToken(position, record.Scope(l)...)
+		for range 1000 {
+			page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked))
+			if err != nil {
+				if !errors.Is(err, store.ErrPageToken) {
+					t.Errorf("BuildPage: %v", err)
+				}
+				return
+			}
+			if l.PageToken = page.NextPageToken; l.PageToken == "" {
+				return
+			}
+		}
+		t.Error("the list has no end")
+	})
+}

@@ -1,0 +1,34 @@
+package record
+
+import (
+	"slices"
+	"time"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// Read answers a store.Read. R is the conversation, nil when there is none or it has
+// expired; its messages are only used when some are asked for, and nothing of its memory
+// is in the snapshot but its header. Errors: store.ErrNotFound, store.ErrRequestReused,
+// store.ErrCorrupt.
+func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
+	if r == nil {
+		return nil, store.ErrNotFound
+	}
+	seen, err := r.Seen(q.Request)
+	if err != nil {
+		return nil, err
+	}
+	r.endLapsedLease(now)
+	snapshot := &store.Snapshot{
+		Conversation: r.Conversation(),
+		Messages:     slices.Clone(r.Messages.Newest(q.Newest)),
+		Seen:         seen,
+	}
+	if q.Turns {
+		if snapshot.Turns, err = r.AllTurns(); err != nil {
+			return nil, err
+		}
+	}
+	return snapshot, nil
+}

@@ -1,0 +1,92 @@
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// maxSampleIDs is how many ids a purge returns.
+const maxSampleIDs = 100
+
+// Purge implements store.Store. A step is one conversation.
+func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
+	var purged store.Purged
+	all, err := s.all(ctx, p.Tenant)
+	if err != nil {
+		return purged, err
+	}
+	cut := s.options.Now().Add(-p.InactiveFor)
+	all.Ascend(func(e *entry) bool {
+		if e.appended.After(cut) {
+			return true
+		}
+		var done bool
+		if done, err = s.purge(ctx, p, e.gone.ConversationID, cut); err != nil {
+			return false
+		}
+		if done {
+			purged.Count++
+			if len(purged.SampleIDs) < maxSampleIDs {
+				purged.SampleIDs = append(purged.SampleIDs, e.gone.ConversationID)
+			}
+		}
+		return true
+	})
+	return purged, err
+}
+
+// purge removes a conversation if it is still there and still inactive, and reports that.
+func (s *Store) purge(ctx context.Context, p *store.Purge, id string, cut time.Time) (done bool, err error) {
+	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
+		t := s.tenants[p.Tenant]
+		e := t.find(id)
+		if done = e != nil && !e.expired(now) && !e.appended.After(cut); !done || p.DryRun {
+			return nil, nil
+		}
+		return []store.Change{s.end(t, e, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)}, nil
+	})
+	return done, err
+}
+
+// Sweep implements store.Store. No tenant is ever over capacity here, because room is made
+// ahead of each new conversation and the limit stays as it was when the store was made.
+func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
+	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
+		var changes []store.Change
+		for _, t := range s.tenants {
+			for len(changes) < limit {
+				e, ok := t.byExpireTime.Min()
+				if !ok || !e.expired(now) {
+					break
+				}
+				changes = append(changes, s.end(t, e, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, now))
+			}
+		}
+		more = len(changes) >= limit
+		return changes, nil
+	})
+	return more, err
+}
+
+// SaveProgress implements store.Store. It keeps nothing: no turn outlives the process, so
+// nobody can ask.
+func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
+	e, err := s.entry(ctx, p.Tenant, p.ConversationID)
+	if err == nil && (e == nil || e.turn == "" || e.turn != p.TurnID) {
+		err = fmt.Errorf("turn %q: %w", p.TurnID, store.ErrTurnEnded)
+	}
+	if err != nil {
+		return fmt.Errorf("conversation %q: %w", p.ConversationID, err)
+	}
+	return nil
+}
+
+// Abandoned implements store.Store: the store was empty when it was made.
+func (s *Store) Abandoned(ctx context.Context) ([]store.Progress, error) {
+	_, err := s.entry(ctx, "", "")
+	return nil, err
+}

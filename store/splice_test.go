@@ -1,0 +1,79 @@
+package store_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestSplice puts frames into every message that a client receives with kept messages in
+// it, and looks whether it decodes to those messages.
+func TestSplice(t *testing.T) {
+	all := frames(t, "one", "two", "")
+	want, err := all.Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spliced := make(map[string]bool)
+	message := new(parleyv1.Message).ProtoReflect().Descriptor()
+	protoregistry.GlobalFiles.RangeFilesByPackage("parley.v1", func(file protoreflect.FileDescriptor) bool {
+		for i := range file.Messages().Len() {
+			d := file.Messages().Get(i)
+			for j := range d.Fields().Len() {
+				field := d.Fields().Get(j)
+				if field.Message() != message || !field.IsList() || strings.HasSuffix(string(d.Name()), "Request") {
+					continue
+				}
+				spliced[string(d.Name())] = true
+				if field.Number() != store.FrameField {
+					t.Errorf("%s has number %d, frames have %d", field.FullName(), field.Number(), store.FrameField)
+					continue
+				}
+				got, err := splice(d, all)
+				if err != nil {
+					t.Errorf("%s: %v", d.Name(), err)
+					continue
+				}
+				list := got.ProtoReflect().Get(got.ProtoReflect().Descriptor().Fields().ByNumber(store.FrameField)).List()
+				if list.Len() != len(want) {
+					t.Errorf("%s decodes to %d messages, want %d", d.Name(), list.Len(), len(want))
+					continue
+				}
+				for k, m := range want {
+					if diff := cmp.Diff(m, list.Get(k).Message().Interface(), protocmp.Transform()); diff != "" {
+						t.Errorf("%s, message %d (-want +got):\n%s", d.Name(), k, diff)
+					}
+				}
+			}
+		}
+		return true
+	})
+	for _, name := range []string{"LoadConversationResponse", "ListMessagesResponse", "GetContextResponse", "ExportConversationsResponse", "RoutingSummary", "TurnFinished"} {
+		if !spliced[name] {
+			t.Errorf("%s has no messages", name)
+		}
+	}
+}
+
+// splice is a message of which nothing is known but its frames, sent and received.
+func splice(d protoreflect.MessageDescriptor, all store.Frames) (proto.Message, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName())
+	if err != nil {
+		return nil, err
+	}
+	sent, received := kind.New(), kind.New()
+	sent.SetUnknown(protoreflect.RawFields(all))
+	encoded, err := proto.Marshal(sent.Interface())
+	if err != nil {
+		return nil, err
+	}
+	return received.Interface(), proto.Unmarshal(encoded, received.Interface())
+}

@@ -1,0 +1,183 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+func (s Subject) law11Capacity(t *testing.T) {
+	three := func(o *store.Options) { o.MaxConversations = 3 }
+	fill := func(f *fixture) {
+		for _, id := range []string{"a", "b", "c"} {
+			f.create(id)
+		}
+		f.append("a", user("hello")) // Create time decides, not update time.
+		f.seen.take()
+	}
+	for name, newOne := range map[string]any{
+		"Create": &store.Create{Conversation: &parleyv1.Conversation{Id: "new"}},
+		"Append": &store.Append{ConversationID: "new", Begin: &parleyv1.Turn{Id: "turn"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := s.open(t, three)
+			fill(f)
+			f.clock.Advance(time.Millisecond)
+			f.refuse(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil) // Nobody goes for it.
+			f.do(newOne)
+			f.missing("a")
+			same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"new", "c", "b"}})
+			same(t, "changes", brief(f.seen.take()), []string{"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
+			if stats := f.stats(); stats.Evicted != 1 || stats.Expired != 0 || stats.Conversations != 3 {
+				t.Errorf("stats: %+v", stats)
+			}
+		})
+		t.Run(name+" when all have a turn", func(t *testing.T) {
+			f := s.open(t, three)
+			fill(f)
+			for _, id := range []string{"a", "b", "c"} {
+				f.begin(id, "turn")
+			}
+			f.clock.Advance(24 * time.Hour)
+			f.refuse(newOne, store.ErrFull)
+			f.append("a", user("what is there goes on"))
+			f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true})
+			f.end("b", "turn")
+			f.do(newOne)
+			f.missing("b")
+		})
+	}
+	t.Run("running turns are passed over", func(t *testing.T) {
+		f := s.open(t, three)
+		fill(f)
+		f.begin("a", "turn")
+		f.create("d")
+		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "a"}})
+	})
+	t.Run("what has expired goes first", func(t *testing.T) {
+		f := s.open(t, three)
+		f.create("old")
+		f.create("expired")
+		f.clock.Advance(30 * time.Minute)
+		f.append("old", user("hello"))
+		f.create("c")
+		f.clock.Advance(30 * time.Minute)
+		f.seen.take()
+		f.create("d")
+		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "old"}})
+		same(t, "changes", brief(f.seen.take()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0"})
+		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 {
+			t.Errorf("stats: %+v", stats)
+		}
+	})
+	t.Run("the new one stays, also when the clock was set back", func(t *testing.T) {
+		f := s.open(t, three)
+		fill(f)
+		f.clock.Advance(-time.Minute)
+		f.create("new")
+		f.header("new")
+		f.missing("a")
+	})
+	t.Run("anew under the id of one that has expired", func(t *testing.T) {
+		f := s.open(t, three)
+		f.create("a")
+		f.clock.Advance(30 * time.Minute)
+		f.create("b")
+		f.create("c")
+		f.clock.Advance(30 * time.Minute)
+		f.create("a")
+		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"a", "c", "b"}})
+		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 || stats.Conversations != 3 {
+			t.Errorf("stats: %+v", stats)
+		}
+	})
+	t.Run("never more, however many come at once", func(t *testing.T) {
+		f := s.open(t, three)
+		f.clock.tick = time.Microsecond
+		var group sync.WaitGroup
+		for i := range 64 {
+			group.Go(func() {
+				write := &store.Append{Tenant: tenant, ConversationID: fmt.Sprint("c", i), Messages: []*parleyv1.Message{user("hello")}}
+				if _, err := f.store.Append(t.Context(), write); err != nil {
+					t.Errorf("Append: %v", err)
+				}
+				if page, err := f.store.List(t.Context(), &store.List{Tenant: tenant, PageSize: 10}); err != nil || page.Total > 3 || len(page.Entries) > 3 {
+					t.Errorf("%+v, %v; want 3 conversations at most", page, err)
+				}
+			})
+		}
+		group.Wait()
+		f.consistent()
+		if stats := f.stats(); stats.Evicted != 61 {
+			t.Errorf("%d were evicted, want 61", stats.Evicted)
+		}
+	})
+}
+
+// law12Isolation does everything to one tenant and looks at another.
+func (s Subject) law12Isolation(t *testing.T) {
+	f := s.open(t, func(o *store.Options) { o.MaxConversations = 4 })
+	for _, id := range []string{"a", "b", "c"} {
+		f.append(id, user("hello"), assistant("hi", "list"))
+	}
+	f.begin("c", "turn")
+	before := f.all()
+	f.seen.take()
+
+	const other = "acme2"
+	for name, write := range map[string]any{
+		"append": &store.Append{Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("late")}, MustExist: true},
+		"end":    &store.Append{Tenant: other, ConversationID: "c", End: &parleyv1.Turn{Id: "turn"}},
+		"update": &store.Update{Tenant: other, ConversationID: "a", KeepThrough: new(int32)},
+		"delete": &store.Delete{Tenant: other, ConversationID: "a"},
+	} {
+		if _, err := f.try(write); !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("%s: %v, want ErrNotFound", name, err)
+		}
+	}
+	if _, err := f.store.Read(t.Context(), &store.Read{Tenant: other, ConversationID: "a"}); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("Read: %v, want ErrNotFound", err)
+	}
+	if err := f.store.SaveProgress(t.Context(), &store.Progress{Tenant: other, ConversationID: "c", TurnID: "turn"}); !errors.Is(err, store.ErrTurnEnded) {
+		t.Errorf("SaveProgress: %v, want ErrTurnEnded", err)
+	}
+	if page := f.list(store.List{Tenant: other, PageSize: 9}); len(page.Entries) != 0 || page.Total != 0 {
+		t.Errorf("the list of the other tenant has %v, total %d", ids(page), page.Total)
+	}
+
+	// The other tenant fills its own space with the same ids and requests, and empties it.
+	r := request("r", "hello")
+	f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
+	before["a"] = f.read("a")
+	if result := f.do(&store.Append{Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r}); result.Replayed {
+		t.Error("a request of one tenant is known to the other")
+	}
+	for i := range 8 {
+		f.clock.Advance(time.Millisecond)
+		f.do(&store.Create{Tenant: other, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
+	}
+	f.do(&store.Create{Tenant: other, Conversation: &parleyv1.Conversation{Id: "c"}})
+	if page := f.list(store.List{Tenant: other, PageSize: 9}); page.Total != 4 {
+		t.Errorf("the other tenant has %d conversations, want 4", page.Total)
+	}
+	f.do(&store.Delete{Tenant: other, ConversationID: "c"})
+	f.clock.Advance(time.Second)
+	purged, err := f.store.Purge(t.Context(), &store.Purge{Tenant: other, InactiveFor: time.Second})
+	if err != nil || purged.Count != 3 {
+		t.Errorf("Purge: %+v, %v; want 3", purged, err)
+	}
+	same(t, "the first tenant's conversations", f.all(), before)
+	if page := f.list(store.List{PageSize: 9}); page.Total != 3 {
+		t.Errorf("the first tenant has %d conversations, want 3", page.Total)
+	}
+	for _, c := range f.seen.take() {
+		if c.Tenant != other && c.Tenant != tenant || c.Tenant == tenant && c.ConversationID != "a" {
+			t.Errorf("told of %s %s in %s", kind(c.Kind), c.ConversationID, c.Tenant)
+		}
+	}
+}

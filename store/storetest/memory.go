@@ -1,0 +1,178 @@
+package storetest
+
+import (
+	"crypto/sha256"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// law02NoSharedMemory spoils everything that went in and came out.
+func (s Subject) law02NoSharedMemory(t *testing.T) {
+	t.Run("what was passed in", func(t *testing.T) {
+		f, twin := s.open(t, nil), s.open(t, nil)
+		for _, f := range []*fixture{f, twin} {
+			for _, write := range writes(f) {
+				f.do(write)
+				if f != twin {
+					spoilWrite(write)
+				}
+			}
+		}
+		if again := f.do(writes(f)[4]); !again.Replayed {
+			t.Error("a request is not known any more when the argument was spoilt")
+		}
+		same(t, "after the arguments were spoilt", withoutUIDs(f.all()), withoutUIDs(twin.all()))
+	})
+	t.Run("what came out", func(t *testing.T) {
+		f := s.open(t, nil)
+		for _, write := range writes(f) {
+			result := f.do(write)
+			before := f.all()
+			spoilResult(result)
+			same(t, "after a result was spoilt", f.all(), before)
+		}
+		before, page := f.all(), f.list(store.List{PageSize: 10})
+		for _, entry := range page.Entries {
+			spoil(entry)
+		}
+		for id := range before {
+			snapshot := f.read(id)
+			spoil(snapshot.Conversation)
+			clear(snapshot.Messages)
+			for _, turn := range snapshot.Turns {
+				spoil(turn)
+			}
+		}
+		same(t, "after snapshots were spoilt", f.all(), before)
+		for _, change := range f.seen.take() {
+			clear(change.Message)
+			if change.Conversation != nil {
+				spoil(change.Conversation)
+			}
+		}
+		same(t, "after changes were spoilt", f.all(), before)
+	})
+	t.Run("a snapshot stays as it is", func(t *testing.T) {
+		f := s.open(t, nil)
+		f.append("a", user("hello"), assistant("hi", "greeting"))
+		old := f.read("a")
+		header, messages := proto.CloneOf(old.Conversation), string(old.Messages)
+		for range 50 {
+			f.append("a", user("again"), assistant("and again"))
+		}
+		f.do(&store.Delete{ConversationID: "a"})
+		for range 50 {
+			f.append("b", user("something else"))
+		}
+		same(t, "header", old.Conversation, header)
+		same(t, "messages", string(old.Messages), messages)
+	})
+}
+
+// writes has every kind of data go in at least once.
+func writes(f *fixture) []any {
+	if _, err := f.try(&store.Create{Conversation: &parleyv1.Conversation{Id: "source"}}); err == nil {
+		f.append("source", user("to be copied"), assistant("copied", "copy"))
+	}
+	return []any{
+		&store.Create{
+			Conversation: &parleyv1.Conversation{
+				Id: "fork", Title: "title", Labels: map[string]string{"team": "blue"},
+				Retention:  &parleyv1.Retention{Ttl: durationpb.New(time.Minute)},
+				ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "source", Sequence: 2},
+			},
+			Messages: f.read("source").Messages,
+			Request:  &store.Request{ID: "forking", Method: "ForkConversation", Digest: sha256.Sum256(nil)},
+		},
+		&store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{user("question"), assistant("answer", "list")},
+			Begin: &parleyv1.Turn{Id: "turn", Agent: "writer", RequestId: "r"}, Request: request("r", "question"),
+		},
+		&store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{assistant("answer")},
+			End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"}},
+		},
+		&store.Update{
+			ConversationID: "a",
+			Values: &parleyv1.Conversation{
+				Title: "title", Labels: map[string]string{"team": "red"}, Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Minute)},
+			},
+			Fields: []string{"title", "labels", "retention.ttl"},
+			Lease:  &store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute},
+		},
+		&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question")},
+	}
+}
+
+// withoutUIDs takes out of snapshots what no two stores have in common.
+func withoutUIDs(all map[string]*store.Snapshot) map[string]*store.Snapshot {
+	for _, snapshot := range all {
+		snapshot.Conversation.Uid = ""
+	}
+	return all
+}
+
+func spoilWrite(write any) {
+	switch w := write.(type) {
+	case *store.Create:
+		spoil(w.Conversation)
+		clear(w.Messages)
+		*w.Request = store.Request{}
+	case *store.Append:
+		for _, m := range w.Messages {
+			spoil(m)
+		}
+		spoil(w.Begin)
+		spoil(w.End)
+		if w.Request != nil {
+			*w.Request = store.Request{}
+		}
+	case *store.Update:
+		spoil(w.Values)
+		*w.Lease = store.Lease{}
+		clear(w.Fields)
+	}
+}
+
+func spoilResult(r *store.Result) {
+	spoil(r.Conversation)
+	spoil(r.Turn)
+	for _, a := range r.Appended {
+		spoil(a)
+	}
+}
+
+// spoil changes a message in place, in every field and at every depth.
+func spoil(m proto.Message) {
+	r := m.ProtoReflect()
+	if !r.IsValid() {
+		return
+	}
+	r.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case field.IsMap():
+			v.Map().Range(func(key protoreflect.MapKey, _ protoreflect.Value) bool {
+				v.Map().Set(key, protoreflect.ValueOfString("spoilt"))
+				return true
+			})
+		case field.IsList():
+			for i := range v.List().Len() {
+				spoil(v.List().Get(i).Message().Interface())
+			}
+		case field.Message() != nil:
+			spoil(v.Message().Interface())
+		case field.Kind() == protoreflect.StringKind:
+			r.Set(field, protoreflect.ValueOfString("spoilt"))
+		default:
+			r.Clear(field)
+		}
+		return true
+	})
+}

@@ -1,0 +1,227 @@
+package storetest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// model has a store and an oracle do the same at random, and compares.
+func (s Subject) model(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		f := s.openFor(t, r, func(o *store.Options) { o.MaxMessages, o.MaxConversations = 3, 3 })
+		m := &machine{fixture: f, oracle: newOracle(f.options), uids: make(map[string]string)}
+		actions := map[string]func(*rapid.T){
+			"":       m.check,
+			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
+			"delete": m.delete, "purge": m.purge, "sweep": m.expire, "wait": m.wait, "look into progress": m.saveProgress,
+		}
+		if s.Durable {
+			actions["reopen"] = func(*rapid.T) { f.reopen(nil) }
+		}
+		r.Repeat(actions)
+		m.empty()
+	})
+}
+
+// machine is a store under test beside its oracle.
+type machine struct {
+	*fixture
+	oracle *oracle
+	uids   map[string]string // ids by uid, of all conversations that ever were
+	moment int
+}
+
+// both has the store and the oracle write, at the same time, and compares.
+func (m *machine) both(write any) {
+	now := m.tick()
+	want, wantErr := m.oracle.write(write, now)
+	got, err := m.try(write)
+	if wantErr != nil || err != nil {
+		if wantErr == nil || !is(err, wantErr) || got != nil {
+			m.t.Fatalf("%T %+v: result %v, error %v; want error %v", write, write, got, err, wantErr)
+		}
+		return
+	}
+	if want == nil {
+		return
+	}
+	if want.Created && !want.Replayed {
+		uid := got.Conversation.GetUid()
+		if of, ok := m.uids[uid]; ok || uid == "" {
+			m.t.Fatalf("the uid of the new %s, %q, is that of an earlier %q", got.Conversation.GetId(), uid, of)
+		}
+		m.uids[uid] = got.Conversation.GetId()
+		m.oracle.conversations[got.Conversation.GetId()].header.Uid = uid
+	}
+	c := m.oracle.conversations[got.Conversation.GetId()].header
+	c.SizeBytes = got.Conversation.GetSizeBytes() // Compared with the messages in check.
+	want.Conversation.Uid, want.Conversation.SizeBytes = c.GetUid(), c.GetSizeBytes()
+	same(m.t, fmt.Sprintf("%T %+v", write, write), got, want)
+}
+
+// tick makes each action's time its own: all other steps of the clock are milliseconds.
+func (m *machine) tick() time.Time {
+	m.clock.Advance(1)
+	m.oracle.expire(m.clock.Now())
+	return m.clock.Now()
+}
+
+func anID(r *rapid.T) string {
+	return rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(r, "id")
+}
+
+func aRequest(r *rapid.T) *store.Request {
+	n := rapid.IntRange(0, 5).Draw(r, "request")
+	if n == 0 || n > 3 {
+		return nil
+	}
+	return request(fmt.Sprint("r", n), rapid.SampledFrom([]string{"", "other"}).Draw(r, "content"))
+}
+
+// aVersion is the right one, mostly.
+func (m *machine) aVersion(r *rapid.T, id string) *int32 {
+	switch rapid.IntRange(0, 3).Draw(r, "version") {
+	case 0:
+		return new(int32(rapid.IntRange(0, 4).Draw(r, "wrong version")))
+	case 1:
+		if c := m.oracle.conversations[id]; c != nil {
+			return new(c.header.GetVersion())
+		}
+	}
+	return nil
+}
+
+func (m *machine) create(r *rapid.T) {
+	m.both(&store.Create{
+		Conversation: &parleyv1.Conversation{Id: anID(r), Title: rapid.SampledFrom([]string{"", "title"}).Draw(r, "title")},
+		Request:      aRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+	})
+}
+
+func (m *machine) append(r *rapid.T) {
+	id := anID(r)
+	w := &store.Append{
+		ConversationID: id, Request: aRequest(r), IfVersion: m.aVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r, "must exist") == 0,
+	}
+	n := rapid.IntRange(1, 5).Draw(r, "messages")
+	if w.Request != nil {
+		n = len(w.Request.ID) // A retry has the same messages: the request's digest stands for them.
+	}
+	m.moment++
+	for i := range n {
+		text := fmt.Sprint("message ", i, " of ", m.moment)
+		if w.Request != nil {
+			text = fmt.Sprint("message ", i, " of ", w.Request.ID)
+		}
+		w.Messages = append(w.Messages, user(text))
+		if i%2 == 1 {
+			w.Messages[i] = assistant(text, "list")
+		}
+	}
+	m.both(w)
+}
+
+// turn begins a turn, or ends one, mostly the one that runs.
+func (m *machine) turn(r *rapid.T) {
+	id := anID(r)
+	w := &store.Append{ConversationID: id}
+	m.moment++
+	turn := &parleyv1.Turn{Id: fmt.Sprint("turn ", m.moment), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	running := m.oracle.conversations[id] != nil && m.oracle.conversations[id].header.GetActiveTurnId() != ""
+	if rapid.IntRange(0, 3).Draw(r, "as it is") > 0 == running {
+		if running {
+			turn.Id = m.oracle.conversations[id].header.GetActiveTurnId()
+		}
+		w.End = turn
+	} else {
+		w.Begin = turn
+	}
+	for i := range rapid.IntRange(0, 2).Draw(r, "messages") {
+		w.Messages = append(w.Messages, assistant(fmt.Sprint("answer ", i)))
+	}
+	m.both(w)
+}
+
+func (m *machine) update(r *rapid.T) {
+	id := anID(r)
+	w := &store.Update{
+		ConversationID: id, IfVersion: m.aVersion(r, id),
+		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{"title", "retention.max_messages", "retention.ttl"}), rapid.ID).Draw(r, "fields"),
+		Values: &parleyv1.Conversation{
+			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"),
+			Retention: &parleyv1.Retention{
+				MaxMessages: int32(rapid.IntRange(1, 4).Draw(r, "max_messages")),
+				Ttl:         durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute),
+			},
+		},
+	}
+	if rapid.IntRange(0, 3).Draw(r, "clear") == 0 {
+		w.KeepThrough = new(int32(rapid.IntRange(0, 8).Draw(r, "through")))
+	}
+	m.both(w)
+}
+
+func (m *machine) delete(r *rapid.T) {
+	id := anID(r)
+	m.both(&store.Delete{ConversationID: id, IfVersion: m.aVersion(r, id)})
+}
+
+func (m *machine) purge(r *rapid.T) {
+	inactive := time.Duration(rapid.IntRange(1, 60).Draw(r, "minutes")) * time.Minute
+	dry := rapid.Bool().Draw(r, "dry run")
+	cut := m.tick().Add(-inactive)
+	var want []string
+	for id, c := range m.oracle.conversations {
+		if !c.header.GetLastAppendTime().AsTime().After(cut) {
+			want = append(want, id)
+		}
+	}
+	slices.Sort(want)
+	if !dry {
+		for _, id := range want {
+			if _, err := m.oracle.write(&store.Delete{ConversationID: id}, cut); err != nil {
+				m.t.Fatal(err)
+			}
+		}
+	}
+	purged, err := m.store.Purge(m.t.Context(), &store.Purge{Tenant: tenant, InactiveFor: inactive, DryRun: dry})
+	slices.Sort(purged.SampleIDs)
+	if err != nil || !slices.Equal(purged.SampleIDs, want) || purged.Count != int64(len(want)) {
+		m.t.Fatalf("Purge: %+v, %v; want %v", purged, err, want)
+	}
+}
+
+func (m *machine) expire(*rapid.T) {
+	m.tick()
+	m.sweep()
+}
+
+// wait moves the clock, also back, but not to where what has expired would be live again:
+// whether it is depends on what the store has removed.
+func (m *machine) wait(r *rapid.T) {
+	d := rapid.SampledFrom([]time.Duration{time.Millisecond, 10 * time.Minute, 31 * time.Minute, 2 * time.Hour, -10 * time.Minute}).Draw(r, "time")
+	if m.clock.Now().Add(d).After(m.oracle.lastExpiry) {
+		m.clock.Advance(d)
+	}
+	m.tick()
+}
+
+func (m *machine) saveProgress(r *rapid.T) {
+	m.tick()
+	p := &store.Progress{Tenant: tenant, ConversationID: anID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far")}}
+	want := store.ErrTurnEnded
+	if c := m.oracle.conversations[p.ConversationID]; c != nil && c.header.GetActiveTurnId() != "" && rapid.Bool().Draw(r, "running") {
+		p.TurnID, want = c.header.GetActiveTurnId(), nil
+	}
+	if err := m.store.SaveProgress(m.t.Context(), p); want == nil && err != nil || want != nil && !is(err, want) {
+		m.t.Fatalf("SaveProgress: %v, want %v", err, want)
+	}
+}

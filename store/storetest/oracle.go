@@ -1,0 +1,225 @@
+package storetest
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// oracle says what a store ought to do, as simply as it can be said: for one tenant and one
+// caller, with everything in a map. It knows neither uids nor sizes.
+type oracle struct {
+	options       store.Options // with defaults
+	conversations map[string]*told
+	expired       map[string]int // how often each id expired without the store having said so
+	lastExpiry    time.Time
+	changes       []string // in brief, since they were last taken
+}
+
+// told is a conversation as the oracle has it.
+type told struct {
+	header   *parleyv1.Conversation
+	exchange int32
+	messages []*parleyv1.Message
+	turns    []*parleyv1.Turn
+	requests []toldRequest
+}
+
+// toldRequest is a request that was seen and what it gave.
+type toldRequest struct {
+	store.Request
+	result *store.Result
+	turn   string
+}
+
+func newOracle(o store.Options) *oracle {
+	return &oracle{options: o.WithDefaults(), conversations: make(map[string]*told), expired: make(map[string]int)}
+}
+
+// expire drops what has expired by now.
+func (o *oracle) expire(now time.Time) {
+	for id, c := range o.conversations {
+		end := c.header.GetExpireTime().AsTime()
+		if c.header.GetActiveTurnId() == "" && !now.Before(end) {
+			delete(o.conversations, id)
+			o.expired[id]++
+			if end.After(o.lastExpiry) {
+				o.lastExpiry = end
+			}
+		}
+	}
+}
+
+func (o *oracle) tell(kind, id string, c *told, count, trimmed int) {
+	o.changes = append(o.changes, fmt.Sprintf("%s %s version %d count %d trimmed %d", kind, id, c.header.GetVersion(), count, trimmed))
+}
+
+// write does what a write ought to do, and returns what it ought to return.
+func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
+	switch w := write.(type) {
+	case *store.Create:
+		return o.create(w, now)
+	case *store.Append:
+		return o.append(w, now)
+	case *store.Update:
+		return o.update(w, now)
+	case *store.Delete:
+		c := o.conversations[w.ConversationID]
+		if c == nil {
+			return nil, store.ErrNotFound
+		}
+		if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
+			return nil, &store.VersionError{Current: c.header.GetVersion()}
+		}
+		delete(o.conversations, w.ConversationID)
+		o.tell("DELETED", w.ConversationID, c, len(c.messages), 0)
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%T is not a write", write)
+}
+
+func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
+	id := w.Conversation.GetId()
+	if c := o.conversations[id]; c != nil {
+		switch first, err := c.seen(w.Request); {
+		case err != nil:
+			return nil, err
+		case first != nil:
+			return &store.Result{Conversation: proto.CloneOf(c.header), Created: first.result.Created, Replayed: true}, nil
+		case w.OrGet:
+			return &store.Result{Conversation: proto.CloneOf(c.header)}, nil
+		}
+		return nil, store.ErrConversationExists
+	}
+	if err := o.makeRoom(); err != nil {
+		return nil, err
+	}
+	c := o.make(id, now)
+	c.header.Title, c.header.Version = w.Conversation.GetTitle(), 1
+	o.tell("CREATED", id, c, 0, 0)
+	result := &store.Result{Conversation: proto.CloneOf(c.header), Created: true}
+	c.remember(w.Request, "", result)
+	return result, nil
+}
+
+func (o *oracle) make(id string, now time.Time) *told {
+	at := timestamppb.New(now)
+	c := &told{header: &parleyv1.Conversation{
+		Id: id, Retention: &parleyv1.Retention{MaxMessages: int32(o.options.MaxMessages), Ttl: durationpb.New(o.options.TTL)},
+		CreateTime: at, UpdateTime: at, LastAppendTime: at, ExpireTime: timestamppb.New(now.Add(o.options.TTL)),
+	}}
+	o.conversations[id] = c
+	return c
+}
+
+// makeRoom evicts the oldest conversation without a turn when there is no room. What has
+// expired takes no room: it goes first.
+func (o *oracle) makeRoom() error {
+	if len(o.conversations) < o.options.MaxConversations {
+		return nil
+	}
+	var oldest *told
+	for _, c := range o.conversations {
+		older := oldest == nil || c.header.GetCreateTime().AsTime().Before(oldest.header.GetCreateTime().AsTime())
+		if c.header.GetActiveTurnId() == "" && older {
+			oldest = c
+		}
+	}
+	if oldest == nil {
+		return store.ErrFull
+	}
+	delete(o.conversations, oldest.header.GetId())
+	o.tell("EVICTED", oldest.header.GetId(), oldest, len(oldest.messages), 0)
+	return nil
+}
+
+func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
+	c := o.conversations[w.ConversationID]
+	if c != nil {
+		if first, err := c.seen(w.Request); err != nil || first != nil {
+			return c.replay(first), err
+		}
+	}
+	if err := c.check(w); err != nil {
+		return nil, err
+	}
+	created := c == nil
+	if created {
+		if err := o.makeRoom(); err != nil {
+			return nil, err
+		}
+		c = o.make(w.ConversationID, now)
+	}
+	now = c.touch(now)
+	if created {
+		o.tell("CREATED", w.ConversationID, c, 0, 0)
+	}
+	if len(w.Messages) > 0 || w.End != nil {
+		c.header.LastAppendTime = timestamppb.New(now)
+	}
+	result := &store.Result{Created: created, Appended: c.add(w.Messages, now)}
+	result.Turn = c.turn(w, result.Appended, now)
+	before := len(c.messages) - len(w.Messages)
+	trimmed := c.trim()
+	for i := range w.Messages {
+		if i == len(w.Messages)-1 {
+			o.tell("MESSAGE_APPENDED", w.ConversationID, c, len(c.messages), trimmed)
+		} else {
+			o.tell("MESSAGE_APPENDED", w.ConversationID, c, before+i+1, 0)
+		}
+	}
+	if len(w.Messages) == 0 && !created {
+		o.tell("UPDATED", w.ConversationID, c, len(c.messages), 0)
+	}
+	c.settle()
+	result.Conversation = proto.CloneOf(c.header)
+	c.remember(w.Request, w.Begin.GetId(), result)
+	return result, nil
+}
+
+func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
+	c := o.conversations[w.ConversationID]
+	if c == nil {
+		return nil, store.ErrNotFound
+	}
+	if w.KeepThrough != nil && c.header.GetActiveTurnId() != "" {
+		return nil, &store.BusyError{TurnID: c.header.GetActiveTurnId()}
+	}
+	if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
+		return nil, &store.VersionError{Current: c.header.GetVersion()}
+	}
+	before := proto.CloneOf(c.header)
+	for _, field := range w.Fields {
+		switch field {
+		case "title":
+			c.header.Title = w.Values.GetTitle()
+		case "retention.max_messages":
+			c.header.Retention.MaxMessages = w.Values.GetRetention().GetMaxMessages()
+		case "retention.ttl":
+			c.header.Retention.Ttl = w.Values.GetRetention().GetTtl()
+		}
+	}
+	kept := len(c.messages)
+	if w.KeepThrough != nil {
+		c.messages = slices.DeleteFunc(c.messages, func(m *parleyv1.Message) bool { return m.GetSequence() > *w.KeepThrough })
+	}
+	removed, trimmed := kept-len(c.messages), c.trim()
+	c.settle()
+	if !proto.Equal(before, c.header) {
+		c.touch(now)
+		switch {
+		case removed > 0:
+			o.tell("CLEARED", w.ConversationID, c, removed, trimmed)
+		default:
+			o.tell("UPDATED", w.ConversationID, c, len(c.messages), trimmed)
+		}
+	}
+	return &store.Result{Conversation: proto.CloneOf(c.header)}, nil
+}

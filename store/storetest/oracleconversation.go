@@ -1,0 +1,138 @@
+package storetest
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// check makes the checks of an append that follow the request's.
+func (c *told) check(w *store.Append) error {
+	version, running := int32(0), ""
+	if c != nil {
+		version, running = c.header.GetVersion(), c.header.GetActiveTurnId()
+	}
+	switch {
+	case c == nil && (w.MustExist || w.End != nil):
+		return store.ErrNotFound
+	case w.Begin != nil && running != "":
+		return &store.BusyError{TurnID: running}
+	case w.IfVersion != nil && *w.IfVersion != version:
+		return &store.VersionError{Current: version}
+	case w.End != nil && w.End.GetId() != running:
+		return store.ErrTurnEnded
+	}
+	return nil
+}
+
+// touch makes the next version, at a time that is not before the last one.
+func (c *told) touch(now time.Time) time.Time {
+	if last := c.header.GetUpdateTime().AsTime(); now.Before(last) {
+		now = last
+	}
+	c.header.Version++
+	c.header.UpdateTime = timestamppb.New(now)
+	return now
+}
+
+// settle brings in line what follows from the rest.
+func (c *told) settle() {
+	c.header.MessageCount = int32(len(c.messages))
+	c.header.ExpireTime = timestamppb.New(c.header.GetLastAppendTime().AsTime().Add(c.header.GetRetention().GetTtl().AsDuration()))
+}
+
+// add numbers messages and keeps them.
+func (c *told) add(messages []*parleyv1.Message, now time.Time) []*parleyv1.AppendedMessage {
+	var appended []*parleyv1.AppendedMessage
+	for _, m := range messages {
+		m = proto.CloneOf(m)
+		c.header.LastSequence++
+		if m.GetRole() == parleyv1.Role_ROLE_USER {
+			c.exchange++
+		}
+		m.Sequence, m.Exchange, m.CreateTime = c.header.GetLastSequence(), c.exchange, timestamppb.New(now)
+		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
+		c.messages = append(c.messages, m)
+		appended = append(appended, &parleyv1.AppendedMessage{
+			Id: m.GetId(), Sequence: m.GetSequence(), Exchange: m.GetExchange(), CreateTime: m.GetCreateTime(),
+		})
+	}
+	return appended
+}
+
+// trim drops the oldest messages that are too many.
+func (c *told) trim() int {
+	n := max(0, len(c.messages)-int(c.header.GetRetention().GetMaxMessages()))
+	c.messages = slices.Clone(c.messages[n:])
+	return n
+}
+
+// turn begins or ends a turn.
+func (c *told) turn(w *store.Append, appended []*parleyv1.AppendedMessage, now time.Time) *parleyv1.Turn {
+	first, last := int32(0), w.Begin.GetInputSequence()
+	if len(appended) > 0 {
+		first, last = appended[0].GetSequence(), appended[len(appended)-1].GetSequence()
+	}
+	switch {
+	case w.Begin != nil:
+		c.header.ActiveTurnId = w.Begin.GetId()
+		c.turns = append(c.turns, &parleyv1.Turn{
+			Id: w.Begin.GetId(), ConversationId: w.ConversationID, Agent: w.Begin.GetAgent(), RequestId: w.Begin.GetRequestId(),
+			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: last, CreateTime: timestamppb.New(now),
+		})
+		c.turns = c.turns[max(0, len(c.turns)-32):]
+	case w.End != nil:
+		turn := c.turns[len(c.turns)-1]
+		turn.State, turn.FinishTime = w.End.GetState(), timestamppb.New(now)
+		if first > 0 {
+			turn.FirstAnswerSequence, turn.LastAnswerSequence = first, last
+		}
+		c.header.ActiveTurnId = ""
+	default:
+		return nil
+	}
+	return proto.CloneOf(c.turns[len(c.turns)-1])
+}
+
+// seen finds a request.
+func (c *told) seen(r *store.Request) (*toldRequest, error) {
+	if r == nil {
+		return nil, nil
+	}
+	i := slices.IndexFunc(c.requests, func(q toldRequest) bool { return q.ID == r.ID && q.Method == r.Method })
+	if i < 0 {
+		return nil, nil
+	}
+	if c.requests[i].Digest != r.Digest {
+		return nil, store.ErrRequestReused
+	}
+	return &c.requests[i], nil
+}
+
+func (c *told) remember(r *store.Request, turn string, result *store.Result) {
+	if r != nil {
+		c.requests = append(c.requests, toldRequest{Request: *r, result: result, turn: turn})
+		c.requests = c.requests[max(0, len(c.requests)-32):]
+	}
+}
+
+// replay is the result of a retry.
+func (c *told) replay(first *toldRequest) *store.Result {
+	if first == nil {
+		return nil
+	}
+	result := &store.Result{
+		Conversation: proto.CloneOf(c.header), Appended: first.result.Appended, Created: first.result.Created, Replayed: true,
+	}
+	for _, turn := range c.turns {
+		if first.turn != "" && turn.GetId() == first.turn {
+			result.Turn = proto.CloneOf(turn)
+		}
+	}
+	return result
+}

@@ -1,0 +1,191 @@
+package storetest
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// update is the test of Update's fields.
+func (s Subject) update(t *testing.T) {
+	full := &parleyv1.Conversation{
+		Title: "title", Labels: map[string]string{"team": "blue", "tier": "gold"}, Agent: "writer", SystemPrompt: "be brief",
+		Retention: &parleyv1.Retention{MaxMessages: 7, Ttl: durationpb.New(2 * time.Hour)},
+	}
+	other := &parleyv1.Conversation{
+		Title: "other", Labels: map[string]string{"team": "red"}, Agent: "reviewer", SystemPrompt: "be long",
+		Retention: &parleyv1.Retention{MaxMessages: 8, Ttl: durationpb.New(3 * time.Hour)},
+	}
+	for _, test := range []struct {
+		name   string
+		fields []string
+		values *parleyv1.Conversation
+		want   func(c *parleyv1.Conversation)
+	}{
+		{"title", []string{"title"}, other, func(c *parleyv1.Conversation) { c.Title = "other" }},
+		{"labels, as a whole", []string{"labels"}, other, func(c *parleyv1.Conversation) { c.Labels = other.GetLabels() }},
+		{"agent", []string{"agent"}, other, func(c *parleyv1.Conversation) { c.Agent = "reviewer" }},
+		{"system_prompt", []string{"system_prompt"}, other, func(c *parleyv1.Conversation) { c.SystemPrompt = "be long" }},
+		{"max_messages", []string{"retention.max_messages"}, other, func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 8 }},
+		{"ttl", []string{"retention.ttl"}, other, func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(3 * time.Hour) }},
+		{"several", []string{"agent", "title"}, other, func(c *parleyv1.Conversation) { c.Title, c.Agent = "other", "reviewer" }},
+		{"all emptied", []string{"title", "labels", "agent", "system_prompt", "retention.max_messages", "retention.ttl"}, nil, func(c *parleyv1.Conversation) {
+			c.Title, c.Labels, c.Agent, c.SystemPrompt = "", nil, "", ""
+			c.Retention = &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := s.open(t, nil)
+			chosen := proto.CloneOf(full)
+			chosen.Id = "a"
+			want := f.do(&store.Create{Conversation: chosen}).Conversation
+			f.clock.Advance(time.Second)
+			test.want(want)
+			want.Version, want.UpdateTime = 2, timestamppb.New(f.clock.Now())
+			want.ExpireTime = timestamppb.New(want.GetCreateTime().AsTime().Add(want.GetRetention().GetTtl().AsDuration()))
+			result := f.do(&store.Update{ConversationID: "a", Fields: test.fields, Values: test.values})
+			same(t, "result", result, &store.Result{Conversation: want})
+			same(t, "header", f.header("a"), want)
+
+			f.seen.take()
+			f.clock.Advance(time.Second)
+			result = f.do(&store.Update{ConversationID: "a", Fields: test.fields, Values: test.values})
+			same(t, "the same once more", result, &store.Result{Conversation: want})
+			same(t, "header after the same once more", f.header("a"), want)
+			if changes := f.seen.take(); len(changes) > 0 {
+				t.Errorf("the same once more told of %v", brief(changes))
+			}
+		})
+	}
+	t.Run("all parts in one step", func(t *testing.T) {
+		f := s.open(t, nil)
+		f.append("a", user("one"), user("two"), user("three"), user("four"))
+		f.seen.take()
+		c := f.do(&store.Update{
+			ConversationID: "a", IfVersion: new(int32(1)), KeepThrough: new(int32(3)), Lease: &store.Lease{Agent: "writer"},
+			Fields: []string{"title", "retention.max_messages"},
+			Values: &parleyv1.Conversation{Title: "title", Retention: &parleyv1.Retention{MaxMessages: 2}},
+		}).Conversation
+		if c.GetVersion() != 2 || c.GetTitle() != "title" || c.GetActiveAgent().GetAgent() != "writer" || c.GetMessageCount() != 2 {
+			t.Errorf("header: %v", c)
+		}
+		same(t, "changes", brief(f.seen.take()), []string{"CLEARED a version 2 count 1 trimmed 1"})
+	})
+	t.Run("refused", func(t *testing.T) {
+		f := s.open(t, nil)
+		f.refuse(&store.Update{ConversationID: "none", Lease: &store.Lease{Agent: "writer"}, IfVersion: new(int32)}, store.ErrNotFound)
+		f.create("a")
+		title := &store.Update{ConversationID: "a", Fields: []string{"title"}, Values: other, IfVersion: new(int32(2))}
+		f.refuse(title, &store.VersionError{Current: 1})
+		f.begin("a", "turn")
+		f.refuse(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))}, &store.BusyError{TurnID: "turn"})
+		f.do(title)
+	})
+}
+
+// lease is the test of routing leases.
+func (s Subject) lease(t *testing.T) {
+	f := s.open(t, nil)
+	f.append("a", user("hello"))
+	lease := func(l store.Lease) *parleyv1.ActiveAgent {
+		f.clock.Advance(time.Second)
+		return f.do(&store.Update{ConversationID: "a", Lease: &l}).Conversation.GetActiveAgent()
+	}
+	got := lease(store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute})
+	now := f.clock.Now()
+	want := &parleyv1.ActiveAgent{
+		Agent: "writer", Reason: "asked for", StartTime: timestamppb.New(now), LeaseExpireTime: timestamppb.New(now.Add(time.Minute)),
+	}
+	same(t, "lease", got, want)
+	same(t, "lease that is read", f.header("a").GetActiveAgent(), want)
+	f.append("a", user("hello"))
+	same(t, "lease after an append", f.header("a").GetActiveAgent(), want)
+
+	// Its lapse is no change: from its end on nobody sees it, and the version stays.
+	f.clock.Advance(time.Minute - time.Millisecond - 1)
+	before := f.header("a")
+	same(t, "lease before its end", before.GetActiveAgent(), want)
+	f.clock.Advance(1)
+	f.seen.take()
+	before.ActiveAgent = nil
+	same(t, "after its end", f.header("a"), before)
+	same(t, "or get", f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true}).Conversation, before)
+	same(t, "an update of nothing", f.do(&store.Update{ConversationID: "a"}).Conversation, before)
+	same(t, "ending it", f.do(&store.Update{ConversationID: "a", Lease: &store.Lease{}}).Conversation, before)
+	if changes := f.seen.take(); len(changes) > 0 {
+		t.Errorf("told of %v", brief(changes))
+	}
+	result := f.append("a", user("hello"))
+	if c := result.Conversation; c.GetActiveAgent() != nil || c.GetVersion() != before.GetVersion()+1 {
+		t.Errorf("an append after its end: %v", c)
+	}
+
+	got = lease(store.Lease{Agent: "reviewer"})
+	same(t, "lease without an end", got, &parleyv1.ActiveAgent{Agent: "reviewer", StartTime: timestamppb.New(f.clock.Now())})
+	f.clock.Advance(30 * time.Minute)
+	same(t, "half an hour later", f.header("a").GetActiveAgent(), got)
+	if got := lease(store.Lease{Reason: "ignored"}); got != nil {
+		t.Errorf("lease that was ended: %v", got)
+	}
+}
+
+// clear is the test of Update.KeepThrough.
+func (s Subject) clear(t *testing.T) {
+	for _, test := range []struct {
+		through int32
+		kept    []int32
+		preview string
+		types   []string
+	}{
+		{-1, nil, "", nil},
+		{0, nil, "", nil},
+		{3, nil, "", nil},
+		{4, []int32{4}, "m4", []string{"t4"}},
+		{5, []int32{4, 5}, "m5", []string{"t4", "t5"}},
+		{6, []int32{4, 5, 6}, "m6", []string{"t4", "t5", "t6"}},
+		{7, []int32{4, 5, 6}, "m6", []string{"t4", "t5", "t6"}},
+	} {
+		f := s.open(t, func(o *store.Options) { o.MaxMessages = 3 })
+		f.append("a", user("q1"), assistant("m2", "t2"), user("q3"), assistant("m4", "t4"), assistant("m5", "t5"), assistant("m6", "t6"))
+		f.clock.Advance(time.Second)
+		before := f.header("a")
+		f.seen.take()
+		c := f.do(&store.Update{ConversationID: "a", KeepThrough: &test.through}).Conversation
+		same(t, "header", f.header("a"), c)
+		var kept []int32
+		for _, m := range f.messages("a") {
+			kept = append(kept, m.GetSequence())
+		}
+		same(t, "kept", kept, test.kept)
+		row := f.row("a")
+		if row.GetPreview() != test.preview {
+			t.Errorf("preview %q, want %q", row.GetPreview(), test.preview)
+		}
+		var types []string
+		for _, kind := range []string{"t2", "t4", "t5", "t6"} {
+			if len(f.list(store.List{PageSize: 1, StructuredDataType: kind}).Entries) > 0 {
+				types = append(types, kind)
+			}
+		}
+		same(t, "types", types, test.types)
+		same(t, "times that stay", []*timestamppb.Timestamp{c.GetExpireTime(), c.GetLastAppendTime()},
+			[]*timestamppb.Timestamp{before.GetExpireTime(), before.GetLastAppendTime()})
+		version, changes := before.GetVersion(), f.seen.take()
+		if len(test.kept) < 3 {
+			version++
+		}
+		if c.GetVersion() != version || len(changes) != int(version-before.GetVersion()) {
+			t.Errorf("through %d: version %d, told of %v", test.through, c.GetVersion(), brief(changes))
+		}
+		// Sequences and exchanges run on.
+		if a := f.append("a", user("next")).Appended[0]; a.GetSequence() != 7 || a.GetExchange() != 3 {
+			t.Errorf("through %d: the next one is %v", test.through, a)
+		}
+	}
+}
