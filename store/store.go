@@ -164,8 +164,9 @@ type Append struct {
 	// ConversationID names it; it is made when it does not exist, unless MustExist.
 	ConversationID string
 	// Messages in order, ids filled in. Sequence, exchange and create_time are set by the
-	// store, whatever they hold; an unspecified status is COMPLETE. A retry of a Request
-	// fills in the same ids: the store remembers what it numbered, not what they were called.
+	// store, whatever they hold; an unspecified status is COMPLETE. A retry had better fill
+	// in the same ids, for it is they that Result.Appended returns: the store remembers how
+	// it numbered the messages of a Request, not what they were called.
 	Messages []*parleyv1.Message
 	// Request is optional.
 	Request *Request

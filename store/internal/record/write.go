@@ -97,6 +97,9 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	if len(drafts) > 0 || a.End != nil || created {
 		r.renew(now)
 	}
+	if created {
+		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+	}
 	if len(drafts) > 0 {
 		before.firstSequence = r.Conversation().GetLastSequence() + 1
 		out.Result.Appended = appended(drafts, before)
@@ -113,9 +116,6 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	}
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
 	trimmed := r.trim(o)
-	if created {
-		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
-	}
 	for i, frame := range frames {
 		change := r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
 		change.Message, change.Count = frame, count+i+1
