@@ -95,7 +95,7 @@ func (a *answer) addText(text string) error {
 	a.text.WriteString(text)
 	a.bytes += len(text)
 	a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{
-		TextDelta: &parleyv1.TextDelta{Text: text, Offset: int32(offset)}, //nolint:gosec // below the limit of an answer
+		TextDelta: &parleyv1.TextDelta{Text: text, Offset: int32(offset)},
 	}})
 	return err
 }

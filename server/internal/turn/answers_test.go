@@ -21,7 +21,7 @@ func TestUserFirst(t *testing.T) {
 	seen := make(chan []string, 1)
 	f = newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			seen <- f.kept(t, "c")
+			seen <- f.kept(t)
 			yield(text("hi"), nil)
 		})}, nil)
 	for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}) {
@@ -34,7 +34,7 @@ func TestUserFirst(t *testing.T) {
 				t.Errorf("user_message lacks what the store gave it: %v", m)
 			}
 		case event.GetFinished() != nil:
-			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.kept(t, "c")); diff != "" {
+			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.kept(t)); diff != "" {
 				t.Errorf("kept when finished was sent (-want +got):\n%s", diff)
 			}
 		}
@@ -83,7 +83,7 @@ func TestHistoryIsGivenToTheAgent(t *testing.T) {
 func TestPartialAnswersAreKept(t *testing.T) {
 	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
 		return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			says(pieces...)(nil, nil, yield) //nolint:staticcheck // no context is needed
+			says(pieces...)(nil, nil, yield)
 			yield(nil, &agent.Error{Message: "exit code 3: no such key", Retryable: true})
 		}
 	}
@@ -130,7 +130,7 @@ func TestPartialAnswersAreKept(t *testing.T) {
 				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason || got.GetFinishTime() == nil {
 					t.Errorf("turn %v, want %v %q", got, test.state, test.reason)
 				}
-				if diff := cmp.Diff(test.want, f.kept(t, "c")); diff != "" {
+				if diff := cmp.Diff(test.want, f.kept(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 				// The conversation is usable: the next turn begins.
@@ -180,7 +180,7 @@ func TestLeavingIsNotCancelling(t *testing.T) {
 	if !all[0].GetStarted().GetReplayed() {
 		t.Error("the joiner's started event is not marked as replayed")
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.kept(t, "c")); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.kept(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 	// And after the end, the same is replayed from the store.
@@ -239,7 +239,7 @@ func TestToolsAndHandoffMakeMessages(t *testing.T) {
 	}, nil)
 	events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	end := events[len(events)-1].GetFinished()
-	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.kept(t, "c")); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.kept(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 || end.GetMessages()[3].GetAgent() != "second" {

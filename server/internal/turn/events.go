@@ -72,7 +72,7 @@ func (e *events) wake() {
 func (e *events) after(index int32) (batch []*parleyv1.TurnEvent, more <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	oldest := e.next - int32(len(e.kept)) //nolint:gosec // at most maxEvents
+	oldest := e.next - int32(len(e.kept))
 	if index+1 < oldest {
 		return nil, nil, &EventsGoneError{Oldest: oldest}
 	}

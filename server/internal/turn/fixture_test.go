@@ -82,7 +82,7 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 	}
 	f.Manager = New(t.Context(), o)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 		cancel()
 		f.Stop(ctx)
 		if err := f.store.Close(); err != nil {
@@ -127,10 +127,10 @@ func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parl
 	return all
 }
 
-// kept returns the conversation's messages as "role status content".
-func (f *fixture) kept(t *testing.T, id string) []string {
+// kept returns the messages of conversation c as "role status content".
+func (f *fixture) kept(t *testing.T) []string {
 	t.Helper()
-	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
+	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 	t.begun.Conversation.SystemPrompt = "" // The event only reports a change.
 	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{
 		Conversation: t.begun.Conversation, UserMessage: t.input, Agent: t.entry.Name,
-		HistoryCount: int32(len(history)), Created: t.begun.Created, //nolint:gosec // at most 1000
+		HistoryCount: int32(len(history)), Created: t.begun.Created,
 	}}})
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
@@ -138,7 +138,8 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
 		}
 	}()
-	defer t.saveProgress()()
+	stopSaving := t.saveProgress()
+	defer stopSaving()
 	late := time.AfterFunc(t.m.o.TurnTimeout, func() { t.cancel(errLate) })
 	defer late.Stop()
 	idle := time.AfterFunc(t.m.o.IdleTimeout, func() { t.cancel(errIdle) })

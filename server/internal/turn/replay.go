@@ -77,7 +77,7 @@ func stored(c *parleyv1.Conversation, kept []*parleyv1.Message, turn *parleyv1.T
 	}}})
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for i, event := range events {
-			event.TurnId, event.Index = turn.GetId(), int32(i+1) //nolint:gosec // a few thousand at most
+			event.TurnId, event.Index = turn.GetId(), int32(i+1)
 			if !yield(event, nil) {
 				return
 			}

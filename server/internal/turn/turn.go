@@ -179,10 +179,12 @@ func (m *Manager) reserve(tenant string) error {
 func (m *Manager) release(tenant string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.running[tenant]--; m.running[tenant] == 0 {
+	m.inAll--
+	m.running[tenant]--
+	if m.running[tenant] == 0 {
 		delete(m.running, tenant)
 	}
-	if m.inAll--; m.inAll == 0 && m.closed {
+	if m.inAll == 0 && m.closed {
 		close(m.idle)
 	}
 }

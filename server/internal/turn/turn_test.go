@@ -45,7 +45,7 @@ func TestWhoAnswers(t *testing.T) {
 	expect(&parleyv1.ChatRequest{}, "reviewer")
 	expect(&parleyv1.ChatRequest{Agent: "main"}, "main")
 	update(store.Update{Lease: &store.Lease{Agent: "elsewhere"}})
-	before := len(f.kept(t, "c"))
+	before := len(f.kept(t))
 	var notConfigured *AgentNotConfiguredError
 	if _, err := chat(&parleyv1.ChatRequest{}); !errors.As(err, &notConfigured) || notConfigured.Agent != "elsewhere" {
 		t.Errorf("lease of an agent that is not here: %v", err)
@@ -54,7 +54,7 @@ func TestWhoAnswers(t *testing.T) {
 	if _, err := chat(&parleyv1.ChatRequest{Agent: "nobody"}); !errors.As(err, &unknown) || len(unknown.Known) != 3 {
 		t.Errorf("unknown agent in the request: %v", err)
 	}
-	if after := len(f.kept(t, "c")); after != before {
+	if after := len(f.kept(t)); after != before {
 		t.Errorf("refused calls wrote %d messages", after-before)
 	}
 }
@@ -77,8 +77,10 @@ func TestBusyAndLimits(t *testing.T) {
 		t.Errorf("%d turns run, want 2", n)
 	}
 	for _, request := range []*parleyv1.ChatRequest{
-		{OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}, {OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT},
-		{OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL}, {AnswerPending: true},
+		{OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE},
+		{OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT},
+		{OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL},
+		{AnswerPending: true},
 		{ToolResults: []*parleyv1.ToolResult{{CallId: "x"}}},
 	} {
 		var unsupported *UnsupportedError
@@ -107,7 +109,7 @@ func TestDeleteEndsTheTurn(t *testing.T) {
 	if !errors.Is(last, ErrConversationGone) {
 		t.Errorf("the stream ended with %v", last)
 	}
-	if kept := f.kept(t, "c"); len(kept) != 0 {
+	if kept := f.kept(t); len(kept) != 0 {
 		t.Errorf("the new conversation has %q", kept)
 	}
 }
@@ -127,7 +129,7 @@ func TestStopKeepsWhatHadArrived(t *testing.T) {
 	if end.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || !end.GetTurn().GetError().GetRetryable() {
 		t.Errorf("turn %v, want INTERRUPTED", end.GetTurn())
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t, "c")); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 }
