@@ -19,13 +19,13 @@ func frame(body []byte) store.Frame {
 }
 
 // frames is some messages in wire form, with sequences from 1 on.
-func frames(t testing.TB, contents ...string) store.Frames {
-	t.Helper()
+func frames(tb testing.TB, contents ...string) store.Frames {
+	tb.Helper()
 	var all store.Frames
 	for i, content := range contents {
 		body, err := proto.Marshal(&parleyv1.Message{Sequence: int32(i) + 1, Content: content, Role: parleyv1.Role_ROLE_USER})
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		all = append(all, frame(body)...)
 	}

@@ -102,6 +102,7 @@ func TestPartialAnswersAreKept(t *testing.T) {
 		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
 			panic("oh")
 		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
+		{"cannot be stored", says(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
 		{"too large", says(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
 		{"silent", hangs("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {

@@ -122,7 +122,7 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 // systemPrompt is the request's, else the conversation's, else the agent's.
 func (t *live) systemPrompt(c *parleyv1.Conversation) string {
 	switch {
-	case t.request.SystemPrompt != nil: //nolint:protogetter // its presence counts
+	case t.request.SystemPrompt != nil:
 		return t.request.GetSystemPrompt()
 	case c.GetSystemPrompt() != "":
 		return c.GetSystemPrompt()
@@ -215,12 +215,18 @@ func (t *live) finish(cause error) error {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
 	result, err := t.commit(messages, end)
+	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrTurnEnded) {
+		// Something in the answer may be the reason; without it the conversation is at
+		// least usable again.
+		t.log.Error("answer could not be stored", "error", err)
+		messages, end.State, end.Error = nil, parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
+		result, err = t.commit(nil, end)
+	}
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		t.log.Info("turn ended with its conversation")
 		return ErrConversationGone
 	case err != nil:
-		t.log.Error("answer could not be stored", "error", err)
 		return fmt.Errorf("store the answer: %w", err)
 	}
 	for i, n := range result.Appended {

@@ -3,6 +3,7 @@ package turn
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -13,6 +14,7 @@ import (
 const (
 	codeDeadlineExceeded  = 4
 	codeResourceExhausted = 8
+	codeInternal          = 13
 	codeUnavailable       = 14
 )
 
@@ -39,13 +41,20 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	case errors.As(cause, &failure):
 		return failed, &parleyv1.TurnError{
 			Code: codeUnavailable, Reason: "AGENT_FAILED",
-			Message: fmt.Sprintf("agent %s failed: %s", t.entry.Name, failure.Message), Retryable: failure.Retryable,
+			Message: fmt.Sprintf("agent %s failed: %s", t.entry.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,
 		}
 	}
 	// Not an error that was made for people: it is in the log only.
 	t.log.Error("agent failed", "error", cause)
 	return failed, &parleyv1.TurnError{
 		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.entry.Name), Retryable: true,
+	}
+}
+
+// unstorable is why a turn failed whose answer the store did not take.
+func unstorable() *parleyv1.TurnError {
+	return &parleyv1.TurnError{
+		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; the log of the server says why", Retryable: true,
 	}
 }
 

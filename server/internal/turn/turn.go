@@ -96,7 +96,7 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 	message.Id = uuid.NewString()
 	a := &store.Append{
 		Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{message},
-		Request: q, MustExist: request.GetMustExist(), IfVersion: request.IfVersion, //nolint:protogetter // its presence counts
+		Request: q, MustExist: request.GetMustExist(), IfVersion: request.IfVersion,
 		Begin: &parleyv1.Turn{Id: uuid.NewString(), RequestId: request.GetRequestId(), Agent: entry.Name},
 	}
 	result, err := m.o.Store.Append(ctx, a)

@@ -15,8 +15,8 @@ import (
 )
 
 // sample is a small record with something in each of its parts.
-func sample(t testing.TB) *record.Record {
-	t.Helper()
+func sample(tb testing.TB) *record.Record {
+	tb.Helper()
 	o := store.Options{}.WithDefaults()
 	a := &store.Append{
 		Tenant: "acme", ConversationID: "a", Begin: &parleyv1.Turn{Id: "t"}, Request: &store.Request{ID: "r", Method: "m"},
@@ -24,20 +24,20 @@ func sample(t testing.TB) *record.Record {
 	}
 	drafts, err := record.NewDrafts(a.Messages)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	out, err := record.Append(nil, a, drafts, "uid", time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out.Record
 }
 
-func marshal(t testing.TB, r *record.Record) []byte {
-	t.Helper()
+func marshal(tb testing.TB, r *record.Record) []byte {
+	tb.Helper()
 	value, err := r.Marshal()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return value
 }

@@ -37,9 +37,9 @@ func newest(items []item, looked *int) record.Newest {
 }
 
 // items is n conversations, one a second, oldest first.
-func items(t testing.TB, n int) []item {
-	t.Helper()
-	r := sample(t)
+func items(tb testing.TB, n int) []item {
+	tb.Helper()
+	r := sample(tb)
 	r.Messages = nil
 	r.Conversation().ActiveTurnId = ""
 	out := make([]item, n)
@@ -47,7 +47,7 @@ func items(t testing.TB, n int) []item {
 		at := time.Unix(1_800_000_000+int64(i), 0)
 		c := r.Conversation()
 		c.Id, c.UpdateTime, c.ExpireTime = fmt.Sprint("c", i), timestamppb.New(at), timestamppb.New(at.Add(24*time.Hour))
-		out[i] = item{key: record.Key(at, uint32(i)), value: marshal(t, r)}
+		out[i] = item{key: record.Key(at, uint32(i)), value: marshal(tb, r)}
 	}
 	return out
 }
