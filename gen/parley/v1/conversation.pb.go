@@ -503,7 +503,7 @@ func (x *ActiveAgent) GetLeaseExpireTime() *timestamppb.Timestamp {
 // ContextWindow bounds the history given to a model. A window always starts at a
 // user message, never parts a tool call from its result, and holds the newest
 // messages that fit every bound that is set. An exchange larger than a bound gives
-// an empty window.
+// an empty window; a result whose call is no longer kept is in no window.
 type ContextWindow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Messages at most; 0 is unbounded.

@@ -45,7 +45,8 @@ type RoutingSummary struct {
 	ActiveAgent *ActiveAgent `protobuf:"bytes,7,opt,name=active_agent,json=activeAgent,proto3" json:"active_agent,omitempty"`
 	// Agents that answered, newest first, each once.
 	RecentAgents []*AgentUse `protobuf:"bytes,8,rep,name=recent_agents,json=recentAgents,proto3" json:"recent_agents,omitempty"`
-	// The newest message is from the user and nobody has answered it.
+	// The newest message, those of ROLE_SYSTEM aside, is from the user: nobody has
+	// answered it. An answer that was cut off is an answer.
 	AwaitingAnswer bool `protobuf:"varint,9,opt,name=awaiting_answer,json=awaitingAnswer,proto3" json:"awaiting_answer,omitempty"`
 	// Calls that no ROLE_TOOL message has answered.
 	PendingToolCalls []*ToolCall `protobuf:"bytes,10,rep,name=pending_tool_calls,json=pendingToolCalls,proto3" json:"pending_tool_calls,omitempty"`
@@ -60,7 +61,9 @@ type RoutingSummary struct {
 	// When it expires if nothing more is appended.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// max_bytes left something out: referenced data first, then messages from the oldest
-	// on; a newest message that does not fit alone is cut at its end.
+	// on; a newest message that does not fit alone is cut at its end. Also set where a reply
+	// would be too large for pending_tool_calls and structured_data_types, which then stay
+	// empty.
 	Truncated bool `protobuf:"varint,16,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	// See Conversation.uid; empty when the conversation does not exist.
 	Uid           string `protobuf:"bytes,17,opt,name=uid,proto3" json:"uid,omitempty"`

@@ -540,7 +540,8 @@ type TurnStarted struct {
 	UserMessage *Message `protobuf:"bytes,2,opt,name=user_message,json=userMessage,proto3" json:"user_message,omitempty"`
 	// Agent that answers.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Messages that the agent was given ahead of this one.
+	// Messages that the agent was given ahead of this one; 0 when the turn is replayed from
+	// the store.
 	HistoryCount int32 `protobuf:"varint,4,opt,name=history_count,json=historyCount,proto3" json:"history_count,omitempty"`
 	// This is an earlier turn with the same request_id, not a new one.
 	Replayed bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
