@@ -39,28 +39,30 @@ func (l *changeLog) Committed(changes []store.Change) {
 	}
 }
 
-// line writes what became of one conversation.
+// line writes what became of one conversation. It is on the way of every write, so nothing
+// is prepared for lines that nobody wants.
 func (l *changeLog) line(c *store.Change) {
-	log := l.log.With("tenant", c.Tenant, "conversation_id", c.ConversationID)
+	tenant, id := slog.String("tenant", c.Tenant), slog.String("conversation_id", c.ConversationID)
+	removed := slog.Int("removed_messages", c.Count)
 	switch c.Kind {
 	case parleyv1.ChangeKind_CHANGE_KIND_CREATED:
-		log.Info("conversation created")
+		l.log.Info("conversation created", tenant, id)
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
-		log.Debug("message appended", "message_count", c.Count)
+		l.log.Debug("message appended", tenant, id, slog.Int("message_count", c.Count))
 	case parleyv1.ChangeKind_CHANGE_KIND_UPDATED:
-		log.Debug("conversation updated", "version", c.Version)
+		l.log.Debug("conversation updated", tenant, id, slog.Int("version", int(c.Version)))
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
-		log.Info("conversation cleared", "removed_messages", c.Count)
+		l.log.Info("conversation cleared", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED:
-		log.Info("conversation deleted", "removed_messages", c.Count)
+		l.log.Info("conversation deleted", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
-		log.Info("conversation expired", "removed_messages", c.Count)
+		l.log.Info("conversation expired", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		log.Warn("conversation evicted to make room; see --max-conversations", "removed_messages", c.Count)
+		l.log.Warn("conversation evicted to make room; see --max-conversations", tenant, id, removed)
 	default:
 	}
 	if c.Trimmed > 0 {
-		log.Info("conversation trimmed", "removed_messages", c.Trimmed, "message_count", c.Count)
+		l.log.Info("conversation trimmed", tenant, id, slog.Int("removed_messages", c.Trimmed), slog.Int("message_count", c.Count))
 	}
 }
 

@@ -82,6 +82,9 @@ func grpcOptions() []grpc.ServerOption {
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // The store closes after them.
 		grpc.WriteBufferSize(64 << 10),
+		// Goroutines that stay keep their stacks grown: a tenth less CPU a call, measured side
+		// by side. While all are busy, say with Chat, a call gets a new one.
+		grpc.NumStreamWorkers(128),
 	}
 }
 
