@@ -156,7 +156,7 @@ func startedSurvives(t *testing.T) {
 	again := chat(t, s, k.request)
 	turn := again.end(t).GetTurn()
 	if !again.started.GetReplayed() || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED ||
-		turn.GetError().GetReason() != "SERVER_STOPPED" || turn.GetError().GetCode() != int32(codes.Unavailable) {
+		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) {
 		t.Errorf("the same request again: %v, %v", again.started, turn)
 	}
 	if found, _ := s.log.find("conversation history"); len(found) > 0 {

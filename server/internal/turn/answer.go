@@ -17,6 +17,9 @@ var errTooLarge = errors.New("answer too large")
 // maxSummaryBytes is the limit of Message.summary.
 const maxSummaryBytes = 500
 
+// maxAnswerMessages bounds the messages of one turn: that many fit a finished event.
+const maxAnswerMessages = 100
+
 // answer is what an agent has said so far: the messages of the turn and the events that
 // tell of them. The agent's pieces come from one goroutine; progress is read by another.
 type answer struct {
@@ -26,17 +29,28 @@ type answer struct {
 
 	mu       sync.Mutex
 	messages []*parleyv1.Message
-	// open: the last message is still being written.
-	open bool
-	// agent writes the next message.
-	agent  string
-	text   strings.Builder
-	bytes  int
-	pieces int
+	// current is being written, or will be: it is open, the last of messages, once it says
+	// something.
+	current *parleyv1.Message
+	open    bool
+	text    strings.Builder // content of current
+	bytes   int             // of all that is kept
+	pieces  int
 }
 
 func newAnswer(turnID, agent string, limit int, e *events) *answer {
-	return &answer{turnID: turnID, agent: agent, limit: limit, events: e}
+	a := &answer{turnID: turnID, limit: limit, events: e}
+	a.next(agent)
+	return a
+}
+
+// next begins another message, by that agent.
+func (a *answer) next(agent string) {
+	if a.open {
+		a.current.Content = a.text.String()
+	}
+	a.text.Reset()
+	a.open, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
 // add takes the next piece. At the limit it keeps what fits and returns errTooLarge.
@@ -44,39 +58,54 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pieces++
-	if text, ok := piece.GetPiece().(*parleyv1.RespondResponse_Text); ok {
-		return a.addText(strings.ToValidUTF8(text.Text, "\uFFFD"))
-	}
-	a.bytes += proto.Size(piece)
-	if a.bytes > a.limit {
-		return errTooLarge
-	}
 	switch p := piece.GetPiece().(type) {
-	case *parleyv1.RespondResponse_StructuredData:
-		m := a.current()
-		m.StructuredData = append(m.StructuredData, p.StructuredData)
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
-	case *parleyv1.RespondResponse_ToolCall:
-		m := a.current()
-		m.ToolCalls = append(m.ToolCalls, p.ToolCall)
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
-	case *parleyv1.RespondResponse_ToolResult:
-		a.close()
-		a.messages = append(a.messages, &parleyv1.Message{
-			Role: parleyv1.Role_ROLE_TOOL, ToolResult: p.ToolResult, Agent: a.agent, TurnId: a.turnID,
-		})
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
-	case *parleyv1.RespondResponse_Summary:
-		a.current().Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
-	case *parleyv1.RespondResponse_Usage:
-		a.current().Usage = p.Usage
-	case *parleyv1.RespondResponse_FinishReason:
-		a.current().FinishReason = p.FinishReason
+	case *parleyv1.RespondResponse_Text:
+		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
 		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: p.Progress}})
+		return nil
+	case *parleyv1.RespondResponse_Summary:
+		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
+		return nil
 	case *parleyv1.RespondResponse_NextAgent:
-		a.close()
-		a.agent = p.NextAgent
+		a.next(p.NextAgent)
+		return nil
+	}
+	if a.bytes += proto.Size(piece); a.bytes > a.limit {
+		return errTooLarge
+	}
+	return a.addData(piece)
+}
+
+// addData takes a piece that is kept as it is.
+func (a *answer) addData(piece *parleyv1.RespondResponse) error {
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_Usage:
+		a.current.Usage = p.Usage
+	case *parleyv1.RespondResponse_FinishReason:
+		a.current.FinishReason = p.FinishReason
+	case *parleyv1.RespondResponse_StructuredData:
+		if err := a.begin(); err != nil {
+			return err
+		}
+		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
+		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
+	case *parleyv1.RespondResponse_ToolCall:
+		if err := a.begin(); err != nil {
+			return err
+		}
+		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
+		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
+	case *parleyv1.RespondResponse_ToolResult:
+		if len(a.messages) == maxAnswerMessages {
+			return errTooLarge
+		}
+		agent := a.current.GetAgent()
+		a.next(agent)
+		a.messages = append(a.messages, &parleyv1.Message{
+			Role: parleyv1.Role_ROLE_TOOL, ToolResult: p.ToolResult, Agent: agent, TurnId: a.turnID,
+		})
+		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
 	}
 	return nil
 }
@@ -90,7 +119,9 @@ func (a *answer) addText(text string) error {
 	if text == "" {
 		return err
 	}
-	a.current()
+	if err := a.begin(); err != nil {
+		return err
+	}
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
@@ -100,25 +131,21 @@ func (a *answer) addText(text string) error {
 	return err
 }
 
-// current is the message that is being written; it opens one if there is none.
-func (a *answer) current() *parleyv1.Message {
-	if !a.open {
-		a.open = true
-		if len(a.messages) > 0 {
-			a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: a.agent}}})
-		}
-		a.messages = append(a.messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: a.agent, TurnId: a.turnID})
-	}
-	return a.messages[len(a.messages)-1]
-}
-
-// close ends the current message.
-func (a *answer) close() {
+// begin makes the current message one of the answer: it has something to say.
+func (a *answer) begin() error {
 	if a.open {
-		a.messages[len(a.messages)-1].Content = a.text.String()
-		a.text.Reset()
-		a.open = false
+		return nil
 	}
+	if len(a.messages) == maxAnswerMessages {
+		return errTooLarge
+	}
+	if len(a.messages) > 0 {
+		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
+		}})
+	}
+	a.open, a.messages = true, append(a.messages, a.current)
+	return nil
 }
 
 func (a *answer) emit(event *parleyv1.TurnEvent) {
@@ -126,18 +153,26 @@ func (a *answer) emit(event *parleyv1.TurnEvent) {
 	a.events.add(event)
 }
 
-// finish ends the answer and returns its messages; those that say nothing are left out. A
-// cut-off answer's last message is INCOMPLETE.
+// finish ends the answer and returns its messages. Where it is not whole, the last message
+// of an agent is INCOMPLETE.
 func (a *answer) finish(whole bool) []*parleyv1.Message {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	cutOff := a.open && !whole
-	a.close()
-	if cutOff {
-		a.messages[len(a.messages)-1].Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	a.next("")
+	if !whole {
+		markIncomplete(a.messages)
 	}
-	a.messages = slices.DeleteFunc(a.messages, silent)
 	return a.messages
+}
+
+// markIncomplete marks the last message of an agent as cut off.
+func markIncomplete(messages []*parleyv1.Message) {
+	for _, m := range slices.Backward(messages) {
+		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
+			m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+			return
+		}
+	}
 }
 
 // progress copies what has arrived, marked as cut off, and says whether anything has been
@@ -148,21 +183,29 @@ func (a *answer) progress(since int) (messages []*parleyv1.Message, pieces int) 
 	if a.pieces == since {
 		return nil, since
 	}
+	messages = make([]*parleyv1.Message, len(a.messages))
 	for i, m := range a.messages {
-		m = proto.CloneOf(m)
-		if a.open && i == len(a.messages)-1 {
-			m.Content, m.Status = a.text.String(), parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
-		}
-		if !silent(m) {
-			messages = append(messages, m)
-		}
+		messages[i] = proto.CloneOf(m)
 	}
+	if a.open {
+		messages[len(messages)-1].Content = a.text.String()
+	}
+	markIncomplete(messages)
 	return messages, a.pieces
 }
 
-// silent reports whether a message of an answer says nothing.
-func silent(m *parleyv1.Message) bool {
-	return m.GetContent() == "" && len(m.GetStructuredData()) == 0 && len(m.GetToolCalls()) == 0 && m.GetToolResult() == nil
+// plain is what is left of an answer that the store does not take: its text.
+func plain(messages []*parleyv1.Message) []*parleyv1.Message {
+	var out []*parleyv1.Message
+	for _, m := range messages {
+		if m.GetContent() != "" {
+			out = append(out, &parleyv1.Message{
+				Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"), TurnId: m.GetTurnId(),
+			})
+		}
+	}
+	markIncomplete(out)
+	return out
 }
 
 // unanswered reports whether a call in these messages has no result among them.

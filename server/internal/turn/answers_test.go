@@ -81,6 +81,7 @@ func TestHistoryIsGivenToTheAgent(t *testing.T) {
 // Promise 6, as far as the turn has it: whatever cuts an answer off, what had arrived is
 // kept as INCOMPLETE and the turn says why.
 func TestPartialAnswersAreKept(t *testing.T) {
+	note := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}}
 	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
 		return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			says(pieces...)(nil, nil, yield)
@@ -102,8 +103,10 @@ func TestPartialAnswersAreKept(t *testing.T) {
 		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
 			panic("oh")
 		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
-		{"cannot be stored", says(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
+		{"cannot be stored", says(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"too large", says(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
+		{"fails after a handoff", failing(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}}), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{"notes are no answer", says(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
 		{"silent", hangs("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			ticker := time.NewTicker(40 * time.Second)
@@ -258,5 +261,30 @@ func TestToolsAndHandoffMakeMessages(t *testing.T) {
 	asks := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
 	if asks.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
 		t.Errorf("turn with an unanswered call ended %v", asks.GetTurn().GetState())
+	}
+}
+
+func TestMessagesOfATurnAreBounded(t *testing.T) {
+	var pieces []*parleyv1.RespondResponse
+	for range 2 * maxAnswerMessages {
+		pieces = append(pieces, text("x"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}})
+	}
+	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
+	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if n := len(end.GetMessages()); n != maxAnswerMessages || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
+		t.Errorf("%d messages, turn %v", n, end.GetTurn())
+	}
+}
+
+// usage and a handoff behind the last words make no message of their own.
+func TestNothingIsAnnouncedThatDoesNotCome(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"),
+		&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}},
+		&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: "m"}}},
+	)}, nil)
+	for _, event := range collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})) {
+		if event.GetAnswerStarted() != nil {
+			t.Errorf("announced %v", event)
+		}
 	}
 }

@@ -27,72 +27,67 @@ var (
 // was overloaded or out of space.
 const storeRetry = 100 * time.Millisecond
 
-// live is a turn that runs.
+// live is a turn that runs, or is about to.
 type live struct {
 	m       *Manager
+	id      string
 	log     *slog.Logger
 	tenant  string
-	uid     string // of the conversation
 	request *parleyv1.ChatRequest
 	entry   *agent.Entry
-	turn    *parleyv1.Turn
-	input   *parleyv1.Message // the user's message as it was stored
-	begun   *store.Result
+	input   *parleyv1.Message // the user's message, numbered once it is stored
+	begun   *store.Result     // what the store said when the turn began
 	events  *events
 	answer  *answer
+
+	uid  string   // of the conversation, empty until the turn has begun; guarded by m.mu
+	gone []string // uids of conversations of that id deleted meanwhile; guarded by m.mu
 
 	ctx    context.Context //nolint:containedctx // the turn's own life, which outlives the call
 	cancel context.CancelCauseFunc
 	unhook func() bool // from the manager's end
 }
 
-// begin makes the turn that the store has begun a live one.
-func (m *Manager) begin(ctx context.Context, tenant string, request *parleyv1.ChatRequest, entry *agent.Entry, input *parleyv1.Message, begun *store.Result) *live {
+// newLive makes a turn of which the store does not know yet.
+func newLive(ctx context.Context, m *Manager, tenant string, request *parleyv1.ChatRequest, entry *agent.Entry) *live {
 	t := &live{
-		m: m, tenant: tenant, uid: begun.Conversation.GetUid(), request: proto.CloneOf(request),
-		entry: entry, turn: begun.Turn, input: proto.CloneOf(input), begun: begun, events: newEvents(),
+		m: m, id: uuid.NewString(), tenant: tenant, request: proto.CloneOf(request), entry: entry, events: newEvents(),
 	}
-	number(t.input, begun.Appended[0])
-	t.log = m.o.Log.With("conversation_id", begun.Conversation.GetId(), "turn_id", t.turn.GetId(), "agent", entry.Name)
-	t.answer = newAnswer(t.turn.GetId(), entry.Name, m.o.MaxAnswerBytes, t.events)
+	t.input = UserMessage(t.request)
+	t.input.Id = uuid.NewString()
+	t.log = m.o.Log.With("tenant", tenant, "conversation_id", request.GetConversationId(), "turn_id", t.id, "agent", entry.Name)
+	t.answer = newAnswer(t.id, entry.Name, m.o.MaxAnswerBytes, t.events)
 	// The values of the call, but not its end: leaving is not cancelling.
 	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.unhook = context.AfterFunc(m.stop, func() { t.cancel(ErrShuttingDown) })
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.live[t.key()] = t
 	return t
 }
 
-func (t *live) key() conversation { return conversation{t.tenant, t.turn.GetConversationId()} }
-
 // run takes the turn to its end.
 func (t *live) run() {
-	defer t.m.release(t.tenant)
-	defer t.cancel(nil)
-	defer t.unhook()
 	request, err := t.prepare()
 	if err == nil {
 		err = t.respond(request)
 	}
-	t.events.end(t.finish(err))
-	t.m.mu.Lock()
-	defer t.m.mu.Unlock()
-	if t.m.live[t.key()] == t { // The next turn may have begun.
-		delete(t.m.live, t.key())
+	finished, err := t.finish(err)
+	// Ahead of the last event: whoever has seen it may begin the next turn at once.
+	t.m.leave(t)
+	if err == nil {
+		t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
+	t.events.end(err)
 }
 
 // prepare reads the history, tells readers that the turn has started, and makes the
 // agent's request.
 func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
-		Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), Newest: -1,
+		Tenant: t.tenant, ConversationID: t.request.GetConversationId(), Newest: -1,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if snapshot.Conversation.GetUid() != t.uid {
+	if snapshot.Conversation.GetUid() != t.begun.Conversation.GetUid() {
 		return nil, ErrConversationGone
 	}
 	history, err := snapshot.Messages.Messages()
@@ -100,7 +95,7 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 		return nil, err
 	}
 	// The input and what others have appended since are not history.
-	history = slices.DeleteFunc(history, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.turn.GetInputSequence() })
+	history = slices.DeleteFunc(history, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
 	bounds := t.request.GetWindow()
 	if bounds == nil {
 		bounds = t.entry.Window
@@ -115,7 +110,7 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
 		Conversation: snapshot.Conversation, Messages: append(history, t.input),
-		SystemPrompt: t.systemPrompt(snapshot.Conversation), Agent: t.entry.Name, TurnId: t.turn.GetId(),
+		SystemPrompt: t.systemPrompt(snapshot.Conversation), Agent: t.entry.Name, TurnId: t.id,
 	}, nil
 }
 
@@ -187,7 +182,7 @@ func (t *live) save(since int) int {
 		return since
 	}
 	err := t.m.o.Store.SaveProgress(t.ctx, &store.Progress{
-		Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), TurnID: t.turn.GetId(), Messages: messages,
+		Tenant: t.tenant, ConversationID: t.request.GetConversationId(), TurnID: t.id, Messages: messages,
 	})
 	if err != nil {
 		if t.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
@@ -198,63 +193,81 @@ func (t *live) save(since int) int {
 	return pieces
 }
 
-// finish makes the answer durable and tells readers; it returns why their streams end
-// instead, if they do.
-func (t *live) finish(cause error) error {
+// finish makes the answer durable. It returns what to tell readers, or why their streams
+// end without.
+func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 	if errors.Is(cause, ErrConversationGone) || errors.Is(cause, store.ErrNotFound) {
 		t.log.Info("turn ended with its conversation")
-		return ErrConversationGone
+		return nil, ErrConversationGone
 	}
 	messages := t.answer.finish(cause == nil)
 	for _, m := range messages {
 		m.Id = uuid.NewString()
 	}
-	end := &parleyv1.Turn{Id: t.turn.GetId()}
+	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
 	if cause == nil && unanswered(messages) {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
 	result, err := t.commit(messages, end)
-	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, store.ErrTurnEnded) {
-		// Something in the answer may be the reason; without it the conversation is at
-		// least usable again.
-		t.log.Error("answer could not be stored", "error", err)
-		messages, end.State, end.Error = nil, parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
-		result, err = t.commit(nil, end)
+	if err != nil && ofTheAnswer(err) {
+		// The text is kept, and the conversation is usable again.
+		t.log.Error("answer could not be stored as it is", "error", err)
+		messages, end.State, end.Error = plain(messages), parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
+		result, err = t.commit(messages, end)
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		t.log.Info("turn ended with its conversation")
-		return ErrConversationGone
+		return nil, ErrConversationGone
 	case err != nil:
-		return fmt.Errorf("store the answer: %w", err)
+		t.log.Error("answer could not be stored", "error", err)
+		return nil, fmt.Errorf("store the answer: %w", err)
 	}
 	for i, n := range result.Appended {
 		number(messages[i], n)
 	}
 	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
-	if end.GetError() != nil {
-		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", end.GetError().GetReason(), "error", end.GetError().GetMessage())
+	if e := end.GetError(); e != nil {
+		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
 	}
-	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{
+	return &parleyv1.TurnFinished{
 		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),
-	}}})
-	return nil
+	}, nil
 }
 
-// commit ends the turn in the store, and tries again while the store has no room for it.
+// ofTheAnswer reports whether the store may take another answer where this one failed. It
+// knows its own errors; what else there is says that a message cannot be encoded.
+func ofTheAnswer(err error) bool {
+	for _, known := range []error{
+		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed, store.ErrClosed,
+	} {
+		if errors.Is(err, known) {
+			return false
+		}
+	}
+	return true
+}
+
+// commit ends the turn in the store, and tries again while the store cannot take it: too
+// many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
+// the turn is then left to the next start, with what was saved of it.
 func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	for {
 		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
-			Tenant: t.tenant, ConversationID: t.turn.GetConversationId(), Messages: messages, End: end,
+			Tenant: t.tenant, ConversationID: t.request.GetConversationId(), Messages: messages, End: end,
 		})
-		if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrNoSpace) {
+		full := errors.Is(err, store.ErrNoSpace)
+		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.m.stop.Err() != nil {
 			return result, err
+		}
+		var stop <-chan struct{}
+		if full {
+			stop = t.m.stop.Done()
 		}
 		select {
 		case <-time.After(storeRetry):
-		case <-t.m.stop.Done():
-			return nil, err
+		case <-stop:
 		}
 	}
 }
@@ -268,6 +281,6 @@ func number(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
 }
 
 func (t *live) add(event *parleyv1.TurnEvent) {
-	event.TurnId = t.turn.GetId()
+	event.TurnId = t.id
 	t.events.add(event)
 }

@@ -26,9 +26,7 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	case cause == nil:
 		return parleyv1.TurnState_TURN_STATE_COMPLETED, nil
 	case errors.Is(cause, ErrShuttingDown):
-		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
-			Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was whole", Retryable: true,
-		}
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, stopped()
 	case errors.Is(cause, errLate):
 		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
 	case errors.Is(cause, errIdle):
@@ -62,9 +60,10 @@ func timedOut(message string) *parleyv1.TurnError {
 	return &parleyv1.TurnError{Code: codeDeadlineExceeded, Reason: "AGENT_TIMEOUT", Message: message, Retryable: true}
 }
 
-// crashed is why a turn ended that a start finds running.
-func crashed() *parleyv1.TurnError {
+// stopped is why a turn ended that a stop of the server cut off, or that a start found
+// running after a crash.
+func stopped() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
-		Code: codeUnavailable, Reason: "SERVER_STOPPED", Message: "the server stopped before the answer was whole", Retryable: true,
+		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was whole", Retryable: true,
 	}
 }

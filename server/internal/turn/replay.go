@@ -13,9 +13,9 @@ import (
 // the live turn, else what the store kept of it.
 func (m *Manager) replay(ctx context.Context, tenant, id string, first *store.Seen) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	m.mu.Lock()
-	t := m.live[conversation{tenant, id}]
+	t := m.live[first.TurnID]
 	m.mu.Unlock()
-	if t != nil && t.turn.GetId() == first.TurnID {
+	if t != nil {
 		return markReplayed(t.events.read(ctx, 0)), nil
 	}
 	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1, Turns: true})
@@ -30,7 +30,7 @@ func (m *Manager) replay(ctx context.Context, tenant, id string, first *store.Se
 		switch {
 		case turn.GetId() != first.TurnID:
 		case turn.GetFinishTime() == nil:
-			// It is just beginning or ending; a retry in a moment meets it live or ended.
+			// The store could not take its end; the next start will see to it.
 			return nil, &store.BusyError{TurnID: turn.GetId()}
 		default:
 			return stored(snapshot.Conversation, kept, turn, first.Created), nil

@@ -6,11 +6,13 @@
 package turn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,22 +47,20 @@ type Manager struct {
 
 	mu      sync.Mutex
 	closed  bool
-	running map[string]int          // tenant: turns, those that are about to begin included
-	inAll   int                     // sum of running
-	live    map[conversation]*live  // at most one a conversation: the store sees to it
-	idle    chan struct{}           // closed when closed and inAll is 0
-	stopped context.CancelCauseFunc // ends what waits for the store
-	stop    context.Context         //nolint:containedctx // the manager's own life, not a call's
-}
+	live    map[string]*live // by turn id, from before the store knows it until it has ended there
+	running map[string]int   // of live, by tenant
+	idle    chan struct{}    // closed when closed and nothing is live
 
-type conversation struct{ tenant, id string }
+	stop    context.Context //nolint:containedctx // the manager's own life, not a call's
+	stopped context.CancelCauseFunc
+}
 
 // New returns a manager without turns. Ctx is the manager's life: when it ends, so do the
 // turns.
 func New(ctx context.Context, o Options) *Manager {
 	stop, stopped := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, running: make(map[string]int), live: make(map[conversation]*live),
+		o: o, live: make(map[string]*live), running: make(map[string]int),
 		idle: make(chan struct{}), stop: stop, stopped: stopped,
 	}
 }
@@ -71,7 +71,7 @@ func New(ctx context.Context, o Options) *Manager {
 // this package. The sequence ends after a finished event, or with an error: ctx's, or what
 // kept the turn from ending. Leaving it does not end the turn.
 func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
-	if err := supported(request); err != nil {
+	if err := m.supported(request); err != nil {
 		return nil, err
 	}
 	id := request.GetConversationId()
@@ -79,36 +79,37 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 	if errors.Is(err, store.ErrNotFound) {
 		found, err = &store.Snapshot{}, nil
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if found.Seen != nil {
+	case found.Seen != nil:
 		return m.replay(ctx, tenant, id, found.Seen)
+	case found.Conversation.GetActiveTurnId() != "":
+		// The store would say so too, but a full house must not speak first.
+		return nil, &store.BusyError{TurnID: found.Conversation.GetActiveTurnId()}
 	}
 	entry, err := m.choose(request, found.Conversation)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.reserve(tenant); err != nil {
+	t, err := m.enter(ctx, tenant, request, entry)
+	if err != nil {
 		return nil, err
 	}
-	message := UserMessage(request)
-	message.Id = uuid.NewString()
-	a := &store.Append{
-		Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{message},
+	result, err := m.o.Store.Append(ctx, &store.Append{
+		Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{t.input},
 		Request: q, MustExist: request.GetMustExist(), IfVersion: request.IfVersion,
-		Begin: &parleyv1.Turn{Id: uuid.NewString(), RequestId: request.GetRequestId(), Agent: entry.Name},
-	}
-	result, err := m.o.Store.Append(ctx, a)
+		Begin: &parleyv1.Turn{Id: t.id, RequestId: request.GetRequestId(), Agent: entry.Name},
+	})
 	if err != nil {
-		m.release(tenant)
+		m.leave(t)
 		return nil, err
 	}
 	if result.Replayed {
-		m.release(tenant)
+		m.leave(t)
 		return m.replay(ctx, tenant, id, &store.Seen{Created: result.Created, TurnID: result.Turn.GetId()})
 	}
-	t := m.begin(ctx, tenant, request, entry, message, result)
+	m.begin(t, result)
 	go t.run()
 	return t.events.read(ctx, 0), nil
 }
@@ -121,8 +122,11 @@ func UserMessage(r *parleyv1.ChatRequest) *parleyv1.Message {
 	}
 }
 
-// supported refuses what later versions do.
-func supported(r *parleyv1.ChatRequest) error {
+// supported refuses what later versions do, and agents that there are not.
+func (m *Manager) supported(r *parleyv1.ChatRequest) error {
+	if _, ok := m.o.Agents.Get(r.GetAgent()); !ok && r.GetAgent() != "" {
+		return &UnknownAgentError{Agent: r.GetAgent(), Known: m.o.Agents.Names()}
+	}
 	switch {
 	case r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_QUEUE, r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		return &UnsupportedError{What: "on_busy: " + r.GetOnBusy().String()}
@@ -139,16 +143,7 @@ func supported(r *parleyv1.ChatRequest) error {
 // choose names the agent that answers: the request's, else the holder of the routing
 // lease, else the conversation's, else the default.
 func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation) (*agent.Entry, error) {
-	if name := request.GetAgent(); name != "" {
-		if entry, ok := m.o.Agents.Get(name); ok {
-			return entry, nil
-		}
-		return nil, &UnknownAgentError{Agent: name, Known: m.o.Agents.Names()}
-	}
-	name := c.GetActiveAgent().GetAgent()
-	if name == "" {
-		name = c.GetAgent()
-	}
+	name := cmp.Or(request.GetAgent(), c.GetActiveAgent().GetAgent(), c.GetAgent())
 	if name == "" {
 		return m.o.Agents.Default(), nil
 	}
@@ -158,33 +153,48 @@ func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation
 	return nil, &AgentNotConfiguredError{Agent: name, Known: m.o.Agents.Names()}
 }
 
-// reserve takes one of the places for running turns.
-func (m *Manager) reserve(tenant string) error {
+// enter makes a turn that is about to begin a live one, if there is a place for it.
+func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.ChatRequest, entry *agent.Entry) (*live, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case m.closed:
-		return ErrShuttingDown
+		return nil, ErrShuttingDown
 	case m.running[tenant] >= m.o.MaxTurns:
-		return fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.running[tenant], m.o.MaxTurns)
-	case m.inAll >= maxTurnsInAll:
-		return fmt.Errorf("%w: %d in all", ErrTooManyTurns, m.inAll)
+		return nil, fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.running[tenant], m.o.MaxTurns)
+	case len(m.live) >= maxTurnsInAll:
+		return nil, fmt.Errorf("%w: %d in all", ErrTooManyTurns, len(m.live))
 	}
+	t := newLive(ctx, m, tenant, request, entry)
+	m.live[t.id] = t
 	m.running[tenant]++
-	m.inAll++
-	return nil
+	return t, nil
 }
 
-// release gives a place back.
-func (m *Manager) release(tenant string) {
+// begin notes what the store gave the turn.
+func (m *Manager) begin(t *live, begun *store.Result) {
+	number(t.input, begun.Appended[0])
+	t.begun = begun
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.inAll--
-	m.running[tenant]--
-	if m.running[tenant] == 0 {
-		delete(m.running, tenant)
+	t.uid = begun.Conversation.GetUid()
+	if slices.Contains(t.gone, t.uid) {
+		t.cancel(ErrConversationGone)
 	}
-	if m.inAll == 0 && m.closed {
+}
+
+// leave gives the turn's place back.
+func (m *Manager) leave(t *live) {
+	t.unhook()
+	t.cancel(nil)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.live, t.id)
+	m.running[t.tenant]--
+	if m.running[t.tenant] == 0 {
+		delete(m.running, t.tenant)
+	}
+	if len(m.live) == 0 && m.closed {
 		close(m.idle)
 	}
 }
@@ -193,21 +203,35 @@ func (m *Manager) release(tenant string) {
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.inAll
+	return len(m.live)
 }
 
 // Committed takes the store's changes: a conversation that is gone takes its turn along.
 // It does not block.
 func (m *Manager) Committed(changes []store.Change) {
 	for i := range changes {
-		if changes[i].Kind != parleyv1.ChangeKind_CHANGE_KIND_DELETED {
+		if changes[i].Kind == parleyv1.ChangeKind_CHANGE_KIND_DELETED {
+			m.deleted(&changes[i])
+		}
+	}
+}
+
+func (m *Manager) deleted(c *store.Change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.live {
+		if t.tenant != c.Tenant || t.request.GetConversationId() != c.ConversationID {
 			continue
 		}
-		m.mu.Lock()
-		t := m.live[conversation{changes[i].Tenant, changes[i].ConversationID}]
-		m.mu.Unlock()
-		if t != nil && t.uid == changes[i].UID {
+		switch t.uid {
+		case "": // The store is still being asked; begin will know.
+			t.gone = append(t.gone, c.UID)
+		case c.UID:
 			t.cancel(ErrConversationGone)
+		default:
+			if c.UID == "" { // A damaged one has none.
+				t.cancel(ErrConversationGone)
+			}
 		}
 	}
 }
@@ -218,7 +242,7 @@ func (m *Manager) Stop(ctx context.Context) {
 	m.mu.Lock()
 	if !m.closed {
 		m.closed = true
-		if m.inAll == 0 {
+		if len(m.live) == 0 {
 			close(m.idle)
 		}
 	}
@@ -248,15 +272,16 @@ func (m *Manager) Recover(ctx context.Context) error {
 		}
 		_, err := m.o.Store.Append(ctx, &store.Append{
 			Tenant: p.Tenant, ConversationID: p.ConversationID, Messages: p.Messages,
-			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: crashed()},
+			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: stopped()},
 		})
-		log := m.o.Log.With("conversation_id", p.ConversationID, "turn_id", p.TurnID)
+		log := m.o.Log.With("tenant", p.Tenant, "conversation_id", p.ConversationID, "turn_id", p.TurnID)
 		switch {
 		case err == nil:
 			log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
 		case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
-		case errors.Is(err, store.ErrCorrupt): // Its conversation can only be deleted, the others served.
-			log.Error("turn of a damaged conversation could not be ended", "error", err)
+		case errors.Is(err, store.ErrCorrupt), errors.Is(err, store.ErrNoSpace):
+			// The others can be served, and conversations deleted to make room.
+			log.Error("turn could not be ended", "error", err)
 		default:
 			return fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
 		}

@@ -70,6 +70,9 @@ func TestBusyAndLimits(t *testing.T) {
 	}
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
 	<-said
+	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
+		t.Errorf("second chat on a busy conversation of a full house: %v", err)
+	}
 	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
 		t.Errorf("third turn of two: %v", err)
 	}
@@ -111,6 +114,107 @@ func TestDeleteEndsTheTurn(t *testing.T) {
 	}
 	if kept := f.kept(t); len(kept) != 0 {
 		t.Errorf("the new conversation has %q", kept)
+	}
+}
+
+// raced calls deleted when an append has committed and before it returns.
+type raced struct {
+	store.Store
+	deleted func()
+}
+
+func (r raced) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	result, err := r.Store.Append(ctx, a)
+	if a.Begin != nil && err == nil {
+		r.deleted()
+	}
+	return result, err
+}
+
+// A conversation may go, and its id be taken again, between the commit that begins a turn
+// and the moment in which the turn learns of it.
+func TestDeleteWhileTheTurnBegins(t *testing.T) {
+	var f *fixture
+	f = newFixture(t, map[string]agent.Agent{"main": hangs("a", nil)}, func(o *Options) {
+		o.Store = raced{o.Store, func() {
+			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+				t.Error(err)
+			}
+			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+				t.Error(err)
+			}
+		}}
+	})
+	var last error
+	for _, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
+		last = err
+	}
+	if !errors.Is(last, ErrConversationGone) || f.Running() != 0 {
+		t.Errorf("the stream ended with %v, %d turns run", last, f.Running())
+	}
+}
+
+// Whoever has read the last event finds the place free.
+func TestPlacesAreFreeAfterTheLastEvent(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) { o.MaxTurns = 1 })
+	for range 200 {
+		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	}
+}
+
+// refusing takes the end of a turn only at the third try.
+type refusing struct {
+	store.Store
+	refusals []error
+}
+
+func (r *refusing) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.End != nil && len(r.refusals) > 0 {
+		err := r.refusals[0]
+		r.refusals = r.refusals[1:]
+		return nil, err
+	}
+	return r.Store.Append(ctx, a)
+}
+
+// A store that is overloaded in the middle of a stop loses no answer.
+func TestStopInsistsOnKeeping(t *testing.T) {
+	said := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangs("half", said)}, func(o *Options) {
+		o.Store = &refusing{o.Store, []error{store.ErrOverloaded, store.ErrOverloaded}}
+	})
+	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+	<-said
+	ctx, now := context.WithCancel(t.Context())
+	now()
+	f.Stop(ctx)
+	finished(t, events)
+	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+}
+
+// On a full disk a stop leaves the turn to the next start, with what was saved of it.
+func TestStopOnAFullDiskLeavesTheTurn(t *testing.T) {
+	said := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangs("half", said)}, func(o *Options) {
+		o.Store = &refusing{o.Store, []error{store.ErrNoSpace, store.ErrNoSpace}}
+	})
+	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+	<-said
+	ctx, now := context.WithCancel(t.Context())
+	now()
+	f.Stop(ctx)
+	var last error
+	for _, err := range events {
+		last = err
+	}
+	if !errors.Is(last, store.ErrNoSpace) {
+		t.Errorf("the stream ended with %v", last)
+	}
+	found, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})
+	if err != nil || found.Conversation.GetActiveTurnId() == "" {
+		t.Errorf("the turn was closed without its answer (%v)", err)
 	}
 }
 
