@@ -41,9 +41,10 @@ func fit(s *parleyv1.RoutingSummary, budget int) {
 // names the message (its ids, role, agent, summary, usage, times) is larger already, which
 // is never so from 2 KiB on. It ends early, in this order: the text of the content, that
 // of the tool result, the metadata as a whole, then attachments, tool calls and structured
-// data from the last on.
+// data from the last on; what room a large one of those leaves goes to the content.
 func cut(m *parleyv1.Message, budget int) []*parleyv1.Message {
 	m = proto.CloneOf(m)
+	content := m.Content
 	over := func() int { return framed(m) - budget }
 	m.Content = cutText(m.Content, over())
 	if m.ToolResult != nil {
@@ -58,6 +59,8 @@ func cut(m *parleyv1.Message, budget int) []*parleyv1.Message {
 	if over() > 0 {
 		return nil
 	}
+	m.Content = content
+	m.Content = cutText(m.Content, over())
 	return []*parleyv1.Message{m}
 }
 

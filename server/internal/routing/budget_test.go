@@ -7,6 +7,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 	"pgregory.net/rapid"
 )
 
@@ -192,5 +193,17 @@ func checkCut(t *rapid.T, whole *parleyv1.Message, left []*parleyv1.Message, bud
 		if got := text(left[0]); !strings.HasPrefix(text(whole), got) || !utf8.ValidString(got) {
 			t.Fatalf("%q is no beginning of %q", got, text(whole))
 		}
+	}
+}
+
+// A large value that has to go leaves its room to the words beside it.
+func TestCutFillsWithContent(t *testing.T) {
+	m := &parleyv1.Message{
+		Sequence: 1, Role: parleyv1.Role_ROLE_ASSISTANT, Content: strings.Repeat("x", 200<<10),
+		StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue(strings.Repeat("y", 50<<10))}},
+	}
+	s := Summarize(nil, []*parleyv1.Message{m}, Options{MessageLimit: 3, MaxBytes: 32 << 10})
+	if got := s.GetRecentMessages()[0]; len(got.GetContent()) < 31<<10 || len(got.GetStructuredData()) != 0 || !s.GetTruncated() {
+		t.Errorf("%d bytes of content and %d values are left", len(got.GetContent()), len(got.GetStructuredData()))
 	}
 }

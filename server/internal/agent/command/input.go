@@ -32,7 +32,8 @@ type transcript struct {
 }
 
 // block adds [HEAD]: content, where the head's words are parted by blanks. Empty words
-// are left out.
+// are left out, and so are line feeds at the end, which many programs print: one blank line
+// parts the blocks.
 func (t *transcript) block(content string, head ...string) {
 	if t.text.Len() > 0 {
 		t.text.WriteString("\n\n")
@@ -45,7 +46,7 @@ func (t *transcript) block(content string, head ...string) {
 		t.text.WriteString(word)
 	}
 	t.text.WriteString("]:")
-	if content != "" {
+	if content = strings.TrimRight(content, "\n"); content != "" {
 		t.text.WriteByte(' ')
 		t.text.WriteString(content)
 	}
@@ -89,6 +90,7 @@ func (t *transcript) toolResult(message *parleyv1.Message) {
 
 // text is the content, marked if the message was cut off.
 func text(message *parleyv1.Message, content string) string {
+	content = strings.TrimRight(content, "\n")
 	if message.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		return content
 	}

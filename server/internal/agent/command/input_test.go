@@ -45,7 +45,7 @@ func TestInput(t *testing.T) {
 				{Role: system, Content: "The shop has closed."},
 				{Role: user, Content: "Sugar for 50 cents\n"},
 			},
-		}, []string{"[SYSTEM]: Be brief.", "[USER]: Add a product", "[ASSISTANT]: Which one?", "[SYSTEM]: The shop has closed.", "[USER]: Sugar for 50 cents\n"}},
+		}, []string{"[SYSTEM]: Be brief.", "[USER]: Add a product", "[ASSISTANT]: Which one?", "[SYSTEM]: The shop has closed.", "[USER]: Sugar for 50 cents"}},
 		{"tool calls and results", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: user, Content: "Weather?"},
 			{Role: assistant, ToolCalls: []*parleyv1.ToolCall{
