@@ -22,9 +22,12 @@
 //  6. Order: writes of a conversation happen one after the other; sequences and versions
 //     rise in the order of commit, and a read sees all writes that returned before it.
 //  7. Observation: [Options.Observe] is given each committed change once, in the order of
-//     commit, after the commit, before the write returns, and outside any transaction.
-//  8. Pages: a list goes on from its token although conversations come and go meanwhile:
-//     none that stays is skipped, none comes twice.
+//     commit, after the commit, before the write returns, and outside any transaction. A
+//     store that other processes write to as well gives their changes too, as they arrive;
+//     the order then holds for each conversation.
+//  8. Pages: a list goes on from its token although conversations come, go and change
+//     meanwhile: none that stays is skipped, none comes twice. In the order of update time
+//     that holds for those that do not change meanwhile: the others move to the front.
 //  9. Requests: a [Request] that a conversation has seen writes nothing and returns the
 //     first result, however many callers send it at once; it is remembered by the same
 //     commit as its effect. The newest 32 of a conversation are remembered.
@@ -45,7 +48,8 @@ import (
 )
 
 // Store keeps conversations. Errors are the sentinels and types of this package, wrapped
-// with context; a method that fails has written nothing.
+// with context. A method that fails has written nothing, unless it says otherwise or the
+// error is ErrFailed, after which nobody can tell.
 type Store interface {
 	// Create makes a conversation. It returns ErrConversationExists when the id is taken,
 	// unless c.OrGet is set, and ErrFull when there is no room.
@@ -240,7 +244,7 @@ type Purged struct {
 
 // Result is what a write did.
 type Result struct {
-	// Conversation is the header after the write.
+	// Conversation is the header after the write; with its system prompt from Create only.
 	Conversation *parleyv1.Conversation
 	// Appended has one entry for each message that was appended.
 	Appended []*parleyv1.AppendedMessage

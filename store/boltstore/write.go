@@ -16,10 +16,14 @@ import (
 
 // Create implements store.Store.
 func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+	history, err := record.NewHistory(c.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", c.Conversation.GetId(), err)
+	}
 	uid := uuid.NewString()
 	size := proto.Size(c.Conversation) + len(c.Messages)
 	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Create(old, c, uid, now, &s.options.Options)
+		return record.Create(old, c, history, uid, now, &s.options.Options)
 	})
 }
 

@@ -42,8 +42,12 @@ func New(o store.Options) *Store {
 
 // Create implements store.Store.
 func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+	history, err := record.NewHistory(c.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", c.Conversation.GetId(), err)
+	}
 	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Create(old, c, uuid.NewString(), now, &s.options)
+		return record.Create(old, c, history, uuid.NewString(), now, &s.options)
 	})
 }
 

@@ -107,7 +107,7 @@ func (s Subject) changes(t *testing.T) {
 	f.append("a", user("four"), user("five"))
 	told("Append over the limit", "MESSAGE_APPENDED a version 3 count 4 trimmed 0", "MESSAGE_APPENDED a version 3 count 4 trimmed 1")
 	f.append("new", user("one"))
-	told("Append to none", "CREATED new version 1 count 0 trimmed 0", "MESSAGE_APPENDED new version 1 count 1 trimmed 0")
+	told("Append to none", "CREATED new version 1 count 1 trimmed 0", "MESSAGE_APPENDED new version 1 count 1 trimmed 0")
 	f.do(&store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}})
 	begun := told("a turn without a message", "UPDATED a version 4 count 4 trimmed 0")
 	f.do(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "turn"}})

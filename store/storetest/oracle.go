@@ -158,9 +158,6 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 		c = o.make(w.ConversationID, now)
 	}
 	now = c.touch(now)
-	if created {
-		o.tell("CREATED", w.ConversationID, c, 0, 0)
-	}
 	if len(w.Messages) > 0 || w.End != nil {
 		c.header.LastAppendTime = timestamppb.New(now)
 	}
@@ -168,6 +165,9 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	result.Turn = c.turn(w, result.Appended, now)
 	before := len(c.messages) - len(w.Messages)
 	trimmed := c.trim()
+	if created {
+		o.tell("CREATED", w.ConversationID, c, len(c.messages), 0)
+	}
 	for i := range w.Messages {
 		if i == len(w.Messages)-1 {
 			o.tell("MESSAGE_APPENDED", w.ConversationID, c, len(c.messages), trimmed)

@@ -720,7 +720,8 @@ type ListConversationsResponse struct {
 	Conversations []*ConversationEntry `protobuf:"bytes,1,rep,name=conversations,proto3" json:"conversations,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Live conversations of the tenant, whatever the filter.
+	// Live conversations of the tenant, whatever the filter. Expired ones count until they
+	// are swept, seconds later.
 	TotalSize int64 `protobuf:"varint,3,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
 	// Watch from here on to miss nothing since this page.
 	WatchCursor   string `protobuf:"bytes,4,opt,name=watch_cursor,json=watchCursor,proto3" json:"watch_cursor,omitempty"`
@@ -1169,7 +1170,7 @@ type ForkConversationRequest struct {
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Copies messages up to and with this one; 0: all.
 	AtSequence int32 `protobuf:"varint,2,opt,name=at_sequence,json=atSequence,proto3" json:"at_sequence,omitempty"`
-	// Id of the copy; empty: a new one, as Conversation.id says.
+	// Id of the copy, which remembers the request_id; empty: a new one, as Conversation.id says.
 	NewConversationId string `protobuf:"bytes,3,opt,name=new_conversation_id,json=newConversationId,proto3" json:"new_conversation_id,omitempty"`
 	// See the service.
 	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -2017,7 +2018,8 @@ type BatchGetRoutingSummariesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In the order asked for, without the missing ones.
 	Summaries []*RoutingSummary `protobuf:"bytes,1,rep,name=summaries,proto3" json:"summaries,omitempty"`
-	// Those of the ids that do not exist, in the order asked for.
+	// Those of the ids that do not exist, in the order asked for; also those that are damaged
+	// in the store, of which GetRoutingSummary tells.
 	MissingIds    []string `protobuf:"bytes,2,rep,name=missing_ids,json=missingIds,proto3" json:"missing_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2359,7 +2361,7 @@ type ChatRequest struct {
 	// The user's words. Required unless structured_data, attachments, tool_results or
 	// answer_pending are set.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// Typed data beside the words.
+	// Typed data beside the words; 64 values at most.
 	StructuredData []*StructuredData `protobuf:"bytes,3,rep,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
 	// Overrides the routing lease and the conversation's own agent.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -3704,11 +3706,11 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1d\n" +
 	"\n" +
-	"is_default\x18\x04 \x01(\bR\tisDefault\"\x85\v\n" +
+	"is_default\x18\x04 \x01(\bR\tisDefault\"\x8f\v\n" +
 	"\vChatRequest\x12V\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\tR\acontent\x12B\n" +
-	"\x0fstructured_data\x18\x03 \x03(\v2\x19.parley.v1.StructuredDataR\x0estructuredData\x12\x1e\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x12L\n" +
+	"\x0fstructured_data\x18\x03 \x03(\v2\x19.parley.v1.StructuredDataB\b\xbaH\x05\x92\x01\x02\x10@R\x0estructuredData\x12\x1e\n" +
 	"\x05agent\x18\x04 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x05agent\x123\n" +
 	"\rsystem_prompt\x18\x05 \x01(\tB\t\xbaH\x06r\x04(\x80\x80\x04H\x00R\fsystemPrompt\x88\x01\x01\x123\n" +
 	"\n" +

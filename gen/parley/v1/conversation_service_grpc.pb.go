@@ -52,8 +52,8 @@ const (
 // ConversationService keeps multi-turn conversations, answers them through
 // agents, and tells coordinators what they need to route.
 //
-// Every request that changes something may carry a request_id of up to 64 printable
-// characters: a retry with the same one changes nothing and returns the first result.
+// A request that has a field request_id may carry one of up to 64 printable characters:
+// a retry with the same one changes nothing and returns the first result.
 // if_version makes a change conditional: ABORTED unless the conversation is at that
 // version; 0 means that it must not exist yet.
 type ConversationServiceClient interface {
@@ -406,8 +406,8 @@ type ConversationService_ImportConversationsClient = grpc.ClientStreamingClient[
 // ConversationService keeps multi-turn conversations, answers them through
 // agents, and tells coordinators what they need to route.
 //
-// Every request that changes something may carry a request_id of up to 64 printable
-// characters: a retry with the same one changes nothing and returns the first result.
+// A request that has a field request_id may carry one of up to 64 printable characters:
+// a retry with the same one changes nothing and returns the first result.
 // if_version makes a change conditional: ABORTED unless the conversation is at that
 // version; 0 means that it must not exist yet.
 type ConversationServiceServer interface {

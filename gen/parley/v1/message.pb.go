@@ -155,7 +155,7 @@ type Message struct {
 	Role Role `protobuf:"varint,3,opt,name=role,proto3,enum=parley.v1.Role" json:"role,omitempty"`
 	// Natural language from users, Markdown from assistants.
 	Content string `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
-	// Typed data for user interfaces and for other agents.
+	// Typed data for user interfaces and for other agents; 64 values at most.
 	StructuredData []*StructuredData `protobuf:"bytes,5,rep,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
 	// Calls that an assistant asks for.
 	ToolCalls []*ToolCall `protobuf:"bytes,6,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
@@ -689,14 +689,14 @@ var File_parley_v1_message_proto protoreflect.FileDescriptor
 
 const file_parley_v1_message_proto_rawDesc = "" +
 	"\n" +
-	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\b\n" +
+	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\b\n" +
 	"\aMessage\x12\x18\n" +
 	"\x02id\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x02id\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\x12/\n" +
 	"\x04role\x18\x03 \x01(\x0e2\x0f.parley.v1.RoleB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x04role\x12\x18\n" +
-	"\acontent\x18\x04 \x01(\tR\acontent\x12B\n" +
-	"\x0fstructured_data\x18\x05 \x03(\v2\x19.parley.v1.StructuredDataR\x0estructuredData\x122\n" +
+	"\acontent\x18\x04 \x01(\tR\acontent\x12L\n" +
+	"\x0fstructured_data\x18\x05 \x03(\v2\x19.parley.v1.StructuredDataB\b\xbaH\x05\x92\x01\x02\x10@R\x0estructuredData\x122\n" +
 	"\n" +
 	"tool_calls\x18\x06 \x03(\v2\x13.parley.v1.ToolCallR\ttoolCalls\x126\n" +
 	"\vtool_result\x18\a \x01(\v2\x15.parley.v1.ToolResultR\n" +

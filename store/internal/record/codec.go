@@ -14,19 +14,22 @@ import (
 //
 //	byte    format, 1
 //	4 bytes CRC-32C of format, lengths, header, requests and turns, big-endian
+//	4 bytes CRC-32C of the prompt, big-endian
 //	4 bytes CRC-32C of the messages, big-endian
 //	uvarint length of the header
 //	uvarint length of the requests
 //	uvarint length of the turns
+//	uvarint length of the prompt
 //	        header   storev1.Header
 //	        requests storev1.Requests
 //	        turns    storev1.Turns
+//	        prompt   system prompt
 //	        messages frames, up to the end
 //
-// Two sums, so that lists and sweeps read a header without touching the messages.
+// Several sums, so that lists and sweeps read a header without touching what can be large.
 const (
 	format   = 1
-	sumsSize = 8
+	sumsSize = 3 * 4
 	headAt   = 1 + sumsSize
 )
 
@@ -42,55 +45,78 @@ func Checksum(parts ...[]byte) uint32 {
 // Marshal encodes the record into new memory.
 func (r *Record) Marshal() ([]byte, error) {
 	headerSize := proto.Size(r.Header)
-	b := make([]byte, headAt, headAt+3*binary.MaxVarintLen32+headerSize+len(r.Requests)+len(r.Turns)+len(r.Messages))
+	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt)}
+	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.appended)
+	for _, n := range lengths {
+		size += n
+	}
+	b := make([]byte, headAt, size)
 	b[0] = format
-	b = binary.AppendUvarint(b, uint64(headerSize))
-	b = binary.AppendUvarint(b, uint64(len(r.Requests)))
-	b = binary.AppendUvarint(b, uint64(len(r.Turns)))
+	for _, n := range lengths {
+		b = binary.AppendUvarint(b, uint64(n))
+	}
 	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, r.Header)
 	if err != nil {
 		return nil, fmt.Errorf("encode header: %w", err)
 	}
 	b = append(append(b, r.Requests...), r.Turns...)
 	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:]))
-	binary.BigEndian.PutUint32(b[5:], Checksum(r.Messages))
-	return append(b, r.Messages...), nil
+	binary.BigEndian.PutUint32(b[5:], Checksum(r.Prompt))
+	binary.BigEndian.PutUint32(b[9:], Checksum(r.Messages, r.appended))
+	return append(append(append(b, r.Prompt...), r.Messages...), r.appended...), nil
 }
 
-// Unmarshal decodes a value and checks all of it. Requests, turns and messages stay in
-// the value's memory.
+// Unmarshal decodes a value and checks all of it. Requests, turns, prompt and messages stay
+// in the value's memory.
 func Unmarshal(b []byte) (*Record, error) {
-	r, sum, err := unmarshalHead(b)
+	r, err := unmarshal(b)
 	if err != nil {
 		return nil, err
 	}
-	if Checksum(r.Messages) != sum {
+	if Checksum(r.Messages) != binary.BigEndian.Uint32(b[9:]) {
 		return nil, fmt.Errorf("%w: messages of conversation %q", store.ErrCorrupt, r.Conversation().GetId())
 	}
-	return r, nil
+	return r.checkPrompt(b)
 }
 
-// UnmarshalHead decodes a value's header, requests and turns, checks those, and leaves the
-// messages out.
+// UnmarshalHead decodes and checks all of a value but its messages, which it leaves out.
 func UnmarshalHead(b []byte) (*Record, error) {
-	r, _, err := unmarshalHead(b)
+	r, err := unmarshal(b)
 	if err != nil {
 		return nil, err
 	}
 	r.Messages = nil
+	return r.checkPrompt(b)
+}
+
+// unmarshalRow decodes and checks what a list needs of a value.
+func unmarshalRow(b []byte) (*Record, error) {
+	r, err := unmarshal(b)
+	if err != nil {
+		return nil, err
+	}
+	r.Prompt, r.Messages = nil, nil
 	return r, nil
 }
 
-func unmarshalHead(b []byte) (*Record, uint32, error) {
-	if len(b) < headAt || b[0] != format {
-		return nil, 0, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
+func (r *Record) checkPrompt(b []byte) (*Record, error) {
+	if Checksum(r.Prompt) != binary.BigEndian.Uint32(b[5:]) {
+		return nil, fmt.Errorf("%w: system prompt of conversation %q", store.ErrCorrupt, r.Conversation().GetId())
 	}
-	var ends [3]int
+	return r, nil
+}
+
+// unmarshal takes a value apart and checks its header, requests and turns.
+func unmarshal(b []byte) (*Record, error) {
+	if len(b) < headAt || b[0] != format {
+		return nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
+	}
+	var ends [4]int
 	at := headAt
 	for i := range ends {
 		size, n := binary.Uvarint(b[at:])
 		if n <= 0 || size > uint64(len(b)) {
-			return nil, 0, fmt.Errorf("%w: bad length", store.ErrCorrupt)
+			return nil, fmt.Errorf("%w: bad length", store.ErrCorrupt)
 		}
 		at += n
 		ends[i] = int(size)
@@ -100,22 +126,23 @@ func unmarshalHead(b []byte) (*Record, uint32, error) {
 		end += ends[i]
 		ends[i] = end
 	}
-	if end > len(b) || Checksum(b[:1], b[headAt:end]) != binary.BigEndian.Uint32(b[1:]) {
-		return nil, 0, fmt.Errorf("%w: header", store.ErrCorrupt)
+	if end > len(b) || Checksum(b[:1], b[headAt:ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
+		return nil, fmt.Errorf("%w: header", store.ErrCorrupt)
 	}
 	r := &Record{
 		Header:   new(storev1.Header),
 		Requests: b[ends[0]:ends[1]:ends[1]],
 		Turns:    b[ends[1]:ends[2]:ends[2]],
-		Messages: store.Frames(b[ends[2]:len(b):len(b)]),
+		Prompt:   b[ends[2]:ends[3]:ends[3]],
+		Messages: store.Frames(b[ends[3]:len(b):len(b)]),
 	}
 	if err := proto.Unmarshal(b[at:ends[0]], r.Header); err != nil {
-		return nil, 0, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 	}
 	if r.Conversation() == nil {
-		return nil, 0, fmt.Errorf("%w: no header", store.ErrCorrupt)
+		return nil, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
-	return r, binary.BigEndian.Uint32(b[5:]), nil
+	return r, nil
 }
 
 // MarshalProgress encodes what Abandoned is to return, summed like a record.

@@ -17,6 +17,7 @@ import (
 type Draft struct {
 	message *parleyv1.Message
 	body    []byte
+	types   []string // of structured data, each once
 }
 
 // maxSuffix bounds what the server adds to a message: tag and length of the frame, and
@@ -31,7 +32,7 @@ func NewDrafts(messages []*parleyv1.Message) ([]Draft, error) {
 		if err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
-		drafts[i] = Draft{message: m, body: body}
+		drafts[i] = Draft{message: m, body: body, types: dataTypes(m)}
 	}
 	return drafts, nil
 }
@@ -61,16 +62,65 @@ func appendVarint(b []byte, field protowire.Number, v int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v))
 }
 
-// note keeps in the header what lists need to know of a message.
-func (r *Record) note(m *parleyv1.Message, sequence int32) {
-	r.Header.Preview = preview(m.GetContent())
-	first := len(r.Header.GetData())
+// dataTypes are the types of structured data that a message carries, each once.
+func dataTypes(m *parleyv1.Message) []string {
+	if len(m.GetStructuredData()) == 0 {
+		return nil
+	}
+	types, known := make([]string, 0, len(m.GetStructuredData())), make(map[string]bool)
 	for _, d := range m.GetStructuredData() {
-		noted := slices.ContainsFunc(r.Header.GetData()[first:], func(u *storev1.DataUse) bool { return u.GetType() == d.GetType() })
-		if !noted {
-			r.Header.Data = append(r.Header.Data, &storev1.DataUse{Sequence: sequence, Type: d.GetType()})
+		if !known[d.GetType()] {
+			known[d.GetType()] = true
+			types = append(types, d.GetType())
 		}
 	}
+	return types
+}
+
+// note keeps in the header what lists need to know of a message.
+func (r *Record) note(content string, types []string, sequence int32) {
+	r.Header.Preview = preview(content)
+	for _, t := range types {
+		r.Header.Data = append(r.Header.Data, &storev1.DataUse{Sequence: sequence, Type: t})
+	}
+}
+
+// History is the messages that a conversation begins with, looked at ahead of the commit.
+type History struct {
+	frames             store.Frames
+	count              int
+	sequence, exchange int32
+	preview            string
+	data               []*storev1.DataUse
+}
+
+// NewHistory decodes a fork's messages; it is the part of a create that needs no order.
+func NewHistory(frames store.Frames) (*History, error) {
+	h, r, size := &History{frames: slices.Clone(frames)}, &Record{Header: new(storev1.Header)}, 0
+	for frame := range frames.All() {
+		m, err := frame.Message()
+		if err != nil {
+			return nil, err
+		}
+		r.note(m.GetContent(), dataTypes(m), m.GetSequence())
+		h.sequence, h.exchange = m.GetSequence(), max(h.exchange, m.GetExchange())
+		h.count, size = h.count+1, size+len(frame)
+	}
+	if size != len(frames) {
+		return nil, fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, h.count)
+	}
+	h.preview, h.data = r.Header.GetPreview(), r.Header.GetData()
+	return h, nil
+}
+
+// adopt takes a history over with its sequences and exchanges.
+func (r *Record) adopt(h *History) {
+	if h == nil || h.count == 0 {
+		return
+	}
+	r.Header.Preview, r.Header.Data, r.Header.Exchange = h.preview, slices.Clone(h.data), h.exchange
+	r.Conversation().LastSequence, r.Messages = h.sequence, h.frames
+	r.recount(h.count)
 }
 
 // seen is what is remembered of a request beside its name.

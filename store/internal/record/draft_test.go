@@ -57,7 +57,11 @@ func FuzzDraft(f *testing.F) {
 		if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 			want.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 		}
-		kept, err := out.Record.Messages.Messages()
+		stored, err := record.Unmarshal(marshal(t, out.Record))
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, err := stored.Messages.Messages()
 		if err != nil || len(kept) != 2 {
 			t.Fatalf("kept %v, %v", kept, err)
 		}
@@ -66,7 +70,7 @@ func FuzzDraft(f *testing.F) {
 		if diff := cmp.Diff(want, kept[1], protocmp.Transform()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if frame := store.Frame(out.Record.Messages.Newest(1)); frame.Sequence() != 2 {
+		if frame := store.Frame(stored.Messages.Newest(1)); frame.Sequence() != 2 {
 			t.Errorf("sequence %d in the frame, want 2", frame.Sequence())
 		}
 	})

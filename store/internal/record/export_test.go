@@ -12,17 +12,20 @@ func Sealed(value []byte) []byte {
 		return b
 	}
 	b[0] = format
+	var ends [4]int
 	end, at := 0, headAt
-	for range 3 {
+	for i := range ends {
 		size, n := binary.Uvarint(b[at:])
 		if n <= 0 || size > uint64(len(b)) {
 			return b
 		}
 		at, end = at+n, end+int(size)
+		ends[i] = end
 	}
-	end = min(end+at, len(b))
-	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:end]))
-	binary.BigEndian.PutUint32(b[5:], Checksum(b[end:]))
+	head, prompt := min(at+ends[2], len(b)), min(at+ends[3], len(b))
+	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:head]))
+	binary.BigEndian.PutUint32(b[5:], Checksum(b[head:prompt]))
+	binary.BigEndian.PutUint32(b[9:], Checksum(b[prompt:]))
 	return b
 }
 

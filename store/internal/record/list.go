@@ -86,8 +86,8 @@ type pager struct {
 
 // wanted decodes a value; nil when it is not for this list.
 func (p *pager) wanted(value []byte) *Record {
-	r, err := UnmarshalHead(value)
-	if err != nil || r.Expired(p.now) || !r.Matches(p.list) {
+	r, err := unmarshalRow(value)
+	if err != nil || r.Header.GetTenant() != p.list.Tenant || r.Expired(p.now) || !r.Matches(p.list) {
 		return nil
 	}
 	return r
@@ -177,11 +177,8 @@ func (p *pager) readBlock(position []byte, newest Newest) block {
 	}
 	oldest, looked := b.last, 0
 	for key, value := range newest(before) {
-		if inside {
-			b.more = bytes.Compare(key, oldest) < 0
-		} else {
-			b.more = looked == store.MaxListHeaders
-		}
+		// A block keeps its bounds; it has more only if a token was made up.
+		b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, oldest) < 0
 		if b.more {
 			break
 		}

@@ -77,9 +77,9 @@ func TestPageReadsNoMore(t *testing.T) {
 		list store.List
 		want int
 	}{
-		{store.List{PageSize: 10}, 11},
-		{store.List{PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
-		{store.List{PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
+		{store.List{Tenant: "acme", PageSize: 10}, 11},
+		{store.List{Tenant: "acme", PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
+		{store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
 	} {
 		looked := 0
 		page, err := record.BuildPage(&test.list, 0, now, newest(all, &looked))
@@ -94,7 +94,7 @@ func TestPageWithoutDamage(t *testing.T) {
 	all[2].value[40] ^= 1
 	all[4].value = nil
 	looked := 0
-	page, err := record.BuildPage(&store.List{PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked))
+	page, err := record.BuildPage(&store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	}
 	r.endLapsedLease(now)
 	snapshot := &store.Snapshot{
-		Conversation: r.Conversation(),
+		Conversation: r.withPrompt(),
 		Messages:     slices.Clone(r.Messages.Newest(q.Newest)),
 		Seen:         seen,
 	}

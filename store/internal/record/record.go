@@ -29,7 +29,12 @@ type Record struct {
 	// Requests and Turns are storev1.Requests and storev1.Turns in wire form: an append
 	// hands them on without decoding them.
 	Requests, Turns []byte
-	Messages        store.Frames
+	// Prompt is the system prompt.
+	Prompt []byte
+	// Messages are those kept, but for what was appended since the record was decoded:
+	// that is in appended, so that all are copied once, by Marshal.
+	Messages store.Frames
+	appended store.Frames
 }
 
 // Outcome is what a write is to do. A nil Record means that there is nothing to write.
@@ -73,7 +78,6 @@ func (r *Record) Matches(l *store.List) bool {
 
 // Entry is the conversation's row in a list.
 func (r *Record) Entry() *parleyv1.ConversationEntry {
-	r.Conversation().SystemPrompt = ""
 	return &parleyv1.ConversationEntry{Conversation: r.Conversation(), Preview: r.Header.GetPreview()}
 }
 
@@ -103,13 +107,23 @@ func (r *Record) clamp(now time.Time) time.Time {
 }
 
 // begin makes the record of a new conversation.
-func begin(in *parleyv1.Conversation, uid string, now time.Time, o *store.Options) *Record {
+func begin(tenant string, in *parleyv1.Conversation, uid string, now time.Time, o *store.Options) *Record {
 	c := &parleyv1.Conversation{
 		Id: in.GetId(), Title: in.GetTitle(), Labels: in.GetLabels(), Agent: in.GetAgent(),
-		SystemPrompt: in.GetSystemPrompt(), Retention: withDefaults(in.GetRetention(), o),
-		ForkedFrom: in.GetForkedFrom(), CreateTime: timestamppb.New(now), Uid: uid,
+		Retention: withDefaults(in.GetRetention(), o), ForkedFrom: in.GetForkedFrom(),
+		CreateTime: timestamppb.New(now), Uid: uid,
 	}
-	return &Record{Header: &storev1.Header{Conversation: proto.CloneOf(c)}}
+	return &Record{
+		Header: &storev1.Header{Conversation: proto.CloneOf(c), Tenant: tenant},
+		Prompt: []byte(in.GetSystemPrompt()),
+	}
+}
+
+// withPrompt is the header with the system prompt, for whoever asked for the conversation.
+func (r *Record) withPrompt() *parleyv1.Conversation {
+	c := r.Conversation()
+	c.SystemPrompt = string(r.Prompt)
+	return c
 }
 
 // withDefaults fills what is unset.
@@ -145,37 +159,39 @@ func (r *Record) setExpireTime() {
 
 // trim drops the oldest messages until the limits are kept, and says how many.
 func (r *Record) trim(o *store.Options) int {
-	c := r.Conversation()
-	count, rest := int(c.GetMessageCount()), r.Messages
-	for frame := range r.Messages.All() {
-		tooMany := count > int(c.GetRetention().GetMaxMessages())
-		if !tooMany && (len(rest) <= o.MaxConversationBytes || count == 1) {
-			break
+	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
+	dropped := 0
+	for _, frames := range []*store.Frames{&r.Messages, &r.appended} {
+		for frame := range frames.All() {
+			left := count - dropped
+			if left <= limit && (len(r.Messages)+len(r.appended) <= o.MaxConversationBytes || left == 1) {
+				break
+			}
+			*frames = (*frames)[len(frame):]
+			dropped++
 		}
-		rest = rest[len(frame):]
-		count--
 	}
-	dropped := int(c.GetMessageCount()) - count
 	if dropped > 0 {
-		r.keep(rest, count)
+		r.recount(count - dropped)
 	}
 	return dropped
 }
 
-// keep makes these frames, a run of those there are, the messages kept.
-func (r *Record) keep(frames store.Frames, count int) {
+// recount notes how many messages are kept, of those that were.
+func (r *Record) recount(count int) {
 	c := r.Conversation()
-	r.Messages = frames
-	c.MessageCount, c.SizeBytes = int32(count), int32(len(frames))
+	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.appended))
 	if len(r.Header.GetData()) == 0 {
 		return
 	}
 	var oldest, newest store.Frame
-	for frame := range frames.All() {
-		if oldest == nil {
-			oldest = frame
+	for _, frames := range []store.Frames{r.Messages, r.appended} {
+		for frame := range frames.All() {
+			if oldest == nil {
+				oldest = frame
+			}
+			newest = frame
 		}
-		newest = frame
 	}
 	first, last := oldest.Sequence(), newest.Sequence()
 	r.Header.Data = slices.DeleteFunc(r.Header.GetData(), func(u *storev1.DataUse) bool {
@@ -194,7 +210,6 @@ func (r *Record) change(tenant string, kind parleyv1.ChangeKind, now time.Time) 
 	case parleyv1.ChangeKind_CHANGE_KIND_CREATED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED,
 		parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
 		change.Conversation = proto.CloneOf(c)
-		change.Conversation.SystemPrompt = ""
 	default:
 	}
 	return change

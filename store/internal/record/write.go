@@ -1,8 +1,7 @@
 package record
 
 import (
-	"fmt"
-	"slices"
+	"bytes"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -11,17 +10,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Create decides a store.Create. Old is the conversation that has the id, if any; uid is
-// for the new one.
-func Create(old *Record, c *store.Create, uid string, now time.Time, o *store.Options) (*Outcome, error) {
+// Create decides a store.Create. Old is the conversation that has the id, if any; history
+// is c.Messages as NewHistory made it; uid is for the new conversation.
+func Create(old *Record, c *store.Create, history *History, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	if old != nil {
 		return createOver(old, c, now)
 	}
-	r := begin(c.Conversation, uid, now, o)
-	header := r.Conversation()
-	if err := r.adopt(c.Messages); err != nil {
-		return nil, err
-	}
+	r := begin(c.Tenant, c.Conversation, uid, now, o)
+	r.adopt(history)
 	r.touch(now)
 	r.renew(now)
 	if err := r.remember(c.Request, seen{created: true, time: now}); err != nil {
@@ -30,9 +26,11 @@ func Create(old *Record, c *store.Create, uid string, now time.Time, o *store.Op
 	trimmed := r.trim(o)
 	created := r.change(c.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now)
 	created.Trimmed = trimmed
+	result := proto.CloneOf(r.Conversation())
+	result.SystemPrompt = string(r.Prompt)
 	return &Outcome{
 		Record:  r,
-		Result:  &store.Result{Conversation: header, Created: true},
+		Result:  &store.Result{Conversation: result, Created: true},
 		Changes: []store.Change{created},
 	}, nil
 }
@@ -46,32 +44,12 @@ func createOver(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
 		return nil, err
 	case first != nil:
 		return &Outcome{Result: &store.Result{
-			Conversation: old.Conversation(), Created: first.GetCreated(), Replayed: true,
+			Conversation: old.withPrompt(), Created: first.GetCreated(), Replayed: true,
 		}}, nil
 	case c.OrGet:
-		return &Outcome{Result: &store.Result{Conversation: old.Conversation()}}, nil
+		return &Outcome{Result: &store.Result{Conversation: old.withPrompt()}}, nil
 	}
 	return nil, store.ErrConversationExists
-}
-
-// adopt takes a fork's messages with their sequences and exchanges.
-func (r *Record) adopt(frames store.Frames) error {
-	count, size := 0, 0
-	for frame := range frames.All() {
-		m, err := frame.Message()
-		if err != nil {
-			return err
-		}
-		r.note(m, m.GetSequence())
-		r.Conversation().LastSequence = m.GetSequence()
-		r.Header.Exchange = max(r.Header.Exchange, m.GetExchange())
-		count, size = count+1, size+len(frame)
-	}
-	if size != len(frames) {
-		return fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, count)
-	}
-	r.keep(slices.Clone(frames), count)
-	return nil
 }
 
 // Append decides a store.Append. Old is the conversation, nil when there is none; drafts
@@ -89,16 +67,13 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 		return nil, err
 	}
 	if created {
-		r = begin(&parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
+		r = begin(a.Tenant, &parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
 	}
 	out := &Outcome{Record: r, Result: &store.Result{Conversation: r.Conversation(), Created: created}}
 	before := seen{created: created, exchange: r.Header.GetExchange(), time: now}
 	r.touch(now)
 	if len(drafts) > 0 || a.End != nil || created {
 		r.renew(now)
-	}
-	if created {
-		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
 	}
 	if len(drafts) > 0 {
 		before.firstSequence = r.Conversation().GetLastSequence() + 1
@@ -116,6 +91,9 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	}
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
 	trimmed := r.trim(o)
+	if created {
+		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+	}
 	for i, frame := range frames {
 		change := r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
 		change.Message, change.Count = frame, count+i+1
@@ -187,23 +165,24 @@ func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []sto
 	if len(drafts) == 0 {
 		return nil
 	}
-	size := len(r.Messages)
+	size := 0
 	for _, d := range drafts {
 		size += len(d.body) + maxSuffix
 	}
-	all := append(make([]byte, 0, size), r.Messages...)
-	frames := make([]store.Frame, len(drafts))
+	r.appended = make([]byte, 0, size)
+	ends := make([]int, len(drafts))
 	for i, d := range drafts {
-		start := len(all)
-		all = d.appendFrame(all, numbers[i])
-		// The record is written from all; a frame of its own may be kept for longer.
-		frames[i] = append(store.Frame(nil), all[start:]...)
-		r.note(d.message, numbers[i].GetSequence())
+		r.appended = d.appendFrame(r.appended, numbers[i])
+		ends[i] = len(r.appended)
+		r.note(d.message.GetContent(), d.types, numbers[i].GetSequence())
 		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()
 	}
+	frames, start := make([]store.Frame, len(drafts)), 0
+	for i, end := range ends {
+		frames[i], start = store.Frame(r.appended[start:end:end]), end
+	}
 	c := r.Conversation()
-	r.Messages = all
-	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(all))
+	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(r.Messages)+len(r.appended))
 	return frames
 }
 
@@ -221,7 +200,7 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	}
 	now = r.clamp(now)
 	r.endLapsedLease(now)
-	before := proto.CloneOf(c)
+	before, prompt := proto.CloneOf(c), r.Prompt
 	for _, field := range u.Fields {
 		r.set(field, u.Values, o)
 	}
@@ -231,7 +210,7 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	r.setExpireTime()
 	removed, trimmed := r.truncate(u.KeepThrough), r.trim(o)
 	result := &store.Result{Conversation: c}
-	if proto.Equal(before, c) {
+	if proto.Equal(before, c) && bytes.Equal(prompt, r.Prompt) {
 		return &Outcome{Result: result}, nil
 	}
 	r.touch(now)
@@ -258,7 +237,7 @@ func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Optio
 	case "agent":
 		c.Agent = values.GetAgent()
 	case "system_prompt":
-		c.SystemPrompt = values.GetSystemPrompt()
+		r.Prompt = []byte(values.GetSystemPrompt())
 	case "retention.max_messages":
 		c.Retention.MaxMessages = withDefaults(values.GetRetention(), o).GetMaxMessages()
 	case "retention.ttl":
@@ -295,7 +274,8 @@ func (r *Record) truncate(through *int32) int {
 	if removed == 0 {
 		return 0
 	}
-	r.keep(r.Messages[:size], kept)
+	r.Messages = r.Messages[:size]
+	r.recount(kept)
 	r.Header.Preview = ""
 	if m, err := newest.Message(); err == nil {
 		r.Header.Preview = preview(m.GetContent())

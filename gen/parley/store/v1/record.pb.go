@@ -26,17 +26,19 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Header is all of a conversation but its messages, turns and requests.
+// Header is all of a conversation but its system prompt, messages, turns and requests.
 type Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As clients see it.
+	// As clients see it, without the system prompt, which lists need not touch.
 	Conversation *v1.Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Number of the newest exchange, kept or not; 0 before any user message.
 	Exchange int32 `protobuf:"varint,2,opt,name=exchange,proto3" json:"exchange,omitempty"`
 	// First 120 characters of the newest message.
 	Preview string `protobuf:"bytes,3,opt,name=preview,proto3" json:"preview,omitempty"`
 	// Structured data of the kept messages, oldest first, each type once a message.
-	Data          []*DataUse `protobuf:"bytes,4,rep,name=data,proto3" json:"data,omitempty"`
+	Data []*DataUse `protobuf:"bytes,4,rep,name=data,proto3" json:"data,omitempty"`
+	// Whose conversation it is: what lies under the key of another tenant is damage.
+	Tenant        string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -97,6 +99,13 @@ func (x *Header) GetData() []*DataUse {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *Header) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // DataUse says that a kept message carries structured data of a type.
@@ -359,12 +368,13 @@ var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xa9\x01\n" +
+	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xc1\x01\n" +
 	"\x06Header\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
 	"\bexchange\x18\x02 \x01(\x05R\bexchange\x12\x18\n" +
 	"\apreview\x18\x03 \x01(\tR\apreview\x12,\n" +
-	"\x04data\x18\x04 \x03(\v2\x18.parley.store.v1.DataUseR\x04data\"9\n" +
+	"\x04data\x18\x04 \x03(\v2\x18.parley.store.v1.DataUseR\x04data\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"9\n" +
 	"\aDataUse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\"\xef\x01\n" +
