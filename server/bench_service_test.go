@@ -58,14 +58,18 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 	log := newLogger(c, lines)
 
 	var turns *turn.Manager
-	hub, changes := watch.New(), newChangeLog(log, 0)
+	hub, changes := watch.New(), newChangeLog(log, c.logLevel, 0)
 	kept, err := openStore(c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
 		changes.Committed(committed)
 	}, make(chan error, 1))
 	check(b, err)
-	b.Cleanup(func() { check(b, kept.Close()) })
+	go changes.write(b.Context(), kept.Stats)
+	b.Cleanup(func() {
+		check(b, kept.Close())
+		changes.Close()
+	})
 	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker{}}})
 	check(b, err)
 	turns = turn.New(b.Context(), turn.Options{

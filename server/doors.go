@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/rpc"
@@ -27,11 +28,12 @@ const maxGRPCBytes = 4 << 20
 
 // A stop ends within stopMargin of the grace for running turns: an agent has its time to
 // end, then streams have lastWords to send what their turns ended with, and a little is left
-// for closing the store.
+// for closing the store and for lastLines, those that still wait for the log.
 const (
 	stopMargin = 5 * time.Second
 	lastWords  = 2 * time.Second
 	closing    = 250 * time.Millisecond
+	lastLines  = closing / 2
 )
 
 // doors are the addresses that the server listens on.
@@ -100,8 +102,12 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 		return config.Listen(ctx, "tcp", address)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
-		if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
+		conn, err := dialer.DialContext(ctx, "unix", path)
+		if err == nil {
 			return nil, errors.Join(fmt.Errorf("%s is in use", path), conn.Close())
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) { // A server that is too busy does not refuse.
+			return nil, fmt.Errorf("%s is in use: %w", path, err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -115,6 +121,9 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 }
 
 func (d *doors) serveGRPC() error {
+	for service := range d.grpc.GetServiceInfo() {
+		d.health.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
+	}
 	d.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	d.ready.Store(true)
 	address := d.grpcListener.Addr().String()

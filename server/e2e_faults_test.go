@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +56,12 @@ func oneByte(t *testing.T) {
 	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
 	if err := errors.Join(get("before"), get("after")); err != nil {
 		t.Errorf("the others: %v", err)
+	}
+	batch, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
+		ConversationIds: []string{"before", "damaged", "after"},
+	})
+	if err != nil || len(batch.GetSummaries()) != 2 || !slices.Equal(batch.GetMissingIds(), []string{"damaged"}) {
+		t.Errorf("batch %v, %v", batch, err)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	listed := make(map[string]bool)

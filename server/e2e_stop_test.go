@@ -100,7 +100,7 @@ func waitForChange(t *testing.T, s *server, c *parleyv1.Conversation) <-chan err
 func turnsAreCutOff(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, testAgents)
-	s := startServer(t, dataDir, config, "--stop-grace=100ms")
+	s := startServer(t, dataDir, config, "--stop-grace=100ms", "--log-level=debug")
 	k := hold(t, s, "c")
 	s.terminate()
 	turn := k.end(t).GetTurn()
@@ -108,6 +108,7 @@ func turnsAreCutOff(t *testing.T) {
 		t.Errorf("the turn ended as %v", turn)
 	}
 	s.wantStop(t)
+	s.await(t, "message appended", "conversation_id=c", "message_count=2") // what the turn left
 
 	s = startServer(t, dataDir, config)
 	kept := history(t, s, "c")
@@ -142,6 +143,10 @@ func TestHealthAndReflection(t *testing.T) {
 	reply, err := grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
 		t.Errorf("health is %v, %v", reply, err)
+	}
+	reply, err = grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "parley.v1.ConversationService"})
+	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		t.Errorf("health of the service is %v, %v", reply, err)
 	}
 	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusOK, "/": http.StatusNotFound} {
 		if code, body := get(t, s, path); code != want {

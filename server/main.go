@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -35,10 +36,11 @@ func main() {
 // start runs the command line and returns the exit code.
 func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
 	err := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
-		context.AfterFunc(ctx, func() { // Whatever hangs, the process ends.
+		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
 			time.AfterFunc(c.stopGrace+stopMargin, func() { os.Exit(exitIO) })
 		})
-		return run(ctx, c, newLogger(c, stderr))
+		context.AfterFunc(ctx, stopping)
+		return run(ctx, c, newLogger(c, stderr), stopping)
 	}).ExecuteContext(ctx)
 	if err == nil {
 		return 0

@@ -29,10 +29,11 @@ const (
 	sweepStep  = 256
 )
 
-// run serves until ctx ends, then stops in order. It returns what went wrong.
-func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
+// run serves until ctx ends or the store fails, then stops in order. It calls stopping when
+// it begins to, for whatever reason, and returns what went wrong.
+func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
-	hub, changes := watch.New(), newChangeLog(log, int64(c.memoryWarningBytes))
+	hub, changes := watch.New(), newChangeLog(log, c.logLevel, int64(c.memoryWarningBytes))
 	failed := make(chan error, 1)
 	kept, err := openStore(c, log, func(committed []store.Change) {
 		hub.Committed(committed)
@@ -42,12 +43,17 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, kept.Close()) }()
+	go changes.write(context.WithoutCancel(ctx), kept.Stats)
+	defer func() {
+		err = errors.Join(err, kept.Close())
+		changes.Close() // after the last change
+	}()
 	agents, err := newAgents(c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, agents.Close()) }()
+	defer stopping()
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
 		Store: kept, Agents: agents, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
@@ -76,7 +82,6 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 	group.Go(doors.serveGRPC)
 	group.Go(doors.serveHTTP)
 	group.Go(func() error { sweep(broken, kept, log); return nil })
-	group.Go(func() error { changes.report(broken, kept); return nil })
 	group.Go(func() error {
 		defer stopWork()
 		grace := c.stopGrace
@@ -86,6 +91,7 @@ func run(ctx context.Context, c *config, log *slog.Logger) (err error) {
 			grace = 0 // Nothing that a turn says can be kept any more.
 		case <-broken.Done():
 		}
+		stopping()
 		doors.stop(context.WithoutCancel(ctx), grace, turns)
 		return cause
 	})

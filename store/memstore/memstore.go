@@ -161,10 +161,7 @@ func (s *Store) replace(t *tenant, old *entry, out *record.Outcome) ([]store.Cha
 func (s *Store) write(ctx context.Context, step func(now time.Time) ([]store.Change, error)) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	changes, err := s.commit(step)
+	changes, err := s.commit(ctx, step)
 	if err == nil && len(changes) > 0 {
 		s.options.Observe(changes)
 	}
@@ -172,11 +169,14 @@ func (s *Store) write(ctx context.Context, step func(now time.Time) ([]store.Cha
 }
 
 // commit takes a step with the lock on the data.
-func (s *Store) commit(step func(now time.Time) ([]store.Change, error)) ([]store.Change, error) {
+func (s *Store) commit(ctx context.Context, step func(now time.Time) ([]store.Change, error)) ([]store.Change, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, store.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	return step(s.options.Now())
 }

@@ -42,8 +42,8 @@ func (a *app) newAppendCommand() *cobra.Command {
   parley show shop --output json | jq .messages | parley append copy --json`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
-			if asJSON && (len(args) > 1 || one.any()) {
-				return usageError("--json takes everything from standard input: no TEXT, --agent, --summary or --data")
+			if asJSON && (len(args) > 1 || one.any() || command.Flags().Changed("role")) {
+				return usageError("--json takes everything from standard input: no TEXT, --role, --agent, --summary or --data")
 			}
 			request.ConversationId = args[0]
 			if command.Flags().Changed("if-version") {
@@ -94,8 +94,8 @@ func (f appendFlags) any() bool { return f.agent != "" || f.summary != "" || len
 // message is the one message that the command line describes.
 func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*parleyv1.Message, error) {
 	role := parleyv1.Role(parleyv1.Role_value["ROLE_"+strings.ToUpper(f.role)])
-	if role == parleyv1.Role_ROLE_UNSPECIFIED {
-		return nil, usageError(fmt.Sprintf("--role %q: only user, assistant, system and tool are known", f.role))
+	if role == parleyv1.Role_ROLE_UNSPECIFIED || role == parleyv1.Role_ROLE_TOOL { // The result of a tool takes JSON.
+		return nil, usageError(fmt.Sprintf("--role %q: only user, assistant and system are known", f.role))
 	}
 	message := &parleyv1.Message{Role: role, Agent: f.agent, Summary: f.summary}
 	for _, data := range f.data {

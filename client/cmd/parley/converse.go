@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -28,7 +29,7 @@ func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.Ch
 				return a.leave(first, request)
 			case line == "/quit":
 				return a.leave(first, request)
-			case line != "":
+			case strings.TrimSpace(line) != "":
 				request.Content = line
 				a.askNext(ctx, c, request)
 			}

@@ -85,8 +85,7 @@ func (a *app) list(ctx context.Context, c *client.Client, request *parleyv1.List
 		return err
 	}
 	if all.GetNextPageToken() != "" {
-		fmt.Fprintf(a.err, "%d of %d; the same with --page-token %s goes on\n",
-			len(all.GetConversations()), all.GetTotalSize(), all.GetNextPageToken())
+		fmt.Fprintf(a.err, "there are more; the same with --page-token %s goes on\n", all.GetNextPageToken())
 	}
 	return nil
 }

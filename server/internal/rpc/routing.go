@@ -16,9 +16,9 @@ import (
 const (
 	defaultSummaryMessages = 3
 	defaultBatchBytes      = 32 << 10
-	// maxSummaryBytes bounds what the summaries of a reply take together, so that the reply
+	// maxSummariesBytes bounds what the summaries of a reply take together, so that the reply
 	// with its tags and missing ids stays under 3.5 MiB.
-	maxSummaryBytes = 3<<20 + 448<<10
+	maxSummariesBytes = 3<<20 + 448<<10
 	// maxWatchers bounds the readers that wait for a change, over all tenants.
 	maxWatchers = 10_000
 )
@@ -35,7 +35,7 @@ func (s *Server) GetRoutingSummary(ctx context.Context, r *parleyv1.GetRoutingSu
 			return &parleyv1.GetRoutingSummaryResponse{NotModified: true}, nil
 		}
 	}
-	summary, err := s.summarize(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()), maxSummaryBytes)
+	summary, err := s.summarize(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()), maxSummariesBytes)
 	switch {
 	case r.GetAllowMissing() && errors.Is(err, store.ErrNotFound):
 		summary = &parleyv1.RoutingSummary{ConversationId: id}
@@ -51,13 +51,16 @@ func (s *Server) BatchGetRoutingSummaries(ctx context.Context, r *parleyv1.Batch
 	if o.MaxBytes == 0 {
 		o.MaxBytes = defaultBatchBytes
 	}
-	reply, room := new(parleyv1.BatchGetRoutingSummariesResponse), maxSummaryBytes
+	reply, room := new(parleyv1.BatchGetRoutingSummariesResponse), maxSummariesBytes
 	for i, id := range r.GetConversationIds() {
 		// Each gets its share of what the ones before have left.
 		share := room / (len(r.GetConversationIds()) - i)
 		summary, err := s.summarize(ctx, id, o, share)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
+			reply.MissingIds = append(reply.MissingIds, id)
+		case errors.Is(err, store.ErrCorrupt): // One damaged record does not hide the others.
+			s.log.ErrorContext(ctx, "summary left out of a batch", "conversation_id", id, "error", err)
 			reply.MissingIds = append(reply.MissingIds, id)
 		case err != nil:
 			return nil, inConversation(id, err)

@@ -256,13 +256,17 @@ func TestSummariesFitAReply(t *testing.T) {
 		m := assistant("")
 		m.ToolCalls = []*parleyv1.ToolCall{{Id: fmt.Sprint(i), Name: "t", Arguments: strings.Repeat("x", 50<<10)}}
 		f.append(t, "calls", m)
-		m = assistant("")
-		for j := range 150 {
-			m.StructuredData = append(m.StructuredData, data(fmt.Sprintf("%0128d", 150*i+j), structpb.NewNullValue())...)
+	}
+	for _, id := range []string{"types", "agents"} {
+		f.create(t, &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{MaxMessages: 1000}})
+	}
+	for i := range 30 {
+		m := assistant("")
+		for j := range 64 {
+			m.StructuredData = append(m.StructuredData, data(fmt.Sprintf("%0128d", 64*i+j), structpb.NewNullValue())...)
 		}
 		f.append(t, "types", m)
 	}
-	f.create(t, &parleyv1.Conversation{Id: "agents", Retention: &parleyv1.Retention{MaxMessages: 1000}})
 	for i := range 10 {
 		var messages []*parleyv1.Message
 		for j := range 100 {
@@ -280,10 +284,10 @@ func TestSummariesFitAReply(t *testing.T) {
 	}{
 		{slices.Repeat([]string{"words"}, 100), 0, defaultBatchBytes + 4<<10},
 		{[]string{"words"}, 0, defaultBatchBytes + 4<<10},
-		{slices.Repeat(all, 4), 0, maxSummaryBytes},
-		{slices.Repeat(all, 2), 3 << 20, maxSummaryBytes},
-		{slices.Repeat([]string{"calls"}, 3), 1, maxSummaryBytes},
-		{slices.Repeat([]string{"agents"}, 40), 0, maxSummaryBytes},
+		{slices.Repeat(all, 4), 0, maxSummariesBytes},
+		{slices.Repeat(all, 2), 3 << 20, maxSummariesBytes},
+		{slices.Repeat([]string{"calls"}, 3), 1, maxSummariesBytes},
+		{slices.Repeat([]string{"agents"}, 40), 0, maxSummariesBytes},
 	} {
 		reply, err := f.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
 			ConversationIds: test.ids, MaxBytes: test.maxBytes, MessageLimit: proto.Int32(20),

@@ -70,8 +70,8 @@ func (e *sequenceGoneError) Error() string {
 // errTooManyWatchers: as many readers wait as may.
 var errTooManyWatchers = errors.New("too many readers are waiting")
 
-// answer is what a client is told of an error.
-type answer struct {
+// refusal is what a client is told of an error.
+type refusal struct {
 	code     codes.Code
 	reason   string
 	text     string
@@ -84,32 +84,32 @@ type answer struct {
 	fault bool
 }
 
-func refuse(code codes.Code, reason, format string, args ...any) answer {
-	return answer{code: code, reason: reason, text: fmt.Sprintf(format, args...)}
+func refuse(code codes.Code, reason, format string, args ...any) refusal {
+	return refusal{code: code, reason: reason, text: fmt.Sprintf(format, args...)}
 }
 
 // with adds to the metadata.
-func (a answer) with(key string, value any) answer {
-	a.metadata = map[string]string{key: clip(fmt.Sprint(value), maxTextBytes)}
-	return a
+func (r refusal) with(key string, value any) refusal {
+	r.metadata = map[string]string{key: clip(fmt.Sprint(value), maxTextBytes)}
+	return r
 }
 
 // badField adds the field that is wrong.
-func (a answer) badField(field, fault string) answer {
-	a.detail = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
+func (r refusal) badField(field, fault string) refusal {
+	r.detail = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
 		Field: field, Description: clip(fault, maxFaultBytes),
 	}}}
-	return a
+	return r
 }
 
-func (a answer) retryable() answer {
-	a.retry = retrySoon
-	return a
+func (r refusal) retryable() refusal {
+	r.retry = retrySoon
+	return r
 }
 
-func (a answer) logged() answer {
-	a.fault = true
-	return a
+func (r refusal) logged() refusal {
+	r.fault = true
+	return r
 }
 
 // toStatus makes an error a status, the only place that does. What grpc itself answered,
@@ -119,26 +119,26 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	a := answerTo(err)
-	if a.fault {
-		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", a.reason, "error", err)
+	r := refusalOf(err)
+	if r.fault {
+		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", r.reason, "error", err)
 	}
-	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: a.reason, Domain: domain, Metadata: a.metadata}}
-	if a.detail != nil {
-		details = append(details, a.detail)
+	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: r.reason, Domain: domain, Metadata: r.metadata}}
+	if r.detail != nil {
+		details = append(details, r.detail)
 	}
-	if a.retry > 0 {
-		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(a.retry)})
+	if r.retry > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.retry)})
 	}
-	st := status.New(a.code, clip(a.text, maxTextBytes))
+	st := status.New(r.code, clip(r.text, maxTextBytes))
 	if detailed, err := st.WithDetails(details...); err == nil {
 		st = detailed
 	}
 	return st.Err()
 }
 
-// answerTo is the table of errors.
-func answerTo(err error) answer {
+// refusalOf is the table of errors.
+func refusalOf(err error) refusal {
 	subject, id := "the conversation", ""
 	if about, ok := errors.AsType[*conversationError](err); ok {
 		subject, id = fmt.Sprintf("conversation %q", about.id), about.id
@@ -156,7 +156,7 @@ func answerTo(err error) answer {
 	)
 	switch {
 	case errors.As(err, &invalid):
-		return invalid.answer()
+		return invalid.refusal()
 	case errors.As(err, &version):
 		return refuse(codes.Aborted, "VERSION_MISMATCH", "%s is at version %d, which is not if_version: read it and decide anew",
 			subject, version.Current).with("current_version", version.Current)
@@ -172,22 +172,22 @@ func answerTo(err error) answer {
 		return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", notConfigured).
 			with("known_agents", strings.Join(notConfigured.Known, ", "))
 	case errors.As(err, &events):
-		a := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
+		r := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
 		if events.Oldest > 0 {
-			a = a.with("oldest_index", events.Oldest)
+			r = r.with("oldest_index", events.Oldest)
 		}
-		return a
+		return r
 	case errors.As(err, &sequence):
 		return refuse(codes.OutOfRange, "SEQUENCE_GONE", "at_sequence: message %d of %s is not kept; ListMessages tells which are",
 			sequence.sequence, subject)
 	case errors.As(err, &unsupported):
 		return refuse(codes.Unimplemented, "UNIMPLEMENTED", "%v", unsupported)
 	}
-	return answerToSentinel(err, subject, id)
+	return refusalOfSentinel(err, subject, id)
 }
 
-// answerToSentinel is the part of the table whose errors carry nothing.
-func answerToSentinel(err error, subject, id string) answer {
+// refusalOfSentinel is the part of the table whose errors carry nothing.
+func refusalOfSentinel(err error, subject, id string) refusal {
 	const badToken = "is not from this list: begin again without one, and leave the other fields as they are"
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -211,8 +211,8 @@ func answerToSentinel(err error, subject, id string) answer {
 	case errors.Is(err, store.ErrFailed):
 		return refuse(codes.Unavailable, "STORE_FAILED", "the store has failed, and what was to be changed may be kept or not: try again after a restart").logged()
 	}
-	if a, ok := answerToLimit(err); ok {
-		return a
+	if r, ok := refusalOfLimit(err); ok {
+		return r
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -223,8 +223,8 @@ func answerToSentinel(err error, subject, id string) answer {
 	return refuse(codes.Internal, "INTERNAL", "internal error").logged()
 }
 
-// answerToLimit is the part of the table about limits that are reached.
-func answerToLimit(err error) (answer, bool) {
+// refusalOfLimit is the part of the table about limits that are reached.
+func refusalOfLimit(err error) (refusal, bool) {
 	const code = codes.ResourceExhausted
 	switch {
 	case errors.Is(err, store.ErrFull):
@@ -241,17 +241,17 @@ func answerToLimit(err error) (answer, bool) {
 	case errors.Is(err, errSlowReader):
 		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s", maxSendTime), true
 	}
-	return answer{}, false
+	return refusal{}, false
 }
 
-func notFound(id, text string) answer {
-	a := refuse(codes.NotFound, "CONVERSATION_NOT_FOUND", "%s", text)
-	a.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: id, Description: text}
-	return a
+func notFound(id, text string) refusal {
+	r := refuse(codes.NotFound, "CONVERSATION_NOT_FOUND", "%s", text)
+	r.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: id, Description: text}
+	return r
 }
 
-// answer lists the violations, as many as a status has room for.
-func (e *invalidError) answer() answer {
+// refusal lists the violations, as many as a status has room for.
+func (e *invalidError) refusal() refusal {
 	bad, size := new(errdetails.BadRequest), 0
 	for _, v := range e.violations {
 		v = &errdetails.BadRequest_FieldViolation{Field: clip(v.GetField(), maxFieldBytes), Description: clip(v.GetDescription(), maxFaultBytes)}
@@ -260,12 +260,12 @@ func (e *invalidError) answer() answer {
 		}
 		bad.FieldViolations = append(bad.FieldViolations, v)
 	}
-	a := refuse(codes.InvalidArgument, "INVALID_REQUEST", "%v", e)
+	r := refuse(codes.InvalidArgument, "INVALID_REQUEST", "%v", e)
 	if all := len(e.violations); len(bad.GetFieldViolations()) < all {
-		a = a.with("violation_count", all)
+		r = r.with("violation_count", all)
 	}
-	a.detail = bad
-	return a
+	r.detail = bad
+	return r
 }
 
 // clip shortens a text to so many bytes, at a rune.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -150,6 +151,7 @@ func violatedPattern(pattern, text string) string {
 
 // check finds what rules in the protos cannot.
 func (e *invalidError) check(request proto.Message) {
+	e.checkDurations("", request.ProtoReflect())
 	switch r := request.(type) {
 	case *parleyv1.AppendMessagesRequest:
 		for i, m := range r.GetMessages() {
@@ -160,6 +162,23 @@ func (e *invalidError) check(request proto.Message) {
 	case *parleyv1.UpdateConversationRequest:
 		e.checkMask(r.GetUpdateMask())
 	}
+}
+
+// checkDurations finds durations that add up to something a rule allows, and yet have no
+// form in JSON: 5 s and -7 ns. No list or map of a request has durations in it.
+func (e *invalidError) checkDurations(path string, m protoreflect.Message) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		if field.Message() == nil || field.IsList() || field.IsMap() {
+			return true
+		}
+		name, inner := path+string(field.Name()), value.Message()
+		if d, ok := inner.Interface().(*durationpb.Duration); !ok {
+			e.checkDurations(name+".", inner)
+		} else if !d.IsValid() {
+			e.add(name, "must have seconds within 10,000 years, and less than a second of nanos, with the same sign")
+		}
+		return true
+	})
 }
 
 func (e *invalidError) checkData(path string, data []*parleyv1.StructuredData) {

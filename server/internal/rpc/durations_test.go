@@ -1,0 +1,81 @@
+package rpc
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestBadDurations sends durations whose value rules allow, but which have no form in JSON.
+func TestBadDurations(t *testing.T) {
+	f := open(t, nil)
+	f.append(t, "taken", user("hello"))
+	written := f.changeCount()
+	for name, d := range map[string]*durationpb.Duration{
+		"more nanos than a second": {Seconds: 5, Nanos: 2e9},
+		"two signs":                {Seconds: 5, Nanos: -7},
+	} {
+		conversation := &parleyv1.Conversation{Id: "taken", Retention: &parleyv1.Retention{Ttl: d}}
+		for field, requests := range map[string][]proto.Message{
+			"conversation.retention.ttl": {
+				&parleyv1.CreateConversationRequest{Conversation: conversation},
+				&parleyv1.UpdateConversationRequest{Conversation: conversation},
+			},
+			"lease_duration":          {&parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: d}},
+			"wait_timeout":            {&parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: d}},
+			"inactive_for":            {&parleyv1.PurgeConversationsRequest{InactiveFor: d}},
+			"delete_after_disconnect": {&parleyv1.WatchConversationsRequest{ConversationIds: []string{"taken"}, DeleteAfterDisconnect: d}},
+		} {
+			for _, request := range requests {
+				err := f.conn.Invoke(t.Context(), methodOf(request), request, &parleyv1.DeleteConversationResponse{})
+				got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
+				if diff := cmp.Diff([]string{field}, got.fields); diff != "" {
+					t.Errorf("%s, %T: %s (-want +got):\n%s", name, request, got.text, diff)
+				}
+			}
+		}
+		within := &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: d}}
+		if err := f.server.validate(within); err == nil {
+			t.Errorf("%s: ListInteractions would take it", name)
+		}
+	}
+	if n := f.changeCount(); n != written {
+		t.Errorf("%d changes were written", n-written)
+	}
+}
+
+// TestDurationsAreNotInLists: where durations are looked for is where they can be.
+func TestDurationsAreNotInLists(t *testing.T) {
+	var look func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool)
+	look = func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool) {
+		if seen[m.FullName()] {
+			return
+		}
+		seen[m.FullName()] = true
+		for i := range m.Fields().Len() {
+			field := m.Fields().Get(i)
+			inner := field.Message()
+			if inner == nil {
+				continue
+			}
+			within := inList || field.IsList() || field.IsMap()
+			if within && inner.FullName() == "google.protobuf.Duration" {
+				t.Errorf("%s is in a list or a map", field.FullName())
+			}
+			if within && !inList {
+				look(inner, true, make(map[protoreflect.FullName]bool))
+			} else {
+				look(inner, inList, seen)
+			}
+		}
+	}
+	for _, method := range methods() {
+		look(method.Input(), false, make(map[protoreflect.FullName]bool))
+	}
+}
