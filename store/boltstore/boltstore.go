@@ -17,9 +17,9 @@
 //	conversations
 //	└── <tenant><inner key>           → the conversation, see package record
 //	ids
-//	└── <tenant><conversation id>     → inner key, minute
+//	└── <tenant><conversation id>     → inner key, minute, CRC-32C
 //	expiry
-//	└── <minute><tenant><inner key>   → nanosecond
+//	└── <minute><tenant><inner key>   → nanosecond, CRC-32C
 //	turns
 //	└── <tenant><conversation id>     → the answer so far, see package record
 //
@@ -28,7 +28,7 @@
 //	<minute>     since 1970, 4 bytes
 //	<nanosecond> since 1970, 8 bytes
 //
-// Integers are big-endian. These hold of every committed state:
+// Integers are big-endian, checksums are of key and value. These hold of every committed state:
 //
 //   - A conversation has one entry in ids and one in expiry, ids says in which minute.
 //   - The nanosecond in expiry falls into its minute and is not later than the
@@ -40,13 +40,16 @@
 // A record that does not match its checksum is an error for its conversation alone: it can
 // be deleted, and everything else steps over it. If its header is damaged, deleting it
 // cannot tell how many messages go; the count of its tenant keeps them until the tenant
-// has no conversation left.
+// has no conversation left. Where its entry in ids is damaged the conversation cannot be
+// deleted either, for nothing else tells where it lies. An entry of expiry that is damaged
+// stays, and its conversation is not swept, but is not found either once it has expired.
 package boltstore
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -158,9 +161,10 @@ func (s *Store) committed(t *txn) {
 // returns.
 func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error) {
 	defer func() {
-		// bbolt panics when it meets pages that make no sense.
+		// bbolt panics when it meets pages that make no sense. That cannot be told from a
+		// mistake of this package but by the stack.
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: %v", store.ErrCorrupt, cause)
+			err = fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack())
 		}
 	}()
 	err = s.db.View(func(tx *bolt.Tx) error {

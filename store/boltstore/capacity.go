@@ -50,23 +50,29 @@ func (t *txn) victims(gone []*stored, tenant string, n int, now time.Time) []*st
 }
 
 // expiredOf adds conversations of the tenant that have expired, as far as they are found
-// among the first entries that are due.
+// among its first entries that are due. Those of other tenants are leapt over, a minute's at
+// once, and do not count: what goes must not depend on them.
 func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	last := minuteOf(nanosecond(now))
+	ns, own := nanosecond(now), tenantKey(tenant)
 	c := t.expiry.Cursor()
 	k, v := c.First()
-	for looks := 0; looks < maxStep && len(gone) < n && len(k) >= 4; looks++ {
+	for looks := 0; looks < maxDueLooks && len(gone) < n && k != nil; {
+		if len(k) < 4 {
+			k, v = c.Next() // Damage.
+			continue
+		}
 		minute := binary.BigEndian.Uint32(k)
-		if minute > last {
+		if minute > minuteOf(ns) {
 			break
 		}
-		prefix := slices.Concat(k[:4], tenantKey(tenant))
-		switch e, ok := decodeDue(k, v); {
+		prefix := slices.Concat(k[:4], own)
+		switch {
 		case bytes.HasPrefix(k, prefix):
-			if ok {
+			if e, ok := decodeDue(k, v); ok && e.at <= ns {
 				gone = t.victim(gone, tenant, e.key, func(r *record.Record) bool { return r.Expired(now) })
 			}
 			k, v = c.Next()
+			looks++
 		case bytes.Compare(k, prefix) < 0:
 			k, v = c.Seek(prefix)
 		default:
@@ -98,6 +104,7 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 			if step <= 0 {
 				return true, nil
 			}
+			evicted := 0
 			err := s.writer.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
 				excess := int(t.counted(tenant).conversations - limit)
@@ -105,13 +112,13 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 				for _, g := range gone {
 					t.end(g, now)
 				}
-				left -= len(gone)
-				more = len(gone) == step && excess > step
+				evicted, more = len(gone), len(gone) == step && excess > step
 				return nil
 			})
 			if err != nil {
 				return true, err
 			}
+			left -= evicted
 		}
 	}
 	return false, nil

@@ -85,7 +85,8 @@ func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) 
 	if created := int64(binary.BigEndian.Uint64(key[:])); created != c.GetCreateTime().AsTime().UnixNano() {
 		return fmt.Errorf("its key says that it was made at %d", created)
 	}
-	p, err := decodePlace(tx.Bucket([]byte(idsBucket)).Get(idKey(tenant, c.GetId())))
+	id := idKey(tenant, c.GetId())
+	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 	if err != nil || p.key != key {
 		return fmt.Errorf("ids leads to %x: %w", p.key, err)
 	}

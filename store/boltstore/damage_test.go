@@ -32,7 +32,8 @@ func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, ch
 
 // bad is the key of conversation "bad" in conversations.
 func bad(tx *bolt.Tx) []byte {
-	p, err := decodePlace(tx.Bucket([]byte(idsBucket)).Get(idKey("acme", "bad")))
+	id := idKey("acme", "bad")
+	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 	if err != nil {
 		panic(err)
 	}
@@ -163,7 +164,15 @@ func TestDamagedID(t *testing.T) {
 			if !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("%v, want ErrCorrupt", err)
 			}
-			_ = s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"})
+			if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("deleted: %v, want ErrCorrupt: nobody knows where it lies", err)
+			}
+			if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+				t.Errorf("listed are %v", got)
+			}
+			if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || stats.Messages != 3 {
+				t.Errorf("%+v, %v; want all three", stats, err)
+			}
 			if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "new", Newest: -1}); err != nil {
 				t.Errorf("deleting bad took new with it: %v", err)
 			}
@@ -192,7 +201,9 @@ func TestDamagedProgress(t *testing.T) {
 
 // FuzzDecode feeds the decoders of small entries what a damaged file may hold.
 func FuzzDecode(f *testing.F) {
-	f.Add(expiryKey(7, "acme", inner{1, 2, 3}), make([]byte, 8))
+	entry, id := expiryKey(7, "acme", inner{1, 2, 3}), idKey("acme", "a")
+	f.Add(entry, encodeDue(entry, 7))
+	f.Add(id, place{inner{1, 2, 3}, 7}.encode(id))
 	f.Add(tenantKey("acme"), counts{1, 2, 3}.encode(tenantKey("acme")))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
@@ -202,8 +213,8 @@ func FuzzDecode(f *testing.F) {
 		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
 			t.Errorf("%x comes back as %x", value, c.encode(key))
 		}
-		if p, err := decodePlace(value); err == nil && !slices.Equal(p.encode(), value) {
-			t.Errorf("%x comes back as %x", value, p.encode())
+		if p, err := decodePlace(key, value); err == nil && !slices.Equal(p.encode(key), value) {
+			t.Errorf("%x comes back as %x", value, p.encode(key))
 		}
 		if tenant, rest, ok := cutTenant(key); ok && len(tenant)+len(rest) >= len(key) {
 			t.Errorf("%x is taken apart as %q and %x", key, tenant, rest)

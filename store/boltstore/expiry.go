@@ -45,7 +45,8 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	return s.shrink(ctx, limit)
 }
 
-// due returns at most n entries whose time has come, and whether there are more.
+// due returns at most n entries whose time has come, and whether there are more. Damaged
+// ones are stepped over.
 func (s *Store) due(ctx context.Context, n int) (entries []due, more bool, err error) {
 	now := nanosecond(s.options.Now())
 	err = s.view(ctx, func(tx *bolt.Tx) error {

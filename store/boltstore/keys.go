@@ -32,15 +32,30 @@ type place struct {
 	minute uint32
 }
 
-func (p place) encode() []byte {
-	return binary.BigEndian.AppendUint32(p.key[:len(p.key):len(p.key)], p.minute)
+func (p place) encode(key []byte) []byte {
+	return seal(key, binary.BigEndian.AppendUint32(p.key[:len(p.key):len(p.key)], p.minute))
 }
 
-func decodePlace(b []byte) (place, error) {
-	if len(b) != record.KeySize+4 {
+func decodePlace(key, value []byte) (place, error) {
+	b, ok := unseal(key, value, record.KeySize+4)
+	if !ok {
 		return place{}, fmt.Errorf("%w: entry of its id", store.ErrCorrupt)
 	}
 	return place{key: inner(b), minute: binary.BigEndian.Uint32(b[record.KeySize:])}, nil
+}
+
+// seal adds a checksum over the key as well, so that no key has the value of another.
+func seal(key, b []byte) []byte {
+	return binary.BigEndian.AppendUint32(b, record.Checksum(key, b))
+}
+
+// unseal takes the checksum off a value that has so many bytes without it.
+func unseal(key, value []byte, size int) (b []byte, ok bool) {
+	if len(value) != size+4 {
+		return nil, false
+	}
+	b = value[:size]
+	return b, record.Checksum(key, b) == binary.BigEndian.Uint32(value[size:])
 }
 
 // tenantKey leads all keys of a tenant.
@@ -80,8 +95,13 @@ type due struct {
 	at     int64 // nanosecond
 }
 
+func encodeDue(key []byte, nanosecond int64) []byte {
+	return seal(key, binary.BigEndian.AppendUint64(nil, uint64(nanosecond)))
+}
+
 func decodeDue(key, value []byte) (due, bool) {
-	if len(key) < 4 || len(value) != 8 {
+	b, ok := unseal(key, value, 8)
+	if len(key) < 4 || !ok {
 		return due{}, false
 	}
 	tenant, rest, ok := cutTenant(key[4:])
@@ -90,7 +110,7 @@ func decodeDue(key, value []byte) (due, bool) {
 	}
 	return due{
 		minute: binary.BigEndian.Uint32(key), tenant: tenant, key: inner(rest),
-		at: int64(binary.BigEndian.Uint64(value)),
+		at: int64(binary.BigEndian.Uint64(b)),
 	}, true
 }
 
@@ -122,19 +142,19 @@ func (c counts) minus(d counts) counts {
 	return counts{c.conversations - d.conversations, c.messages - d.messages, c.bytes - d.bytes}
 }
 
-// encode adds a checksum over the key as well, so that no tenant has the counts of another.
 func (c counts) encode(key []byte) []byte {
 	b := make([]byte, 0, 28)
 	for _, n := range []int64{c.conversations, c.messages, c.bytes} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	return binary.BigEndian.AppendUint32(b, record.Checksum(key, b))
+	return seal(key, b)
 }
 
 func decodeCounts(key, value []byte) (counts, bool) {
-	if len(value) != 28 || record.Checksum(key, value[:24]) != binary.BigEndian.Uint32(value[24:]) {
+	b, ok := unseal(key, value, 24)
+	if !ok {
 		return counts{}, false
 	}
-	number := func(at int) int64 { return int64(binary.BigEndian.Uint64(value[at:])) }
+	number := func(at int) int64 { return int64(binary.BigEndian.Uint64(b[at:])) }
 	return counts{conversations: number(0), messages: number(8), bytes: number(16)}, true
 }

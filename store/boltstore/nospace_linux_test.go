@@ -7,12 +7,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/parleyhq/parley/store"
 )
 
-// TestNoSpace fills a small file system.
-func TestNoSpace(t *testing.T) {
+// small is a directory in a file system of 1 MiB.
+func small(t *testing.T) string {
+	t.Helper()
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skipf("only root can mount a small file system: %v", err)
@@ -22,25 +24,46 @@ func TestNoSpace(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	var changes int
-	s := open(t, filepath.Join(dir, "parley.db"), store.Options{
-		MaxMessages: 1000,
-		Observe:     func(c []store.Change) { changes += len(c) },
+	return dir
+}
+
+// openSmall opens a store that must not fail.
+func openSmall(t *testing.T, dir string, observe func([]store.Change)) *Store {
+	t.Helper()
+	s, err := Open(filepath.Join(dir, "parley.db"), Options{
+		Options:   store.Options{MaxMessages: 1000, Observe: observe},
+		OnFailure: func(err error) { t.Errorf("failed: %v", err) },
 	})
-	s.options.OnFailure = func(err error) { t.Errorf("failed: %v", err) }
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// fill appends to a conversation until there is no space, and returns how often.
+func fill(t *testing.T, s *Store, id string) int {
+	t.Helper()
+	for n := 0; ; n++ {
+		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 4000))})
+		if errors.Is(err, store.ErrNoSpace) {
+			return n
+		}
+		if err != nil || n > 100 {
+			t.Fatalf("write %d: %v", n, err)
+		}
+	}
+}
+
+// TestNoSpace fills a small file system.
+func TestNoSpace(t *testing.T) {
+	var changes int
+	s := openSmall(t, small(t), func(c []store.Change) { changes += len(c) })
 	for _, id := range []string{"a", "b"} {
 		appendTo(t, s, id, "hello")
 	}
-	var written int
-	for written = changes; ; written++ {
-		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "a", Messages: text(strings.Repeat("word ", 4000))})
-		if errors.Is(err, store.ErrNoSpace) {
-			break
-		}
-		if err != nil || written > 100 {
-			t.Fatalf("write %d: %v", written, err)
-		}
-	}
+	written := changes
+	written += fill(t, s, "a")
 	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("there are %v", got)
 	}
@@ -52,4 +75,57 @@ func TestNoSpace(t *testing.T) {
 		t.Errorf("told of %d changes, want %d", changes, written+2)
 	}
 	consistent(t, s)
+}
+
+// TestNoSpaceForOne has one batch hold what fits and what does not.
+func TestNoSpaceForOne(t *testing.T) {
+	dir := small(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		s := openSmall(t, dir, func(changes []store.Change) {
+			for _, c := range changes {
+				told = append(told, strings.TrimPrefix(c.Kind.String(), "CHANGE_KIND_")+" "+c.ConversationID)
+			}
+		})
+		appendTo(t, s, "b", "hello")
+		fill(t, s, "a")
+		told = nil
+
+		b := &bench{writer: s.writer, t: t}
+		release, held := b.hold()
+		start := func(do func() error) answer {
+			a := make(answer, 1)
+			go func() { a <- do() }()
+			synctest.Wait()
+			return a
+		}
+		add := func(content string) func() error {
+			return func() error {
+				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "b", Messages: text(content)})
+				return err
+			}
+		}
+		large := start(add(strings.Repeat("word ", 300_000)))
+		gone := start(func() error {
+			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
+		})
+		again := start(func() error {
+			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
+		})
+		little := start(add("more"))
+		release()
+		if err := <-large; !errors.Is(err, store.ErrNoSpace) {
+			t.Errorf("what does not fit: %v, want ErrNoSpace", err)
+		}
+		if err := <-again; !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("deleted twice: %v, want ErrNotFound", err)
+		}
+		if err := errors.Join(<-held, <-gone, <-little); err != nil {
+			t.Errorf("what fits: %v", err)
+		}
+		if want := []string{"DELETED a", "MESSAGE_APPENDED b"}; !slices.Equal(told, want) {
+			t.Errorf("told of %v, want %v", told, want)
+		}
+		consistent(t, s)
+	})
 }

@@ -41,11 +41,12 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 
 // find returns the conversation with that id, expired or not, or store.ErrNotFound.
 func find(tx *bolt.Tx, tenant, id string, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
-	b := tx.Bucket([]byte(idsBucket)).Get(idKey(tenant, id))
+	entry := idKey(tenant, id)
+	b := tx.Bucket([]byte(idsBucket)).Get(entry)
 	if b == nil {
 		return nil, store.ErrNotFound
 	}
-	p, err := decodePlace(b)
+	p, err := decodePlace(entry, b)
 	if err != nil {
 		return nil, err
 	}

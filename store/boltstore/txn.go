@@ -1,7 +1,6 @@
 package boltstore
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,6 +25,7 @@ type txn struct {
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
+	written          int // bytes of values
 	err              error
 }
 
@@ -69,17 +69,22 @@ func (s *stored) live(now time.Time) *record.Record {
 }
 
 // load returns the conversation with that id, expired or not; nil when there is none. With
-// store.ErrCorrupt comes what can be told of it, for Delete, or nil.
+// store.ErrCorrupt comes what can be told of it, for Delete, or nil where that does not
+// tell which record is the conversation's.
 func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
-	b := t.ids.Get(idKey(tenant, id))
+	entry := idKey(tenant, id)
+	b := t.ids.Get(entry)
 	if b == nil {
 		return nil, nil
 	}
-	p, err := decodePlace(b)
+	p, err := decodePlace(entry, b)
 	if err != nil {
 		return nil, err
 	}
 	value := t.conversations.Get(conversationKey(tenant, p.key))
+	if value == nil {
+		return nil, fmt.Errorf("%w: its id leads nowhere", store.ErrCorrupt)
+	}
 	r, err := decode(value)
 	if err == nil {
 		err = checkID(r, id)
@@ -101,7 +106,8 @@ func (t *txn) at(tenant string, key inner) (*stored, error) {
 		return nil, err
 	}
 	id := r.Conversation().GetId()
-	p, err := decodePlace(t.ids.Get(idKey(tenant, id)))
+	entry := idKey(tenant, id)
+	p, err := decodePlace(entry, t.ids.Get(entry))
 	if err != nil || p.key != key {
 		return nil, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
@@ -110,13 +116,7 @@ func (t *txn) at(tenant string, key inner) (*stored, error) {
 
 // create adds a conversation.
 func (t *txn) create(tenant string, r *record.Record, value []byte) {
-	c := r.Conversation()
-	number, err := t.conversations.NextSequence()
-	if err != nil {
-		t.fail(err)
-		return
-	}
-	key := inner(record.Key(c.GetCreateTime().AsTime(), uint32(number)))
+	c, key := r.Conversation(), inner(r.Key())
 	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
 	t.put(t.conversations, conversationKey(tenant, key), value)
 	t.arm(s, r.ExpireTime())
@@ -169,11 +169,13 @@ func (t *txn) arm(s *stored, at time.Time) {
 	ns := nanosecond(at)
 	s.place.minute = minuteOf(ns)
 	t.putDue(s.tenant, s.place.key, ns)
-	t.put(t.ids, idKey(s.tenant, s.id), s.place.encode())
+	entry := idKey(s.tenant, s.id)
+	t.put(t.ids, entry, s.place.encode(entry))
 }
 
 func (t *txn) putDue(tenant string, key inner, ns int64) {
-	t.put(t.expiry, expiryKey(minuteOf(ns), tenant, key), binary.BigEndian.AppendUint64(nil, uint64(ns)))
+	entry := expiryKey(minuteOf(ns), tenant, key)
+	t.put(t.expiry, entry, encodeDue(entry, ns))
 }
 
 func (t *txn) disarm(s *stored) {
@@ -214,7 +216,7 @@ func (t *txn) count(tenant string, delta counts) {
 }
 
 func (t *txn) put(b *bolt.Bucket, key, value []byte) {
-	t.dirty = true
+	t.dirty, t.written = true, t.written+len(value)
 	t.fail(b.Put(key, value))
 }
 

@@ -82,6 +82,13 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 	if out.Record == nil {
 		return nil
 	}
+	if out.Result.Created {
+		number, err := t.conversations.NextSequence()
+		if err != nil {
+			return err
+		}
+		out.Record.SetNumber(uint32(number))
+	}
 	value, err := out.Record.Marshal()
 	if err != nil {
 		return err
@@ -103,7 +110,8 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 }
 
 // Delete implements store.Store. A conversation whose record is damaged is deleted too,
-// unless a version is asked for, which nobody knows.
+// unless a version is asked for, which nobody knows. One whose entry in ids is damaged, or
+// leads nowhere, stays: the answer is store.ErrCorrupt, for nobody knows where it lies.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	err := s.writer.do(ctx, 0, func(t *txn) error {
 		now := s.options.Now()

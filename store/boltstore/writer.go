@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -34,7 +35,7 @@ type limits struct {
 var errUnchanged = errors.New("nothing to commit")
 
 // writer makes operations durable, in the order in which they come. It alone knows how: its
-// goroutine takes whatever waits into the next transaction, without delay, so that many
+// goroutine takes whatever waits into one transaction after the other, without delay, so that many
 // callers share a commit and a single one never waits for others.
 type writer struct {
 	db        *bolt.DB
@@ -55,8 +56,8 @@ type writer struct {
 type operation struct {
 	ctx   context.Context
 	size  int
-	apply func(*txn) error
-	taken atomic.Bool // by the writer, or by its caller, who has given up
+	apply func(*txn) error // runs again if the first time left nothing behind
+	taken atomic.Bool      // by the writer, or by its caller, who has given up
 	err   error
 	done  chan struct{} // closed when err is the answer
 }
@@ -111,29 +112,48 @@ func (w *writer) submit(op *operation) error {
 
 func (w *writer) run() {
 	defer close(w.stopped)
-	for batch := w.next(); batch != nil; batch = w.next() {
-		w.commit(batch)
+	for w.wait() {
+		batch, err := w.commit(w.queued)
+		if errors.Is(err, store.ErrNoSpace) && len(batch) > 1 {
+			w.oneByOne(batch)
+			continue
+		}
+		for _, op := range batch {
+			op.answer(err)
+		}
 	}
 }
 
-// next waits for operations and takes as many as fit a batch; nil when no more will come.
-func (w *writer) next() []*operation {
+// wait waits for operations; false when no more will come.
+func (w *writer) wait() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for len(w.waiting) == 0 && w.refusal == nil {
 		w.changed.Wait()
 	}
-	n, size := 0, 0
-	for n < min(len(w.waiting), w.limits.batch) && (n == 0 || size+w.waiting[n].size <= w.limits.batchBytes) {
-		size += w.waiting[n].size
-		n++
+	return len(w.waiting) > 0
+}
+
+// queued yields what waits, and what comes meanwhile, until nothing does.
+func (w *writer) queued(yield func(*operation) bool) {
+	for op := w.next(); op != nil && yield(op); {
+		op = w.next()
 	}
-	if n == 0 {
-		return nil
+}
+
+// next takes the operation that has waited longest; nil when none waits.
+func (w *writer) next() *operation {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.waiting) > 0 {
+		op := w.waiting[0]
+		w.waiting[0] = nil
+		w.waiting, w.bytes = w.waiting[1:], w.bytes-op.size
+		if op.take() {
+			return op
+		}
 	}
-	batch := slices.Clone(w.waiting[:n])
-	w.waiting, w.bytes = slices.Delete(w.waiting, 0, n), w.bytes-size
-	return batch
+	return nil
 }
 
 // take begins the operation, unless its caller has gone.
@@ -148,54 +168,57 @@ func (o *operation) take() bool {
 	return true
 }
 
+// answer lets the caller go with the error of the transaction, or with the operation's own.
 func (o *operation) answer(err error) {
-	o.err = err
+	if err != nil {
+		o.err = err // Also what was refused: that was decided after writes that are not there.
+	}
 	close(o.done)
 }
 
-// commit makes a batch durable, and answers.
-func (w *writer) commit(batch []*operation) {
+// commit makes operations durable, as many as one transaction takes, and returns them. An
+// error is for all of them; without one, each has its own.
+func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, err error) {
 	var t *txn
 	var id int
-	begun := make([]*operation, 0, len(batch))
-	err := w.transact(func(tx *bolt.Tx) error {
+	err = w.transact(func(tx *bolt.Tx) error {
 		t, id = w.begin(tx), tx.ID()
-		for _, op := range batch {
-			if t.err == nil && op.take() {
-				begun = append(begun, op)
-				op.err = op.apply(t)
+		// What they write may be far more than what came in, and the other way round.
+		size := 0
+		for op := range operations {
+			batch, size = append(batch, op), size+op.size
+			op.err = op.apply(t)
+			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.written) >= w.limits.batchBytes {
+				break
 			}
 		}
 		return t.finish()
 	})
-	fatal := false
 	switch {
 	case err == nil:
 		w.committed(t)
+		return batch, nil
 	case errors.Is(err, errUnchanged):
-		err = nil
+		return batch, nil
 	case isFull(err) && w.undone(id):
-		err = fmt.Errorf("%w: %w", store.ErrNoSpace, err)
-	default:
-		// What the disk holds now cannot be told, so nothing may be built upon it.
-		fatal, err = true, fmt.Errorf("%w: %w", store.ErrFailed, err)
-		w.refuse(err)
+		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
 	}
-	for _, op := range begun {
-		if err != nil {
-			op.err = err // Also what was refused: that was decided after writes that are not there.
+	// What the disk holds now cannot be told, so nothing may be built upon it.
+	err = fmt.Errorf("%w: %w", store.ErrFailed, err)
+	w.refuse(err)
+	w.failed(err)
+	return batch, err
+}
+
+// oneByOne does the operations of a batch that did not fit the disk again, each in a
+// transaction of its own, so that those that need no room, deletes above all, succeed.
+func (w *writer) oneByOne(batch []*operation) {
+	var err error
+	for i, op := range batch {
+		if !errors.Is(err, store.ErrFailed) {
+			_, err = w.commit(slices.Values(batch[i : i+1]))
 		}
-		op.answer(op.err)
-	}
-	if err != nil {
-		for _, op := range batch {
-			if op.take() {
-				op.answer(err)
-			}
-		}
-	}
-	if fatal {
-		w.failed(err)
+		op.answer(err)
 	}
 }
 
@@ -226,11 +249,14 @@ func (w *writer) undone(id int) bool {
 	return err == nil && newest < id
 }
 
-// refuse ends the writer: what waits and what comes gets this error.
+// refuse ends the writer: what waits and what comes gets this error. Once closed it stays
+// closed.
 func (w *writer) refuse(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.refusal = err
+	if !errors.Is(w.refusal, store.ErrClosed) {
+		w.refusal = err
+	}
 	for _, op := range w.waiting {
 		if op.taken.CompareAndSwap(false, true) {
 			op.answer(err)

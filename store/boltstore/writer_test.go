@@ -6,11 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
 	bolt "go.etcd.io/bbolt"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -19,7 +22,7 @@ type bench struct {
 	*writer
 	t       *testing.T
 	file    *os.File // under bbolt
-	commits int
+	commits []int    // how many bytes each of them wrote
 	failed  []error
 }
 
@@ -43,7 +46,7 @@ func newBench(t *testing.T, dir string, l limits) *bench {
 	o := store.Options{}.WithDefaults()
 	b.writer = newWriter(db, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
-		func(*txn) { b.commits++ },
+		func(x *txn) { b.commits = append(b.commits, x.written) },
 		func(err error) { b.failed = append(b.failed, err) })
 	t.Cleanup(func() {
 		b.close()
@@ -102,23 +105,26 @@ func TestWriterTakesWhatWaits(t *testing.T) {
 		refused := errors.New("refused")
 		var answers []answer
 		for _, op := range []struct {
-			key  string
-			size int
-			err  error
+			key         string
+			size, value int
+			err         error
 		}{
-			{key: "a"},
+			{key: "a", value: 1},
 			{key: "b", err: refused},
-			{key: "c"},
-			{key: "d"}, // The fourth: the batch is full.
-			{key: "e", size: 15},
-			{key: "f", size: 15}, // Too large for the same batch.
-			{key: "g", size: 40}, // Too large for any.
+			{key: "c", value: 1}, // The fourth, with the one that held the writer: the batch is full.
+			{key: "d", value: 2},
+			{key: "e", size: 15, value: 2},
+			{key: "f", size: 15, value: 2}, // So much came in that the batch is full.
+			{key: "g", size: 40, value: 3}, // More than that by itself.
+			{key: "h", value: 15},
+			{key: "i", value: 15}, // So much is written that the batch is full.
+			{key: "j", value: 5},
 		} {
 			answers = append(answers, b.start(t.Context(), op.size, func(x *txn) error {
-				if op.err != nil {
-					return op.err
+				if op.err == nil {
+					x.put(x.turns, []byte(op.key), make([]byte, op.value))
 				}
-				return put(op.key)(x)
+				return op.err
 			}))
 		}
 		release()
@@ -130,11 +136,11 @@ func TestWriterTakesWhatWaits(t *testing.T) {
 				t.Errorf("operation %d: %v", i, err)
 			}
 		}
-		if got, want := b.written(), []string{"a", "c", "d", "e", "f", "g"}; !slices.Equal(got, want) {
+		if got, want := b.written(), []string{"a", "c", "d", "e", "f", "g", "h", "i", "j"}; !slices.Equal(got, want) {
 			t.Errorf("written are %v, want %v", got, want)
 		}
-		if b.commits != 4 {
-			t.Errorf("%d commits, want 4: nothing was written in the first transaction", b.commits)
+		if want := []int{2, 6, 3, 30, 5}; !slices.Equal(b.commits, want) {
+			t.Errorf("commits of %v bytes, want %v", b.commits, want)
 		}
 	})
 }
@@ -148,15 +154,17 @@ func TestWriterOverloaded(t *testing.T) {
 			dir := t.TempDir() // Not of the bubble.
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, dir, l)
-				release, held := b.hold()
-				first := b.start(t.Context(), 5, put("a"))
-				second := b.start(t.Context(), 5, put("b"))
-				if err := b.do(t.Context(), 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
-					t.Errorf("%v, want ErrOverloaded", err)
-				}
-				release()
-				if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), 1000, put("large"))); err != nil {
-					t.Error(err)
+				for range 2 {
+					release, held := b.hold()
+					first := b.start(t.Context(), 5, put("a"))
+					second := b.start(t.Context(), 5, put("b"))
+					if err := b.do(t.Context(), 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
+						t.Errorf("%v, want ErrOverloaded", err)
+					}
+					release()
+					if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), 1000, put("large"))); err != nil {
+						t.Error(err)
+					}
 				}
 				if got, want := b.written(), []string{"a", "b", "large"}; !slices.Equal(got, want) {
 					t.Errorf("written are %v, want %v", got, want)
@@ -264,43 +272,67 @@ func TestWriterClose(t *testing.T) {
 	})
 }
 
-func TestWriterFails(t *testing.T) {
-	for name, fail := range map[string]func(*bench, *txn) error{
-		"commit": func(b *bench, x *txn) error {
-			b.file.Close()
-			return put("key")(x)
-		},
-		"put":   func(_ *bench, x *txn) error { return put("")(x) },
-		"panic": func(*bench, *txn) error { panic("page 7: unexpected page type") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir() // Not of the bubble.
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
-				release, _ := b.hold()
-				answers := []answer{
-					b.start(t.Context(), 1, put("before")),
-					b.start(t.Context(), 1, func(x *txn) error { return fail(b, x) }),
-					b.start(t.Context(), 1, put("after")),
-					b.start(t.Context(), 1, put("in the next batch")),
-				}
-				release()
-				for i, a := range answers {
-					if err := <-a; !errors.Is(err, store.ErrFailed) {
-						t.Errorf("operation %d: %v, want ErrFailed", i, err)
-					}
-				}
-				if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrFailed) {
-					t.Errorf("%v, want ErrFailed", err)
-				}
-				if len(b.failed) != 1 || !errors.Is(b.failed[0], store.ErrFailed) || b.commits != 0 {
-					t.Errorf("told of %v and of %d commits, want one failure", b.failed, b.commits)
-				}
-				b.close()
-				if err := b.do(t.Context(), 1, put("later")); !errors.Is(err, store.ErrClosed) {
-					t.Errorf("%v, want ErrClosed", err)
+// TestWaitingBytes looks at how large the store says that its writes are.
+func TestWaitingBytes(t *testing.T) {
+	path := newPath(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, path, store.Options{})
+		const large = 10_000
+		content := strings.Repeat("x", large)
+		if _, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: "source", Messages: []*parleyv1.Message{{Content: content}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		source, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "source", Newest: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &bench{writer: s.writer, t: t}
+		release, held := b.hold()
+		var group sync.WaitGroup
+		for i, write := range []func() error{
+			func() error {
+				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "a", Messages: []*parleyv1.Message{{Content: content}, {Content: content}}})
+				return err
+			},
+			func() error {
+				_, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{
+					Id: "b", SystemPrompt: content,
+				}, Messages: source.Messages})
+				return err
+			},
+			func() error {
+				_, err := s.Update(t.Context(), &store.Update{
+					Tenant: "acme", ConversationID: "a", Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: content + content},
+				})
+				return err
+			},
+		} {
+			before := b.waitingBytes()
+			group.Go(func() {
+				if err := write(); err != nil {
+					t.Error(err)
 				}
 			})
-		})
-	}
+			synctest.Wait()
+			if n := b.waitingBytes() - before; n < 2*large || n > 2*large+100 {
+				t.Errorf("write %d waits with %d bytes, want about %d", i, n, 2*large)
+			}
+		}
+		release()
+		group.Wait()
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+		if n := b.waitingBytes(); n != 0 {
+			t.Errorf("%d bytes are left of nothing that waits", n)
+		}
+	})
+}
+
+func (b *bench) waitingBytes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes
 }

@@ -123,6 +123,8 @@ func (s *Store) writeOne(
 
 // add keeps a new conversation, makes room for it, and returns all that changed.
 func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]store.Change, error) {
+	s.made++
+	out.Record.SetNumber(s.made)
 	e, err := newEntry(tenantName, out.Record)
 	if err != nil {
 		return nil, err
@@ -139,8 +141,7 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if victim != nil {
 		changes = append(changes, s.end(t, victim, kind, now))
 	}
-	s.made++
-	e.key = record.Key(out.Record.Conversation().GetCreateTime().AsTime(), s.made)
+	e.key = out.Record.Key()
 	s.insert(t, e)
 	return append(changes, out.Changes...), nil
 }

@@ -18,12 +18,20 @@ import (
 // KeySize is the length of a [Key].
 const KeySize = 12
 
-// Key orders the conversations of a tenant by create time. Random tells those apart that
+// Key orders the conversations of a tenant by create time. Number tells those apart that
 // were made in the same nanosecond.
-func Key(created time.Time, random uint32) []byte {
+func Key(created time.Time, number uint32) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
-	return binary.BigEndian.AppendUint32(b, random)
+	return binary.BigEndian.AppendUint32(b, number)
 }
+
+// Key is where the record belongs; a new one has no number until SetNumber.
+func (r *Record) Key() []byte {
+	return Key(r.Conversation().GetCreateTime().AsTime(), r.Header.GetNumber())
+}
+
+// SetNumber gives a new record its number, and so its Key.
+func (r *Record) SetNumber(number uint32) { r.Header.Number = number }
 
 // Newest yields the tenant's conversations whose [Key] is less than before, or all of them
 // when before is nil, the greatest key first: the key and the value that [Record.Marshal]
@@ -84,10 +92,14 @@ type pager struct {
 	size    int
 }
 
-// wanted decodes a value; nil when it is not for this list.
-func (p *pager) wanted(value []byte) *Record {
+// wanted decodes a value; nil when it is not for this list, or lies where it does not
+// belong.
+func (p *pager) wanted(key, value []byte) *Record {
 	r, err := unmarshalRow(value)
-	if err != nil || r.Header.GetTenant() != p.list.Tenant || r.Expired(p.now) || !r.Matches(p.list) {
+	if err != nil || r.Header.GetTenant() != p.list.Tenant || !bytes.Equal(key, r.Key()) {
+		return nil
+	}
+	if r.Expired(p.now) || !r.Matches(p.list) {
 		return nil
 	}
 	return r
@@ -114,7 +126,7 @@ func (p *pager) created(position []byte, newest Newest) []byte {
 		if looked == store.MaxListHeaders {
 			return last
 		}
-		if r := p.wanted(value); r != nil && !p.add(r) {
+		if r := p.wanted(key, value); r != nil && !p.add(r) {
 			return last
 		}
 		looked, last = looked+1, key
@@ -145,7 +157,7 @@ func (p *pager) updated(position []byte, newest Newest) []byte {
 	slices.SortFunc(b.rows, row.compare)
 	for i, at := range b.rows {
 		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
-		if r := p.wanted(at.value); r != nil && !p.add(r) {
+		if r := p.wanted(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
 			updated := binary.BigEndian.AppendUint64(nil, uint64(returned.updated))
 			return slices.Concat(b.first, b.last, updated, returned.key)
@@ -186,7 +198,7 @@ func (p *pager) readBlock(position []byte, newest Newest) block {
 			b.first = key
 		}
 		looked, b.last = looked+1, key
-		if r := p.wanted(value); r != nil {
+		if r := p.wanted(key, value); r != nil {
 			at := row{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
 			if !inside || returned.compare(at) < 0 {
 				b.rows = append(b.rows, at)

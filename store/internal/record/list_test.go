@@ -47,7 +47,9 @@ func items(tb testing.TB, n int) []item {
 		at := time.Unix(1_800_000_000+int64(i), 0)
 		c := r.Conversation()
 		c.Id, c.UpdateTime, c.ExpireTime = fmt.Sprint("c", i), timestamppb.New(at), timestamppb.New(at.Add(24*time.Hour))
-		out[i] = item{key: record.Key(at, uint32(i)), value: marshal(tb, r)}
+		c.CreateTime = timestamppb.New(at)
+		r.SetNumber(uint32(i))
+		out[i] = item{key: r.Key(), value: marshal(tb, r)}
 	}
 	return out
 }

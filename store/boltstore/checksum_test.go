@@ -1,0 +1,200 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// dueKey is the key of conversation "bad" in expiry.
+func dueKey(tx *bolt.Tx) []byte {
+	id := idKey("acme", "bad")
+	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
+	if err != nil {
+		panic(err)
+	}
+	return expiryKey(p.minute, "acme", p.key)
+}
+
+// flipBit changes one bit.
+func flipBit(bit int) func([]byte) []byte {
+	return func(b []byte) []byte {
+		b[bit/8] ^= 1 << (bit % 8)
+		return b
+	}
+}
+
+// corrupt fails the test unless everything that can be asked of "bad" is answered with
+// ErrCorrupt, and nothing has become of it.
+func corrupt(t *testing.T, s *Store, bit int) {
+	t.Helper()
+	ctx := t.Context()
+	_, errRead := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
+	_, errHeader := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad"})
+	_, errAppend := s.Append(ctx, &store.Append{Tenant: "acme", ConversationID: "bad", Messages: text("more")})
+	_, errCreate := s.Create(ctx, &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: "bad"}})
+	_, errUpdate := s.Update(ctx, &store.Update{Tenant: "acme", ConversationID: "bad", KeepThrough: new(int32)})
+	errProgress := s.SaveProgress(ctx, &store.Progress{Tenant: "acme", ConversationID: "bad", TurnID: "turn"})
+	errDelete := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad"})
+	for i, err := range []error{errRead, errHeader, errAppend, errCreate, errUpdate, errProgress, errDelete} {
+		if !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("bit %d: call %d: %v, want ErrCorrupt", bit, i, err)
+		}
+	}
+	if stats, err := s.Stats(ctx); err != nil || stats.Conversations != 3 {
+		t.Errorf("bit %d: %+v, %v; want all three", bit, stats, err)
+	}
+}
+
+// TestDamagedIDBits flips each bit of an entry of ids, and flips it back.
+func TestDamagedIDBits(t *testing.T) {
+	s, _ := three(t, store.Options{})
+	for bit := range 8 * (len(inner{}) + 4 + 4) {
+		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
+		corrupt(t, s, bit)
+		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
+	}
+	consistent(t, s)
+}
+
+// TestDamagedKeyBits moves a conversation to a key that differs in one bit, and back.
+func TestDamagedKeyBits(t *testing.T) {
+	s, _ := three(t, store.Options{})
+	var key []byte
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		key = bad(tx)
+		return nil
+	})
+	move := func(from, to []byte) {
+		t.Helper()
+		if err := s.db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(conversationsBucket))
+			return errors.Join(b.Put(to, bytes.Clone(b.Get(from))), b.Delete(from))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for bit := range 8 * len(key) {
+		wrong := flipBit(bit)(bytes.Clone(key))
+		move(key, wrong)
+		corrupt(t, s, bit)
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+			t.Errorf("bit %d: listed are %v", bit, got)
+		}
+		if tenant, _, ok := cutTenant(wrong); ok && tenant != "acme" {
+			if got := listed(t, s, tenant); len(got) != 0 {
+				t.Errorf("bit %d: tenant %q has got %v", bit, tenant, got)
+			}
+		}
+		move(wrong, key)
+	}
+	consistent(t, s)
+}
+
+// TestDamagedDueBits flips each bit of the key and of the value of an entry of expiry, and
+// flips it back: the sweeper steps over it.
+func TestDamagedDueBits(t *testing.T) {
+	s, c := three(t, store.Options{})
+	var key, value []byte
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		key = dueKey(tx)
+		value = bytes.Clone(tx.Bucket([]byte(expiryBucket)).Get(key))
+		return nil
+	})
+	c.advance(100 * 365 * 24 * time.Hour) // Whatever minute it is that comes out, it is past.
+	replace := func(before, key, value []byte) {
+		t.Helper()
+		if err := s.db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(expiryBucket))
+			return errors.Join(b.Delete(before), b.Put(key, value))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for bit := range 8 * (len(key) + len(value)) {
+		both := flipBit(bit)(slices.Concat(key, value))
+		wrong := both[:len(key)]
+		replace(key, wrong, both[len(key):])
+		due, more, err := s.due(t.Context(), 10)
+		if len(due) != 2 || more || err != nil {
+			t.Errorf("bit %d: %v are due, %v, %v; want the other two", bit, due, more, err)
+		}
+		replace(wrong, key, value)
+	}
+	sweep(t, s)
+	consistent(t, s)
+}
+
+// TestDamagedDue damages an entry of expiry for good.
+func TestDamagedDue(t *testing.T) {
+	// The store has an expired conversation that the sweeper does not know.
+	expired := func(t *testing.T) *Store {
+		t.Helper()
+		s, c := three(t, store.Options{MaxConversations: 3})
+		damage(t, s, expiryBucket, dueKey, flip(-1))
+		c.advance(2 * time.Hour)
+		sweep(t, s)
+		_ = s.db.View(func(tx *bolt.Tx) error {
+			if n := entries(tx, expiryBucket); n != 1 {
+				t.Errorf("expiry has %d entries, want the damaged one", n)
+			}
+			return nil
+		})
+		_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
+		if !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("expired: %v, want ErrNotFound", err)
+		}
+		return s
+	}
+	t.Run("deleted", func(t *testing.T) {
+		s, _ := three(t, store.Options{})
+		damage(t, s, expiryBucket, dueKey, flip(-1))
+		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
+			t.Fatal(err)
+		}
+		consistent(t, s)
+	})
+	t.Run("made again", func(t *testing.T) {
+		s := expired(t)
+		appendTo(t, s, "bad", "hello")
+		consistent(t, s)
+	})
+	t.Run("makes room", func(t *testing.T) {
+		s := expired(t)
+		for _, id := range []string{"a", "b", "c"} {
+			appendTo(t, s, id, "hello")
+		}
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"c", "b", "a"}) {
+			t.Errorf("listed are %v", got)
+		}
+		consistent(t, s)
+	})
+}
+
+// TestDamagedWhileRunning deletes a conversation of which nobody can tell any more that a
+// turn runs on it.
+func TestDamagedWhileRunning(t *testing.T) {
+	s, _ := three(t, store.Options{})
+	if _, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "bad", Messages: text("question"), Begin: &parleyv1.Turn{Id: "turn"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	damage(t, s, conversationsBucket, bad, flip(20))
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		if n := entries(tx, turnsBucket); n != 0 {
+			t.Errorf("turns has %d entries of nothing", n)
+		}
+		return nil
+	})
+}

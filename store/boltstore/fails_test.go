@@ -1,0 +1,126 @@
+package boltstore
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/parleyhq/parley/store"
+)
+
+func TestWriterFails(t *testing.T) {
+	for name, fail := range map[string]func(*bench, *txn) error{
+		"commit": func(b *bench, x *txn) error {
+			b.file.Close()
+			return put("key")(x)
+		},
+		"put":   func(_ *bench, x *txn) error { return put("")(x) },
+		"panic": func(*bench, *txn) error { panic("page 7: unexpected page type") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() // Not of the bubble.
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
+				release, _ := b.hold()
+				answers := []answer{
+					b.start(t.Context(), 1, put("before")),
+					b.start(t.Context(), 1, func(x *txn) error { return fail(b, x) }),
+					b.start(t.Context(), 1, put("after")),
+					b.start(t.Context(), 1, put("in the next batch")),
+				}
+				release()
+				for i, a := range answers {
+					if err := <-a; !errors.Is(err, store.ErrFailed) {
+						t.Errorf("operation %d: %v, want ErrFailed", i, err)
+					}
+				}
+				if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrFailed) {
+					t.Errorf("%v, want ErrFailed", err)
+				}
+				if len(b.failed) != 1 || !errors.Is(b.failed[0], store.ErrFailed) || len(b.commits) != 0 {
+					t.Errorf("told of %v and of %d commits, want one failure", b.failed, len(b.commits))
+				}
+				b.close()
+				if err := b.do(t.Context(), 1, put("later")); !errors.Is(err, store.ErrClosed) {
+					t.Errorf("%v, want ErrClosed", err)
+				}
+			})
+		})
+	}
+}
+
+// TestWriterFailsWhileClosing closes the writer, which then fails to commit what was begun.
+func TestWriterFailsWhileClosing(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, wide)
+		gate := make(chan struct{})
+		begun := b.start(t.Context(), 1, func(x *txn) error {
+			<-gate
+			return put("")(x)
+		})
+		go b.close()
+		synctest.Wait()
+		close(gate)
+		if err := <-begun; !errors.Is(err, store.ErrFailed) {
+			t.Errorf("%v, want ErrFailed", err)
+		}
+		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+	})
+}
+
+// TestWriterNoSpace has operations that do not fit beside others.
+func TestWriterNoSpace(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, wide)
+		full := func(x *txn) error {
+			x.fail(syscall.ENOSPC)
+			return nil
+		}
+		runs := 0
+		release, held := b.hold()
+		answers := []answer{
+			b.start(t.Context(), 1, put("a")),
+			b.start(t.Context(), 1, full),
+			b.start(t.Context(), 1, put("b")),
+			b.start(t.Context(), 1, full),
+		}
+		release()
+		for i, a := range answers {
+			if err := <-a; errors.Is(err, store.ErrNoSpace) != (i%2 == 1) || errors.Is(err, store.ErrFailed) {
+				t.Errorf("operation %d: %v", i, err)
+			}
+		}
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+		if got, want := b.written(), []string{"a", "b"}; !slices.Equal(got, want) || len(b.failed) > 0 {
+			t.Errorf("written are %v, want %v; failures %v", got, want, b.failed)
+		}
+
+		// Together they do not fit, and when they are done again the store fails.
+		release, held = b.hold()
+		failing := b.start(t.Context(), 1, func(x *txn) error {
+			runs++
+			if runs == 1 {
+				return put("failing")(x)
+			}
+			return put("")(x)
+		})
+		after := b.start(t.Context(), 1, full)
+		release()
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+		for i, a := range []answer{failing, after} {
+			if err := <-a; !errors.Is(err, store.ErrFailed) || errors.Is(err, store.ErrNoSpace) || len(b.failed) != 1 {
+				t.Errorf("%d: %v, want ErrFailed; failures %v", i, err, b.failed)
+			}
+		}
+	})
+}

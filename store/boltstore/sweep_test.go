@@ -1,0 +1,177 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// dueEntries returns what expiry holds.
+func dueEntries(t *testing.T, s *Store) []due {
+	t.Helper()
+	var all []due
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(expiryBucket)).ForEach(func(k, v []byte) error {
+			e, ok := decodeDue(k, v)
+			if !ok {
+				t.Errorf("entry %x is damaged", k)
+			}
+			all = append(all, e)
+			return nil
+		})
+	})
+	return all
+}
+
+// TestSweepRunning lets a conversation outlive its time while a turn runs: from then on the
+// sweeper looks at it once a minute.
+func TestSweepRunning(t *testing.T) {
+	c := newClock()
+	s := open(t, newPath(t), store.Options{Now: c.Now})
+	if _, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "a", Messages: text("question"), Begin: &parleyv1.Turn{Id: "turn"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(30 * time.Minute)
+	appendTo(t, s, "a", "another question")
+	c.advance(30 * time.Minute)
+	sweep(t, s)
+	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(30*time.Minute).UnixNano() {
+		t.Errorf("looked at again: %v, want when it expires", e)
+	}
+	c.advance(time.Hour)
+	for range 2 {
+		sweep(t, s)
+		want := c.Now().Truncate(time.Minute).Add(time.Minute)
+		if e := dueEntries(t, s); len(e) != 1 || e[0].at != want.UnixNano() {
+			t.Errorf("looked at again: %v, want %d", e, want.UnixNano())
+		}
+		c.advance(time.Minute)
+	}
+	if _, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "a", End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	consistent(t, s)
+}
+
+// TestSweepDamaged puts a conversation that cannot be read out of the way for an hour.
+func TestSweepDamaged(t *testing.T) {
+	s, c := three(t, store.Options{})
+	before := dueEntries(t, s)
+	damage(t, s, conversationsBucket, bad, flip(20))
+	c.advance(2 * time.Hour)
+	sweep(t, s)
+	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
+		t.Errorf("left are %v, want the damaged one in an hour", e)
+	}
+	c.advance(time.Minute)
+	// Another sweep that saw the entry before it was moved does not move it a second time.
+	if err := s.writer.do(t.Context(), 0, func(x *txn) error {
+		for _, e := range before {
+			x.sweep(e, c.Now())
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if e := dueEntries(t, s); len(e) != 1 {
+		t.Errorf("left are %v, want one", e)
+	}
+}
+
+// TestSweepStray gives a conversation a second entry, of another minute.
+func TestSweepStray(t *testing.T) {
+	s, c := three(t, store.Options{})
+	if err := s.db.Update(func(tx *bolt.Tx) error {
+		id := idKey("acme", "bad")
+		p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
+		stray := expiryKey(p.minute-59, "acme", p.key)
+		return errors.Join(err, tx.Bucket([]byte(expiryBucket)).Put(stray, encodeDue(stray, int64(p.minute-59)*int64(time.Minute))))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(30 * time.Minute)
+	sweep(t, s)
+	if got := listed(t, s, "acme"); len(got) != 3 {
+		t.Errorf("left are %v, want all", got)
+	}
+	consistent(t, s)
+}
+
+// TestSoonerWithinTheMinute lets a conversation end sooner than it was to, in the same minute.
+func TestSoonerWithinTheMinute(t *testing.T) {
+	c := newClock() // At second 6.
+	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: 50 * time.Second})
+	appendTo(t, s, "a", "hello")
+	if _, err := s.Update(t.Context(), &store.Update{
+		Tenant: "acme", ConversationID: "a", Fields: []string{"retention.ttl"},
+		Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(10 * time.Second)}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	consistent(t, s)
+	c.advance(11 * time.Second)
+	sweep(t, s)
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Expired != 1 {
+		t.Errorf("%+v, %v; want it swept", stats, err)
+	}
+}
+
+// TestExpiredBehindOthers hides what has expired of one tenant behind very much that has of
+// others, in the same minute and in those before it.
+func TestExpiredBehindOthers(t *testing.T) {
+	c := newClock()
+	s := open(t, newPath(t), store.Options{Now: c.Now, MaxConversations: 2})
+	create := func(tenant, id string, ttl time.Duration) {
+		t.Helper()
+		if _, err := s.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{
+			Id: id, Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		c.advance(time.Nanosecond)
+	}
+	create("acme", "live", time.Hour)
+	create("acme", "dead", 10*time.Minute)
+	for i := range 400 { // With names that come before and after "acme".
+		create(fmt.Sprint(string("az"[i%2]), i), "a", time.Duration(i%11)*time.Minute+time.Millisecond)
+	}
+	c.advance(11 * time.Minute)
+	create("acme", "new", time.Hour)
+	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "live"}) {
+		t.Errorf("left are %v, want new and live", got)
+	}
+	consistent(t, s)
+}
+
+// TestExpiredBehindDamage has an entry of expiry that is no key of this package's.
+func TestExpiredBehindDamage(t *testing.T) {
+	s, c := three(t, store.Options{MaxConversations: 3})
+	if _, err := s.Update(t.Context(), &store.Update{
+		Tenant: "acme", ConversationID: "new", Fields: []string{"retention.ttl"},
+		Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Minute)}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(expiryBucket)).Put([]byte{0, 0, 1}, []byte("noise"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(2 * time.Minute)
+	appendTo(t, s, "newer", "hello")
+	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "bad", "old"}) {
+		t.Errorf("left are %v, want new to have made room", got)
+	}
+}
