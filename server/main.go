@@ -35,13 +35,15 @@ func main() {
 
 // start runs the command line and returns the exit code.
 func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
-	err := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
+	root := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
 		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
 			time.AfterFunc(c.stopGrace+stopMargin, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
 		return run(ctx, c, newLogger(c, stderr), stopping)
-	}).ExecuteContext(ctx)
+	})
+	root.Version = version
+	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
