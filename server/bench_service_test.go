@@ -63,7 +63,7 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 		hub.Committed(committed)
 		turns.Committed(committed)
 		changes.Committed(committed)
-	}, make(chan error, 1))
+	}, func(err error) { b.Error(err) })
 	check(b, err)
 	go changes.write(b.Context(), kept.Stats)
 	b.Cleanup(func() {

@@ -34,18 +34,21 @@ const (
 func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
 	hub, changes := watch.New(), newChangeLog(log, c.logLevel, int64(c.memoryWarningBytes))
-	failed := make(chan error, 1)
+	// Ends when the store has failed: nothing that a turn says can be kept any more.
+	healthy, failed := context.WithCancelCause(context.WithoutCancel(ctx))
 	kept, err := openStore(c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
 		changes.Committed(committed)
 	}, failed)
 	if err != nil {
+		failed(nil)
 		return err
 	}
 	go changes.write(context.WithoutCancel(ctx), kept.Stats)
 	defer func() {
 		err = errors.Join(err, kept.Close())
+		failed(nil)
 		changes.Close() // after the last change
 	}()
 	agents, err := newAgents(c)
@@ -60,7 +63,7 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && healthy.Err() == nil {
 			return nil // Told to stop: the next start goes on with it.
 		}
 		return err
@@ -84,23 +87,20 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 	group.Go(func() error { sweep(broken, kept, log); return nil })
 	group.Go(func() error {
 		defer stopWork()
-		grace := c.stopGrace
-		var cause error
 		select {
-		case cause = <-failed:
-			grace = 0 // Nothing that a turn says can be kept any more.
+		case <-healthy.Done():
 		case <-broken.Done():
 		}
 		stopping()
-		doors.stop(context.WithoutCancel(ctx), grace, turns)
-		return cause
+		doors.stop(healthy, c.stopGrace, turns)
+		return context.Cause(healthy)
 	})
 	return group.Wait()
 }
 
 // openStore opens the store that the settings name. A failure from which it cannot recover
-// is sent to failed.
-func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed chan<- error) (store.Store, error) {
+// goes to failed.
+func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
 	o := store.Options{
 		Observe: observe, MaxMessages: c.maxMessages, TTL: c.ttl,
 		MaxConversations: c.maxConversations, MaxConversationBytes: c.maxConversationBytes,
@@ -110,15 +110,7 @@ func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed
 		return memstore.New(o), nil
 	}
 	path := filepath.Join(c.dataDir, "parley.db")
-	s, err := boltstore.Open(path, boltstore.Options{
-		Options: o,
-		OnFailure: func(err error) {
-			select {
-			case failed <- err:
-			default:
-			}
-		},
-	})
+	s, err := boltstore.Open(path, boltstore.Options{Options: o, OnFailure: failed})
 	if err != nil {
 		return nil, err
 	}

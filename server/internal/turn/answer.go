@@ -14,8 +14,12 @@ import (
 // errTooLarge is the cause of a turn whose answer grew beyond its limit.
 var errTooLarge = errors.New("answer too large")
 
-// maxSummaryBytes is the limit of Message.summary.
-const maxSummaryBytes = 500
+// The limits of Message.summary and Message.agent, and of a note.
+const (
+	maxSummaryBytes = 500
+	maxAgentBytes   = 128
+	maxNoteBytes    = 1 << 10
+)
 
 // maxAnswerMessages bounds the messages of one turn: that many fit a finished event.
 const maxAnswerMessages = 100
@@ -62,13 +66,14 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_Text:
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: p.Progress}})
+		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
+		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil
 	case *parleyv1.RespondResponse_Summary:
 		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
 		return nil
 	case *parleyv1.RespondResponse_NextAgent:
-		a.next(p.NextAgent)
+		a.next(cut(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
 		return nil
 	}
 	if a.bytes += proto.Size(piece); a.bytes > a.limit {
