@@ -9,7 +9,7 @@
 //   - An empty request_id is filled with a random UUID, on a copy of the request. The server
 //     does the work of a request_id once, so a call that carries one may be sent again.
 //   - Calls that only read, and calls that carry a request_id, are sent up to five times
-//     within about two seconds while the server is UNAVAILABLE: a restart goes unnoticed.
+//     within about 1.5 s while the server is UNAVAILABLE: a quick restart goes unnoticed.
 //     The others (update, delete, clear, purge, lease, import) are sent once, as is a stream
 //     after its first message.
 //   - A program that repeats a call itself, say after its own restart, sets the request_id
@@ -65,7 +65,7 @@ type Client struct {
 // The connection is plaintext when target is a loopback address, localhost or a Unix socket,
 // and else TLS with the system's certificates. opts come after the defaults and replace them:
 // [grpc.WithTransportCredentials] sets another security, [grpc.WithUserAgent] the name
-// that the server's log shows, [grpc.WithDefaultServiceConfig] other retries. Messages may have
+// that servers are told, [grpc.WithDefaultServiceConfig] other retries. Messages may have
 // 4 MiB in either direction. A connection that has been silent for 30 s is checked, and
 // given up after another 10 s.
 func Dial(target string, opts ...grpc.DialOption) (*Client, error) {

@@ -33,9 +33,10 @@
 //     commit as its effect. The newest 32 of a conversation are remembered.
 //  10. End: after Close every method returns [ErrClosed]; Close waits for writes that were
 //     begun, and closing again is no error.
-//  11. Capacity: a tenant never has more conversations than Options.MaxConversations; the
-//     one with the oldest create time makes room, those with a running turn are passed
-//     over, and if all have one the answer is [ErrFull].
+//  11. Capacity: a tenant never has more conversations than Options.MaxConversations, once
+//     a limit that was lowered has been swept. What has expired makes room first, then the
+//     one with the oldest create time; those with a running turn are passed over, and if
+//     all have one the answer is [ErrFull].
 //  12. Isolation: the conversations, lists, counts and evictions of one tenant do not
 //     depend on those of another.
 package store
@@ -238,7 +239,7 @@ type Purge struct {
 type Purged struct {
 	// Count of conversations.
 	Count int64
-	// SampleIDs are up to 100 of them.
+	// SampleIDs are up to MaxSampleIDs of them.
 	SampleIDs []string
 }
 
@@ -316,6 +317,9 @@ const (
 	// MaxListBytes is how many encoded bytes of rows it returns: a reply must hold them.
 	MaxListBytes = 3 << 20
 )
+
+// MaxSampleIDs is how many ids a Purge returns.
+const MaxSampleIDs = 100
 
 // Page is a page of conversations.
 type Page struct {

@@ -14,9 +14,6 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// maxSampleIDs is how many ids store.Purged has.
-const maxSampleIDs = 100
-
 // Purge implements store.Store. It walks through the tenant's conversations by create time,
 // up to those that are too young.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
@@ -34,7 +31,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 			return purged, fmt.Errorf("purge: %w", err)
 		}
 		purged.Count += int64(len(ids))
-		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), maxSampleIDs-len(purged.SampleIDs))]...)
+		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), store.MaxSampleIDs-len(purged.SampleIDs))]...)
 	}
 	return purged, nil
 }

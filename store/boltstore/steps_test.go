@@ -79,18 +79,18 @@ func TestPurgeInSteps(t *testing.T) {
 	appendTo(t, s, "1", "stays")
 
 	dry, err := s.Purge(t.Context(), &store.Purge{Tenant: "acme", InactiveFor: time.Minute, DryRun: true})
-	if err != nil || dry.Count != 699 || len(dry.SampleIDs) != maxSampleIDs {
+	if err != nil || dry.Count != 699 || len(dry.SampleIDs) != store.MaxSampleIDs {
 		t.Errorf("%d would be purged, %v", dry.Count, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	seen.each = cancel
 	inactive := &store.Purge{Tenant: "acme", InactiveFor: time.Minute}
 	purged, err := s.Purge(ctx, inactive)
-	if !errors.Is(err, context.Canceled) || purged.Count != 255 || len(purged.SampleIDs) != maxSampleIDs {
+	if !errors.Is(err, context.Canceled) || purged.Count != 255 || len(purged.SampleIDs) != store.MaxSampleIDs {
 		t.Errorf("cancelled on the way: %d purged, %v", purged.Count, err)
 	}
 	purged, err = s.Purge(t.Context(), inactive)
-	if err != nil || purged.Count != 444 || len(purged.SampleIDs) != maxSampleIDs {
+	if err != nil || purged.Count != 444 || len(purged.SampleIDs) != store.MaxSampleIDs {
 		t.Errorf("%d purged, %v", purged.Count, err)
 	}
 	seen.want(t, 255, 255, 189)

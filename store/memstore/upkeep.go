@@ -9,9 +9,6 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxSampleIDs is how many ids a purge returns.
-const maxSampleIDs = 100
-
 // Purge implements store.Store. A step is one conversation.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
 	var purged store.Purged
@@ -30,7 +27,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 		}
 		if done {
 			purged.Count++
-			if len(purged.SampleIDs) < maxSampleIDs {
+			if len(purged.SampleIDs) < store.MaxSampleIDs {
 				purged.SampleIDs = append(purged.SampleIDs, e.gone.ConversationID)
 			}
 		}

@@ -26,7 +26,8 @@ import (
 // defaultMaxMessageBytes is Options.MaxMessageBytes unless set.
 const defaultMaxMessageBytes = 256 << 10
 
-// Turns runs Chat turns; package turn does.
+// Turns runs Chat turns; package turn does. Tests of streams that never end, or of a fault
+// in a handler, come in here.
 type Turns interface {
 	// Chat begins a turn, or finds the one that q began before, and returns its events.
 	Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error)

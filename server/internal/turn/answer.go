@@ -199,6 +199,13 @@ func (a *answer) progress(since int) (messages []*parleyv1.Message, pieces int) 
 	return messages, a.pieces
 }
 
+// heard is how many pieces the agent has sent.
+func (a *answer) heard() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pieces
+}
+
 // plain is what is left of an answer that the store does not take: its text.
 func plain(messages []*parleyv1.Message) []*parleyv1.Message {
 	var out []*parleyv1.Message

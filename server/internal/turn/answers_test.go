@@ -288,3 +288,22 @@ func TestNothingIsAnnouncedThatDoesNotCome(t *testing.T) {
 		}
 	}
 }
+
+// Readers of a turn that is silent are told every 15 s that it still runs.
+func TestSilenceIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, map[string]agent.Agent{"main": hangs("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })
+		begun, told := time.Now(), []time.Duration(nil)
+		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := event.GetProgress(); p != nil {
+				told = append(told, time.Since(begun).Round(2*time.Second))
+			}
+		}
+		if diff := cmp.Diff([]time.Duration{16 * time.Second, 32 * time.Second, 46 * time.Second}, told); diff != "" {
+			t.Errorf("told at (-want +got):\n%s", diff)
+		}
+	})
+}

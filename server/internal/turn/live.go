@@ -23,6 +23,10 @@ var (
 	errLate = errors.New("the agent took too long")
 )
 
+// silence is how long an agent may say nothing before readers are told that the turn still
+// runs, with a note without words: see TurnProgress.
+const silence = 15 * time.Second
+
 // storeRetry is how long a turn waits before it offers its answer to a store again that
 // was overloaded or out of space.
 const storeRetry = 100 * time.Millisecond
@@ -133,8 +137,8 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
 		}
 	}()
-	stopSaving := t.saveProgress()
-	defer stopSaving()
+	stop := t.accompany()
+	defer stop()
 	late := time.AfterFunc(t.m.o.TurnTimeout, func() { t.cancel(errLate) })
 	defer late.Stop()
 	idle := time.AfterFunc(t.m.o.IdleTimeout, func() { t.cancel(errIdle) })
@@ -154,21 +158,28 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 	return context.Cause(t.ctx)
 }
 
-// saveProgress keeps what has arrived until the returned function is called, which waits
-// for the last save to be over.
-func (t *live) saveProgress() (stop func()) {
+// accompany keeps what has arrived, and tells readers in a long silence that the turn still
+// runs, until the returned function is called, which waits for the last of it to be done.
+func (t *live) accompany() (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		ticker := time.NewTicker(saveEvery)
 		defer ticker.Stop()
-		saved := 0
+		saved, heard, last := 0, 0, time.Now()
 		for {
 			select {
 			case <-ticker.C:
-				saved = t.save(saved)
 			case <-done:
 				return
+			}
+			saved = t.save(saved)
+			switch n := t.answer.heard(); {
+			case n != heard:
+				heard, last = n, time.Now()
+			case time.Since(last) >= silence:
+				t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
+				last = time.Now()
 			}
 		}
 	}()

@@ -71,7 +71,7 @@ func New(ctx context.Context, o Options) *Manager {
 // this package. The sequence ends after a finished event, or with an error: ctx's, or what
 // kept the turn from ending. Leaving it does not end the turn.
 func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
-	if err := m.supported(request); err != nil {
+	if err := supported(request); err != nil {
 		return nil, err
 	}
 	id := request.GetConversationId()
@@ -84,6 +84,8 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 		return nil, err
 	case found.Seen != nil:
 		return m.replay(ctx, tenant, id, found.Seen)
+	case !m.known(request.GetAgent()):
+		return nil, &UnknownAgentError{Agent: request.GetAgent(), Known: m.o.Agents.Names()}
 	case found.Conversation.GetActiveTurnId() != "":
 		// The store would say so too, but a full house must not speak first.
 		return nil, &store.BusyError{TurnID: found.Conversation.GetActiveTurnId()}
@@ -122,11 +124,14 @@ func UserMessage(r *parleyv1.ChatRequest) *parleyv1.Message {
 	}
 }
 
-// supported refuses what later versions do, and agents that there are not.
-func (m *Manager) supported(r *parleyv1.ChatRequest) error {
-	if _, ok := m.o.Agents.Get(r.GetAgent()); !ok && r.GetAgent() != "" {
-		return &UnknownAgentError{Agent: r.GetAgent(), Known: m.o.Agents.Names()}
-	}
+// known reports whether a request may name this agent, or none.
+func (m *Manager) known(name string) bool {
+	_, ok := m.o.Agents.Get(name)
+	return ok || name == ""
+}
+
+// supported refuses what later versions do.
+func supported(r *parleyv1.ChatRequest) error {
 	switch {
 	case r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_QUEUE, r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		return &UnsupportedError{What: "on_busy: " + r.GetOnBusy().String()}

@@ -59,6 +59,26 @@ func TestWhoAnswers(t *testing.T) {
 	}
 }
 
+// A retry is told the first result, although its agent is no longer configured.
+func TestReplayWithoutItsAgent(t *testing.T) {
+	before := newFixture(t, map[string]agent.Agent{"main": says(text("x")), "writer": says(text("a"))}, nil)
+	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Agent: "writer", RequestId: "r"}
+	q := &store.Request{ID: "r", Method: "Chat"}
+	events, err := before.Chat(t.Context(), tenant, request, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	finished(t, events)
+	after := newFixture(t, map[string]agent.Agent{"main": says(text("x"))}, func(o *Options) { o.Store = before.store })
+	events, err = after.Chat(t.Context(), tenant, request, q)
+	if err != nil {
+		t.Fatalf("retry: %v", err)
+	}
+	if m := finished(t, events).GetMessages(); len(m) != 1 || m[0].GetAgent() != "writer" {
+		t.Errorf("replayed %v", m)
+	}
+}
+
 func TestBusyAndLimits(t *testing.T) {
 	said := make(chan struct{}, 2)
 	f := newFixture(t, map[string]agent.Agent{"main": hangs("a", said)}, func(o *Options) { o.MaxTurns = 2 })

@@ -24,8 +24,8 @@
 //
 // A tool's result is [TOOL_RESULT name id]: and its content, which has "error: " ahead
 // of it when the call failed. The text of a message that was cut off ends with
-// " [cut off]". Nothing is escaped and nothing is left out: the context window alone
-// says how much history there is. A program that must tell a block from a text that
+// " [cut off]". Nothing is escaped, and nothing is left out but line feeds at the end of a
+// block: the context window alone says how much history there is. A program that must tell a block from a text that
 // looks like one should be a remote agent instead.
 //
 // # What the program writes
@@ -64,9 +64,9 @@ const (
 	// FormatStreamJSON takes standard output as the lines of the claude command.
 	FormatStreamJSON = "stream-json"
 
-	// DefaultMaxConcurrent is how many processes of one agent run at once unless set
-	// otherwise.
-	DefaultMaxConcurrent = 256
+	// maxConcurrent is how many processes of one agent run at once; a further turn waits
+	// for one of them to end.
+	maxConcurrent = 256
 
 	// killAfter is how long a program may take to end after SIGTERM.
 	killAfter = 4 * time.Second
@@ -85,9 +85,6 @@ type Config struct {
 	// Env names environment variables of the server that the program gets besides PATH,
 	// HOME, USER, LANG, LC_*, TZ and TMPDIR. Those that are not set are passed over.
 	Env []string
-	// MaxConcurrent is how many processes may run at once; a further turn waits for one
-	// of them to end. 0 is DefaultMaxConcurrent.
-	MaxConcurrent int
 }
 
 // Agent runs a program for every turn.
@@ -101,7 +98,7 @@ type Agent struct {
 // New makes an agent of the program that the configuration names, which it neither
 // looks for nor starts yet. Every fault of the configuration is in the one error.
 func New(config Config) (*Agent, error) {
-	a := &Agent{config: config, killAfter: killAfter}
+	a := &Agent{config: config, slots: make(chan struct{}, maxConcurrent), killAfter: killAfter}
 	var faults []error
 	if len(config.Command) == 0 || config.Command[0] == "" {
 		faults = append(faults, errors.New("command: is required"))
@@ -122,16 +119,9 @@ func New(config Config) (*Agent, error) {
 			faults = append(faults, fmt.Errorf("env: %q is not the name of an environment variable", name))
 		}
 	}
-	if config.MaxConcurrent < 0 {
-		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative", config.MaxConcurrent))
-	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	if config.MaxConcurrent == 0 {
-		config.MaxConcurrent = DefaultMaxConcurrent
-	}
-	a.slots = make(chan struct{}, config.MaxConcurrent)
 	return a, nil
 }
 

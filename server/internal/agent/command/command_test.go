@@ -80,13 +80,12 @@ func watched(t *testing.T) (path string, gone func() string) {
 }
 
 func TestNewTellsEveryFault(t *testing.T) {
-	_, err := New(Config{Format: "xml", Dir: "a\x00b", Env: []string{"OK", "", "A=B"}, MaxConcurrent: -1})
+	_, err := New(Config{Format: "xml", Dir: "a\x00b", Env: []string{"OK", "", "A=B"}})
 	want := `command: is required
 command: neither it nor dir can hold a NUL
 format: "xml" is neither "text" nor "stream-json"
 env: "" is not the name of an environment variable
-env: "A=B" is not the name of an environment variable
-max_concurrent: -1 is negative`
+env: "A=B" is not the name of an environment variable`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
@@ -133,7 +132,8 @@ func TestPiecesComeAtOnce(t *testing.T) {
 
 func TestWaitsForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := made(t, Config{Command: []string{"no-such-program-here"}, MaxConcurrent: 1})
+		a := made(t, Config{Command: []string{"no-such-program-here"}})
+		a.slots = make(chan struct{}, 1)
 		a.slots <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
