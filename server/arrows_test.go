@@ -40,19 +40,19 @@ func allowedArrows() []arrow {
 		{api, nil},
 		{record, []string{api}},
 
-		{"store", []string{api}},
+		{"store", []string{api, record}},
 		{"store/internal/record", []string{"store", api, record}},
 		{"store/memstore", []string{"store", "store/internal/record", api, record}},
 		{"store/boltstore", []string{"store", "store/internal/record", api, record}},
 		{"store/redisstore", []string{"store", "store/internal/record", api, record}},
-		{"store/storetest", []string{"store", api}},
+		{"store/storetest", []string{"store", api, record}},
 
 		{"server", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", "client/mcp", api}},
 		{"server/internal/rpc", []string{
 			"server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
 			"server/internal/interactionlog", "server/internal/window", "server/internal/agent", "store", api,
 		}},
-		{"server/internal/turn", []string{"server/internal/window", "server/internal/agent", "store", api}},
+		{"server/internal/turn", []string{"server/internal/window", "server/internal/agent", "store", api, record}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},

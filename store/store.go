@@ -45,6 +45,7 @@ import (
 	"context"
 	"time"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
@@ -80,9 +81,11 @@ type Store interface {
 	// is no such conversation.
 	SaveProgress(ctx context.Context, p *Progress) error
 	// Abandoned returns the running turns that no live server answers any more, with what
-	// was saved of their answers: in a store of one process, all that run when it is opened.
-	// Whoever asks ends them with Append.
-	Abandoned(ctx context.Context) ([]Progress, error)
+	// was saved of their answers: in a store of one process, all that ran when it was opened.
+	// Whoever asks ends them with Append. One call returns some of them, by size, behind the
+	// place after; empty is the start. Next is where the next call goes on, empty when there
+	// are no more.
+	Abandoned(ctx context.Context, after string) (turns []Progress, next string, err error)
 
 	// Sweep removes conversations that have expired or are over capacity, at most limit of
 	// them, and reports whether there may be more to do.
@@ -179,11 +182,16 @@ type Append struct {
 	IfVersion *int32
 	// MustExist forbids making the conversation.
 	MustExist bool
-	// Begin opens this turn: id, request_id and agent are the caller's, the rest is set by
-	// the store; without Messages input_sequence is the caller's too.
+	// Begin opens this turn: id, request_id, agent and, if it is set, create_time are the
+	// caller's, the rest is set by the store; without Messages input_sequence is the caller's
+	// too.
 	Begin *parleyv1.Turn
 	// End closes this turn, whose answer Messages are: id, state and error are the caller's.
 	End *parleyv1.Turn
+	// Events are kept with the turn that Begin opens or End closes, in place of those before;
+	// nil keeps those. The store sets their turn_id and conversation_version, and does not
+	// look at the rest.
+	Events *storev1.TurnEvents
 }
 
 // Update changes a conversation. A nil or empty part is left as it is.
@@ -282,6 +290,8 @@ type Snapshot struct {
 	Messages Frames
 	// Turns, oldest first, 32 at most.
 	Turns []*parleyv1.Turn
+	// Events of these turns, oldest first; a turn may have none.
+	Events []*storev1.TurnEvents
 	// Seen is set when Read.Request was seen: what the first call did.
 	Seen *Seen
 }
@@ -342,6 +352,9 @@ type Progress struct {
 	TurnID string
 	// Messages of the answer, the last one perhaps cut off.
 	Messages []*parleyv1.Message
+	// Events as far as they are told by Messages; from Abandoned, where nothing was saved,
+	// those that the turn began with.
+	Events *storev1.TurnEvents
 }
 
 // Stats count what a store keeps.

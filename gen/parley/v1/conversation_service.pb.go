@@ -2581,7 +2581,10 @@ type ResumeTurnRequest struct {
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Empty: the running turn, else the newest.
 	TurnId string `protobuf:"bytes,2,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	// Index of the last event received; 0: from the start.
+	// Index of the last event received; 0: from the start, which works as long as the turn
+	// is kept. OUT_OF_RANGE, EVENTS_GONE, when the events behind it are no longer kept one by
+	// one, or it is beyond the last: go on from 0 then, and skip the text that is known
+	// (TextDelta.offset).
 	AfterIndex    int32 `protobuf:"varint,3,opt,name=after_index,json=afterIndex,proto3" json:"after_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3706,7 +3709,7 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1d\n" +
 	"\n" +
-	"is_default\x18\x04 \x01(\bR\tisDefault\"\x8f\v\n" +
+	"is_default\x18\x04 \x01(\bR\tisDefault\"\xfc\v\n" +
 	"\vChatRequest\x12V\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12L\n" +
@@ -3729,9 +3732,10 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\vattachments\x18\x0f \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xe6\x03\xbaH\xe2\x03\x1a\xf2\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xd3\x04\xbaH\xcf\x04\x1a\xf2\x01\n" +
 	"\fchat.content\x12Wis required unless structured_data, attachments, tool_results or answer_pending are set\x1a\x88\x01this.answer_pending || this.content != '' || size(this.structured_data) > 0 || size(this.attachments) > 0 || size(this.tool_results) > 0\x1a\xea\x01\n" +
-	"\x13chat.answer_pending\x12Bgoes with no content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)B\x10\n" +
+	"\x13chat.answer_pending\x12Bgoes with no content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1ak\n" +
+	"\x14chat.conversation_id\x12\x1fis required with answer_pending\x1a2!this.answer_pending || this.conversation_id != ''B\x10\n" +
 	"\x0e_system_promptB\r\n" +
 	"\v_if_version\":\n" +
 	"\fChatResponse\x12*\n" +

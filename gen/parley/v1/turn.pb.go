@@ -114,7 +114,7 @@ type Turn struct {
 	FirstAnswerSequence int32 `protobuf:"varint,7,opt,name=first_answer_sequence,json=firstAnswerSequence,proto3" json:"first_answer_sequence,omitempty"`
 	// Last message of the answer; 0 until one has been committed.
 	LastAnswerSequence int32 `protobuf:"varint,8,opt,name=last_answer_sequence,json=lastAnswerSequence,proto3" json:"last_answer_sequence,omitempty"`
-	// When the turn was accepted.
+	// When the turn was accepted; for one that was queued, before it started.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// Set when the turn has ended.
 	FinishTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=finish_time,json=finishTime,proto3" json:"finish_time,omitempty"`
@@ -305,9 +305,10 @@ func (x *TurnError) GetRetryable() bool {
 }
 
 // TurnEvent is one step of a turn. Indexes rise by one from 1; the last event of
-// every turn is finished. When a turn is replayed from the store its deltas are
-// merged: a merged event carries the index of the last one in it. Clients ignore
-// cases that they do not know.
+// every turn that has started is finished. When events are no longer kept the deltas of a
+// message are merged into one: a merged event carries the index of the last one in it, and
+// events follow in the order of their indexes. Messages that the history has dropped are
+// left out then. Clients ignore cases that they do not know.
 type TurnEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The turn that this is a step of.
@@ -534,16 +535,16 @@ func (*TurnEvent_Finished) isTurnEvent_Event() {}
 // TurnStarted is sent once the user's message is durable and before the agent runs.
 type TurnStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The conversation as it is after the user's message.
+	// The conversation as it is after the user's message; when the turn is replayed from the
+	// store, as it is now.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Unset when the turn answers what was already there.
 	UserMessage *Message `protobuf:"bytes,2,opt,name=user_message,json=userMessage,proto3" json:"user_message,omitempty"`
 	// Agent that answers.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Messages that the agent was given ahead of this one; 0 when the turn is replayed from
-	// the store.
+	// Messages that the agent was given ahead of the one it answers.
 	HistoryCount int32 `protobuf:"varint,4,opt,name=history_count,json=historyCount,proto3" json:"history_count,omitempty"`
-	// This is an earlier turn with the same request_id, not a new one.
+	// This is not a new turn but an earlier one: with the same request_id, or resumed.
 	Replayed bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	// The conversation did not exist before this call.
 	Created       bool `protobuf:"varint,6,opt,name=created,proto3" json:"created,omitempty"`
@@ -724,7 +725,7 @@ func (x *AnswerStarted) GetAgent() string {
 	return ""
 }
 
-// TurnQueued says how many turns are ahead.
+// TurnQueued says how many turns are ahead: at first, whenever that changes, and every 15 s.
 type TurnQueued struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 is next.

@@ -331,7 +331,9 @@ func (x *Requests) GetRequests() []*Request {
 type Turns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One a turn, as clients see it.
-	Turns         []*v1.Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
+	Turns []*v1.Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
+	// Of these turns, oldest first; a turn may have none.
+	Events        []*TurnEvents `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -373,6 +375,216 @@ func (x *Turns) GetTurns() []*v1.Turn {
 	return nil
 }
 
+func (x *Turns) GetEvents() []*TurnEvents {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// TurnEvents is what the messages of a turn do not tell of its events: with both they can
+// be replayed under the indexes that the first reader saw.
+type TurnEvents struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Turn.id.
+	TurnId string `protobuf:"bytes,1,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	// Index of the started event.
+	Started int32 `protobuf:"varint,2,opt,name=started,proto3" json:"started,omitempty"`
+	// TurnStarted.created.
+	Created bool `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
+	// TurnStarted.history_count.
+	HistoryCount int32 `protobuf:"varint,4,opt,name=history_count,json=historyCount,proto3" json:"history_count,omitempty"`
+	// One a message of the answer, in their order.
+	Messages []*MessageEvents `protobuf:"bytes,5,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Index of the finished event; 0 while the turn runs.
+	Finished int32 `protobuf:"varint,6,opt,name=finished,proto3" json:"finished,omitempty"`
+	// The server was killed: events after this index, up to finished, may have been seen by
+	// readers and were lost. 0: none were. In the saved progress of a running turn it is the
+	// index of the newest event when that was saved.
+	LostAfter int32 `protobuf:"varint,7,opt,name=lost_after,json=lostAfter,proto3" json:"lost_after,omitempty"`
+	// Conversation.version after the commit that ended the turn; set by the store.
+	ConversationVersion int32 `protobuf:"varint,8,opt,name=conversation_version,json=conversationVersion,proto3" json:"conversation_version,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *TurnEvents) Reset() {
+	*x = TurnEvents{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnEvents) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnEvents) ProtoMessage() {}
+
+func (x *TurnEvents) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnEvents.ProtoReflect.Descriptor instead.
+func (*TurnEvents) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TurnEvents) GetTurnId() string {
+	if x != nil {
+		return x.TurnId
+	}
+	return ""
+}
+
+func (x *TurnEvents) GetStarted() int32 {
+	if x != nil {
+		return x.Started
+	}
+	return 0
+}
+
+func (x *TurnEvents) GetCreated() bool {
+	if x != nil {
+		return x.Created
+	}
+	return false
+}
+
+func (x *TurnEvents) GetHistoryCount() int32 {
+	if x != nil {
+		return x.HistoryCount
+	}
+	return 0
+}
+
+func (x *TurnEvents) GetMessages() []*MessageEvents {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *TurnEvents) GetFinished() int32 {
+	if x != nil {
+		return x.Finished
+	}
+	return 0
+}
+
+func (x *TurnEvents) GetLostAfter() int32 {
+	if x != nil {
+		return x.LostAfter
+	}
+	return 0
+}
+
+func (x *TurnEvents) GetConversationVersion() int32 {
+	if x != nil {
+		return x.ConversationVersion
+	}
+	return 0
+}
+
+// MessageEvents is the indexes of the events that tell of one message of an answer.
+type MessageEvents struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of answer_started; 0: it had none.
+	AnswerStarted int32 `protobuf:"varint,1,opt,name=answer_started,json=answerStarted,proto3" json:"answer_started,omitempty"`
+	// Of the first text_delta; 0: it had none.
+	FirstText int32 `protobuf:"varint,2,opt,name=first_text,json=firstText,proto3" json:"first_text,omitempty"`
+	// Of the last text_delta.
+	LastText int32 `protobuf:"varint,3,opt,name=last_text,json=lastText,proto3" json:"last_text,omitempty"`
+	// One a value.
+	StructuredData []int32 `protobuf:"varint,4,rep,packed,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
+	// One a call.
+	ToolCalls []int32 `protobuf:"varint,5,rep,packed,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// Of tool_result, the only one of its message; 0: it is an assistant's.
+	ToolResult    int32 `protobuf:"varint,6,opt,name=tool_result,json=toolResult,proto3" json:"tool_result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageEvents) Reset() {
+	*x = MessageEvents{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageEvents) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageEvents) ProtoMessage() {}
+
+func (x *MessageEvents) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageEvents.ProtoReflect.Descriptor instead.
+func (*MessageEvents) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MessageEvents) GetAnswerStarted() int32 {
+	if x != nil {
+		return x.AnswerStarted
+	}
+	return 0
+}
+
+func (x *MessageEvents) GetFirstText() int32 {
+	if x != nil {
+		return x.FirstText
+	}
+	return 0
+}
+
+func (x *MessageEvents) GetLastText() int32 {
+	if x != nil {
+		return x.LastText
+	}
+	return 0
+}
+
+func (x *MessageEvents) GetStructuredData() []int32 {
+	if x != nil {
+		return x.StructuredData
+	}
+	return nil
+}
+
+func (x *MessageEvents) GetToolCalls() []int32 {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *MessageEvents) GetToolResult() int32 {
+	if x != nil {
+		return x.ToolResult
+	}
+	return 0
+}
+
 var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
@@ -398,9 +610,31 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\acreated\x18\a \x01(\bR\acreated\x12\x17\n" +
 	"\aturn_id\x18\b \x01(\tR\x06turnId\"@\n" +
 	"\bRequests\x124\n" +
-	"\brequests\x18\x01 \x03(\v2\x18.parley.store.v1.RequestR\brequests\".\n" +
+	"\brequests\x18\x01 \x03(\v2\x18.parley.store.v1.RequestR\brequests\"c\n" +
 	"\x05Turns\x12%\n" +
-	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turnsB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
+	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\x123\n" +
+	"\x06events\x18\x02 \x03(\v2\x1b.parley.store.v1.TurnEventsR\x06events\"\xa8\x02\n" +
+	"\n" +
+	"TurnEvents\x12\x17\n" +
+	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12\x18\n" +
+	"\astarted\x18\x02 \x01(\x05R\astarted\x12\x18\n" +
+	"\acreated\x18\x03 \x01(\bR\acreated\x12#\n" +
+	"\rhistory_count\x18\x04 \x01(\x05R\fhistoryCount\x12:\n" +
+	"\bmessages\x18\x05 \x03(\v2\x1e.parley.store.v1.MessageEventsR\bmessages\x12\x1a\n" +
+	"\bfinished\x18\x06 \x01(\x05R\bfinished\x12\x1d\n" +
+	"\n" +
+	"lost_after\x18\a \x01(\x05R\tlostAfter\x121\n" +
+	"\x14conversation_version\x18\b \x01(\x05R\x13conversationVersion\"\xdb\x01\n" +
+	"\rMessageEvents\x12%\n" +
+	"\x0eanswer_started\x18\x01 \x01(\x05R\ranswerStarted\x12\x1d\n" +
+	"\n" +
+	"first_text\x18\x02 \x01(\x05R\tfirstText\x12\x1b\n" +
+	"\tlast_text\x18\x03 \x01(\x05R\blastText\x12'\n" +
+	"\x0fstructured_data\x18\x04 \x03(\x05R\x0estructuredData\x12\x1d\n" +
+	"\n" +
+	"tool_calls\x18\x05 \x03(\x05R\ttoolCalls\x12\x1f\n" +
+	"\vtool_result\x18\x06 \x01(\x05R\n" +
+	"toolResultB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
 
 var (
 	file_parley_store_v1_record_proto_rawDescOnce sync.Once
@@ -414,28 +648,32 @@ func file_parley_store_v1_record_proto_rawDescGZIP() []byte {
 	return file_parley_store_v1_record_proto_rawDescData
 }
 
-var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_parley_store_v1_record_proto_goTypes = []any{
 	(*Header)(nil),                // 0: parley.store.v1.Header
 	(*DataUse)(nil),               // 1: parley.store.v1.DataUse
 	(*Request)(nil),               // 2: parley.store.v1.Request
 	(*Requests)(nil),              // 3: parley.store.v1.Requests
 	(*Turns)(nil),                 // 4: parley.store.v1.Turns
-	(*v1.Conversation)(nil),       // 5: parley.v1.Conversation
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*v1.Turn)(nil),               // 7: parley.v1.Turn
+	(*TurnEvents)(nil),            // 5: parley.store.v1.TurnEvents
+	(*MessageEvents)(nil),         // 6: parley.store.v1.MessageEvents
+	(*v1.Conversation)(nil),       // 7: parley.v1.Conversation
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*v1.Turn)(nil),               // 9: parley.v1.Turn
 }
 var file_parley_store_v1_record_proto_depIdxs = []int32{
-	5, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
+	7, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
 	1, // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
-	6, // 2: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
+	8, // 2: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
 	2, // 3: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
-	7, // 4: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	9, // 4: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
+	5, // 5: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
+	6, // 6: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_parley_store_v1_record_proto_init() }
@@ -449,7 +687,7 @@ func file_parley_store_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_store_v1_record_proto_rawDesc), len(file_parley_store_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
