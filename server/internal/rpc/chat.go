@@ -1,6 +1,9 @@
 package rpc
 
 import (
+	"context"
+	"iter"
+
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -24,17 +27,57 @@ func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer
 	if r.GetConversationId() == "" {
 		r.ConversationId = newID(r.GetRequestId(), tenant(ctx), method)
 	}
-	events, err := s.turns.Chat(ctx, tenant(ctx), r, q)
-	if err != nil {
-		return inConversation(r.GetConversationId(), err)
-	}
+	events := s.turns.Chat(ctx, tenant(ctx), r, q)
+	return forward(r.GetConversationId(), events, func(e *parleyv1.TurnEvent) error {
+		return stream.Send(&parleyv1.ChatResponse{Event: e})
+	})
+}
+
+// ResumeTurn streams a turn from a given event on, whether it runs or has ended.
+func (s *Server) ResumeTurn(r *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+	ctx, id := stream.Context(), r.GetConversationId()
+	events := s.turns.Resume(ctx, tenant(ctx), id, r.GetTurnId(), r.GetAfterIndex())
+	return forward(id, events, func(e *parleyv1.TurnEvent) error {
+		return stream.Send(&parleyv1.ResumeTurnResponse{Event: e})
+	})
+}
+
+// forward sends the events of a turn to their end.
+func forward(conversationID string, events iter.Seq2[*parleyv1.TurnEvent, error], send func(*parleyv1.TurnEvent) error) error {
 	for event, err := range events {
 		if err != nil {
-			return inConversation(r.GetConversationId(), err)
+			return inConversation(conversationID, err)
 		}
-		if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
+		if err := send(event); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// GetTurn returns the state of a turn.
+func (s *Server) GetTurn(ctx context.Context, r *parleyv1.GetTurnRequest) (*parleyv1.GetTurnResponse, error) {
+	t, err := s.turns.Get(ctx, tenant(ctx), r.GetConversationId(), r.GetTurnId())
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.GetTurnResponse{Turn: t}, nil
+}
+
+// ListTurns returns the newest turns of a conversation, newest first.
+func (s *Server) ListTurns(ctx context.Context, r *parleyv1.ListTurnsRequest) (*parleyv1.ListTurnsResponse, error) {
+	turns, err := s.turns.List(ctx, tenant(ctx), r.GetConversationId())
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.ListTurnsResponse{Turns: turns}, nil
+}
+
+// CancelTurn stops a turn that runs or waits, and returns it as it ended.
+func (s *Server) CancelTurn(ctx context.Context, r *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
+	t, err := s.turns.Cancel(ctx, tenant(ctx), r.GetConversationId(), r.GetTurnId())
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.CancelTurnResponse{Turn: t}, nil
 }

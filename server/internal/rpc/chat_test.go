@@ -65,12 +65,12 @@ func TestChatIDs(t *testing.T) {
 func TestChatRequest(t *testing.T) {
 	var seen []*store.Request
 	f := open(t, func(s *setup) {
-		s.Turns = turnsFunc(func(_ context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+		s.Turns = turnsFunc(func(_ context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 			if tenant != "default" || r.GetConversationId() == "" {
 				t.Errorf("tenant %q, request %v", tenant, r)
 			}
 			seen = append(seen, q)
-			return func(func(*parleyv1.TurnEvent, error) bool) {}, nil
+			return func(func(*parleyv1.TurnEvent, error) bool) {}
 		})
 	})
 	first := func() *parleyv1.ChatRequest {
@@ -113,12 +113,14 @@ func TestChatRequest(t *testing.T) {
 func TestChatErrors(t *testing.T) {
 	var early, late error
 	f := open(t, func(s *setup) {
-		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 			return func(yield func(*parleyv1.TurnEvent, error) bool) {
-				if yield(&parleyv1.TurnEvent{Index: 1}, nil) {
+				if early != nil {
+					yield(nil, early)
+				} else if yield(&parleyv1.TurnEvent{Index: 1}, nil) {
 					yield(nil, late)
 				}
-			}, early
+			}
 		})
 	})
 	late = turn.ErrConversationGone

@@ -17,14 +17,24 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// turnsFunc are Turns that answer with a function.
-type turnsFunc func(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error)
+// chatFunc is Chat as a function.
+type chatFunc func(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error]
 
-func (f turnsFunc) Chat(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
-	return f(ctx, tenant, r, q)
+// chats are Turns that only chat.
+type chats struct {
+	Turns
+	chat chatFunc
 }
 
-func (f turnsFunc) Running() int { return 0 }
+func turnsFunc(f chatFunc) Turns { return chats{chat: f} }
+
+// Chat calls the function.
+func (c chats) Chat(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+	return c.chat(ctx, tenant, r, q)
+}
+
+// Running is needed for GetStats.
+func (chats) Running() int { return 0 }
 
 // statsFunc is a store whose Stats are a function.
 type statsFunc struct {
@@ -45,7 +55,7 @@ func TestPanic(t *testing.T) {
 		s.wrap = func(inner store.Store) store.Store {
 			return &statsFunc{Store: inner, stats: func(context.Context) (store.Stats, error) { panic("boom " + secret) }}
 		}
-		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 			panic("boom " + secret)
 		})
 	})
@@ -142,14 +152,12 @@ func TestCallsAreLogged(t *testing.T) {
 // TestUnimplemented: what has its own issue says so, once the request is valid.
 func TestUnimplemented(t *testing.T) {
 	f := open(t, nil)
-	_, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: "c", TurnId: "t"})
-	wantError(t, err, codes.Unimplemented, "")
 	backup, err := f.admin.BackupStore(t.Context(), &parleyv1.BackupStoreRequest{})
 	if err == nil {
 		_, err = backup.Recv()
 	}
 	wantError(t, err, codes.Unimplemented, "")
-	_, err = f.chat(t, &parleyv1.ChatRequest{Content: "x", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+	_, err = f.chat(t, &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "x"}}})
 	wantError(t, err, codes.Unimplemented, "UNIMPLEMENTED")
 	if f.changeCount() != 0 {
 		t.Error("something was written")
@@ -157,15 +165,15 @@ func TestUnimplemented(t *testing.T) {
 }
 
 // endless are Turns whose answer never ends; ended is closed when nobody takes it any more.
-func endless(ended chan struct{}) turnsFunc {
+func endless(ended chan struct{}) Turns {
 	piece := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1<<16)}}}
-	return func(context.Context, string, *parleyv1.ChatRequest, *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+	return turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return func(yield func(*parleyv1.TurnEvent, error) bool) {
 			defer close(ended)
 			for yield(piece, nil) {
 			}
-		}, nil
-	}
+		}
+	})
 }
 
 // TestSlowReader: a client that takes nothing for 30 s loses its stream, not the server a

@@ -29,8 +29,16 @@ const defaultMaxMessageBytes = 256 << 10
 // Turns runs Chat turns; package turn does. Tests of streams that never end, or of a fault
 // in a handler, come in here.
 type Turns interface {
-	// Chat begins a turn, or finds the one that q began before, and returns its events.
-	Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error)
+	// Chat begins a turn, or finds the one that q began before, and yields its events.
+	Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error]
+	// Resume yields the events of a turn behind an index.
+	Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error]
+	// Get returns a turn.
+	Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
+	// List returns the newest turns of a conversation, newest first.
+	List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error)
+	// Cancel ends a turn and returns it.
+	Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
 	// Running counts the turns that are being answered.
 	Running() int
 }

@@ -150,6 +150,7 @@ func refusalOf(err error) refusal {
 		large         *tooLargeError
 		unknown       *turn.UnknownAgentError
 		notConfigured *turn.AgentNotConfiguredError
+		turnNotFound  *turn.NotFoundError
 		events        *turn.EventsGoneError
 		sequence      *sequenceGoneError
 		unsupported   *turn.UnsupportedError
@@ -171,6 +172,10 @@ func refusalOf(err error) refusal {
 	case errors.As(err, &notConfigured):
 		return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", notConfigured).
 			with("known_agents", strings.Join(notConfigured.Known, ", "))
+	case errors.As(err, &turnNotFound):
+		r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", subject, turnNotFound)
+		r.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Turn", ResourceName: turnNotFound.TurnID, Owner: id, Description: r.text}
+		return r
 	case errors.As(err, &events):
 		r := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
 		if events.Oldest > 0 {
@@ -200,6 +205,9 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 		return refuse(codes.AlreadyExists, "REQUEST_ID_REUSED", "request_id: was used on %s for something else; every new request needs a new one", subject)
 	case errors.Is(err, store.ErrPageToken):
 		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "page_token: %s", badToken).badField("page_token", badToken)
+	case errors.Is(err, turn.ErrNothingToAnswer):
+		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "answer_pending: the history of %s ends with nothing that waits for an answer: "+
+			"send content", subject)
 	case errors.Is(err, turn.ErrShuttingDown), errors.Is(err, store.ErrClosed):
 		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again").retryable()
 	case errors.Is(err, errUnauthenticated):
@@ -236,6 +244,8 @@ func refusalOfLimit(err error) (refusal, bool) {
 		return refuse(code, "STORE_BUSY", "too many changes are waiting for the store: try again").retryable(), true
 	case errors.Is(err, turn.ErrTooManyTurns):
 		return refuse(code, "TOO_MANY_TURNS", "as many turns are running as may: try again when one has ended").retryable(), true
+	case errors.Is(err, turn.ErrQueueFull):
+		return refuse(code, "QUEUE_FULL", "as many turns wait for the conversation as may: try again when one has ended").retryable(), true
 	case errors.Is(err, errTooManyWatchers):
 		return refuse(code, "TOO_MANY_WATCHERS", "as many readers are waiting as may: try again, or without wait_timeout").retryable(), true
 	case errors.Is(err, errSlowReader):

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
 )
@@ -33,6 +34,7 @@ type answer struct {
 
 	mu       sync.Mutex
 	messages []*parleyv1.Message
+	marks    []*storev1.MessageEvents // one a message
 	// current is being written, or will be: it is open, the last of messages, once it says
 	// something.
 	current *parleyv1.Message
@@ -42,10 +44,15 @@ type answer struct {
 	pieces  int
 }
 
-func newAnswer(turnID, agent string, limit int, e *events) *answer {
-	a := &answer{turnID: turnID, limit: limit, events: e}
+func newAnswer(turnID string, limit int, e *events) *answer {
+	return &answer{turnID: turnID, limit: limit, events: e}
+}
+
+// by says who answers, before the first piece.
+func (a *answer) by(agent string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.next(agent)
-	return a
 }
 
 // next begins another message, by that agent.
@@ -94,13 +101,15 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 			return err
 		}
 		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
+		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
+		a.mark().StructuredData = append(a.mark().StructuredData, index)
 	case *parleyv1.RespondResponse_ToolCall:
 		if err := a.begin(); err != nil {
 			return err
 		}
 		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
+		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
+		a.mark().ToolCalls = append(a.mark().ToolCalls, index)
 	case *parleyv1.RespondResponse_ToolResult:
 		if len(a.messages) == maxAnswerMessages {
 			return errTooLarge
@@ -110,7 +119,8 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 		a.messages = append(a.messages, &parleyv1.Message{
 			Role: parleyv1.Role_ROLE_TOOL, ToolResult: p.ToolResult, Agent: agent, TurnId: a.turnID,
 		})
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
+		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
+		a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: index})
 	}
 	return nil
 }
@@ -130,9 +140,13 @@ func (a *answer) addText(text string) error {
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
-	a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{
+	index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{
 		TextDelta: &parleyv1.TextDelta{Text: text, Offset: int32(offset)},
 	}})
+	mark := a.mark()
+	if mark.LastText = index; offset == 0 {
+		mark.FirstText = index
+	}
 	return err
 }
 
@@ -144,30 +158,34 @@ func (a *answer) begin() error {
 	if len(a.messages) == maxAnswerMessages {
 		return errTooLarge
 	}
+	mark := new(storev1.MessageEvents)
 	if len(a.messages) > 0 {
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+		mark.AnswerStarted = a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
 	}
-	a.open, a.messages = true, append(a.messages, a.current)
+	a.open, a.messages, a.marks = true, append(a.messages, a.current), append(a.marks, mark)
 	return nil
 }
 
-func (a *answer) emit(event *parleyv1.TurnEvent) {
+// mark is that of the newest message.
+func (a *answer) mark() *storev1.MessageEvents { return a.marks[len(a.marks)-1] }
+
+func (a *answer) emit(event *parleyv1.TurnEvent) int32 {
 	event.TurnId = a.turnID
-	a.events.add(event)
+	return a.events.add(event)
 }
 
-// finish ends the answer and returns its messages. Where it is not whole, the last message
-// of an agent is INCOMPLETE.
-func (a *answer) finish(whole bool) []*parleyv1.Message {
+// finish ends the answer and returns its messages, and the events that told of each. Where
+// it is not whole, the last message of an agent is INCOMPLETE.
+func (a *answer) finish(whole bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next("")
 	if !whole {
 		markIncomplete(a.messages)
 	}
-	return a.messages
+	return a.messages, a.marks
 }
 
 // markIncomplete marks the last message of an agent as cut off.
@@ -180,23 +198,30 @@ func markIncomplete(messages []*parleyv1.Message) {
 	}
 }
 
-// progress copies what has arrived, marked as cut off, and says whether anything has been
-// added since that many pieces.
-func (a *answer) progress(since int) (messages []*parleyv1.Message, pieces int) {
+// soFar is an answer as far as it has arrived.
+type soFar struct {
+	messages []*parleyv1.Message // the last one of an agent is INCOMPLETE
+	marks    []*storev1.MessageEvents
+	last     int32 // index of the newest event
+	pieces   int   // that the agent has sent
+}
+
+// soFar copies what has arrived; nil when nothing has been added since that many pieces.
+func (a *answer) soFar(since int) *soFar {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.pieces == since {
-		return nil, since
+		return nil
 	}
-	messages = make([]*parleyv1.Message, len(a.messages))
+	so := &soFar{last: a.events.last(), pieces: a.pieces}
 	for i, m := range a.messages {
-		messages[i] = proto.CloneOf(m)
+		so.messages, so.marks = append(so.messages, proto.CloneOf(m)), append(so.marks, proto.CloneOf(a.marks[i]))
 	}
 	if a.open {
-		messages[len(messages)-1].Content = a.text.String()
+		so.messages[len(so.messages)-1].Content = a.text.String()
 	}
-	markIncomplete(messages)
-	return messages, a.pieces
+	markIncomplete(so.messages)
+	return so
 }
 
 // heard is how many pieces the agent has sent.
@@ -207,17 +232,20 @@ func (a *answer) heard() int {
 }
 
 // plain is what is left of an answer that the store does not take: its text.
-func plain(messages []*parleyv1.Message) []*parleyv1.Message {
-	var out []*parleyv1.Message
-	for _, m := range messages {
-		if m.GetContent() != "" {
-			out = append(out, &parleyv1.Message{
-				Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"), TurnId: m.GetTurnId(),
-			})
+func plain(messages []*parleyv1.Message, marks []*storev1.MessageEvents) (texts []*parleyv1.Message, textMarks []*storev1.MessageEvents) {
+	for i, m := range messages {
+		if m.GetContent() == "" {
+			continue
 		}
+		texts = append(texts, &parleyv1.Message{
+			Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"), TurnId: m.GetTurnId(),
+		})
+		textMarks = append(textMarks, &storev1.MessageEvents{
+			AnswerStarted: marks[i].GetAnswerStarted(), FirstText: marks[i].GetFirstText(), LastText: marks[i].GetLastText(),
+		})
 	}
-	markIncomplete(out)
-	return out
+	markIncomplete(texts)
+	return texts, textMarks
 }
 
 // unanswered reports whether a call in these messages has no result among them.

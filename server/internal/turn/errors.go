@@ -12,6 +12,10 @@ var (
 	ErrShuttingDown = errors.New("the server is shutting down")
 	// ErrTooManyTurns: as many turns run as may.
 	ErrTooManyTurns = errors.New("too many turns are running")
+	// ErrQueueFull: as many turns wait for the conversation as may.
+	ErrQueueFull = errors.New("too many turns wait for the conversation")
+	// ErrNothingToAnswer: the history does not end with anything that waits for an answer.
+	ErrNothingToAnswer = errors.New("the history ends with nothing that waits for an answer")
 	// ErrConversationGone: the conversation was deleted while its turn ran.
 	ErrConversationGone = errors.New("the conversation was deleted during the turn")
 )
@@ -40,18 +44,40 @@ func (e *AgentNotConfiguredError) Error() string {
 		"name one of these in the request, or route it elsewhere: %s", e.Agent, strings.Join(e.Known, ", "))
 }
 
-// EventsGoneError says that a reader asks for events that are no longer kept.
+// NotFoundError says that a conversation has no turn of that id, or no longer.
+type NotFoundError struct {
+	// TurnID is empty where any turn was asked for.
+	TurnID string
+}
+
+// Error says which.
+func (e *NotFoundError) Error() string {
+	if e.TurnID == "" {
+		return "the conversation has no turn"
+	}
+	return fmt.Sprintf("turn %q is not, or no longer, among the newest of the conversation", e.TurnID)
+}
+
+// EventsGoneError says that a reader asks for events that cannot be read.
 type EventsGoneError struct {
-	// Oldest index that can still be read; 0 when the turn itself is no longer kept.
+	// After is the index that the reader named.
+	After int32
+	// Oldest index from which the turn can be read on; 0 when the turn itself is no longer
+	// kept.
 	Oldest int32
+	// Last index that there is so far.
+	Last int32
 }
 
 // Error says where to go on.
 func (e *EventsGoneError) Error() string {
-	if e.Oldest == 0 {
+	switch {
+	case e.Oldest == 0:
 		return "the turn is no longer kept; its answer may be in the history"
+	case e.After > e.Last:
+		return fmt.Sprintf("after_index %d: the newest event is %d; the whole turn is behind 0", e.After, e.Last)
 	}
-	return fmt.Sprintf("the events before %d are no longer kept; the answer will be in the history", e.Oldest)
+	return fmt.Sprintf("after_index %d: the events behind it are no longer kept one by one; the whole turn is behind 0, its texts merged", e.After)
 }
 
 // UnsupportedError says that this version does not do what a request asks for.

@@ -11,7 +11,8 @@ import (
 )
 
 // The bounds of the events kept of one turn; the oldest go first. A reader that falls
-// behind them gets an EventsGoneError, the turn is not slowed down.
+// behind them gets an EventsGoneError, the turn is not slowed down. A finished event, whose
+// messages are those of the answer, does not count.
 const (
 	maxEvents     = 16_384
 	maxEventBytes = 2 << 20
@@ -20,38 +21,44 @@ const (
 // readBatch is how many events a reader takes at a time.
 const readBatch = 256
 
-// events is what happened in a turn so far. One goroutine adds, any number read.
+// events is what happened in a turn so far. Any number of goroutines read.
 type events struct {
 	mu    sync.Mutex
 	kept  []*parleyv1.TurnEvent
 	bytes int
+	begun *parleyv1.TurnEvent // the started event, kept in any case
 	// next is the index that the next event gets, from 1.
 	next int32
-	// more is closed when there is more to read, or the end is reached.
+	// more is closed when there is more to read, or the end is reached; nil when nobody waits
+	// for that.
 	more chan struct{}
 	done bool
 	// err is why the readers' streams end; nil after a finished event.
 	err error
 }
 
-func newEvents() *events {
-	return &events{next: 1, more: make(chan struct{})}
-}
+func newEvents() *events { return &events{next: 1} }
 
 // add gives the event its index and wakes the readers.
-func (e *events) add(event *parleyv1.TurnEvent) {
+func (e *events) add(event *parleyv1.TurnEvent) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	event.Index = e.next
 	e.next++
 	e.kept = append(e.kept, event)
-	e.bytes += proto.Size(event)
+	if event.GetFinished() == nil {
+		e.bytes += proto.Size(event)
+	}
+	if event.GetStarted() != nil {
+		e.begun = event
+	}
 	for len(e.kept) > maxEvents || e.bytes > maxEventBytes && len(e.kept) > 1 {
 		e.bytes -= proto.Size(e.kept[0])
 		e.kept[0] = nil
 		e.kept = e.kept[1:]
 	}
 	e.wake()
+	return event.GetIndex()
 }
 
 // end lets readers go once they have read everything; err is nil after a finished event.
@@ -63,8 +70,32 @@ func (e *events) end(err error) {
 }
 
 func (e *events) wake() {
-	close(e.more)
-	e.more = make(chan struct{})
+	if e.more != nil {
+		close(e.more)
+		e.more = nil
+	}
+}
+
+// started is the started event, once there was one.
+func (e *events) started() *parleyv1.TurnEvent {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.begun
+}
+
+// last is the index of the newest event, 0 before the first.
+func (e *events) last() int32 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.next - 1
+}
+
+// memory is about how many bytes the events take.
+func (e *events) memory() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	const perTurn, perEvent = 4 << 10, 256
+	return e.bytes + perTurn + perEvent*len(e.kept)
 }
 
 // after returns the kept events behind an index. When there are none it returns a channel
@@ -73,15 +104,18 @@ func (e *events) after(index int32) (batch []*parleyv1.TurnEvent, more <-chan st
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	oldest := e.next - int32(len(e.kept))
-	if index+1 < oldest {
-		return nil, nil, &EventsGoneError{Oldest: oldest}
-	}
-	if behind := int(e.next - 1 - index); behind > 0 {
+	behind := int(e.next - 1 - index)
+	switch {
+	case index+1 < oldest, behind < 0:
+		return nil, nil, &EventsGoneError{After: index, Oldest: oldest, Last: e.next - 1}
+	case behind > 0:
 		batch = e.kept[len(e.kept)-behind:]
 		return slices.Clone(batch[:min(behind, readBatch)]), nil, nil
-	}
-	if e.done {
+	case e.done:
 		return nil, nil, e.err
+	}
+	if e.more == nil {
+		e.more = make(chan struct{})
 	}
 	return nil, e.more, nil
 }

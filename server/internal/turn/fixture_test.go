@@ -92,13 +92,38 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 	return f
 }
 
+// chat returns the events of a turn of which there has been one.
 func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*parleyv1.TurnEvent, error] {
 	t.Helper()
-	events, err := f.Chat(t.Context(), tenant, request, nil)
+	events, err := f.ask(t, request, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return events
+}
+
+// ask is Chat up to its first event, or the error that comes instead.
+func (f *fixture) ask(t *testing.T, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+	t.Helper()
+	return begun(t, f.Chat(t.Context(), tenant, request, q))
+}
+
+// begun waits for the first event. The test reads the rest, or leaves with its end.
+func begun(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+	t.Helper()
+	next, stop := iter.Pull2(events)
+	t.Cleanup(stop)
+	first, err, ok := next()
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(*parleyv1.TurnEvent, error) bool) {
+		for event, err := first, error(nil); ok; event, err, ok = next() {
+			if !yield(event, err) {
+				return
+			}
+		}
+	}, nil
 }
 
 // finished reads a turn to its end.
@@ -110,6 +135,23 @@ func finished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parle
 		t.Fatalf("the last event is %v, want finished", all[len(all)-1])
 	}
 	return end
+}
+
+// merges collects events of which some may be merged.
+func merges(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
+	t.Helper()
+	var all []*parleyv1.TurnEvent
+	last := int32(0)
+	for event, err := range events {
+		if err != nil {
+			t.Fatalf("after %d events: %v", len(all), err)
+		}
+		if event.GetIndex() <= last {
+			t.Fatalf("event %d follows %d", event.GetIndex(), last)
+		}
+		all, last = append(all, event), event.GetIndex()
+	}
+	return all
 }
 
 func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {

@@ -12,8 +12,10 @@ import (
 // Codes of google.rpc.Code, which a TurnError carries as numbers. The packages that name
 // them belong to the rpc room.
 const (
+	codeCancelled         = 1
 	codeDeadlineExceeded  = 4
 	codeResourceExhausted = 8
+	codeAborted           = 10
 	codeInternal          = 13
 	codeUnavailable       = 14
 )
@@ -27,6 +29,14 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 		return parleyv1.TurnState_TURN_STATE_COMPLETED, nil
 	case errors.Is(cause, ErrShuttingDown):
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, stopped()
+	case errors.Is(cause, errCancelled):
+		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{Code: codeCancelled, Reason: "CANCELLED", Message: "the turn was cancelled"}
+	case errors.Is(cause, errLeft):
+		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{
+			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader left, and the turn was to stop with it",
+		}
+	case errors.Is(cause, errInterrupted):
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later turn took its place"}
 	case errors.Is(cause, errLate):
 		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
 	case errors.Is(cause, errIdle):

@@ -2,106 +2,139 @@ package turn
 
 import (
 	"context"
-	"iter"
+	"errors"
+	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/proto"
 )
 
-// replay returns the events of the turn that a request began when it came first: those of
-// the live turn, else what the store kept of it.
-func (m *Manager) replay(ctx context.Context, tenant, id string, first *store.Seen) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+// errStopYielding says that a reader has left the sequence.
+var errStopYielding = errors.New("the reader has left")
+
+// seenError says that a request began a turn which is in the store.
+type seenError struct{ *store.Seen }
+
+// Error says so.
+func (e *seenError) Error() string { return "turn " + e.TurnID + " was begun by this request" }
+
+// yielder takes events; false: no more.
+type yielder = func(*parleyv1.TurnEvent, error) bool
+
+// follow yields the turn's events behind an index to a reader that is attached to it.
+func (t *live) follow(ctx context.Context, after int32, replayed bool, yield yielder) error {
+	defer t.m.detach(t)
+	for event, err := range t.events.read(ctx, after) {
+		if gone := new(EventsGoneError); after == 0 && errors.As(err, &gone) {
+			return t.catchUp(ctx, yield)
+		}
+		if err != nil {
+			return err
+		}
+		if after = event.GetIndex(); !yield(marked(event, replayed), nil) {
+			return errStopYielding
+		}
+	}
+	return nil
+}
+
+// catchUp yields what has happened so far with merged texts, since the first events are no
+// longer kept, and then what follows.
+func (t *live) catchUp(ctx context.Context, yield yielder) error {
+	so := t.answer.soFar(-1)
+	for _, event := range slices.Concat([]*parleyv1.TurnEvent{t.events.started()}, merged(t.id, so.messages, so.marks)) {
+		if !yield(marked(event, true), nil) {
+			return errStopYielding
+		}
+	}
+	for event, err := range t.events.read(ctx, so.last) {
+		if err != nil {
+			return err
+		}
+		if !yield(event, nil) {
+			return errStopYielding
+		}
+	}
+	return nil
+}
+
+// marked marks a started event for somebody who did not begin the turn.
+func marked(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent {
+	if replayed && event.GetStarted() != nil {
+		event = proto.CloneOf(event)
+		event.GetStarted().Replayed = true
+	}
+	return event
+}
+
+// replay yields the events of a turn behind an index: of a live one, else what the store
+// kept. An empty turnID is the running turn, else the newest.
+func (m *Manager) replay(ctx context.Context, at place, turnID string, after int32, yield yielder) error {
+	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true}
+	snapshot, err := m.o.Store.Read(ctx, read)
+	if err != nil {
+		return err
+	}
+	if turnID == "" {
+		turnID = newest(snapshot)
+	}
+	if t := m.attach(at, turnID, snapshot.Conversation.GetUid()); t != nil {
+		return t.follow(ctx, after, true, yield)
+	}
+	read.Newest = -1
+	if snapshot, err = m.o.Store.Read(ctx, read); err != nil {
+		return err
+	}
+	turn := findTurn(snapshot.Turns, turnID)
+	switch {
+	case turn == nil:
+		return &NotFoundError{TurnID: turnID}
+	case turn.GetFinishTime() == nil:
+		return &store.BusyError{TurnID: turnID} // The store could not take its end: the next start will see to it.
+	}
+	r, err := newRecording(snapshot, turn)
+	if err != nil {
+		return err
+	}
+	events, err := r.after(after)
+	for _, event := range events {
+		if !yield(event, nil) {
+			return errStopYielding
+		}
+	}
+	return err
+}
+
+// newest is the running turn of a conversation, else the newest; empty: it had none.
+func newest(s *store.Snapshot) string {
+	if id := s.Conversation.GetActiveTurnId(); id != "" {
+		return id
+	}
+	if n := len(s.Turns); n > 0 {
+		return s.Turns[n-1].GetId()
+	}
+	return ""
+}
+
+func findTurn(turns []*parleyv1.Turn, id string) *parleyv1.Turn {
+	for _, turn := range turns {
+		if turn.GetId() == id {
+			return turn
+		}
+	}
+	return nil
+}
+
+// attach attaches a reader to a live turn of the conversation with that uid; nil when there
+// is none.
+func (m *Manager) attach(at place, turnID, uid string) *live {
 	m.mu.Lock()
-	t := m.live[first.TurnID]
-	m.mu.Unlock()
-	if t != nil {
-		return markReplayed(t.events.read(ctx, 0)), nil
+	defer m.mu.Unlock()
+	t := m.turns[turnID]
+	if t == nil || t.line.place != at || t.uid != "" && t.uid != uid {
+		return nil
 	}
-	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1, Turns: true})
-	if err != nil {
-		return nil, err
-	}
-	kept, err := snapshot.Messages.Messages()
-	if err != nil {
-		return nil, err
-	}
-	for _, turn := range snapshot.Turns {
-		switch {
-		case turn.GetId() != first.TurnID:
-		case turn.GetFinishTime() == nil:
-			// The store could not take its end; the next start will see to it.
-			return nil, &store.BusyError{TurnID: turn.GetId()}
-		default:
-			return stored(snapshot.Conversation, kept, turn, first.Created), nil
-		}
-	}
-	return nil, &EventsGoneError{}
-}
-
-// markReplayed marks the started event of a live turn for somebody who joins it.
-func markReplayed(events iter.Seq2[*parleyv1.TurnEvent, error]) iter.Seq2[*parleyv1.TurnEvent, error] {
-	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		for event, err := range events {
-			if event.GetStarted() != nil {
-				event = proto.CloneOf(event)
-				event.GetStarted().Replayed = true
-			}
-			if !yield(event, err) {
-				return
-			}
-		}
-	}
-}
-
-// stored makes events of what the store kept of a turn that has ended: the same as the
-// first reader saw, with the text of each message in one piece.
-func stored(c *parleyv1.Conversation, kept []*parleyv1.Message, turn *parleyv1.Turn, created bool) iter.Seq2[*parleyv1.TurnEvent, error] {
-	c.SystemPrompt = "" // The event only reports a change.
-	started := &parleyv1.TurnStarted{Conversation: c, Agent: turn.GetAgent(), Replayed: true, Created: created}
-	var answer []*parleyv1.Message
-	for _, m := range kept {
-		switch {
-		case m.GetSequence() == turn.GetInputSequence():
-			started.UserMessage = m
-		case m.GetTurnId() == turn.GetId():
-			answer = append(answer, m)
-		}
-	}
-	events := []*parleyv1.TurnEvent{{Event: &parleyv1.TurnEvent_Started{Started: started}}}
-	for i, m := range answer {
-		events = append(events, messageEvents(m, i > 0)...)
-	}
-	events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{
-		Turn: turn, Messages: answer, ConversationVersion: c.GetVersion(),
-	}}})
-	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		for i, event := range events {
-			event.TurnId, event.Index = turn.GetId(), int32(i+1)
-			if !yield(event, nil) {
-				return
-			}
-		}
-	}
-}
-
-// messageEvents are the events that a stored message of an answer was made of.
-func messageEvents(m *parleyv1.Message, another bool) []*parleyv1.TurnEvent {
-	if result := m.GetToolResult(); result != nil {
-		return []*parleyv1.TurnEvent{{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: result}}}
-	}
-	var events []*parleyv1.TurnEvent
-	if another {
-		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: m.GetAgent()}}})
-	}
-	if text := m.GetContent(); text != "" {
-		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: text}}})
-	}
-	for _, data := range m.GetStructuredData() {
-		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: data}})
-	}
-	for _, call := range m.GetToolCalls() {
-		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: call}})
-	}
-	return events
+	t.readers++
+	return t
 }

@@ -2,38 +2,36 @@
 // [Manager.Chat].
 //
 // A turn runs in a goroutine of its own, whoever reads it: it outlives the stream that
-// began it. Readers follow its list of events; the store holds what must not be lost.
+// began it. The turns of a conversation stand in a line, and one runs at a time. Readers
+// follow a turn's list of events, which is kept for a while after its end; the store holds
+// what must not be lost, and what is no longer in a list is replayed from there.
 package turn
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
 )
 
-// maxTurnsInAll bounds the turns of all tenants together.
+// maxTurnsInAll bounds the running turns of all tenants together.
 const maxTurnsInAll = 1024
-
-// saveEvery is how much of an answer a crash can cost.
-const saveEvery = time.Second
 
 // Options of a Manager; all are required.
 type Options struct {
 	Store  store.Store
 	Agents *agent.Set
 	Log    *slog.Logger
-	// TurnTimeout bounds a whole turn, IdleTimeout the time between two pieces.
+	// TurnTimeout bounds a whole turn, IdleTimeout the time between two pieces. Waiting in
+	// line is no part of either.
 	TurnTimeout, IdleTimeout time.Duration
 	// MaxAnswerBytes bounds what is kept of an answer.
 	MaxAnswerBytes int
@@ -47,9 +45,13 @@ type Manager struct {
 
 	mu      sync.Mutex
 	closed  bool
-	live    map[string]*live // by turn id, from before the store knows it until it has ended there
-	running map[string]int   // of live, by tenant
-	idle    chan struct{}    // closed when closed and nothing is live
+	turns   map[string]*live // by id: those that wait, run, or have ended and are kept
+	lines   map[place]*line
+	running map[string]int // lines in which a turn runs, by tenant
+	inAll   int            // lines in which a turn runs
+	idle    chan struct{}  // closed when closed and no turn runs
+	kept    *list.List     // of *live that have ended, in the order of their ends
+	keptFor int            // what they hold in memory, in bytes
 
 	stop    context.Context //nolint:containedctx // the manager's own life, not a call's
 	stopped context.CancelCauseFunc
@@ -60,64 +62,53 @@ type Manager struct {
 func New(ctx context.Context, o Options) *Manager {
 	stop, stopped := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, live: make(map[string]*live), running: make(map[string]int),
-		idle: make(chan struct{}), stop: stop, stopped: stopped,
+		o: o, turns: make(map[string]*live), lines: make(map[place]*line), running: make(map[string]int),
+		idle: make(chan struct{}), kept: list.New(), stop: stop, stopped: stopped,
 	}
 }
 
 // Chat begins the turn that a valid request asks for, whose conversation_id is filled in,
-// and returns its events; or those of the turn that q, which may be nil, began when it
-// came first. When it returns an error nothing was written: an error of the store or of
-// this package. The sequence ends after a finished event, or with an error: ctx's, or what
-// kept the turn from ending. Leaving it does not end the turn.
-func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
-	if err := supported(request); err != nil {
-		return nil, err
+// and yields its events; or those of the turn that q, which may be nil, began when it came
+// first. The sequence ends after a finished event, or with an error: one of the store or of
+// this package, or ctx's. Without a started event nothing was written. Leaving the sequence
+// does not end the turn unless the request says so; a turn that still waits in line is
+// dropped with its last reader.
+func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+	return func(yield func(*parleyv1.TurnEvent, error) bool) {
+		t, joined, err := m.enter(ctx, tenant, request, q)
+		if err == nil {
+			err = t.follow(ctx, 0, joined, yield)
+		}
+		if first, ok := errors.AsType[*seenError](err); ok {
+			err = m.replay(ctx, place{tenant, request.GetConversationId()}, first.TurnID, 0, yield)
+		}
+		if gone := new(NotFoundError); errors.As(err, &gone) {
+			err = &EventsGoneError{} // The request outlived the turn.
+		}
+		if err != nil && !errors.Is(err, errStopYielding) {
+			yield(nil, err)
+		}
 	}
-	id := request.GetConversationId()
-	found, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Request: q})
-	if errors.Is(err, store.ErrNotFound) {
-		found, err = &store.Snapshot{}, nil
-	}
-	switch {
-	case err != nil:
-		return nil, err
-	case found.Seen != nil:
-		return m.replay(ctx, tenant, id, found.Seen)
-	case !m.known(request.GetAgent()):
-		return nil, &UnknownAgentError{Agent: request.GetAgent(), Known: m.o.Agents.Names()}
-	case found.Conversation.GetActiveTurnId() != "":
-		// The store would say so too, but a full house must not speak first.
-		return nil, &store.BusyError{TurnID: found.Conversation.GetActiveTurnId()}
-	}
-	entry, err := m.choose(request, found.Conversation)
-	if err != nil {
-		return nil, err
-	}
-	t, err := m.enter(ctx, tenant, request, entry)
-	if err != nil {
-		return nil, err
-	}
-	result, err := m.o.Store.Append(ctx, &store.Append{
-		Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{t.input},
-		Request: q, MustExist: request.GetMustExist(), IfVersion: request.IfVersion,
-		Begin: &parleyv1.Turn{Id: t.id, RequestId: request.GetRequestId(), Agent: entry.Name},
-	})
-	if err != nil {
-		m.leave(t)
-		return nil, err
-	}
-	if result.Replayed {
-		m.leave(t)
-		return m.replay(ctx, tenant, id, &store.Seen{Created: result.Created, TurnID: result.Turn.GetId()})
-	}
-	m.begin(t, result)
-	go t.run()
-	return t.events.read(ctx, 0), nil
 }
 
-// UserMessage is the message that a request has stored, without its id.
+// Resume yields the events of a turn behind an index; 0 is all. An empty turnID is the
+// running turn, else the newest. The sequence ends like Chat's; beside the errors of Chat
+// there are NotFoundError and EventsGoneError.
+func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
+	return func(yield func(*parleyv1.TurnEvent, error) bool) {
+		err := m.replay(ctx, place{tenant, conversationID}, turnID, after, yield)
+		if err != nil && !errors.Is(err, errStopYielding) {
+			yield(nil, err)
+		}
+	}
+}
+
+// UserMessage is the message that a request has stored, without its id; nil when it has
+// none stored.
 func UserMessage(r *parleyv1.ChatRequest) *parleyv1.Message {
+	if r.GetAnswerPending() {
+		return nil
+	}
 	return &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_USER, Content: r.GetContent(), StructuredData: r.GetStructuredData(),
 		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(),
@@ -128,21 +119,6 @@ func UserMessage(r *parleyv1.ChatRequest) *parleyv1.Message {
 func (m *Manager) known(name string) bool {
 	_, ok := m.o.Agents.Get(name)
 	return ok || name == ""
-}
-
-// supported refuses what later versions do.
-func supported(r *parleyv1.ChatRequest) error {
-	switch {
-	case r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_QUEUE, r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
-		return &UnsupportedError{What: "on_busy: " + r.GetOnBusy().String()}
-	case r.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL:
-		return &UnsupportedError{What: "on_disconnect: " + r.GetOnDisconnect().String()}
-	case len(r.GetToolResults()) > 0:
-		return &UnsupportedError{What: "tool_results"}
-	case r.GetAnswerPending():
-		return &UnsupportedError{What: "answer_pending"}
-	}
-	return nil
 }
 
 // choose names the agent that answers: the request's, else the holder of the routing
@@ -158,100 +134,18 @@ func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation
 	return nil, &AgentNotConfiguredError{Agent: name, Known: m.o.Agents.Names()}
 }
 
-// enter makes a turn that is about to begin a live one, if there is a place for it.
-func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.ChatRequest, entry *agent.Entry) (*live, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case m.closed:
-		return nil, ErrShuttingDown
-	case m.running[tenant] >= m.o.MaxTurns:
-		return nil, fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.running[tenant], m.o.MaxTurns)
-	case len(m.live) >= maxTurnsInAll:
-		return nil, fmt.Errorf("%w: %d in all", ErrTooManyTurns, len(m.live))
-	}
-	t := newLive(ctx, m, tenant, request, entry)
-	m.live[t.id] = t
-	m.running[tenant]++
-	return t, nil
-}
-
-// begin notes what the store gave the turn.
-func (m *Manager) begin(t *live, begun *store.Result) {
-	number(t.input, begun.Appended[0])
-	t.begun = begun
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t.uid = begun.Conversation.GetUid()
-	if slices.Contains(t.gone, t.uid) {
-		t.cancel(ErrConversationGone)
-	}
-}
-
-// leave gives the turn's place back.
-func (m *Manager) leave(t *live) {
-	t.unhook()
-	t.cancel(nil)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.live, t.id)
-	m.running[t.tenant]--
-	if m.running[t.tenant] == 0 {
-		delete(m.running, t.tenant)
-	}
-	if len(m.live) == 0 && m.closed {
-		close(m.idle)
-	}
-}
-
 // Running counts the turns that run.
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.live)
+	return m.inAll
 }
 
-// Committed takes the store's changes: a conversation that is gone takes its turn along.
-// It does not block.
-func (m *Manager) Committed(changes []store.Change) {
-	for i := range changes {
-		if changes[i].Kind == parleyv1.ChangeKind_CHANGE_KIND_DELETED {
-			m.deleted(&changes[i])
-		}
-	}
-}
-
-func (m *Manager) deleted(c *store.Change) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, t := range m.live {
-		if t.tenant != c.Tenant || t.request.GetConversationId() != c.ConversationID {
-			continue
-		}
-		switch t.uid {
-		case "": // The store is still being asked; begin will know.
-			t.gone = append(t.gone, c.UID)
-		case c.UID:
-			t.cancel(ErrConversationGone)
-		default:
-			if c.UID == "" { // A damaged one has none.
-				t.cancel(ErrConversationGone)
-			}
-		}
-	}
-}
-
-// Stop takes no more turns, waits for those that run until ctx ends, then cuts them off
-// and returns when their answers, as far as they had come, are durable.
+// Stop takes no more turns and drops those that wait; it waits for those that run until
+// ctx ends, then cuts them off and returns when their answers, as far as they had come, are
+// durable.
 func (m *Manager) Stop(ctx context.Context) {
-	m.mu.Lock()
-	if !m.closed {
-		m.closed = true
-		if len(m.live) == 0 {
-			close(m.idle)
-		}
-	}
-	m.mu.Unlock()
+	m.close()
 	select {
 	case <-m.idle:
 	case <-ctx.Done():
@@ -259,37 +153,20 @@ func (m *Manager) Stop(ctx context.Context) {
 		<-m.idle
 	}
 	m.stopped(ErrShuttingDown)
+	m.forgetAll()
 }
 
-// Recover ends the turns that a crash left running, with what had been saved of their
-// answers. Call it before serving.
-func (m *Manager) Recover(ctx context.Context) error {
-	abandoned, err := m.o.Store.Abandoned(ctx)
-	if err != nil {
-		return fmt.Errorf("find abandoned turns: %w", err)
+func (m *Manager) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
 	}
-	for i := range abandoned {
-		p := &abandoned[i]
-		for _, message := range p.Messages {
-			if message.GetId() == "" {
-				message.Id = uuid.NewString()
-			}
-		}
-		_, err := m.o.Store.Append(ctx, &store.Append{
-			Tenant: p.Tenant, ConversationID: p.ConversationID, Messages: p.Messages,
-			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: stopped()},
-		})
-		log := m.o.Log.With("tenant", p.Tenant, "conversation_id", p.ConversationID, "turn_id", p.TurnID)
-		switch {
-		case err == nil:
-			log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
-		case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
-		case errors.Is(err, store.ErrCorrupt), errors.Is(err, store.ErrNoSpace):
-			// The others can be served, and conversations deleted to make room.
-			log.Error("turn could not be ended", "error", err)
-		default:
-			return fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
-		}
+	m.closed = true
+	for _, l := range m.lines {
+		m.disperse(l, ErrShuttingDown)
 	}
-	return nil
+	if m.inAll == 0 {
+		close(m.idle)
+	}
 }

@@ -16,7 +16,7 @@ func TestWhoAnswers(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": names("main"), "writer": names("writer"), "reviewer": names("reviewer")}, nil)
 	chat := func(request *parleyv1.ChatRequest) (string, error) {
 		request.ConversationId, request.Content = "c", "q"
-		events, err := f.Chat(t.Context(), tenant, request, nil)
+		events, err := f.ask(t, request, nil)
 		if err != nil {
 			return "", err
 		}
@@ -64,13 +64,13 @@ func TestReplayWithoutItsAgent(t *testing.T) {
 	before := newFixture(t, map[string]agent.Agent{"main": says(text("x")), "writer": says(text("a"))}, nil)
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Agent: "writer", RequestId: "r"}
 	q := &store.Request{ID: "r", Method: "Chat"}
-	events, err := before.Chat(t.Context(), tenant, request, q)
+	events, err := before.ask(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
 	finished(t, events)
 	after := newFixture(t, map[string]agent.Agent{"main": says(text("x"))}, func(o *Options) { o.Store = before.store })
-	events, err = after.Chat(t.Context(), tenant, request, q)
+	events, err = after.ask(t, request, q)
 	if err != nil {
 		t.Fatalf("retry: %v", err)
 	}
@@ -85,31 +85,23 @@ func TestBusyAndLimits(t *testing.T) {
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"})
 	<-said
 	var busy *store.BusyError
-	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
+	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
 		t.Errorf("second chat on a busy conversation: %v", err)
 	}
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
 	<-said
-	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
+	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
 		t.Errorf("second chat on a busy conversation of a full house: %v", err)
 	}
-	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
+	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
 		t.Errorf("third turn of two: %v", err)
 	}
 	if n := f.Running(); n != 2 {
 		t.Errorf("%d turns run, want 2", n)
 	}
-	for _, request := range []*parleyv1.ChatRequest{
-		{OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE},
-		{OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT},
-		{OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL},
-		{AnswerPending: true},
-		{ToolResults: []*parleyv1.ToolResult{{CallId: "x"}}},
-	} {
-		var unsupported *UnsupportedError
-		if _, err := f.Chat(t.Context(), tenant, request, nil); !errors.As(err, &unsupported) {
-			t.Errorf("%v: %v", request, err)
-		}
+	var unsupported *UnsupportedError
+	if _, err := f.ask(t, &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "x"}}}, nil); !errors.As(err, &unsupported) {
+		t.Errorf("tool results: %v", err)
 	}
 }
 
@@ -166,7 +158,7 @@ func TestDeleteWhileTheTurnBegins(t *testing.T) {
 		}}
 	})
 	var last error
-	for _, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
+	for _, err := range f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil) {
 		last = err
 	}
 	if !errors.Is(last, ErrConversationGone) || f.Running() != 0 {
@@ -246,7 +238,7 @@ func TestStopKeepsWhatHadArrived(t *testing.T) {
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
-	if _, err := f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
+	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
 		t.Errorf("chat after the stop: %v", err)
 	}
 	end := finished(t, events)

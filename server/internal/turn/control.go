@@ -1,0 +1,108 @@
+package turn
+
+import (
+	"context"
+	"slices"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// maxListed is how many turns List returns, which is as many as a store keeps.
+const maxListed = 32
+
+// Get returns a turn of a conversation: store.ErrNotFound when there is no such
+// conversation, NotFoundError when it has no such turn.
+func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
+	turns, err := m.List(ctx, tenant, conversationID)
+	if err != nil {
+		return nil, err
+	}
+	if turn := findTurn(turns, turnID); turn != nil {
+		return turn, nil
+	}
+	if t := m.neverBegun(place{tenant, conversationID}, turnID); t != nil {
+		<-t.done // It is about to be.
+		return t.final, nil
+	}
+	return nil, &NotFoundError{TurnID: turnID}
+}
+
+// List returns the newest turns of a conversation, newest first, 32 at most; those that wait
+// are the newest, the last in line first.
+func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
+	// Ahead of the store: a turn that begins meanwhile is then in both, not in neither.
+	waiting := m.waiting(place{tenant, conversationID})
+	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: conversationID, Turns: true})
+	if err != nil {
+		return nil, err
+	}
+	turns := snapshot.Turns
+	for _, turn := range waiting {
+		if findTurn(snapshot.Turns, turn.GetId()) == nil {
+			turns = append(turns, turn)
+		}
+	}
+	slices.Reverse(turns)
+	return turns[:min(len(turns), maxListed)], nil
+}
+
+// waiting are the turns of a conversation that have not begun, in line.
+func (m *Manager) waiting(at place) []*parleyv1.Turn {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var turns []*parleyv1.Turn
+	if l := m.lines[at]; l != nil {
+		for _, t := range l.all() {
+			if !t.ended && t.uid == "" {
+				turns = append(turns, t.waiting())
+			}
+		}
+	}
+	return turns
+}
+
+// neverBegun returns a turn that was cancelled while it waited.
+func (m *Manager) neverBegun(at place, turnID string) *live {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t := m.turns[turnID]; t != nil && t.line.place == at && t.ended && t.uid == "" {
+		return t
+	}
+	return nil
+}
+
+// Cancel ends a turn that runs or waits, and returns it as it ended, which need not be
+// cancelled: its answer may have been whole already. A turn that has ended it only returns.
+// Errors: those of Get, and store.BusyError when the turn is not this server's to end.
+func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
+	if t := m.cancel(place{tenant, conversationID}, turnID); t != nil {
+		select {
+		case <-t.done:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		if t.final != nil {
+			return t.final, nil
+		}
+	}
+	turn, err := m.Get(ctx, tenant, conversationID, turnID)
+	if err == nil && turn.GetFinishTime() == nil {
+		return nil, &store.BusyError{TurnID: turnID}
+	}
+	return turn, err
+}
+
+// cancel cancels a live turn; nil when there is none that has not ended.
+func (m *Manager) cancel(at place, turnID string) *live {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.turns[turnID]
+	if t == nil || t.line.place != at || t.ended {
+		return nil
+	}
+	if !m.withdraw(t, errCancelled) {
+		t.cancel(errCancelled)
+	}
+	return t
+}

@@ -1,0 +1,106 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// storeRetry is how long a turn waits before it offers its answer to a store again that
+// was overloaded or out of space.
+const storeRetry = 100 * time.Millisecond
+
+// finish makes the answer durable. It returns what to tell readers, or why their streams
+// end without.
+func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
+	if errors.Is(cause, ErrConversationGone) || errors.Is(cause, store.ErrNotFound) {
+		t.log.Info("turn ended with its conversation")
+		return nil, ErrConversationGone
+	}
+	var messages []*parleyv1.Message
+	messages, t.marks.Messages = t.answer.finish(cause == nil)
+	t.marks.Finished = t.events.last() + 1
+	for _, m := range messages {
+		m.Id = uuid.NewString()
+	}
+	end := &parleyv1.Turn{Id: t.id}
+	end.State, end.Error = t.outcome(cause)
+	if cause == nil && unanswered(messages) {
+		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
+	}
+	result, err := t.commit(messages, end)
+	if err != nil && ofTheAnswer(err) {
+		// The text is kept, and the conversation is usable again.
+		t.log.Error("answer could not be stored as it is", "error", err)
+		messages, t.marks.Messages = plain(messages, t.marks.GetMessages())
+		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
+		result, err = t.commit(messages, end)
+	}
+	switch {
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+		t.log.Info("turn ended with its conversation")
+		return nil, ErrConversationGone
+	case err != nil:
+		t.log.Error("answer could not be stored", "error", err)
+		return nil, fmt.Errorf("store the answer: %w", err)
+	}
+	for i, n := range result.Appended {
+		number(messages[i], n)
+	}
+	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
+	if e := end.GetError(); e != nil {
+		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
+	}
+	return &parleyv1.TurnFinished{
+		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),
+	}, nil
+}
+
+// ofTheAnswer reports whether the store may take another answer where this one failed. It
+// knows its own errors; what else there is says that a message cannot be encoded.
+func ofTheAnswer(err error) bool {
+	for _, known := range []error{
+		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed, store.ErrClosed,
+	} {
+		if errors.Is(err, known) {
+			return false
+		}
+	}
+	return true
+}
+
+// commit ends the turn in the store, and tries again while the store cannot take it: too
+// many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
+// the turn is then left to the next start, with what was saved of it.
+func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+	for {
+		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
+			Tenant: t.line.tenant, ConversationID: t.line.id, Messages: messages, End: end, Events: t.marks,
+		})
+		full := errors.Is(err, store.ErrNoSpace)
+		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.m.stop.Err() != nil {
+			return result, err
+		}
+		var stop <-chan struct{}
+		if full {
+			stop = t.m.stop.Done()
+		}
+		select {
+		case <-time.After(storeRetry):
+		case <-stop:
+		}
+	}
+}
+
+// number gives a message what the store gave it.
+func number(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
+	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
+	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
+		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
+	}
+}

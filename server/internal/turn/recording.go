@@ -1,0 +1,147 @@
+package turn
+
+import (
+	"cmp"
+	"slices"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// recording is what the store kept of a turn that has ended.
+type recording struct {
+	started  *parleyv1.TurnStarted
+	finished *parleyv1.TurnFinished
+	answer   []*parleyv1.Message // as far as it is still in the history
+	marks    []*storev1.MessageEvents
+	events   *storev1.TurnEvents
+	gone     int32 // index of the last event that told of a message which is not in answer
+}
+
+func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
+	kept, err := s.Messages.Messages()
+	if err != nil {
+		return nil, err
+	}
+	s.Conversation.SystemPrompt = "" // The event only reports a change.
+	r := &recording{started: &parleyv1.TurnStarted{Conversation: s.Conversation, Agent: turn.GetAgent(), Replayed: true}}
+	first, last := turn.GetFirstAnswerSequence(), turn.GetLastAnswerSequence()
+	answer := make(map[int32]*parleyv1.Message)
+	for _, m := range kept {
+		switch at := m.GetSequence(); {
+		case at == turn.GetInputSequence() && m.GetRole() == parleyv1.Role_ROLE_USER:
+			r.started.UserMessage = m
+		case first > 0 && at >= first && at <= last:
+			answer[at] = m
+		}
+	}
+	i := slices.IndexFunc(s.Events, func(e *storev1.TurnEvents) bool { return e.GetTurnId() == turn.GetId() })
+	if i >= 0 {
+		r.events = s.Events[i]
+	} else {
+		r.events = countOff(answer, first, last)
+	}
+	for i, mark := range r.events.GetMessages() {
+		if m := answer[first+int32(i)]; m != nil {
+			r.answer, r.marks = append(r.answer, m), append(r.marks, mark)
+		} else {
+			r.gone = max(r.gone, lastOf(mark))
+		}
+	}
+	r.started.HistoryCount, r.started.Created = r.events.GetHistoryCount(), r.events.GetCreated()
+	r.finished = &parleyv1.TurnFinished{Turn: turn, Messages: r.answer, ConversationVersion: r.events.GetConversationVersion()}
+	return r, nil
+}
+
+// countOff gives the events of a turn indexes of which the store knows none: one that an
+// earlier version kept. Nobody can go on from within it.
+func countOff(answer map[int32]*parleyv1.Message, first, last int32) *storev1.TurnEvents {
+	e, index := &storev1.TurnEvents{Started: 1, LostAfter: 1}, int32(1)
+	next := func() int32 { index++; return index }
+	for at := first; at <= last; at++ {
+		m, mark := answer[at], new(storev1.MessageEvents)
+		if at > first && m.GetToolResult() == nil {
+			mark.AnswerStarted = next()
+		}
+		if m.GetContent() != "" {
+			mark.FirstText = next()
+			mark.LastText = mark.FirstText
+		}
+		for range m.GetStructuredData() {
+			mark.StructuredData = append(mark.StructuredData, next())
+		}
+		for range m.GetToolCalls() {
+			mark.ToolCalls = append(mark.ToolCalls, next())
+		}
+		if m.GetToolResult() != nil {
+			mark.ToolResult = next()
+		}
+		e.Messages = append(e.Messages, mark)
+	}
+	e.Finished = next()
+	return e
+}
+
+// after returns the events behind an index. The text of a message comes in one piece, so
+// there is no going on from within it.
+func (r *recording) after(index int32) ([]*parleyv1.TurnEvent, error) {
+	finished, lost := r.events.GetFinished(), r.events.GetLostAfter()
+	within := index > finished || index < r.gone || lost > 0 && index > lost
+	for _, mark := range r.marks {
+		within = within || index >= mark.GetFirstText() && index < mark.GetLastText()
+	}
+	switch {
+	case index == 0:
+	case index == finished:
+		return nil, nil
+	case within:
+		return nil, &EventsGoneError{After: index, Oldest: 1, Last: finished}
+	}
+	turnID := r.finished.GetTurn().GetId()
+	all := []*parleyv1.TurnEvent{{TurnId: turnID, Index: r.events.GetStarted(), Event: &parleyv1.TurnEvent_Started{Started: r.started}}}
+	all = append(all, merged(turnID, r.answer, r.marks)...)
+	all = append(all, &parleyv1.TurnEvent{TurnId: turnID, Index: finished, Event: &parleyv1.TurnEvent_Finished{Finished: r.finished}})
+	return slices.DeleteFunc(all, func(e *parleyv1.TurnEvent) bool { return e.GetIndex() <= index }), nil
+}
+
+// merged are the events that told of messages, the text of each in one piece, in the order
+// of their indexes.
+func merged(turnID string, messages []*parleyv1.Message, marks []*storev1.MessageEvents) []*parleyv1.TurnEvent {
+	var events []*parleyv1.TurnEvent
+	add := func(index int32, e *parleyv1.TurnEvent) {
+		e.TurnId, e.Index = turnID, index
+		events = append(events, e)
+	}
+	for i, m := range messages {
+		mark := marks[i]
+		if index := mark.GetAnswerStarted(); index > 0 {
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: m.GetAgent()}}})
+		}
+		if index := mark.GetLastText(); index > 0 {
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: m.GetContent()}}})
+		}
+		for j, index := range mark.GetStructuredData() {
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: m.GetStructuredData()[j]}})
+		}
+		for j, index := range mark.GetToolCalls() {
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: m.GetToolCalls()[j]}})
+		}
+		if index := mark.GetToolResult(); index > 0 {
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: m.GetToolResult()}})
+		}
+	}
+	slices.SortFunc(events, func(a, b *parleyv1.TurnEvent) int { return cmp.Compare(a.GetIndex(), b.GetIndex()) })
+	return events
+}
+
+// lastOf is the index of the last event that told of a message.
+func lastOf(mark *storev1.MessageEvents) int32 {
+	last := max(mark.GetAnswerStarted(), mark.GetLastText(), mark.GetToolResult())
+	for _, indexes := range [][]int32{mark.GetStructuredData(), mark.GetToolCalls()} {
+		if n := len(indexes); n > 0 {
+			last = max(last, indexes[n-1])
+		}
+	}
+	return last
+}

@@ -1,0 +1,70 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// lostEvents is how far the index of the finished event is from the last one saved in a turn
+// that a crash cut off: more than an agent says between two saves, so that no reader takes
+// it for an event that it has seen.
+const lostEvents = 1 << 20
+
+// Recover ends the turns that a crash left running, with what had been saved of their
+// answers. Call it before serving.
+func (m *Manager) Recover(ctx context.Context) error {
+	for after := ""; ; {
+		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
+		if err != nil {
+			return fmt.Errorf("find abandoned turns: %w", err)
+		}
+		for i := range abandoned {
+			if err := m.recover(ctx, &abandoned[i]); err != nil {
+				return err
+			}
+		}
+		if after = next; after == "" {
+			return nil
+		}
+	}
+}
+
+func (m *Manager) recover(ctx context.Context, p *store.Progress) error {
+	for _, message := range p.Messages {
+		if message.GetId() == "" {
+			message.Id = uuid.NewString()
+		}
+	}
+	_, err := m.o.Store.Append(ctx, &store.Append{
+		Tenant: p.Tenant, ConversationID: p.ConversationID, Messages: p.Messages, Events: broken(p.Events),
+		End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: stopped()},
+	})
+	log := m.o.Log.With("tenant", p.Tenant, "conversation_id", p.ConversationID, "turn_id", p.TurnID)
+	switch {
+	case err == nil:
+		log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+	case errors.Is(err, store.ErrCorrupt), errors.Is(err, store.ErrNoSpace):
+		// The others can be served, and conversations deleted to make room.
+		log.Error("turn could not be ended", "error", err)
+	default:
+		return fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
+	}
+	return nil
+}
+
+// broken completes the events of a turn that a crash cut off.
+func broken(e *storev1.TurnEvents) *storev1.TurnEvents {
+	if e == nil {
+		return nil
+	}
+	e.LostAfter = max(e.GetLostAfter(), e.GetStarted())
+	e.Finished = e.GetLostAfter() + lostEvents
+	return e
+}
