@@ -82,9 +82,10 @@ type Store interface {
 	SaveProgress(ctx context.Context, p *Progress) error
 	// Abandoned returns the running turns that no live server answers any more, with what
 	// was saved of their answers: in a store of one process, all that ran when it was opened.
-	// Whoever asks ends them with Append. One call returns some of them, by size, behind the
-	// place after; empty is the start. Next is where the next call goes on, empty when there
-	// are no more.
+	// Whoever asks ends them with Append. One call returns some of them, by size, at least one
+	// if there is one, behind the place after: empty is the start, else it is next of another
+	// call, and next is empty when there are no more. What ends meanwhile moves no other turn.
+	// A string that is no such place gives ErrPageToken or any of the turns.
 	Abandoned(ctx context.Context, after string) (turns []Progress, next string, err error)
 
 	// Sweep removes conversations that have expired or are over capacity, at most limit of
@@ -189,8 +190,8 @@ type Append struct {
 	// End closes this turn, whose answer Messages are: id, state and error are the caller's.
 	End *parleyv1.Turn
 	// Events are kept with the turn that Begin opens or End closes, in place of those before;
-	// nil keeps those. The store sets their turn_id and conversation_version, and does not
-	// look at the rest.
+	// nil keeps those. The store sets turn_id and conversation_version in what it keeps, and
+	// does not look at the rest.
 	Events *storev1.TurnEvents
 }
 
@@ -275,7 +276,7 @@ type Read struct {
 	ConversationID string
 	// Newest is how many messages to return; negative is all, 0 none.
 	Newest int
-	// Turns asks for the turns too.
+	// Turns asks for the turns and their events too.
 	Turns bool
 	// Request asks whether the conversation has seen it; ErrRequestReused when it has seen
 	// the same id with other content.
@@ -352,8 +353,8 @@ type Progress struct {
 	TurnID string
 	// Messages of the answer, the last one perhaps cut off.
 	Messages []*parleyv1.Message
-	// Events as far as they are told by Messages; from Abandoned, where nothing was saved,
-	// those that the turn began with.
+	// Events as far as they are told by Messages, kept as they are; from Abandoned, where none
+	// were saved, those that the turn began with.
 	Events *storev1.TurnEvents
 }
 

@@ -21,7 +21,7 @@
 //	expiry
 //	└── <minute><tenant><inner key>   → nanosecond, CRC-32C
 //	turns
-//	└── <tenant><conversation id>     → the answer so far, see package record
+//	└── <tenant><conversation id>     → the answer so far and its events, see package record
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that tells equal times apart, 4 bytes

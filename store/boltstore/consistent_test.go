@@ -79,8 +79,31 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	return errors.Join(faults...)
 }
 
+// checkTurns looks at the turns that are kept with a conversation: none of the events may
+// outlive its turn.
+func checkTurns(r *record.Record) error {
+	kept, err := r.AllTurns()
+	if err != nil {
+		return err
+	}
+	turns := map[string]bool{}
+	for _, t := range kept.GetTurns() {
+		turns[t.GetId()] = true
+	}
+	for _, e := range kept.GetEvents() {
+		if !turns[e.GetTurnId()] {
+			return fmt.Errorf("events of turn %q, which is not kept", e.GetTurnId())
+		}
+		delete(turns, e.GetTurnId()) // Once.
+	}
+	return nil
+}
+
 // checkConversation looks at all that must be there beside a conversation.
 func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) error {
+	if err := checkTurns(r); err != nil {
+		return err
+	}
 	c := r.Conversation()
 	if created := int64(binary.BigEndian.Uint64(key[:])); created != c.GetCreateTime().AsTime().UnixNano() {
 		return fmt.Errorf("its key says that it was made at %d", created)

@@ -9,6 +9,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -185,17 +186,23 @@ func TestDamagedProgress(t *testing.T) {
 	s := open(t, path, store.Options{})
 	if _, err := s.Append(t.Context(), &store.Append{
 		Tenant: "acme", ConversationID: "a", Messages: text("question"), Begin: &parleyv1.Turn{Id: "turn"},
+		Events: &storev1.TurnEvents{Started: 1},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.SaveProgress(t.Context(), &store.Progress{Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: text("so far")}); err != nil {
+	if err := s.SaveProgress(t.Context(), &store.Progress{
+		Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 2},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	damage(t, s, turnsBucket, keyOf("a"), flip(-1))
 	s.Close()
-	turns, err := open(t, path, store.Options{}).Abandoned(t.Context())
+	turns, _, err := open(t, path, store.Options{}).Abandoned(t.Context(), "")
 	if err != nil || len(turns) != 1 || turns[0].TurnID != "turn" || turns[0].Messages != nil {
-		t.Errorf("%+v, %v; want the turn without its answer", turns, err)
+		t.Fatalf("%+v, %v; want the turn without its answer", turns, err)
+	}
+	if events := turns[0].Events; events.GetStarted() != 1 || events.GetTurnId() != "turn" || events.GetConversationVersion() != 1 {
+		t.Errorf("events are %v, want those that it began with", events)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestKill(t *testing.T) {
 				t.Errorf("%s has %d messages of %d", id, n, snapshot.Conversation.GetLastSequence())
 			}
 		}
-		turns, err := s.Abandoned(t.Context())
+		turns, _, err := s.Abandoned(t.Context(), "")
 		if err != nil || len(turns) != 1 || turns[0].ConversationID != "asked" {
 			t.Fatalf("abandoned turns: %v, %v", turns, err)
 		}

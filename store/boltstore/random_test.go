@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -92,6 +93,9 @@ func (w *world) append(r *rapid.T) {
 		w.running = append(w.running, store.Progress{Tenant: tenant, ConversationID: id, TurnID: a.Begin.GetId()})
 	case "end":
 		a.End = &parleyv1.Turn{Id: w.turn(r, tenant, id), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	}
+	if rapid.Bool().Draw(r, "events") {
+		a.Events = &storev1.TurnEvents{Started: 1}
 	}
 	_, err := w.store.Append(w.t.Context(), a)
 	w.do(r, err)

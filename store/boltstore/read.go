@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"slices"
+	"strings"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -110,6 +112,21 @@ type abandoned struct {
 	tenant, id, turn string
 }
 
+// place is where Abandoned goes on behind the turn.
+func (a abandoned) place() string { return string(idKey(a.tenant, a.id)) }
+
+// progress is what is known of the turn's answer; r is its conversation.
+func (a abandoned) progress(r *record.Record, saved []byte) store.Progress {
+	p := store.Progress{Tenant: a.tenant, ConversationID: a.id, TurnID: a.turn}
+	if s, err := record.UnmarshalProgress(saved); err == nil && s.TurnID == a.turn {
+		p.Messages, p.Events = s.Messages, s.Events
+	}
+	if p.Events == nil {
+		p.Events = r.Events(a.turn)
+	}
+	return p
+}
+
 // running returns the turns that run, as the conversations say. One whose conversation is
 // damaged cannot be ended, nor can anything else happen to it.
 func running(tx *bolt.Tx) []abandoned {
@@ -127,30 +144,42 @@ func running(tx *bolt.Tx) []abandoned {
 	return turns
 }
 
+// The bounds of one call of Abandoned, which returns one turn at least.
+const (
+	maxAbandoned      = 64
+	maxAbandonedBytes = 8 << 20
+)
+
 // Abandoned implements store.Store. A turn whose saved answer is damaged comes without it,
-// since it has to be ended all the same.
-func (s *Store) Abandoned(ctx context.Context) ([]store.Progress, error) {
-	var turns []store.Progress
-	var values [][]byte
-	err := s.view(ctx, func(tx *bolt.Tx) error {
-		for _, a := range s.abandoned {
+// since it has to be ended all the same. The place is a key, and turns come in the order of
+// keys: behind any other string they go on where it would be.
+func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
+	at, found := slices.BinarySearchFunc(s.abandoned, after, func(a abandoned, place string) int {
+		return strings.Compare(a.place(), place)
+	})
+	if found {
+		at++
+	}
+	err = s.view(ctx, func(tx *bolt.Tx) error {
+		size := 0
+		for i, a := range s.abandoned[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err == nil && r.Conversation().GetActiveTurnId() == a.turn {
-				turns = append(turns, store.Progress{Tenant: a.tenant, ConversationID: a.id, TurnID: a.turn})
-				values = append(values, bytes.Clone(tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))))
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn {
+				continue
 			}
+			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))
+			if len(turns) == maxAbandoned || len(turns) > 0 && size+len(saved) > maxAbandonedBytes {
+				next = s.abandoned[at+i-1].place()
+				break
+			}
+			turns, size = append(turns, a.progress(r, saved)), size+len(saved)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("abandoned turns: %w", err)
+		return nil, "", fmt.Errorf("abandoned turns: %w", err)
 	}
-	for i, value := range values {
-		if p, err := record.UnmarshalProgress(value); err == nil && p.TurnID == turns[i].TurnID {
-			turns[i].Messages = p.Messages
-		}
-	}
-	return turns, nil
+	return turns, next, nil
 }
 
 // Stats implements store.Store.

@@ -46,7 +46,7 @@ func TestAbandonedTurns(t *testing.T) {
 		}
 		return value
 	})
-	turns, err := s.Abandoned(t.Context())
+	turns, _, err := s.Abandoned(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

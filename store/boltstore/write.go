@@ -33,7 +33,7 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
 	}
-	uid, size := uuid.NewString(), 0
+	uid, size := uuid.NewString(), proto.Size(a.Events)
 	for _, m := range a.Messages {
 		size += proto.Size(m)
 	}

@@ -83,7 +83,7 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 }
 
 // Abandoned implements store.Store: the store was empty when it was made.
-func (s *Store) Abandoned(ctx context.Context) ([]store.Progress, error) {
-	_, err := s.entry(ctx, "", "")
-	return nil, err
+func (s *Store) Abandoned(ctx context.Context, _ string) (turns []store.Progress, next string, err error) {
+	_, err = s.entry(ctx, "", "")
+	return nil, "", err
 }

@@ -3,8 +3,10 @@ package storetest
 import (
 	"crypto/sha256"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -20,6 +22,26 @@ func assistant(text string, types ...string) *parleyv1.Message {
 		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: t, Value: structpb.NewStringValue(text)})
 	}
 	return m
+}
+
+// turnEvents are made up, with something in every field; seed tells them apart.
+func turnEvents(seed int32) *storev1.TurnEvents {
+	e := &storev1.TurnEvents{
+		TurnId: "forged", Started: seed, Created: true, HistoryCount: -seed, Finished: seed + 100, LostAfter: seed + 50, ConversationVersion: -7,
+		Messages: []*storev1.MessageEvents{
+			{AnswerStarted: 2, FirstText: 3, LastText: seed, StructuredData: []int32{4, seed}, ToolCalls: []int32{5, 1 << 30}},
+			{ToolResult: seed},
+		},
+	}
+	e.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 7))
+	return e
+}
+
+// keptEvents is what a store makes of turnEvents.
+func keptEvents(seed int32, turn string, version int32) *storev1.TurnEvents {
+	e := turnEvents(seed)
+	e.TurnId, e.ConversationVersion = turn, version
+	return e
 }
 
 // request is an AppendMessages with that id and content.

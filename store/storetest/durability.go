@@ -2,9 +2,7 @@ package storetest
 
 import (
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -66,112 +64,4 @@ func (s Subject) law03Durability(t *testing.T) {
 			t.Errorf("sequence %d follows 4", result.Appended[0].GetSequence())
 		}
 	})
-}
-
-func (s Subject) progress(t *testing.T) {
-	save := func(f *fixture, id, turn string, texts ...string) error {
-		p := &store.Progress{Tenant: tenant, ConversationID: id, TurnID: turn}
-		for _, text := range texts {
-			p.Messages = append(p.Messages, assistant(text, "partial"))
-		}
-		return f.store.SaveProgress(t.Context(), p)
-	}
-	t.Run("only for the running turn", func(t *testing.T) {
-		f := s.open(t, nil)
-		f.begin("a", "ended")
-		f.end("a", "ended")
-		for _, test := range [][2]string{{"a", "ended"}, {"a", ""}, {"b", "turn"}} {
-			if err := save(f, test[0], test[1]); !is(err, store.ErrTurnEnded) {
-				t.Errorf("turn %q of %s: %v, want ErrTurnEnded", test[1], test[0], err)
-			}
-		}
-		f.begin("a", "running")
-		if err := save(f, "a", "ended"); !is(err, store.ErrTurnEnded) {
-			t.Errorf("while another turn runs: %v, want ErrTurnEnded", err)
-		}
-		if err := save(f, "a", "running", "so far"); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Run("changes neither version nor times", func(t *testing.T) {
-		f := s.open(t, nil)
-		f.begin("a", "turn")
-		before := f.all()
-		f.seen.take()
-		f.clock.Advance(time.Second)
-		if err := save(f, "a", "turn", "so far"); err != nil {
-			t.Fatal(err)
-		}
-		same(t, "after SaveProgress", f.all(), before)
-		if changes := f.seen.take(); len(changes) > 0 {
-			t.Errorf("told of %v", brief(changes))
-		}
-	})
-	t.Run("what runs in this process is not abandoned", func(t *testing.T) {
-		f := s.open(t, nil)
-		f.begin("a", "turn")
-		f.abandoned(nil)
-	})
-	if s.Durable {
-		t.Run("found after the store was closed", func(t *testing.T) { s.abandoned(t, save) })
-	}
-}
-
-// abandoned leaves turns behind, in several ways.
-func (s Subject) abandoned(t *testing.T, save func(f *fixture, id, turn string, texts ...string) error) {
-	f := s.open(t, nil)
-	for _, id := range []string{"saved", "twice", "unsaved", "ended", "deleted", "next"} {
-		f.begin(id, "turn of "+id)
-		if id != "unsaved" {
-			if err := save(f, id, "turn of "+id, "draft", "of "+id); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := save(f, "twice", "turn of twice", "more"); err != nil {
-		t.Fatal(err)
-	}
-	f.end("ended", "turn of ended")
-	f.end("next", "turn of next")
-	f.begin("next", "another turn")
-	f.do(&store.Delete{ConversationID: "deleted"})
-	f.begin("deleted", "turn of a new one")
-	want := []store.Progress{
-		{ConversationID: "deleted", TurnID: "turn of a new one"},
-		{ConversationID: "next", TurnID: "another turn"},
-		{ConversationID: "saved", TurnID: "turn of saved", Messages: []*parleyv1.Message{assistant("draft", "partial"), assistant("of saved", "partial")}},
-		{ConversationID: "twice", TurnID: "turn of twice", Messages: []*parleyv1.Message{assistant("more", "partial")}},
-		{ConversationID: "unsaved", TurnID: "turn of unsaved"},
-	}
-	f.clock.Advance(24 * time.Hour)
-	f.reopen(nil)
-	f.sweep()
-	f.begin("begun since", "turn")
-	f.abandoned(want)
-	f.abandoned(want)
-
-	// Whoever finds them ends them: then they are no more.
-	for _, p := range want {
-		f.do(&store.Append{
-			ConversationID: p.ConversationID, Messages: p.Messages, MustExist: true,
-			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED},
-		})
-	}
-	f.abandoned(nil)
-	f.reopen(nil)
-	f.abandoned([]store.Progress{{ConversationID: "begun since", TurnID: "turn"}})
-}
-
-// abandoned checks what Abandoned returns, in the order of conversation ids.
-func (f *fixture) abandoned(want []store.Progress) {
-	f.t.Helper()
-	got, err := f.store.Abandoned(f.t.Context())
-	if err != nil {
-		f.t.Fatalf("Abandoned: %v", err)
-	}
-	for i := range want {
-		want[i].Tenant = tenant
-	}
-	slices.SortFunc(got, func(a, b store.Progress) int { return strings.Compare(a.ConversationID, b.ConversationID) })
-	same(f.t, "abandoned turns", got, want)
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -48,6 +49,9 @@ func (s Subject) law02NoSharedMemory(t *testing.T) {
 			clear(snapshot.Messages)
 			for _, turn := range snapshot.Turns {
 				spoil(turn)
+			}
+			for _, events := range snapshot.Events {
+				spoil(events)
 			}
 		}
 		same(t, "after snapshots were spoilt", f.all(), before)
@@ -93,11 +97,13 @@ func writes(f *fixture) []any {
 		},
 		&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{user("question"), assistant("answer", "list")},
-			Begin: &parleyv1.Turn{Id: "turn", Agent: "writer", RequestId: "r"}, Request: request("r", "question"),
+			Begin:   &parleyv1.Turn{Id: "turn", Agent: "writer", RequestId: "r", CreateTime: timestamppb.New(f.clock.Now())},
+			Request: request("r", "question"), Events: turnEvents(1),
 		},
 		&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{assistant("answer")},
-			End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"}},
+			End:    &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"}},
+			Events: turnEvents(2),
 		},
 		&store.Update{
 			ConversationID: "a",
@@ -131,6 +137,7 @@ func spoilWrite(write any) {
 		}
 		spoil(w.Begin)
 		spoil(w.End)
+		spoil(w.Events)
 		if w.Request != nil {
 			*w.Request = store.Request{}
 		}
@@ -162,6 +169,8 @@ func spoil(m proto.Message) {
 				v.Map().Set(key, protoreflect.ValueOfString("spoilt"))
 				return true
 			})
+		case field.IsList() && field.Message() == nil:
+			v.List().Set(0, v.List().Get(v.List().Len()-1))
 		case field.IsList():
 			for i := range v.List().Len() {
 				spoil(v.List().Get(i).Message().Interface())

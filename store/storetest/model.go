@@ -144,6 +144,9 @@ func (m *machine) turn(r *rapid.T) {
 	} else {
 		w.Begin = turn
 	}
+	if rapid.Bool().Draw(r, "events") {
+		w.Events = turnEvents(int32(m.moment))
+	}
 	for i := range rapid.IntRange(0, 2).Draw(r, "messages") {
 		w.Messages = append(w.Messages, assistant(fmt.Sprint("answer ", i)))
 	}

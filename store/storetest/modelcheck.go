@@ -30,6 +30,7 @@ func (m *machine) check(*rapid.T) {
 		same(m.t, id, got[id].Conversation, c.header)
 		same(m.t, "messages of "+id, kept, c.messages)
 		same(m.t, "turns of "+id, got[id].Turns, c.turns)
+		same(m.t, "events of "+id, got[id].Events, c.events)
 		messages += len(kept)
 	}
 	m.missing(slices.DeleteFunc([]string{"a", "b", "c", "d", "e"}, func(id string) bool { return m.oracle.conversations[id] != nil })...)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -29,6 +30,7 @@ type told struct {
 	exchange int32
 	messages []*parleyv1.Message
 	turns    []*parleyv1.Turn
+	events   []*storev1.TurnEvents
 	requests []toldRequest
 }
 
@@ -163,6 +165,7 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	}
 	result := &store.Result{Created: created, Appended: c.add(w.Messages, now)}
 	result.Turn = c.turn(w, result.Appended, now)
+	c.keepEvents(w.Events, result.Turn.GetId())
 	before := len(c.messages) - len(w.Messages)
 	trimmed := c.trim()
 	if created {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -97,6 +98,19 @@ func (c *told) turn(w *store.Append, appended []*parleyv1.AppendedMessage, now t
 		return nil
 	}
 	return proto.CloneOf(c.turns[len(c.turns)-1])
+}
+
+// keepEvents keeps the events of the turn that was begun or ended, and of no turn that is gone.
+func (c *told) keepEvents(events *storev1.TurnEvents, turn string) {
+	c.events = slices.DeleteFunc(c.events, func(e *storev1.TurnEvents) bool {
+		replaced := events != nil && e.GetTurnId() == turn
+		return replaced || !slices.ContainsFunc(c.turns, func(t *parleyv1.Turn) bool { return t.GetId() == e.GetTurnId() })
+	})
+	if events != nil && turn != "" {
+		events = proto.CloneOf(events)
+		events.TurnId, events.ConversationVersion = turn, c.header.GetVersion()
+		c.events = append(c.events, events)
+	}
 }
 
 // seen finds a request.

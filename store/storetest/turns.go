@@ -17,18 +17,18 @@ func (s Subject) turns(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("a", user("before"), assistant("hi"))
 		f.clock.Advance(time.Second)
-		forged := timestamppb.New(time.Unix(1, 0))
+		accepted, forged := timestamppb.New(f.clock.Now().Add(-time.Minute)), timestamppb.New(time.Unix(1, 0))
 		begun := f.do(&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{user("question"), user("more")},
 			Begin: &parleyv1.Turn{
 				Id: "turn", RequestId: "r", Agent: "writer", ConversationId: "x", State: parleyv1.TurnState_TURN_STATE_FAILED,
-				InputSequence: 77, FirstAnswerSequence: 77, LastAnswerSequence: 77, CreateTime: forged, FinishTime: forged,
+				InputSequence: 77, FirstAnswerSequence: 77, LastAnswerSequence: 77, CreateTime: accepted, FinishTime: forged,
 				Error: &parleyv1.TurnError{Reason: "FORGED"},
 			},
 		})
 		want := &parleyv1.Turn{
 			Id: "turn", ConversationId: "a", RequestId: "r", Agent: "writer", State: parleyv1.TurnState_TURN_STATE_RUNNING,
-			InputSequence: 4, CreateTime: timestamppb.New(f.clock.Now()),
+			InputSequence: 4, CreateTime: accepted,
 		}
 		same(t, "begun", begun.Turn, want)
 		same(t, "kept", f.read("a").Turns, []*parleyv1.Turn{want})
@@ -41,7 +41,10 @@ func (s Subject) turns(t *testing.T) {
 		f.clock.Advance(time.Second)
 		ended := f.do(&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{assistant("answer"), assistant("and more")},
-			End: &parleyv1.Turn{Id: "turn", Agent: "x", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"}, InputSequence: 77},
+			End: &parleyv1.Turn{
+				Id: "turn", Agent: "x", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"},
+				InputSequence: 77, CreateTime: forged, FinishTime: forged,
+			},
 		})
 		want.State, want.Error = parleyv1.TurnState_TURN_STATE_FAILED, &parleyv1.TurnError{Reason: "AGENT_FAILED"}
 		want.FirstAnswerSequence, want.LastAnswerSequence, want.FinishTime = 6, 7, timestamppb.New(f.clock.Now())
@@ -61,6 +64,7 @@ func (s Subject) turns(t *testing.T) {
 		if begun.Turn.GetInputSequence() != 1 || len(begun.Appended) != 0 {
 			t.Errorf("begun: %v", begun)
 		}
+		same(t, "create_time that nobody set", begun.Turn.GetCreateTime(), timestamppb.New(f.clock.Now()))
 		c := f.header("a")
 		same(t, "expire_time", c.GetExpireTime(), before.GetExpireTime()) // Nothing was appended.
 		if c.GetVersion() != before.GetVersion()+1 || !c.GetUpdateTime().AsTime().Equal(f.clock.Now()) {

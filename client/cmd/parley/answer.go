@@ -3,139 +3,96 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"strings"
+	"iter"
+	"sync"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// errStoppedReading says what Ctrl-C during an answer did, and what it did not.
-var errStoppedReading = errors.New("stopped reading; the turn goes on at the server, which keeps its answer")
+var (
+	// errTooEarly says what Ctrl-C did before anything had come of a question.
+	errTooEarly = errors.New("interrupted before the server replied; it may have taken the question")
+	// errLeft says what Ctrl-C did while the turn was being cancelled.
+	errLeft = errors.New("left before the turn had ended")
+)
 
-// answer is what became of a question.
-type answer struct {
-	conversation string         // Its id; empty when the server did not take the question.
-	turn         *parleyv1.Turn // nil when the stream broke.
-
-	named  bool // The question named its conversation.
-	inLine bool // The text so far does not end with a line feed.
-}
-
-// answer sends request and shows the events of the turn as they come. The answer says how
-// far that went, also when there is an error.
-func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) (answer, error) {
-	got := answer{named: request.GetConversationId() != ""}
-	for event, err := range c.Chat(ctx, request) {
-		if err != nil {
-			if got.conversation != "" && errors.Is(context.Cause(ctx), errInterrupted) {
-				err = errStoppedReading
+// answer sends request and shows the events of the turn as they come. Ctrl-C cancels the
+// turn, whose end is then the last event; another one, or one before there is a turn to
+// cancel, ends the call. The view says how far that went, also when there is an error.
+func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) (view, error) {
+	got := view{named: request.GetConversationId() != ""}
+	ctx, leave := context.WithCancelCause(ctx)
+	steps := receive(c.Chat(ctx, request))
+	refused := make(chan error, 1)
+	var cancelling sync.WaitGroup
+	defer func() {
+		leave(nil)
+		for range steps { // Until the stream has ended, too.
+		}
+		cancelling.Wait()
+	}()
+	for cancelled := false; ; {
+		var err error
+		select {
+		case s, more := <-steps:
+			switch {
+			case !more:
+				return got, nil
+			case s.err != nil:
+				err = errors.Join(a.endLine(&got), left(ctx, &got, s.err))
+			default:
+				err = a.show(s.event, &got)
 			}
-			err = errors.Join(a.endLine(&got), err)
-			return got, err
-		}
-		if started := event.GetStarted(); started != nil {
-			got.conversation = started.GetConversation().GetId()
-		}
-		if finished := event.GetFinished(); finished != nil {
-			got.turn = finished.GetTurn()
-		}
-		if a.output == "json" {
-			err = a.printLine(event)
-		} else {
-			err = a.showEvent(event, &got)
+		case <-a.interrupts:
+			if cancelled || !got.runs() {
+				leave(errInterrupted)
+				continue
+			}
+			cancelled = true
+			err = a.note(&got, "cancelling the turn; another Ctrl-C leaves it at once")
+			turn := got.cancellation(request)
+			cancelling.Go(func() {
+				_, err := c.CancelTurn(ctx, turn)
+				refused <- err
+			})
+		case failure := <-refused:
+			if failure != nil && got.runs() && ctx.Err() == nil {
+				err = a.note(&got, "the turn goes on, it could not be cancelled: "+a.explain(failure))
+			}
 		}
 		if err != nil {
 			return got, err
 		}
 	}
-	return got, nil
 }
 
-// showEvent writes the text of an answer to standard output, and all that is beside it to
-// standard error.
-func (a *app) showEvent(event *parleyv1.TurnEvent, got *answer) error {
-	switch step := event.GetEvent().(type) {
-	case *parleyv1.TurnEvent_TextDelta:
-		text := step.TextDelta.GetText()
-		if text == "" {
-			return nil
-		}
-		got.inLine = !strings.HasSuffix(text, "\n")
-		_, err := io.WriteString(a.out, a.printable(text))
+// left is what ended a stream: Ctrl-C, or else err.
+func left(ctx context.Context, got *view, err error) error {
+	switch {
+	case !errors.Is(context.Cause(ctx), errInterrupted):
 		return err
-	case *parleyv1.TurnEvent_AnswerStarted:
-		return errors.Join(a.endLine(got), a.note(got, step.AnswerStarted.GetAgent()+" answers:"))
-	case *parleyv1.TurnEvent_Finished:
-		err := a.endLine(got)
-		if got.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
-			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls")
-		}
-		return err
+	case got.turnID == "":
+		return errTooEarly
 	default:
-		if note := beside(event, got); note != "" {
-			return a.note(got, note)
+		return errLeft
+	}
+}
+
+// step is what a turn brings next: an event or, last, an error.
+type step struct {
+	event *parleyv1.TurnEvent
+	err   error
+}
+
+// receive sends what turn yields, then closes the channel. It must be read to its end.
+func receive(turn iter.Seq2[*parleyv1.TurnEvent, error]) <-chan step {
+	steps := make(chan step)
+	go func() {
+		defer close(steps)
+		for event, err := range turn {
+			steps <- step{event, err}
 		}
-		return nil
-	}
-}
-
-// beside says in words what an event tells beside the text of the answer; empty: nothing.
-func beside(event *parleyv1.TurnEvent, got *answer) string {
-	switch step := event.GetEvent().(type) {
-	case *parleyv1.TurnEvent_Started:
-		switch {
-		case step.Started.GetReplayed():
-			return "this request id was asked before; that turn again:"
-		case step.Started.GetCreated() && got.named:
-			return "new conversation " + got.conversation // Else it would hide a mistyped id.
-		}
-	case *parleyv1.TurnEvent_StructuredData:
-		return describeData(step.StructuredData)
-	case *parleyv1.TurnEvent_ToolCall:
-		return describeCall(step.ToolCall)
-	case *parleyv1.TurnEvent_ToolResult:
-		return describeResult(step.ToolResult)
-	case *parleyv1.TurnEvent_Queued:
-		return fmt.Sprintf("waiting, number %d in the queue", step.Queued.GetPosition())
-	case *parleyv1.TurnEvent_Progress:
-		return step.Progress.GetText()
-	}
-	return ""
-}
-
-// note writes a line to standard error. On a terminal, where it would else run into the text
-// of the answer, the text goes on in a new line.
-func (a *app) note(got *answer, text string) error {
-	var err error
-	if a.outTerminal {
-		err = a.endLine(got)
-	}
-	fmt.Fprintln(a.err, oneLine(text))
-	return err
-}
-
-// endLine ends the line that the answer is in, if it is in one.
-func (a *app) endLine(got *answer) error {
-	if !got.inLine {
-		return nil
-	}
-	got.inLine = false
-	_, err := fmt.Fprintln(a.out)
-	return err
-}
-
-// failure is nil when the turn completed or waits for tool results.
-func (g answer) failure() error {
-	switch g.turn.GetState() {
-	case parleyv1.TurnState_TURN_STATE_COMPLETED, parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED:
-		return nil
-	default:
-		state := strings.ToLower(strings.TrimPrefix(g.turn.GetState().String(), "TURN_STATE_"))
-		if problem := g.turn.GetError(); problem != nil {
-			return fmt.Errorf("the turn %s: %s (%s)", state, problem.GetMessage(), problem.GetReason())
-		}
-		return fmt.Errorf("the turn was %s", state)
-	}
+	}()
+	return steps
 }

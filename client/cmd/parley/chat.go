@@ -16,31 +16,49 @@ const aboutChat = `Ask an agent and see its answer as it comes.
 With TEXT, or with a message on standard input (- says so, where there is a terminal), one
 question is asked: the answer goes to standard output, all else to standard error, and the
 exit code is 1 when the turn did not complete. Without, on a terminal, chat asks line by
-line: /quit or Ctrl-D leaves, and Ctrl-C stops reading an answer.
+line: /quit, Ctrl-D, or Ctrl-C at the prompt leaves.
 
-To stop reading is not to cancel: the turn goes on at the server, and its answer is kept.`
+Ctrl-C during an answer cancels the turn: the agent stops, and what had arrived is kept as
+an incomplete message. Another Ctrl-C does not wait for that: it ends the program or, where
+chat asks line by line, goes back to the prompt.
+
+To lose the connection is not to cancel, unless --on-disconnect says so: the turn goes on
+at the server, and parley resume shows it.`
+
+// chatFlags are the flags that are words for something else in the request.
+type chatFlags struct {
+	system, onBusy, onDisconnect string
+}
 
 func (a *app) newChatCommand() *cobra.Command {
 	var request parleyv1.ChatRequest
-	var system string
+	var words chatFlags
 	command := &cobra.Command{
 		Use:   "chat [TEXT... | -]",
 		Short: "Ask an agent and see its answer as it comes",
 		Long:  aboutChat,
 		Example: `  parley chat hello there
   parley chat --conversation shop --agent writer "Add a product"
-  echo "Sugar for 50 cents" | parley chat -c shop`,
+  echo "Sugar for 50 cents" | parley chat -c shop
+  parley chat -c shop --again`,
 		RunE: func(command *cobra.Command, args []string) error {
 			if command.Flags().Changed("system") {
-				request.SystemPrompt = new(system)
+				request.SystemPrompt = new(words.system)
+			}
+			if err := words.fill(&request); err != nil {
+				return err
 			}
 			if !a.timeoutSet {
 				a.timeout = 0 // An agent may think for minutes.
 			}
-			if len(args) > 0 || !a.inTerminal {
+			switch again := request.GetAnswerPending(); {
+			case again && request.GetConversationId() == "":
+				return usageError("--again needs --conversation: which one's history to answer")
+			case again && len(args) > 0:
+				return usageError("--again asks what was asked before: no TEXT")
+			case again || len(args) > 0 || !a.inTerminal:
 				return a.ask(command.Context(), &request, args)
-			}
-			if request.GetRequestId() != "" {
+			case request.GetRequestId() != "":
 				return usageError("--request-id names one question: give it TEXT")
 			}
 			return a.dialled(func(c *client.Client) error {
@@ -51,27 +69,49 @@ func (a *app) newChatCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.StringVarP(&request.ConversationId, "conversation", "c", "", "conversation to go on with or to make; a new one when empty")
 	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's own")
-	flags.StringVar(&system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
+	flags.StringVar(&words.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
+	flags.BoolVar(&request.AnswerPending, "again", false, "have what the history ends with answered again, say after a turn that failed; no TEXT, and standard input is not read")
+	flags.StringVar(&words.onBusy, "on-busy", "reject", "while another turn runs: reject this one, queue it, or interrupt the other")
+	flags.StringVar(&words.onDisconnect, "on-disconnect", "continue", "continue the turn when the connection is lost, or cancel it")
 	flags.StringVar(&request.RequestId, "request-id", "", "asked twice with the same, the agent answers once")
 	flags.BoolVar(&request.MustExist, "must-exist", false, "fail instead of making the conversation")
 	return command
 }
 
+// fill puts what the words mean into request.
+func (f chatFlags) fill(request *parleyv1.ChatRequest) error {
+	request.OnBusy = parleyv1.OnBusy(parleyv1.OnBusy_value["ON_BUSY_"+strings.ToUpper(f.onBusy)])
+	if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_UNSPECIFIED {
+		return usageError(fmt.Sprintf("--on-busy %q: only reject, queue and interrupt are known", f.onBusy))
+	}
+	request.OnDisconnect = parleyv1.OnDisconnect(parleyv1.OnDisconnect_value["ON_DISCONNECT_"+strings.ToUpper(f.onDisconnect)])
+	if request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_UNSPECIFIED {
+		return usageError(fmt.Sprintf("--on-disconnect %q: only continue and cancel are known", f.onDisconnect))
+	}
+	return nil
+}
+
 // ask asks one question and shows what comes.
 func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []string) error {
-	content, err := a.text(ctx, args)
-	if err != nil {
-		return err
+	if !request.GetAnswerPending() {
+		content, err := a.text(ctx, args)
+		if err != nil {
+			return err
+		}
+		request.Content = content
 	}
-	request.Content = content
-	return a.call(ctx, func(ctx context.Context, c *client.Client) error {
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
+	return a.dialled(func(c *client.Client) error {
 		got, err := a.answer(ctx, c, request)
 		switch {
 		case got.conversation == "":
 		case err != nil:
-			fmt.Fprintf(a.err, "see what came of it with: %s show %s\n", a.again(), got.conversation)
+			fmt.Fprintf(a.err, "see what came of it with: %s resume %s %s\n", a.self(), got.conversation, got.turnID)
+		case got.worthAsking():
+			fmt.Fprintf(a.err, "ask again with: %s chat -c %s --again\n", a.self(), got.conversation)
 		case !got.named:
-			fmt.Fprintf(a.err, "continue with: %s chat -c %s ...\n", a.again(), got.conversation)
+			fmt.Fprintf(a.err, "continue with: %s chat -c %s ...\n", a.self(), got.conversation)
 		}
 		if err != nil {
 			return err
@@ -80,8 +120,8 @@ func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []str
 	})
 }
 
-// again is how this program is called to reach the same server, for lines to paste.
-func (a *app) again() string {
+// self is how this program is called to reach the same server, for lines to paste.
+func (a *app) self() string {
 	words := []string{a.program}
 	if a.addressSet {
 		words = append(words, "--address", a.address)

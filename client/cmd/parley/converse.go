@@ -45,13 +45,8 @@ func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.Ch
 // askNext asks one question, shows what comes, and puts into request the conversation that
 // the next question goes to.
 func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) {
-	if a.timeout > 0 {
-		limited, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-		ctx = limited
-	}
-	ctx, stop := a.interruptible(ctx)
-	defer stop()
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
 	got, err := a.answer(ctx, c, request)
 	if got.conversation != "" {
 		request.ConversationId = got.conversation
@@ -67,7 +62,7 @@ func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.C
 // leave says how to come back to a conversation that had no name at first.
 func (a *app) leave(first, last *parleyv1.ChatRequest) error {
 	if first.GetConversationId() != last.GetConversationId() {
-		fmt.Fprintf(a.err, "continue with: %s chat -c %s\n", a.again(), last.GetConversationId())
+		fmt.Fprintf(a.err, "continue with: %s chat -c %s\n", a.self(), last.GetConversationId())
 	}
 	return nil
 }

@@ -106,19 +106,6 @@ func withoutTyped(screen string) string {
 	return written.String()
 }
 
-func TestInterruptStopsReadingThenLeaves(t *testing.T) {
-	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "-c", "shop")
-	s.expect("> ")
-	s.enter("think")
-	s.expect("in shop: think")
-	s.interrupt()
-	s.expect("\nparley: stopped reading; the turn goes on at the server, which keeps its answer\n> ")
-	s.enter("hello")
-	s.expect("in shop: hello\n> ")
-	s.interrupt()
-	s.expectEnd(0)
-}
-
 func TestTimeoutEndsAnAnswer(t *testing.T) {
 	s := open(t.Context(), t, "--address", serve(t, parrot), "--timeout", "1ms", "chat", "-c", "shop")
 	s.expect("> ")
@@ -135,30 +122,6 @@ func TestTerminationLeaves(t *testing.T) {
 	s.expect("> ")
 	cancel()
 	s.expectEnd(0)
-}
-
-func TestInterruptOfOneQuestion(t *testing.T) {
-	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "think")
-	s.expect("in : think")
-	s.interrupt()
-	s.expect("see what came of it with: bin/parley --address ")
-	s.expect(" show made-by-server\n")
-	s.expect("parley: stopped reading; the turn goes on at the server, which keeps its answer\n")
-	s.expectEnd(1)
-}
-
-func TestInterruptBeforeAnything(t *testing.T) {
-	s := open(t.Context(), t, "--address", serve(t, parrot), "chat", "never")
-	s.interrupt()
-	s.expect("parley: interrupted\n")
-	s.expectEnd(1)
-}
-
-func TestInterruptOfTyping(t *testing.T) {
-	s := open(t.Context(), t, "chat", "-")
-	s.interrupt()
-	s.expect("parley: interrupted\n")
-	s.expectEnd(1)
 }
 
 func TestTerminalUsage(t *testing.T) {

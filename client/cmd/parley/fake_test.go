@@ -15,32 +15,66 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-type chatStream = grpc.ServerStreamingServer[parleyv1.ChatResponse]
-
 // fake is a server that can do what the scripts cannot ask of the real one.
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	chat func(*parleyv1.ChatRequest, chatStream) error
+	chat   func(*parleyv1.ChatRequest, *turnStream) error
+	resume func(*parleyv1.ResumeTurnRequest, *turnStream) error
+	cancel func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error)
+	active string // The turn that runs, wherever one asks.
 }
 
-// serve serves a fake until the test ends and returns where.
-func serve(t *testing.T, chat func(*parleyv1.ChatRequest, chatStream) error) string {
+// turnStream takes the events of the turn t1 and numbers them.
+type turnStream struct {
+	grpc.ServerStream
+
+	send  func(*parleyv1.TurnEvent) error
+	index int32 // Of the last event.
+}
+
+// serve serves a fake that can only chat until the test ends and returns where.
+func serve(t *testing.T, chat func(*parleyv1.ChatRequest, *turnStream) error) string {
+	t.Helper()
+	return fake{chat: chat}.serve(t)
+}
+
+// serve serves f until the test ends and returns where.
+func (f fake) serve(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer(grpc.WaitForHandlers(true))
-	parleyv1.RegisterConversationServiceServer(s, fake{chat: chat})
+	parleyv1.RegisterConversationServiceServer(s, f)
 	var running sync.WaitGroup
 	running.Go(func() { _ = s.Serve(listener) })
 	t.Cleanup(func() { s.Stop(); running.Wait() })
 	return listener.Addr().String()
 }
 
-func (f fake) Chat(request *parleyv1.ChatRequest, stream chatStream) error {
-	return f.chat(request, stream)
+func (f fake) Chat(request *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
+	return f.chat(request, &turnStream{ServerStream: stream, send: func(event *parleyv1.TurnEvent) error {
+		return stream.Send(&parleyv1.ChatResponse{Event: event})
+	}})
+}
+
+func (f fake) ResumeTurn(request *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+	return f.resume(request, &turnStream{ServerStream: stream, index: request.GetAfterIndex(), send: func(event *parleyv1.TurnEvent) error {
+		return stream.Send(&parleyv1.ResumeTurnResponse{Event: event})
+	}})
+}
+
+func (f fake) CancelTurn(ctx context.Context, request *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
+	turn, err := f.cancel(ctx, request)
+	return &parleyv1.CancelTurnResponse{Turn: turn}, err
+}
+
+func (f fake) GetConversation(_ context.Context, request *parleyv1.GetConversationRequest) (*parleyv1.GetConversationResponse, error) {
+	return &parleyv1.GetConversationResponse{
+		Conversation: &parleyv1.Conversation{Id: request.GetConversationId(), ActiveTurnId: f.active},
+	}, nil
 }
 
 // ListConversations has three conversations, in pages of one with an empty one between them.
@@ -74,7 +108,7 @@ func pageOf(token string) (page int, next string) {
 
 // parrot answers a question with the conversation that it came for and its words; some words
 // have a meaning of their own.
-func parrot(request *parleyv1.ChatRequest, stream chatStream) error {
+func parrot(request *parleyv1.ChatRequest, stream *turnStream) error {
 	id := request.GetConversationId()
 	if id == "" {
 		id = "made-by-server"
@@ -103,7 +137,7 @@ func parrot(request *parleyv1.ChatRequest, stream chatStream) error {
 }
 
 // hang sends events and then nothing until the client leaves.
-func hang(stream chatStream, events ...*parleyv1.TurnEvent) error {
+func hang(stream *turnStream, events ...*parleyv1.TurnEvent) error {
 	if err := send(stream, events...); err != nil {
 		return err
 	}
@@ -111,9 +145,11 @@ func hang(stream chatStream, events ...*parleyv1.TurnEvent) error {
 	return stream.Context().Err()
 }
 
-func send(stream chatStream, events ...*parleyv1.TurnEvent) error {
+func send(stream *turnStream, events ...*parleyv1.TurnEvent) error {
 	for _, event := range events {
-		if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
+		stream.index++
+		event.TurnId, event.Index = "t1", stream.index
+		if err := stream.send(event); err != nil {
 			return err
 		}
 	}
@@ -136,4 +172,8 @@ func handover(agent string) *parleyv1.TurnEvent {
 
 func finished(state parleyv1.TurnState) *parleyv1.TurnEvent {
 	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: &parleyv1.Turn{State: state}}}}
+}
+
+func queued(position int32) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: position}}}
 }

@@ -26,8 +26,8 @@ func main() {
 func start() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	// Ctrl-C ends an answer or the command, see console.interrupts; not a context, since an
-	// interactive chat outlives it.
+	// Ctrl-C cancels a turn or ends the command, see console.interrupts; not a context, since
+	// what a turn brings is read on, and an interactive chat outlives it.
 	interrupts := make(chan os.Signal, 1)
 	signal.Notify(interrupts, os.Interrupt)
 

@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -25,9 +28,9 @@ func once(ctx context.Context, input string, args ...string) (stdout, stderr str
 
 // What is beside an answer must not part its text where that goes to a file.
 func TestNotesStayOutOfTheAnswer(t *testing.T) {
-	address := serve(t, func(_ *parleyv1.ChatRequest, stream chatStream) error {
+	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		return send(stream,
-			&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}}},
+			queued(2), queued(2), queued(1), queued(1),
 			&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{
 				Conversation: &parleyv1.Conversation{Id: "a"}, Created: true, Replayed: true,
 			}}},
@@ -50,13 +53,14 @@ func TestNotesStayOutOfTheAnswer(t *testing.T) {
 	if want := "one \x1b[1mtwo\nthree\n"; stdout != want {
 		t.Errorf("standard output = %q, want %q", stdout, want)
 	}
-	want := `waiting, number 1 in the queue
+	want := `waiting, number 2 in the queue
+waiting, number 1 in the queue
 this request id was asked before; that turn again:
 structured data list: 1
 still looking
 tool failure price c1: none
 other answers:
-continue with: parley --address ` + address + ` chat -c a ...
+ask again with: parley --address ` + address + ` chat -c a --again
 parley: the turn was cancelled
 `
 	if diff := cmp.Diff(want, stderr); diff != "" {
@@ -67,8 +71,23 @@ parley: the turn was cancelled
 	}
 }
 
+func TestABrokenStreamGoesUnnoticed(t *testing.T) {
+	f := fake{
+		chat: func(_ *parleyv1.ChatRequest, stream *turnStream) error {
+			return errors.Join(send(stream, started("shop"), delta("one ")), status.Error(codes.Unavailable, "closing"))
+		},
+		resume: func(_ *parleyv1.ResumeTurnRequest, stream *turnStream) error {
+			return send(stream, delta("two"), finished(parleyv1.TurnState_TURN_STATE_COMPLETED))
+		},
+	}
+	stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "chat", "-c", "shop", "hello")
+	if stdout != "one two\n" || stderr != "" || code != 0 {
+		t.Errorf("standard output %q, standard error %q, exit code %d; want the answer and nothing else", stdout, stderr, code)
+	}
+}
+
 func TestOnlyChatWaitsForever(t *testing.T) {
-	address := serve(t, func(_ *parleyv1.ChatRequest, stream chatStream) error {
+	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		_, limited := stream.Context().Deadline()
 		return send(stream,
 			delta(strconv.FormatBool(limited)),

@@ -72,7 +72,7 @@ func TestAnAnswerThatCannotBeWrittenIsAnError(t *testing.T) {
 	event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "hello"}}}
 	for _, output := range []string{"table", "json"} {
 		a := &app{console: console{out: fullDisk{}, err: fullDisk{}}, output: output}
-		if a.printLine(event) == nil || a.showEvent(event, &answer{}) == nil || a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
+		if a.printLine(event) == nil || a.showEvent(event, &view{}) == nil || a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
 			t.Errorf("--output %s: no error", output)
 		}
 	}

@@ -28,6 +28,7 @@ const about = `parley talks to a Parley server, which keeps multi-turn conversat
   parley chat hello there              ask, and see the answer as it comes
   parley chat                          converse; Ctrl-D leaves
   git diff | parley chat -c review -   ask what is on standard input
+  parley resume ID                     see the answer that is being given there, or the last one
   parley list                          what the server keeps
   parley show ID --output json         one conversation, for programs
 
@@ -99,11 +100,11 @@ func (a *app) newRootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", address, "server, as host:port or unix:PATH; or set PARLEY_ADDRESS")
 	flags.StringVar(&a.output, "output", "table", "table for people, json for programs: one document a reply, one line an event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat waits unless this is set")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat and resume wait unless this is set")
 	flags.BoolVar(&a.tls, "tls", false, "TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
-		a.newChatCommand(),
+		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
 		a.newCreateCommand(), a.newAppendCommand(),
 		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(),
 		a.newClearCommand(), a.newDeleteCommand(),
@@ -142,11 +143,8 @@ var errInterrupted = errors.New("interrupted")
 
 // call runs f with a client, under --timeout, until Ctrl-C.
 func (a *app) call(ctx context.Context, f func(context.Context, *client.Client) error) error {
-	if a.timeout > 0 {
-		limited, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-		ctx = limited
-	}
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
 	ctx, stop := a.interruptible(ctx)
 	defer stop()
 	return a.dialled(func(c *client.Client) error {
@@ -156,6 +154,14 @@ func (a *app) call(ctx context.Context, f func(context.Context, *client.Client) 
 		}
 		return err
 	})
+}
+
+// limited returns a context that ends after --timeout. cancel must be called.
+func (a *app) limited(ctx context.Context) (limited context.Context, cancel context.CancelFunc) {
+	if a.timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.timeout)
 }
 
 // dialled runs f with a client.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -41,7 +42,7 @@ func (l leakFree) Run() int {
 //
 //	exits CODE COMMAND...     fails unless the command ends with that exit code
 //	keep NAME FILE REGEXP     puts what the group matches in stdout or stderr into $NAME
-//	restart                   kills the server as a crash would and starts it again
+//	restart                   kills the server as a crash would and starts it again where it was
 func TestScripts(t *testing.T) {
 	program := buildServer(t)
 	testscript.Run(t, testscript.Params{
@@ -87,10 +88,10 @@ type server struct {
 	reading sync.WaitGroup
 }
 
-// start returns once the server serves, at s.address.
+// start returns once the server serves, at s.address: where it did before, if it did.
 func (s *server) start() error {
 	args := []string{
-		"--grpc-address", "127.0.0.1:0", "--http-address", "",
+		"--grpc-address", cmp.Or(s.address, "127.0.0.1:0"), "--http-address", "",
 		"--data-dir", filepath.Join(s.dir, "data"), "--log-format", "text",
 	}
 	if config := filepath.Join(s.dir, "server.yaml"); exists(config) {
@@ -139,7 +140,6 @@ func restart(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 	s.kill()
 	ts.Check(s.start())
-	ts.Setenv("PARLEY_ADDRESS", s.address)
 }
 
 func exits(ts *testscript.TestScript, _ bool, args []string) {

@@ -35,7 +35,7 @@ func (t *live) begin() error {
 		if len(result.Appended) > 0 {
 			number(t.input, result.Appended[0])
 		}
-		t.begun = result
+		t.begun, t.log = result, t.log.With("agent", t.entry.Name)
 		t.marks = &storev1.TurnEvents{Started: a.Events.GetStarted(), Created: result.Created}
 		t.m.begun(t)
 		close(t.decided)
@@ -68,7 +68,6 @@ func (t *live) beginning() (*store.Append, error) {
 	if t.entry, err = t.m.choose(t.request, t.found.Conversation); err != nil {
 		return nil, err
 	}
-	t.log = t.log.With("agent", t.entry.Name)
 	t.answer.by(t.entry.Name)
 	a := &store.Append{
 		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q,
@@ -87,9 +86,12 @@ func (t *live) beginning() (*store.Append, error) {
 		return nil, err
 	}
 	a.Begin.InputSequence = t.input.GetSequence()
-	if a.IfVersion == nil {
-		a.IfVersion = new(t.found.Conversation.GetVersion())
+	// What was read is what is answered, whatever comes in between.
+	version := t.found.Conversation.GetVersion()
+	if a.IfVersion != nil && *a.IfVersion != version {
+		return nil, &store.VersionError{Current: version}
 	}
+	a.IfVersion = &version
 	return a, nil
 }
 

@@ -222,7 +222,7 @@ func (m *Manager) deleted(c *store.Change) {
 		return
 	}
 	for _, t := range slices.Clone(l.ended) {
-		if c.UID == "" || t.uid == c.UID { // A damaged one has no uid.
+		if c.UID == "" || t.uid == "" || t.uid == c.UID { // A damaged one has no uid.
 			m.forget(t)
 		}
 	}

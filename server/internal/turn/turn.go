@@ -79,15 +79,7 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 		if err == nil {
 			err = t.follow(ctx, 0, joined, yield)
 		}
-		if first, ok := errors.AsType[*seenError](err); ok {
-			err = m.replay(ctx, place{tenant, request.GetConversationId()}, first.TurnID, 0, yield)
-		}
-		if gone := new(NotFoundError); errors.As(err, &gone) {
-			err = &EventsGoneError{} // The request outlived the turn.
-		}
-		if err != nil && !errors.Is(err, errStopYielding) {
-			yield(nil, err)
-		}
+		m.end(ctx, place{tenant, request.GetConversationId()}, err, yield)
 	}
 }
 
@@ -96,10 +88,22 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 // there are NotFoundError and EventsGoneError.
 func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		err := m.replay(ctx, place{tenant, conversationID}, turnID, after, yield)
-		if err != nil && !errors.Is(err, errStopYielding) {
-			yield(nil, err)
+		at := place{tenant, conversationID}
+		m.end(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
+	}
+}
+
+// end ends a sequence that ended with err so far: with the turn that a request began when
+// it came first, if that is what err says.
+func (m *Manager) end(ctx context.Context, at place, err error, yield yielder) {
+	if first, ok := errors.AsType[*seenError](err); ok {
+		err = m.replay(ctx, at, first.TurnID, 0, yield)
+		if _, gone := errors.AsType[*NotFoundError](err); gone {
+			err = &EventsGoneError{} // The store remembers the request longer than the turn.
 		}
+	}
+	if err != nil && !errors.Is(err, errStopYielding) {
+		yield(nil, err)
 	}
 }
 

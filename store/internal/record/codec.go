@@ -7,6 +7,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -145,36 +146,64 @@ func unmarshal(b []byte) (*Record, error) {
 	return r, nil
 }
 
-// MarshalProgress encodes what Abandoned is to return, summed like a record.
+// What is saved of a running turn, as one value:
+//
+//	byte    format, 1
+//	4 bytes CRC-32C of all else, big-endian
+//	uvarint length of the turn's id
+//	        turn's id
+//	        messages frames
+//	        events   a field like the frames, storev1.TurnEvents; not in older values
+//
+// The events come last, where versions that do not know them do not look.
+const (
+	progressHeadAt                  = 1 + 4
+	progressEvents protowire.Number = 3
+)
+
+// MarshalProgress encodes what Abandoned is to return.
 func MarshalProgress(p *store.Progress) ([]byte, error) {
 	drafts, err := NewDrafts(p.Messages)
 	if err != nil {
 		return nil, err
 	}
-	b := make([]byte, 1+4, 1+4+1+len(p.TurnID))
+	b := make([]byte, progressHeadAt, progressHeadAt+1+len(p.TurnID))
 	b[0] = format
 	b = append(binary.AppendUvarint(b, uint64(len(p.TurnID))), p.TurnID...)
 	for _, d := range drafts {
-		b = append(binary.AppendUvarint(append(b, 0x12), uint64(len(d.body))), d.body...)
+		b = appendItem(b, store.FrameField, d.body)
 	}
-	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[5:]))
+	if p.Events != nil {
+		events, err := proto.Marshal(p.Events)
+		if err != nil {
+			return nil, fmt.Errorf("encode events: %w", err)
+		}
+		b = appendItem(b, progressEvents, events)
+	}
+	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[progressHeadAt:]))
 	return b, nil
 }
 
-// UnmarshalProgress decodes what MarshalProgress made; tenant and conversation are the
-// caller's to fill in.
+// UnmarshalProgress decodes what MarshalProgress made, into new memory; tenant and
+// conversation are the caller's to fill in.
 func UnmarshalProgress(b []byte) (*store.Progress, error) {
-	if len(b) < 5 || b[0] != format || Checksum(b[:1], b[5:]) != binary.BigEndian.Uint32(b[1:]) {
+	if len(b) < progressHeadAt || b[0] != format || Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)
 	}
-	size, n := binary.Uvarint(b[5:])
-	if n <= 0 || size > uint64(len(b)-5-n) {
+	id, n := protowire.ConsumeBytes(b[progressHeadAt:])
+	if n < 0 {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)
 	}
-	at := 5 + n
-	messages, err := store.Frames(b[at+int(size):]).Messages()
-	if err != nil {
+	p, saved := &store.Progress{TurnID: string(id)}, b[progressHeadAt+n:]
+	var err error
+	if p.Messages, err = store.Frames(saved).Messages(); err != nil {
 		return nil, err
 	}
-	return &store.Progress{TurnID: string(b[at : at+int(size)]), Messages: messages}, nil
+	for item := range items(saved, progressEvents) {
+		p.Events = new(storev1.TurnEvents)
+		if err := proto.Unmarshal(item, p.Events); err != nil {
+			return nil, fmt.Errorf("%w: events of a turn: %w", store.ErrCorrupt, err)
+		}
+	}
+	return p, nil
 }

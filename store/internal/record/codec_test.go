@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/testing/protocmp"
+	"pgregory.net/rapid"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -20,7 +23,8 @@ func sample(tb testing.TB) *record.Record {
 	tb.Helper()
 	o := store.Options{}.WithDefaults()
 	a := &store.Append{
-		Tenant: "acme", ConversationID: "a", Begin: &parleyv1.Turn{Id: "t"}, Request: &store.Request{ID: "r", Method: "m"},
+		Tenant: "acme", ConversationID: "a", Request: &store.Request{ID: "r", Method: "m"},
+		Begin: &parleyv1.Turn{Id: "t"}, Events: &storev1.TurnEvents{Started: 1, Messages: []*storev1.MessageEvents{{ToolCalls: []int32{2, 3}}}},
 		Messages: []*parleyv1.Message{{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello"}, {Id: "2", Role: parleyv1.Role_ROLE_USER}},
 	}
 	drafts, err := record.NewDrafts(a.Messages)
@@ -34,7 +38,7 @@ func sample(tb testing.TB) *record.Record {
 	return out.Record
 }
 
-func marshal(tb testing.TB, r *record.Record) []byte {
+func marshal(tb rapid.TB, r *record.Record) []byte {
 	tb.Helper()
 	value, err := r.Marshal()
 	if err != nil {
@@ -123,6 +127,7 @@ func FuzzUnmarshal(f *testing.F) {
 			}
 			r.Expired(time.Unix(0, 0))
 			_, _ = r.AllTurns()
+			r.Events("t")
 			_, _ = r.Seen(&store.Request{ID: "r", Method: "m"})
 			_, _ = record.Read(r, &store.Read{Newest: -1, Turns: true}, time.Unix(0, 0))
 			r.Entry()
@@ -130,18 +135,65 @@ func FuzzUnmarshal(f *testing.F) {
 	})
 }
 
-func TestProgress(t *testing.T) {
+// progressWithoutEvents is what was saved of an answer before turns had events.
+const progressWithoutEvents = "01750b92d0047475726e120d0a013118022206736f2066617212052203637574"
+
+func TestProgressWithoutEvents(t *testing.T) {
 	want := &store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{
-		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"}, {Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"}, {Content: "cut"},
 	}}
-	value, err := record.MarshalProgress(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := record.UnmarshalProgress(value)
+	old := unhex(t, progressWithoutEvents)
+	got, err := record.UnmarshalProgress(old)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("progress: %v (-want +got):\n%s", err, diff)
 	}
+	written, err := record.MarshalProgress(want)
+	if err != nil || !bytes.Equal(written, old) {
+		t.Errorf("without events it became %x, %v; want the older value", written, err)
+	}
+	// What is new stands behind what older versions read.
+	want.Events = &storev1.TurnEvents{Started: 1}
+	written, err = record.MarshalProgress(want)
+	if err != nil || !bytes.HasPrefix(written[5:], old[5:]) {
+		t.Errorf("with events it became %x, %v", written, err)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	messages := []*parleyv1.Message{
+		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"}, {Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+	}
+	events := &storev1.TurnEvents{TurnId: "turn", Started: 1, LostAfter: 9, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}, {}}}
+	for name, want := range map[string]*store.Progress{
+		"nothing":      {TurnID: "turn"},
+		"messages":     {TurnID: "turn", Messages: messages},
+		"events":       {TurnID: "turn", Events: events},
+		"both":         {TurnID: "turn", Messages: messages, Events: events},
+		"empty events": {TurnID: "turn", Messages: messages, Events: &storev1.TurnEvents{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			value, err := record.MarshalProgress(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := record.UnmarshalProgress(value)
+			if diff := cmp.Diff(want, got, protocmp.Transform(), cmpopts.EquateEmpty()); err != nil || diff != "" {
+				t.Errorf("progress: %v (-want +got):\n%s", err, diff)
+			}
+			damageProgress(t, value)
+		})
+	}
+	if _, err := record.MarshalProgress(&store.Progress{Messages: []*parleyv1.Message{{Content: "\xff"}}}); err == nil {
+		t.Error("a message that is no UTF-8 was encoded")
+	}
+	if _, err := record.MarshalProgress(&store.Progress{Events: &storev1.TurnEvents{TurnId: "\xff"}}); err == nil {
+		t.Error("events that are no UTF-8 were encoded")
+	}
+}
+
+// damageProgress flips every bit and cuts the value at every byte.
+func damageProgress(t *testing.T, value []byte) {
+	t.Helper()
 	for bit := range 8 * len(value) {
 		value[bit/8] ^= 1 << (bit % 8)
 		if _, err := record.UnmarshalProgress(value); !errors.Is(err, store.ErrCorrupt) {
@@ -154,17 +206,16 @@ func TestProgress(t *testing.T) {
 			t.Errorf("cut to %d bytes: %v, want ErrCorrupt", n, err)
 		}
 	}
-	if _, err := record.MarshalProgress(&store.Progress{Messages: []*parleyv1.Message{{Content: "\xff"}}}); err == nil {
-		t.Error("a message that is no UTF-8 was encoded")
-	}
 }
 
 func FuzzUnmarshalProgress(f *testing.F) {
-	value, err := record.MarshalProgress(&store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{{Content: "so far"}}})
-	if err != nil {
-		f.Fatal(err)
+	for _, events := range []*storev1.TurnEvents{nil, {Started: 1, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}}}} {
+		value, err := record.MarshalProgress(&store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{{Content: "so far"}}, Events: events})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(value)
 	}
-	f.Add(value)
 	f.Fuzz(func(t *testing.T, value []byte) {
 		for _, b := range [][]byte{value, record.SealedProgress(value)} {
 			if _, err := record.UnmarshalProgress(b); err != nil && !errors.Is(err, store.ErrCorrupt) {

@@ -3,6 +3,7 @@ package record
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"time"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -16,9 +17,14 @@ import (
 // maxKept is how many requests and how many turns a conversation remembers.
 const maxKept = 32
 
-// keptField is the field of storev1.Requests and of storev1.Turns that holds the items,
-// and also the field that holds the id in both kinds of items.
-const keptField protowire.Number = 1
+// The fields of storev1.Requests and of storev1.Turns that hold items, and the first field
+// of every kind of item, which holds an id.
+const (
+	requestsField protowire.Number = 1
+	turnsField    protowire.Number = 1
+	eventsField   protowire.Number = 2 // behind the turn that they are of
+	idField       protowire.Number = 1
+)
 
 type seenRequest = storev1.Request
 
@@ -27,7 +33,7 @@ func (r *Record) find(q *store.Request) (*seenRequest, error) {
 	if q == nil {
 		return nil, nil //nolint:nilnil // no request, nothing seen
 	}
-	for item := range items(r.Requests) {
+	for item := range items(r.Requests, requestsField) {
 		if itemID(item) != q.ID {
 			continue
 		}
@@ -58,7 +64,7 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 // remember notes a request, if there is one.
 func (r *Record) remember(q *store.Request, s seen) (err error) {
 	if q != nil {
-		r.Requests, err = keep(r.Requests, &seenRequest{
+		r.Requests, err = keep(r.Requests, requestsField, &seenRequest{
 			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: s.firstSequence,
 			Exchange: s.exchange, Time: timestamppb.New(s.time), Created: s.created, TurnId: s.turnID,
 		})
@@ -67,19 +73,22 @@ func (r *Record) remember(q *store.Request, s seen) (err error) {
 }
 
 // turn begins or ends a turn as the append says, and returns it as it is then.
-func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (t *parleyv1.Turn, err error) {
+func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
 	c := r.Conversation()
+	var t *parleyv1.Turn
 	switch {
 	case a.Begin != nil:
 		t = &parleyv1.Turn{
 			Id: a.Begin.GetId(), ConversationId: c.GetId(), RequestId: a.Begin.GetRequestId(), Agent: a.Begin.GetAgent(),
-			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(), CreateTime: timestamppb.New(now),
+			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(), CreateTime: proto.CloneOf(a.Begin.GetCreateTime()),
+		}
+		if t.CreateTime == nil {
+			t.CreateTime = timestamppb.New(now)
 		}
 		if len(answer) > 0 {
 			t.InputSequence = answer[len(answer)-1].GetSequence()
 		}
 		c.ActiveTurnId = t.GetId()
-		r.Turns, err = keep(r.Turns, t)
 	case a.End != nil:
 		t = r.findTurn(a.End.GetId())
 		if t == nil {
@@ -90,87 +99,150 @@ func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now t
 			t.FirstAnswerSequence, t.LastAnswerSequence = answer[0].GetSequence(), answer[len(answer)-1].GetSequence()
 		}
 		c.ActiveTurnId = ""
-		r.Turns, err = keep(without(r.Turns, t.GetId()), t)
+	default:
+		return nil, nil //nolint:nilnil // the append is about no turn
 	}
-	return t, err
+	return t, r.keepTurn(t, a.Events)
+}
+
+// keepTurn puts a turn behind the others, in place of what was kept of it, and its events
+// behind it, so that a turn that falls out takes them along. Nil keeps the events there are.
+func (r *Record) keepTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
+	encoded := find(r.Turns, eventsField, t.GetId())
+	if events != nil {
+		own := proto.CloneOf(events)
+		own.TurnId, own.ConversationVersion = t.GetId(), r.Conversation().GetVersion()
+		var err error
+		if encoded, err = proto.Marshal(own); err != nil {
+			return fmt.Errorf("encode events: %w", err)
+		}
+	}
+	turns, err := keep(without(r.Turns, t.GetId()), turnsField, t)
+	if err != nil {
+		return err
+	}
+	if encoded != nil {
+		turns = appendItem(turns, eventsField, encoded)
+	}
+	r.Turns = turns
+	return nil
 }
 
 // findTurn returns a kept turn, nil when there is none of that id.
 func (r *Record) findTurn(id string) *parleyv1.Turn {
-	for item := range items(r.Turns) {
-		if id != "" && itemID(item) == id {
-			t := new(parleyv1.Turn)
-			if proto.Unmarshal(item, t) == nil {
-				return t
+	item, t := find(r.Turns, turnsField, id), new(parleyv1.Turn)
+	if item == nil || proto.Unmarshal(item, t) != nil {
+		return nil
+	}
+	return t
+}
+
+// Events returns what is kept of a turn's events, nil when there is nothing.
+func (r *Record) Events(turnID string) *storev1.TurnEvents {
+	item, events := find(r.Turns, eventsField, turnID), new(storev1.TurnEvents)
+	if item == nil || proto.Unmarshal(item, events) != nil {
+		return nil
+	}
+	return events
+}
+
+// AllTurns decodes the kept turns and their events, oldest first.
+func (r *Record) AllTurns() (*storev1.Turns, error) {
+	turns := new(storev1.Turns)
+	if err := proto.Unmarshal(r.Turns, turns); err != nil {
+		return nil, store.ErrCorrupt
+	}
+	return turns, nil
+}
+
+// fields yields the fields of a message in wire form, each with its tag.
+func fields(message []byte) iter.Seq2[protowire.Number, []byte] {
+	return func(yield func(protowire.Number, []byte) bool) {
+		for len(message) > 0 {
+			number, _, n := protowire.ConsumeField(message)
+			if n < 0 || !yield(number, message[:n]) {
+				return
 			}
+			message = message[n:]
+		}
+	}
+}
+
+// items yields the items of a list, without their tags; field says which.
+func items(list []byte, field protowire.Number) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for number, whole := range fields(list) {
+			if number == field && !yield(itemOf(whole)) {
+				return
+			}
+		}
+	}
+}
+
+// itemOf is what a field holds, nil when that is no message.
+func itemOf(field []byte) []byte {
+	_, kind, n := protowire.ConsumeTag(field)
+	if n < 0 || kind != protowire.BytesType {
+		return nil
+	}
+	item, _ := protowire.ConsumeBytes(field[n:])
+	return item
+}
+
+// itemID reads the id of an item, which is its first field.
+func itemID(item []byte) string {
+	number, _, n := protowire.ConsumeField(item)
+	if n < 0 || number != idField {
+		return ""
+	}
+	return string(itemOf(item[:n]))
+}
+
+// find returns the item of that id, nil when there is none.
+func find(list []byte, field protowire.Number, id string) []byte {
+	for item := range items(list, field) {
+		if id != "" && itemID(item) == id {
+			return item
 		}
 	}
 	return nil
 }
 
-// AllTurns decodes the kept turns, oldest first.
-func (r *Record) AllTurns() ([]*parleyv1.Turn, error) {
-	var turns storev1.Turns
-	if err := proto.Unmarshal(r.Turns, &turns); err != nil {
-		return nil, store.ErrCorrupt
-	}
-	return turns.GetTurns(), nil
-}
-
-// items yields the items of a list in wire form.
-func items(list []byte) func(yield func([]byte) bool) {
-	return func(yield func([]byte) bool) {
-		for len(list) > 0 {
-			_, _, n := protowire.ConsumeTag(list)
-			if n < 0 {
-				return
-			}
-			item, m := protowire.ConsumeBytes(list[n:])
-			if m < 0 || !yield(item) {
-				return
-			}
-			list = list[n+m:]
-		}
-	}
-}
-
-// itemID reads the id of an item, which is its first field.
-func itemID(item []byte) string {
-	number, kind, n := protowire.ConsumeTag(item)
-	if n < 0 || number != keptField || kind != protowire.BytesType {
-		return ""
-	}
-	id, m := protowire.ConsumeBytes(item[n:])
-	if m < 0 {
-		return ""
-	}
-	return string(id)
-}
-
-// keep adds an item behind a list, into new memory, and drops the oldest beyond maxKept.
-func keep(list []byte, item proto.Message) ([]byte, error) {
+// keep adds an item behind a list, into new memory, and drops the oldest beyond maxKept,
+// each with all that stands ahead of the next.
+func keep(list []byte, field protowire.Number, item proto.Message) ([]byte, error) {
 	encoded, err := proto.Marshal(item)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", item.ProtoReflect().Descriptor().Name(), err)
 	}
-	count := 1
-	for range items(list) {
-		count++
+	excess := 1 - maxKept
+	for range items(list, field) {
+		excess++
 	}
-	for ; count > maxKept; count-- {
-		_, _, n := protowire.ConsumeField(list)
-		list = list[max(n, 0):]
+	for number, whole := range fields(list) {
+		if number == field {
+			excess--
+		}
+		if excess < 0 {
+			break
+		}
+		list = list[len(whole):]
 	}
 	out := append(make([]byte, 0, len(list)+len(encoded)+4), list...)
-	return protowire.AppendBytes(protowire.AppendTag(out, keptField, protowire.BytesType), encoded), nil
+	return appendItem(out, field, encoded), nil
 }
 
-// without returns the list without the item of that id.
+// appendItem adds an encoded item to a list.
+func appendItem(list []byte, field protowire.Number, item []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(list, field, protowire.BytesType), item)
+}
+
+// without returns the list, in new memory, without what has that id.
 func without(list []byte, id string) []byte {
 	out := make([]byte, 0, len(list))
-	for item := range items(list) {
-		if itemID(item) != id {
-			out = protowire.AppendBytes(protowire.AppendTag(out, keptField, protowire.BytesType), item)
+	for _, whole := range fields(list) {
+		if itemID(itemOf(whole)) != id {
+			out = append(out, whole...)
 		}
 	}
 	return out

@@ -26,9 +26,11 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 		Seen:         seen,
 	}
 	if q.Turns {
-		if snapshot.Turns, err = r.AllTurns(); err != nil {
+		turns, err := r.AllTurns()
+		if err != nil {
 			return nil, err
 		}
+		snapshot.Turns, snapshot.Events = turns.GetTurns(), turns.GetEvents()
 	}
 	return snapshot, nil
 }
