@@ -308,7 +308,9 @@ func (x *TurnError) GetRetryable() bool {
 // every turn that has started is finished. When events are no longer kept the deltas of a
 // message are merged into one: a merged event carries the index of the last one in it, and
 // events follow in the order of their indexes. Messages that the history has dropped are
-// left out then. Clients ignore cases that they do not know.
+// left out then. After a crash of the server the index of finished is far above the others,
+// since nobody knows how many events came in between. Clients ignore cases that they do not
+// know.
 type TurnEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The turn that this is a step of.
