@@ -47,11 +47,10 @@ func exampleServer() (address string, stop func()) {
 		panic(err)
 	}
 	server := grpc.NewServer()
-	parleyv1.RegisterConversationServiceServer(server, &fake{
-		chat: func(request *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
-			return send(stream, started(), text(request.GetContent()[:6]), text(request.GetContent()[6:]), finished())
-		},
-	})
+	parleyv1.RegisterConversationServiceServer(server, &fake{turn: func(a *asked) error {
+		words := a.chat.GetContent()
+		return a.send(client.Numbered("t", client.Started(a.chat.GetConversationId()), client.Text(words[:6]), client.Text(words[6:]), client.Finished())...)
+	}})
 	go func() { _ = server.Serve(listener) }()
 	return listener.Addr().String(), server.Stop
 }

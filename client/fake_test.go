@@ -22,12 +22,40 @@ import (
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	chat func(*parleyv1.ChatRequest, grpc.ServerStreamingServer[parleyv1.ChatResponse]) error
+	turn func(*asked) error // Answers Chat and ResumeTurn.
 
 	mu          sync.Mutex
 	unavailable int // Calls that fail before the first one that is answered.
 	calls       []string
 	requestIDs  []string
+	turns       int
+	conns       []net.Conn
+}
+
+// asked is a call of Chat or ResumeTurn.
+type asked struct {
+	grpc.ServerStream
+
+	nth    int                         // Of such calls, from 0.
+	chat   *parleyv1.ChatRequest       // nil: it is the other.
+	resume *parleyv1.ResumeTurnRequest // The same.
+	event  func(*parleyv1.TurnEvent) error
+}
+
+// send sends events, in order.
+func (a *asked) send(events ...*parleyv1.TurnEvent) error {
+	for _, event := range events {
+		if err := a.event(event); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hang waits until the stream breaks or the client leaves.
+func (a *asked) hang() error {
+	<-a.Context().Done()
+	return a.Context().Err()
 }
 
 // attempt notes a call and its request_id.
@@ -74,10 +102,60 @@ func (f *fake) unary(_ context.Context, request any, info *grpc.UnaryServerInfo,
 }
 
 func (f *fake) Chat(request *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
-	if err := f.attempt(parleyv1.ConversationService_Chat_FullMethodName, request); err != nil {
+	return f.stream(parleyv1.ConversationService_Chat_FullMethodName, request, &asked{
+		ServerStream: stream, chat: request, event: func(event *parleyv1.TurnEvent) error {
+			return stream.Send(&parleyv1.ChatResponse{Event: event})
+		},
+	})
+}
+
+// ResumeTurn is answered as Chat is.
+func (f *fake) ResumeTurn(request *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+	return f.stream(parleyv1.ConversationService_ResumeTurn_FullMethodName, request, &asked{
+		ServerStream: stream, resume: request, event: func(event *parleyv1.TurnEvent) error {
+			return stream.Send(&parleyv1.ResumeTurnResponse{Event: event})
+		},
+	})
+}
+
+func (f *fake) stream(method string, request any, a *asked) error {
+	if err := f.attempt(method, request); err != nil {
 		return err
 	}
-	return f.chat(request, stream)
+	f.mu.Lock()
+	a.nth = f.turns
+	f.turns++
+	f.mu.Unlock()
+	return f.turn(a)
+}
+
+// cut breaks the connections to the fake: with a reset, where they have such.
+func (f *fake) cut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, conn := range f.conns {
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+		}
+		conn.Close()
+	}
+	f.conns = nil
+}
+
+// wire is a listener that tells its fake of each connection.
+type wire struct {
+	net.Listener
+	f *fake
+}
+
+func (w wire) Accept() (net.Conn, error) {
+	conn, err := w.Listener.Accept()
+	if err == nil {
+		w.f.mu.Lock()
+		w.f.conns = append(w.f.conns, conn)
+		w.f.mu.Unlock()
+	}
+	return conn, err
 }
 
 // dialer opens connections for a client.
@@ -115,30 +193,16 @@ func (f *fake) serve(t *testing.T, listener net.Listener) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
 	parleyv1.RegisterConversationServiceServer(server, f)
 	var running sync.WaitGroup
-	running.Go(func() { _ = server.Serve(listener) })
+	running.Go(func() { _ = server.Serve(wire{listener, f}) })
 	t.Cleanup(func() { server.Stop(); running.Wait() })
 }
 
-// send sends events, in order, as a server would.
-func send(stream grpc.ServerStreamingServer[parleyv1.ChatResponse], events ...*parleyv1.TurnEvent) error {
-	for _, event := range events {
-		if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
-			return err
-		}
-	}
-	return nil
+// answering gives everybody the same answer, after so many failures.
+func answering(unavailable int) *fake {
+	return &fake{unavailable: unavailable, turn: func(a *asked) error { return a.send(short()...) }}
 }
 
-func started() *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: 1, Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{}}}
-}
-
-func text(s string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: 2, Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: s}}}
-}
-
-func finished() *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: 3, Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{
-		Turn: &parleyv1.Turn{State: parleyv1.TurnState_TURN_STATE_COMPLETED},
-	}}}
+// short is a turn of few events.
+func short() []*parleyv1.TurnEvent {
+	return client.Numbered("t", client.Started("c"), client.Text("hi"), client.Finished())
 }

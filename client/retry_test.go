@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -87,12 +86,6 @@ func batch(n int, content string) *parleyv1.AppendMessagesRequest {
 		request.Messages = append(request.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 	}
 	return request
-}
-
-func answering(unavailable int) *fake {
-	return &fake{unavailable: unavailable, chat: func(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
-		return send(stream, started(), text("hi"), finished())
-	}}
 }
 
 func TestRetriesCarryOneRequestID(t *testing.T) {

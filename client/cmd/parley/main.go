@@ -3,7 +3,8 @@
 // `parley --help`; the scripts in testdata read like a manual.
 //
 // In the code begin with newRootCommand in root.go. There is one file for each command or two,
-// named for them; print.go is how replies are shown, explain.go how errors are.
+// named for them; answer.go is how a question is followed to its end, view.go how turns are
+// shown, print.go how replies are, explain.go how errors are.
 package main
 
 import (

@@ -49,7 +49,7 @@ func TestNotesStayOutOfTheAnswer(t *testing.T) {
 			&parleyv1.TurnEvent{},
 			finished(parleyv1.TurnState_TURN_STATE_CANCELLED))
 	})
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "chat", "hello")
+	stdout, stderr, code := once(t.Context(), "", "--address", address, "chat", "--request-id", "q1", "hello")
 	if want := "one \x1b[1mtwo\nthree\n"; stdout != want {
 		t.Errorf("standard output = %q, want %q", stdout, want)
 	}
@@ -83,6 +83,22 @@ func TestABrokenStreamGoesUnnoticed(t *testing.T) {
 	stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "chat", "-c", "shop", "hello")
 	if stdout != "one two\n" || stderr != "" || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d; want the answer and nothing else", stdout, stderr, code)
+	}
+}
+
+func TestAnAnswerThatCannotBeWrittenEndsTheCall(t *testing.T) {
+	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
+		return hang(stream, started("shop"), delta("one "), delta("two "), delta("three "))
+	})
+	for _, output := range []string{"table", "json"} {
+		var errs strings.Builder
+		code := run(t.Context(), []string{"--address", address, "--output", output, "chat", "hello"}, console{
+			program: "parley", out: fullDisk{}, err: &errs, inTerminal: true,
+			getenv: func(string) string { return "" }, now: time.Now,
+		})
+		if want := "parley: no space left on device\n"; !strings.HasSuffix(errs.String(), want) || code != 1 {
+			t.Errorf("--output %s: standard error %q, exit code %d; want %q, 1", output, errs.String(), code, want)
+		}
 	}
 }
 

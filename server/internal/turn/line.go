@@ -180,7 +180,8 @@ func (m *Manager) leave(t *live, keep bool) {
 func (m *Manager) advance(l *line) {
 	l.running = nil
 	if len(l.waiting) > 0 {
-		l.running, l.waiting = l.waiting[0], slices.Delete(l.waiting, 0, 1)
+		l.running = l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
 		close(l.running.ahead)
 		l.tellPositions()
 		return

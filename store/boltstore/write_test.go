@@ -1,0 +1,65 @@
+package boltstore
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestWaitingSize looks at how large the writer takes those writes to be that wait for it.
+func TestWaitingSize(t *testing.T) {
+	path := newPath(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		s := open(t, path, store.Options{Observe: func([]store.Change) { <-gate }})
+		events := &storev1.TurnEvents{Messages: []*storev1.MessageEvents{{StructuredData: make([]int32, 10_000)}}}
+		message := text("some words")[0]
+		var writes sync.WaitGroup
+		start := func(write func() error) {
+			writes.Go(func() {
+				if err := write(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		appending := func(a *store.Append) func() error {
+			return func() error {
+				a.Tenant, a.ConversationID, a.Messages = "acme", "a", []*parleyv1.Message{message}
+				_, err := s.Append(t.Context(), a)
+				return err
+			}
+		}
+		waiting := func() int {
+			s.writer.mu.Lock()
+			defer s.writer.mu.Unlock()
+			return s.writer.bytes
+		}
+		start(appending(&store.Append{Begin: &parleyv1.Turn{Id: "turn"}})) // The writer is busy from now on.
+		last := waiting()
+		for name, write := range map[string]func() error{
+			"append": appending(&store.Append{Events: events}),
+			"progress": func() error {
+				return s.SaveProgress(t.Context(), &store.Progress{
+					Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: []*parleyv1.Message{message}, Events: events,
+				})
+			},
+		} {
+			start(write)
+			now := waiting()
+			if size, want := now-last, proto.Size(message)+proto.Size(events); size < want || size > want+100 {
+				t.Errorf("%s: %d bytes wait, want about %d", name, size, want)
+			}
+			last = now
+		}
+		close(gate)
+		writes.Wait()
+		s.Close()
+	})
+}
