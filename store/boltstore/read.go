@@ -168,7 +168,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))
-			if len(turns) == maxAbandoned || size+len(saved) > maxAbandonedBytes {
+			if len(turns) == maxAbandoned || len(turns) > 0 && size+len(saved) > maxAbandonedBytes {
 				next = s.abandoned[at+i-1].place()
 				break
 			}
