@@ -187,7 +187,7 @@ func (f *follower) show(event *parleyv1.TurnEvent, yield yielder) bool {
 // Else broken is the error for the caller.
 func (f *follower) retries(ctx context.Context) bool {
 	switch {
-	case ctx.Err() != nil, !f.connected, f.client.conn.GetState() == connectivity.Shutdown:
+	case !f.connected, f.client.conn.GetState() == connectivity.Shutdown:
 		return false
 	case Reason(f.broken) == "EVENTS_GONE" && (f.news || f.after > 0) && f.view.gone():
 		return true

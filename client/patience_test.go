@@ -5,10 +5,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -18,11 +20,11 @@ import (
 var errGone = errors.New("connection refused")
 
 // dialUntil connects until the server is gone.
-func (f *fake) dialUntil(t *testing.T, gone *bool) *client.Client {
+func (f *fake) dialUntil(t *testing.T, gone *atomic.Bool) *client.Client {
 	t.Helper()
 	return f.dialThrough(t, func(connect dialer) dialer {
 		return func(ctx context.Context, address string) (net.Conn, error) {
-			if *gone {
+			if gone.Load() {
 				return nil, errGone
 			}
 			return connect(ctx, address)
@@ -44,6 +46,16 @@ func TestGivesUpATurn(t *testing.T) {
 			func(*asked) error { return refused(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
 		},
 		{"streams without events", false, func(*asked) error { return nil }, codes.Unknown, ""},
+		{
+			"a server that stops, then hangs", false,
+			func(a *asked) error {
+				if a.nth > 20 {
+					return a.hang()
+				}
+				return refused(codes.Unavailable, "SHUTTING_DOWN")
+			},
+			codes.Unavailable, "SHUTTING_DOWN",
+		},
 		{"streams that hang", false, (*asked).hang, codes.Unavailable, ""},
 		{
 			"streams of what is known", false,
@@ -56,7 +68,7 @@ func TestGivesUpATurn(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				gone := false
+				var gone atomic.Bool
 				f := &fake{turn: func(a *asked) error {
 					if a.nth > 0 {
 						return test.answer(a)
@@ -70,7 +82,7 @@ func TestGivesUpATurn(t *testing.T) {
 				begin := time.Now()
 				got, err := watch(c.Chat(t.Context(), hello()), func(shown int) {
 					if shown == 2 {
-						gone = test.gone
+						gone.Store(test.gone)
 						f.cut()
 					}
 				})
@@ -142,8 +154,20 @@ func TestAStreamThatHangs(t *testing.T) {
 
 func TestTheCallerMayTakeItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{turn: func(a *asked) error { return a.from(long()) }}
-		got, err := watch(f.dial(t).Chat(t.Context(), hello()), func(int) { <-time.After(5 * time.Minute) })
+		f := &fake{turn: func(a *asked) error {
+			for _, event := range long() {
+				if err := a.send(event); err != nil {
+					return err
+				}
+				<-time.After(15 * time.Second)
+			}
+			return nil
+		}}
+		got, err := watch(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
+			if shown == 3 {
+				<-time.After(2 * time.Minute)
+			}
+		})
 		if err != nil {
 			t.Error(err)
 		}
@@ -151,6 +175,20 @@ func TestTheCallerMayTakeItsTime(t *testing.T) {
 		if calls, _ := f.seen(); len(calls) != 1 {
 			t.Errorf("asked %d times, want once", len(calls))
 		}
+	})
+}
+
+func TestTheCallerMayWaitForTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gone atomic.Bool
+		gone.Store(true)
+		c := answering(0).dialUntil(t, &gone)
+		time.AfterFunc(5*time.Minute, func() { gone.Store(false) })
+		got, err := watch(c.Chat(t.Context(), hello(), grpc.WaitForReady(true)), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		expect(t, short(), got)
 	})
 }
 
@@ -168,18 +206,16 @@ func TestTheWaitEndsWithItsContext(t *testing.T) {
 	for want, limit := range tests {
 		t.Run(want.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				gone := false
 				f := &fake{turn: func(a *asked) error {
 					if err := a.send(short()[0]); err != nil {
 						return err
 					}
-					return a.hang()
+					return status.Error(codes.Internal, "RST_STREAM")
 				}}
-				c := f.dialUntil(t, &gone)
 				begin := time.Now()
 				ctx, cancel := limit(t.Context())
 				defer cancel()
-				_, err := watch(c.Chat(ctx, hello()), func(int) { gone = true; f.cut() })
+				_, err := watch(f.dial(t).Chat(ctx, hello()), nil)
 				if status.Code(err) != want {
 					t.Errorf("error = %v, want %v", err, want)
 				}

@@ -93,9 +93,10 @@ func TestViewCutsWhatIsKnown(t *testing.T) {
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "abcd")}},
-				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(3, 0, "ab"), at(4, Finished())}},
+				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(3, 0, "ab")}},
+				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(4, 0, "abcde"), at(5, Finished())}},
 			},
-			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "abcd"), at(4, Finished())},
+			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "abcd"), textAt(4, 4, "e"), at(5, Finished())},
 		},
 		{
 			"an end that lost count",

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,8 +34,8 @@ func TestResumeThroughAProxyThatResets(t *testing.T) {
 	pipes := t.TempDir()
 	s := startServer(t, t.TempDir(), "--max-conversations=2000", agents(t, puppetAgents))
 	var counts resets
-	inParallel(t, runs, func(t *testing.T, run int) {
-		throughProxy(t, s, newPuppet(t, pipes, fmt.Sprint(run)), rand.New(rand.NewPCG(seed, uint64(run))), &counts)
+	inParallel(runs, func(run int) {
+		t.Run(fmt.Sprint(run), throughProxy{s, pipes, seed, uint64(run), &counts}.test)
 	})
 	t.Logf("%d turns, %d connections; reset were %d in the handshake, %d later, and %d while the server was silent",
 		runs, counts.connections.Load(), counts.early.Load(), counts.late.Load(), counts.silent.Load())
@@ -53,16 +55,23 @@ func TestResumeThroughAProxyThatResets(t *testing.T) {
 	}
 }
 
-// throughProxy has a turn of 50 pieces shown through a proxy, and compares it with what a
-// reader sees whose connection holds.
-func throughProxy(t *testing.T, s *server, p *puppet, random *rand.Rand, counts *resets) {
-	proxy := startProxy(t, s.conn.Target(), randomFates(random), counts)
+type throughProxy struct {
+	s         *server
+	pipes     string
+	seed, run uint64
+	counts    *resets
+}
+
+// test has a turn of 50 pieces shown through a proxy, and compares it with what a reader
+// sees whose connection holds.
+func (r throughProxy) test(t *testing.T) {
+	id, s, random := fmt.Sprint("c", r.run), r.s, rand.New(rand.NewPCG(r.seed, r.run))
+	p, proxy := newPuppet(t, r.pipes, id), startProxy(t, s.conn.Target(), randomFates(random), r.counts)
 	c, err := client.Dial(proxy.listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	id := fmt.Sprint("c", random.Uint64())
 	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})}
 	silent := map[int]bool{}
 	for range random.IntN(3) {
@@ -94,6 +103,49 @@ func throughProxy(t *testing.T, s *server, p *puppet, random *rand.Rand, counts 
 	if shown.events[0].GetStarted().GetReplayed() {
 		t.Error("the client did not notice that it was its own turn that it joined")
 	}
+}
+
+// A client whose server is killed in mid-answer and started again is shown how the turn
+// ended, and no text twice.
+func TestClientOutlivesItsServer(t *testing.T) {
+	t.Parallel()
+	dataDir, config := t.TempDir(), agents(t, puppetAgents)
+	s := startServer(t, dataDir, config)
+	proxy := startProxy(t, s.conn.Target(), nil, new(resets))
+	c, err := client.Dial(proxy.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	p := newPuppet(t, t.TempDir(), "pipe")
+	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"})}
+	p.start(t)
+	shown.take(t, 1)
+	shown.hear(t, p, 1, 10)
+	saved := textOf(shown.events)
+	waitForText(t, filepath.Join(dataDir, "parley.db"), saved)
+	add(t, s, "other", &parleyv1.Message{Content: "hello"})
+	shown.hear(t, p, 11, 11) // The file may have it or not.
+	before := len(shown.events)
+	s.kill()
+	s = startServer(t, dataDir, config)
+	proxy.aim(s.conn.Target())
+	if err := shown.end(); err != nil {
+		t.Fatalf("after %v: %v", shown.events, err)
+	}
+	if got := textOf(shown.events); got != saved+answerPiece(11) {
+		t.Errorf("the text is %q", got)
+	}
+	last := shown.events[len(shown.events)-1]
+	if finished := last.GetFinished(); len(shown.events) != before+1 || last.GetIndex() <= int32(before) ||
+		finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+		t.Errorf("after the restart came %v", shown.events[before:])
+	}
+	kept := history(t, s, "c").GetMessages()
+	if d := cmp.Diff(kept[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(kept) != 2 || !strings.HasPrefix(kept[1].GetContent(), saved) {
+		t.Errorf("stored is %v, which differs from what was sent:\n%s", kept, d)
+	}
+	p.wantRuns(t, 1)
 }
 
 // following begins a turn, and has its events taken one by one.
@@ -151,13 +203,13 @@ func randomFates(random *rand.Rand) []fate {
 // proxy stands between clients and a server, and resets connections.
 type proxy struct {
 	listener net.Listener
-	target   string
 	counts   *resets
 	group    sync.WaitGroup
 
-	mu    sync.Mutex
-	fates []fate // of the connections to come; those after them are left alone
-	open  map[*net.TCPConn]bool
+	mu     sync.Mutex
+	target string
+	fates  []fate // of the connections to come; those after them are left alone
+	open   map[net.Conn]bool
 }
 
 func startProxy(t *testing.T, target string, fates []fate, counts *resets) *proxy {
@@ -166,14 +218,14 @@ func startProxy(t *testing.T, target string, fates []fate, counts *resets) *prox
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{listener: l, target: target, counts: counts, fates: fates, open: make(map[*net.TCPConn]bool)}
+	p := &proxy{listener: l, target: target, counts: counts, fates: fates, open: make(map[net.Conn]bool)}
 	p.group.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			p.group.Go(func() { p.pass(c.(*net.TCPConn)) })
+			p.group.Go(func() { p.pass(c) })
 		}
 	})
 	t.Cleanup(func() {
@@ -185,14 +237,14 @@ func startProxy(t *testing.T, target string, fates []fate, counts *resets) *prox
 }
 
 // pass passes bytes on in both directions until the fate of the connection is fulfilled.
-func (p *proxy) pass(c *net.TCPConn) {
-	defer reset(c)
-	server, err := net.Dial("tcp", p.target)
+func (p *proxy) pass(c net.Conn) {
+	f, target := p.begin(c)
+	defer p.end(c)
+	server, err := net.Dial("tcp", target)
 	if err != nil {
 		return
 	}
-	defer reset(server.(*net.TCPConn))
-	f := p.begin(c)
+	defer reset(server)
 	fulfilled := make(chan bool, 2)
 	pass := func(to io.Writer, from io.Reader, bytes int64) {
 		_, err := io.CopyN(to, from, bytes)
@@ -207,13 +259,17 @@ func (p *proxy) pass(c *net.TCPConn) {
 			p.counts.late.Add(1)
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.open, c)
 }
 
-// begin notes a connection and tells its fate.
-func (p *proxy) begin(c *net.TCPConn) fate {
+// aim has the connections to come go to another server.
+func (p *proxy) aim(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
+
+// begin notes a connection, and tells its fate and where it goes.
+func (p *proxy) begin(c net.Conn) (fate, string) {
 	p.counts.connections.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,7 +278,14 @@ func (p *proxy) begin(c *net.TCPConn) fate {
 	if len(p.fates) > 0 {
 		f, p.fates = p.fates[0], p.fates[1:]
 	}
-	return f
+	return f, p.target
+}
+
+func (p *proxy) end(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reset(c)
+	delete(p.open, c)
 }
 
 // cut resets what is open while nothing is said.

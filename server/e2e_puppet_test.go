@@ -116,7 +116,7 @@ func (p *puppet) wantRuns(t *testing.T, want int) {
 // wire is a client on a TCP connection of its own.
 type wire struct {
 	parleyv1.ConversationServiceClient
-	tcp *net.TCPConn
+	tcp net.Conn
 }
 
 func newWire(t *testing.T, s *server) *wire {
@@ -132,15 +132,17 @@ func newWire(t *testing.T, s *server) *wire {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close(); tcp.Close() })
-	return &wire{parleyv1.NewConversationServiceClient(conn), tcp.(*net.TCPConn)}
+	return &wire{parleyv1.NewConversationServiceClient(conn), tcp}
 }
 
 // cut resets the connection.
 func (w *wire) cut() { reset(w.tcp) }
 
-func reset(c *net.TCPConn) {
-	_ = c.SetLinger(0)
-	_ = c.Close()
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	c.Close()
 }
 
 // eventStream takes the events of a call one by one.
@@ -152,12 +154,11 @@ type eventStream struct {
 func streamOf[R any, P interface {
 	*R
 	GetEvent() *parleyv1.TurnEvent
-}](t *testing.T, call grpc.ServerStreamingClient[R], err error) *eventStream {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+}](call grpc.ServerStreamingClient[R], err error) *eventStream {
 	return &eventStream{next: func() (*parleyv1.TurnEvent, error) {
+		if err != nil {
+			return nil, err
+		}
 		response, err := call.Recv()
 		return P(response).GetEvent(), err
 	}}
@@ -173,8 +174,7 @@ func patient(t *testing.T) context.Context {
 
 func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string, after int) *eventStream {
 	t.Helper()
-	call, err := by.ResumeTurn(patient(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)})
-	return streamOf(t, call, err)
+	return streamOf(by.ResumeTurn(patient(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
 }
 
 // take takes the next n events.

@@ -24,15 +24,29 @@ func TestResumeFromEveryIndex(t *testing.T) {
 		mu     sync.Mutex
 		broken []*brokenTurn
 	)
-	inParallel(t, 2*lastIndex, func(t *testing.T, i int) {
-		ends := i%2 == 1
-		b := breakTurn(t, s, pipes, i/2, ends)
-		mu.Lock()
-		defer mu.Unlock()
-		broken = append(broken, b)
+	inParallel(2*lastIndex, func(i int) {
+		t.Run(fmt.Sprintf("cut after %d, %d", i/2, i%2), func(t *testing.T) {
+			b := breakTurn(t, s, pipes, i/2, i%2 == 1)
+			mu.Lock()
+			defer mu.Unlock()
+			broken = append(broken, b)
+		})
 	})
 	paced := broken[slices.IndexFunc(broken, func(b *brokenTurn) bool { return len(b.all) == lastIndex })]
-	t.Run("of a turn that has ended", func(t *testing.T) { ofEnded(t, s, paced) })
+	inParallel(lastIndex+1, func(seen int) {
+		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
+			w := newWire(t, s)
+			first := resume(t, w, paced.id, "", 0)
+			first.take(t, seen)
+			w.cut()
+			second := resume(t, newWire(t, s), paced.id, turnOf(first.events), seen)
+			if err := second.end(); err != nil || len(second.events) != lastIndex-seen {
+				t.Errorf("there are %d events after %d: %v", len(second.events), seen, err)
+			}
+			wantWhole(t, s, paced.id, paced.p, append(first.events, second.events...))
+		})
+	})
+	wantGone(t, resume(t, s, paced.id, "", lastIndex+1), 1)
 
 	s.kill()
 	s = startServer(t, dataDir, config)
@@ -44,9 +58,8 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	})
 }
 
-// inParallel runs a test for each number below n, a few at once.
-func inParallel(t *testing.T, n int, test func(t *testing.T, i int)) {
-	t.Helper()
+// inParallel does something for each number below n, a few at once.
+func inParallel(n int, do func(i int)) {
 	var (
 		group sync.WaitGroup
 		next  atomic.Int64
@@ -54,7 +67,7 @@ func inParallel(t *testing.T, n int, test func(t *testing.T, i int)) {
 	for range 8 {
 		group.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				t.Run(fmt.Sprint(i), func(t *testing.T) { test(t, i) })
+				do(i)
 			}
 		})
 	}
@@ -76,8 +89,7 @@ func breakTurn(t *testing.T, s *server, pipes string, seen int, ends bool) *brok
 	id := fmt.Sprintf("cut-%d-%t", seen, ends)
 	b := &brokenTurn{id: id, p: newPuppet(t, pipes, id), seen: seen}
 	w := newWire(t, s)
-	call, err := w.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"})
-	first := streamOf(t, call, err)
+	first := streamOf(w.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"}))
 	b.p.start(t)
 	first.take(t, min(seen, 1))
 	first.hear(t, b.p, 1, seen-1)
@@ -131,23 +143,6 @@ func wantGone(t *testing.T, e *eventStream, oldest int) {
 	if told := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); told["oldest_index"] != fmt.Sprint(oldest) || len(e.events) > 0 {
 		t.Errorf("after %d events: %v with %v, want oldest_index %d", len(e.events), err, told, oldest)
 	}
-}
-
-// ofEnded cuts the connections of those who have a turn told again, each after so many events,
-// and goes on from there.
-func ofEnded(t *testing.T, s *server, b *brokenTurn) {
-	inParallel(t, lastIndex+1, func(t *testing.T, seen int) {
-		w := newWire(t, s)
-		first := resume(t, w, b.id, "", 0)
-		first.take(t, seen)
-		w.cut()
-		second := resume(t, newWire(t, s), b.id, turnOf(first.events), seen)
-		if err := second.end(); err != nil || len(second.events) != lastIndex-seen {
-			t.Errorf("there are %d events after %d: %v", len(second.events), seen, err)
-		}
-		wantWhole(t, s, b.id, b.p, append(first.events, second.events...))
-	})
-	wantGone(t, resume(t, s, b.id, "", lastIndex+1), 1)
 }
 
 // goOnAfterRestart goes on with what was seen before the cut, as a client does: what is

@@ -182,10 +182,14 @@ func (a *answer) finish(whole bool) ([]*parleyv1.Message, []*storev1.MessageEven
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next("")
-	if !whole {
-		markIncomplete(a.messages)
+	messages := make([]*parleyv1.Message, len(a.messages)) // Others may read a.messages.
+	for i, m := range a.messages {
+		messages[i] = proto.CloneOf(m)
 	}
-	return a.messages, a.marks
+	if !whole {
+		markIncomplete(messages)
+	}
+	return messages, a.marks
 }
 
 // markIncomplete marks the last message of an agent as cut off.
@@ -202,7 +206,7 @@ func markIncomplete(messages []*parleyv1.Message) {
 type soFar struct {
 	messages []*parleyv1.Message // the last one of an agent is INCOMPLETE
 	marks    []*storev1.MessageEvents
-	last     int32 // index of the newest event
+	last     int32 // index of the newest event, finished aside
 	pieces   int   // that the agent has sent
 }
 
@@ -213,7 +217,7 @@ func (a *answer) soFar(since int) *soFar {
 	if a.pieces == since {
 		return nil
 	}
-	so := &soFar{last: a.events.last(), pieces: a.pieces}
+	so := &soFar{last: a.events.told(), pieces: a.pieces}
 	for i, m := range a.messages {
 		so.messages, so.marks = append(so.messages, proto.CloneOf(m)), append(so.marks, proto.CloneOf(a.marks[i]))
 	}

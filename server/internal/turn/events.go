@@ -90,6 +90,16 @@ func (e *events) last() int32 {
 	return e.next - 1
 }
 
+// told is the index of the newest event ahead of a finished one.
+func (e *events) told() int32 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.kept); n > 0 && e.kept[n-1].GetFinished() != nil {
+		return e.next - 2
+	}
+	return e.next - 1
+}
+
 // memory is about how many bytes the events take.
 func (e *events) memory() int {
 	e.mu.Lock()
