@@ -231,9 +231,14 @@ func viewOfAnyTurn(t *rapid.T) {
 			}
 			break // The end for whoever began elsewhere.
 		}
-		for _, event := range events[:rapid.IntRange(0, len(events)).Draw(t, "cut")] {
-			if event := v.take(event); event != nil {
-				shown = append(shown, event)
+		news := rapid.IntRange(1, 4).Draw(t, "news") // Behind so much of it the stream breaks.
+		for _, event := range events {
+			if event = v.take(event); event == nil {
+				continue
+			}
+			shown, news = append(shown, event), news-1
+			if news == 0 {
+				break
 			}
 		}
 	}

@@ -20,19 +20,17 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
 	s := startServer(t, dataDir, config, "--log-level=debug")
-	var (
-		mu     sync.Mutex
-		broken []*brokenTurn
-	)
-	inParallel(2*lastIndex, func(i int) {
-		t.Run(fmt.Sprintf("cut after %d, %d", i/2, i%2), func(t *testing.T) {
-			b := breakTurn(t, s, pipes, i/2, i%2 == 1)
-			mu.Lock()
-			defer mu.Unlock()
-			broken = append(broken, b)
-		})
+	broken := make([]*brokenTurn, 2*lastIndex)
+	for i := range broken {
+		broken[i] = &brokenTurn{s: s, p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c", i), seen: i / 2, ends: i%2 == 1}
+	}
+	inParallel(len(broken), func(i int) {
+		t.Run(fmt.Sprintf("cut after %d, ends meanwhile: %t", i/2, i%2 == 1), broken[i].test)
 	})
-	paced := broken[slices.IndexFunc(broken, func(b *brokenTurn) bool { return len(b.all) == lastIndex })]
+	if t.Failed() {
+		return
+	}
+	paced := broken[0] // None of its pieces are merged.
 	inParallel(lastIndex+1, func(seen int) {
 		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
 			w := newWire(t, s)
@@ -74,20 +72,20 @@ func inParallel(n int, do func(i int)) {
 	group.Wait()
 }
 
-// brokenTurn is a turn whose connection was cut, and which has ended since.
+// brokenTurn is a turn whose connection is cut.
 type brokenTurn struct {
-	id   string // of the conversation
+	s    *server
 	p    *puppet
-	seen int                   // events that came before the cut
-	all  []*parleyv1.TurnEvent // those, and what was resumed
+	id   string // of the conversation
+	seen int    // events that come before the cut
+	ends bool   // before anybody listens again
+
+	all []*parleyv1.TurnEvent // those seen, and what was resumed
 }
 
-// breakTurn cuts the connection of a turn after so many events and goes on from there:
-// while the turn runs or, if that ends, when nobody has listened to the rest of it.
-func breakTurn(t *testing.T, s *server, pipes string, seen int, ends bool) *brokenTurn {
-	t.Helper()
-	id := fmt.Sprintf("cut-%d-%t", seen, ends)
-	b := &brokenTurn{id: id, p: newPuppet(t, pipes, id), seen: seen}
+// test cuts the connection and goes on from there.
+func (b *brokenTurn) test(t *testing.T) {
+	s, seen := b.s, b.seen
 	w := newWire(t, s)
 	first := streamOf(w.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"}))
 	b.p.start(t)
@@ -99,13 +97,13 @@ func breakTurn(t *testing.T, s *server, pipes string, seen int, ends bool) *brok
 	}
 	b.all = first.events[:seen]
 	said := max(0, seen-1)
-	if ends {
+	if b.ends {
 		b.p.say(t, said+1, answerPieces)
 		b.p.end()
 		s.await(t, "answer appended", "conversation_id="+b.id)
 	}
 	second := resume(t, newWire(t, s), b.id, turnOf(b.all), seen)
-	if !ends {
+	if !b.ends {
 		wantGone(t, resume(t, s, b.id, "", seen+2), 1)
 		second.take(t, 1-min(seen, 1))
 		second.hear(t, b.p, said+1, answerPieces)
@@ -116,7 +114,6 @@ func breakTurn(t *testing.T, s *server, pipes string, seen int, ends bool) *brok
 	}
 	b.all = append(b.all, second.events...)
 	wantWhole(t, s, b.id, b.p, b.all)
-	return b
 }
 
 // hear has the agent say the pieces from one to another, each when the one before was heard.

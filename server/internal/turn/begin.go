@@ -36,7 +36,8 @@ func (t *live) begin() error {
 			number(t.input, result.Appended[0])
 		}
 		t.begun, t.log = result, t.log.With("agent", t.entry.Name)
-		t.marks = &storev1.TurnEvents{Started: a.Events.GetStarted(), Created: result.Created}
+		t.marks = a.Events
+		t.marks.Created = result.Created
 		t.m.begun(t)
 		close(t.decided)
 		return nil
@@ -73,7 +74,7 @@ func (t *live) beginning() (*store.Append, error) {
 		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q,
 		MustExist: t.request.GetMustExist(), IfVersion: t.request.IfVersion,
 		Begin:  &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
-		Events: &storev1.TurnEvents{Started: t.events.last() + 1},
+		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending},
 	}
 	if t.queued {
 		a.Begin.CreateTime = timestamppb.New(t.accepted)

@@ -14,7 +14,7 @@ const maxListed = 32
 // Get returns a turn of a conversation: store.ErrNotFound when there is no such
 // conversation, NotFoundError when it has no such turn.
 func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	turns, err := m.List(ctx, tenant, conversationID)
+	turns, err := m.all(ctx, place{tenant, conversationID})
 	if err != nil {
 		return nil, err
 	}
@@ -31,9 +31,19 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 // List returns the newest turns of a conversation, newest first, 32 at most; those that wait
 // are the newest, the last in line first.
 func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
+	turns, err := m.all(ctx, place{tenant, conversationID})
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(turns)
+	return turns[:min(len(turns), maxListed)], nil
+}
+
+// all are the turns of a conversation that the store keeps, and those that wait.
+func (m *Manager) all(ctx context.Context, at place) ([]*parleyv1.Turn, error) {
 	// Ahead of the store: a turn that begins meanwhile is then in both, not in neither.
-	waiting := m.waiting(place{tenant, conversationID})
-	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: conversationID, Turns: true})
+	waiting := m.waiting(at)
+	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true})
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +53,7 @@ func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*p
 			turns = append(turns, turn)
 		}
 	}
-	slices.Reverse(turns)
-	return turns[:min(len(turns), maxListed)], nil
+	return turns, nil
 }
 
 // waiting are the turns of a conversation that have not begun, in line.

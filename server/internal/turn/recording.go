@@ -30,7 +30,7 @@ func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
 	answer := make(map[int32]*parleyv1.Message)
 	for _, m := range kept {
 		switch at := m.GetSequence(); {
-		case at == turn.GetInputSequence() && m.GetRole() == parleyv1.Role_ROLE_USER:
+		case at == turn.GetInputSequence():
 			r.started.UserMessage = m
 		case first > 0 && at >= first && at <= last:
 			answer[at] = m
@@ -48,6 +48,9 @@ func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
 		} else {
 			r.gone = max(r.gone, lastOf(mark))
 		}
+	}
+	if r.events.GetAnswerPending() {
+		r.started.UserMessage = nil
 	}
 	r.started.HistoryCount, r.started.Created = r.events.GetHistoryCount(), r.events.GetCreated()
 	r.finished = &parleyv1.TurnFinished{Turn: turn, Messages: r.answer, ConversationVersion: r.events.GetConversationVersion()}

@@ -404,8 +404,10 @@ type TurnEvents struct {
 	LostAfter int32 `protobuf:"varint,7,opt,name=lost_after,json=lostAfter,proto3" json:"lost_after,omitempty"`
 	// Conversation.version after the commit that ended the turn; set by the store.
 	ConversationVersion int32 `protobuf:"varint,8,opt,name=conversation_version,json=conversationVersion,proto3" json:"conversation_version,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The turn answers what was already there: ChatRequest.answer_pending.
+	AnswerPending bool `protobuf:"varint,9,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TurnEvents) Reset() {
@@ -492,6 +494,13 @@ func (x *TurnEvents) GetConversationVersion() int32 {
 		return x.ConversationVersion
 	}
 	return 0
+}
+
+func (x *TurnEvents) GetAnswerPending() bool {
+	if x != nil {
+		return x.AnswerPending
+	}
+	return false
 }
 
 // MessageEvents is the indexes of the events that tell of one message of an answer.
@@ -613,7 +622,7 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\brequests\x18\x01 \x03(\v2\x18.parley.store.v1.RequestR\brequests\"c\n" +
 	"\x05Turns\x12%\n" +
 	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\x123\n" +
-	"\x06events\x18\x02 \x03(\v2\x1b.parley.store.v1.TurnEventsR\x06events\"\xa8\x02\n" +
+	"\x06events\x18\x02 \x03(\v2\x1b.parley.store.v1.TurnEventsR\x06events\"\xcf\x02\n" +
 	"\n" +
 	"TurnEvents\x12\x17\n" +
 	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12\x18\n" +
@@ -624,7 +633,8 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\bfinished\x18\x06 \x01(\x05R\bfinished\x12\x1d\n" +
 	"\n" +
 	"lost_after\x18\a \x01(\x05R\tlostAfter\x121\n" +
-	"\x14conversation_version\x18\b \x01(\x05R\x13conversationVersion\"\xdb\x01\n" +
+	"\x14conversation_version\x18\b \x01(\x05R\x13conversationVersion\x12%\n" +
+	"\x0eanswer_pending\x18\t \x01(\bR\ranswerPending\"\xdb\x01\n" +
 	"\rMessageEvents\x12%\n" +
 	"\x0eanswer_started\x18\x01 \x01(\x05R\ranswerStarted\x12\x1d\n" +
 	"\n" +
