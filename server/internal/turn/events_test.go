@@ -59,6 +59,9 @@ func TestEventsForManyReaders(t *testing.T) {
 	const total = 1000
 	e := newEvents()
 	read := make(chan error)
+	for range 20 { // Nobody begins behind the newest.
+		e.add(delta("x"))
+	}
 	for from := range int32(20) {
 		go func() {
 			next := from + 1
@@ -76,7 +79,7 @@ func TestEventsForManyReaders(t *testing.T) {
 			read <- nil
 		}()
 	}
-	for range total {
+	for range total - 20 {
 		e.add(delta("x"))
 	}
 	e.end(nil)
