@@ -74,7 +74,8 @@ func (t *live) beginning() (*store.Append, error) {
 		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q,
 		MustExist: t.request.GetMustExist(), IfVersion: t.request.IfVersion,
 		Begin:  &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
-		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending},
+		// Created is what a crash would leave; the store's result will say for certain.
+		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending, Created: t.found.Conversation == nil},
 	}
 	if t.queued {
 		a.Begin.CreateTime = timestamppb.New(t.accepted)

@@ -49,13 +49,16 @@ func (m *Manager) forget(t *live) {
 	m.tidy(t.line)
 }
 
-// forgetLine drops the turns of a conversation that have ended.
+// forgetLine drops the turns that have ended of a conversation which is gone. Those that
+// never began are of no conversation.
 func (m *Manager) forgetLine(at place) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if l := m.lines[at]; l != nil {
 		for _, t := range slices.Clone(l.ended) {
-			m.forget(t)
+			if t.uid != "" {
+				m.forget(t)
+			}
 		}
 	}
 }
