@@ -38,6 +38,10 @@ build: ## build bin/parleyd and bin/parley
 test: compiler lint checkgenerate ## check everything and run all tests with -race
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
 
+.PHONY: long
+long: compiler ## run the random tests of turns for longer, in about two minutes
+	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy' ./server
+
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint

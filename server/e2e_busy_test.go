@@ -177,7 +177,7 @@ func (f *floor) anyAtOnce(t *testing.T) {
 	var group sync.WaitGroup
 	callers := make([]*caller, 3*callerCount)
 	for i := range callers {
-		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many words ", 20)), modes[i%len(modes)])
+		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many words ", 5)), modes[i%len(modes)])
 		c.request.Agent, callers[i] = "echo", c
 		group.Go(func() {
 			if c.err = c.begin(t, f.server); c.err != nil {

@@ -191,17 +191,19 @@ func (m *manyClients) twoContents(t *testing.T) {
 		if ends[0] != nil {
 			asked = 1
 		}
-		var told []*eventStream
+		var (
+			answered []*eventStream
+			well     []error
+		)
 		for i := range m.c {
 			if i%2 == asked {
-				told = append(told, streams[i])
+				answered, well = append(answered, streams[i]), append(well, ends[i])
 			} else {
 				wantError(t, ends[i], codes.AlreadyExists, "REQUEST_ID_REUSED")
-				ends[i] = nil
 			}
 		}
 		r := &retried{m: m, id: id, p: p[asked], answer: quickAnswer}
-		r.wantAnswered(t, wantOne(t, told, ends, 1))
+		r.wantAnswered(t, wantOne(t, answered, well, 1))
 		p[1-asked].wantRuns(t, 0)
 	}
 }
@@ -288,7 +290,10 @@ func behindAnother(t *testing.T) {
 	pipes := t.TempDir()
 	s := startServer(t, t.TempDir(), agents(t, puppetAgents), "--max-turns=1")
 	c := newCrowd(t, s)
-	for _, mode := range []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT} {
+	for mode, state := range map[parleyv1.OnBusy]parleyv1.TurnState{
+		parleyv1.OnBusy_ON_BUSY_QUEUE:     parleyv1.TurnState_TURN_STATE_COMPLETED,
+		parleyv1.OnBusy_ON_BUSY_INTERRUPT: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			id, ahead, p := mode.String(), newPuppet(t, pipes, mode.String()+"-ahead"), newPuppet(t, pipes, mode.String())
 			first := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: id, Content: ahead.path, Agent: "puppet"}))
@@ -304,6 +309,9 @@ func behindAnother(t *testing.T) {
 				p.say(t, 1, answerPieces)
 				p.end()
 			})
+			if err := first.end(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
+				t.Errorf("the turn ahead: %v, %v; want %v", first.events, err, state)
+			}
 			one := wantOne(t, streams, ends, 1)
 			if got := textOf(one); got != wholeAnswer() {
 				t.Errorf("the answer is %q", got)

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/store"
@@ -30,9 +32,13 @@ func TestStatusOfErrors(t *testing.T) {
 		metadata map[string]string
 		retry    time.Duration
 		logged   bool
+		turn     string
 	}{
 		{err: store.ErrNotFound, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
 		{err: turn.ErrConversationGone, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
+		{err: &turn.NotFoundError{TurnID: "t1"}, code: codes.NotFound, reason: "TURN_NOT_FOUND", turn: "t1"},
+		{err: &turn.NotFoundError{}, code: codes.NotFound, reason: "TURN_NOT_FOUND"},
+		{err: turn.ErrNothingToAnswer, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER"},
 		{err: store.ErrConversationExists, code: codes.AlreadyExists, reason: "CONVERSATION_EXISTS"},
 		{err: store.ErrRequestReused, code: codes.AlreadyExists, reason: "REQUEST_ID_REUSED"},
 		{err: &store.VersionError{Current: 7}, code: codes.Aborted, reason: "VERSION_MISMATCH", metadata: map[string]string{"current_version": "7"}},
@@ -45,10 +51,12 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
 		{err: store.ErrOverloaded, code: codes.ResourceExhausted, reason: "STORE_BUSY", retry: time.Second},
 		{err: turn.ErrTooManyTurns, code: codes.ResourceExhausted, reason: "TOO_MANY_TURNS", retry: time.Second},
+		{err: turn.ErrQueueFull, code: codes.ResourceExhausted, reason: "QUEUE_FULL", retry: time.Second},
 		{err: errTooManyWatchers, code: codes.ResourceExhausted, reason: "TOO_MANY_WATCHERS", retry: time.Second},
 		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
 		{err: &turn.EventsGoneError{Oldest: 5}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "5"}},
 		{err: &turn.EventsGoneError{}, code: codes.OutOfRange, reason: "EVENTS_GONE"},
+		{err: &turn.EventsGoneError{After: 9, Oldest: 1, Last: 8}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "1"}},
 		{err: &sequenceGoneError{sequence: 4}, code: codes.OutOfRange, reason: "SEQUENCE_GONE"},
 		{err: &turn.UnsupportedError{What: "tool_results"}, code: codes.Unimplemented, reason: "UNIMPLEMENTED"},
 		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
@@ -81,8 +89,12 @@ func TestStatusOfErrors(t *testing.T) {
 			if test.code == codes.Internal && got.text != "internal error" {
 				t.Errorf("text %q", got.text)
 			}
-			if test.code == codes.NotFound && (got.resource.GetResourceName() != "c1" || got.resource.GetResourceType() != "parley.v1.Conversation") {
-				t.Errorf("resource %v", got.resource)
+			want := &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: "c1", Description: got.text}
+			if test.reason == "TURN_NOT_FOUND" {
+				want = &errdetails.ResourceInfo{ResourceType: "parley.v1.Turn", ResourceName: test.turn, Owner: "c1", Description: got.text}
+			}
+			if diff := cmp.Diff(want, got.resource, protocmp.Transform()); test.code == codes.NotFound && diff != "" {
+				t.Errorf("resource (-want +got):\n%s", diff)
 			}
 			if logged := len(log.lines(secret, "GetConversation", test.reason)) == 1; logged != test.logged {
 				t.Errorf("logged: %t", logged)

@@ -2,6 +2,7 @@ package turn
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
 	"strings"
@@ -54,10 +55,10 @@ func hangs(word string, said chan<- struct{}) agentFunc {
 	}
 }
 
-// fixture is a manager on a store in memory.
+// fixture is a manager on a store, in memory unless the test says otherwise.
 type fixture struct {
 	*Manager
-	store  *memstore.Store
+	store  store.Store
 	logged *strings.Builder
 }
 
@@ -72,7 +73,7 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 		t.Fatal(err)
 	}
 	f := &fixture{logged: new(strings.Builder)}
-	f.store = memstore.New(store.Options{Observe: func(changes []store.Change) { f.Committed(changes) }})
+	f.store = memstore.New(store.Options{MaxMessages: 1000, Observe: func(changes []store.Change) { f.Committed(changes) }})
 	o := Options{
 		Store: f.store, Agents: set, Log: slog.New(slog.NewTextHandler(f.logged, nil)),
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, MaxAnswerBytes: 1 << 20, MaxTurns: 256,
@@ -172,7 +173,17 @@ func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parl
 // kept returns the messages of conversation c as "role status content".
 func (f *fixture) kept(t *testing.T) []string {
 	t.Helper()
-	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
+	return f.history(t, "c")
+}
+
+// history returns the messages of a conversation in that form, none when it does not exist.
+// No sequence may be missing.
+func (f *fixture) history(t *testing.T, id string) []string {
+	t.Helper()
+	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,6 +191,16 @@ func (f *fixture) kept(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for i, m := range messages {
+		if want := messages[0].GetSequence() + int32(i); m.GetSequence() != want {
+			t.Errorf("message %d of %s has sequence %d, want %d", i, id, m.GetSequence(), want)
+		}
+	}
+	return lines(messages)
+}
+
+// lines describes messages.
+func lines(messages []*parleyv1.Message) []string {
 	var lines []string
 	for _, m := range messages {
 		line := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() + m.GetToolResult().GetContent()

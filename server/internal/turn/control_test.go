@@ -1,0 +1,213 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+// CancelTurn works for many at once and any number of times: all are told the turn as it
+// ended, whether it ran or waited.
+func TestCancelledByMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		runs := asks("q", 0)
+		runs.Metadata = stubborn
+		readers := []*reader{f.begin(t, runs), f.begin(t, asks("waits", queue))}
+		p.last().say("half")
+		type answer struct {
+			turn *parleyv1.Turn
+			err  error
+		}
+		for _, r := range slices.Backward(readers) {
+			id := r.turnID()
+			answers := make(chan answer)
+			for range 20 {
+				go func() {
+					turn, err := f.Cancel(t.Context(), tenant, "c", id)
+					answers <- answer{turn, err}
+				}()
+			}
+			synctest.Wait()
+			if r == readers[0] {
+				p.last().end() // The agent heeds it only now.
+			}
+			for range 20 {
+				a := <-answers
+				synctest.Wait()
+				if diff := cmp.Diff(r.finished(), a.turn, protocmp.Transform()); diff != "" || a.err != nil {
+					t.Fatalf("cancelled: %v (-want +got):\n%s", a.err, diff)
+				}
+			}
+			if again := f.cancelled(t, r.turnID()); stateName(again.GetState()) != "CANCELLED" {
+				t.Errorf("cancelled again: %v", again)
+			}
+		}
+		if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What has ended is not cancelled any more, and whoever cancels need not wait.
+func TestCancelTooLateAndTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		r := f.begin(t, asks("q", 0))
+		p.last().end()
+		for range 2 {
+			if turn := f.cancelled(t, r.turnID()); stateName(turn.GetState()) != "COMPLETED" {
+				t.Errorf("cancelled after its end: %v", turn)
+			}
+			f.forgetAll()
+		}
+		slow := asks("slow", 0)
+		slow.Metadata = stubborn
+		r = f.begin(t, slow)
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		if _, err := f.Cancel(ctx, tenant, "c", r.turnID()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled for a second: %v", err)
+		}
+		p.last().end()
+		if got := r.finished(); stateName(got.GetState()) != "CANCELLED" {
+			t.Errorf("ended %v", got)
+		}
+		for _, id := range []string{"", "nothing"} {
+			if _, err := f.Cancel(t.Context(), tenant, "c", id); !errors.As(err, new(*NotFoundError)) {
+				t.Errorf("cancelled turn %q: %v", id, err)
+			}
+			if _, err := f.Cancel(t.Context(), tenant, "d", r.turnID()); !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("cancelled in another conversation: %v", err)
+			}
+		}
+	})
+}
+
+// A turn that was cancelled while it waited for the first one of its conversation is not
+// forgotten because somebody else finds no conversation yet.
+func TestCancelledAheadOfTheConversation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		f, p := newPuppet(t, func(o *Options) { o.Store = gated{o.Store, gate} })
+		f.begin(t, asks("first", 0))
+		request := asks("q", queue)
+		request.RequestId = "r"
+		waits := f.begin(t, request)
+		f.cancel(place{tenant, "c"}, waits.turnID())
+		synctest.Wait()
+		f.begin(t, asks("other", queue))
+		close(gate)
+		synctest.Wait()
+		if turn := f.cancelled(t, waits.turnID()); stateName(turn.GetState()) != "CANCELLED" {
+			t.Errorf("cancelled again: %v", turn)
+		}
+		if again := f.begin(t, request); again.turnID() != waits.turnID() || again.err != nil {
+			t.Errorf("asked again: %q, %v", again.seen(), again.err)
+		}
+		p.last().end()
+	})
+}
+
+// A reader may leave between two events as well as while it waits for one.
+func TestLeavingBetweenEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		for _, leaving := range []parleyv1.OnDisconnect{parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE, parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL} {
+			request := asks("q", 0)
+			request.OnDisconnect = leaving
+			for _, err := range f.Chat(t.Context(), tenant, request, nil) {
+				if err != nil {
+					t.Error(err)
+				}
+				break
+			}
+			synctest.Wait()
+			if ran := p.last().end(); ran != (leaving == parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE) {
+				t.Errorf("%v: the agent was at work: %t", leaving, ran)
+			}
+		}
+	})
+}
+
+// The on_disconnect that counts is that of the first caller; and CANCEL acts when the last
+// one has left, whatever brought that one there.
+func TestOnDisconnectIsOfTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		for _, stays := range []bool{true, false} {
+			first := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels", OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL}
+			second := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels"}
+			if stays {
+				first, second = second, first
+				first.RequestId, second.RequestId = "stays", "stays"
+			}
+			one := f.begin(t, first)
+			readers := []*reader{one, f.begin(t, second), f.resume(t, one.turnID(), 0)}
+			for i, r := range readers {
+				if turn, err := f.Get(t.Context(), tenant, "c", one.turnID()); stateName(turn.GetState()) != "RUNNING" {
+					t.Errorf("with %d readers left: %v (%v)", len(readers)-i, turn, err)
+				}
+				r.leave()
+			}
+			if ran := p.last().end(); ran != stays {
+				t.Errorf("the agent was at work when all had left: %t, want %t", ran, stays)
+			}
+		}
+	})
+}
+
+// A turn of an earlier version has no indexes in the store. It can be replayed whole, and
+// nobody goes on from within it.
+func TestTurnsWithoutEvents(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says()}, nil)
+	answer := []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "look", ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}}},
+		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}},
+		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "there"},
+	}
+	for _, a := range []*store.Append{
+		{Begin: &parleyv1.Turn{Id: "old", Agent: "main"}, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "q"}}},
+		{End: &parleyv1.Turn{Id: "old", State: parleyv1.TurnState_TURN_STATE_COMPLETED}, Messages: answer},
+	} {
+		a.Tenant, a.ConversationID = tenant, "c"
+		if _, err := f.store.Append(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resume := func(after int32) ([]*parleyv1.TurnEvent, error) {
+		return drained(f.Resume(t.Context(), tenant, "c", "old", after))
+	}
+	all, err := resume(0)
+	if err == nil {
+		err = wholeAnswer(all, answer)
+	}
+	if err != nil || len(all) != 7 || all[6].GetIndex() != 7 {
+		t.Fatalf("replayed %q: %v", described(all), err)
+	}
+	for after := int32(1); after <= 8; after++ {
+		got, err := resume(after)
+		switch {
+		case after == 1 && (err != nil || unlike(all[1:], got) != ""):
+			t.Errorf("behind started: %q, %v", described(got), err)
+		case after == 7 && (err != nil || got != nil):
+			t.Errorf("behind the end: %q, %v", described(got), err)
+		case after != 1 && after != 7 && !errors.As(err, new(*EventsGoneError)):
+			t.Errorf("behind %d: %q, %v", after, described(got), err)
+		}
+	}
+	// Nothing of it is left in the history.
+	f.shorten(t, "c", 0)
+	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil || all[1].GetFinished().GetMessages() != nil {
+		t.Errorf("replayed %q, %v", described(all), err)
+	}
+}

@@ -1,0 +1,214 @@
+package turn
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+// eventByEvent tells whether a turn whose text came in two pieces can still be followed from
+// within its text. It can be replayed whole in any case.
+func (f *fixture) eventByEvent(t *testing.T, id, turnID string) bool {
+	t.Helper()
+	if _, err := drained(f.Resume(t.Context(), tenant, id, turnID, 0)); err != nil {
+		t.Errorf("conversation %s: %v", id, err)
+	}
+	_, err := drained(f.Resume(t.Context(), tenant, id, turnID, 2))
+	if err != nil && !errors.As(err, new(*EventsGoneError)) {
+		t.Errorf("conversation %s: %v", id, err)
+	}
+	return err == nil
+}
+
+func TestKeptForTenMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
+		first := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
+		<-time.After(time.Second)
+		second := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
+		<-time.After(keepFor - time.Second - 1)
+		synctest.Wait()
+		if !f.eventByEvent(t, "c", first) || !f.eventByEvent(t, "c", second) {
+			t.Error("gone before its time")
+		}
+		<-time.After(1)
+		synctest.Wait()
+		if f.eventByEvent(t, "c", first) || !f.eventByEvent(t, "c", second) {
+			t.Error("only the first one's time is over")
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+		if f.eventByEvent(t, "c", second) {
+			t.Error("kept beyond its time")
+		}
+		if len(f.turns)+len(f.lines)+f.Manager.kept.Len()+f.keptFor != 0 {
+			t.Errorf("there is %v, %v, %d bytes", f.turns, f.lines, f.keptFor)
+		}
+	})
+}
+
+// What a reader follows already is not taken from it.
+func TestForgottenWhileRead(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
+	finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	read := 0
+	for _, err := range f.Resume(t.Context(), tenant, "c", "", 0) {
+		if err != nil {
+			t.Error(err)
+		}
+		f.forgetAll()
+		read++
+	}
+	if read != 4 {
+		t.Errorf("read %d events, want 4", read)
+	}
+}
+
+// Promise 12, for all turns together: the oldest go first when they take too much memory.
+func TestKeptBytes(t *testing.T) {
+	pieces := []*parleyv1.RespondResponse{text("a"), text("b")}
+	words := string(make([]byte, maxNoteBytes)) // One string for all: the test needs less than it says.
+	for range 1000 {
+		pieces = append(pieces, note(words))
+	}
+	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
+	const one = 1000 * (maxNoteBytes + 256)
+	var ids []string
+	for i := range maxKeptBytes/one + 20 {
+		ids = append(ids, fmt.Sprint("c", i))
+		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
+		if f.keptFor > maxKeptBytes {
+			t.Fatalf("%d bytes are kept of %d turns", f.keptFor, f.Manager.kept.Len())
+		}
+	}
+	kept := f.Manager.kept.Len()
+	if kept < maxKeptBytes/one*9/10 || kept > maxKeptBytes/one {
+		t.Errorf("%d turns are kept, each of %d bytes and a little more, want %d bytes", kept, one, maxKeptBytes)
+	}
+	for i, id := range ids {
+		if got, want := f.eventByEvent(t, id, ""), i >= len(ids)-kept; got != want {
+			t.Errorf("turn %d of %d, of which %d are kept, is kept: %t", i+1, len(ids), kept, got)
+		}
+	}
+	f.forgetAll()
+	if f.keptFor != 0 {
+		t.Errorf("%d bytes are kept of no turn", f.keptFor)
+	}
+}
+
+// No conversation has more kept turns than the store remembers, whether they ran or not.
+func TestKeptTurnsOfAConversation(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
+	var ids []string
+	for range maxKeptTurns + 3 {
+		ids = append(ids, finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
+	}
+	if len(f.turns) != maxKeptTurns {
+		t.Errorf("%d turns are kept, want %d", len(f.turns), maxKeptTurns)
+	}
+	for i, id := range ids {
+		_, err := drained(f.Resume(t.Context(), tenant, "c", id, 2))
+		if i < 3 && !errors.As(err, new(*NotFoundError)) || i >= 3 && err != nil {
+			t.Errorf("turn %d: %v", i+1, err)
+		}
+	}
+}
+
+// The turns of a conversation go with it, whatever ends it; its id taken again begins anew,
+// with the same request_id, too.
+func TestForgottenWithTheConversation(t *testing.T) {
+	tests := []struct {
+		name string
+		ends func(t *testing.T, f *fixture)
+	}{
+		{"deleted", func(t *testing.T, f *fixture) {
+			t.Helper()
+			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"evicted", func(t *testing.T, f *fixture) {
+			t.Helper()
+			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "other"}}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"expired and swept", func(t *testing.T, f *fixture) {
+			t.Helper()
+			<-time.After(time.Minute)
+			if _, err := f.store.Sweep(t.Context(), 10); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"expired", func(t *testing.T, _ *fixture) { t.Helper(); <-time.After(time.Minute) }},
+		{"expired, and taken by an append", func(t *testing.T, f *fixture) {
+			t.Helper()
+			<-time.After(time.Minute)
+			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "new"}
+			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{message}}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, p := newPuppet(t, nil)
+				f.store = memstore.New(store.Options{
+					TTL: time.Minute, MaxConversations: 1, Observe: func(changes []store.Change) { f.Committed(changes) },
+				})
+				f.o.Store = f.store
+				request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
+				first := f.begin(t, request)
+				// One that never begins is kept, too.
+				waits := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+				f.cancelled(t, waits.turnID())
+				p.last().end()
+				test.ends(t, f)
+				for _, old := range []*reader{first, waits} {
+					if r := f.resume(t, old.turnID(), 0); !lost(r.err) {
+						t.Errorf("resumed: %q, %v", r.seen(), r.err)
+					}
+					if got, err := f.Get(t.Context(), tenant, "c", old.turnID()); !lost(err) {
+						t.Errorf("there is %v (%v)", got, err)
+					}
+				}
+				for i, id := range []string{"r", "w"} {
+					again := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
+					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.count() != i+2 {
+						t.Errorf("asked again with %s: %q, %v, the agent was asked %d times", id, again.seen(), again.err, p.count())
+					}
+					p.last().end()
+				}
+				if len(f.turns) != 2 {
+					t.Errorf("%d turns are kept, want the new ones", len(f.turns))
+				}
+			})
+		})
+	}
+}
+
+// What is told of a conversation that is gone by now is not taken for what has its id.
+func TestLateChangesForgetNothing(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
+	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	f.Committed([]store.Change{
+		{Tenant: tenant, ConversationID: "c", UID: "old", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED},
+		{Tenant: "other", ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED},
+		{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_CLEARED},
+	})
+	if !f.eventByEvent(t, "c", end.GetTurn().GetId()) {
+		t.Error("forgotten")
+	}
+	f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})
+	if len(f.turns) != 0 {
+		t.Error("the turn of a damaged conversation is kept although that was deleted")
+	}
+}

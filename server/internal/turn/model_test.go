@@ -1,0 +1,372 @@
+package turn
+
+import (
+	stdcmp "cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"pgregory.net/rapid"
+)
+
+// bubble runs one case of a property in a bubble of synctest.
+func bubble(t *testing.T, rt *rapid.T, run func(t *testing.T)) {
+	t.Helper()
+	var failed any
+	synctest.Test(t, func(t *testing.T) {
+		defer func() { failed = recover() }() // It is for rapid, which waits outside.
+		run(t)
+	})
+	if fmt.Sprintf("%T", failed) == "rapid.invalidData" {
+		rt.SkipNow() // Not from the same line: rapid tells failures apart by it.
+	}
+	if failed != nil {
+		panic(failed)
+	}
+}
+
+// model does to a manager what it tells its oracle.
+type model struct {
+	*fixture
+
+	t       *testing.T
+	puppet  *puppet
+	oracle  *oracle
+	turns   []*oracleTurn
+	byID    map[string]*oracleTurn
+	reads   []*oracleRead
+	cancels []*cancelling
+}
+
+// cancelling is a CancelTurn.
+type cancelling struct {
+	turn *oracleTurn
+	got  *parleyv1.Turn
+	err  error
+	over bool
+}
+
+// TestModel compares random steps with what the oracle says of them. That includes: one turn
+// runs at a time in each conversation, the history is each question and its answer, an agent
+// runs once a turn, indexes rise by one, and so on.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		bubble(t, rt, func(t *testing.T) {
+			t.Helper()
+			f, p := newPuppet(t, func(o *Options) { o.MaxTurns = 2 })
+			m := &model{fixture: f, t: t, puppet: p, oracle: newOracle(2), byID: make(map[string]*oracleTurn)}
+			rt.Repeat(map[string]func(*rapid.T){
+				"":        m.check,
+				"chat":    m.chat,
+				"queue":   m.queue,
+				"say":     func(rt *rapid.T) { m.step(rt, "say") },
+				"end":     func(rt *rapid.T) { m.step(rt, "end") },
+				"fail":    func(rt *rapid.T) { m.step(rt, "fail") },
+				"leave":   m.leave,
+				"resume":  m.resume,
+				"cancel":  m.cancel,
+				"get":     m.get,
+				"delete":  m.delete,
+				"forget":  func(*rapid.T) { m.forgetAll(); m.oracle.forget() },
+				"restart": m.restart,
+			})
+			m.restart(rt)
+			m.check(rt)
+		})
+	})
+}
+
+var conversationIDs = rapid.SampledFrom([]string{"a", "b", "c"})
+
+func (m *model) chat(rt *rapid.T) {
+	r := &parleyv1.ChatRequest{
+		ConversationId: conversationIDs.Draw(rt, "conversation"),
+		Content:        rapid.SampledFrom([]string{"x", "y"}).Draw(rt, "content"),
+		RequestId:      rapid.SampledFrom([]string{"", "", "", "r1", "r2", "r3"}).Draw(rt, "request_id"),
+		OnBusy:         parleyv1.OnBusy(rapid.Int32Range(0, 3).Draw(rt, "on_busy")),
+		OnDisconnect:   parleyv1.OnDisconnect(rapid.Int32Range(0, 2).Draw(rt, "on_disconnect")),
+	}
+	if rapid.Bool().Draw(rt, "stubborn") {
+		r.Metadata = stubborn
+	}
+	m.ask(r)
+}
+
+// queue has many come at once.
+func (m *model) queue(rt *rapid.T) {
+	id := conversationIDs.Draw(rt, "conversation")
+	for i := range rapid.IntRange(2, 20).Draw(rt, "n") {
+		m.ask(&parleyv1.ChatRequest{ConversationId: id, Content: fmt.Sprint(i), OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+	}
+}
+
+// ask sends a request and has its answer compared with the oracle's.
+func (m *model) ask(r *parleyv1.ChatRequest) {
+	live, stored, joined, err := m.oracle.chat(r)
+	one := &oracleRead{replayed: joined}
+	switch {
+	case err != nil:
+		one.refuse(err)
+	case stored != nil:
+		m.oracle.replay(stored, 0, one)
+	default:
+		m.oracle.attach(live, 0, one)
+	}
+	one.reader = m.begin(m.t, r)
+	m.reads = append(m.reads, one)
+	if live != nil && !joined {
+		live.id = one.turnID()
+		m.turns, m.byID[live.id] = append(m.turns, live), live
+	}
+}
+
+// pick draws one of the turns of which ok holds.
+func (m *model) pick(rt *rapid.T, ok func(t *oracleTurn) bool) *oracleTurn {
+	var some []*oracleTurn
+	for _, t := range m.turns {
+		if ok(t) {
+			some = append(some, t)
+		}
+	}
+	if len(some) == 0 {
+		rt.Skip("no such turn")
+	}
+	return some[rapid.IntRange(0, len(some)-1).Draw(rt, "turn")]
+}
+
+func (m *model) step(rt *rapid.T, what string) {
+	t := m.pick(rt, (*oracleTurn).runs)
+	switch what {
+	case "say":
+		word := rapid.StringMatching(`[a-zé]{1,3} `).Draw(rt, "word")
+		t.say(word)
+		t.agent.say(word)
+	case "end":
+		m.oracle.end(t, "COMPLETED")
+		t.agent.end()
+	case "fail":
+		m.oracle.end(t, "FAILED")
+		t.agent.fail()
+	}
+}
+
+// runs tells whether the turn's agent is at work.
+func (t *oracleTurn) runs() bool { return t.asked && t.state == "" && t.err == nil }
+
+func (m *model) leave(rt *rapid.T) {
+	var some []*oracleRead
+	for _, r := range m.reads {
+		if r.turn != nil {
+			some = append(some, r)
+		}
+	}
+	if len(some) == 0 {
+		rt.Skip("nobody reads")
+	}
+	one := some[rapid.IntRange(0, len(some)-1).Draw(rt, "reader")]
+	m.oracle.left(one)
+	one.leave()
+}
+
+func (m *model) resume(rt *rapid.T) {
+	id, turnID, events := conversationIDs.Draw(rt, "conversation"), "", 0
+	var t *oracleTurn
+	if i := rapid.IntRange(0, len(m.turns)).Draw(rt, "turn"); i > 0 {
+		t = m.turns[i-1]
+		turnID = t.id
+		if rapid.IntRange(0, 9).Draw(rt, "own") > 0 {
+			id = t.request.GetConversationId()
+		}
+	}
+	live, stored, err := m.oracle.resume(id, t)
+	if found := stdcmp.Or(live, stored); found != nil {
+		events = len(found.log)
+	}
+	after := rapid.IntRange(0, events+1).Draw(rt, "after")
+	one := &oracleRead{replayed: true}
+	switch {
+	case err != nil:
+		one.refuse(err)
+	case stored != nil:
+		m.oracle.replay(stored, after, one)
+	default:
+		m.oracle.attach(live, after, one)
+	}
+	one.reader = read(m.t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+		return m.Resume(ctx, tenant, id, turnID, int32(after))
+	})
+	m.reads = append(m.reads, one)
+}
+
+func (m *model) cancel(rt *rapid.T) {
+	c := &cancelling{turn: m.pick(rt, func(*oracleTurn) bool { return true })}
+	m.oracle.cancel(c.turn)
+	m.cancels = append(m.cancels, c)
+	go func() {
+		c.got, c.err = m.Cancel(m.t.Context(), tenant, c.turn.request.GetConversationId(), c.turn.id)
+		c.over = true
+	}()
+	synctest.Wait()
+}
+
+func (m *model) get(rt *rapid.T) {
+	t := m.pick(rt, func(*oracleTurn) bool { return true })
+	got, err := m.Get(m.t.Context(), tenant, t.request.GetConversationId(), t.id)
+	if want := m.oracle.known(t); want == "" && !lost(err) || want != "" && stateName(got.GetState()) != want {
+		rt.Errorf("turn %s is %v (%v), want %q", t.id, got, err, want)
+	}
+}
+
+func (m *model) delete(rt *rapid.T) {
+	id := conversationIDs.Draw(rt, "conversation")
+	if m.oracle.conversations[id] == nil {
+		rt.Skip("no such conversation")
+	}
+	m.oracle.delete(id)
+	if err := m.store.Delete(m.t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}); err != nil {
+		rt.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// restart stops the manager and begins with another on the same store.
+func (m *model) restart(rt *rapid.T) {
+	m.oracle.close()
+	ctx, now := context.WithCancel(m.t.Context())
+	now()
+	stopped := false
+	go func() {
+		m.Stop(ctx)
+		stopped = true
+	}()
+	synctest.Wait()
+	if stopped != (m.oracle.running == 0) {
+		rt.Fatalf("stopped: %t, although %d turns run", stopped, m.oracle.running)
+	}
+	m.checkReads(rt)
+	for _, t := range m.turns {
+		if t.runs() {
+			m.oracle.end(t, "COMPLETED")
+			t.agent.end()
+		}
+	}
+	if !stopped || len(m.Manager.turns)+len(m.lines)+len(m.running)+m.Manager.kept.Len()+m.keptFor != 0 {
+		rt.Fatalf("stopped: %t, and there is %v, %v, %v, %d", stopped, m.Manager.turns, m.lines, m.running, m.keptFor)
+	}
+	m.oracle.lines = make(map[string]*oracleLine)
+	m.Manager = New(m.t.Context(), m.o)
+}
+
+func (m *model) checkReads(rt *rapid.T) {
+	for _, r := range m.reads {
+		if diff := cmp.Diff(r.want, r.seen(), cmpopts.EquateEmpty()); diff != "" {
+			rt.Errorf("a reader (-want +got):\n%s", diff)
+		}
+		if r.over != r.wantOver || kind(r.err) != kind(r.wantErr) {
+			rt.Errorf("the stream is over: %t with %v, want %t with %v", r.over, r.err, r.wantOver, r.wantErr)
+		}
+	}
+	m.reads = slices.DeleteFunc(m.reads, func(r *oracleRead) bool { return r.wantOver })
+}
+
+func (m *model) check(rt *rapid.T) {
+	m.checkAgents(rt)
+	m.checkReads(rt)
+	live := m.oracle.running
+	for _, id := range []string{"a", "b", "c"} {
+		m.checkConversation(rt, id)
+		if l := m.oracle.lines[id]; l != nil {
+			live += len(l.waiting) + len(l.ended)
+		}
+	}
+	if len(m.Manager.turns) != live || m.Running() != m.oracle.running {
+		rt.Errorf("%d turns, of which %d run, want %d, of which %d run", len(m.Manager.turns), m.Running(), live, m.oracle.running)
+	}
+	m.cancels = slices.DeleteFunc(m.cancels, func(c *cancelling) bool {
+		if want := c.turn.state != "" || c.turn.err != nil; c.over != want {
+			rt.Errorf("CancelTurn of %s is over: %t, want %t", c.turn.id, c.over, want)
+		}
+		if c.over && (c.err != nil || stateName(c.got.GetState()) != c.turn.state) && !lost(c.err) {
+			rt.Errorf("CancelTurn returned %v (%v), want it as it ended, %s", c.got, c.err, c.turn.state)
+		}
+		return c.over
+	})
+}
+
+// checkAgents finds out which run is of which turn, and that there is one a turn.
+func (m *model) checkAgents(rt *rapid.T) {
+	asked := 0
+	for _, one := range m.puppet.runs {
+		m.byID[one.request.GetTurnId()].agent = one
+	}
+	for _, t := range m.turns {
+		if t.asked != (t.agent != nil) {
+			rt.Errorf("the agent of turn %s was asked: %t, want %t", t.id, t.agent != nil, t.asked)
+		}
+		if t.asked {
+			asked++
+		}
+	}
+	if n := m.puppet.count(); n != asked {
+		rt.Errorf("agents were asked %d times, want %d", n, asked)
+	}
+}
+
+func (m *model) checkConversation(rt *rapid.T, id string) {
+	var want []string
+	c := m.oracle.conversations[id]
+	if c != nil {
+		want = c.history
+	}
+	if diff := cmp.Diff(want, m.history(m.t, id)); diff != "" {
+		rt.Errorf("history of %s (-want +got):\n%s", id, diff)
+	}
+	turns, err := m.List(m.t.Context(), tenant, id)
+	if (c == nil) != errors.Is(err, store.ErrNotFound) {
+		rt.Errorf("turns of %s: %v", id, err)
+	}
+	var states, wantStates []string
+	for _, turn := range turns {
+		states = append(states, turn.GetId()+" "+stateName(turn.GetState()))
+	}
+	for _, t := range slices.Backward(m.oracle.list(id)) {
+		wantStates = append(wantStates, t.id+" "+m.oracle.known(t))
+	}
+	if diff := cmp.Diff(wantStates[:min(32, len(wantStates))], states); diff != "" {
+		rt.Errorf("turns of %s (-want +got):\n%s", id, diff)
+	}
+}
+
+// lost tells whether an error says that there is no such turn.
+func lost(err error) bool {
+	var turn *NotFoundError
+	return errors.As(err, &turn) || errors.Is(err, store.ErrNotFound)
+}
+
+// kind is what an error says, without the particulars.
+func kind(err error) string {
+	switch {
+	case errors.As(err, new(*store.BusyError)):
+		return "busy"
+	case errors.As(err, new(*EventsGoneError)):
+		return "events gone"
+	case errors.As(err, new(*NotFoundError)):
+		return "no such turn"
+	}
+	for _, one := range []error{
+		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown, context.Canceled,
+	} {
+		if errors.Is(err, one) {
+			return one.Error()
+		}
+	}
+	return fmt.Sprint(err)
+}

@@ -1,0 +1,114 @@
+package turn
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// oracleRead is somebody who reads a turn, or what is left of it.
+type oracleRead struct {
+	*reader
+
+	turn     *oracleTurn // to which it is attached; nil: none
+	replayed bool
+	want     []string
+	wantErr  error
+	wantOver bool
+}
+
+// told is how the reader reads events.
+func (r *oracleRead) told(log []string) []string {
+	log = slices.Clone(log)
+	for i, line := range log {
+		if r.replayed && strings.Contains(line, " started ") {
+			log[i] += " replayed"
+		}
+	}
+	return log
+}
+
+// attach has a reader read a turn that can be followed.
+func (o *oracle) attach(t *oracleTurn, after int, r *oracleRead) {
+	if after > len(t.log) {
+		r.refuse(&EventsGoneError{})
+		return
+	}
+	r.want = r.told(t.log[after:])
+	if t.state != "" {
+		r.wantOver = true
+		return
+	}
+	r.turn, t.readers = t, append(t.readers, r)
+}
+
+func (r *oracleRead) refuse(err error) { r.wantErr, r.wantOver = err, true }
+
+// replay has a reader read what the store keeps of a turn.
+func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
+	r.wantOver = true
+	switch last := len(t.log); {
+	case after == last && after > 0:
+	case after > last || after > 0 && after >= t.firstText && after < t.lastText:
+		r.wantErr = &EventsGoneError{}
+	default:
+		for i, line := range t.log {
+			switch index := i + 1; {
+			case index <= after || strings.Contains(line, " queued "):
+			case index == t.lastText:
+				r.want = append(r.want, fmt.Sprintf("%d text %q at 0", index, t.text))
+			case index < t.firstText || index > t.lastText:
+				r.want = append(r.want, r.told([]string{line})...)
+			}
+		}
+	}
+}
+
+// resume says which turn a reader that resumes is to read, live or from the store.
+func (o *oracle) resume(id string, t *oracleTurn) (live, stored *oracleTurn, err error) {
+	c := o.conversations[id]
+	switch {
+	case c == nil:
+		return nil, nil, store.ErrNotFound
+	case t == nil && len(c.turns) > 0:
+		t = c.turns[len(c.turns)-1]
+	}
+	switch {
+	case slices.Contains(o.lines[id].all(), t):
+		return t, nil, nil
+	case slices.Contains(c.turns, t):
+		return nil, t, nil
+	}
+	return nil, nil, &NotFoundError{}
+}
+
+// list is the turns of a conversation that are known, oldest first.
+func (o *oracle) list(id string) []*oracleTurn {
+	c := o.conversations[id]
+	if c == nil {
+		return nil
+	}
+	turns := c.turns
+	if l := o.lines[id]; l != nil {
+		turns = slices.Concat(turns, l.waiting)
+	}
+	return turns
+}
+
+// known is the state of a turn that can be asked for; empty: it cannot.
+func (o *oracle) known(t *oracleTurn) string {
+	id := t.request.GetConversationId()
+	switch c := o.conversations[id]; {
+	case c == nil:
+	case t.in == nil && t.line == o.lines[id] && slices.Contains(t.line.waiting, t):
+		return "QUEUED"
+	case t.in == nil && t.line == o.lines[id] && slices.Contains(t.line.ended, t):
+		return t.state
+	case t.in == c && slices.Contains(c.turns, t):
+		return cmp.Or(t.state, "RUNNING")
+	}
+	return ""
+}

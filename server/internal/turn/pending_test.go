@@ -1,0 +1,229 @@
+package turn
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// past puts messages and turns into conversation c, one a word: "user:words" and so on for
+// what is appended, "fails:words", "cancels:words", "calls:id" and so on for a turn that
+// asks "q" and ends so, "again:words" for another one that answers what is pending and fails.
+func past(t *testing.T, f *fixture, p *puppet, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		kind, words, _ := strings.Cut(word, ":")
+		if role, ok := parleyv1.Role_value["ROLE_"+strings.ToUpper(kind)]; ok {
+			m := &parleyv1.Message{Role: parleyv1.Role(role), Content: words}
+			if m.GetRole() == parleyv1.Role_ROLE_TOOL {
+				m.Content, m.ToolResult = "", &parleyv1.ToolResult{CallId: words, Content: words}
+			}
+			f.append(t, m)
+			continue
+		}
+		request := asks("q", 0)
+		if kind == "again" {
+			request.Content, request.AnswerPending = "", true
+		}
+		r := f.begin(t, request)
+		if words != "" && kind != "calls" {
+			p.last().say(words)
+		}
+		switch kind {
+		case "completes":
+			p.last().end()
+		case "fails", "again":
+			p.last().fail()
+		case "cancels":
+			f.cancelled(t, r.turnID())
+		case "hands":
+			p.last().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("more")}})
+			p.last().fail()
+		case "calls":
+			for id := range strings.FieldsSeq(words) {
+				p.last().do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
+			}
+			p.last().end()
+		case "finds":
+			p.last().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "found")}})
+			p.last().fail()
+		default:
+			t.Fatalf("what is %q?", word)
+		}
+		if r.finished() == nil {
+			t.Fatalf("%s: %q, %v", word, r.seen(), r.err)
+		}
+	}
+}
+
+// append appends to conversation c.
+func (f *fixture) append(t *testing.T, messages ...*parleyv1.Message) {
+	t.Helper()
+	if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: messages}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnswerPending(t *testing.T) {
+	exchange := &parleyv1.ContextWindow{MaxExchanges: 1}
+	tests := []struct {
+		name   string
+		past   []string
+		window *parleyv1.ContextWindow
+		given  []string // to the agent; nil: there is nothing to answer
+	}{
+		{"failed without a word", []string{"fails:"}, nil, []string{"user: q"}},
+		{"failed with half an answer", []string{"fails:half"}, nil, []string{"user: q"}},
+		{"failed twice", []string{"fails:half", "again:half"}, nil, []string{"user: q"}},
+		{"cancelled without a word", []string{"cancels:"}, nil, []string{"user: q"}},
+		{"cancelled with half an answer", []string{"cancels:half"}, nil, []string{"user: q"}},
+		{"failed after a handoff", []string{"hands:I ask"}, nil, []string{"user: q"}},
+		{"failed after an exchange with a tool", []string{"finds:wait"}, nil, []string{"user: q", "assistant: wait …", "tool: found"}},
+		{"failed after others", []string{"completes:a", "fails:half"}, nil, []string{"user: q", "assistant: a", "user: q"}},
+		{"a cut-off answer to something else", []string{"fails:half", "user:next"}, nil, []string{"user: q", "assistant: half …", "user: next"}},
+		{"appended", []string{"user:hello"}, nil, []string{"user: hello"}},
+		{"appended, two", []string{"user:hello", "user:there"}, nil, []string{"user: hello", "user: there"}},
+		{"system messages", []string{"user:hello", "system:be brief", "user:there", "system:be kind"}, nil, []string{"user: hello", "system: be brief", "user: there"}},
+		{"the result of a call", []string{"calls:1", "tool:1"}, nil, []string{"user: q", "assistant: ", "tool: 1"}},
+		{"the results of calls", []string{"calls:1 2", "tool:1", "tool:2"}, nil, []string{"user: q", "assistant: ", "tool: 1", "tool: 2"}},
+		{"a result, and the turn failed that had it", []string{"calls:1", "tool:1", "again:half"}, nil, []string{"user: q", "assistant: ", "tool: 1"}},
+		{"window", []string{"completes:a", "completes:b", "fails:half"}, exchange, []string{"user: q", "assistant: b", "user: q"}},
+		{"window, and a result", []string{"completes:a", "completes:b", "calls:1", "tool:1"}, exchange, []string{"user: q", "assistant: b", "user: q", "assistant: ", "tool: 1"}},
+		{"nothing was said", []string{"completes:"}, nil, []string{"user: q"}},
+
+		{"completed", []string{"completes:a"}, nil, nil},
+		{"completed after it had failed", []string{"fails:half", "user:again", "assistant:a"}, nil, nil},
+		{"calls that wait", []string{"calls:1"}, nil, nil},
+		{"answered by an append", []string{"fails:half", "assistant:a"}, nil, nil},
+		{"nobody asked", []string{"system:be brief", "assistant:hello"}, nil, nil},
+		{"system message only", []string{"system:be brief"}, nil, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, p := newPuppet(t, nil)
+				past(t, f, p, test.past...)
+				before, asked := f.kept(t), p.count()
+				r := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: test.window})
+				if test.given == nil {
+					if !errors.Is(r.err, ErrNothingToAnswer) || len(r.events) != 0 || p.count() != asked {
+						t.Errorf("read %q, %v", r.seen(), r.err)
+					}
+				} else {
+					given := p.last().request.GetMessages()
+					if diff := cmp.Diff(test.given, lines(given)); diff != "" {
+						t.Errorf("the agent was given (-want +got):\n%s", diff)
+					}
+					p.last().say("yes")
+					p.last().end()
+					started := r.events[0].GetStarted()
+					if started.GetUserMessage() != nil || int(started.GetHistoryCount()) != len(given)-1 || r.finished().GetInputSequence() != given[len(given)-1].GetSequence() {
+						t.Errorf("started %v, finished %v", started, r.finished())
+					}
+					before = append(before, "assistant: yes")
+				}
+				// What was asked is not stored again, and an answer that was cut off stays.
+				if diff := cmp.Diff(before, f.kept(t)); diff != "" {
+					t.Errorf("kept (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestNothingPendingAnywhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newPuppet(t, nil)
+		request := &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true}
+		if r := f.begin(t, request); !errors.Is(r.err, store.ErrNotFound) {
+			t.Errorf("without a conversation: %v", r.err)
+		}
+		if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+			t.Fatal(err)
+		}
+		if r := f.begin(t, request); !errors.Is(r.err, ErrNothingToAnswer) {
+			t.Errorf("without a message: %v", r.err)
+		}
+	})
+}
+
+// Between the moment in which a turn reads what it is to answer and the one in which it
+// begins, something else may be appended.
+func TestPendingChanges(t *testing.T) {
+	user := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "newer"}
+	reply := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "a"}
+	tests := []struct {
+		name      string
+		comes     []*parleyv1.Message
+		ifVersion *int32
+		given     []string
+		err       error
+		version   bool // the error is that of another version
+	}{
+		{"a question", []*parleyv1.Message{user}, nil, []string{"user: q", "user: newer"}, nil, false},
+		{"an answer", []*parleyv1.Message{reply}, nil, nil, ErrNothingToAnswer, false},
+		{"a question, under if_version", []*parleyv1.Message{user}, new(int32(2)), nil, nil, true},
+		{"nothing, under if_version", nil, new(int32(2)), []string{"user: q"}, nil, false},
+		{"nothing, under another if_version", nil, new(int32(1)), nil, nil, true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var h *hooked
+				f, p := newPuppet(t, func(o *Options) {
+					h = &hooked{Store: o.Store}
+					o.Store = h
+				})
+				past(t, f, p, "fails:") // The conversation is at version 2.
+				asked := p.count()
+				h.begin = func(*store.Append) {
+					h.begin = nil
+					if test.comes != nil {
+						f.append(t, test.comes...)
+					}
+				}
+				r := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, IfVersion: test.ifVersion})
+				if mismatch := errors.As(r.err, new(*store.VersionError)); mismatch != test.version || !mismatch && !errors.Is(r.err, test.err) {
+					t.Fatalf("got %v, want %v", r.err, test.err)
+				}
+				if r.err == nil {
+					if diff := cmp.Diff(test.given, lines(p.last().request.GetMessages())); diff != "" {
+						t.Errorf("the agent was given (-want +got):\n%s", diff)
+					}
+				} else if p.count() != asked || f.Running() != 0 {
+					t.Errorf("the agent was asked %d times, %d turns run", p.count()-asked, f.Running())
+				}
+			})
+		})
+	}
+}
+
+// A retry of answer_pending is the turn that the first one began, also when that is no
+// longer kept, although there is nothing to answer any more.
+func TestPendingRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		past(t, f, p, "fails:")
+		request := &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, RequestId: "r"}
+		first, joined := f.begin(t, request), f.begin(t, request)
+		p.last().say("yes")
+		p.last().end()
+		again := f.begin(t, request)
+		f.forgetAll()
+		stored := f.begin(t, request)
+		want := []string{`1 started "" replayed`, `2 text "yes" at 0`, "3 finished COMPLETED"}
+		for i, r := range []*reader{joined, again, stored} {
+			if diff := cmp.Diff(want, r.seen()); diff != "" || r.err != nil || r.turnID() != first.turnID() {
+				t.Errorf("retry %d, %v (-want +got):\n%s", i+1, r.err, diff)
+			}
+		}
+		if diff := cmp.Diff([]string{"user: q", "assistant: yes"}, f.kept(t)); diff != "" || p.count() != 2 {
+			t.Errorf("the agent was asked %d times; kept (-want +got):\n%s", p.count(), diff)
+		}
+	})
+}

@@ -1,0 +1,300 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+)
+
+// mortal is a store that can be cut off in the middle of everything, as if its process had
+// been killed. It knows of one running turn.
+type mortal struct {
+	store.Store
+	dead  atomic.Bool
+	saved *store.Progress
+}
+
+func (m *mortal) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if m.dead.Load() {
+		return nil, store.ErrClosed
+	}
+	result, err := m.Store.Append(ctx, a)
+	if err == nil && a.Begin != nil {
+		m.saved = &store.Progress{Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(), Events: proto.CloneOf(a.Events)}
+	}
+	if err == nil && a.End != nil {
+		m.saved = nil
+	}
+	return result, err
+}
+
+func (m *mortal) SaveProgress(ctx context.Context, p *store.Progress) error {
+	if m.dead.Load() {
+		return store.ErrClosed
+	}
+	saved := *p
+	saved.Events, saved.Messages = proto.CloneOf(p.Events), nil
+	for _, message := range p.Messages {
+		saved.Messages = append(saved.Messages, proto.CloneOf(message))
+	}
+	m.saved = &saved
+	return m.Store.SaveProgress(ctx, p)
+}
+
+func (m *mortal) Abandoned(context.Context, string) (turns []store.Progress, next string, err error) {
+	if m.saved != nil {
+		turns = append(turns, *m.saved)
+	}
+	return turns, "", nil
+}
+
+// crash kills the manager and begins with another, on what the store has.
+func (f *fixture) crash(t *testing.T, m *mortal) {
+	t.Helper()
+	m.dead.Store(true)
+	ctx, now := context.WithCancel(t.Context())
+	now()
+	f.Stop(ctx)
+	synctest.Wait()
+	m.dead.Store(false)
+	f.Manager = New(t.Context(), f.o)
+	if err := f.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestResumeAfterACrash: whatever an agent says, whenever it is saved, whenever the server is
+// killed: a reader that had seen no more than was saved goes on from there, all others are
+// told to begin again, and nobody takes the end for something that it has seen.
+func TestResumeAfterACrash(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		bubble(t, rt, func(t *testing.T) {
+			t.Helper()
+			var m *mortal
+			f, p := newPuppet(t, func(o *Options) {
+				m = &mortal{Store: o.Store}
+				o.Store = m
+			})
+			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
+			r := f.begin(t, request)
+			say := func() {
+				for _, piece := range drawPieces(rt) {
+					p.last().do(step{pieces: []*parleyv1.RespondResponse{piece}})
+				}
+			}
+			kept := len(r.events)
+			for range rapid.IntRange(0, 2).Draw(rt, "saves") {
+				say()
+				<-time.After(saveEvery)
+				synctest.Wait()
+				kept = len(r.events)
+			}
+			say()
+			seen := r.events
+			f.crash(t, m)
+
+			all, err := drained(f.Resume(t.Context(), tenant, "c", "", 0))
+			if err != nil {
+				rt.Fatal(err)
+			}
+			end := all[len(all)-1]
+			if turn := end.GetFinished().GetTurn(); stateName(turn.GetState()) != "INTERRUPTED" || turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetId() != r.turnID() {
+				rt.Errorf("the turn ended %v", turn)
+			}
+			if int(end.GetIndex()) <= len(seen) {
+				rt.Errorf("finished has index %d, and readers had seen %d events", end.GetIndex(), len(seen))
+			}
+			told := slices.Concat(seen[:kept], []*parleyv1.TurnEvent{end})
+			for after := range int32(len(seen)) + 2 {
+				want, gone := recorded(told, 0, after)
+				gone = gone || int(after) > kept
+				got, err := drained(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
+				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
+					rt.Errorf("from %d of %d, of which %d were saved: %v, want that it is gone: %t", after, len(seen), kept, err, gone)
+				} else if diff := unlike(want, got); err == nil && diff != "" {
+					rt.Errorf("from %d (-want +got):\n%s", after, diff)
+				}
+			}
+			if got, err := drained(f.Resume(t.Context(), tenant, "c", "", end.GetIndex())); len(got) != 0 || err != nil {
+				rt.Errorf("behind the end: %v, %v", got, err)
+			}
+			if again := f.begin(t, request); again.err != nil || unlike(all, again.events) != "" || p.count() != 1 {
+				rt.Errorf("asked again: %v, %v, the agent was asked %d times", again.seen(), again.err, p.count())
+			}
+			if next := f.begin(t, asks("next", 0)); next.err != nil || next.events[0].GetStarted() == nil {
+				rt.Errorf("the next turn: %v, %v", next.seen(), next.err)
+			}
+		})
+	})
+}
+
+// Promise 6 and 1, as far as the turn has them: text that was saved survives a kill, once in
+// the history, marked as cut off; a turn that waited was not promised anything.
+func TestRecoverFromAFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "parley.db")
+		var f *fixture
+		open := func() *boltstore.Store {
+			t.Helper()
+			s, err := boltstore.Open(path, boltstore.Options{Options: store.Options{
+				Observe: func(changes []store.Change) { f.Committed(changes) },
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		m := &mortal{Store: open()}
+		f, p := newPuppet(t, func(o *Options) { o.Store = m })
+		request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
+		first := f.begin(t, request)
+		waiting := asks("waits", queue)
+		waiting.RequestId = "w"
+		f.begin(t, waiting)
+		p.last().say("saved ")
+		<-time.After(saveEvery)
+		synctest.Wait()
+		p.last().say("lost")
+		silent := f.begin(t, &parleyv1.ChatRequest{ConversationId: "silent", Content: "q"})
+
+		m.dead.Store(true)
+		ctx, now := context.WithCancel(t.Context())
+		now()
+		f.Stop(ctx)
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.store = open()
+		f.o.Store = f.store
+		f.Manager = New(t.Context(), f.o)
+		if err := f.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"user: q", "assistant: saved  …"}, f.kept(t)); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+		for id, turnID := range map[string]string{"c": first.turnID(), "silent": silent.turnID()} {
+			turn, err := f.Get(t.Context(), tenant, id, turnID)
+			if stateName(turn.GetState()) != "INTERRUPTED" || !turn.GetError().GetRetryable() {
+				t.Errorf("the turn of %s is %v (%v)", id, turn, err)
+			}
+		}
+		want := []string{`1 started "q" created replayed`, `2 text "saved " at 0`, fmt.Sprintf("%d finished INTERRUPTED", 2+lostEvents)}
+		if diff := cmp.Diff(want, f.begin(t, request).seen()); diff != "" || p.count() != 2 {
+			t.Errorf("the agent was asked %d times; asked again (-want +got):\n%s", p.count(), diff)
+		}
+		if again := f.begin(t, waiting); again.err != nil || again.events[0].GetStarted() == nil || p.count() != 3 {
+			t.Errorf("what had waited was asked again: %q, %v", again.seen(), again.err)
+		}
+	})
+}
+
+// pages are turns that ran, one a page.
+type pages struct {
+	store.Store
+	turns []store.Progress
+	fails map[string]error // by turn
+	asked []string
+}
+
+func (p *pages) Abandoned(_ context.Context, after string) (turns []store.Progress, next string, err error) {
+	p.asked = append(p.asked, after)
+	if len(p.turns) == 0 {
+		return nil, "", nil
+	}
+	turns, p.turns = p.turns[:1], p.turns[1:]
+	if len(p.turns) > 0 {
+		next = p.turns[0].TurnID
+	}
+	return turns, next, nil
+}
+
+func (p *pages) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.End != nil && p.fails[a.End.GetId()] != nil {
+		return nil, p.fails[a.End.GetId()]
+	}
+	return p.Store.Append(ctx, a)
+}
+
+// Recover takes page after page; what has ended, has gone, or cannot be ended stops it from
+// ending the others no more than what an earlier version saved without events.
+func TestRecoverPages(t *testing.T) {
+	p := &pages{fails: map[string]error{"damaged": store.ErrCorrupt, "full": store.ErrNoSpace}}
+	f := newFixture(t, map[string]agent.Agent{"main": says()}, func(o *Options) {
+		p.Store = o.Store
+		o.Store = p
+	})
+	names := []string{"first", "ended", "damaged", "gone", "full", "last"}
+	for _, name := range names {
+		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "q"}
+		a := &store.Append{Tenant: tenant, ConversationID: name, Messages: []*parleyv1.Message{message}, Begin: &parleyv1.Turn{Id: name}}
+		if _, err := f.store.Append(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		progress := store.Progress{Tenant: tenant, ConversationID: name, TurnID: name, Messages: []*parleyv1.Message{
+			{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "half", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+		}}
+		if name == "last" {
+			progress.Events = &storev1.TurnEvents{Started: 1, LostAfter: 2, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 2}}}
+		}
+		p.turns = append(p.turns, progress)
+	}
+	if _, err := f.store.Append(t.Context(), &store.Append{
+		Tenant: tenant, ConversationID: "ended", End: &parleyv1.Turn{Id: "ended", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "gone"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(append([]string{""}, names[1:]...), p.asked); diff != "" {
+		t.Errorf("asked for pages behind (-want +got):\n%s", diff)
+	}
+	for name, want := range map[string]string{"first": "INTERRUPTED", "ended": "COMPLETED", "damaged": "RUNNING", "full": "RUNNING", "last": "INTERRUPTED"} {
+		if got, err := f.Get(t.Context(), tenant, name, name); stateName(got.GetState()) != want {
+			t.Errorf("turn %s is %v (%v), want %s", name, got, err, want)
+		}
+		if half := strings.Contains(fmt.Sprint(f.history(t, name)), "assistant: half …"); half != (want == "INTERRUPTED") {
+			t.Errorf("turn %s: kept %q", name, f.history(t, name))
+		}
+	}
+	for name, last := range map[string]int32{"first": 3, "last": 2 + lostEvents} {
+		events, err := drained(f.Resume(t.Context(), tenant, name, "", 0))
+		if err != nil || len(events) != 3 || events[2].GetIndex() != last {
+			t.Errorf("turn %s: %v, %v", name, events, err)
+		}
+	}
+	// Nobody can do anything about a turn that this server does not run.
+	busy := new(store.BusyError)
+	if _, err := f.Cancel(t.Context(), tenant, "full", "full"); !errors.As(err, &busy) || busy.TurnID != "full" {
+		t.Errorf("cancelled: %v", err)
+	}
+	if _, err := drained(f.Resume(t.Context(), tenant, "full", "", 0)); !errors.As(err, &busy) {
+		t.Errorf("resumed: %v", err)
+	}
+
+	p.turns = []store.Progress{{Tenant: tenant, ConversationID: "full", TurnID: "full"}}
+	p.fails["full"] = store.ErrFailed
+	if err := f.Recover(t.Context()); !errors.Is(err, store.ErrFailed) {
+		t.Errorf("a store that fails: %v", err)
+	}
+}

@@ -1,0 +1,231 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+	"pgregory.net/rapid"
+)
+
+// drawPieces draws what an agent says.
+func drawPieces(rt *rapid.T) []*parleyv1.RespondResponse {
+	calls := 0
+	word := rapid.StringOfN(rapid.SampledFrom([]rune("ab é日")), 0, 5, -1)
+	kinds := map[string]func() *parleyv1.RespondResponse{
+		"text": func() *parleyv1.RespondResponse { return text(word.Draw(rt, "text")) },
+		"more": func() *parleyv1.RespondResponse { return text(word.Draw(rt, "text")) },
+		"data": func() *parleyv1.RespondResponse {
+			d := &parleyv1.StructuredData{Type: "t", Value: structpb.NewStringValue(word.Draw(rt, "data"))}
+			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: d}}
+		},
+		"call": func() *parleyv1.RespondResponse { calls++; return call(fmt.Sprint(calls)) },
+		"result": func() *parleyv1.RespondResponse {
+			return result(fmt.Sprint(max(1, calls)), word.Draw(rt, "result"))
+		},
+		"next": func() *parleyv1.RespondResponse { return handoff("other") },
+		"note": func() *parleyv1.RespondResponse { return note("n") },
+		"usage": func() *parleyv1.RespondResponse {
+			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{OutputTokens: 1}}}
+		},
+		"summary": func() *parleyv1.RespondResponse {
+			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Summary{Summary: "s"}}
+		},
+	}
+	var pieces []*parleyv1.RespondResponse
+	for _, kind := range rapid.SliceOfN(rapid.SampledFrom([]string{
+		"text", "more", "data", "call", "result", "next", "note", "usage", "summary",
+	}), 0, 14).Draw(rt, "pieces") {
+		pieces = append(pieces, kinds[kind]())
+	}
+	return pieces
+}
+
+func call(id string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: "find"}}}
+}
+
+func result(id, content string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: id, Content: content}}}
+}
+
+func note(words string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: words}}}
+}
+
+func handoff(name string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: name}}
+}
+
+// drained is a sequence read to its end.
+func drained(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.TurnEvent, err error) {
+	for event, err := range events {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, event)
+	}
+	return all, nil
+}
+
+// perMessage parts the events that tell of messages by message.
+func perMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
+	for _, e := range all {
+		var opens bool
+		switch e.GetEvent().(type) {
+		case *parleyv1.TurnEvent_AnswerStarted, *parleyv1.TurnEvent_ToolResult:
+			opens = true
+		case *parleyv1.TurnEvent_TextDelta, *parleyv1.TurnEvent_StructuredData, *parleyv1.TurnEvent_ToolCall:
+			opens = messages == nil
+		default:
+			continue
+		}
+		if opens {
+			messages = append(messages, nil)
+		}
+		messages[len(messages)-1] = append(messages[len(messages)-1], e)
+	}
+	return messages
+}
+
+// recorded is what a store can replay of a turn behind an index, or that it cannot: made
+// from what the first reader saw. The store no longer has the first messages of the answer.
+func recorded(all []*parleyv1.TurnEvent, dropped int, after int32) (want []*parleyv1.TurnEvent, gone bool) {
+	start, end := 0, all[len(all)-1]
+	for all[start].GetStarted() == nil {
+		start++
+	}
+	want = append(want, marked(all[start], true))
+	for i, events := range perMessage(all) {
+		if i < dropped {
+			gone = gone || after < events[len(events)-1].GetIndex()
+			continue
+		}
+		var merged *parleyv1.TurnEvent
+		for _, e := range events {
+			switch {
+			case e.GetTextDelta() == nil:
+				want = append(want, e)
+			case merged == nil:
+				merged = proto.CloneOf(e)
+			default:
+				gone = gone || merged.GetIndex() <= after && after < e.GetIndex() // Nobody goes on from within.
+				merged.Index = e.GetIndex()
+				merged.GetTextDelta().Text += e.GetTextDelta().GetText()
+			}
+		}
+		if merged != nil {
+			want = append(want, merged)
+		}
+	}
+	want = append(want, end)
+	slices.SortFunc(want, func(a, b *parleyv1.TurnEvent) int { return int(a.GetIndex() - b.GetIndex()) })
+	want = slices.DeleteFunc(want, func(e *parleyv1.TurnEvent) bool { return e.GetIndex() <= after })
+	return want, after > end.GetIndex() || gone && after != 0 && after != end.GetIndex()
+}
+
+// unlike tells in what events of one turn differ, but for what a replay tells as it is now.
+func unlike(want, got []*parleyv1.TurnEvent) string {
+	equal := slices.EqualFunc(want, got, func(w, g *parleyv1.TurnEvent) bool {
+		if g.GetStarted() != nil {
+			g = proto.CloneOf(g)
+			g.GetStarted().Conversation = w.GetStarted().GetConversation()
+		}
+		return proto.Equal(w, g)
+	})
+	if equal {
+		return "" // cmp would take its time to find out.
+	}
+	return cmp.Diff(want, got, protocmp.Transform())
+}
+
+// TestReplay: resumed from any index, while its events are kept and later from the store, a
+// turn gives what is behind that index, or says that it cannot.
+func TestReplay(t *testing.T) {
+	var pieces []*parleyv1.RespondResponse
+	var failure error
+	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
+		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			says(pieces...)(nil, nil, yield)
+			if failure != nil {
+				yield(nil, failure)
+			}
+		})}, nil)
+	conversations := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		if pieces, failure = drawPieces(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
+			failure = &agent.Error{Message: "out of order"}
+		}
+		conversations++
+		request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", conversations), Content: "q", RequestId: "r"}
+		all, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		check := func(name string, rule func(after int32) ([]*parleyv1.TurnEvent, bool)) {
+			last := all[len(all)-1].GetIndex()
+			for after := range last + 2 {
+				want, gone := rule(after)
+				got, err := drained(f.Resume(t.Context(), tenant, request.GetConversationId(), "", after))
+				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
+					rt.Errorf("%s from %d: %v, want that it is gone: %t", name, after, err, gone)
+				} else if diff := unlike(want, got); err == nil && diff != "" {
+					rt.Errorf("%s from %d (-want +got):\n%s", name, after, diff)
+				}
+			}
+			want, _ := rule(0)
+			got, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
+			if diff := unlike(want, got); err != nil || diff != "" {
+				rt.Errorf("%s, asked again: %v (-want +got):\n%s", name, err, diff)
+			}
+		}
+		check("live", func(after int32) ([]*parleyv1.TurnEvent, bool) {
+			replayed := append([]*parleyv1.TurnEvent{marked(all[0], true)}, all[1:]...)
+			return replayed[min(int(after), len(all)):], int(after) > len(all)
+		})
+		f.forgetAll()
+		check("from the store", func(after int32) ([]*parleyv1.TurnEvent, bool) { return recorded(all, 0, after) })
+
+		// The history loses its first messages: the question, then of the answer.
+		messages := all[len(all)-1].GetFinished().GetMessages()
+		dropped := rapid.IntRange(0, len(messages)).Draw(rt, "dropped")
+		f.shorten(t, request.GetConversationId(), len(messages)-dropped)
+		shorter := make([]*parleyv1.TurnEvent, 0, len(all))
+		for _, e := range all {
+			e = proto.CloneOf(e)
+			if s := e.GetStarted(); s != nil {
+				s.UserMessage = nil
+			}
+			if s := e.GetFinished(); s != nil {
+				s.Messages = s.GetMessages()[dropped:]
+			}
+			shorter = append(shorter, e)
+		}
+		check(fmt.Sprintf("without %d messages", dropped), func(after int32) ([]*parleyv1.TurnEvent, bool) { return recorded(shorter, dropped, after) })
+	})
+}
+
+// shorten leaves a conversation its newest messages only.
+func (f *fixture) shorten(t *testing.T, id string, newest int) {
+	t.Helper()
+	update := &store.Update{Tenant: tenant, ConversationID: id}
+	if newest == 0 {
+		update.KeepThrough = new(int32)
+	} else {
+		update.Fields = []string{"retention.max_messages"}
+		update.Values = &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: int32(newest)}}
+	}
+	if _, err := f.store.Update(t.Context(), update); err != nil {
+		t.Fatal(err)
+	}
+}
