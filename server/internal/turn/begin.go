@@ -73,7 +73,7 @@ func (t *live) beginning() (*store.Append, error) {
 	a := &store.Append{
 		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q,
 		MustExist: t.request.GetMustExist(), IfVersion: t.request.IfVersion,
-		Begin:  &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
+		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
 		// Created is what a crash would leave; the store's result will say for certain.
 		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending, Created: t.found.Conversation == nil},
 	}

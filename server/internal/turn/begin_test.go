@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -157,4 +158,34 @@ func TestNobodyIsLeft(t *testing.T) {
 	if kept := f.kept(t); kept != nil {
 		t.Errorf("kept %q", kept)
 	}
+}
+
+// reading does something ahead of a read of turns.
+type reading struct {
+	store.Store
+	first func()
+}
+
+func (r *reading) Read(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
+	if read.Turns {
+		r.first()
+	}
+	return r.Store.Read(ctx, read)
+}
+
+// A turn that begins while turns are listed is listed once.
+func TestListedWhileItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		open := sync.OnceFunc(func() {
+			close(gate)
+			synctest.Wait()
+		})
+		f, _ := newPuppet(t, func(o *Options) { o.Store = &reading{gated{o.Store, gate}, open} })
+		r := f.begin(t, asks("q", 0))
+		turns, err := f.List(t.Context(), tenant, "c")
+		if err != nil || len(turns) != 1 || turns[0].GetId() != r.turnID() || stateName(turns[0].GetState()) != "RUNNING" {
+			t.Errorf("listed %v, %v", turns, err)
+		}
+	})
 }

@@ -126,3 +126,31 @@ func TestCatchUpAtTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// A turn may have moved in its line so often that it has lost events before it began: there
+// is nothing to catch up with then.
+func TestCatchUpInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		f.begin(t, asks("ahead", 0))
+		id := f.begin(t, asks("q", queue)).turnID()
+		f.mu.Lock()
+		for range maxEvents {
+			f.turns[id].tellPosition()
+		}
+		f.mu.Unlock()
+		synctest.Wait()
+		r := f.resume(t, id, 0)
+		p.last().end()
+		p.last().say("yes")
+		p.last().end()
+		for i, e := range r.events {
+			if e.GetEvent() == nil {
+				t.Fatalf("event %d of %d is %v", i+1, len(r.events), e)
+			}
+		}
+		if r.err != nil || r.finished() == nil {
+			t.Errorf("read %d events, %v", len(r.events), r.err)
+		}
+	})
+}

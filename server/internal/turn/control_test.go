@@ -166,6 +166,62 @@ func TestOnDisconnectIsOfTheFirst(t *testing.T) {
 	})
 }
 
+// No turn can be reached through another conversation, be it of another tenant, of another
+// name, or one that has taken the name of the turn's own.
+func TestTurnsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		ended := f.begin(t, asks("q", 0))
+		p.last().end()
+		slow := asks("slow", 0)
+		slow.Metadata = stubborn
+		runs, waits := f.begin(t, slow), f.begin(t, asks("waits", queue))
+		withdrawn := f.begin(t, asks("withdrawn", queue))
+		f.cancelled(t, withdrawn.turnID())
+		elsewhere := func(tenant, id string, r *reader) {
+			t.Helper()
+			if _, err := drained(f.Resume(t.Context(), tenant, id, r.turnID(), 0)); !lost(err) {
+				t.Errorf("resumed in %s of %s: %v", id, tenant, err)
+			}
+			if got, err := f.Get(t.Context(), tenant, id, r.turnID()); !lost(err) {
+				t.Errorf("there is in %s of %s: %v, %v", id, tenant, got, err)
+			}
+			if got, err := f.Cancel(t.Context(), tenant, id, r.turnID()); !lost(err) {
+				t.Errorf("cancelled in %s of %s: %v, %v", id, tenant, got, err)
+			}
+		}
+		for _, at := range []place{{tenant, "d"}, {"other", "c"}} {
+			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "q"}
+			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: at.tenant, ConversationID: at.id, Messages: []*parleyv1.Message{message}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range []*reader{ended, runs, waits, withdrawn} {
+				elsewhere(at.tenant, at.id, r)
+			}
+		}
+		if runs.over || waits.over {
+			t.Errorf("they ended with %v and %v", runs.err, waits.err)
+		}
+		if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		next := f.begin(t, asks("next", 0)) // The agent of the one that ran is still at work.
+		for _, r := range []*reader{ended, waits, withdrawn} {
+			elsewhere(tenant, "c", r)
+		}
+		if _, err := drained(f.Resume(t.Context(), tenant, "c", runs.turnID(), 0)); !lost(err) {
+			t.Errorf("resumed although its conversation is gone: %v", err)
+		}
+		if f.Running() != 2 || next.over {
+			t.Errorf("%d turns run, the next one's stream ended with %v", f.Running(), next.err)
+		}
+		p.runs[1].end()
+		if !errors.Is(runs.err, ErrConversationGone) || f.Running() != 1 {
+			t.Errorf("the one that ran ended with %v, %d turns run", runs.err, f.Running())
+		}
+	})
+}
+
 // A turn of an earlier version has no indexes in the store. It can be replayed whole, and
 // nobody goes on from within it.
 func TestTurnsWithoutEvents(t *testing.T) {

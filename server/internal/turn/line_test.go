@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -181,6 +182,24 @@ func TestQueuedIfVersion(t *testing.T) {
 		p.last().end()
 		if diff := cmp.Diff([]string{"user: ahead", "user: if 2"}, f.kept(t)); diff != "" || !errors.As(readers[3].err, new(*store.VersionError)) {
 			t.Errorf("the last one got %v; kept (-want +got):\n%s", readers[3].err, diff)
+		}
+	})
+}
+
+// QUEUE: who answers is decided when the turn begins, not when it comes.
+func TestQueuedIsAnsweredByWhoIsInChargeThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &puppet{released: make(chan struct{})}
+		close(p.released)
+		f := newFixture(t, map[string]agent.Agent{"main": p, "other": says(text("other"))}, nil)
+		f.begin(t, asks("ahead", 0))
+		r := f.begin(t, asks("q", queue))
+		if _, err := f.store.Update(t.Context(), &store.Update{Tenant: tenant, ConversationID: "c", Lease: &store.Lease{Agent: "other"}}); err != nil {
+			t.Fatal(err)
+		}
+		p.last().end()
+		if got := r.finished().GetAgent(); got != "other" {
+			t.Errorf("answered by %q", got)
 		}
 	})
 }

@@ -208,10 +208,17 @@ func (m *model) resume(rt *rapid.T) {
 
 func (m *model) cancel(rt *rapid.T) {
 	c := &cancelling{turn: m.pick(rt, func(*oracleTurn) bool { return true })}
+	id := c.turn.request.GetConversationId()
+	if other := conversationIDs.Draw(rt, "conversation"); other < id { // It has no such turn.
+		if _, err := m.Cancel(m.t.Context(), tenant, other, c.turn.id); !lost(err) {
+			rt.Errorf("turn of %s, cancelled in %s: %v", id, other, err)
+		}
+		return
+	}
 	m.oracle.cancel(c.turn)
 	m.cancels = append(m.cancels, c)
 	go func() {
-		c.got, c.err = m.Cancel(m.t.Context(), tenant, c.turn.request.GetConversationId(), c.turn.id)
+		c.got, c.err = m.Cancel(m.t.Context(), tenant, id, c.turn.id)
 		c.over = true
 	}()
 	synctest.Wait()
