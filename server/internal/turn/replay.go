@@ -43,7 +43,11 @@ func (t *live) follow(ctx context.Context, after int32, replayed bool, yield yie
 // longer kept, and then what follows.
 func (t *live) catchUp(ctx context.Context, yield yielder) error {
 	so := t.answer.soFar(-1)
-	for _, event := range slices.Concat([]*parleyv1.TurnEvent{t.events.started()}, merged(t.id, so.messages, so.marks)) {
+	events := merged(t.id, so.messages, so.marks)
+	if started := t.events.started(); started != nil && started.GetIndex() <= so.last {
+		events = slices.Insert(events, 0, started)
+	}
+	for _, event := range events {
 		if !yield(marked(event, true), nil) {
 			return errStopYielding
 		}
