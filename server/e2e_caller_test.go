@@ -145,7 +145,7 @@ func (c *caller) check(t *testing.T) {
 	if failure.GetReason() != want.GetReason() || failure.GetCode() != want.GetCode() {
 		t.Errorf("%s ends with %v, want %v", c, turn, want)
 	}
-	if !turn.GetFinishTime().AsTime().After(turn.GetCreateTime().AsTime()) || turn.GetRequestId() != c.request.GetRequestId() {
+	if turn.GetFinishTime().AsTime().Before(turn.GetCreateTime().AsTime()) || turn.GetRequestId() != c.request.GetRequestId() {
 		t.Errorf("%s ends with %v", c, turn)
 	}
 }

@@ -139,7 +139,7 @@ func (f *floor) wantNoOtherPlace(t *testing.T) {
 	}
 }
 
-// states are those of the turns, newest first.
+// states are those of the turns, newest first; GetTurn must say the same.
 func (f *floor) states(t *testing.T, id string) []string {
 	t.Helper()
 	list, err := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: id})
@@ -148,6 +148,10 @@ func (f *floor) states(t *testing.T, id string) []string {
 	}
 	var states []string
 	for _, turn := range list.GetTurns() {
+		reply, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: id, TurnId: turn.GetId()})
+		if d := cmp.Diff(turn, reply.GetTurn(), protocmp.Transform()); err != nil || d != "" || turn.GetCreateTime() == nil {
+			t.Errorf("turn %v: %v\n%s", turn, err, d)
+		}
 		states = append(states, strings.TrimPrefix(turn.GetState().String(), "TURN_STATE_")+" "+turn.GetId())
 	}
 	return states

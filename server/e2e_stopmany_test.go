@@ -70,7 +70,7 @@ func TestGracefulStopOfTheDeaf(t *testing.T) {
 	const grace = 100 * time.Millisecond
 	dataDir, config := t.TempDir(), agents(t, stubbornAgents)
 	s := startServer(t, dataDir, config, fmt.Sprint("--stop-grace=", grace))
-	running := beginMany(t, s, 5, "deaf", 5, "deaf-flood")
+	running := beginMany(t, s, 3, "deaf", 2, "deaf-flood")
 	told := time.Now()
 	s.terminate()
 	wantCutOff(t, s, running, told.Add(grace+stopWithin))
