@@ -34,6 +34,7 @@ const (
 	lastWords  = 2 * time.Second
 	closing    = 250 * time.Millisecond
 	lastLines  = closing / 2
+	lastMoment = closing / 4 // to end the process, if it comes to that
 )
 
 // doors are the addresses that the server listens on.

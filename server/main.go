@@ -37,7 +37,7 @@ func main() {
 func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
 	root := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
 		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
-			time.AfterFunc(c.stopGrace+stopMargin, func() { os.Exit(exitIO) })
+			time.AfterFunc(c.stopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
 		return run(ctx, c, newLogger(c, stderr), stopping)

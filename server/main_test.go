@@ -40,7 +40,8 @@ func parleyd(t *testing.T, flags ...string) *exec.Cmd {
 	flags = append([]string{"--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json"}, flags...)
 	cmd := exec.CommandContext(t.Context(), self, flags...)
 	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1")
+	// The race detector would else wait a second at the end, which a stop has not to spare.
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1", "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 

@@ -105,6 +105,7 @@ func (m *Manager) isDeserted(t *live) bool {
 		return false
 	}
 	t.q = nil // Nobody is to join it any more.
+	delete(m.turns, t.id)
 	return true
 }
 
