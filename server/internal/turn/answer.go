@@ -74,7 +74,7 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
 		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
-		a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
+		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil
 	case *parleyv1.RespondResponse_Summary:
 		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
@@ -101,14 +101,14 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 			return err
 		}
 		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
-		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
+		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
 		a.mark().StructuredData = append(a.mark().StructuredData, index)
 	case *parleyv1.RespondResponse_ToolCall:
 		if err := a.begin(); err != nil {
 			return err
 		}
 		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
-		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
+		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
 		a.mark().ToolCalls = append(a.mark().ToolCalls, index)
 	case *parleyv1.RespondResponse_ToolResult:
 		if len(a.messages) == maxAnswerMessages {
@@ -119,7 +119,7 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 		a.messages = append(a.messages, &parleyv1.Message{
 			Role: parleyv1.Role_ROLE_TOOL, ToolResult: p.ToolResult, Agent: agent, TurnId: a.turnID,
 		})
-		index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
+		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
 		a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: index})
 	}
 	return nil
@@ -140,9 +140,7 @@ func (a *answer) addText(text string) error {
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
-	index := a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{
-		TextDelta: &parleyv1.TextDelta{Text: text, Offset: int32(offset)},
-	}})
+	index := a.events.addText(text, int32(offset))
 	mark := a.mark()
 	if mark.LastText = index; offset == 0 {
 		mark.FirstText = index
@@ -160,7 +158,7 @@ func (a *answer) begin() error {
 	}
 	mark := new(storev1.MessageEvents)
 	if len(a.messages) > 0 {
-		mark.AnswerStarted = a.emit(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+		mark.AnswerStarted = a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
 	}
@@ -170,11 +168,6 @@ func (a *answer) begin() error {
 
 // mark is that of the newest message.
 func (a *answer) mark() *storev1.MessageEvents { return a.marks[len(a.marks)-1] }
-
-func (a *answer) emit(event *parleyv1.TurnEvent) int32 {
-	event.TurnId = a.turnID
-	return a.events.add(event)
-}
 
 // finish ends the answer and returns its messages, and the events that told of each. Where
 // it is not whole, the last message of an agent is INCOMPLETE.

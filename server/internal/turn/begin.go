@@ -150,7 +150,7 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 		started.UserMessage = t.input
 	}
 	t.marks.HistoryCount = started.GetHistoryCount()
-	t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
+	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
 		Conversation: snapshot.Conversation, Messages: append(history, t.input),

@@ -16,6 +16,8 @@ import (
 const (
 	maxEvents     = 16_384
 	maxEventBytes = 2 << 20
+	// textBytes is what a text counts beside its own bytes, about as much as its event takes.
+	textBytes = 64
 )
 
 // readBatch is how many events a reader takes at a time.
@@ -23,8 +25,10 @@ const readBatch = 256
 
 // events is what happened in a turn so far. Any number of goroutines read.
 type events struct {
+	turnID string
+
 	mu    sync.Mutex
-	kept  []*parleyv1.TurnEvent
+	kept  []entry
 	bytes int
 	begun *parleyv1.TurnEvent // the started event, kept in any case
 	// next is the index that the next event gets, from 1.
@@ -37,28 +41,68 @@ type events struct {
 	err error
 }
 
-func newEvents() *events { return &events{next: 1} }
+// entry is an event as it is kept. Turns are thousands of texts, and a text is kept without
+// the three objects of its message, through which the garbage collector would go again and
+// again: readers make them.
+type entry struct {
+	event  *parleyv1.TurnEvent // nil: a text
+	text   string
+	offset int32
+}
 
-// add gives the event its index and wakes the readers.
+func newEvents(turnID string) *events { return &events{turnID: turnID, next: 1} }
+
+// add gives the event its turn and its index, and wakes the readers.
 func (e *events) add(event *parleyv1.TurnEvent) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	event.Index = e.next
-	e.next++
-	e.kept = append(e.kept, event)
-	if event.GetFinished() == nil {
-		e.bytes += proto.Size(event)
-	}
+	event.TurnId, event.Index = e.turnID, e.next
 	if event.GetStarted() != nil {
 		e.begun = event
 	}
+	return e.keep(entry{event: event})
+}
+
+// addText adds a piece of text, which begins at that byte of its message.
+func (e *events) addText(text string, offset int32) (index int32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.keep(entry{text: text, offset: offset})
+}
+
+func (e *events) keep(n entry) (index int32) {
+	index = e.next
+	e.next++
+	e.kept = append(e.kept, n)
+	e.bytes += n.size()
 	for len(e.kept) > maxEvents || e.bytes > maxEventBytes && len(e.kept) > 1 {
-		e.bytes -= proto.Size(e.kept[0])
-		e.kept[0] = nil
+		e.bytes -= e.kept[0].size()
+		e.kept[0] = entry{}
 		e.kept = e.kept[1:]
 	}
 	e.wake()
-	return event.GetIndex()
+	return index
+}
+
+// size is what counts as the bytes of the event.
+func (n entry) size() int {
+	switch {
+	case n.event == nil:
+		return len(n.text) + textBytes
+	case n.event.GetFinished() != nil:
+		return 0
+	}
+	return proto.Size(n.event)
+}
+
+// message is the event as readers get it.
+func (n entry) message(turnID string, index int32) *parleyv1.TurnEvent {
+	if n.event != nil {
+		return n.event
+	}
+	return &parleyv1.TurnEvent{TurnId: turnID, Index: index, Event: &parleyv1.TurnEvent_TextDelta{
+		TextDelta: &parleyv1.TextDelta{Text: n.text, Offset: n.offset},
+	}}
 }
 
 // end lets readers go once they have read everything; err is nil after a finished event.
@@ -94,7 +138,7 @@ func (e *events) last() int32 {
 func (e *events) told() int32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if n := len(e.kept); n > 0 && e.kept[n-1].GetFinished() != nil {
+	if n := len(e.kept); n > 0 && e.kept[n-1].event.GetFinished() != nil {
 		return e.next - 2
 	}
 	return e.next - 1
@@ -110,7 +154,7 @@ func (e *events) memory() int {
 
 // after returns the kept events behind an index. When there are none it returns a channel
 // that is closed when there are, nil at the end.
-func (e *events) after(index int32) (batch []*parleyv1.TurnEvent, more <-chan struct{}, err error) {
+func (e *events) after(index int32) (batch []entry, more <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	oldest := e.next - int32(len(e.kept))
@@ -150,11 +194,11 @@ func (e *events) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.Turn
 					return
 				}
 			}
-			for _, event := range batch {
-				if !yield(event, nil) {
+			for _, n := range batch {
+				index++
+				if !yield(n.message(e.turnID, index), nil) {
 					return
 				}
-				index = event.GetIndex()
 			}
 		}
 	}

@@ -2,34 +2,42 @@ package turn
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func delta(text string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: text}}}
+func addNote(e *events, text string) {
+	e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: text}}})
 }
+
+func addText(e *events, text string) { e.addText(text, 0) }
 
 // Promise 12, for one turn: whatever an agent sends, so much is kept of its events, and a
 // reader that comes too late is told.
 func TestEventsAreBounded(t *testing.T) {
 	tests := []struct {
 		name   string
-		add    int
+		add    func(e *events, text string)
+		count  int
 		text   string
 		oldest int32
 	}{
-		{"by number", maxEvents + 10, "", 11},
-		{"by bytes", 3, strings.Repeat("x", maxEventBytes-100), 3},
-		{"one alone is kept", 1, strings.Repeat("x", maxEventBytes+1), 1},
+		{"texts by number", addText, maxEvents + 10, "", 11},
+		{"texts by bytes", addText, 3, strings.Repeat("x", maxEventBytes-100), 3},
+		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+textBytes)},
+		{"one text alone is kept", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
+		{"notes by number", addNote, maxEvents + 10, "", 11},
+		{"notes by bytes", addNote, 3, strings.Repeat("x", maxEventBytes-100), 3},
+		{"one note alone is kept", addNote, 1, strings.Repeat("x", maxEventBytes+1), 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			e := newEvents()
-			for range test.add {
-				e.add(delta(test.text))
+			e := newEvents("turn")
+			for range test.count {
+				test.add(e, test.text)
 			}
 			e.end(nil)
 			if test.oldest > 1 {
@@ -47,8 +55,8 @@ func TestEventsAreBounded(t *testing.T) {
 				}
 				next++
 			}
-			if int(next) != test.add+1 {
-				t.Errorf("read up to %d of %d", next-1, test.add)
+			if int(next) != test.count+1 {
+				t.Errorf("read up to %d of %d", next-1, test.count)
 			}
 		})
 	}
@@ -56,18 +64,21 @@ func TestEventsAreBounded(t *testing.T) {
 
 // Many readers from many points see the same events, without gap or double.
 func TestEventsForManyReaders(t *testing.T) {
-	const total = 1000
-	e := newEvents()
-	read := make(chan error)
-	for range 20 { // Nobody begins behind the newest.
-		e.add(delta("x"))
+	const total, readers = 1000, 20
+	e := newEvents("turn")
+	add := func(from, to int32) {
+		for i := from; i < to; i++ {
+			e.addText("x", i)
+		}
 	}
-	for from := range int32(20) {
+	add(0, readers) // Nobody begins behind the newest.
+	read := make(chan error)
+	for from := range int32(readers) {
 		go func() {
 			next := from + 1
 			for event, err := range e.read(t.Context(), from) {
-				if err != nil || event.GetIndex() != next {
-					read <- errors.Join(errors.New("gap or double"), err)
+				if err != nil || event.GetIndex() != next || event.GetTextDelta().GetOffset() != next-1 || event.GetTurnId() != "turn" {
+					read <- errors.Join(fmt.Errorf("event %d is %v", next, event), err)
 					return
 				}
 				next++
@@ -79,11 +90,9 @@ func TestEventsForManyReaders(t *testing.T) {
 			read <- nil
 		}()
 	}
-	for range total - 20 {
-		e.add(delta("x"))
-	}
+	add(readers, total)
 	e.end(nil)
-	for range 20 {
+	for range readers {
 		if err := <-read; err != nil {
 			t.Error(err)
 		}

@@ -66,13 +66,14 @@ type live struct {
 // newLive makes a turn of which the store does not know yet, with one reader.
 func newLive(ctx context.Context, m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *live {
 	t := &live{
-		m: m, line: l, id: uuid.NewString(), request: proto.CloneOf(request), q: q, found: found, accepted: time.Now(), readers: 1, events: newEvents(),
+		m: m, line: l, id: uuid.NewString(), request: proto.CloneOf(request), q: q, found: found, accepted: time.Now(), readers: 1,
 		ahead: make(chan struct{}), decided: make(chan struct{}), done: make(chan struct{}),
 	}
 	if t.input = UserMessage(t.request); t.input != nil {
 		t.input.Id = uuid.NewString()
 	}
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
+	t.events = newEvents(t.id)
 	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
 	// The values of the call, but not its end: leaving is not cancelling.
 	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -109,7 +110,7 @@ func (t *live) run() {
 	// Ahead of the last event: whoever has seen it may begin the next turn at once.
 	t.m.leave(t, err == nil)
 	if err == nil {
-		t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
+		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
 	t.events.end(err)
 }
@@ -154,7 +155,7 @@ func (m *Manager) gaveUp(t *live) bool {
 // tellPosition tells readers how many turns are ahead. Under the manager's mu.
 func (t *live) tellPosition() {
 	if !t.withdrawn && t.position > 0 {
-		t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: int32(t.position)}}})
+		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: int32(t.position)}}})
 	}
 }
 
@@ -170,7 +171,7 @@ func (t *live) refuse(err error) {
 	t.m.leave(t, err == nil)
 	close(t.decided)
 	if err == nil {
-		t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: t.final}}})
+		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: t.final}}})
 	}
 	t.events.end(err)
 }
@@ -181,9 +182,4 @@ func (t *live) waiting() *parleyv1.Turn {
 		Id: t.id, ConversationId: t.line.id, RequestId: t.request.GetRequestId(), Agent: t.request.GetAgent(),
 		State: parleyv1.TurnState_TURN_STATE_QUEUED, CreateTime: timestamppb.New(t.accepted),
 	}
-}
-
-func (t *live) add(event *parleyv1.TurnEvent) {
-	event.TurnId = t.id
-	t.events.add(event)
 }

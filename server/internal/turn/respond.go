@@ -78,7 +78,7 @@ func (t *live) accompany() (stop func()) {
 			case n != heard:
 				heard, last = n, time.Now()
 			case time.Since(last) >= silence:
-				t.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
+				t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
 				last = time.Now()
 			}
 		}
