@@ -2377,15 +2377,16 @@ type ChatRequest struct {
 	Window *ContextWindow `protobuf:"bytes,9,opt,name=window,proto3" json:"window,omitempty"`
 	// NOT_FOUND instead of making the conversation.
 	MustExist bool `protobuf:"varint,10,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
-	// See the service.
+	// See the service. Checked when the turn starts; with ON_BUSY_INTERRUPT on a busy
+	// conversation when the call comes in, since the turn that it stops adds to the version.
 	IfVersion *int32 `protobuf:"varint,11,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	// Kept with the user's message. At most 64 entries, keys up to 64 and values up to
 	// 1024 bytes.
 	Metadata map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Answers to pending tool calls, stored ahead of content.
 	ToolResults []*ToolResult `protobuf:"bytes,13,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
-	// Answer what the history ends with, say after a failed turn. Then content,
-	// structured_data and tool_results must be empty.
+	// Answer what the history ends with, say after a failed turn. Then conversation_id is
+	// required, and content, structured_data, attachments and tool_results must be empty.
 	AnswerPending bool `protobuf:"varint,14,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
 	// Files and images, by reference.
 	Attachments   []*Attachment `protobuf:"bytes,15,rep,name=attachments,proto3" json:"attachments,omitempty"`
@@ -2582,9 +2583,9 @@ type ResumeTurnRequest struct {
 	// Empty: the running turn, else the newest.
 	TurnId string `protobuf:"bytes,2,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
 	// Index of the last event received; 0: from the start, which works as long as the turn
-	// is kept. OUT_OF_RANGE, EVENTS_GONE, when the events behind it are no longer kept one by
-	// one, or it is beyond the last: go on from 0 then, and skip the text that is known
-	// (TextDelta.offset).
+	// is kept. OUT_OF_RANGE, EVENTS_GONE {oldest_index}, when the events behind it are no
+	// longer kept one by one, or it is beyond the last: go on from 0 then, and skip the text
+	// that is known (TextDelta.offset). oldest_index is of the first event that is kept.
 	AfterIndex    int32 `protobuf:"varint,3,opt,name=after_index,json=afterIndex,proto3" json:"after_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3739,26 +3740,26 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x0e_system_promptB\r\n" +
 	"\v_if_version\":\n" +
 	"\fChatResponse\x12*\n" +
-	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\xab\x01\n" +
+	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\xb4\x01\n" +
 	"\x11ResumeTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x17\n" +
-	"\aturn_id\x18\x02 \x01(\tR\x06turnId\x12(\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12 \n" +
+	"\aturn_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02(@R\x06turnId\x12(\n" +
 	"\vafter_index\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\n" +
 	"afterIndex\"@\n" +
 	"\x12ResumeTurnResponse\x12*\n" +
-	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\x87\x01\n" +
+	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\x89\x01\n" +
 	"\x0eGetTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12 \n" +
-	"\aturn_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02 \x01R\x06turnId\"6\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\"\n" +
+	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"6\n" +
 	"\x0fGetTurnResponse\x12#\n" +
 	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"g\n" +
 	"\x10ListTurnsRequest\x12S\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\":\n" +
 	"\x11ListTurnsResponse\x12%\n" +
-	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\"\x8a\x01\n" +
+	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\"\x8c\x01\n" +
 	"\x11CancelTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12 \n" +
-	"\aturn_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02 \x01R\x06turnId\"9\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\"\n" +
+	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"9\n" +
 	"\x12CancelTurnResponse\x12#\n" +
 	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\x9f\x02\n" +
 	"\x19WatchConversationsRequest\x12]\n" +

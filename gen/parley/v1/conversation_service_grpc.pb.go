@@ -102,7 +102,9 @@ type ConversationServiceClient interface {
 	// ListTurns returns the newest turns of a conversation, newest first, 32 at most.
 	ListTurns(ctx context.Context, in *ListTurnsRequest, opts ...grpc.CallOption) (*ListTurnsResponse, error)
 	// CancelTurn stops a running or queued turn; what had arrived is kept as an
-	// incomplete message. On a turn that has ended it only returns it.
+	// incomplete message. On a turn that has ended it only returns it. Of a turn that was
+	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
+	// request_id.
 	CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error)
 	// WatchConversations streams changes as they are committed.
 	WatchConversations(ctx context.Context, in *WatchConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchConversationsResponse], error)
@@ -456,7 +458,9 @@ type ConversationServiceServer interface {
 	// ListTurns returns the newest turns of a conversation, newest first, 32 at most.
 	ListTurns(context.Context, *ListTurnsRequest) (*ListTurnsResponse, error)
 	// CancelTurn stops a running or queued turn; what had arrived is kept as an
-	// incomplete message. On a turn that has ended it only returns it.
+	// incomplete message. On a turn that has ended it only returns it. Of a turn that was
+	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
+	// request_id.
 	CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error)
 	// WatchConversations streams changes as they are committed.
 	WatchConversations(*WatchConversationsRequest, grpc.ServerStreamingServer[WatchConversationsResponse]) error

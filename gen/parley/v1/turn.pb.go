@@ -305,7 +305,7 @@ func (x *TurnError) GetRetryable() bool {
 }
 
 // TurnEvent is one step of a turn. Indexes rise by one from 1; the last event of
-// every turn that has started is finished. When events are no longer kept the deltas of a
+// every turn that has started, or was cancelled before, is finished. When events are no longer kept the deltas of a
 // message are merged into one: a merged event carries the index of the last one in it, and
 // events follow in the order of their indexes. Messages that the history has dropped are
 // left out then. After a crash of the server the index of finished is far above the others,

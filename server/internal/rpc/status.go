@@ -174,7 +174,9 @@ func refusalOf(err error) refusal {
 			with("known_agents", strings.Join(notConfigured.Known, ", "))
 	case errors.As(err, &turnNotFound):
 		r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", subject, turnNotFound)
-		r.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Turn", ResourceName: turnNotFound.TurnID, Owner: id, Description: r.text}
+		r.detail = &errdetails.ResourceInfo{
+			ResourceType: "parley.v1.Turn", ResourceName: clip(turnNotFound.TurnID, maxFieldBytes), Owner: id, Description: clip(r.text, maxFaultBytes),
+		}
 		return r
 	case errors.As(err, &events):
 		r := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
@@ -198,7 +200,7 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 	case errors.Is(err, store.ErrNotFound):
 		return notFound(id, subject+" does not exist: it was never made, has expired, or was deleted")
 	case errors.Is(err, turn.ErrConversationGone):
-		return notFound(id, subject+" was deleted while its turn ran; the answer is not kept")
+		return notFound(id, subject+" was deleted before the turn had ended; the answer is not kept")
 	case errors.Is(err, store.ErrConversationExists):
 		return refuse(codes.AlreadyExists, "CONVERSATION_EXISTS", "%s exists already: choose another id, or take it with LoadConversation", subject)
 	case errors.Is(err, store.ErrRequestReused):

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	"github.com/google/uuid"
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
@@ -22,8 +23,12 @@ const (
 	maxNoteBytes    = 1 << 10
 )
 
-// maxAnswerMessages bounds the messages of one turn: that many fit a finished event.
-const maxAnswerMessages = 100
+// The bounds of one turn: so many messages fit a finished event, and so many values, calls
+// and results have indexes that a conversation can carry along for its newest turns.
+const (
+	maxAnswerMessages = 100
+	maxAnswerValues   = 1000
+)
 
 // answer is what an agent has said so far: the messages of the turn and the events that
 // tell of them. The agent's pieces come from one goroutine; progress is read by another.
@@ -41,7 +46,9 @@ type answer struct {
 	open    bool
 	text    strings.Builder // content of current
 	bytes   int             // of all that is kept
-	pieces  int
+	values  int             // structured data, calls and results
+	changes int             // of the messages
+	pieces  int             // that the agent has sent
 }
 
 func newAnswer(turnID string, limit int, e *events) *answer {
@@ -69,13 +76,15 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pieces++
+	if p, ok := piece.GetPiece().(*parleyv1.RespondResponse_Progress); ok {
+		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
+		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
+		return nil // No part of the answer.
+	}
+	a.changes++
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Text:
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
-	case *parleyv1.RespondResponse_Progress:
-		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
-		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
-		return nil
 	case *parleyv1.RespondResponse_Summary:
 		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
 		return nil
@@ -94,8 +103,15 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Usage:
 		a.current.Usage = p.Usage
+		return nil
 	case *parleyv1.RespondResponse_FinishReason:
 		a.current.FinishReason = p.FinishReason
+		return nil
+	}
+	if a.values++; a.values > maxAnswerValues {
+		return errTooLarge
+	}
+	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_StructuredData:
 		if err := a.begin(); err != nil {
 			return err
@@ -170,19 +186,28 @@ func (a *answer) begin() error {
 func (a *answer) mark() *storev1.MessageEvents { return a.marks[len(a.marks)-1] }
 
 // finish ends the answer and returns its messages, and the events that told of each. Where
-// it is not whole, the last message of an agent is INCOMPLETE.
+// it is not whole, the last message of an agent is INCOMPLETE. They may be read by others
+// from now on, and are only to be changed by number.
 func (a *answer) finish(whole bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next("")
-	messages := make([]*parleyv1.Message, len(a.messages)) // Others may read a.messages.
-	for i, m := range a.messages {
-		messages[i] = proto.CloneOf(m)
+	for _, m := range a.messages {
+		m.Id = uuid.NewString()
 	}
 	if !whole {
-		markIncomplete(messages)
+		markIncomplete(a.messages)
 	}
-	return messages, a.marks
+	return a.messages, a.marks
+}
+
+// number gives messages what the store gave them.
+func (a *answer) number(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, n := range numbers {
+		number(messages[i], n)
+	}
 }
 
 // markIncomplete marks the last message of an agent as cut off.
@@ -200,17 +225,17 @@ type soFar struct {
 	messages []*parleyv1.Message // the last one of an agent is INCOMPLETE
 	marks    []*storev1.MessageEvents
 	last     int32 // index of the newest event, finished aside
-	pieces   int   // that the agent has sent
+	changes  int   // so far
 }
 
-// soFar copies what has arrived; nil when nothing has been added since that many pieces.
+// soFar copies what has arrived; nil when nothing has been added since that many changes.
 func (a *answer) soFar(since int) *soFar {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.pieces == since {
+	if a.changes == since {
 		return nil
 	}
-	so := &soFar{last: a.events.told(), pieces: a.pieces}
+	so := &soFar{last: a.events.told(), changes: a.changes}
 	for i, m := range a.messages {
 		so.messages, so.marks = append(so.messages, proto.CloneOf(m)), append(so.marks, proto.CloneOf(a.marks[i]))
 	}
@@ -219,13 +244,6 @@ func (a *answer) soFar(since int) *soFar {
 	}
 	markIncomplete(so.messages)
 	return so
-}
-
-// heard is how many pieces the agent has sent.
-func (a *answer) heard() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.pieces
 }
 
 // plain is what is left of an answer that the store does not take: its text.

@@ -3,6 +3,7 @@ package turn
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -14,19 +15,22 @@ import (
 
 // begin has the store begin the turn.
 func (t *live) begin() error {
-	if t.m.isDeserted(t) {
-		return errLeft
+	mustExist, err := t.m.mayBegin(t)
+	if err != nil {
+		return err
 	}
 	for {
 		a, err := t.beginning()
 		if err != nil {
 			return err
 		}
+		a.MustExist = a.MustExist || mustExist
 		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), a)
-		if changed := new(store.VersionError); errors.As(err, &changed) && t.request.IfVersion == nil {
-			continue // What is to be answered may have changed as well.
-		}
-		switch {
+		switch again, err := t.again(err); {
+		case again:
+			continue
+		case mustExist && errors.Is(err, store.ErrNotFound):
+			return ErrConversationGone
 		case err != nil:
 			return err
 		case result.Replayed:
@@ -35,7 +39,7 @@ func (t *live) begin() error {
 		if len(result.Appended) > 0 {
 			number(t.input, result.Appended[0])
 		}
-		t.begun, t.log = result, t.log.With("agent", t.entry.Name)
+		t.result, t.log = result, t.log.With("agent", t.entry.Name)
 		t.marks = a.Events
 		t.marks.Created = result.Created
 		t.m.begun(t)
@@ -44,26 +48,36 @@ func (t *live) begin() error {
 	}
 }
 
+// again says whether to try once more to begin.
+func (t *live) again(err error) (bool, error) {
+	if _, changed := errors.AsType[*store.VersionError](err); changed && t.ifVersion() == nil {
+		return true, nil // What is to be answered may have changed as well.
+	}
+	if busy, ok := errors.AsType[*store.BusyError](err); ok {
+		reclaimed, err := t.m.reclaim(context.WithoutCancel(t.ctx), t.line.key, busy.TurnID)
+		if reclaimed || err != nil {
+			return reclaimed, err
+		}
+	}
+	return false, err
+}
+
+// ifVersion is the version that the conversation must have when the turn begins. A turn that
+// interrupts was held against it when it came: the one that it cut off has added to it.
+func (t *live) ifVersion() *int32 {
+	if t.queued && t.interrupts() {
+		return nil
+	}
+	return t.request.IfVersion
+}
+
 // beginning is what the store is to do to begin the turn.
 func (t *live) beginning() (*store.Append, error) {
 	pending := t.request.GetAnswerPending()
 	if t.found == nil || pending {
-		newest := 0
-		if pending {
-			newest = -1
-		}
-		found, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
-			Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q, Newest: newest,
-		})
-		switch {
-		case errors.Is(err, store.ErrNotFound) && !pending:
-			found = &store.Snapshot{}
-		case err != nil:
+		if err := t.find(pending); err != nil {
 			return nil, err
-		case found.Seen != nil:
-			return nil, &seenError{found.Seen}
 		}
-		t.found = found
 	}
 	var err error
 	if t.entry, err = t.m.choose(t.request, t.found.Conversation); err != nil {
@@ -71,8 +85,7 @@ func (t *live) beginning() (*store.Append, error) {
 	}
 	t.answer.by(t.entry.Name)
 	a := &store.Append{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q,
-		MustExist: t.request.GetMustExist(), IfVersion: t.request.IfVersion,
+		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
 		// Created is what a crash would leave; the store's result will say for certain.
 		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending, Created: t.found.Conversation == nil},
@@ -97,26 +110,52 @@ func (t *live) beginning() (*store.Append, error) {
 	return a, nil
 }
 
-// isDeserted says whether everybody has left a turn that is about to begin.
-func (m *Manager) isDeserted(t *live) bool {
+// find reads the conversation in which the turn is to begin, with its messages when what is
+// to be answered is among them.
+func (t *live) find(pending bool) error {
+	read := &store.Read{Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q}
+	if pending {
+		read.Newest = -1
+	}
+	found, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), read)
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !pending:
+		found = &store.Snapshot{}
+	case err != nil:
+		return err
+	case found.Seen != nil:
+		return &seenError{found.Seen}
+	}
+	t.found = found
+	return nil
+}
+
+// mayBegin says whether a turn whose time has come may begin, and whether only in a
+// conversation that exists: that of the turns ahead.
+func (m *Manager) mayBegin(t *live) (mustExist bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t.readers > 0 {
-		return false
+	switch {
+	case t.line.gone:
+		err = ErrConversationGone
+	case t.readers == 0:
+		err = errDropped
 	}
-	t.q = nil // Nobody is to join it any more.
-	delete(m.turns, t.id)
-	return true
+	if err != nil {
+		t.q = nil // Nobody is to find it any more.
+		delete(m.turns, t.id)
+	}
+	return t.line.uid != "", err
 }
 
 // begun notes what the store gave the turn, and what has come up since it was asked.
 func (m *Manager) begun(t *live) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t.uid = t.begun.Conversation.GetUid()
+	t.uid = t.result.Conversation.GetUid()
 	switch {
 	case slices.Contains(t.gone, t.uid):
-		m.shut(t.line)
+		m.shut(t.line) // Again, if need be: this turn runs now.
 	case len(t.line.waiting) > 0 && t.line.waiting[0].interrupts():
 		t.cancel(errInterrupted)
 	default:
@@ -124,38 +163,50 @@ func (m *Manager) begun(t *live) {
 	}
 }
 
+// errUnreadable is the cause of a turn whose conversation the store could not read.
+var errUnreadable = errors.New("history could not be read")
+
 // prepare reads the history, tells readers that the turn has started, and makes the
 // agent's request.
 func (t *live) prepare() (*parleyv1.RespondRequest, error) {
-	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Newest: -1,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if snapshot.Conversation.GetUid() != t.begun.Conversation.GetUid() {
-		return nil, ErrConversationGone
-	}
-	kept, err := snapshot.Messages.Messages()
-	if err != nil {
-		return nil, err
-	}
-	history := t.window(kept)
-	t.log.Info("conversation history", "message_count", len(history))
-	started := &parleyv1.TurnStarted{
-		Conversation: t.begun.Conversation, Agent: t.entry.Name, HistoryCount: int32(len(history)), Created: t.begun.Created,
-	}
+	started := &parleyv1.TurnStarted{Conversation: t.result.Conversation, Agent: t.entry.Name, Created: t.result.Created}
 	started.Conversation.SystemPrompt = "" // The event only reports a change.
 	if !t.request.GetAnswerPending() {
 		started.UserMessage = t.input
 	}
+	c, history, err := t.history()
+	started.HistoryCount = int32(len(history))
 	t.marks.HistoryCount = started.GetHistoryCount()
 	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
+	if err != nil {
+		return nil, err
+	}
+	t.log.Info("conversation history", "message_count", len(history))
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
-		Conversation: snapshot.Conversation, Messages: append(history, t.input),
-		SystemPrompt: t.systemPrompt(snapshot.Conversation), Agent: t.entry.Name, TurnId: t.id,
+		Conversation: c, Messages: append(history, t.input),
+		SystemPrompt: t.systemPrompt(c), Agent: t.entry.Name, TurnId: t.id,
 	}, nil
+}
+
+// history returns the conversation and what the agent is given of it ahead of the input.
+func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
+	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
+		Tenant: t.line.tenant, ConversationID: t.line.id, Newest: -1,
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil, ErrConversationGone
+	case err != nil:
+		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	case snapshot.Conversation.GetUid() != t.result.Conversation.GetUid():
+		return nil, nil, ErrConversationGone
+	}
+	kept, err := snapshot.Messages.Messages()
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	return snapshot.Conversation, t.window(kept), nil
 }
 
 // window is the history that the agent is given ahead of the input. What follows the input,

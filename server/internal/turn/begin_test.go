@@ -149,10 +149,10 @@ func TestNobodyIsLeft(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, nil)
 	request := asks("q", 0)
 	request.RequestId = "r"
-	one := newLive(t.Context(), f.Manager, &line{place: place{tenant, "c"}}, request, requestOf(request), &store.Snapshot{})
-	defer one.unhook()
+	one := newLive(f.Manager, &line{key: key{tenant, "c"}}, request, requestOf(request), &store.Snapshot{})
+	defer one.cancel(nil)
 	one.readers = 0
-	if err := one.begin(); !errors.Is(err, errLeft) || one.q != nil {
+	if err := one.begin(); !errors.Is(err, errDropped) || one.q != nil {
 		t.Errorf("began: %v, and may be joined as %v", err, one.q)
 	}
 	if kept := f.kept(t); kept != nil {

@@ -8,20 +8,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxListed is how many turns List returns, which is as many as a store keeps.
-const maxListed = 32
-
 // Get returns a turn of a conversation: store.ErrNotFound when there is no such
 // conversation, NotFoundError when it has no such turn.
 func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	turns, err := m.all(ctx, place{tenant, conversationID})
+	turns, err := m.all(ctx, key{tenant, conversationID})
 	if err != nil {
 		return nil, err
 	}
 	if turn := findTurn(turns, turnID); turn != nil {
 		return turn, nil
 	}
-	if t := m.neverBegun(place{tenant, conversationID}, turnID); t != nil {
+	if t := m.neverBegun(key{tenant, conversationID}, turnID); t != nil {
 		<-t.done // It is about to be.
 		return t.final, nil
 	}
@@ -31,16 +28,16 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 // List returns the newest turns of a conversation, newest first, 32 at most; those that wait
 // are the newest, the last in line first.
 func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
-	turns, err := m.all(ctx, place{tenant, conversationID})
+	turns, err := m.all(ctx, key{tenant, conversationID})
 	if err != nil {
 		return nil, err
 	}
 	slices.Reverse(turns)
-	return turns[:min(len(turns), maxListed)], nil
+	return turns[:min(len(turns), maxTurns)], nil
 }
 
 // all are the turns of a conversation that the store keeps, and those that wait.
-func (m *Manager) all(ctx context.Context, at place) ([]*parleyv1.Turn, error) {
+func (m *Manager) all(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
 	// Ahead of the store: a turn that begins meanwhile is then in both, not in neither.
 	waiting := m.waiting(at)
 	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true})
@@ -57,7 +54,7 @@ func (m *Manager) all(ctx context.Context, at place) ([]*parleyv1.Turn, error) {
 }
 
 // waiting are the turns of a conversation that have not begun, in line.
-func (m *Manager) waiting(at place) []*parleyv1.Turn {
+func (m *Manager) waiting(at key) []*parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var turns []*parleyv1.Turn
@@ -72,10 +69,10 @@ func (m *Manager) waiting(at place) []*parleyv1.Turn {
 }
 
 // neverBegun returns a turn that was cancelled while it waited.
-func (m *Manager) neverBegun(at place, turnID string) *live {
+func (m *Manager) neverBegun(at key, turnID string) *live {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t := m.turns[turnID]; t != nil && t.line.place == at && t.ended && t.uid == "" {
+	if t := m.turns[turnID]; t != nil && t.line.key == at && t.ended && t.uid == "" {
 		return t
 	}
 	return nil
@@ -85,7 +82,7 @@ func (m *Manager) neverBegun(at place, turnID string) *live {
 // cancelled: its answer may have been whole already. A turn that has ended it only returns.
 // Errors: those of Get, and store.BusyError when the turn is not this server's to end.
 func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	if t := m.cancel(place{tenant, conversationID}, turnID); t != nil {
+	if t := m.cancel(key{tenant, conversationID}, turnID); t != nil {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
@@ -96,18 +93,25 @@ func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID str
 		}
 	}
 	turn, err := m.Get(ctx, tenant, conversationID, turnID)
-	if err == nil && turn.GetFinishTime() == nil {
+	if err != nil || turn.GetFinishTime() != nil {
+		return turn, err
+	}
+	reclaimed, err := m.reclaim(ctx, key{tenant, conversationID}, turnID)
+	switch {
+	case err != nil:
+		return nil, err
+	case !reclaimed:
 		return nil, &store.BusyError{TurnID: turnID}
 	}
-	return turn, err
+	return m.Get(ctx, tenant, conversationID, turnID)
 }
 
 // cancel cancels a live turn; nil when there is none that has not ended.
-func (m *Manager) cancel(at place, turnID string) *live {
+func (m *Manager) cancel(at key, turnID string) *live {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.turns[turnID]
-	if t == nil || t.line.place != at || t.ended {
+	if t == nil || t.line.key != at || t.ended {
 		return nil
 	}
 	if !m.withdraw(t, errCancelled) {

@@ -103,7 +103,7 @@ func TestCancelledAheadOfTheConversation(t *testing.T) {
 		request := asks("q", queue)
 		request.RequestId = "r"
 		waits := f.begin(t, request)
-		f.cancel(place{tenant, "c"}, waits.turnID())
+		f.cancel(key{tenant, "c"}, waits.turnID())
 		synctest.Wait()
 		f.begin(t, asks("other", queue))
 		close(gate)
@@ -190,7 +190,7 @@ func TestTurnsOfOthers(t *testing.T) {
 				t.Errorf("cancelled in %s of %s: %v, %v", id, tenant, got, err)
 			}
 		}
-		for _, at := range []place{{tenant, "d"}, {"other", "c"}} {
+		for _, at := range []key{{tenant, "d"}, {"other", "c"}} {
 			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "q"}
 			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: at.tenant, ConversationID: at.id, Messages: []*parleyv1.Message{message}}); err != nil {
 				t.Fatal(err)

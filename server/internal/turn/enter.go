@@ -9,6 +9,12 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
+// undecidedError says that it is still open whether the turn ahead begins at all.
+type undecidedError struct{ decided <-chan struct{} }
+
+// Error says so.
+func (*undecidedError) Error() string { return "a turn is about to begin" }
+
 // enter gives a request its turn: a new one, or the one that q began when it came first,
 // which is then joined. The caller is attached to it and has to follow it. A turn that is
 // only in the store is a seenError.
@@ -16,15 +22,35 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 	if len(request.GetToolResults()) > 0 {
 		return nil, false, &UnsupportedError{What: "tool_results"}
 	}
-	at := place{tenant, request.GetConversationId()}
+	at := key{tenant, request.GetConversationId()}
+	for {
+		t, joined, err := m.tryEnter(ctx, at, request, q)
+		undecided, ok := errors.AsType[*undecidedError](err)
+		if !ok {
+			return t, joined, err
+		}
+		select {
+		case <-undecided.decided:
+		case <-ctx.Done():
+			return nil, false, context.Cause(ctx)
+		}
+	}
+}
+
+func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request) (t *live, joined bool, err error) {
+	// One that has not ended need not be looked up in the store.
 	if t, err := m.join(at, q); t != nil || err != nil {
 		return t, true, err
 	}
-	found, err := m.o.Store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: at.id, Request: q})
+	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
+	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
+	if interrupts && request.GetAnswerPending() {
+		read.Newest = -1
+	}
+	found, err := m.o.Store.Read(ctx, read)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		found = &store.Snapshot{}
-		m.forgetLine(at) // The conversation has expired.
 	case err != nil:
 		return nil, false, err
 	case found.Seen != nil:
@@ -33,71 +59,75 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 	if !m.known(request.GetAgent()) {
 		return nil, false, &UnknownAgentError{Agent: request.GetAgent(), Known: m.o.Agents.Names()}
 	}
-	for {
-		t, joined, undecided, err := m.admit(ctx, at, request, q, found)
-		if undecided == nil {
-			return t, joined, err
-		}
-		select {
-		case <-undecided:
-		case <-ctx.Done():
-			return nil, false, context.Cause(ctx)
-		}
+	var hopeless error
+	if interrupts {
+		hopeless = m.hopeless(request, found)
 	}
+	return m.admit(at, request, q, found, hopeless)
 }
 
-// join attaches the caller to the turn of its request, unless the store has to be asked
-// first whether the conversation is still there. Nil: there is none.
-func (m *Manager) join(at place, q *store.Request) (*live, error) {
+// hopeless says why a request would be refused when it begins: nothing is to be cut off for
+// one that is.
+func (m *Manager) hopeless(request *parleyv1.ChatRequest, found *store.Snapshot) error {
+	if version := found.Conversation.GetVersion(); request.IfVersion != nil && request.GetIfVersion() != version {
+		return &store.VersionError{Current: version}
+	}
+	if _, err := m.choose(request, found.Conversation); err != nil {
+		return err
+	}
+	if request.GetAnswerPending() {
+		_, err := pendingIn(found.Messages)
+		return err
+	}
+	return nil
+}
+
+// join attaches the caller to the turn of its request that has not ended; nil when there is
+// none.
+func (m *Manager) join(at key, q *store.Request) (*live, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t, err := m.lines[at].find(q)
-	if t == nil || t.ended && t.uid != "" {
-		return nil, err
-	}
-	t.readers++
-	return t, nil
+	return m.lines[at].join(q, "")
 }
 
-// admit puts a new turn into its line, if the request may have one. While it is open
-// whether the turn ahead begins at all, a request that does not wait is to ask again when
-// undecided is closed.
-func (m *Manager) admit(ctx context.Context, at place, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) (t *live, joined bool, undecided <-chan struct{}, err error) {
+// admit puts a new turn into its line, if the request may have one, or joins the one that
+// there is by now. A request that is hopeless does not interrupt another.
+func (m *Manager) admit(at key, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot, hopeless error) (t *live, joined bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := m.lines[at]
-	if t, err := l.find(q); t != nil || err != nil {
-		if t != nil {
-			t.readers++
-		}
-		return t, true, nil, err
+	if t, err := l.join(q, found.Conversation.GetUid()); t != nil || err != nil {
+		return t, true, err
 	}
 	switch {
 	case m.closed:
-		return nil, false, nil, ErrShuttingDown
+		return nil, false, ErrShuttingDown
 	case l != nil && l.running != nil:
-		if undecided, err := l.mayWait(request.GetOnBusy()); undecided != nil || err != nil {
-			return nil, false, undecided, err
+		if err := l.mayWait(request.GetOnBusy()); err != nil {
+			return nil, false, err
+		}
+		if hopeless != nil {
+			return nil, false, hopeless
 		}
 	case m.running[at.tenant] >= m.o.MaxTurns:
-		return nil, false, nil, fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.running[at.tenant], m.o.MaxTurns)
-	case m.inAll >= maxTurnsInAll:
-		return nil, false, nil, fmt.Errorf("%w: %d in all", ErrTooManyTurns, m.inAll)
+		return nil, false, fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.running[at.tenant], m.o.MaxTurns)
+	case m.runningInAll >= maxTurnsInAll:
+		return nil, false, fmt.Errorf("%w: %d in all", ErrTooManyTurns, m.runningInAll)
 	}
 	if l == nil {
-		l = &line{place: at}
+		l = &line{key: at}
 		m.lines[at] = l
 	}
-	t = newLive(ctx, m, l, request, q, found)
+	t = newLive(m, l, request, q, found)
 	m.turns[t.id] = t
 	if l.running == nil {
 		l.running = t
 		close(t.ahead)
 		m.running[at.tenant]++
-		m.inAll++
+		m.runningInAll++
 	} else {
 		l.wait(t)
 	}
 	go t.run()
-	return t, false, nil, nil
+	return t, false, nil
 }

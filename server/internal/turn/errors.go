@@ -16,8 +16,8 @@ var (
 	ErrQueueFull = errors.New("too many turns wait for the conversation")
 	// ErrNothingToAnswer: the history does not end with anything that waits for an answer.
 	ErrNothingToAnswer = errors.New("the history ends with nothing that waits for an answer")
-	// ErrConversationGone: the conversation was deleted while its turn ran.
-	ErrConversationGone = errors.New("the conversation was deleted during the turn")
+	// ErrConversationGone: the conversation was deleted before its turn had ended.
+	ErrConversationGone = errors.New("the conversation was deleted before the turn had ended")
 )
 
 // UnknownAgentError says that a request names an agent that there is not.

@@ -144,12 +144,23 @@ func (e *events) told() int32 {
 	return e.next - 1
 }
 
-// memory is about how many bytes the events take.
+// memory is about how many bytes the events take, and the messages that they tell of: a text
+// is in both, and what is no text is a tree of small objects.
 func (e *events) memory() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	const perTurn, perEvent = 4 << 10, 256
-	return e.bytes + perTurn + perEvent*len(e.kept)
+	total := 8 << 10
+	for _, n := range e.kept {
+		switch event := n.event; {
+		case event == nil:
+			total += textBytes + 2*len(n.text)
+		case event.GetStructuredData() != nil, event.GetToolCall() != nil, event.GetToolResult() != nil:
+			total += 10 * proto.Size(event)
+		default:
+			total += 256 + n.size()
+		}
+	}
+	return total
 }
 
 // after returns the kept events behind an index. When there are none it returns a channel

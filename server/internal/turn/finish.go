@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -25,9 +24,6 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
 	messages, t.marks.Messages = t.answer.finish(cause == nil)
 	t.marks.Finished = t.events.last() + 1
-	for _, m := range messages {
-		m.Id = uuid.NewString()
-	}
 	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
 	if cause == nil && unanswered(messages) {
@@ -49,9 +45,7 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 		t.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
-	for i, n := range result.Appended {
-		number(messages[i], n)
-	}
+	t.answer.number(messages, result.Appended)
 	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
 	if e := end.GetError(); e != nil {
 		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())

@@ -11,9 +11,10 @@ import (
 const (
 	keepFor      = 10 * time.Minute
 	maxKeptBytes = 128 << 20
-	// maxKeptTurns of one conversation: the store keeps no more either.
-	maxKeptTurns = 32
 )
+
+// maxTurns of a conversation are kept, as many as a store keeps.
+const maxTurns = 32
 
 // keep keeps a turn that has ended.
 func (m *Manager) keep(t *live) {
@@ -27,7 +28,7 @@ func (m *Manager) keep(t *live) {
 		defer m.mu.Unlock()
 		m.forget(t)
 	})
-	if len(t.line.ended) > maxKeptTurns {
+	if len(t.line.ended) > maxTurns {
 		m.forget(t.line.ended[0])
 	}
 	for m.keptFor > maxKeptBytes {
@@ -47,20 +48,6 @@ func (m *Manager) forget(t *live) {
 	delete(m.turns, t.id)
 	t.line.ended = slices.DeleteFunc(t.line.ended, func(other *live) bool { return other == t })
 	m.tidy(t.line)
-}
-
-// forgetLine drops the turns that have ended of a conversation which is gone. Those that
-// never began are of no conversation.
-func (m *Manager) forgetLine(at place) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if l := m.lines[at]; l != nil {
-		for _, t := range slices.Clone(l.ended) {
-			if t.uid != "" {
-				m.forget(t)
-			}
-		}
-	}
 }
 
 // forgetAll drops all turns that have ended.

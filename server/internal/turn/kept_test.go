@@ -107,11 +107,11 @@ func TestKeptBytes(t *testing.T) {
 func TestKeptTurnsOfAConversation(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
 	var ids []string
-	for range maxKeptTurns + 3 {
+	for range maxTurns + 3 {
 		ids = append(ids, finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
 	}
-	if len(f.turns) != maxKeptTurns {
-		t.Errorf("%d turns are kept, want %d", len(f.turns), maxKeptTurns)
+	if len(f.turns) != maxTurns {
+		t.Errorf("%d turns are kept, want %d", len(f.turns), maxTurns)
 	}
 	for i, id := range ids {
 		_, err := drained(f.Resume(t.Context(), tenant, "c", id, 2))

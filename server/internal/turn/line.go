@@ -15,12 +15,12 @@ const (
 	maxInterrupting = 64
 )
 
-// place names a conversation.
-type place struct{ tenant, id string }
+// key names a conversation.
+type key struct{ tenant, id string }
 
 // line is the turns of one conversation. The manager's mu guards what is in it.
 type line struct {
-	place
+	key
 	// running is the turn that the others wait for: from before its first commit until it has
 	// ended in the store. It holds one of the places that Options.MaxTurns counts, and hands
 	// it on to the next one.
@@ -30,21 +30,28 @@ type line struct {
 	waiting []*live
 	// ended can still be followed, oldest first.
 	ended []*live
+	// uid is that of the conversation, once a turn has begun and as long as others wait for
+	// it: they begin in the same one, or not at all.
+	uid string
+	// gone: the conversation was deleted. Its id may be taken again, with another line.
+	gone bool
 }
 
-// find returns the turn that a request began.
-func (l *line) find(q *store.Request) (*live, error) {
+// join attaches a reader to the turn that a request began; nil when there is none. One that
+// has ended is joined only if it never began, or began in the conversation with that uid.
+func (l *line) join(q *store.Request, uid string) (*live, error) {
 	if l == nil || q == nil {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	for _, t := range l.all() {
-		if t.q == nil || t.q.ID != q.ID {
-			continue
-		}
-		if t.q.Digest != q.Digest {
+		switch {
+		case t.q == nil || t.q.ID != q.ID || t.ended && t.uid != "" && t.uid != uid:
+		case t.q.Digest != q.Digest:
 			return nil, store.ErrRequestReused
+		default:
+			t.readers++
+			return t, nil
 		}
-		return t, nil
 	}
 	return nil, nil //nolint:nilnil // there is none
 }
@@ -58,8 +65,9 @@ func (l *line) all() []*live {
 	return append(all, l.waiting...)
 }
 
-// mayWait says whether a request may wait for the running turn: nil and nil when it may.
-func (l *line) mayWait(mode parleyv1.OnBusy) (undecided <-chan struct{}, err error) {
+// mayWait says whether a request may wait for the running turn. While it is open whether
+// that one begins at all, a request that does not wait has to ask again.
+func (l *line) mayWait(mode parleyv1.OnBusy) error {
 	interrupting := 0
 	for _, t := range l.waiting {
 		if t.interrupts() {
@@ -69,23 +77,24 @@ func (l *line) mayWait(mode parleyv1.OnBusy) (undecided <-chan struct{}, err err
 	switch {
 	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE:
 		if len(l.waiting)-interrupting >= maxQueued {
-			return nil, ErrQueueFull
+			return ErrQueueFull
 		}
 	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		if interrupting >= maxInterrupting {
-			return nil, ErrQueueFull
+			return ErrQueueFull
 		}
 	case l.running.uid == "":
-		return l.running.decided, nil
+		return &undecidedError{l.running.decided}
 	default:
-		return nil, &store.BusyError{TurnID: l.running.id}
+		return &store.BusyError{TurnID: l.running.id}
 	}
-	return nil, nil //nolint:nilnil // it may
+	return nil
 }
 
 // wait puts a turn into the line. One that interrupts goes ahead of those that queue, and
 // cuts the running one off once that has begun: its words are stored all the same.
 func (l *line) wait(t *live) {
+	t.queued, t.found = true, nil // What was read is old by then.
 	at := len(l.waiting)
 	if t.interrupts() {
 		at = 0
@@ -145,7 +154,7 @@ func (m *Manager) detach(t *live) {
 
 // deserted does what is to be done about a turn without readers.
 func (m *Manager) deserted(t *live) {
-	if t.readers > 0 || t.ended || m.withdraw(t, errLeft) {
+	if t.readers > 0 || t.ended || m.withdraw(t, errDropped) {
 		return
 	}
 	if t.uid != "" && t.request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL {
@@ -153,10 +162,9 @@ func (m *Manager) deserted(t *live) {
 	}
 }
 
-// leave takes a turn that has ended out of its line and lets the next one run. Kept, it can
-// still be followed.
-func (m *Manager) leave(t *live, keep bool) {
-	t.unhook()
+// leave takes a turn that has ended out of its line and lets the next one run. If it stays,
+// it can still be followed.
+func (m *Manager) leave(t *live, stays bool) {
 	t.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,20 +172,23 @@ func (m *Manager) leave(t *live, keep bool) {
 	if l.running == t {
 		m.advance(l)
 	}
-	switch current := m.lines[l.place] == l; {
-	case t.element != nil: // It was kept when it was withdrawn.
-	case keep && current && !m.closed:
+	switch {
+	case t.withdrawn: // That has been seen to.
+	case stays && !l.gone && !m.closed:
 		m.keep(t)
 	default:
-		t.ended = true
 		delete(m.turns, t.id)
 	}
+	t.ended = true
 	m.tidy(l)
 	t.release()
 }
 
 // advance lets the next turn of a line run.
 func (m *Manager) advance(l *line) {
+	if l.running.uid != "" {
+		l.uid = l.running.uid
+	}
 	l.running = nil
 	if len(l.waiting) > 0 {
 		l.running = l.waiting[0]
@@ -186,20 +197,21 @@ func (m *Manager) advance(l *line) {
 		l.tellPositions()
 		return
 	}
-	m.inAll--
+	l.uid = ""
+	m.runningInAll--
 	m.running[l.tenant]--
 	if m.running[l.tenant] == 0 {
 		delete(m.running, l.tenant)
 	}
-	if m.inAll == 0 && m.closed {
+	if m.runningInAll == 0 && m.closed {
 		close(m.idle)
 	}
 }
 
 // tidy drops a line in which nothing is left.
 func (m *Manager) tidy(l *line) {
-	if l.running == nil && len(l.waiting)+len(l.ended) == 0 && m.lines[l.place] == l {
-		delete(m.lines, l.place)
+	if l.running == nil && len(l.waiting)+len(l.ended) == 0 && m.lines[l.key] == l {
+		delete(m.lines, l.key)
 	}
 }
 
@@ -218,7 +230,7 @@ func (m *Manager) Committed(changes []store.Change) {
 func (m *Manager) deleted(c *store.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.lines[place{c.Tenant, c.ConversationID}]
+	l := m.lines[key{c.Tenant, c.ConversationID}]
 	if l == nil {
 		return
 	}
@@ -229,22 +241,33 @@ func (m *Manager) deleted(c *store.Change) {
 	}
 	switch t := l.running; {
 	case t == nil:
-	case t.uid == "": // The store is still being asked; begun will know.
+	case t.uid != "":
+		if c.UID == "" || c.UID == t.uid {
+			m.shut(l)
+		}
+	case l.uid != "":
+		if c.UID == "" || c.UID == l.uid {
+			t.gone = append(t.gone, l.uid)
+			m.shut(l)
+		}
+	default: // The store is still being asked; begun will know.
 		t.gone = append(t.gone, c.UID)
-	case c.UID == "" || t.uid == c.UID:
-		m.shut(l)
 	}
 }
 
 // shut ends a line whose conversation is gone. Its id may be taken again at once, by a
-// conversation with a line of its own.
+// conversation with a line of its own. A turn of which the store is still being asked ends
+// when it answers.
 func (m *Manager) shut(l *line) {
+	l.gone = true
 	m.disperse(l, ErrConversationGone)
-	l.running.cancel(ErrConversationGone)
+	if l.running.uid != "" {
+		l.running.cancel(ErrConversationGone)
+	}
 	for _, t := range slices.Clone(l.ended) {
 		m.forget(t)
 	}
-	if m.lines[l.place] == l {
-		delete(m.lines, l.place)
+	if m.lines[l.key] == l {
+		delete(m.lines, l.key)
 	}
 }

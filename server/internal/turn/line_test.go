@@ -113,7 +113,7 @@ func TestLinesAreBounded(t *testing.T) {
 		fill(interrupt, maxInterrupting)
 		// All of them wait, and all but the last of those that interrupt are cut off at once.
 		turns, err := f.List(t.Context(), tenant, "c")
-		if err != nil || len(turns) != maxListed || turns[0].GetId() != all[maxQueued-1].turnID() {
+		if err != nil || len(turns) != maxTurns || turns[0].GetId() != all[maxQueued-1].turnID() {
 			t.Errorf("%d turns are listed, the first is %v (%v)", len(turns), turns[0], err)
 		}
 		for _, r := range append(all, &reader{events: []*parleyv1.TurnEvent{{TurnId: p.last().request.GetTurnId()}}}) {

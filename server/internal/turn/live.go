@@ -20,34 +20,37 @@ import (
 // still waits or runs: see TurnQueued and TurnProgress.
 const silence = 15 * time.Second
 
-// live is a turn that waits, runs, or has ended and is kept. What its own goroutine alone
-// uses comes first.
+// live is a turn that waits, runs, or has ended and is kept.
 type live struct {
-	m       *Manager
-	line    *line
-	id      string
-	log     *slog.Logger
-	request *parleyv1.ChatRequest
-	q       *store.Request
-	found   *store.Snapshot // the conversation, if it was read just now
-	entry   *agent.Entry
-	input   *parleyv1.Message // what is answered, numbered once it is stored
-	begun   *store.Result     // what the store said when the turn began
-	marks   *storev1.TurnEvents
+	// These never change.
 
+	m        *Manager
+	line     *line
+	id       string
 	accepted time.Time
-	queued   bool // it had to wait
+	events   *events
+	answer   *answer
+	ahead    chan struct{}   // closed when it may begin
+	decided  chan struct{}   // closed when it has begun, or will not
+	done     chan struct{}   // closed after its last event
+	ctx      context.Context //nolint:containedctx // the turn's own life, within the manager's
+	cancel   context.CancelCauseFunc
 
-	events *events
-	answer *answer
+	// These are its own goroutine's.
 
-	ahead   chan struct{}  // closed when it may begin
-	decided chan struct{}  // closed when it has begun, or will not
-	done    chan struct{}  // closed after its last event
-	final   *parleyv1.Turn // as it ended, from before done is closed; nil: it did not
+	log    *slog.Logger
+	found  *store.Snapshot // the conversation, if it was read just now
+	entry  *agent.Entry
+	input  *parleyv1.Message // what is answered, numbered once it is stored
+	result *store.Result     // what the store said when the turn began
+	marks  *storev1.TurnEvents
+	final  *parleyv1.Turn // as it ended, for all once done is closed; nil: it did not
 
-	// The manager's mu guards the rest.
+	// The manager's mu guards the rest, until the turn has ended.
 
+	request   *parleyv1.ChatRequest
+	q         *store.Request
+	queued    bool // it had to wait
 	readers   int
 	position  int      // in line, from 1
 	withdrawn bool     // from the line, before it could begin
@@ -57,14 +60,10 @@ type live struct {
 	memory    int           // bytes that it takes once it has ended
 	element   *list.Element // of Manager.kept
 	expiry    *time.Timer
-
-	ctx    context.Context //nolint:containedctx // the turn's own life, which outlives the call
-	cancel context.CancelCauseFunc
-	unhook func() bool // from the manager's end
 }
 
 // newLive makes a turn of which the store does not know yet, with one reader.
-func newLive(ctx context.Context, m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *live {
+func newLive(m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *live {
 	t := &live{
 		m: m, line: l, id: uuid.NewString(), request: proto.CloneOf(request), q: q, found: found, accepted: time.Now(), readers: 1,
 		ahead: make(chan struct{}), decided: make(chan struct{}), done: make(chan struct{}),
@@ -75,15 +74,14 @@ func newLive(ctx context.Context, m *Manager, l *line, request *parleyv1.ChatReq
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
 	t.events = newEvents(t.id)
 	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
-	// The values of the call, but not its end: leaving is not cancelling.
-	t.ctx, t.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	t.unhook = context.AfterFunc(m.stop, func() { t.cancel(ErrShuttingDown) })
+	// Not of the call's life: leaving is not cancelling.
+	t.ctx, t.cancel = context.WithCancelCause(m.stop)
 	return t
 }
 
 // release gives back what a turn that has ended does not need.
 func (t *live) release() {
-	t.request, t.found, t.begun, t.ctx, t.entry = nil, nil, nil, nil, nil
+	t.request, t.found, t.result, t.entry, t.input = nil, nil, nil, nil, nil
 }
 
 func (t *live) interrupts() bool {
@@ -117,12 +115,9 @@ func (t *live) run() {
 
 // wait returns when the turn may begin, or why it is not to.
 func (t *live) wait() error {
-	select {
-	case <-t.ahead:
+	if !t.queued {
 		return nil
-	default:
 	}
-	t.queued, t.found = true, nil
 	ticker := time.NewTicker(silence)
 	defer ticker.Stop()
 	for {

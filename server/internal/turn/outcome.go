@@ -36,7 +36,12 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader left, and the turn was to stop with it",
 		}
 	case errors.Is(cause, errInterrupted):
-		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later turn took its place"}
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later turn was to take its place"}
+	case errors.Is(cause, errUnreadable):
+		t.log.Error("turn failed", "error", cause)
+		return failed, &parleyv1.TurnError{
+			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; the log of the server says why", Retryable: true,
+		}
 	case errors.Is(cause, errLate):
 		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
 	case errors.Is(cause, errIdle):

@@ -25,7 +25,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 			return fmt.Errorf("find abandoned turns: %w", err)
 		}
 		for i := range abandoned {
-			if err := m.recover(ctx, &abandoned[i]); err != nil {
+			if _, err := m.recover(ctx, &abandoned[i]); err != nil {
 				return err
 			}
 		}
@@ -35,7 +35,27 @@ func (m *Manager) Recover(ctx context.Context) error {
 	}
 }
 
-func (m *Manager) recover(ctx context.Context, p *store.Progress) error {
+// reclaim ends a turn that no server answers any more and that could not be ended when this
+// one started, say because the disk was full. It says whether it did.
+func (m *Manager) reclaim(ctx context.Context, at key, turnID string) (bool, error) {
+	for after := ""; ; {
+		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
+		if err != nil {
+			return false, fmt.Errorf("find abandoned turns: %w", err)
+		}
+		for i := range abandoned {
+			if p := &abandoned[i]; p.TurnID == turnID && p.Tenant == at.tenant && p.ConversationID == at.id {
+				return m.recover(ctx, p)
+			}
+		}
+		if after = next; after == "" {
+			return false, nil
+		}
+	}
+}
+
+// recover ends a turn that a crash left running, and says whether the store has it ended.
+func (m *Manager) recover(ctx context.Context, p *store.Progress) (bool, error) {
 	for _, message := range p.Messages {
 		if message.GetId() == "" {
 			message.Id = uuid.NewString()
@@ -49,14 +69,15 @@ func (m *Manager) recover(ctx context.Context, p *store.Progress) error {
 	switch {
 	case err == nil:
 		log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
+		return true, nil
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+		return true, nil
 	case errors.Is(err, store.ErrCorrupt), errors.Is(err, store.ErrNoSpace):
 		// The others can be served, and conversations deleted to make room.
 		log.Error("turn could not be ended", "error", err)
-	default:
-		return fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
+		return false, nil
 	}
-	return nil
+	return false, fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
 }
 
 // broken completes the events of a turn that a crash cut off.

@@ -27,7 +27,7 @@ func (t *live) follow(ctx context.Context, after int32, replayed bool, yield yie
 	defer t.m.detach(t)
 	for event, err := range t.events.read(ctx, after) {
 		if gone := new(EventsGoneError); after == 0 && errors.As(err, &gone) {
-			return t.catchUp(ctx, yield)
+			return t.catchUp(ctx, replayed, yield)
 		}
 		if err != nil {
 			return err
@@ -41,14 +41,14 @@ func (t *live) follow(ctx context.Context, after int32, replayed bool, yield yie
 
 // catchUp yields what has happened so far with merged texts, since the first events are no
 // longer kept, and then what follows.
-func (t *live) catchUp(ctx context.Context, yield yielder) error {
+func (t *live) catchUp(ctx context.Context, replayed bool, yield yielder) error {
 	so := t.answer.soFar(-1)
 	events := merged(t.id, so.messages, so.marks)
 	if started := t.events.started(); started != nil && started.GetIndex() <= so.last {
 		events = slices.Insert(events, 0, started)
 	}
 	for _, event := range events {
-		if !yield(marked(event, true), nil) {
+		if !yield(marked(event, replayed), nil) {
 			return errStopYielding
 		}
 	}
@@ -74,7 +74,7 @@ func marked(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent {
 
 // replay yields the events of a turn behind an index: of a live one, else what the store
 // kept. An empty turnID is the running turn, else the newest.
-func (m *Manager) replay(ctx context.Context, at place, turnID string, after int32, yield yielder) error {
+func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32, yield yielder) error {
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true}
 	snapshot, err := m.o.Store.Read(ctx, read)
 	if err != nil {
@@ -132,11 +132,11 @@ func findTurn(turns []*parleyv1.Turn, id string) *parleyv1.Turn {
 
 // attach attaches a reader to a live turn of the conversation with that uid; nil when there
 // is none.
-func (m *Manager) attach(at place, turnID, uid string) *live {
+func (m *Manager) attach(at key, turnID, uid string) *live {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.turns[turnID]
-	if t == nil || t.line.place != at || t.uid != "" && t.uid != uid {
+	if t == nil || t.line.key != at || t.uid != "" && t.uid != uid {
 		return nil
 	}
 	t.readers++

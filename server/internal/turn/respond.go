@@ -23,8 +23,11 @@ var (
 	errLate        = errors.New("the agent took too long")
 	errCancelled   = errors.New("the turn was cancelled")
 	errLeft        = errors.New("the last reader has left")
-	errInterrupted = errors.New("a later turn took its place")
+	errInterrupted = errors.New("a later turn is to take its place")
 )
+
+// errDropped is why a turn does not begin: its last reader has left while it waited.
+var errDropped = errors.New("nobody waits for the turn any more")
 
 // respond has the agent answer and returns why it ended; nil when the answer is whole.
 func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
@@ -66,7 +69,7 @@ func (t *live) accompany() (stop func()) {
 		defer close(stopped)
 		ticker := time.NewTicker(saveEvery)
 		defer ticker.Stop()
-		saved, heard, last := 0, 0, time.Now()
+		saved, told, last := 0, t.events.last(), time.Now()
 		for {
 			select {
 			case <-ticker.C:
@@ -74,11 +77,11 @@ func (t *live) accompany() (stop func()) {
 				return
 			}
 			saved = t.save(saved)
-			switch n := t.answer.heard(); {
-			case n != heard:
-				heard, last = n, time.Now()
+			switch n := t.events.last(); {
+			case n != told:
+				told, last = n, time.Now()
 			case time.Since(last) >= silence:
-				t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
+				told = t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
 				last = time.Now()
 			}
 		}
@@ -86,7 +89,7 @@ func (t *live) accompany() (stop func()) {
 	return func() { close(done); <-stopped }
 }
 
-// save stores what has arrived if anything has since that many pieces.
+// save stores what has arrived if anything has since that many changes.
 func (t *live) save(since int) int {
 	so := t.answer.soFar(since)
 	if so == nil {
@@ -103,5 +106,5 @@ func (t *live) save(since int) int {
 		}
 		return since
 	}
-	return so.pieces
+	return so.changes
 }

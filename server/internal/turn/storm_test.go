@@ -56,7 +56,7 @@ func TestStorm(t *testing.T) {
 	all.Wait()
 	s.check(t)
 	s.Stop(t.Context())
-	if n := len(s.turns) + len(s.lines) + len(s.running) + s.Manager.kept.Len() + s.keptFor + s.inAll; n != 0 {
+	if n := len(s.turns) + len(s.lines) + len(s.running) + s.Manager.kept.Len() + s.keptFor + s.runningInAll; n != 0 {
 		t.Errorf("there is %v, %v, %v, %d bytes", s.turns, s.lines, s.running, s.keptFor)
 	}
 }

@@ -43,15 +43,15 @@ type Options struct {
 type Manager struct {
 	o Options
 
-	mu      sync.Mutex
-	closed  bool
-	turns   map[string]*live // by id: those that wait, run, or have ended and are kept
-	lines   map[place]*line
-	running map[string]int // lines in which a turn runs, by tenant
-	inAll   int            // lines in which a turn runs
-	idle    chan struct{}  // closed when closed and no turn runs
-	kept    *list.List     // of *live that have ended, in the order of their ends
-	keptFor int            // what they hold in memory, in bytes
+	mu           sync.Mutex
+	closed       bool
+	turns        map[string]*live // by id: those that wait, run, or have ended and are kept
+	lines        map[key]*line
+	running      map[string]int // lines in which a turn runs, by tenant
+	runningInAll int            // lines in which a turn runs
+	idle         chan struct{}  // closed when closed and no turn runs
+	kept         *list.List     // of *live that have ended, in the order of their ends
+	keptFor      int            // what they hold in memory, in bytes
 
 	stop    context.Context //nolint:containedctx // the manager's own life, not a call's
 	stopped context.CancelCauseFunc
@@ -62,7 +62,7 @@ type Manager struct {
 func New(ctx context.Context, o Options) *Manager {
 	stop, stopped := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, turns: make(map[string]*live), lines: make(map[place]*line), running: make(map[string]int),
+		o: o, turns: make(map[string]*live), lines: make(map[key]*line), running: make(map[string]int),
 		idle: make(chan struct{}), kept: list.New(), stop: stop, stopped: stopped,
 	}
 }
@@ -79,7 +79,7 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 		if err == nil {
 			err = t.follow(ctx, 0, joined, yield)
 		}
-		m.end(ctx, place{tenant, request.GetConversationId()}, err, yield)
+		m.conclude(ctx, key{tenant, request.GetConversationId()}, err, yield)
 	}
 }
 
@@ -88,16 +88,19 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 // there are NotFoundError and EventsGoneError.
 func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		at := place{tenant, conversationID}
-		m.end(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
+		at := key{tenant, conversationID}
+		m.conclude(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
 	}
 }
 
-// end ends a sequence that ended with err so far: with the turn that a request began when
+// conclude ends a sequence that ended with err so far: with the turn that a request began when
 // it came first, if that is what err says.
-func (m *Manager) end(ctx context.Context, at place, err error, yield yielder) {
+func (m *Manager) conclude(ctx context.Context, at key, err error, yield yielder) {
 	if first, ok := errors.AsType[*seenError](err); ok {
-		err = m.replay(ctx, at, first.TurnID, 0, yield)
+		err = &NotFoundError{}
+		if first.TurnID != "" {
+			err = m.replay(ctx, at, first.TurnID, 0, yield)
+		}
 		if _, gone := errors.AsType[*NotFoundError](err); gone {
 			err = &EventsGoneError{} // The store remembers the request longer than the turn.
 		}
@@ -142,7 +145,7 @@ func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.inAll
+	return m.runningInAll
 }
 
 // Stop takes no more turns and drops those that wait; it waits for those that run until
@@ -170,7 +173,7 @@ func (m *Manager) close() {
 	for _, l := range m.lines {
 		m.disperse(l, ErrShuttingDown)
 	}
-	if m.inAll == 0 {
+	if m.runningInAll == 0 {
 		close(m.idle)
 	}
 }
