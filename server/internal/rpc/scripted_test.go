@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -24,6 +25,9 @@ const (
 	end  = "\x00end"
 	fail = "\x00fail"
 )
+
+// patience is how long a test waits for what has to come at once.
+const patience = 30 * time.Second
 
 // openScripted opens a server whose agent is scripted.
 func openScripted(t *testing.T, change func(*setup)) (*fixture, *scripted) {
@@ -57,8 +61,8 @@ func (a *scripted) say(t *testing.T, id string, words ...string) {
 	for _, word := range words {
 		select {
 		case a.to(id) <- word:
-		case <-t.Context().Done():
-			t.Fatal("nobody is at work")
+		case <-time.After(patience):
+			t.Fatalf("nobody is at work in %s", id)
 		}
 	}
 }
@@ -106,7 +110,7 @@ func (f *fixture) begin(t *testing.T, ctx context.Context, r *parleyv1.ChatReque
 
 // try is begin, or the error that comes instead.
 func (f *fixture) try(ctx context.Context, r *parleyv1.ChatRequest) (*stream, error) {
-	ctx, leave := context.WithCancel(ctx)
+	ctx, leave := context.WithTimeout(ctx, patience)
 	events, err := f.Chat(ctx, r)
 	if err != nil {
 		leave()
@@ -120,7 +124,7 @@ func (f *fixture) try(ctx context.Context, r *parleyv1.ChatRequest) (*stream, er
 
 // resume calls ResumeTurn and waits for the first event, or for the end.
 func (f *fixture) resume(ctx context.Context, r *parleyv1.ResumeTurnRequest) (*stream, error) {
-	ctx, leave := context.WithCancel(ctx)
+	ctx, leave := context.WithTimeout(ctx, patience)
 	events, err := f.ResumeTurn(ctx, r)
 	if err != nil {
 		leave()

@@ -108,7 +108,8 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 		a.current.FinishReason = p.FinishReason
 		return nil
 	}
-	if a.values++; a.values > maxAnswerValues {
+	a.values++
+	if a.values > maxAnswerValues {
 		return errTooLarge
 	}
 	switch p := piece.GetPiece().(type) {

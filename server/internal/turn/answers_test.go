@@ -234,6 +234,7 @@ func TestProgressIsSavedEverySecond(t *testing.T) {
 		if took := time.Since(begun); took != saveEvery {
 			t.Errorf("saved after %v, want %v", took, saveEvery)
 		}
+		<-time.After(10 * saveEvery)
 		synctest.Wait()
 		if len(saved) != 0 {
 			t.Error("saved again although nothing came")

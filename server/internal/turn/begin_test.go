@@ -123,12 +123,12 @@ func TestDeleteWhileTheTurnBeginsAndOthersWait(t *testing.T) {
 		gate := make(chan struct{})
 		var f *fixture
 		f, p := newPuppet(t, func(o *Options) {
-			o.Store = raced{gated{o.Store, gate}, func() {
+			o.Store = raced{gated{o.Store, gate}, sync.OnceFunc(func() {
 				if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 					t.Error(err)
 				}
 				f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "new"})
-			}}
+			})}
 		})
 		readers := []*reader{f.begin(t, asks("q", 0)), f.begin(t, asks("waits", queue))}
 		close(gate)

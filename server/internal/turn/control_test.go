@@ -180,13 +180,15 @@ func TestTurnsOfOthers(t *testing.T) {
 		f.cancelled(t, withdrawn.turnID())
 		elsewhere := func(tenant, id string, r *reader) {
 			t.Helper()
-			if _, err := drained(f.Resume(t.Context(), tenant, id, r.turnID(), 0)); !lost(err) {
+			ctx, end := context.WithTimeout(t.Context(), time.Second)
+			defer end()
+			if _, err := drained(f.Resume(ctx, tenant, id, r.turnID(), 0)); !lost(err) {
 				t.Errorf("resumed in %s of %s: %v", id, tenant, err)
 			}
-			if got, err := f.Get(t.Context(), tenant, id, r.turnID()); !lost(err) {
+			if got, err := f.Get(ctx, tenant, id, r.turnID()); !lost(err) {
 				t.Errorf("there is in %s of %s: %v, %v", id, tenant, got, err)
 			}
-			if got, err := f.Cancel(t.Context(), tenant, id, r.turnID()); !lost(err) {
+			if got, err := f.Cancel(ctx, tenant, id, r.turnID()); !lost(err) {
 				t.Errorf("cancelled in %s of %s: %v, %v", id, tenant, got, err)
 			}
 		}
@@ -209,8 +211,8 @@ func TestTurnsOfOthers(t *testing.T) {
 		for _, r := range []*reader{ended, waits, withdrawn} {
 			elsewhere(tenant, "c", r)
 		}
-		if _, err := drained(f.Resume(t.Context(), tenant, "c", runs.turnID(), 0)); !lost(err) {
-			t.Errorf("resumed although its conversation is gone: %v", err)
+		if r := f.resume(t, runs.turnID(), 0); !lost(r.err) {
+			t.Errorf("resumed although its conversation is gone: %q, %v", r.seen(), r.err)
 		}
 		if f.Running() != 2 || next.over {
 			t.Errorf("%d turns run, the next one's stream ended with %v", f.Running(), next.err)

@@ -121,6 +121,23 @@ func TestKeptTurnsOfAConversation(t *testing.T) {
 	}
 }
 
+// The store remembers a request longer than its turn when others come without a request_id.
+func TestRequestThatOutlivesItsTurn(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, nil)
+	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
+	if _, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request))); err != nil {
+		t.Fatal(err)
+	}
+	for range maxTurns {
+		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other"}))
+	}
+	written := len(f.kept(t))
+	events, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
+	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 || len(f.kept(t)) != written {
+		t.Errorf("asked again: %q, %v, %d messages were written", described(events), err, len(f.kept(t))-written)
+	}
+}
+
 // The turns of a conversation go with it, whatever ends it; its id taken again begins anew,
 // with the same request_id, too.
 func TestForgottenWithTheConversation(t *testing.T) {
@@ -192,6 +209,22 @@ func TestForgottenWithTheConversation(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A conversation may go when its turn has just ended, which is then not kept.
+func TestForgottenWhileItEnds(t *testing.T) {
+	var f *fixture
+	f = newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) {
+		o.Store = &hooked{Store: o.Store, end: func(*store.Append) {
+			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+				t.Error(err)
+			}
+		}}
+	})
+	finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if len(f.turns)+len(f.lines)+f.keptFor != 0 {
+		t.Errorf("there is %v, %v, %d bytes", f.turns, f.lines, f.keptFor)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -204,6 +206,35 @@ func TestQueuedIsAnsweredByWhoIsInChargeThen(t *testing.T) {
 	})
 }
 
+// The place of a turn is free before anybody is told that it has ended.
+func TestThePlaceIsFreeFirst(t *testing.T) {
+	var f *fixture
+	stored := make(chan struct{})
+	f = newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) {
+		o.Store = &hooked{Store: o.Store, end: func(*store.Append) {
+			f.mu.Lock() // So that the turn cannot leave its line yet.
+			close(stored)
+		}}
+	})
+	next, leave := iter.Pull2(f.Chat(t.Context(), tenant, asks("q", 0), nil))
+	defer leave()
+	started, _, _ := next()
+	<-stored
+	events := f.turns[started.GetTurnId()].events
+	for range 10_000 {
+		runtime.Gosched()
+	}
+	if n := events.last(); n != 2 {
+		t.Errorf("event %d was told too early", n)
+	}
+	f.mu.Unlock()
+	for event, err, ok := next(); ok; event, err, ok = next() {
+		if n := f.Running(); err != nil || event.GetFinished() != nil && n != 0 {
+			t.Errorf("%d turns run after the end (%v)", n, err)
+		}
+	}
+}
+
 // hooked does something ahead of an append that begins a turn, or behind one that ends it.
 type hooked struct {
 	store.Store
@@ -221,40 +252,58 @@ func (h *hooked) Append(ctx context.Context, a *store.Append) (*store.Result, er
 	return result, err
 }
 
+// answered answers a request in the store, as another server would.
+func answered(t *testing.T, s store.Store, request *parleyv1.ChatRequest) {
+	t.Helper()
+	begin := &store.Append{Begin: &parleyv1.Turn{Id: "elsewhere", Agent: "main", InputSequence: 1}, Request: requestOf(request)}
+	if message := UserMessage(request); message != nil {
+		begin.Messages = []*parleyv1.Message{message}
+	}
+	end := &store.Append{
+		End:      &parleyv1.Turn{Id: "elsewhere", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+		Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "a"}},
+	}
+	for _, a := range []*store.Append{begin, end} {
+		a.Tenant, a.ConversationID = tenant, "c"
+		if _, err := s.Append(t.Context(), a); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A request may have been answered, say by another server, while it waited here: all who
 // wait are told that answer.
 func TestAnsweredElsewhere(t *testing.T) {
-	request := asks("q", queue)
-	request.RequestId = "r"
-	elsewhere := func(t *testing.T, s store.Store) {
-		t.Helper()
-		for _, a := range []*store.Append{
-			{Begin: &parleyv1.Turn{Id: "elsewhere", Agent: "main"}, Request: requestOf(request), Messages: []*parleyv1.Message{UserMessage(request)}},
-			{End: &parleyv1.Turn{Id: "elsewhere", State: parleyv1.TurnState_TURN_STATE_COMPLETED}, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "a"}}},
-		} {
-			a.Tenant, a.ConversationID = tenant, "c"
-			if _, err := s.Append(t.Context(), a); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	for _, when := range []string{"before it is asked for", "when it is to begin"} {
-		t.Run(when, func(t *testing.T) {
+	for name, test := range map[string]struct {
+		pending bool
+		asked   string
+		late    bool // between what the turn reads and what it writes
+	}{
+		"before it is asked for":          {false, "q", false},
+		"when it is to begin":             {false, "q", true},
+		"pending, before it is read":      {true, "ahead", false},
+		"pending, when it is to be asked": {true, "ahead", true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var h *hooked
 				f, p := newPuppet(t, func(o *Options) {
 					h = &hooked{Store: o.Store}
 					o.Store = h
 				})
+				request := asks("q", queue)
+				if request.RequestId = "r"; test.pending {
+					request.Content, request.AnswerPending = "", true
+				}
 				f.begin(t, asks("ahead", 0))
 				first := f.begin(t, request)
 				readers := []*reader{first, f.begin(t, request), f.resume(t, first.turnID(), 0)}
-				once := sync.OnceFunc(func() { elsewhere(t, f.store) })
-				if h.end = func(*store.Append) { once() }; when == "when it is to begin" {
+				once := sync.OnceFunc(func() { answered(t, f.store, request) })
+				if h.end = func(*store.Append) { once() }; test.late {
 					h.begin, h.end = func(*store.Append) { once() }, nil
 				}
-				p.last().end()
-				want := []string{"1 queued 1", `1 started "q" replayed`, `2 text "a" at 0`, "3 finished COMPLETED"}
+				p.last().fail()
+				want := []string{"1 queued 1", fmt.Sprintf("1 started %q replayed", test.asked), `2 text "a" at 0`, "3 finished COMPLETED"}
 				for _, r := range readers {
 					if diff := cmp.Diff(want, r.seen()); diff != "" || r.err != nil {
 						t.Errorf("read (-want +got):\n%s%v", diff, r.err)
