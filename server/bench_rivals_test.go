@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"path/filepath"
 	"sync/atomic"
@@ -31,14 +29,10 @@ func (s *benchServer) contestants(b *testing.B) []*contestant {
 	check(b, err)
 	summed, err := s.client.GetRoutingSummary(s.ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: id})
 	check(b, err)
-	piece := &parleyv1.ChatResponse{Event: &parleyv1.TurnEvent{
-		TurnId: appended.GetConversation().GetUid(), Index: benchPieces / 2,
-		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: benchPiece, Offset: benchPieces / 2 * int32(len(benchPiece))}},
-	}}
 
 	var all []*contestant
 	add := func(contest string, callers int, name string, caller func() (call, error), beside ...comparison) *contestant {
-		c := &contestant{name: fmt.Sprintf("%s-%d/%s", contest, callers, name), callers: callers, caller: caller, beside: beside}
+		c := newContestant(contest, callers, name, caller, beside...)
 		all = append(all, c)
 		return c
 	}
@@ -61,17 +55,11 @@ func (s *benchServer) contestants(b *testing.B) []*contestant {
 		empty = add("summary", callers, "empty call", s.calling(summed))
 		add("summary", callers, "gRPC", s.summing, comparison{empty, 0})
 	}
-	// Each caller gets a thousand pieces at a time, so that few keep the processors busy.
-	for _, callers := range []int{8, 1} {
-		plain := add("pieces", callers, "plain stream", s.streaming(piece))
-		add("pieces", callers, "Chat", s.chatting, comparison{plain, 0})
-	}
-	return all
+	return append(all, s.turnContestants(b)...)
 }
 
-// plainService answers as many bytes as the request says, once or in a stream of as many
-// messages as an answer has pieces. It is served with the options and interceptors of the
-// others.
+// plainService answers as many bytes as the request says. It is served with the options and
+// interceptors of the others.
 func plainService() *grpc.ServiceDesc {
 	zeros := make([]byte, maxGRPCBytes)
 	answer := func(_ context.Context, request any) (any, error) {
@@ -90,30 +78,11 @@ func plainService() *grpc.ServiceDesc {
 			}
 			return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: plainCall}, answer)
 		}}},
-		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
-			request := new(wrapperspb.Int32Value)
-			if err := stream.RecvMsg(request); err != nil {
-				return err
-			}
-			for range benchPieces {
-				reply, err := answer(stream.Context(), request)
-				if err != nil {
-					return err
-				}
-				if err := stream.SendMsg(reply); err != nil {
-					return err
-				}
-			}
-			return nil
-		}}},
 	}
 }
 
-// The methods of plainService.
-const (
-	plainCall   = "/bench.Plain/Call"
-	plainStream = "/bench.Plain/Stream"
-)
+// plainCall is the method of plainService.
+const plainCall = "/bench.Plain/Call"
 
 // sizeRequest asks plainService for replies as large as that one.
 func sizeRequest(reply proto.Message) *wrapperspb.Int32Value {
@@ -132,33 +101,6 @@ func (s *benchServer) calling(reply proto.Message) func() (call, error) {
 			err := s.conn.Invoke(s.ctx, plainCall, request, new(wrapperspb.BytesValue))
 			done.Add(1)
 			return err
-		}, nil
-	}
-}
-
-// streaming reads a stream of messages of that one's size.
-func (s *benchServer) streaming(piece proto.Message) func() (call, error) {
-	request := sizeRequest(piece)
-	return func() (call, error) {
-		return func(done *atomic.Int64) error {
-			opened, err := s.conn.NewStream(s.ctx, &grpc.StreamDesc{ServerStreams: true}, plainStream)
-			if err != nil {
-				return err
-			}
-			stream := &grpc.GenericClientStream[wrapperspb.Int32Value, wrapperspb.BytesValue]{ClientStream: opened}
-			if err := errors.Join(stream.SendMsg(request), stream.CloseSend()); err != nil {
-				return err
-			}
-			for {
-				_, err := stream.Recv()
-				if errors.Is(err, io.EOF) {
-					return nil
-				}
-				if err != nil {
-					return err
-				}
-				done.Add(1)
-			}
 		}, nil
 	}
 }

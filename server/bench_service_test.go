@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"iter"
+	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,19 +26,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// What is measured: conversations of messages of so many bytes, answers of pieces.
+// What is measured: conversations of messages of so many bytes.
 const (
 	benchMessages = 20
 	benchContent  = 500
-	benchPieces   = 1000
-	benchPiece    = "twenty bytes of text"
 )
 
 // benchServer is the service on a store in a file, wired as run does, and a client of it.
 type benchServer struct {
 	ctx     context.Context //nolint:containedctx // the benchmark's
 	dir     string
-	store   store.Store
+	config  *config
+	log     *slog.Logger
+	store   *savesCounted
+	talker  repeater
+	agents  *agent.Set
+	hub     *watch.Hub
 	conn    *grpc.ClientConn
 	client  parleyv1.ConversationServiceClient
 	ids     []string // of the conversations
@@ -70,15 +72,35 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 		check(b, kept.Close())
 		changes.Close()
 	})
-	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker{}}})
+	talker := newTalker()
+	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}})
 	check(b, err)
-	turns = turn.New(b.Context(), turn.Options{
-		Store: kept, Agents: agents, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
+	s := &benchServer{
+		ctx: b.Context(), dir: c.dataDir, config: c, log: log, store: &savesCounted{Store: kept}, talker: talker, agents: agents, hub: hub,
+		message: benchMessage(parleyv1.Role_ROLE_USER),
+	}
+	turns = s.newTurns()
+	s.conn = s.serve(b, turns)
+	s.client = parleyv1.NewConversationServiceClient(s.conn)
+	check(b, s.fill(conversations))
+	return s
+}
+
+// newTurns is a manager that knows of no turn but what the store does.
+func (s *benchServer) newTurns() *turn.Manager {
+	c := s.config
+	return turn.New(s.ctx, turn.Options{
+		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
 		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
 	})
-	service, err := rpc.New(rpc.Options{Store: kept, StoreName: c.store, Turns: turns, Hub: hub, Agents: agents, Log: log})
+}
+
+// serve serves the store with these turns and connects to that.
+func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
+	b.Helper()
+	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
 	check(b, err)
-	doors, err := openDoors(b.Context(), c, service, log)
+	doors, err := openDoors(s.ctx, s.config, service, s.log)
 	check(b, err)
 	doors.grpc.RegisterService(plainService(), nil)
 	var serving errgroup.Group
@@ -87,16 +109,16 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 		doors.grpc.Stop()
 		check(b, serving.Wait())
 	})
+	return connect(b, doors.grpcListener)
+}
 
-	conn, err := grpc.NewClient(doors.grpcListener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+// connect makes a client's connection.
+func connect(b *testing.B, l net.Listener) *grpc.ClientConn {
+	b.Helper()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(b, err)
 	b.Cleanup(func() { conn.Close() })
-	s := &benchServer{
-		ctx: b.Context(), dir: c.dataDir, store: kept, conn: conn, client: parleyv1.NewConversationServiceClient(conn),
-		message: benchMessage(parleyv1.Role_ROLE_USER),
-	}
-	check(b, s.fill(conversations))
-	return s
+	return conn
 }
 
 func check(b *testing.B, err error) {
@@ -190,53 +212,3 @@ func (s *benchServer) summing() (call, error) {
 		return err
 	}, nil
 }
-
-// chatting has talker answer in a conversation of the caller's own, which keeps so few
-// messages that storing them counts for little beside the pieces.
-func (s *benchServer) chatting() (call, error) {
-	made, err := s.client.CreateConversation(s.ctx, &parleyv1.CreateConversationRequest{
-		Conversation: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: 2}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	r := &parleyv1.ChatRequest{ConversationId: made.GetConversation().GetId(), Content: "Say something."}
-	return func(done *atomic.Int64) error {
-		stream, err := s.client.Chat(s.ctx, r)
-		if err != nil {
-			return err
-		}
-		var last *parleyv1.TurnEvent
-		for {
-			reply, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return err
-			}
-			if last = reply.GetEvent(); last.GetTextDelta() != nil {
-				done.Add(1)
-			}
-		}
-		if state := last.GetFinished().GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED {
-			return fmt.Errorf("turn ended %v", state)
-		}
-		return nil
-	}, nil
-}
-
-// talker is an agent that answers with many pieces as fast as they are taken.
-type talker struct{}
-
-func (talker) Respond(context.Context, *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
-	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		for range benchPieces {
-			if !yield(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: benchPiece}}, nil) {
-				return
-			}
-		}
-	}
-}
-
-func (talker) Close() error { return nil }

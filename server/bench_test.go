@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -44,7 +45,7 @@ func BenchmarkService(b *testing.B) {
 	for round := range rounds + 1 { // The first warms up.
 		for _, c := range order(all, round, rounds) {
 			runtime.GC() // Nobody pays for the one before.
-			rate, cost, err := c.measure(b, slice)
+			rate, cost, err := c.measure(b, slice*time.Duration(c.slices))
 			if err != nil {
 				b.Fatalf("%s: %v", c.name, err)
 			}
@@ -97,9 +98,17 @@ type contestant struct {
 	caller func() (call, error)
 	// beside are those that it is compared with.
 	beside []comparison
+	// slices is how many slices it gets at a time.
+	slices int
+	// saves, unless it is nil, counts what must happen once a caller each time.
+	saves *atomic.Int64
 	// rates a second, and processor time in µs that client and server took for each; one a
 	// round.
 	rates, costs []float64
+}
+
+func newContestant(contest string, callers int, name string, caller func() (call, error), beside ...comparison) *contestant {
+	return &contestant{name: fmt.Sprintf("%s-%d/%s", contest, callers, name), callers: callers, caller: caller, beside: beside, slices: 1}
 }
 
 // call does something once, and counts what it got through.
@@ -119,6 +128,9 @@ func (c *contestant) measure(b *testing.B, slice time.Duration) (rate, cost floa
 	var done atomic.Int64
 	var stop atomic.Bool
 	var callers errgroup.Group
+	if c.saves != nil {
+		c.saves.Store(0)
+	}
 	for range c.callers {
 		once, err := c.caller()
 		if err != nil {
@@ -137,8 +149,11 @@ func (c *contestant) measure(b *testing.B, slice time.Duration) (rate, cost floa
 	before, start, used := done.Load(), time.Now(), processorTime(b)
 	<-time.After(slice)
 	n, took, used := float64(done.Load()-before), time.Since(start), processorTime(b)-used
+	if c.saves != nil && c.saves.Load() < int64(c.callers) {
+		err = fmt.Errorf("answers were saved %d times", c.saves.Load())
+	}
 	stop.Store(true)
-	return n / took.Seconds(), float64(used.Microseconds()) / max(n, 1), callers.Wait()
+	return n / took.Seconds(), float64(used.Microseconds()) / max(n, 1), errors.Join(err, callers.Wait())
 }
 
 // processorTime is what this process has used.
