@@ -165,22 +165,23 @@ func (d *doors) httpHandler() http.Handler {
 	return mux
 }
 
-// stop ends service in order: no new calls, waiting readers leave, running turns get the
-// grace, streams send their last events, then whatever is left is cut off.
+// stop ends service in order: no new turns, waiting readers leave, running turns get the
+// grace, in which they can be read, resumed and cancelled; then no new calls, streams send
+// their last events, and whatever is left is cut off.
 func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manager) {
 	d.log.Info("stopping", "running_turns", turns.Running(), "grace", grace.String())
 	d.ready.Store(false)
 	d.health.Shutdown()
 	d.service.Stop()
 	latest := time.Now().Add(grace + stopMargin - closing)
+	grown, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	turns.Stop(grown)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		d.grpc.GracefulStop()
 	}()
-	grown, cancel := context.WithTimeout(ctx, grace)
-	defer cancel()
-	turns.Stop(grown)
 	select {
 	case <-drained:
 	case <-time.After(min(lastWords, time.Until(latest))):

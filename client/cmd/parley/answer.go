@@ -6,6 +6,8 @@ import (
 	"iter"
 	"sync"
 
+	"google.golang.org/grpc"
+
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -20,10 +22,11 @@ var (
 // answer sends request and shows the events of the turn as they come. Ctrl-C cancels the
 // turn, whose end is then the last event; another one, or one before there is a turn to
 // cancel, ends the call. The view says how far that went, also when there is an error.
-func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) (view, error) {
-	got := view{named: request.GetConversationId() != ""}
+// Again says that the question may have been asked before.
+func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, again bool, opts ...grpc.CallOption) (view, error) {
+	got := view{named: request.GetConversationId() != "", again: again}
 	ctx, leave := context.WithCancelCause(ctx)
-	steps := receive(c.Chat(ctx, request))
+	steps := receive(c.Chat(ctx, request, opts...))
 	refused := make(chan error, 1)
 	var cancelling sync.WaitGroup
 	defer func() {

@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/client"
@@ -18,7 +22,7 @@ func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.Ch
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines := a.lines(ctx)
-	request := proto.CloneOf(first)
+	request, met := proto.CloneOf(first), false
 	for {
 		fmt.Fprint(a.err, "> ")
 		select {
@@ -31,7 +35,7 @@ func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.Ch
 				return a.leave(first, request)
 			case strings.TrimSpace(line) != "":
 				request.Content = line
-				a.askNext(ctx, c, request)
+				met = a.askNext(ctx, c, request, met) || met
 			}
 		case <-a.interrupts:
 			fmt.Fprintln(a.err)
@@ -43,11 +47,17 @@ func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.Ch
 }
 
 // askNext asks one question, shows what comes, and puts into request the conversation that
-// the next question goes to.
-func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest) {
+// the next question goes to. It says whether there was a server. Where it has been met
+// before it is waited for: a line that is typed while it is started anew is not lost.
+func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, met bool) bool {
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
-	got, err := a.answer(ctx, c, request)
+	request.RequestId = uuid.NewString() // Asked twice, it is one question.
+	got, err := a.answer(ctx, c, request, false)
+	if met && got.turnID == "" && status.Code(err) == codes.Unavailable {
+		fmt.Fprintf(a.err, "no server at %s now; waiting for it, Ctrl-C gives up\n", a.address)
+		got, err = a.answer(ctx, c, request, false, grpc.WaitForReady(true))
+	}
 	if got.conversation != "" {
 		request.ConversationId = got.conversation
 	}
@@ -57,6 +67,7 @@ func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.C
 	if err != nil {
 		fmt.Fprintf(a.err, "parley: %s\n", oneLine(a.explain(err)))
 	}
+	return got.turnID != ""
 }
 
 // leave says how to come back to a conversation that had no name at first.

@@ -135,3 +135,33 @@ func TestTerminalUsage(t *testing.T) {
 		s.expectEnd(64)
 	}
 }
+
+// A line that is typed while the server is started anew waits for it.
+func TestConverseAcrossARestart(t *testing.T) {
+	server := &server{program: buildServer(t), dir: t.TempDir()}
+	if err := server.start(); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t.Context(), t, "--address", server.address, "chat", "-c", "shop")
+	s.expect("> ")
+	s.enter("hello")
+	s.expect("hello\n> ")
+	server.kill()
+	s.enter("again")
+	s.expect("no server at " + server.address + " now; waiting for it, Ctrl-C gives up\n")
+	if err := server.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.kill)
+	s.expect("again\n> ")
+	server.kill()
+	s.enter("too late")
+	s.expect("waiting for it, Ctrl-C gives up\n")
+	s.interrupt()
+	s.expect("> ")
+	s.enter("/quit")
+	s.expectEnd(0)
+	if err := server.start(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -18,6 +18,7 @@ type view struct {
 
 	named   bool  // The question named its conversation.
 	resumed bool  // It was asked for with resume, not with a question.
+	again   bool  // The question may have been asked before.
 	inLine  bool  // The text so far does not end with a line feed.
 	place   int32 // In the queue, as told last.
 }
@@ -71,7 +72,7 @@ func beside(event *parleyv1.TurnEvent, got *view) string {
 	case *parleyv1.TurnEvent_Started:
 		switch {
 		case got.resumed:
-		case step.Started.GetReplayed():
+		case step.Started.GetReplayed() && got.again:
 			return "this request id was asked before; that turn again:"
 		case step.Started.GetCreated() && got.named:
 			return "new conversation " + got.conversation // Else it would hide a mistyped id.

@@ -162,7 +162,7 @@ func refusalOf(err error) refusal {
 		return refuse(codes.Aborted, "VERSION_MISMATCH", "%s is at version %d, which is not if_version: read it and decide anew",
 			subject, version.Current).with("current_version", version.Current)
 	case errors.As(err, &busy):
-		return refuse(codes.Aborted, "CONVERSATION_BUSY", "turn %s is running on %s: wait until it has ended",
+		return refuse(codes.Aborted, "CONVERSATION_BUSY", "turn %s is running on %s: wait until it has ended, cancel it, or say with on_busy to queue or to interrupt",
 			busy.TurnID, subject).with("active_turn_id", busy.TurnID).retryable()
 	case errors.As(err, &large):
 		return refuse(codes.ResourceExhausted, "MESSAGE_TOO_LARGE", "%v", large).with("limit_bytes", large.limit)
@@ -251,7 +251,7 @@ func refusalOfLimit(err error) (refusal, bool) {
 	case errors.Is(err, errTooManyWatchers):
 		return refuse(code, "TOO_MANY_WATCHERS", "as many readers are waiting as may: try again, or without wait_timeout").retryable(), true
 	case errors.Is(err, errSlowReader):
-		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s", maxSendTime), true
+		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s: ResumeTurn goes on with a turn", maxSendTime), true
 	}
 	return refusal{}, false
 }
