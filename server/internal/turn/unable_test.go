@@ -1,0 +1,88 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+)
+
+// A turn that could not be ended when the server started, because the disk was full, is
+// ended when somebody meets it: by the next Chat, or by CancelTurn.
+func TestReclaim(t *testing.T) {
+	for _, by := range []string{"Chat", "CancelTurn"} {
+		t.Run(by, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var m *mortal
+				var full *refusing
+				f, p := newPuppet(t, func(o *Options) {
+					m = &mortal{Store: o.Store}
+					full = &refusing{Store: m}
+					o.Store = full
+				})
+				first := f.begin(t, asks("q", 0))
+				p.last().say("half")
+				<-time.After(saveEvery)
+				synctest.Wait()
+				full.refusals = []error{store.ErrClosed, store.ErrNoSpace} // of the stop, of the start
+				f.crash(t, m)
+
+				want := []string{"user: q", "assistant: half …"}
+				if by == "CancelTurn" {
+					if turn := f.cancelled(t, first.turnID()); stateName(turn.GetState()) != "INTERRUPTED" {
+						t.Errorf("cancelled: %v", turn)
+					}
+				} else {
+					if next := f.begin(t, asks("next", 0)); next.err != nil || next.over {
+						t.Errorf("the next turn: %q, %v", next.seen(), next.err)
+					}
+					want = append(want, "user: next")
+				}
+				if diff := cmp.Diff(want, f.kept(t)); diff != "" {
+					t.Errorf("kept (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// unreadable is a store that cannot read messages.
+type unreadable struct{ store.Store }
+
+func (u unreadable) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	if r.Newest != 0 {
+		return nil, store.ErrCorrupt
+	}
+	return u.Store.Read(ctx, r)
+}
+
+// A turn whose history cannot be read fails with a reason, and its conversation goes on.
+func TestUnreadableHistory(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) { o.Store = unreadable{o.Store} })
+	for range 2 {
+		events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+		turn := events[len(events)-1].GetFinished().GetTurn()
+		if events[0].GetStarted() == nil || stateName(turn.GetState()) != "FAILED" || turn.GetError().GetReason() != "INTERNAL" {
+			t.Errorf("the turn ended %v, after %v", turn, events[0])
+		}
+	}
+}
+
+// Promise 12, for what of an answer is no text.
+func TestValuesOfATurnAreBounded(t *testing.T) {
+	var pieces []*parleyv1.RespondResponse
+	for i := range maxAnswerValues + 10 {
+		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: fmt.Sprint(i), Name: "n"}}})
+	}
+	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
+	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
+		t.Errorf("%d calls, turn %v", n, end.GetTurn())
+	}
+}
