@@ -1,7 +1,9 @@
 package turn
 
 import (
+	"context"
 	"errors"
+	"iter"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -126,12 +128,15 @@ func TestRequestsOfAConversationThatIsGone(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		chat := make(chan *reader, 1)
-		go func() { chat <- f.begin(t, request) }()
+		entered, joined, err := f.enter(t.Context(), tenant, request, requestOf(request))
+		if err != nil || joined {
+			t.Errorf("the request in the new conversation joins the turn of the old one: %t, %v", joined, err)
+		}
 		hold = false
 		close(gate)
 		appended.Wait()
-		r := <-chat
+		r := read(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] { return entered.events.read(ctx, 0) })
+		defer f.detach(entered)
 		p.last().end()
 		if r.err != nil || r.events[0].GetStarted().GetReplayed() {
 			t.Errorf("the request in the new conversation: %q, %v", r.seen(), r.err)
