@@ -163,8 +163,8 @@ type Create struct {
 }
 
 // Append adds messages to a conversation. Checks are made in this order: the request was
-// seen (the first result), the conversation is missing and MustExist or End is set
-// (ErrNotFound), a turn runs and Begin is set (BusyError), IfVersion differs
+// seen (the first result), the conversation is missing and MustExist, UID or End is set, or
+// it is not the one of UID (ErrNotFound), a turn runs and Begin is set (BusyError), IfVersion differs
 // (VersionError), End is not the running turn (ErrTurnEnded), no room for a new
 // conversation (ErrFull).
 type Append struct {
@@ -179,19 +179,19 @@ type Append struct {
 	Messages []*parleyv1.Message
 	// Request is optional.
 	Request *Request
-	// IfVersion is the version that the conversation must have; 0: it must not exist.
+	// IfVersion that the conversation must have; 0: it must not exist.
 	IfVersion *int32
 	// MustExist forbids making the conversation.
 	MustExist bool
-	// Begin opens this turn: id, request_id, agent and, if it is set, create_time are the
-	// caller's, the rest is set by the store; without Messages input_sequence is the caller's
-	// too.
+	// UID of the conversation that it must be, else ErrNotFound; empty: any.
+	UID string
+	// Begin opens this turn: id, request_id, agent, create_time if it is set and, without
+	// Messages, input_sequence are the caller's; the store sets the rest.
 	Begin *parleyv1.Turn
 	// End closes this turn, whose answer Messages are: id, state and error are the caller's.
 	End *parleyv1.Turn
-	// Events are kept with the turn that Begin opens or End closes, in place of those before;
-	// nil keeps those. The store sets turn_id and conversation_version in what it keeps, and
-	// does not look at the rest.
+	// Events are kept with the turn that Begin opens or End closes; nil keeps those before. The
+	// store sets turn_id and conversation_version in what it keeps, and heeds no more of it.
 	Events *storev1.TurnEvents
 }
 

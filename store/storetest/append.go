@@ -94,6 +94,12 @@ func (s Subject) append(t *testing.T) {
 		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true}, store.ErrNotFound)
 		f.create("a")
 		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true})
+		uid := f.header("a").GetUid()
+		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid})
+		f.do(&store.Delete{ConversationID: "a"})
+		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
+		f.create("a")
+		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
 	})
 }
 

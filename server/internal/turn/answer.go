@@ -30,6 +30,10 @@ const (
 	maxAnswerValues   = 1000
 )
 
+// perValue is how many times its encoded size a value takes in memory: it is a tree of small
+// objects.
+const perValue = 10
+
 // answer is what an agent has said so far: the messages of the turn and the events that
 // tell of them. The agent's pieces come from one goroutine; progress is read by another.
 type answer struct {
@@ -47,6 +51,7 @@ type answer struct {
 	text    strings.Builder // content of current
 	bytes   int             // of all that is kept
 	values  int             // structured data, calls and results
+	weight  int             // about how many bytes all of it takes in memory
 	changes int             // of the messages
 	pieces  int             // that the agent has sent
 }
@@ -109,6 +114,7 @@ func (a *answer) addData(piece *parleyv1.RespondResponse) error {
 		return nil
 	}
 	a.values++
+	a.weight += perValue * proto.Size(piece)
 	if a.values > maxAnswerValues {
 		return errTooLarge
 	}
@@ -157,6 +163,7 @@ func (a *answer) addText(text string) error {
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
+	a.weight += 2 * len(text) // As much as its buffer has grown to, at worst.
 	index := a.events.addText(text, int32(offset))
 	mark := a.mark()
 	if mark.LastText = index; offset == 0 {
@@ -209,6 +216,13 @@ func (a *answer) number(messages []*parleyv1.Message, numbers []*parleyv1.Append
 	for i, n := range numbers {
 		number(messages[i], n)
 	}
+}
+
+// memory is about how many bytes the answer takes.
+func (a *answer) memory() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.weight
 }
 
 // markIncomplete marks the last message of an agent as cut off.

@@ -15,21 +15,22 @@ import (
 
 // begin has the store begin the turn.
 func (t *live) begin() error {
-	mustExist, err := t.m.mayBegin(t)
+	uid, err := t.m.mayBegin(t)
 	if err != nil {
 		return err
 	}
 	for {
 		a, err := t.beginning()
-		if err != nil {
-			return err
+		var result *store.Result
+		if err == nil {
+			a.UID = uid
+			result, err = t.m.o.Store.Append(context.WithoutCancel(t.ctx), a)
 		}
-		a.MustExist = a.MustExist || mustExist
-		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), a)
 		switch again, err := t.again(err); {
 		case again:
+			t.found = nil
 			continue
-		case mustExist && errors.Is(err, store.ErrNotFound):
+		case uid != "" && errors.Is(err, store.ErrNotFound):
 			return ErrConversationGone
 		case err != nil:
 			return err
@@ -130,9 +131,9 @@ func (t *live) find(pending bool) error {
 	return nil
 }
 
-// mayBegin says whether a turn whose time has come may begin, and whether only in a
-// conversation that exists: that of the turns ahead.
-func (m *Manager) mayBegin(t *live) (mustExist bool, err error) {
+// mayBegin says whether a turn whose time has come may begin, and in which conversation: that
+// of the turns ahead; empty for the first of a line.
+func (m *Manager) mayBegin(t *live) (uid string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -145,14 +146,14 @@ func (m *Manager) mayBegin(t *live) (mustExist bool, err error) {
 		t.q = nil // Nobody is to find it any more.
 		delete(m.turns, t.id)
 	}
-	return t.line.uid != "", err
+	return t.line.uid, err
 }
 
 // begun notes what the store gave the turn, and what has come up since it was asked.
 func (m *Manager) begun(t *live) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t.uid = t.result.Conversation.GetUid()
+	t.uid, t.version = t.result.Conversation.GetUid(), t.result.Conversation.GetVersion()
 	switch {
 	case slices.Contains(t.gone, t.uid):
 		m.shut(t.line) // Again, if need be: this turn runs now.

@@ -7,6 +7,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
 )
 
 // undecidedError says that it is still open whether the turn ahead begins at all.
@@ -63,7 +64,7 @@ func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRe
 	if interrupts {
 		hopeless = m.hopeless(request, found)
 	}
-	return m.admit(at, request, q, found, hopeless)
+	return m.admit(at, proto.CloneOf(request), q, found, hopeless)
 }
 
 // hopeless says why a request would be refused when it begins: nothing is to be cut off for
@@ -105,6 +106,11 @@ func (m *Manager) admit(at key, request *parleyv1.ChatRequest, q *store.Request,
 	case l != nil && l.running != nil:
 		if err := l.mayWait(request.GetOnBusy()); err != nil {
 			return nil, false, err
+		}
+		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT && (request.IfVersion != nil || request.GetAnswerPending()) {
+			if err := l.mayInterrupt(found); err != nil {
+				return nil, false, err
+			}
 		}
 		if hopeless != nil {
 			return nil, false, hopeless

@@ -144,8 +144,7 @@ func (e *events) told() int32 {
 	return e.next - 1
 }
 
-// memory is about how many bytes the events take, and the messages that they tell of: a text
-// is in both, and what is no text is a tree of small objects.
+// memory is about how many bytes the events take beside the answer that they tell of.
 func (e *events) memory() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -153,9 +152,9 @@ func (e *events) memory() int {
 	for _, n := range e.kept {
 		switch event := n.event; {
 		case event == nil:
-			total += textBytes + 2*len(n.text)
+			total += textBytes + len(n.text)
 		case event.GetStructuredData() != nil, event.GetToolCall() != nil, event.GetToolResult() != nil:
-			total += 10 * proto.Size(event)
+			total += 256 // Its value is the answer's.
 		default:
 			total += 256 + n.size()
 		}

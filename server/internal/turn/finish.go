@@ -23,7 +23,6 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 	}
 	var messages []*parleyv1.Message
 	messages, t.marks.Messages = t.answer.finish(cause == nil)
-	t.marks.Finished = t.events.last() + 1
 	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
 	if cause == nil && unanswered(messages) {
@@ -36,6 +35,11 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 		messages, t.marks.Messages = plain(messages, t.marks.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
 		result, err = t.commit(messages, end)
+	}
+	if err != nil && ofTheAnswer(err) {
+		t.log.Error("not even the text of the answer could be stored", "error", err)
+		messages, t.marks.Messages = nil, nil
+		result, err = t.commit(nil, end)
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
@@ -72,7 +76,8 @@ func ofTheAnswer(err error) bool {
 // many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
 // the turn is then left to the next start, with what was saved of it.
 func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
-	for {
+	for last := time.Now(); ; {
+		t.marks.Finished = t.events.last() + 1
 		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
 			Tenant: t.line.tenant, ConversationID: t.line.id, Messages: messages, End: end, Events: t.marks,
 		})
@@ -87,6 +92,10 @@ func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.
 		select {
 		case <-time.After(storeRetry):
 		case <-stop:
+		}
+		if time.Since(last) >= silence {
+			last = time.Now()
+			t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
 		}
 	}
 }

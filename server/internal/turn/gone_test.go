@@ -55,6 +55,70 @@ func TestHopelessInterruptsCutNothingOff(t *testing.T) {
 	})
 }
 
+// Of two that interrupt what they saw at the same version, one does.
+func TestInterruptsOfOneVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		slow := asks("ahead", 0)
+		slow.Metadata = stubborn
+		first := f.begin(t, slow)
+		version := first.events[0].GetStarted().GetConversation().GetVersion()
+		var both []*reader
+		for range 2 {
+			request := asks("instead", interrupt)
+			request.IfVersion = new(version)
+			both = append(both, f.begin(t, request))
+		}
+		p.last().end()
+		synctest.Wait()
+		wrong := new(store.VersionError)
+		if both[0].err != nil || both[0].over || !errors.As(both[1].err, &wrong) || wrong.Current <= version {
+			t.Errorf("the one got %q, %v; the other %q, %v", both[0].seen(), both[0].err, both[1].seen(), both[1].err)
+		}
+	})
+}
+
+// hesitant does something between a read and what comes of it.
+type hesitant struct {
+	store.Store
+	then func()
+}
+
+func (h *hesitant) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	found, err := h.Store.Read(ctx, r)
+	if then := h.then; then != nil {
+		h.then = nil
+		then()
+	}
+	return found, err
+}
+
+// A version that was read before the running turn began is held against nothing.
+func TestInterruptOfWhatItDidNotSee(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(hesitant)
+		f, p := newPuppet(t, func(o *Options) {
+			h.Store = o.Store
+			o.Store = h
+		})
+		finishing := f.begin(t, asks("before", 0))
+		p.last().end()
+		synctest.Wait()
+		version := finishing.events[len(finishing.events)-1].GetFinished().GetConversationVersion()
+		request := asks("instead", interrupt)
+		request.IfVersion = &version
+		h.then = func() {
+			if _, err := f.ask(t, asks("ahead", 0), nil); err != nil {
+				t.Error(err)
+			}
+		}
+		late := f.begin(t, request)
+		if !errors.As(late.err, new(*store.VersionError)) || f.Running() != 1 || len(f.kept(t)) != 2 {
+			t.Errorf("it got %q, %v; %d turns run; kept %q", late.seen(), late.err, f.Running(), f.kept(t))
+		}
+	})
+}
+
 // Turns that wait go along with their conversation also when it is deleted between two of
 // them.
 func TestDeleteBetweenTurns(t *testing.T) {
@@ -67,10 +131,14 @@ func TestDeleteBetweenTurns(t *testing.T) {
 			})
 			f.begin(t, asks("ahead", 0))
 			waits := []*reader{f.begin(t, asks("w1", queue)), f.begin(t, asks("w2", queue))}
-			var again *reader
 			once := sync.OnceFunc(func() {
 				if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 					t.Error(err)
+				}
+				if anew {
+					if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+						t.Error(err)
+					}
 				}
 			})
 			h.begin = func(*store.Append) { once() }
@@ -81,14 +149,8 @@ func TestDeleteBetweenTurns(t *testing.T) {
 					t.Errorf("the conversation was deleted, and %q ended with %v", w.seen(), w.err)
 				}
 			}
-			if anew {
-				if again = f.begin(t, asks("anew", 0)); again.err != nil || !again.events[0].GetStarted().GetCreated() {
-					t.Errorf("the id taken again: %q, %v", again.seen(), again.err)
-				}
-				p.last().end()
-			}
-			if f.Running() != 0 || !anew && f.kept(t) != nil {
-				t.Errorf("%d turns run; kept %q", f.Running(), f.kept(t))
+			if f.Running() != 0 || f.kept(t) != nil || p.count() != 1 {
+				t.Errorf("%d turns run, %d agents were asked; kept %q", f.Running(), p.count(), f.kept(t))
 			}
 		})
 	}

@@ -16,10 +16,10 @@ const (
 // maxTurns of a conversation are kept, as many as a store keeps.
 const maxTurns = 32
 
-// keep keeps a turn that has ended.
-func (m *Manager) keep(t *live) {
+// keep keeps a turn that has ended, and takes so many bytes.
+func (m *Manager) keep(t *live, memory int) {
 	t.ended = true
-	t.memory = t.events.memory()
+	t.memory = memory
 	m.keptFor += t.memory
 	t.element = m.kept.PushBack(t)
 	t.line.ended = append(t.line.ended, t)

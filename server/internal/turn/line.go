@@ -109,6 +109,21 @@ func (l *line) wait(t *live) {
 	l.tellPositions()
 }
 
+// mayInterrupt says whether what a request was held against is what there is: the running
+// turn as it began, and nobody ahead who is to change that. Else it has to look again.
+func (l *line) mayInterrupt(found *store.Snapshot) error {
+	if l.running.uid == "" {
+		return &undecidedError{l.running.decided}
+	}
+	if len(l.waiting) > 0 && l.waiting[0].interrupts() {
+		return &undecidedError{l.waiting[0].decided}
+	}
+	if c := found.Conversation; c.GetUid() != l.running.uid || c.GetVersion() < l.running.version {
+		return &undecidedError{l.running.decided} // Which is closed.
+	}
+	return nil
+}
+
 // tellPositions tells the turns that wait how many are ahead of them, where that is news.
 func (l *line) tellPositions() {
 	for i, t := range l.waiting {
@@ -126,10 +141,10 @@ func (m *Manager) withdraw(t *live, why error) bool {
 		return false
 	}
 	t.line.waiting = slices.Delete(t.line.waiting, i, i+1)
-	t.withdrawn = true
+	t.withdrawn = why
 	t.cancel(why)
 	if errors.Is(why, errCancelled) {
-		m.keep(t) // Else the same request, asked again, would begin it anew.
+		m.keep(t, t.events.memory()) // Else the same request, asked again, would begin it anew.
 	} else {
 		delete(m.turns, t.id)
 	}
@@ -166,6 +181,7 @@ func (m *Manager) deserted(t *live) {
 // it can still be followed.
 func (m *Manager) leave(t *live, stays bool) {
 	t.cancel(nil)
+	memory := t.answer.memory() + t.events.memory() // Ahead of the lock: it takes a while.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := t.line
@@ -173,9 +189,9 @@ func (m *Manager) leave(t *live, stays bool) {
 		m.advance(l)
 	}
 	switch {
-	case t.withdrawn: // That has been seen to.
+	case t.withdrawn != nil: // That has been seen to.
 	case stays && !l.gone && !m.closed:
-		m.keep(t)
+		m.keep(t, memory)
 	default:
 		delete(m.turns, t.id)
 	}

@@ -12,7 +12,6 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -53,8 +52,9 @@ type live struct {
 	queued    bool // it had to wait
 	readers   int
 	position  int      // in line, from 1
-	withdrawn bool     // from the line, before it could begin
+	withdrawn error    // why it is out of the line before it could begin
 	uid       string   // of the conversation, empty until the turn has begun
+	version   int32    // of the conversation, as the turn began
 	gone      []string // uids of conversations of that id deleted meanwhile
 	ended     bool
 	memory    int           // bytes that it takes once it has ended
@@ -65,7 +65,7 @@ type live struct {
 // newLive makes a turn of which the store does not know yet, with one reader.
 func newLive(m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *live {
 	t := &live{
-		m: m, line: l, id: uuid.NewString(), request: proto.CloneOf(request), q: q, found: found, accepted: time.Now(), readers: 1,
+		m: m, line: l, id: uuid.NewString(), request: request, q: q, found: found, accepted: time.Now(), readers: 1,
 		ahead: make(chan struct{}), decided: make(chan struct{}), done: make(chan struct{}),
 	}
 	if t.input = UserMessage(t.request); t.input != nil {
@@ -131,8 +131,8 @@ func (t *live) wait() error {
 		case <-t.ctx.Done():
 			// What is cut off when it may begin already begins, and ends at once: its words
 			// are stored.
-			if t.m.gaveUp(t) {
-				return context.Cause(t.ctx)
+			if err := t.m.gaveUp(t); err != nil {
+				return err
 			}
 			<-t.ahead
 			return nil
@@ -140,16 +140,17 @@ func (t *live) wait() error {
 	}
 }
 
-// gaveUp withdraws a turn whose life has ended, and says whether it is out of the line.
-func (m *Manager) gaveUp(t *live) bool {
+// gaveUp withdraws a turn whose life has ended, and says why; nil: it may begin.
+func (m *Manager) gaveUp(t *live) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return t.withdrawn || m.withdraw(t, context.Cause(t.ctx))
+	m.withdraw(t, context.Cause(t.ctx))
+	return t.withdrawn
 }
 
 // tellPosition tells readers how many turns are ahead. Under the manager's mu.
 func (t *live) tellPosition() {
-	if !t.withdrawn && t.position > 0 {
+	if t.withdrawn == nil && t.position > 0 {
 		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: int32(t.position)}}})
 	}
 }

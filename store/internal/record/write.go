@@ -113,7 +113,10 @@ func checkAppend(r *Record, a *store.Append) error {
 	switch {
 	case r != nil:
 		current, running = r.Conversation().GetVersion(), r.Conversation().GetActiveTurnId()
-	case a.MustExist || a.End != nil:
+	case a.MustExist || a.End != nil || a.UID != "":
+		return store.ErrNotFound
+	}
+	if a.UID != "" && r.Conversation().GetUid() != a.UID {
 		return store.ErrNotFound
 	}
 	if a.Begin != nil && running != "" {
