@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -19,13 +21,26 @@ var (
 	errLeft = errors.New("left before the turn had ended")
 )
 
+// awaited is how long a server that was there may say nothing before that is told.
+const awaited = 3 * time.Second
+
+// question is what is known of a request beside its content.
+type question struct {
+	again bool // It may have been asked before.
+	met   bool // The server was there: it is waited for, say while it is started anew.
+}
+
 // answer sends request and shows the events of the turn as they come. Ctrl-C cancels the
 // turn, whose end is then the last event; another one, or one before there is a turn to
 // cancel, ends the call. The view says how far that went, also when there is an error.
-// Again says that the question may have been asked before.
-func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, again bool, opts ...grpc.CallOption) (view, error) {
-	got := view{named: request.GetConversationId() != "", again: again}
+func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, q question) (view, error) {
+	got := view{named: request.GetConversationId() != "", again: q.again}
 	ctx, leave := context.WithCancelCause(ctx)
+	var opts []grpc.CallOption
+	var late <-chan time.Time
+	if q.met {
+		opts, late = append(opts, grpc.WaitForReady(true)), time.After(awaited)
+	}
 	steps := receive(c.Chat(ctx, request, opts...))
 	refused := make(chan error, 1)
 	var cancelling sync.WaitGroup
@@ -59,6 +74,10 @@ func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.Ch
 				_, err := c.CancelTurn(ctx, turn)
 				refused <- err
 			})
+		case <-late:
+			if got.turnID == "" {
+				err = a.note(&got, fmt.Sprintf("nothing from %s yet; trying on, Ctrl-C gives up", a.address))
+			}
 		case failure := <-refused:
 			if failure != nil && got.runs() && ctx.Err() == nil {
 				err = a.note(&got, "the turn goes on, it could not be cancelled: "+a.explain(failure))

@@ -103,7 +103,7 @@ func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []str
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
 	return a.dialled(func(c *client.Client) error {
-		got, err := a.answer(ctx, c, request, request.GetRequestId() != "")
+		got, err := a.answer(ctx, c, request, question{again: request.GetRequestId() != ""})
 		switch {
 		case got.conversation == "":
 		case err != nil:

@@ -6,9 +6,6 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/client"
@@ -53,11 +50,7 @@ func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.C
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
 	request.RequestId = uuid.NewString() // Asked twice, it is one question.
-	got, err := a.answer(ctx, c, request, false)
-	if met && got.turnID == "" && status.Code(err) == codes.Unavailable {
-		fmt.Fprintf(a.err, "no server at %s now; waiting for it, Ctrl-C gives up\n", a.address)
-		got, err = a.answer(ctx, c, request, false, grpc.WaitForReady(true))
-	}
+	got, err := a.answer(ctx, c, request, question{met: met})
 	if got.conversation != "" {
 		request.ConversationId = got.conversation
 	}
