@@ -69,7 +69,7 @@ checkgenerate: bin/.buf ## fail when gen/ is not what proto/ gives
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## measure the service beside what bounds it, in about two minutes
+bench: ## measure the service beside what bounds it, in a few minutes
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
 
 .PHONY: fuzz
