@@ -17,6 +17,10 @@ var (
 	ErrTurnEnded = errors.New("turn is not running")
 	// ErrFull: the tenant is at its capacity and nothing can make room.
 	ErrFull = errors.New("no room for another conversation")
+	// ErrExpired: the conversation to import has come to its end already.
+	ErrExpired = errors.New("conversation has expired")
+	// ErrTooManyHolds: as many ids of the tenant are session memory as may.
+	ErrTooManyHolds = errors.New("too much session memory")
 	// ErrOverloaded: too many writes are waiting; the same one may succeed in a moment.
 	ErrOverloaded = errors.New("store is overloaded")
 	// ErrPageToken: made up, damaged, or from another list.

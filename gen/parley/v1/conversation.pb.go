@@ -30,10 +30,11 @@ type ChangeKind int32
 const (
 	// Never sent.
 	ChangeKind_CHANGE_KIND_UNSPECIFIED ChangeKind = 0
-	// Nothing: sent first, with the cursor that this stream goes on from, and every 15 s
-	// of silence, with the last one sent.
+	// Nothing: sent ahead of all changes, with the cursor that this stream goes on from, and
+	// after every 15 s of silence.
 	ChangeKind_CHANGE_KIND_HEARTBEAT ChangeKind = 1
-	// Changes between the request's cursor and this point are gone: read the state anew.
+	// Changes, or events of turns, between the cursor before and this one are gone: read the
+	// state anew. Where the request's cursor is too old it comes first of all.
 	ChangeKind_CHANGE_KIND_GAP ChangeKind = 2
 	// The conversation was made.
 	ChangeKind_CHANGE_KIND_CREATED ChangeKind = 3
@@ -43,13 +44,13 @@ const (
 	ChangeKind_CHANGE_KIND_MESSAGE_APPENDED ChangeKind = 5
 	// Messages were removed by ClearConversation.
 	ChangeKind_CHANGE_KIND_CLEARED ChangeKind = 6
-	// The conversation was deleted or purged.
+	// The conversation was deleted or purged, or the end of a session took it along.
 	ChangeKind_CHANGE_KIND_DELETED ChangeKind = 7
 	// Its ttl ran out.
 	ChangeKind_CHANGE_KIND_EXPIRED ChangeKind = 8
 	// It made room for another one.
 	ChangeKind_CHANGE_KIND_EVICTED ChangeKind = 9
-	// An event of a running turn.
+	// An event of a turn; its cursor is that of the change before.
 	ChangeKind_CHANGE_KIND_TURN ChangeKind = 10
 )
 
@@ -147,7 +148,8 @@ type Conversation struct {
 	// When it last changed in any way.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// When the conversation expires if nothing more is appended: last_append_time plus
-	// retention.ttl. A running turn puts it off.
+	// retention.ttl. A running turn puts it off, and so does session memory (see
+	// WatchConversationsRequest.delete_after_disconnect).
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Set on conversations made by ForkConversation.
 	ForkedFrom *ForkOrigin `protobuf:"bytes,16,opt,name=forked_from,json=forkedFrom,proto3" json:"forked_from,omitempty"`

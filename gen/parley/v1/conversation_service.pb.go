@@ -2985,16 +2985,19 @@ func (x *CancelTurnResponse) GetTurn() *Turn {
 // WatchConversationsRequest says what to watch.
 type WatchConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Up to 1000. Empty: every conversation of the tenant.
+	// Up to 1000. Empty: every conversation of the tenant. They need not exist yet.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
 	// Go on after this cursor; empty: from now on. Any cursor may be answered with a GAP.
 	Cursor string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
-	// Also send the events of running turns.
+	// Also send the events of turns, from the first heartbeat on: of one that runs already
+	// those that are to come, whose index and offset say what ResumeTurn can add.
 	IncludeTurnEvents bool `protobuf:"varint,3,opt,name=include_turn_events,json=includeTurnEvents,proto3" json:"include_turn_events,omitempty"`
 	// Session memory: delete the named conversations, made by then or later, this long
 	// after the last such stream on them has ended, a server stop included; one that
 	// comes back in time keeps them. 0 s: at once. While one is open they neither
-	// expire nor are evicted. Needs conversation_ids.
+	// expire nor are evicted, and until they are deleted they do not expire. After a stop
+	// of the server the time counts from its next start. 366 days at most. Needs
+	// conversation_ids. The first heartbeat says that it has taken effect.
 	DeleteAfterDisconnect *durationpb.Duration `protobuf:"bytes,4,opt,name=delete_after_disconnect,json=deleteAfterDisconnect,proto3" json:"delete_after_disconnect,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
@@ -3113,9 +3116,9 @@ type ConversationChange struct {
 	Kind ChangeKind `protobuf:"varint,2,opt,name=kind,proto3,enum=parley.v1.ChangeKind" json:"kind,omitempty"`
 	// The conversation; empty on HEARTBEAT and on a GAP.
 	ConversationId string `protobuf:"bytes,3,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Conversation.version after the change.
+	// Conversation.version after the change; 0 with TURN, HEARTBEAT and GAP.
 	Version int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
-	// When it was committed.
+	// When it was committed; with HEARTBEAT and GAP, when it was sent.
 	Time *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
 	// What there is to say about it.
 	//
@@ -3233,7 +3236,7 @@ type isConversationChange_Payload interface {
 }
 
 type ConversationChange_Conversation struct {
-	// With CREATED, UPDATED, CLEARED.
+	// With CREATED, UPDATED, CLEARED; without system_prompt.
 	Conversation *Conversation `protobuf:"bytes,6,opt,name=conversation,proto3,oneof"`
 }
 
@@ -3256,7 +3259,8 @@ func (*ConversationChange_TurnEvent) isConversationChange_Payload() {}
 // ExportConversationsRequest says what to export.
 type ExportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: all of the tenant's.
+	// Empty: all of the tenant's. Else in this order; NOT_FOUND ahead of the first that does
+	// not exist.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -3359,9 +3363,10 @@ func (x *ExportConversationsResponse) GetMessages() []*Message {
 // The requests of one conversation follow each other and carry the same header.
 type ImportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header.
+	// The header. Its id, uid, version and times are required, but for expire_time, which
+	// follows from the others, as do message_count and size_bytes.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Oldest first.
+	// Oldest first, as they were exported.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Replace a conversation that exists; otherwise it is skipped and counted.
 	Overwrite     bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
@@ -3761,12 +3766,13 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\"\n" +
 	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"9\n" +
 	"\x12CancelTurnResponse\x12#\n" +
-	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\x9f\x02\n" +
+	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\xc3\x03\n" +
 	"\x19WatchConversationsRequest\x12]\n" +
-	"\x10conversation_ids\x18\x01 \x03(\tB2\xbaH/\x92\x01,\x10\xe8\a\"'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0fconversationIds\x12\x16\n" +
-	"\x06cursor\x18\x02 \x01(\tR\x06cursor\x12.\n" +
-	"\x13include_turn_events\x18\x03 \x01(\bR\x11includeTurnEvents\x12[\n" +
-	"\x17delete_after_disconnect\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\x15deleteAfterDisconnect\"S\n" +
+	"\x10conversation_ids\x18\x01 \x03(\tB2\xbaH/\x92\x01,\x10\xe8\a\"'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0fconversationIds\x12 \n" +
+	"\x06cursor\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06cursor\x12.\n" +
+	"\x13include_turn_events\x18\x03 \x01(\bR\x11includeTurnEvents\x12b\n" +
+	"\x17delete_after_disconnect\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\x8a\x8a\x0f2\x00R\x15deleteAfterDisconnect:\x90\x01\xbaH\x8c\x01\x1a\x89\x01\n" +
+	"\x16watch.conversation_ids\x12(is required with delete_after_disconnect\x1aE!has(this.delete_after_disconnect) || size(this.conversation_ids) > 0\"S\n" +
 	"\x1aWatchConversationsResponse\x125\n" +
 	"\x06change\x18\x01 \x01(\v2\x1d.parley.v1.ConversationChangeR\x06change\"\xfb\x02\n" +
 	"\x12ConversationChange\x12\x16\n" +

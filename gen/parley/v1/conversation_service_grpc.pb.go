@@ -106,9 +106,10 @@ type ConversationServiceClient interface {
 	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
 	// request_id.
 	CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error)
-	// WatchConversations streams changes as they are committed.
+	// WatchConversations streams changes as they are committed. It does not end by itself.
 	WatchConversations(ctx context.Context, in *WatchConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchConversationsResponse], error)
-	// ExportConversations streams whole conversations out.
+	// ExportConversations streams whole conversations out, the oldest first, each as it is
+	// when its turn comes.
 	ExportConversations(ctx context.Context, in *ExportConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportConversationsResponse], error)
 	// ImportConversations takes whole conversations in, with their ids, sequences and times.
 	ImportConversations(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportConversationsRequest, ImportConversationsResponse], error)
@@ -462,9 +463,10 @@ type ConversationServiceServer interface {
 	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
 	// request_id.
 	CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error)
-	// WatchConversations streams changes as they are committed.
+	// WatchConversations streams changes as they are committed. It does not end by itself.
 	WatchConversations(*WatchConversationsRequest, grpc.ServerStreamingServer[WatchConversationsResponse]) error
-	// ExportConversations streams whole conversations out.
+	// ExportConversations streams whole conversations out, the oldest first, each as it is
+	// when its turn comes.
 	ExportConversations(*ExportConversationsRequest, grpc.ServerStreamingServer[ExportConversationsResponse]) error
 	// ImportConversations takes whole conversations in, with their ids, sequences and times.
 	ImportConversations(grpc.ClientStreamingServer[ImportConversationsRequest, ImportConversationsResponse]) error
