@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -210,7 +211,7 @@ type bareTurns struct {
 // openBare serves it with the server's options, but without its interceptors.
 func openBare(b *testing.B, events []*parleyv1.TurnEvent) parleyv1.ConversationServiceClient {
 	b.Helper()
-	server := grpc.NewServer(grpcOptions()...)
+	server := grpc.NewServer(grpcOptions(time.Minute)...)
 	parleyv1.RegisterConversationServiceServer(server, &bareTurns{events: events})
 	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
 	check(b, err)

@@ -45,6 +45,7 @@ type changeLine struct {
 	kind           parleyv1.ChangeKind
 	version        int32
 	count, trimmed int
+	session        bool
 }
 
 func newChangeLog(log *slog.Logger, level slog.Level, warnAt int64) *changeLog {
@@ -62,7 +63,7 @@ func (l *changeLog) Committed(changes []store.Change) {
 			continue
 		}
 		select {
-		case l.lines <- changeLine{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed}:
+		case l.lines <- changeLine{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.SessionEnded}:
 		default:
 			l.dropped.Add(1)
 		}
@@ -135,6 +136,10 @@ func (l *changeLog) line(c changeLine) {
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
 		l.log.Info("conversation cleared", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED:
+		if c.session {
+			l.log.Info("session memory deleted", tenant, id, removed)
+			return
+		}
 		l.log.Info("conversation deleted", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
 		l.log.Info("conversation expired", tenant, id, removed)

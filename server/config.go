@@ -36,6 +36,8 @@ type config struct {
 	stopGrace      time.Duration // 0: no waiting
 	maxAnswerBytes int
 	maxTurns       int
+	maxWatchers    int
+	keepaliveTime  time.Duration
 
 	memoryWarningBytes int // 0: no warning
 	interactionLog     bool
@@ -80,6 +82,10 @@ func (c *config) settings() []*setting {
 			"a turn whose agent says more fails, and what had arrived is kept"),
 		newSetting("max-turns", count(&c.maxTurns, 256, 1, 1024),
 			"turns that run at once per tenant"),
+		newSetting("max-watchers", count(&c.maxWatchers, 10_000, 1, math.MaxInt32),
+			"streams of WatchConversations and waiting readers at once"),
+		newSetting("keepalive-time", duration(&c.keepaliveTime, time.Minute, time.Second, day),
+			"ask a client that was silent so long whether it is there; it has a third of that to answer"),
 		newSetting("memory-warning-bytes", size(&c.memoryWarningBytes, 100*mib, 0, math.MaxInt),
 			"warn when conversations take more than this; 0: never"),
 		newSetting("interaction-log", boolean(&c.interactionLog, true),

@@ -52,7 +52,7 @@ type doors struct {
 // openDoors listens on the addresses of the settings; nothing is served yet.
 func openDoors(ctx context.Context, c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
 	d := &doors{log: log, service: service, health: health.NewServer()}
-	d.grpc = grpc.NewServer(append(grpcOptions(), service.Interceptors()...)...)
+	d.grpc = grpc.NewServer(append(grpcOptions(c.keepaliveTime), service.Interceptors()...)...)
 	service.Register(d.grpc)
 	healthv1.RegisterHealthServer(d.grpc, d.health)
 	reflection.Register(d.grpc)
@@ -74,14 +74,14 @@ func openDoors(ctx context.Context, c *config, service *rpc.Server, log *slog.Lo
 
 // grpcOptions are the limits that every stream and connection has; where they come from is
 // measured: grpc-go's own defaults leave most of them open.
-func grpcOptions() []grpc.ServerOption {
+func grpcOptions(keepaliveTime time.Duration) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(1024),
 		grpc.MaxRecvMsgSize(maxGRPCBytes),
 		grpc.MaxSendMsgSize(maxGRPCBytes),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: 15 * time.Minute}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTime / 3, MaxConnectionIdle: 15 * time.Minute}),
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // The store closes after them.
 		grpc.WriteBufferSize(64 << 10),

@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
 		main()
 	}
+	if target := os.Getenv(asSessions); target != "" {
+		runSessions(target)
+	}
 	os.Exit(m.Run())
 }
 

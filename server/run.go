@@ -33,7 +33,7 @@ const (
 // it begins to, for whatever reason, and returns what went wrong.
 func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
-	hub, changes := watch.New(), newChangeLog(log, c.logLevel, int64(c.memoryWarningBytes))
+	hub, changes := watch.New(watch.Options{MaxWatchers: c.maxWatchers}), newChangeLog(log, c.logLevel, int64(c.memoryWarningBytes))
 	// Ends when the store has failed: nothing that a turn says can be kept any more.
 	healthy, failed := context.WithCancelCause(context.WithoutCancel(ctx))
 	kept, err := openStore(c, log, func(committed []store.Change) {
@@ -59,7 +59,7 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 	defer stopping()
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: kept, Agents: agents, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
+		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
 		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {

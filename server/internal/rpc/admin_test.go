@@ -31,7 +31,10 @@ func TestGetStats(t *testing.T) {
 	f.append(t, "c1", user("1"))
 	f.append(t, "c2", user("1"), assistant("2"))
 	f.append(t, "c3", user("1"))
-	_, stop := f.hub.Subscribe("default", "c3")
+	_, stop, err := f.hub.Subscribe("default", "c3")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer stop()
 	reply, err := f.admin.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 	if err != nil {

@@ -55,7 +55,7 @@ type setup struct {
 
 func open(t *testing.T, change func(*setup)) *fixture {
 	t.Helper()
-	f := &fixture{hub: watch.New(), log: new(logBuffer)}
+	f := &fixture{hub: watch.New(watch.Options{}), log: new(logBuffer)}
 	log := slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	agents, err := agent.NewSet("echo", []agent.Entry{{Name: "echo", Kind: "echo", Description: "Says it again.", Agent: echo.New()}})
 	if err != nil {
@@ -68,6 +68,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	if change != nil {
 		change(s)
 	}
+	f.hub = s.Hub
 	var turns *turn.Manager
 	s.stored.Observe = func(changes []store.Change) {
 		f.hub.Committed(changes)
@@ -79,7 +80,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	f.store = memstore.New(s.stored)
 	s.Store = s.wrap(f.store)
 	turns = turn.New(t.Context(), turn.Options{
-		Store: s.Store, Agents: s.Agents, Log: log, TurnTimeout: time.Minute, IdleTimeout: time.Minute,
+		Store: s.Store, Agents: s.Agents, Audience: f.hub, Log: log, TurnTimeout: time.Minute, IdleTimeout: time.Minute,
 		MaxAnswerBytes: 1 << 20, MaxTurns: 16,
 	})
 	if s.Turns == nil {

@@ -19,8 +19,6 @@ const (
 	// maxSummariesBytes bounds what the summaries of a reply take together, so that the reply
 	// with its tags and missing ids stays under 3.5 MiB.
 	maxSummariesBytes = 3<<20 + 448<<10
-	// maxWatchers bounds the readers that wait for a change, over all tenants.
-	maxWatchers = 10_000
 )
 
 // GetRoutingSummary returns what a coordinator needs to route the next message.
@@ -125,12 +123,12 @@ func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryR
 	wait := r.GetWaitTimeout().AsDuration()
 	var changed <-chan struct{}
 	if wait > 0 {
-		if s.hub.Watchers() >= maxWatchers {
-			return false, errTooManyWatchers
-		}
 		// Ahead of the first read, so that no change falls between.
 		var stop func()
-		changed, stop = s.hub.Subscribe(tenant(ctx), r.GetConversationId())
+		changed, stop, err = s.hub.Subscribe(tenant(ctx), r.GetConversationId())
+		if err != nil {
+			return false, err
+		}
 		defer stop()
 	}
 	timeout := time.NewTimer(wait)

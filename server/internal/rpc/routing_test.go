@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -211,9 +212,13 @@ func TestWaitEndsWithTheCall(t *testing.T) {
 }
 
 func TestTooManyWatchers(t *testing.T) {
-	f := open(t, nil)
-	for range maxWatchers {
-		_, stop := f.hub.Subscribe("default", "c1")
+	const limit = 10
+	f := open(t, func(s *setup) { s.Hub = watch.New(watch.Options{MaxWatchers: limit}) })
+	for range limit {
+		_, stop, err := f.hub.Subscribe("default", "c1")
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(stop)
 	}
 	request := &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(0), WaitTimeout: durationpb.New(time.Minute)}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -66,9 +67,6 @@ type sequenceGoneError struct{ sequence int32 }
 func (e *sequenceGoneError) Error() string {
 	return fmt.Sprintf("message %d is not kept", e.sequence)
 }
-
-// errTooManyWatchers: as many readers wait as may.
-var errTooManyWatchers = errors.New("too many readers are waiting")
 
 // refusal is what a client is told of an error.
 type refusal struct {
@@ -154,6 +152,7 @@ func refusalOf(err error) refusal {
 		events        *turn.EventsGoneError
 		sequence      *sequenceGoneError
 		unsupported   *turn.UnsupportedError
+		damaged       *damagedError
 	)
 	switch {
 	case errors.As(err, &invalid):
@@ -189,13 +188,18 @@ func refusalOf(err error) refusal {
 			sequence.sequence, subject)
 	case errors.As(err, &unsupported):
 		return refuse(codes.Unimplemented, "UNIMPLEMENTED", "%v", unsupported)
+	case errors.As(err, &damaged):
+		return damaged.refusal()
 	}
 	return refusalOfSentinel(err, subject, id)
 }
 
 // refusalOfSentinel is the part of the table whose errors carry nothing.
 func refusalOfSentinel(err error, subject, id string) refusal {
-	const badToken = "is not from this list: begin again without one, and leave the other fields as they are"
+	const (
+		badToken  = "is not from this list: begin again without one, and leave the other fields as they are"
+		badCursor = "is none that this server has given: begin again without one, or with the watch_cursor of a list"
+	)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return notFound(id, subject+" does not exist: it was never made, has expired, or was deleted")
@@ -207,6 +211,8 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 		return refuse(codes.AlreadyExists, "REQUEST_ID_REUSED", "request_id: was used on %s for something else; every new request needs a new one", subject)
 	case errors.Is(err, store.ErrPageToken):
 		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "page_token: %s", badToken).badField("page_token", badToken)
+	case errors.Is(err, watch.ErrCursor):
+		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "cursor: %s", badCursor).badField("cursor", badCursor)
 	case errors.Is(err, turn.ErrNothingToAnswer):
 		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "answer_pending: the history of %s ends with nothing that waits for an answer: "+
 			"send content", subject)
@@ -248,8 +254,11 @@ func refusalOfLimit(err error) (refusal, bool) {
 		return refuse(code, "TOO_MANY_TURNS", "as many turns are running as may: try again when one has ended").retryable(), true
 	case errors.Is(err, turn.ErrQueueFull):
 		return refuse(code, "QUEUE_FULL", "as many turns wait for the conversation as may: try again when one has ended").retryable(), true
-	case errors.Is(err, errTooManyWatchers):
-		return refuse(code, "TOO_MANY_WATCHERS", "as many readers are waiting as may: try again, or without wait_timeout").retryable(), true
+	case errors.Is(err, watch.ErrTooMany):
+		return refuse(code, "TOO_MANY_WATCHERS", "as many watch and wait as may: try again, or without wait_timeout").retryable(), true
+	case errors.Is(err, store.ErrTooManyHolds):
+		return refuse(code, "TOO_MANY_WATCHERS", "delete_after_disconnect: %d conversations of the tenant are session memory, no more may be: "+
+			"try again when some have ended", store.MaxHolds).retryable(), true
 	case errors.Is(err, errSlowReader):
 		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s: ResumeTurn goes on with a turn", maxSendTime), true
 	}

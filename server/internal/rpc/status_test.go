@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -52,7 +53,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: store.ErrOverloaded, code: codes.ResourceExhausted, reason: "STORE_BUSY", retry: time.Second},
 		{err: turn.ErrTooManyTurns, code: codes.ResourceExhausted, reason: "TOO_MANY_TURNS", retry: time.Second},
 		{err: turn.ErrQueueFull, code: codes.ResourceExhausted, reason: "QUEUE_FULL", retry: time.Second},
-		{err: errTooManyWatchers, code: codes.ResourceExhausted, reason: "TOO_MANY_WATCHERS", retry: time.Second},
+		{err: watch.ErrTooMany, code: codes.ResourceExhausted, reason: "TOO_MANY_WATCHERS", retry: time.Second},
 		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
 		{err: &turn.EventsGoneError{Oldest: 5}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "5"}},
 		{err: &turn.EventsGoneError{}, code: codes.OutOfRange, reason: "EVENTS_GONE"},

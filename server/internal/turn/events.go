@@ -25,7 +25,9 @@ const readBatch = 256
 
 // events is what happened in a turn so far. Any number of goroutines read.
 type events struct {
-	turnID string
+	turnID   string
+	of       key
+	audience Audience // nil: none
 
 	mu    sync.Mutex
 	kept  []entry
@@ -50,7 +52,9 @@ type entry struct {
 	offset int32
 }
 
-func newEvents(turnID string) *events { return &events{turnID: turnID, next: 1} }
+func newEvents(turnID string, of key, audience Audience) *events {
+	return &events{turnID: turnID, of: of, audience: audience, next: 1}
+}
 
 // add gives the event its turn and its index, and wakes the readers.
 func (e *events) add(event *parleyv1.TurnEvent) (index int32) {
@@ -81,6 +85,9 @@ func (e *events) keep(n entry) (index int32) {
 		e.kept = e.kept[1:]
 	}
 	e.wake()
+	if e.audience != nil && e.audience.Listening() {
+		e.audience.TurnEvent(e.of.tenant, e.of.id, n.message(e.turnID, index))
+	}
 	return index
 }
 

@@ -35,7 +35,7 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			e := newEvents("turn")
+			e := newEvents("turn", key{}, nil)
 			for range test.count {
 				test.add(e, test.text)
 			}
@@ -65,7 +65,7 @@ func TestEventsAreBounded(t *testing.T) {
 // Many readers from many points see the same events, without gap or double.
 func TestEventsForManyReaders(t *testing.T) {
 	const total, readers = 1000, 20
-	e := newEvents("turn")
+	e := newEvents("turn", key{}, nil)
 	add := func(from, to int32) {
 		for i := from; i < to; i++ {
 			e.addText("x", i)

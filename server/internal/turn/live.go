@@ -72,7 +72,7 @@ func newLive(m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Reques
 		t.input.Id = uuid.NewString()
 	}
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
-	t.events = newEvents(t.id)
+	t.events = newEvents(t.id, l.key, m.o.Audience)
 	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
 	// Not of the call's life: leaving is not cancelling.
 	t.ctx, t.cancel = context.WithCancelCause(m.stop)

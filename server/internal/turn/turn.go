@@ -25,11 +25,21 @@ import (
 // maxTurnsInAll bounds the running turns of all tenants together.
 const maxTurnsInAll = 1024
 
-// Options of a Manager; all are required.
+// Audience is told what happens in turns; package watch is.
+type Audience interface {
+	// Listening reports whether it wants to be told.
+	Listening() bool
+	// TurnEvent takes the next event of a turn, which is not to be changed any more. It must
+	// not block and must not call the manager.
+	TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent)
+}
+
+// Options of a Manager; all are required but Audience.
 type Options struct {
-	Store  store.Store
-	Agents *agent.Set
-	Log    *slog.Logger
+	Store    store.Store
+	Agents   *agent.Set
+	Audience Audience
+	Log      *slog.Logger
 	// TurnTimeout bounds a whole turn, IdleTimeout the time between two pieces. Waiting in
 	// line is no part of either.
 	TurnTimeout, IdleTimeout time.Duration

@@ -1,86 +1,156 @@
-// Package watch tells waiting readers what has been committed. Begin with [Hub].
+// Package watch tells whoever waits what has been committed, and what is happening in
+// turns. Begin with [Hub]: the store's observer and the turns feed it, [Hub.Watch] follows
+// all changes of some conversations or of all, [Hub.Subscribe] waits for one conversation.
+//
+// What has happened is kept for a while, once for everybody (feed.go), and a watcher is a
+// place in it (watcher.go): one that is slow costs no more than one that is not, and one
+// whose place is no longer kept is told so. Nobody polls, and writers wait for nobody: they
+// add to the feed, and a goroutine of the feed wakes those who wait.
 package watch
 
 import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"sync"
+	"time"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// Hub takes the store's changes and wakes whoever waits for them. A waiting reader costs
-// its own goroutine and one map entry; nobody polls.
-type Hub struct {
-	// start names this run of the server in cursors: positions are counted anew in each.
-	start [8]byte
+// What is kept, over all tenants: for watchers to take up again, and for slow ones.
+const (
+	maxChanges     = 10_000
+	maxChangeBytes = 16 << 20
+	maxEvents      = 10_000
+	maxEventBytes  = 4 << 20
+)
 
-	mu       sync.Mutex
-	position uint64
-	waiting  map[conversation]map[chan struct{}]struct{}
-	watchers int
+const (
+	// defaultMaxWatchers is Options.MaxWatchers unless set.
+	defaultMaxWatchers = 10_000
+	// maxWatchedIDs bounds the ids that all watchers name together: each takes about 200 bytes.
+	maxWatchedIDs = 200_000
+)
+
+var (
+	// ErrTooMany: as many watch and wait as may.
+	ErrTooMany = errors.New("too many watchers")
+	// ErrCursor: a cursor that no hub has given.
+	ErrCursor = errors.New("malformed cursor")
+)
+
+// Options of a Hub. The zero value is usable.
+type Options struct {
+	// MaxWatchers is how many may watch and wait at once, over all tenants; 0 is 10,000.
+	MaxWatchers int
 }
 
-type conversation struct{ tenant, id string }
+// Hub knows what has happened lately, and wakes those who wait for more.
+type Hub struct {
+	options Options
+	// start names this run of the server in cursors: positions are counted anew in each.
+	start [8]byte
+	// changes are those of the store; events are of turns and not in any cursor.
+	changes, events *feed
 
-// New returns a hub that has seen no change.
-func New() *Hub {
-	h := &Hub{waiting: make(map[conversation]map[chan struct{}]struct{})}
+	mu       sync.Mutex
+	watchers int
+	ids      int // that they name
+}
+
+// New returns a hub that has seen nothing.
+func New(o Options) *Hub {
+	if o.MaxWatchers == 0 {
+		o.MaxWatchers = defaultMaxWatchers
+	}
+	h := &Hub{options: o, changes: newFeed(maxChanges, maxChangeBytes), events: newFeed(maxEvents, maxEventBytes)}
 	_, _ = rand.Read(h.start[:]) // never fails, see crypto/rand
 	return h
 }
 
 // Committed takes the next changes, in the order of commit. It is the store's observer and
-// does not block.
+// waits for nobody.
 func (h *Hub) Committed(changes []store.Change) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.position += uint64(len(changes))
+	entries := make([]*entry, len(changes))
 	for i := range changes {
-		key := conversation{changes[i].Tenant, changes[i].ConversationID}
-		for woken := range h.waiting[key] {
-			select {
-			case woken <- struct{}{}:
-			default: // It has been woken and not looked yet.
-			}
-		}
+		entries[i] = changeEntry(&changes[i])
 	}
+	h.changes.add(entries...)
+}
+
+// Listening reports whether anybody wants TurnEvents.
+func (h *Hub) Listening() bool { return h.events.listened() }
+
+// TurnEvent takes the next event of a turn, which is not to be changed any more. It waits
+// for nobody.
+func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent) {
+	h.events.add(eventEntry(tenant, conversationID, event, time.Now()))
 }
 
 // Cursor names the point that the hub has come to: whoever takes it before reading the
 // store and watches from it on misses nothing.
-func (h *Hub) Cursor() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.start[:len(h.start):len(h.start)], h.position))
+func (h *Hub) Cursor() string { return h.cursor(h.changes.end()) }
+
+func (h *Hub) cursor(position uint64) string {
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.start[:len(h.start):len(h.start)], position))
 }
 
-// Subscribe returns a channel that gets a value after changes of a conversation, one for
-// any number of them. Read the conversation after subscribing, then wait. Stop ends it.
-func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func()) {
-	key, woken := conversation{tenant, id}, make(chan struct{}, 1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.waiting[key] == nil {
-		h.waiting[key] = make(map[chan struct{}]struct{})
+// position takes a cursor apart; known is false when it is from before the server's start.
+func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil || len(b) != len(h.start)+8 {
+		return 0, false, ErrCursor
 	}
-	h.waiting[key][woken] = struct{}{}
-	h.watchers++
-	return woken, sync.OnceFunc(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.waiting[key], woken)
-		if len(h.waiting[key]) == 0 {
-			delete(h.waiting, key)
-		}
-		h.watchers--
-	})
+	if [8]byte(b) != h.start {
+		return 0, false, nil
+	}
+	position = binary.BigEndian.Uint64(b[len(h.start):])
+	if position > h.changes.end() {
+		return 0, false, ErrCursor
+	}
+	return position, true, nil
 }
 
-// Watchers counts the subscriptions that there are.
+// enter counts a watcher that names so many ids, if there is room for it.
+func (h *Hub) enter(ids int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watchers >= h.options.MaxWatchers || h.ids+ids > maxWatchedIDs {
+		return ErrTooMany
+	}
+	h.watchers++
+	h.ids += ids
+	return nil
+}
+
+func (h *Hub) leave(ids int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.watchers--
+	h.ids -= ids
+}
+
+// Watchers counts those who watch and wait.
 func (h *Hub) Watchers() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.watchers
+}
+
+// Subscribe returns a channel that gets a value after changes of a conversation, one for
+// any number of them. Read the conversation after subscribing, then wait. Stop ends it.
+func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func(), err error) {
+	if err := h.enter(1); err != nil {
+		return nil, nil, err
+	}
+	r := newReader(tenant, []string{id}, make(chan struct{}, 1))
+	r.wakeOnly = true
+	h.changes.join(r)
+	return r.woken, sync.OnceFunc(func() {
+		h.changes.part(r)
+		h.leave(1)
+	}), nil
 }

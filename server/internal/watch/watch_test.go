@@ -2,6 +2,7 @@ package watch_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/goleak"
 
@@ -11,7 +12,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// woken reports whether there is a value, once all goroutines have come to rest.
 func woken(c <-chan struct{}) bool {
+	synctest.Wait()
 	select {
 	case <-c:
 		return true
@@ -20,40 +23,51 @@ func woken(c <-chan struct{}) bool {
 	}
 }
 
+func subscribe(t *testing.T, h *watch.Hub, tenant, id string) (changed <-chan struct{}, stop func()) {
+	t.Helper()
+	changed, stop, err := h.Subscribe(tenant, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changed, stop
+}
+
 func TestSubscribersAreWokenForTheirConversationOnly(t *testing.T) {
-	h := watch.New()
-	mine, stop := h.Subscribe("t", "c")
-	other, stopOther := h.Subscribe("t", "d")
-	foreign, stopForeign := h.Subscribe("u", "c")
-	// Any number of changes make one value, and nobody has to be reading.
-	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}, {Tenant: "t", ConversationID: "c"}})
-	if !woken(mine) || woken(mine) {
-		t.Error("two changes did not make one value")
-	}
-	if woken(other) || woken(foreign) {
-		t.Error("woken by a change of another conversation")
-	}
-	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-	if !woken(mine) {
-		t.Error("not woken again")
-	}
-	if n := h.Watchers(); n != 3 {
-		t.Errorf("%d watchers, want 3", n)
-	}
-	for _, end := range []func(){stop, stop, stopOther, stopForeign} {
-		end()
-	}
-	if n := h.Watchers(); n != 0 {
-		t.Errorf("%d watchers after all have stopped", n)
-	}
-	h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-	if woken(mine) {
-		t.Error("woken after stopping")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		mine, stop := subscribe(t, h, "t", "c")
+		other, stopOther := subscribe(t, h, "t", "d")
+		foreign, stopForeign := subscribe(t, h, "u", "c")
+		// Any number of changes make one value, and nobody has to be reading.
+		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}, {Tenant: "t", ConversationID: "c"}})
+		if !woken(mine) || woken(mine) {
+			t.Error("two changes did not make one value")
+		}
+		if woken(other) || woken(foreign) {
+			t.Error("woken by a change of another conversation")
+		}
+		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
+		if !woken(mine) {
+			t.Error("not woken again")
+		}
+		if n := h.Watchers(); n != 3 {
+			t.Errorf("%d watchers, want 3", n)
+		}
+		for _, end := range []func(){stop, stop, stopOther, stopForeign} {
+			end()
+		}
+		if n := h.Watchers(); n != 0 {
+			t.Errorf("%d watchers after all have stopped", n)
+		}
+		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
+		if woken(mine) {
+			t.Error("woken after stopping")
+		}
+	})
 }
 
 func TestCursorsNameThePositionAndTheStart(t *testing.T) {
-	h := watch.New()
+	h := watch.New(watch.Options{})
 	before := h.Cursor()
 	if again := h.Cursor(); again != before {
 		t.Errorf("cursor moved from %s to %s without a change", before, again)
@@ -62,7 +76,7 @@ func TestCursorsNameThePositionAndTheStart(t *testing.T) {
 	if after := h.Cursor(); after == before {
 		t.Error("cursor did not move with a change")
 	}
-	if other := watch.New().Cursor(); other == before {
+	if other := watch.New(watch.Options{}).Cursor(); other == before {
 		t.Error("two starts have the same cursor")
 	}
 }
