@@ -46,7 +46,7 @@ func (c *Client) Chat(ctx context.Context, request *parleyv1.ChatRequest, opts .
 	filled := withRequestID(request)
 	var ranged atomic.Bool
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		f := follower{client: c, opts: opts, chat: filled, ownID: filled != request && !ranged.Swap(true)}
+		f := follower{patience: patience{conn: c.conn}, client: c, opts: opts, chat: filled, ownID: filled != request && !ranged.Swap(true)}
 		f.run(ctx, yield)
 	}
 }
@@ -62,7 +62,7 @@ func (c *Client) Chat(ctx context.Context, request *parleyv1.ChatRequest, opts .
 // of TextDelta.offset.
 func (c *Client) ResumeTurn(ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		f := follower{client: c, opts: opts, conversation: request.GetConversationId()}
+		f := follower{patience: patience{conn: c.conn}, client: c, opts: opts, conversation: request.GetConversationId()}
 		f.view = view{turn: request.GetTurnId(), last: request.GetAfterIndex()}
 		if f.view.last != 0 {
 			f.view.bytes = unknown

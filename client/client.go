@@ -1,7 +1,8 @@
 // Package client talks to a Parley server from Go.
 //
 // Begin with [Dial]. Ask an agent with [Client.Chat], which streams the answer, and come back
-// to one with [Client.ResumeTurn]: neither minds a connection that breaks or a server that
+// to one with [Client.ResumeTurn]; see what happens to conversations as it does with
+// [Client.WatchConversations]. None of them minds a connection that breaks or a server that
 // restarts meanwhile. Every other call is a method of the generated stubs that [Client]
 // embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on. [Reason]
 // tells errors apart.
@@ -13,7 +14,7 @@
 //   - Calls that only read, and calls that carry a request_id, are sent up to five times
 //     within about 1.5 s while the server is UNAVAILABLE: a quick restart goes unnoticed.
 //     The others (update, delete, clear, purge, lease, import) are sent once. A stream that
-//     breaks after its first message is not sent again; Chat and ResumeTurn ask for the rest.
+//     breaks after its first message is not sent again; the three above ask for the rest.
 //   - A program that repeats a call itself, say after its own restart, sets the request_id
 //     itself, to the same value each time.
 package client
@@ -49,8 +50,9 @@ const (
 var serviceConfig string
 
 // Client is a connection to one Parley server. It is safe for use by many goroutines at
-// once, and one is enough for a program. Of the embedded stubs, Chat and ResumeTurn are hidden
-// by methods of Client; the generated ones are Client.ConversationServiceClient.Chat and so on.
+// once, and one is enough for a program. Of the embedded stubs, Chat, ResumeTurn and
+// WatchConversations are hidden by methods of Client; the generated ones are
+// Client.ConversationServiceClient.Chat and so on.
 type Client struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.InteractionLogServiceClient
