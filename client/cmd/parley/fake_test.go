@@ -23,6 +23,8 @@ type fake struct {
 	resume func(*parleyv1.ResumeTurnRequest, *turnStream) error
 	cancel func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error)
 	active string // The turn that runs, wherever one asks.
+	export func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
+	intake func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
 
 // turnStream takes the events of the turn t1 and numbers them.
@@ -80,7 +82,7 @@ func (f fake) GetConversation(_ context.Context, request *parleyv1.GetConversati
 // ListConversations has three conversations, in pages of one with an empty one between them.
 func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
 	page, next := pageOf(request.GetPageToken())
-	reply := &parleyv1.ListConversationsResponse{NextPageToken: next}
+	reply := &parleyv1.ListConversationsResponse{NextPageToken: next, TotalSize: 3}
 	if page != 1 {
 		reply.Conversations = []*parleyv1.ConversationEntry{
 			{Conversation: &parleyv1.Conversation{Id: fmt.Sprintf("c%d", max(page, 1))}},
@@ -96,6 +98,14 @@ func (f fake) ListMessages(_ context.Context, request *parleyv1.ListMessagesRequ
 		Messages:      []*parleyv1.Message{{Sequence: int32(page + 1), Role: parleyv1.Role_ROLE_USER}},
 		NextPageToken: next,
 	}, nil
+}
+
+func (f fake) ExportConversations(request *parleyv1.ExportConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error {
+	return f.export(request, stream)
+}
+
+func (f fake) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+	return f.intake(stream)
 }
 
 func pageOf(token string) (page int, next string) {

@@ -4,7 +4,7 @@
 //
 // In the code begin with newRootCommand in root.go. There is one file for each command or two,
 // named for them; answer.go is how a question is followed to its end, view.go how turns are
-// shown, print.go how replies are, explain.go how errors are.
+// shown, print.go how replies are, progress.go how far long work is, explain.go how errors are.
 package main
 
 import (
@@ -39,6 +39,7 @@ func start() int {
 		err:         os.Stderr,
 		inTerminal:  term.IsTerminal(int(os.Stdin.Fd())),
 		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
+		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
 		interrupts:  interrupts,
 		getenv:      os.Getenv,
 		now:         time.Now,

@@ -102,6 +102,14 @@ func short(s string, n int) string {
 	return s
 }
 
+// count says how many there are of something: "1 message", "2 messages".
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // relative says how far t is from now: "3m ago", "in 57m". Whole units, cut off.
 func relative(now, t time.Time) string {
 	distance := now.Sub(t).Abs()

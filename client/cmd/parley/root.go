@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,6 +33,8 @@ const about = `parley talks to a Parley server, which keeps multi-turn conversat
   parley resume ID                     see the answer that is being given there, or the last one
   parley list                          what the server keeps
   parley show ID --output json         one conversation, for programs
+  parley export > all.jsonl            all of them, for parley import
+  parley watch                         what happens, as it happens
 
 What was asked for goes to standard output, all else to standard error. The exit code is 0,
 1 when the server or an agent failed, 64 when the command line makes no sense.`
@@ -41,6 +45,7 @@ type console struct {
 	in                      io.Reader
 	out, err                io.Writer
 	inTerminal, outTerminal bool
+	errTerminal             bool
 	interrupts              <-chan os.Signal // Ctrl-C.
 	getenv                  func(string) string
 	now                     func() time.Time
@@ -100,15 +105,16 @@ func (a *app) newRootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", address, "server, as host:port or unix:PATH; or set PARLEY_ADDRESS")
 	flags.StringVar(&a.output, "output", "table", "table for people, json for programs: one document a reply, one line an event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat and resume wait unless this is set")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export and import wait unless this is set")
 	flags.BoolVar(&a.tls, "tls", false, "TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
-		a.newCreateCommand(), a.newAppendCommand(),
-		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(),
-		a.newClearCommand(), a.newDeleteCommand(),
-		a.newAgentsCommand(), a.newStatsCommand(), a.newVersionCommand(),
+		a.newCreateCommand(), a.newForkCommand(), a.newAppendCommand(),
+		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
+		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
+		a.newExportCommand(), a.newImportCommand(),
+		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newVersionCommand(),
 	)
 	return root
 }
@@ -132,6 +138,36 @@ func (a *app) check(command *cobra.Command) error {
 	a.parsed = true
 	return nil
 }
+
+// duration is a flag as the server's settings are: in Go's syntax, or in whole days.
+type duration time.Duration
+
+// Set takes "90s", "1h30m", "7d".
+func (d *duration) Set(s string) error {
+	text := s
+	if before, found := strings.CutSuffix(s, "d"); found {
+		if days, err := strconv.ParseInt(before, 10, 32); err == nil {
+			text = strconv.FormatInt(24*days, 10) + "h"
+		}
+	}
+	parsed, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New("write a duration as in 90s, 1h30m or 7d")
+	}
+	*d = duration(parsed)
+	return nil
+}
+
+// String is empty for 0, so that help does not call it the default.
+func (d *duration) String() string {
+	if *d == 0 {
+		return ""
+	}
+	return time.Duration(*d).String()
+}
+
+// Type is what help calls the value.
+func (d *duration) Type() string { return "duration" }
 
 // usageError says that a command cannot do what it was told to, whatever the server holds.
 type usageError string

@@ -4,39 +4,132 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
+// Conversations that the server sums up in one reply at most.
+const maxBatch = 100
+
+const aboutSummary = `Show what a coordinator needs to route the next message: the line for coordinators first, the
+newest messages last. Of several conversations those that do not exist are named on standard
+error, and the exit code is 1.
+
+With --known-version the answer is "not modified" as long as the conversation is at that
+version; 0: as long as it does not exist. --wait waits for another one, longer than --timeout
+if need be. The exit code is 0 either way.`
+
+// summaryFlags are the flags that are optional in the request.
+type summaryFlags struct {
+	messages, maxBytes, knownVersion int32
+	wait                             duration
+}
+
 func (a *app) newSummaryCommand() *cobra.Command {
-	var request parleyv1.GetRoutingSummaryRequest
-	var messages int32
+	var f summaryFlags
 	command := &cobra.Command{
-		Use:   "summary ID",
+		Use:   "summary ID...",
 		Short: "Show what a coordinator needs to route the next message",
-		Args:  cobra.ExactArgs(1),
+		Long:  aboutSummary,
+		Example: `  parley summary shop
+  parley summary shop --known-version 7 --wait 30s
+  parley summary shop library --output json`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
-			request.ConversationId = args[0]
+			request := &parleyv1.GetRoutingSummaryRequest{ConversationId: args[0], MaxBytes: f.maxBytes}
 			if command.Flags().Changed("messages") {
-				request.MessageLimit = new(messages)
+				request.MessageLimit = &f.messages
+			}
+			if command.Flags().Changed("known-version") {
+				request.KnownVersion = &f.knownVersion
+			}
+			if err := f.fillWait(request, len(args)); err != nil {
+				return err
+			}
+			if a.timeout > 0 {
+				a.timeout += request.GetWaitTimeout().AsDuration()
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
-				reply, err := c.GetRoutingSummary(ctx, &request)
-				if err != nil {
-					return err
+				if len(args) == 1 {
+					return a.summarize(ctx, c, request)
 				}
-				return a.print(reply, func(w io.Writer) { a.printSummary(w, reply.GetSummary()) })
+				return a.summarizeAll(ctx, c, request, args)
 			})
 		},
 	}
 	flags := command.Flags()
-	flags.Int32Var(&messages, "messages", 3, "newest messages to show, 20 at most")
-	flags.Int32Var(&request.MaxBytes, "max-bytes", 0, "bytes of messages and referenced data at most, 0 all")
+	flags.Int32Var(&f.messages, "messages", 3, "newest messages to show, 20 at most")
+	flags.Int32Var(&f.maxBytes, "max-bytes", 0, "bytes of messages and referenced data at most, of each of several conversations; 0 all, of several 32 KiB each")
+	flags.Int32Var(&f.knownVersion, "known-version", 0, "only if the conversation is at another version")
+	flags.Var(&f.wait, "wait", "with --known-version: wait so long for another version, 60s at most")
 	return command
+}
+
+// fillWait puts --wait into request, which is to sum up so many conversations.
+func (f summaryFlags) fillWait(request *parleyv1.GetRoutingSummaryRequest, conversations int) error {
+	switch {
+	case f.wait != 0 && request.KnownVersion == nil:
+		return usageError("--wait needs --known-version: for another version than which")
+	case request.KnownVersion != nil && conversations > 1:
+		return usageError("--known-version is of one conversation: give one ID")
+	case f.wait != 0:
+		request.WaitTimeout = durationpb.New(time.Duration(f.wait))
+	}
+	return nil
+}
+
+// summarize shows the summary of one conversation.
+func (a *app) summarize(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest) error {
+	reply, err := c.GetRoutingSummary(ctx, request)
+	if err != nil {
+		return err
+	}
+	return a.print(reply, func(w io.Writer) {
+		if reply.GetNotModified() {
+			fmt.Fprintln(w, "not modified")
+			return
+		}
+		a.printSummary(w, reply.GetSummary())
+	})
+}
+
+// summarizeAll shows the summaries of several conversations, as request says for one.
+func (a *app) summarizeAll(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest, ids []string) error {
+	var missing []string
+	first := true
+	for some := range slices.Chunk(ids, maxBatch) {
+		reply, err := c.BatchGetRoutingSummaries(ctx, &parleyv1.BatchGetRoutingSummariesRequest{
+			ConversationIds: some, MessageLimit: request.MessageLimit, MaxBytes: request.GetMaxBytes(),
+		})
+		if err != nil {
+			return err
+		}
+		missing = append(missing, reply.GetMissingIds()...)
+		err = a.print(reply, func(w io.Writer) {
+			for _, summary := range reply.GetSummaries() {
+				if !first {
+					fmt.Fprintln(w)
+				}
+				first = false
+				fmt.Fprintln(w, oneLine("conversation "+summary.GetConversationId()))
+				a.printSummary(w, summary)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not found, or damaged: %s", strings.Join(missing, ", "))
+	}
+	return nil
 }
 
 // printSummary writes what is set of a summary: the line for coordinators first, the newest

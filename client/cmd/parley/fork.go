@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const aboutFork = `Copy a conversation, or its messages up to one of them, into a new one and print the id of
+that. The messages keep their sequences, so the copy goes on where the original was; title,
+labels, system prompt, agent and retention come along.`
+
+func (a *app) newForkCommand() *cobra.Command {
+	var request parleyv1.ForkConversationRequest
+	command := &cobra.Command{
+		Use:   "fork ID",
+		Short: "Copy a conversation up to a message and print the copy's id",
+		Long:  aboutFork,
+		Example: `  parley fork shop --at 4 --id shop-again
+  parley chat -c $(parley fork shop) What if it were salt`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			request.ConversationId = args[0]
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				reply, err := c.ForkConversation(ctx, &request)
+				if err != nil {
+					return err
+				}
+				return a.print(reply, func(w io.Writer) { fmt.Fprintln(w, reply.GetConversation().GetId()) })
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.Int32Var(&request.AtSequence, "at", 0, "sequence of the last message to copy, 0 all")
+	flags.StringVar(&request.NewConversationId, "id", "", "id of the copy; a new one when empty")
+	flags.StringVar(&request.RequestId, "request-id", "", "forked twice with the same, it is forked once")
+	return command
+}
