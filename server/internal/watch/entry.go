@@ -32,7 +32,8 @@ type entry struct {
 	position uint64 // in its feed
 	size     int    // about what it takes in memory
 
-	event bool // of a turn, else a committed change
+	event bool   // of a turn, else a committed change
+	after uint64 // position of the newest change when the event came
 
 	once    sync.Once
 	change  *parleyv1.ConversationChange // but its cursor and message; nil once encoded
@@ -57,10 +58,11 @@ func changeEntry(c *store.Change) *entry {
 	return e
 }
 
-// eventEntry makes an entry of a turn's event.
-func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, now time.Time) *entry {
+// eventEntry makes an entry of a turn's event, which came after the change at that position.
+func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after uint64, now time.Time) *entry {
 	return &entry{
-		of: conversation{tenant, conversationID}, event: true, size: entryBytes + proto.Size(event),
+		after: after,
+		of:    conversation{tenant, conversationID}, event: true, size: entryBytes + proto.Size(event),
 		change: &parleyv1.ConversationChange{
 			Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: conversationID, Time: timestamppb.New(now),
 			Payload: &parleyv1.ConversationChange_TurnEvent{TurnEvent: event},

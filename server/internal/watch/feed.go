@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -15,6 +16,7 @@ type conversation struct{ tenant, id string }
 type feed struct {
 	maxEntries, maxBytes int
 	readers              atomic.Int64
+	told                 atomic.Uint64 // position up to which readers know of entries; reading guards its rise
 
 	mu      sync.Mutex // guards what writers need
 	kept    []*entry
@@ -23,7 +25,6 @@ type feed struct {
 	telling bool // a goroutine is at tell
 
 	reading  sync.Mutex // guards the readers; taken ahead of mu
-	told     uint64     // position up to which readers know of entries
 	byTenant map[string][]*reader
 	byID     map[conversation]map[*reader]struct{}
 }
@@ -78,16 +79,29 @@ func (f *feed) add(entries ...*entry) {
 		e.position = f.last
 		f.kept = append(f.kept, e)
 		f.bytes += e.size
-	}
-	for len(f.kept) > f.maxEntries || f.bytes > f.maxBytes && len(f.kept) > 1 {
-		f.bytes -= f.kept[0].size
-		f.kept[0] = nil
-		f.kept = f.kept[1:]
+		f.trim()
 	}
 	// Not in this goroutine, which is the store's writer: there may be thousands to wake.
 	if !f.telling && f.readers.Load() > 0 {
 		f.telling = true
 		go f.tell()
+	}
+}
+
+// trim drops the oldest entries beyond the limits. Under mu, which it lets go of where
+// readers must be told of an entry before it is dropped: a GAP is only for those who wanted
+// something of it.
+func (f *feed) trim() {
+	for len(f.kept) > f.maxEntries || f.bytes > f.maxBytes && len(f.kept) > 1 {
+		if oldest := f.kept[0]; oldest.position <= f.told.Load() || f.readers.Load() == 0 {
+			f.bytes -= oldest.size
+			f.kept[0] = nil
+			f.kept = f.kept[1:]
+			continue
+		}
+		f.mu.Unlock()
+		f.tell()
+		f.mu.Lock()
 	}
 }
 
@@ -131,33 +145,17 @@ func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
 	f.mu.Lock()
-	if f.told == f.last {
+	entries, _ := f.after(f.told.Load())
+	if len(entries) == 0 {
 		f.telling = false
 		f.mu.Unlock()
 		return wake, false
 	}
-	entries, lost := f.after(f.told)
-	entries = append([]*entry(nil), entries...)
-	if lost { // More has come than is kept: everybody has to look.
-		f.told = f.last - uint64(len(f.kept))
-	}
+	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
-	if lost {
-		for _, readers := range f.byTenant {
-			for _, r := range readers {
-				wake = r.tell(f.told, wake)
-			}
-		}
-		for _, readers := range f.byID {
-			for r := range readers {
-				wake = r.tell(f.told, wake)
-			}
-		}
-		return wake, true
-	}
 	for _, e := range entries {
-		f.told = e.position
+		f.told.Store(e.position)
 		for _, r := range f.byTenant[e.of.tenant] {
 			wake = r.tell(e.position, wake)
 		}
@@ -180,19 +178,20 @@ func (r *reader) tell(position uint64, wake []chan struct{}) []chan struct{} {
 	return append(wake, r.woken)
 }
 
-// join adds a reader, which goes on from what the feed has come to.
-func (f *feed) join(r *reader) {
+// join adds a reader, which goes on from what the feed has come to; it returns that position.
+func (f *feed) join(r *reader) (position uint64) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
 	f.readers.Add(1) // Ahead of the look at the end: what is added behind it is told.
-	r.position, r.idle = f.end(), true
+	position = f.end()
+	r.position, r.idle = position, true
 	if len(f.byTenant) == 0 && len(f.byID) == 0 {
-		f.told = r.position // Nobody was told while there was nobody.
+		f.told.Store(position) // Nobody was told while there was nobody.
 	}
 	if r.ids == nil {
 		r.slot = len(f.byTenant[r.tenant])
 		f.byTenant[r.tenant] = append(f.byTenant[r.tenant], r)
-		return
+		return position
 	}
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
@@ -201,13 +200,21 @@ func (f *feed) join(r *reader) {
 		}
 		f.byID[of][r] = struct{}{}
 	}
+	return position
 }
 
-// rewind takes a reader that has joined back to an earlier position.
-func (f *feed) rewind(r *reader, position uint64) {
+// rewind takes a reader that has joined back to an earlier position, if all that came after
+// it is kept.
+func (f *feed) rewind(r *reader, position uint64) bool {
 	f.reading.Lock()
 	defer f.reading.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last-position > uint64(len(f.kept)) {
+		return false
+	}
 	r.position, r.idle = position, false
+	return true
 }
 
 // part removes a reader.
@@ -248,7 +255,10 @@ func (f *feed) next(r *reader, through uint64) batch {
 	f.reading.Lock()
 	defer f.reading.Unlock()
 	if r.idle {
-		return batch{position: max(r.position, f.told), idle: true}
+		r.position = max(r.position, f.told.Load()) // What it was not woken for is not for it.
+		if through <= r.position {
+			return batch{position: r.position, idle: true}
+		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -87,7 +87,7 @@ func (h *Hub) Listening() bool { return h.events.listened() }
 // TurnEvent takes the next event of a turn, which is not to be changed any more. It waits
 // for nobody.
 func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent) {
-	h.events.add(eventEntry(tenant, conversationID, event, time.Now()))
+	h.events.add(eventEntry(tenant, conversationID, event, h.changes.end(), time.Now()))
 }
 
 // Cursor names the point that the hub has come to: whoever takes it before reading the

@@ -33,7 +33,7 @@ type Watcher struct {
 	hub     *Hub
 	changes *reader
 	events  *reader // nil: not wanted
-	lost    bool    // the cursor is from before the server's start
+	lost    bool    // what came after the cursor is kept no more
 	at      uint64  // position of the last cursor that was given
 	stop    func()
 }
@@ -41,7 +41,7 @@ type Watcher struct {
 // Watch begins to watch: what happens from now on is not missed, nor what has happened
 // since o.Cursor. Errors: ErrCursor, ErrTooMany. Stop must be called.
 func (h *Hub) Watch(o Watch) (*Watcher, error) {
-	position, known := uint64(0), true
+	position, known := uint64(0), false
 	if o.Cursor != "" {
 		var err error
 		if position, known, err = h.position(o.Cursor); err != nil {
@@ -52,17 +52,16 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		return nil, err
 	}
 	woken := make(chan struct{}, 1)
-	w := &Watcher{hub: h, changes: newReader(o.Tenant, o.ConversationIDs, woken), lost: !known}
+	w := &Watcher{hub: h, changes: newReader(o.Tenant, o.ConversationIDs, woken)}
 	if o.TurnEvents {
 		w.events = newReader(o.Tenant, o.ConversationIDs, woken)
 		h.events.join(w.events)
 	}
-	h.changes.join(w.changes)
-	if o.Cursor != "" && known {
-		h.changes.rewind(w.changes, position)
-		w.at = position
-	} else {
-		w.at = w.changes.position
+	w.at = h.changes.join(w.changes)
+	if o.Cursor != "" {
+		if w.lost = !known || !h.changes.rewind(w.changes, position); !w.lost {
+			w.at = position
+		}
 	}
 	w.stop = func() {
 		h.changes.part(w.changes)
@@ -84,8 +83,10 @@ func (w *Watcher) Stop() {
 
 // All yields what a stream is to send: a GAP if the cursor is too old, a heartbeat, then what
 // happens, and a heartbeat whenever nothing has for a while. It ends with the cause of
-// ctx's end, or without an error when stop is closed. What is yielded is shared, is not to be changed, and holds its change in wire
-// form: it can be sent, but its fields cannot be read before it has been.
+// ctx's end, or without an error when stop is closed.
+//
+// What is yielded is shared, is not to be changed, and holds its change in wire form: it can
+// be sent, but its fields cannot be read before it has been.
 func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
 	return func(yield yielder) {
 		first := w.mark(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT)
@@ -125,31 +126,37 @@ func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parl
 	}
 }
 
-// drain yields what there is, and reports whether that was anything, whether the watcher
-// will be woken when there is more, and whether to go on. A turn's events come after the
-// changes that were committed ahead of them: its last one after its answer.
+// drain yields what there is, in the order in which it happened, and reports whether that was
+// anything, whether the watcher will be woken when there is more, and whether to go on.
 func (w *Watcher) drain(yield yielder) (sent, idle, ok bool) {
-	events := w.hub.events.end() // Ahead of the changes' end.
-	sent, idle, ok = w.drainFeed(w.hub.changes, w.changes, w.hub.changes.end(), yield)
-	if !ok || w.events == nil {
-		return sent, idle, ok
-	}
-	sentToo, idleToo, ok := w.drainFeed(w.hub.events, w.events, events, yield)
-	return sent || sentToo, idle && idleToo, ok
-}
-
-func (w *Watcher) drainFeed(f *feed, r *reader, through uint64, yield yielder) (sent, idle, ok bool) {
-	for {
-		b := f.next(r, through)
-		if f == w.hub.changes {
-			w.at = b.position
-		}
+	changes, events := w.hub.changes.end(), w.hub.events.end() // What is behind these is for the next time.
+	idle = true
+	for more := w.events != nil; more; {
+		b := w.hub.events.next(w.events, events)
 		if b.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return true, false, false
 		}
 		for _, e := range b.entries {
-			response, err := e.response(w.hub, w.at)
-			if !yield(response, err) || err != nil {
+			if _, _, ok := w.drainChanges(e.after, yield); !ok || !w.yield(e, yield) {
+				return true, false, false
+			}
+		}
+		sent, idle, more = sent || b.lost || len(b.entries) > 0, b.idle, b.more
+	}
+	sentToo, idleToo, ok := w.drainChanges(changes, yield)
+	return sent || sentToo, idle && idleToo, ok
+}
+
+// drainChanges yields the changes up to a position.
+func (w *Watcher) drainChanges(through uint64, yield yielder) (sent, idle, ok bool) {
+	for {
+		b := w.hub.changes.next(w.changes, through)
+		w.at = b.position
+		if b.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+			return true, false, false
+		}
+		for _, e := range b.entries {
+			if !w.yield(e, yield) {
 				return true, false, false
 			}
 		}
@@ -158,6 +165,12 @@ func (w *Watcher) drainFeed(f *feed, r *reader, through uint64, yield yielder) (
 			return sent, b.idle, true
 		}
 	}
+}
+
+// yield yields an entry.
+func (w *Watcher) yield(e *entry, yield yielder) bool {
+	response, err := e.response(w.hub, w.at)
+	return yield(response, err) && err == nil
 }
 
 // mark is a response without a change of a conversation.

@@ -1,0 +1,144 @@
+package watch_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestACursorThatIsTooOld: a GAP comes first of all, then a heartbeat with the cursor that
+// the stream goes on from.
+func TestACursorThatIsTooOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
+		var cursors []string
+		for version := range int32(10) {
+			cursors = append(cursors, h.Cursor())
+			commit(h, "t", "a", version)
+		}
+		for i, cursor := range cursors {
+			for _, ids := range [][]string{nil, {"a"}, {"b"}} {
+				c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: cursor}, nil)
+				got, want := c.take(), []string{"HEARTBEAT"}
+				at := cursor
+				if i < len(cursors)-4 {
+					at, want = h.Cursor(), []string{"GAP", "HEARTBEAT"}
+				} else if !slices.Equal(ids, []string{"b"}) {
+					for version := i; version < len(cursors); version++ {
+						want = append(want, fmt.Sprint("MESSAGE_APPENDED a ", version))
+					}
+				}
+				if d := cmp.Diff(want, brief(got)); d != "" {
+					t.Fatalf("cursor %d, ids %v (-want +got):\n%s", i, ids, d)
+				}
+				if got[0].GetCursor() != at {
+					t.Errorf("cursor %d: %v comes first, the hub is at %s", i, got[0], h.Cursor())
+				}
+				_ = c.end()
+			}
+		}
+	})
+}
+
+func TestAStalledWatcherGetsAGapAndGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
+		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		c.want(t, "HEARTBEAT")
+		c.stall()
+		commit(h, "t", "a", 1) // It is on its way.
+		synctest.Wait()
+		commit(h, "t", "a", 2, 3, 4, 5)
+		c.goOn()
+		c.want(t, "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3", "MESSAGE_APPENDED a 4", "MESSAGE_APPENDED a 5")
+		c.stall()
+		commit(h, "t", "a", 6)
+		synctest.Wait()
+		commit(h, "t", "a", 7, 8, 9, 10, 11)
+		c.goOn()
+		if cursor := c.want(t, "MESSAGE_APPENDED a 6", "GAP"); cursor != h.Cursor() {
+			t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
+		}
+		commit(h, "t", "a", 12)
+		c.want(t, "MESSAGE_APPENDED a 12")
+	})
+}
+
+// TestOthersMakeNoGap: who waits for a conversation in which nothing happens has missed
+// nothing, even while it does not read.
+func TestOthersMakeNoGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 4
+		h := watch.NewSmall(watch.Options{}, limit, 1<<20)
+		idle := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}, TurnEvents: true}, nil)
+		tenant := follow(t, h, watch.Watch{Tenant: "quiet"}, nil)
+		stalled := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		for _, c := range []*client{idle, tenant, stalled} {
+			c.want(t, "HEARTBEAT")
+		}
+		commit(h, "t", "quiet", 1)
+		idle.want(t, "MESSAGE_APPENDED quiet 1")
+		stalled.want(t, "MESSAGE_APPENDED quiet 1")
+		stalled.stall()
+		commit(h, "t", "quiet", 2) // It is on its way.
+		idle.want(t, "MESSAGE_APPENDED quiet 2")
+		for range int32(10) {
+			for version := range int32(limit) {
+				commit(h, "t", "a", version)
+				h.TurnEvent("t", "a", textEvent(version))
+			}
+			synctest.Wait()
+		}
+		stalled.goOn()
+		stalled.want(t, "MESSAGE_APPENDED quiet 2")
+		commit(h, "t", "quiet", 3)
+		idle.want(t, "MESSAGE_APPENDED quiet 3")
+		stalled.want(t, "MESSAGE_APPENDED quiet 3")
+		commit(h, "quiet", "a", 1)
+		tenant.want(t, "MESSAGE_APPENDED a 1")
+	})
+}
+
+// TestABatchLargerThanWhatIsKept is a GAP for those who want something of it, and nothing for
+// the others.
+func TestABatchLargerThanWhatIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 4
+		h := watch.NewSmall(watch.Options{}, limit, 1<<20)
+		quiet := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		tenant := follow(t, h, watch.Watch{Tenant: "quiet"}, nil)
+		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
+		all := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		changed, stop := subscribe(t, h, "t", "a")
+		defer stop()
+		for _, c := range []*client{quiet, tenant, one, all} {
+			c.want(t, "HEARTBEAT")
+		}
+		var batch []store.Change
+		for version := range int32(2*limit + 1) {
+			batch = append(batch, appended("t", "a", version, ""))
+		}
+		h.Committed(batch)
+		for _, c := range []*client{one, all} {
+			if cursor := c.want(t, "GAP"); cursor != h.Cursor() {
+				t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
+			}
+		}
+		if !woken(changed) {
+			t.Error("who waits for a change is not woken")
+		}
+		quiet.want(t)
+		tenant.want(t)
+		h.Committed([]store.Change{appended("t", "a", 100, ""), appended("t", "quiet", 1, ""), appended("quiet", "a", 1, "")})
+		quiet.want(t, "MESSAGE_APPENDED quiet 1")
+		tenant.want(t, "MESSAGE_APPENDED a 1")
+		one.want(t, "MESSAGE_APPENDED a 100")
+		all.want(t, "MESSAGE_APPENDED a 100", "MESSAGE_APPENDED quiet 1")
+	})
+}

@@ -1,0 +1,262 @@
+package watch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// patience is how long what has to come may take. Only a failing test takes so long.
+const patience = time.Minute
+
+// storm is a hub under load: writers take turns as those of a store do, and conversations,
+// which are of one tenant, count their versions.
+type storm struct {
+	*watch.Hub
+
+	ids      []string
+	final    int32 // version of each conversation at the end
+	mayGap   bool
+	order    sync.Mutex // of commits
+	versions map[string]*atomic.Int32
+}
+
+func newStorm(h *watch.Hub, final int32, mayGap bool) *storm {
+	s := &storm{Hub: h, ids: []string{"a", "b", "c", "d", "e", "f"}, final: final, mayGap: mayGap, versions: make(map[string]*atomic.Int32)}
+	for _, id := range s.ids {
+		s.versions[id] = new(atomic.Int32)
+	}
+	return s
+}
+
+// write commits batches until all conversations have their final version.
+func (s *storm) write() {
+	for done := false; !done; {
+		s.order.Lock()
+		done = true
+		var batch []store.Change
+		for _, i := range rand.Perm(len(s.ids))[:3] {
+			id := s.ids[i]
+			if v := s.versions[id]; v.Load() < s.final {
+				batch = append(batch, appended("t", id, v.Add(1), ""))
+			}
+		}
+		for _, v := range s.versions {
+			done = done && v.Load() == s.final
+		}
+		s.Committed(batch)
+		s.order.Unlock()
+		s.Committed(nil)
+		if s.Listening() {
+			s.TurnEvent("t", s.ids[0], textEvent(1))
+		}
+	}
+}
+
+// seen is what a client knows of a conversation.
+type seen struct {
+	version int32 // as it has come
+	read    int32 // as the state was read behind a GAP
+	gap     bool  // What comes next may be any later version.
+}
+
+// visit follows some conversations from a cursor to the end of all, leaving and coming back
+// on the way, and says what was wrong.
+func (s *storm) visit(ctx context.Context, cursor string, ids []string, events bool) error {
+	known := make(map[string]*seen)
+	for _, id := range s.ids {
+		if ids == nil || slices.Contains(ids, id) {
+			known[id] = new(seen)
+		}
+	}
+	isOver := func() bool {
+		for _, of := range known {
+			if max(of.version, of.read) < s.final {
+				return false
+			}
+		}
+		return true
+	}
+	stretch := func() error {
+		w, err := s.Watch(watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: cursor, TurnEvents: events})
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		stay := rand.IntN(500)
+		for response, err := range w.All(ctx, nil) {
+			change, failed := decode(response)
+			if err := errors.Join(err, failed); err != nil {
+				return err
+			}
+			if err := s.see(known, change); err != nil {
+				return err
+			}
+			cursor = change.GetCursor()
+			stay--
+			if stay < 0 || isOver() {
+				break
+			}
+		}
+		return nil
+	}
+	for !isOver() {
+		if err := stretch(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// see checks that a change is the next one of its conversation.
+func (s *storm) see(known map[string]*seen, c *parleyv1.ConversationChange) error {
+	switch c.GetKind() {
+	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
+		of, version := known[c.GetConversationId()], c.GetVersion()
+		if of == nil || version <= of.version || version > of.version+1 && !of.gap {
+			return fmt.Errorf("%v comes after %+v", c, of)
+		}
+		of.version, of.gap = version, false
+	case parleyv1.ChangeKind_CHANGE_KIND_GAP:
+		if !s.mayGap {
+			return fmt.Errorf("%v, and everything is kept", c)
+		}
+		for id, of := range known {
+			of.read, of.gap = s.versions[id].Load(), true
+		}
+	}
+	return nil
+}
+
+func TestStorm(t *testing.T) {
+	tests := []struct {
+		name   string
+		hub    *watch.Hub
+		mayGap bool
+	}{
+		{"all is kept", watch.NewSmall(watch.Options{}, 1<<20, 1<<30), false},
+		{"little is kept", watch.NewSmall(watch.Options{}, 16, 1<<30), true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := newStorm(test.hub, 1000, test.mayGap)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			start := s.Cursor()
+			var writers, all sync.WaitGroup
+			writing, written := context.WithCancel(ctx)
+			for i := range 12 {
+				ids := slices.Clone(s.ids[:i%len(s.ids)])
+				if len(ids) == 0 {
+					ids = nil
+				}
+				all.Go(func() {
+					if err := s.visit(ctx, start, ids, i%2 == 0); err != nil {
+						t.Errorf("watcher %d: %v", i, err)
+					}
+				})
+			}
+			for _, id := range s.ids {
+				all.Go(func() { s.wait(ctx, t, id) })
+			}
+			for range 2 {
+				all.Go(func() { s.comeAndGo(writing, t) })
+			}
+			for range 4 {
+				writers.Go(s.write)
+			}
+			writers.Wait()
+			written()
+			all.Wait()
+			if keys, readers := s.Readers(); keys != 0 || readers != 0 || s.Watchers() != 0 {
+				t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, s.Watchers())
+			}
+		})
+	}
+}
+
+// wait waits for versions as readers of a summary do: none is missed.
+func (s *storm) wait(ctx context.Context, t *testing.T, id string) {
+	t.Helper()
+	for known := int32(0); known < s.final; {
+		changed, stop, err := s.Subscribe("t", id)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for range 10 {
+			if known = s.versions[id].Load(); known == s.final {
+				break
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				t.Errorf("%s: not woken after version %d", id, known)
+				stop()
+				return
+			}
+		}
+		stop()
+	}
+}
+
+// comeAndGo begins watches and ends them at once, or with the first changes.
+func (s *storm) comeAndGo(writing context.Context, t *testing.T) {
+	t.Helper()
+	for i := 0; writing.Err() == nil; i++ {
+		w, err := s.Watch(watch.Watch{Tenant: "t", TurnEvents: i%2 == 0})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		n, stop := 0, make(chan struct{})
+		for _, err := range w.All(writing, stop) {
+			n++
+			if err != nil && writing.Err() == nil {
+				t.Errorf("after %d: %v", n, err)
+			}
+			if n == i%3 {
+				close(stop)
+			}
+			if i%3 == 0 {
+				break
+			}
+		}
+		w.Stop()
+	}
+}
+
+// TestWatchesThatBeginWhileChangesCome is for the race detector: nothing is done between the
+// beginning of a watch and its end, so that no lock comes between.
+func TestWatchesThatBeginWhileChangesCome(t *testing.T) {
+	h := watch.New(watch.Options{})
+	writing, written := context.WithCancel(t.Context())
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for version := int32(1); writing.Err() == nil; version++ {
+			commit(h, "t", "a", version)
+			h.TurnEvent("t", "a", textEvent(version))
+			runtime.Gosched()
+		}
+	})
+	for i := range 2000 {
+		w := begin(t, h, watch.Watch{Tenant: "t", TurnEvents: i%2 == 0})
+		for range 20 {
+			runtime.Gosched()
+		}
+		w.Stop()
+	}
+	written()
+	writer.Wait()
+}

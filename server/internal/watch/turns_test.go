@@ -1,0 +1,207 @@
+package watch_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/watch"
+)
+
+func TestTurnEventsGoToThoseWhoWantThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		plain := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		if h.Listening() {
+			t.Error("somebody listens, and nobody has asked for events")
+		}
+		all := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		other := follow(t, h, watch.Watch{Tenant: "u", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		everybody := []*client{plain, all, one, other}
+		for _, c := range everybody {
+			c.want(t, "HEARTBEAT")
+		}
+		if !h.Listening() {
+			t.Error("nobody listens")
+		}
+		commit(h, "t", "a", 1)
+		event := textEvent(1)
+		h.TurnEvent("t", "a", event)
+		h.TurnEvent("t", "b", textEvent(2))
+		h.TurnEvent("u", "a", textEvent(3))
+		want := &parleyv1.ConversationChange{
+			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: "a", Time: timestamppb.Now(),
+			Payload: &parleyv1.ConversationChange_TurnEvent{TurnEvent: event},
+		}
+		got := one.take()
+		if d := cmp.Diff([]string{"MESSAGE_APPENDED a 1", "TURN a 1"}, brief(got)); d != "" {
+			t.Fatalf("(-want +got):\n%s", d)
+		}
+		if d := cmp.Diff(want, got[1], protocmp.Transform()); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		plain.want(t, "MESSAGE_APPENDED a 1")
+		all.want(t, "MESSAGE_APPENDED a 1", "TURN a 1", "TURN b 2")
+		other.want(t, "TURN a 3")
+		for _, c := range []*client{all, one, other} {
+			_ = c.end()
+		}
+		if h.Listening() {
+			t.Error("somebody still listens")
+		}
+		// Whoever comes later gets what comes later.
+		all = follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true, Cursor: want.GetCursor()}, nil)
+		all.want(t, "HEARTBEAT")
+		h.TurnEvent("t", "b", textEvent(4))
+		all.want(t, "TURN b 4")
+	})
+}
+
+// TestTheAnswerComesAheadOfTheEnd: a turn's last event follows the commit of its answer, and
+// so do watchers see it, whichever of the two they are told of first.
+func TestTheAnswerComesAheadOfTheEnd(t *testing.T) {
+	t.Run("told late", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := watch.New(watch.Options{})
+			c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+			c.want(t, "HEARTBEAT")
+			tell := h.DelayTelling()
+			commit(h, "t", "a", 1)
+			h.TurnEvent("t", "a", finishedEvent(1))
+			synctest.Wait()
+			tell()
+			c.want(t, "MESSAGE_APPENDED a 1", "TURN a finished")
+		})
+	})
+	t.Run("often", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := watch.New(watch.Options{})
+			c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+			c.want(t, "HEARTBEAT")
+			for version := range int32(1000) {
+				h.TurnEvent("t", "a", textEvent(1))
+				commit(h, "t", "a", version)
+				h.TurnEvent("t", "a", finishedEvent(2))
+				got := brief(c.take())
+				answer, end := slices.Index(got, fmt.Sprint("MESSAGE_APPENDED a ", version)), slices.Index(got, "TURN a finished")
+				if len(got) != 3 || answer < 0 || end < answer || slices.Index(got, "TURN a 1") > end {
+					t.Fatalf("turn %d: %q", version, got)
+				}
+			}
+		})
+	})
+}
+
+// TestResumeFromTheCursorOfAnEvent: it is that of the change before, so that whoever goes on
+// from it gets each change that the first watcher got later, and no other.
+func TestResumeFromTheCursorOfAnEvent(t *testing.T) {
+	for _, ids := range [][]string{nil, {"a"}, {"a", "c"}} {
+		synctest.Test(t, func(t *testing.T) {
+			h := watch.New(watch.Options{})
+			c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, TurnEvents: true}, nil)
+			for i := range int32(60) {
+				id := []string{"a", "b", "c"}[i%3]
+				if i%7 < 3 {
+					commit(h, "t", id, i)
+				} else {
+					h.TurnEvent("t", id, textEvent(i))
+				}
+				if i%5 == 0 {
+					synctest.Wait()
+				}
+			}
+			got := c.take()
+			last := -1
+			for i, change := range got {
+				at := position(t, change.GetCursor())
+				if at < last {
+					t.Errorf("%v has a cursor that goes back by %d", change, last-at)
+				}
+				last = at
+				isEvent := func(line string) bool { return line[:4] == "TURN" }
+				want := append([]string{"HEARTBEAT"}, slices.DeleteFunc(brief(got[i+1:]), isEvent)...)
+				again := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(), TurnEvents: i%2 == 0}, nil)
+				if d := cmp.Diff(want, brief(again.take())); d != "" {
+					t.Errorf("from the cursor of %v (-want +got):\n%s", change, d)
+				}
+				_ = again.end()
+			}
+		})
+	}
+}
+
+// TestEventsThatAreGone: a GAP says so, and no change is lost or doubled for that.
+func TestEventsThatAreGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
+		c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		c.want(t, "HEARTBEAT")
+		c.stall()
+		h.TurnEvent("t", "a", textEvent(1)) // It is on its way.
+		synctest.Wait()
+		commit(h, "t", "a", 1, 2)
+		for i := range int32(5) {
+			h.TurnEvent("t", "a", textEvent(2+i))
+		}
+		c.goOn()
+		got := c.take()
+		lines := brief(got)
+		gap := slices.Index(lines, "GAP")
+		if gap < 1 {
+			t.Fatalf("no GAP: %q", lines)
+		}
+		again := follow(t, h, watch.Watch{Tenant: "t", Cursor: got[gap].GetCursor()}, nil)
+		again.want(t, append([]string{"HEARTBEAT"}, lines[gap+1:]...)...)
+		_ = again.end()
+		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"}, slices.Delete(lines, gap, gap+1)); d != "" {
+			t.Errorf("changes (-want +got):\n%s", d)
+		}
+		commit(h, "t", "a", 3)
+		c.want(t, "MESSAGE_APPENDED a 3")
+		h.TurnEvent("t", "a", textEvent(7))
+		c.want(t, "TURN a 7")
+	})
+}
+
+// TestEventsAreKeptFromOthers: those who do not want events are not woken by them, and the end of
+// a watch ends that of events.
+func TestEventsAreKeptFromOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		changed, stop := subscribe(t, h, "t", "a")
+		defer stop()
+		c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		before := h.Cursor()
+		h.TurnEvent("t", "a", textEvent(1))
+		c.want(t, "HEARTBEAT", "TURN a 1")
+		if woken(changed) || h.Cursor() != before {
+			t.Error("an event of a turn passes for a change")
+		}
+		_ = c.end()
+		if _, readers := h.Readers(); readers != 1 {
+			t.Errorf("%d readers are left beside the one that waits", readers-1)
+		}
+		// Events come in the time of the hub's clock, however late they are read.
+		c = follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		c.want(t, "HEARTBEAT")
+		c.stall()
+		at := time.Now()
+		h.TurnEvent("t", "a", textEvent(2))
+		h.TurnEvent("t", "a", textEvent(3))
+		<-time.After(time.Hour)
+		c.goOn()
+		for _, change := range c.take() {
+			if got := change.GetTime().AsTime(); !got.Equal(at) {
+				t.Errorf("%v is of %v, want %v", change, got, at)
+			}
+		}
+	})
+}

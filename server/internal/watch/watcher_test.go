@@ -1,0 +1,287 @@
+package watch_test
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// heartbeatEvery is what the API promises.
+const heartbeatEvery = 15 * time.Second
+
+func TestFirstComesAHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		commit(h, "t", "a", 1, 2)
+		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		want := []*parleyv1.ConversationChange{{
+			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, Time: timestamppb.Now(),
+		}}
+		if d := cmp.Diff(want, c.take(), protocmp.Transform()); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		// What is committed between the two is not missed.
+		w := begin(t, h, watch.Watch{Tenant: "t"})
+		defer w.Stop()
+		commit(h, "t", "a", 3)
+		for response, err := range w.All(t.Context(), nil) {
+			change, failed := decode(response)
+			if d := cmp.Diff(want, []*parleyv1.ConversationChange{change}, protocmp.Transform()); err != nil || failed != nil || d != "" {
+				t.Errorf("%v, %v, (-want +got):\n%s", err, failed, d)
+			}
+			break
+		}
+		c.want(t, "MESSAGE_APPENDED a 3")
+		if err := c.end(); !errors.Is(err, errLeft) {
+			t.Errorf("the watcher ended with %v", err)
+		}
+	})
+}
+
+// TestChangesAsTheyAreSent: each kind with what the API says that it has.
+func TestChangesAsTheyAreSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		c.want(t, "HEARTBEAT")
+		at := time.Unix(5, 7)
+		header := &parleyv1.Conversation{Id: "a", Version: 3, Title: "tïtle", Labels: map[string]string{"k": "v"}}
+		message := appended("t", "a", 4, strings.Repeat("ä", 1000))
+		message.Time = at
+		empty := store.Change{Tenant: "t", ConversationID: "a", Version: 9, Time: at, Kind: message.Kind, Message: store.Frame{2<<3 | 2, 0}}
+		committed := []store.Change{message, empty}
+		for _, kind := range []parleyv1.ChangeKind{
+			parleyv1.ChangeKind_CHANGE_KIND_CREATED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, parleyv1.ChangeKind_CHANGE_KIND_CLEARED,
+		} {
+			committed = append(committed, store.Change{Tenant: "t", ConversationID: "a", Version: 3, Time: at, Kind: kind, Conversation: header})
+		}
+		for _, kind := range []parleyv1.ChangeKind{
+			parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, parleyv1.ChangeKind_CHANGE_KIND_EVICTED,
+		} {
+			committed = append(committed, store.Change{Tenant: "t", ConversationID: "a", Version: 3, Time: at, Kind: kind})
+		}
+		var want []*parleyv1.ConversationChange
+		for _, change := range committed {
+			h.Committed([]store.Change{change})
+			one := &parleyv1.ConversationChange{
+				Cursor: h.Cursor(), Kind: change.Kind, ConversationId: "a", Version: change.Version, Time: timestamppb.New(at),
+			}
+			switch {
+			case change.Message != nil:
+				m, err := change.Message.Message()
+				if err != nil {
+					t.Fatal(err)
+				}
+				one.Payload = &parleyv1.ConversationChange_Message{Message: m}
+			case change.Conversation != nil:
+				one.Payload = &parleyv1.ConversationChange_Conversation{Conversation: header}
+			}
+			want = append(want, one)
+		}
+		if d := cmp.Diff(want, c.take(), protocmp.Transform()); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	})
+}
+
+func TestAWatcherSeesWhatItAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		many := make([]string, 1000)
+		for i := range many {
+			many[i] = fmt.Sprint(i)
+		}
+		all := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		other := follow(t, h, watch.Watch{Tenant: "u"}, nil)
+		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
+		some := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: append([]string{"b", "a"}, many...)}, nil)
+		twice := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"c", "c"}}, nil)
+		none := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"nobody"}}, nil)
+		h.Committed([]store.Change{
+			appended("t", "a", 1, ""), appended("u", "a", 2, ""), appended("t", "b", 3, ""),
+			appended("t", "c", 4, ""), appended("t", "a", 5, ""), appended("", "a", 6, ""),
+		})
+		const first, a1, b3, c4, a5 = "HEARTBEAT", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED b 3", "MESSAGE_APPENDED c 4", "MESSAGE_APPENDED a 5"
+		all.want(t, first, a1, b3, c4, a5)
+		other.want(t, first, "MESSAGE_APPENDED a 2")
+		one.want(t, first, a1, a5)
+		some.want(t, first, a1, b3, a5)
+		twice.want(t, first, c4)
+		none.want(t, first)
+		for _, c := range []*client{all, other, one, some, twice, none} {
+			if err := c.end(); !errors.Is(err, errLeft) {
+				t.Errorf("a watcher ended with %v", err)
+			}
+		}
+		if keys, _ := h.Readers(); keys != 0 || h.Watchers() != 0 {
+			t.Errorf("%d keys and %d watchers are left", keys, h.Watchers())
+		}
+	})
+}
+
+// TestResumeFromEveryCursor: whoever goes on from a cursor gets what came behind it.
+func TestResumeFromEveryCursor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		const total = 100
+		cursors := []string{h.Cursor()}
+		var of []string
+		for i := range int32(total) {
+			id := []string{"a", "b", "c"}[i%3]
+			commit(h, "t", id, i)
+			commit(h, "u", id, i)
+			of = append(of, fmt.Sprint("MESSAGE_APPENDED ", id, " ", i))
+			cursors = append(cursors, h.Cursor())
+		}
+		for i, cursor := range cursors {
+			rest := follow(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
+			got := rest.take()
+			if got[0].GetCursor() != cursor {
+				t.Errorf("the heartbeat has cursor %s, the request had %s", got[0].GetCursor(), cursor)
+			}
+			if d := cmp.Diff(append([]string{"HEARTBEAT"}, of[i:]...), brief(got)); d != "" {
+				t.Errorf("from cursor %d (-want +got):\n%s", i, d)
+			}
+			one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"b"}, Cursor: cursor}, nil)
+			ofOne := slices.DeleteFunc(slices.Clone(of[i:]), func(line string) bool { return !strings.Contains(line, " b ") })
+			if d := cmp.Diff(append([]string{"HEARTBEAT"}, ofOne...), brief(one.take())); d != "" {
+				t.Errorf("of b, from cursor %d (-want +got):\n%s", i, d)
+			}
+			for _, c := range []*client{rest, one} {
+				_ = c.end()
+			}
+		}
+	})
+}
+
+func TestHeartbeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		quiet := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		all := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		last := quiet.want(t, "HEARTBEAT")
+		all.want(t, "HEARTBEAT")
+		pass := func(d time.Duration) { <-time.After(d) }
+		pass(heartbeatEvery - 1)
+		quiet.want(t)
+		all.want(t)
+		commit(h, "t", "a", 1)
+		all.want(t, "MESSAGE_APPENDED a 1")
+		pass(1)
+		// Its cursor has gone on, though nothing was for it.
+		next := quiet.want(t, "HEARTBEAT")
+		if next == last || next != h.Cursor() {
+			t.Errorf("the cursor went from %s to %s, the hub is at %s", last, next, h.Cursor())
+		}
+		pass(heartbeatEvery - 2)
+		all.want(t) // Not silent for so long.
+		h.TurnEvent("t", "a", textEvent(1))
+		all.want(t, "TURN a 1")
+		pass(2)
+		all.want(t)
+		quiet.want(t, "HEARTBEAT")
+		pass(heartbeatEvery - 2)
+		all.want(t, "HEARTBEAT")
+		for range 3 {
+			pass(heartbeatEvery)
+			all.want(t, "HEARTBEAT")
+			quiet.want(t, "HEARTBEAT")
+		}
+		// A client that did not read for hours gets what there is, and no more heartbeat than it needs.
+		all.stall()
+		commit(h, "t", "a", 2, 3)
+		pass(time.Hour)
+		all.goOn()
+		all.want(t, "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3")
+		pass(heartbeatEvery)
+		all.want(t, "HEARTBEAT")
+	})
+}
+
+func TestCursors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		commit(h, "t", "a", 1)
+		now := h.Cursor()
+		raw, err := base64.RawURLEncoding.DecodeString(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		future := slices.Clone(raw)
+		future[len(future)-1]++
+		for _, cursor := range []string{
+			"x", "not base64", now[:len(now)-1], now + "A", now + "==", now + now,
+			base64.RawURLEncoding.EncodeToString(raw[:8]), base64.RawURLEncoding.EncodeToString(future),
+			base64.RawURLEncoding.EncodeToString(slices.Concat(raw[:8], slices.Repeat([]byte{255}, 8))),
+		} {
+			if w, err := h.Watch(watch.Watch{Tenant: "t", Cursor: cursor}); !errors.Is(err, watch.ErrCursor) {
+				t.Errorf("cursor %q: %v", cursor, err)
+				w.Stop()
+			}
+		}
+		if n := h.Watchers(); n != 0 {
+			t.Errorf("%d watchers are counted, all were refused", n)
+		}
+		// Of another start, whatever its position.
+		other := watch.New(watch.Options{})
+		commit(other, "t", "a", 1, 2, 3)
+		for _, cursor := range []string{other.Cursor(), watch.New(watch.Options{}).Cursor()} {
+			c := follow(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
+			got := c.take()
+			if d := cmp.Diff([]string{"GAP", "HEARTBEAT"}, brief(got)); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+			for _, change := range got {
+				if change.GetCursor() != h.Cursor() || !change.GetTime().AsTime().Equal(time.Now()) {
+					t.Errorf("%v, the hub is at %s", change, h.Cursor())
+				}
+			}
+			_ = c.end()
+		}
+	})
+}
+
+func TestTheEndOfAWatcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		stop := make(chan struct{})
+		idle, busy := follow(t, h, watch.Watch{Tenant: "t"}, stop), follow(t, h, watch.Watch{Tenant: "t"}, stop)
+		left := follow(t, h, watch.Watch{Tenant: "t"}, stop)
+		if err := left.end(); !errors.Is(err, errLeft) {
+			t.Errorf("the client left, and the watcher ended with %v", err)
+		}
+		idle.want(t, "HEARTBEAT")
+		busy.want(t, "HEARTBEAT")
+		busy.stall()
+		commit(h, "t", "a", 1)
+		synctest.Wait()
+		close(stop)
+		<-idle.ended
+		busy.goOn()
+		<-busy.ended
+		late := follow(t, h, watch.Watch{Tenant: "t"}, stop)
+		<-late.ended
+		for _, c := range []*client{idle, busy, late} {
+			if c.err != nil {
+				t.Errorf("a stop ended a watcher with %v", c.err)
+			}
+			c.w.Stop() // Again.
+		}
+		if n := h.Watchers(); n != 0 {
+			t.Errorf("%d watchers are left", n)
+		}
+	})
+}
