@@ -168,7 +168,8 @@ type List struct {
 	StructuredDataType string
 	// Order; unspecified is by create time, newest first.
 	Order parleyv1.ListOrder
-	// OldestFirst turns the order of create time around; not with another.
+	// OldestFirst turns the order of create time around; the other order ignores it. A token
+	// of one direction is none of the other.
 	OldestFirst bool
 	// PageSize is the most rows to return; at least 1.
 	PageSize int

@@ -80,16 +80,18 @@ func (f Frames) Messages() ([]*parleyv1.Message, error) {
 	return messages, nil
 }
 
-// body is the encoded Message inside a frame.
-func (f Frame) body() []byte {
+// Body is the encoded Message inside the frame.
+func (f Frame) Body() []byte {
 	body, _ := protowire.ConsumeBytes(f[min(1, len(f)):])
 	return body
 }
 
+func (f Frame) body() []byte { return f.Body() }
+
 // Message decodes the frame.
 func (f Frame) Message() (*parleyv1.Message, error) {
 	m := new(parleyv1.Message)
-	if err := proto.Unmarshal(f.body(), m); err != nil {
+	if err := proto.Unmarshal(f.Body(), m); err != nil {
 		return nil, fmt.Errorf("%w: message: %w", ErrCorrupt, err)
 	}
 	return m, nil
@@ -98,7 +100,7 @@ func (f Frame) Message() (*parleyv1.Message, error) {
 // Sequence reads Message.sequence without decoding the rest; 0 when there is none.
 func (f Frame) Sequence() int32 {
 	var sequence int32
-	for body := f.body(); len(body) > 0; {
+	for body := f.Body(); len(body) > 0; {
 		number, kind, n := protowire.ConsumeTag(body)
 		if n < 0 {
 			break

@@ -37,12 +37,28 @@ type Snapshot struct {
 	Conversation *parleyv1.Conversation
 	// Messages asked for, oldest first.
 	Messages Frames
+	// DroppedBytes is the size of all messages that were dropped, as the oldest, to stay
+	// within limits; those not asked for do not count. A fork or an import begins at 0.
+	DroppedBytes int64
 	// Turns, oldest first, 32 at most.
 	Turns []*parleyv1.Turn
 	// Events of these turns, oldest first; a turn may have none.
 	Events []*storev1.TurnEvents
 	// Seen is set when Read.Request was seen: what the first call did.
 	Seen *Seen
+}
+
+// Offsets returns for each message of a snapshot that has all of them how many encoded
+// bytes of messages come before it, dropped ones too, and last how many there are in all. A
+// message keeps its offset as long as it is kept.
+func (s *Snapshot) Offsets() []int64 {
+	offset := s.DroppedBytes
+	offsets := []int64{offset}
+	for frame := range s.Messages.All() {
+		offset += int64(len(frame.Body()))
+		offsets = append(offsets, offset)
+	}
+	return offsets
 }
 
 // Seen is what a request did when it came first.
@@ -62,6 +78,9 @@ type Page struct {
 	// Total is how many conversations the tenant has, whatever the filter; expired ones
 	// count until they are swept.
 	Total int64
+	// Damaged is how many conversations were left out that the call met: their records are
+	// damaged, so nobody can tell whether they belong on the page.
+	Damaged int
 }
 
 // Progress is the answer of a running turn as far as it has arrived.

@@ -22,27 +22,42 @@
 //	└── <minute><tenant><inner key>   → nanosecond, CRC-32C
 //	turns
 //	└── <tenant><conversation id>     → the answer so far and its events, see package record
+//	sessions
+//	└── <tenant><conversation id>     → DeleteAfter and delete time in ns, CRC-32C
+//	ends
+//	└── <minute><tenant><conversation id> → nanosecond, CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that tells equal times apart, 4 bytes
 //	<minute>     since 1970, 4 bytes
 //	<nanosecond> since 1970, 8 bytes
 //
-// Integers are big-endian, checksums are of key and value. These hold of every committed state:
+// Integers are big-endian, checksums are of key and value. Files of the first versions have
+// no sessions and no ends: Open adds them. These hold of every committed state:
 //
 //   - A conversation has one entry in ids and one in expiry, ids says in which minute.
 //   - The nanosecond in expiry falls into its minute and is not later than the
-//     conversation's expire_time, unless a turn runs. It may be earlier: an append
-//     leaves the entry alone, and the sweeper, when the nanosecond has come, moves it.
+//     conversation's expire_time, unless a turn runs or it is session memory. It may be
+//     earlier: an append leaves the entry alone, and the sweeper, when the nanosecond has
+//     come, moves it.
 //   - A conversation has an entry in turns exactly while a turn runs on it.
+//   - An id has an entry in sessions while it is session memory, and then until it is swept
+//     or taken again. The delete time is 0 while somebody holds it; from then on it has one
+//     entry in ends, with the same nanosecond.
 //   - tenants agrees with conversations, and has no entry for a tenant without any.
+//
+// How many hold an id is in memory only: what has no delete time when the file is opened was
+// held by a process that has ended.
 //
 // A record that does not match its checksum is an error for its conversation alone: it can
 // be deleted, and everything else steps over it. If its header is damaged, deleting it
 // cannot tell how many messages go; the count of its tenant keeps them until the tenant
 // has no conversation left. Where its entry in ids is damaged the conversation cannot be
-// deleted either, for nothing else tells where it lies. An entry of expiry that is damaged
-// stays, and its conversation is not swept, but is not found either once it has expired.
+// deleted either, for nothing else tells where it lies. Neither goes when its session memory
+// ends. An entry of expiry that is damaged stays, and its conversation is not swept, but is
+// not found either once it has expired. Where an entry of sessions is damaged its id is like
+// any other. Where one of ends is, the id stays in sessions until expiry leads to its
+// conversation, an hour later at most, or the id is taken again.
 package boltstore
 
 import (
@@ -126,15 +141,15 @@ func Open(path string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// load reads what is held in memory: the counts, and which turns ran when the file was last
-// written.
+// load reads what is kept in memory: the counts, and which turns ran when the file was last
+// written. It releases the session memory that was held then.
 func (s *Store) load() (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, remedy)
 		}
 	}()
-	return s.db.View(func(tx *bolt.Tx) error {
+	if err := s.db.View(func(tx *bolt.Tx) error {
 		if err := checkSchema(tx); err != nil {
 			return err
 		}
@@ -143,13 +158,17 @@ func (s *Store) load() (err error) {
 		}
 		s.abandoned = running(tx)
 		return nil
-	})
+	}); err != nil {
+		return err
+	}
+	return s.releaseAll()
 }
 
 // begin starts the writer's transaction.
 func (s *Store) begin(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
 
-// committed follows a commit, ahead of the answers to those whose writes it holds.
+// committed follows a commit, also one of nothing, ahead of the answers to those whose
+// writes it holds.
 func (s *Store) committed(t *txn) {
 	s.tally.settle(t)
 	if len(t.changes) > 0 {

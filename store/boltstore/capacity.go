@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"iter"
 	"slices"
 	"time"
+
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -38,54 +41,110 @@ func (t *txn) makeRoom(tenant string, again *stored, now time.Time) ([]*stored, 
 // victims adds to gone until it has n conversations or there are no more that may go.
 func (t *txn) victims(gone []*stored, tenant string, n int, now time.Time) []*stored {
 	gone = t.expiredOf(gone, tenant, n, now)
-	prefix := tenantKey(tenant)
+	// Each one that is passed over has a running turn, or is held, or has damage that somebody
+	// should see. There may be very many, so the next time begins behind them.
+	ahead := true
+	may := func(s *stored) bool {
+		may := !s.record.Running() && !s.session.Held
+		ahead = ahead && !may
+		return may
+	}
+	prefix, passed := tenantKey(tenant), t.passedOver(tenant)
 	c := t.conversations.Cursor()
-	// Each one that is passed over has a running turn, or damage that somebody should see.
-	for k, _ := c.Seek(prefix); len(gone) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+	for k, _ := c.Seek(conversationKey(tenant, passed)); len(gone) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		if rest := k[len(prefix):]; len(rest) == record.KeySize {
-			gone = t.victim(gone, tenant, inner(rest), func(r *record.Record) bool { return !r.Running() })
+			if ahead {
+				t.passed[tenant] = inner(rest)
+			}
+			gone = t.victim(gone, tenant, inner(rest), may)
 		}
 	}
 	return gone
 }
 
-// expiredOf adds conversations of the tenant that have expired, as far as they are found
-// among its first entries that are due. Those of other tenants are leapt over, a minute's at
-// once, and do not count: what goes must not depend on them.
+// passedOver is a conversation of a tenant ahead of which none may be evicted.
+func (t *txn) passedOver(tenant string) inner {
+	if key, ok := t.passed[tenant]; ok {
+		return key
+	}
+	return t.tally.passed[tenant]
+}
+
+// mayGo notes that a conversation may be evicted from now on.
+func (t *txn) mayGo(tenant string, key inner) {
+	if passed := t.passedOver(tenant); bytes.Compare(key[:], passed[:]) < 0 {
+		t.passed[tenant] = key
+	}
+}
+
+// expiredOf adds conversations of the tenant that are no more, as far as they are found
+// among its first entries that are due.
 func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	ns, own := nanosecond(now), tenantKey(tenant)
-	c := t.expiry.Cursor()
-	k, v := c.First()
-	for looks := 0; looks < maxDueLooks && len(gone) < n && k != nil; {
-		if len(k) < 4 {
-			k, v = c.Next() // Damage.
-			continue
+	for e := range dueOf(t.expiry, tenant, now) {
+		if len(gone) >= n {
+			return gone
 		}
-		minute := binary.BigEndian.Uint32(k)
-		if minute > minuteOf(ns) {
-			break
+		if key, ok := e.inner(); ok {
+			gone = t.victim(gone, tenant, key, func(s *stored) bool { return s.record.Expired(now, s.session) })
 		}
-		prefix := slices.Concat(k[:4], own)
-		switch {
-		case bytes.HasPrefix(k, prefix):
-			if e, ok := decodeDue(k, v); ok && e.at <= ns {
-				gone = t.victim(gone, tenant, e.key, func(r *record.Record) bool { return r.Expired(now) })
-			}
-			k, v = c.Next()
-			looks++
-		case bytes.Compare(k, prefix) < 0:
-			k, v = c.Seek(prefix)
-		default:
-			k, v = c.Seek(binary.BigEndian.AppendUint32(nil, minute+1))
+	}
+	for e := range dueOf(t.ends, tenant, now) {
+		if len(gone) >= n {
+			return gone
+		}
+		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.session.Over(now) {
+			gone = addTo(gone, s)
 		}
 	}
 	return gone
+}
+
+// dueOf yields the first entries of a tenant in expiry or ends that are due. Those of other
+// tenants are leapt over, a minute's at once, and do not count: what becomes of a tenant's
+// conversations must not depend on them.
+func dueOf(b *bolt.Bucket, tenant string, now time.Time) iter.Seq[due] {
+	return func(yield func(due) bool) {
+		ns, own := nanosecond(now), tenantKey(tenant)
+		c := b.Cursor()
+		k, v := c.First()
+		for looks := 0; looks < maxDueLooks && k != nil; {
+			if len(k) < 4 {
+				k, v = c.Next() // Damage.
+				continue
+			}
+			minute := binary.BigEndian.Uint32(k)
+			if minute > minuteOf(ns) {
+				return
+			}
+			prefix := slices.Concat(k[:4], own)
+			switch {
+			case bytes.HasPrefix(k, prefix):
+				if e, ok := decodeDue(k, v); ok && e.at <= ns && !yield(e) {
+					return
+				}
+				k, v = c.Next()
+				looks++
+			case bytes.Compare(k, prefix) < 0:
+				k, v = c.Seek(prefix)
+			default:
+				k, v = c.Seek(binary.BigEndian.AppendUint32(nil, minute+1))
+			}
+		}
+	}
 }
 
 // victim adds one conversation, if it may go and is not there yet.
-func (t *txn) victim(gone []*stored, tenant string, key inner, may func(*record.Record) bool) []*stored {
+func (t *txn) victim(gone []*stored, tenant string, key inner, may func(*stored) bool) []*stored {
 	s, err := t.at(tenant, key)
-	if err != nil || !may(s.record) || slices.ContainsFunc(gone, func(g *stored) bool { return g.place.key == key }) {
+	if err != nil || !may(s) {
+		return gone
+	}
+	return addTo(gone, s)
+}
+
+// addTo adds a conversation of the same tenant, if it is not there yet.
+func addTo(gone []*stored, s *stored) []*stored {
+	if slices.ContainsFunc(gone, func(g *stored) bool { return g.place.key == s.place.key }) {
 		return gone
 	}
 	return append(gone, s)

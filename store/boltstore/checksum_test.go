@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// dueKey is the key of conversation "bad" in expiry.
-func dueKey(tx *bolt.Tx) []byte {
+// badDue is the key of conversation "bad" in expiry.
+func badDue(tx *bolt.Tx) []byte {
 	id := idKey("acme", "bad")
 	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 	if err != nil {
@@ -104,7 +104,7 @@ func TestDamagedDueBits(t *testing.T) {
 	s, c := three(t, store.Options{})
 	var key, value []byte
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		key = dueKey(tx)
+		key = badDue(tx)
 		value = bytes.Clone(tx.Bucket([]byte(expiryBucket)).Get(key))
 		return nil
 	})
@@ -122,7 +122,7 @@ func TestDamagedDueBits(t *testing.T) {
 		both := flipBit(bit)(slices.Concat(key, value))
 		wrong := both[:len(key)]
 		replace(key, wrong, both[len(key):])
-		due, more, err := s.due(t.Context(), 10)
+		due, more, err := s.due(t.Context(), expiryBucket, 10)
 		if len(due) != 2 || more || err != nil {
 			t.Errorf("bit %d: %v are due, %v, %v; want the other two", bit, due, more, err)
 		}
@@ -138,7 +138,7 @@ func TestDamagedDue(t *testing.T) {
 	expired := func(t *testing.T) *Store {
 		t.Helper()
 		s, c := three(t, store.Options{MaxConversations: 3})
-		damage(t, s, expiryBucket, dueKey, flip(-1))
+		damage(t, s, expiryBucket, badDue, flip(-1))
 		c.advance(2 * time.Hour)
 		sweep(t, s)
 		_ = s.db.View(func(tx *bolt.Tx) error {
@@ -155,7 +155,7 @@ func TestDamagedDue(t *testing.T) {
 	}
 	t.Run("deleted", func(t *testing.T) {
 		s, _ := three(t, store.Options{})
-		damage(t, s, expiryBucket, dueKey, flip(-1))
+		damage(t, s, expiryBucket, badDue, flip(-1))
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 			t.Fatal(err)
 		}

@@ -45,6 +45,10 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 			running++
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
+		passed := memory.passed[tenant]
+		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !readSession(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId()).Held {
+			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
+		}
 		if err := checkConversation(tx, tenant, inner(rest), r); err != nil {
 			fault("conversation %q of %q: %w", r.Conversation().GetId(), tenant, err)
 		}
@@ -69,6 +73,11 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if !maps.Equal(got, want) || !maps.Equal(memory.tenants, want) {
 		fault("counts are %v in the file and %v in memory, want %v", got, memory.tenants, want)
 	}
+	for tenant := range memory.passed {
+		if want[tenant] == (counts{}) {
+			fault("%q has no conversations to be passed over", tenant)
+		}
+	}
 	total := counts{}
 	for _, c := range want {
 		total = total.plus(c)
@@ -76,7 +85,43 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if memory.total != total {
 		fault("total is %v, want %v", memory.total, total)
 	}
-	return errors.Join(faults...)
+	return errors.Join(append(faults, checkSessions(tx, memory)...)...)
+}
+
+// checkSessions looks at session memory in the file and in memory.
+func checkSessions(tx *bolt.Tx, memory *tally) (faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	ends := tx.Bucket([]byte(endsBucket))
+	want, held, released := map[string]int{}, 0, 0
+	_ = tx.Bucket([]byte(sessionsBucket)).ForEach(func(key, value []byte) error {
+		tenant, id, ok := cutTenant(key)
+		m, sound := decodeSession(key, value)
+		if !ok || !sound {
+			fault("sessions: key %x is %x", key, value)
+			return nil
+		}
+		want[tenant]++
+		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != (m.ends == 0) {
+			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.ends, holders)
+		}
+		if m.ends == 0 {
+			held++
+			return nil
+		}
+		released++
+		entry := dueKey(minuteOf(m.ends), tenant, string(id))
+		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.ends {
+			fault("session memory %q of %q ends at %d, and would be swept at %d", id, tenant, m.ends, e.at)
+		}
+		return nil
+	})
+	if n := entries(tx, endsBucket); n != released {
+		fault("ends has %d entries for %d", n, released)
+	}
+	if len(memory.holders) != held || !maps.Equal(memory.memory, want) || memory.some.Load() != (len(want) > 0) {
+		fault("in memory there are %v, %v, %v, want %d that are held, of %v", memory.holders, memory.memory, memory.some.Load(), held, want)
+	}
+	return faults
 }
 
 // checkTurns looks at the turns that are kept with a conversation: none of the events may
@@ -121,7 +166,7 @@ func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) 
 		return fmt.Errorf("its entry in expiry, minute %d, is %x", p.minute, at)
 	case minuteOf(d.at) != p.minute:
 		return fmt.Errorf("its nanosecond %d is not in minute %d", d.at, p.minute)
-	case !r.Running() && d.at > nanosecond(r.ExpireTime()):
+	case !r.Running() && readSession(tx.Bucket([]byte(sessionsBucket)), tenant, c.GetId()).IsZero() && d.at > nanosecond(r.ExpireTime()):
 		return fmt.Errorf("it would be swept at %d, %d ns late", d.at, d.at-nanosecond(r.ExpireTime()))
 	}
 	value := tx.Bucket([]byte(turnsBucket)).Get(idKey(tenant, c.GetId()))

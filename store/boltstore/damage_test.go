@@ -211,14 +211,18 @@ func FuzzDecode(f *testing.F) {
 	entry, id := expiryKey(7, "acme", inner{1, 2, 3}), idKey("acme", "a")
 	f.Add(entry, encodeDue(entry, 7))
 	f.Add(id, place{inner{1, 2, 3}, 7}.encode(id))
+	f.Add(id, session{7, 8}.encode(id))
 	f.Add(tenantKey("acme"), counts{1, 2, 3}.encode(tenantKey("acme")))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		if e, ok := decodeDue(key, value); ok && !slices.Equal(expiryKey(e.minute, e.tenant, e.key), key) && key[4] < 0x80 {
-			t.Errorf("%x comes back as %x", key, expiryKey(e.minute, e.tenant, e.key))
+		if e, ok := decodeDue(key, value); ok && !slices.Equal(dueKey(e.minute, e.tenant, e.name), key) && key[4] < 0x80 {
+			t.Errorf("%x comes back as %x", key, dueKey(e.minute, e.tenant, e.name))
 		}
 		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
 			t.Errorf("%x comes back as %x", value, c.encode(key))
+		}
+		if m, ok := decodeSession(key, value); ok && !slices.Equal(m.encode(key), value) {
+			t.Errorf("%x comes back as %x", value, m.encode(key))
 		}
 		if p, err := decodePlace(key, value); err == nil && !slices.Equal(p.encode(key), value) {
 			t.Errorf("%x comes back as %x", value, p.encode(key))

@@ -18,6 +18,8 @@ const (
 	idsBucket           = "ids"
 	expiryBucket        = "expiry"
 	turnsBucket         = "turns"
+	sessionsBucket      = "sessions"
+	endsBucket          = "ends"
 )
 
 // maxNames bounds tenant and conversation id together, so that bbolt takes every key.
@@ -74,7 +76,7 @@ func cutTenant(key []byte) (tenant string, rest []byte, ok bool) {
 	return string(key[n:end]), key[end:], true
 }
 
-// idKey is the key of a conversation in ids and turns.
+// idKey is the key of an id in ids, turns and sessions.
 func idKey(tenant, id string) []byte { return append(tenantKey(tenant), id...) }
 
 // conversationKey is its key in conversations.
@@ -82,17 +84,30 @@ func conversationKey(tenant string, key inner) []byte { return append(tenantKey(
 
 // expiryKey is the key of an entry in expiry.
 func expiryKey(minute uint32, tenant string, key inner) []byte {
-	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+record.KeySize), minute)
-	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
-	return append(b, key[:]...)
+	return dueKey(minute, tenant, string(key[:]))
 }
 
-// due is an entry of expiry.
+// dueKey is the key of an entry in expiry or ends.
+func dueKey(minute uint32, tenant, name string) []byte {
+	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+len(name)), minute)
+	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
+	return append(b, name...)
+}
+
+// due is an entry of expiry or of ends.
 type due struct {
 	minute uint32
 	tenant string
-	key    inner
-	at     int64 // nanosecond
+	name   string // inner key in expiry, conversation id in ends
+	at     int64  // nanosecond
+}
+
+// inner returns the inner key that an entry of expiry leads to.
+func (e due) inner() (key inner, ok bool) {
+	if len(e.name) != record.KeySize {
+		return inner{}, false
+	}
+	return inner([]byte(e.name)), true
 }
 
 func encodeDue(key []byte, nanosecond int64) []byte {
@@ -105,11 +120,11 @@ func decodeDue(key, value []byte) (due, bool) {
 		return due{}, false
 	}
 	tenant, rest, ok := cutTenant(key[4:])
-	if !ok || len(rest) != record.KeySize {
+	if !ok {
 		return due{}, false
 	}
 	return due{
-		minute: binary.BigEndian.Uint32(key), tenant: tenant, key: inner(rest),
+		minute: binary.BigEndian.Uint32(key), tenant: tenant, name: string(rest),
 		at: int64(binary.BigEndian.Uint64(b)),
 	}, true
 }
@@ -128,6 +143,33 @@ func nanosecond(t time.Time) int64 {
 
 // minuteOf returns the minute that a nanosecond falls into.
 func minuteOf(nanosecond int64) uint32 { return uint32(nanosecond / int64(time.Minute)) }
+
+// session is what sessions keeps of an id.
+type session struct {
+	after time.Duration // the DeleteAfter of the latest Hold
+	ends  int64         // nanosecond; 0 while somebody holds it
+}
+
+// state is what package record decides by.
+func (m session) state() record.Session {
+	if m.ends == 0 {
+		return record.Session{Held: true}
+	}
+	return record.Session{DeleteTime: time.Unix(0, m.ends)}
+}
+
+func (m session) encode(key []byte) []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(m.after))
+	return seal(key, binary.BigEndian.AppendUint64(b, uint64(m.ends)))
+}
+
+func decodeSession(key, value []byte) (session, bool) {
+	b, ok := unseal(key, value, 16)
+	if !ok {
+		return session{}, false
+	}
+	return session{after: time.Duration(binary.BigEndian.Uint64(b)), ends: int64(binary.BigEndian.Uint64(b[8:]))}, true
+}
 
 // counts is what tenants keeps.
 type counts struct {

@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -25,6 +28,9 @@ const (
 
 var childOptions = store.Options{MaxMessages: 1000}
 
+// heldByChild is session memory when the child is killed.
+var heldByChild = &store.Hold{Tenant: "acme", ConversationIDs: []string{"asked", "c0", "none"}, DeleteAfter: 24 * time.Hour}
+
 // child appends to one conversation a goroutine, and says so on standard output after
 // each acknowledgement, until it is killed.
 func child() int {
@@ -37,6 +43,10 @@ func child() int {
 	if _, err := s.Append(ctx, &store.Append{
 		Tenant: "acme", ConversationID: "asked", Messages: text("question"), Begin: &parleyv1.Turn{Id: fmt.Sprint("turn of ", os.Getpid())},
 	}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := s.Hold(ctx, heldByChild); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -66,8 +76,10 @@ func TestKill(t *testing.T) {
 	path := newPath(t)
 	for round := range 4 {
 		acknowledged := killAfter(t, path, 60+30*round)
+		before := time.Now()
 		s := open(t, path, childOptions)
 		consistent(t, s)
+		releasedAt(t, s, before, time.Now())
 		for id, sequence := range acknowledged {
 			snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
 			if err != nil {
@@ -93,6 +105,21 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// releasedAt checks that what the child held was released within that time.
+func releasedAt(t *testing.T, s *Store, from, to time.Time) {
+	t.Helper()
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		for _, id := range heldByChild.ConversationIDs {
+			m := readSession(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
+			at := m.DeleteTime.Add(-heldByChild.DeleteAfter)
+			if m.Held || at.Before(from) || at.After(to) {
+				t.Errorf("%s is %+v, want released between %v and %v", id, m, from, to)
+			}
+		}
+		return nil
+	})
 }
 
 // killAfter kills a child after so many acknowledgements, and returns the last sequence that

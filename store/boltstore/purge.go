@@ -45,17 +45,18 @@ type purge struct {
 }
 
 // wants reports whether the conversation is to go.
-func (p *purge) wants(r *record.Record, now time.Time) bool {
-	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now)
+func (p *purge) wants(r *record.Record, now time.Time, s record.Session) bool {
+	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now, s)
 }
 
 // inactive looks at the next conversations, and returns those that are to go.
 func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []string, err error) {
-	now := s.options.Now()
+	now, some := s.options.Now(), s.tally.someSessions()
 	prefix := tenantKey(p.tenant)
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		c, looks := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
+		sessions := readSessions(tx, some, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
 			k, v = c.Next()
@@ -68,7 +69,7 @@ func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []str
 			if binary.BigEndian.Uint64(p.last) > uint64(nanosecond(p.cutoff)) {
 				break
 			}
-			if r, err := record.UnmarshalHead(v); err == nil && p.wants(r, now) {
+			if r, err := record.UnmarshalHead(v); err == nil && p.wants(r, now, sessions.Of(r.Conversation().GetId())) {
 				keys, ids = append(keys, inner(p.last)), append(ids, r.Conversation().GetId())
 			}
 		}
@@ -83,7 +84,7 @@ func (t *txn) purge(p *purge, keys []inner, now time.Time) []string {
 	var ids []string
 	for _, key := range keys {
 		s, err := t.at(p.tenant, key)
-		if err != nil || !p.wants(s.record, now) {
+		if err != nil || !p.wants(s.record, now, s.session) {
 			continue
 		}
 		t.remove(s)

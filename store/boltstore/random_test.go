@@ -28,9 +28,12 @@ func TestRandom(t *testing.T) {
 		r.Repeat(map[string]func(*rapid.T){
 			"":         func(*rapid.T) { w.consistent() },
 			"create":   w.create,
+			"import":   w.take,
 			"append":   w.append,
 			"update":   w.update,
 			"delete":   w.delete,
+			"hold":     w.hold,
+			"release":  w.release,
 			"progress": w.progress,
 			"purge":    w.purge,
 			"sweep":    w.sweep,
@@ -128,6 +131,18 @@ func (w *world) delete(r *rapid.T) {
 	w.do(r, w.store.Delete(w.t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}))
 }
 
+func (w *world) memory(r *rapid.T) *store.Hold {
+	tenant, id := w.name(r)
+	_, other := w.name(r)
+	return &store.Hold{Tenant: tenant, ConversationIDs: []string{id, other}, DeleteAfter: rapid.SampledFrom([]time.Duration{
+		0, time.Second, 5 * time.Minute, 366 * 24 * time.Hour,
+	}).Draw(r, "delete after")}
+}
+
+func (w *world) hold(r *rapid.T) { w.do(r, w.store.Hold(w.t.Context(), w.memory(r))) }
+
+func (w *world) release(r *rapid.T) { w.do(r, w.store.Release(w.t.Context(), w.memory(r))) }
+
 func (w *world) progress(r *rapid.T) {
 	tenant, id := w.name(r)
 	w.do(r, w.store.SaveProgress(w.t.Context(), &store.Progress{
@@ -167,9 +182,13 @@ func (w *world) end() {
 		})
 		w.do(w.T, err)
 	}
+	w.reopen(w.T) // Releases what is held.
 	w.clock.advance(400 * 24 * time.Hour)
 	sweep(w.t, w.store)
 	w.consistent()
+	if n := w.store.tally.memory; len(n) > 0 {
+		w.Fatalf("session memory is left: %v", n)
+	}
 	if stats, err := w.store.Stats(w.t.Context()); err != nil || stats.Conversations != 0 {
 		w.Fatalf("%+v, %v; want an empty store", stats, err)
 	}

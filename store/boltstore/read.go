@@ -22,14 +22,14 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	if r.Newest == 0 {
 		decode = record.UnmarshalHead
 	}
-	now := s.options.Now()
+	now, some := s.options.Now(), s.tally.someSessions()
 	var snapshot *store.Snapshot
 	err := s.view(ctx, func(tx *bolt.Tx) error {
 		c, err := find(tx, r.Tenant, r.ConversationID, decode)
 		if err != nil {
 			return err
 		}
-		if c.Expired(now) {
+		if c.Expired(now, readSessions(tx, some, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
 		snapshot, err = record.Read(c, r, now)
@@ -70,10 +70,10 @@ func checkID(r *record.Record, id string) error {
 // List implements store.Store. The page is built inside the transaction: the headers that it
 // looks at, 10,000 at most, take tens of milliseconds to decode and more memory to copy.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	total, now := s.tally.of(l.Tenant).conversations, s.options.Now()
+	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.someSessions()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(l, total, now, newest(tx, l.Tenant))
+		page, err = record.BuildPage(l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), readSessions(tx, some, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -100,6 +100,22 @@ func newest(tx *bolt.Tx, tenant string) record.Newest {
 			}
 			for ; bytes.HasPrefix(k, prefix); k, v = c.Prev() {
 				if len(k) == len(prefix)+record.KeySize && !yield(k[len(prefix):], v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// oldest yields a tenant's conversations, see record.Oldest.
+func oldest(tx *bolt.Tx, tenant string) record.Oldest {
+	return func(after []byte) iter.Seq2[[]byte, []byte] {
+		return func(yield func([]byte, []byte) bool) {
+			prefix := tenantKey(tenant)
+			start := append(bytes.Clone(prefix), after...)
+			c := tx.Bucket([]byte(conversationsBucket)).Cursor()
+			for k, v := c.Seek(start); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+				if len(k) == len(prefix)+record.KeySize && !bytes.Equal(k, start) && !yield(k[len(prefix):], v) {
 					return
 				}
 			}
@@ -160,11 +176,12 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 	if found {
 		at++
 	}
+	now, some := s.options.Now(), s.tally.someSessions()
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		size := 0
 		for i, a := range s.abandoned[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn {
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, readSessions(tx, some, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))

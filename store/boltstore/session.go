@@ -3,12 +3,240 @@ package boltstore
 import (
 	"context"
 	"errors"
+	"fmt"
+	"time"
 
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // Hold implements store.Store.
-func (s *Store) Hold(context.Context, *store.Hold) error { return errors.ErrUnsupported }
+func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
+	err := s.remember(ctx, h, func(t *txn, ids []string) error {
+		return t.hold(h.Tenant, ids, h.DeleteAfter, s.options.Now())
+	})
+	if err != nil {
+		return fmt.Errorf("hold %d conversations: %w", len(h.ConversationIDs), err)
+	}
+	return nil
+}
 
 // Release implements store.Store.
-func (s *Store) Release(context.Context, *store.Hold) error { return errors.ErrUnsupported }
+func (s *Store) Release(ctx context.Context, h *store.Hold) error {
+	err := s.remember(ctx, h, func(t *txn, ids []string) error {
+		now := s.options.Now()
+		for _, id := range ids {
+			t.release(h.Tenant, id, h.DeleteAfter, now)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("release %d conversations: %w", len(h.ConversationIDs), err)
+	}
+	return nil
+}
+
+// remember has the writer apply something to the ids of a hold.
+func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
+	ids, size := record.IDs(h), 0
+	for _, id := range ids {
+		if n := len(h.Tenant) + len(id); n > maxNames {
+			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
+		}
+		size += len(id)
+	}
+	return s.writer.do(ctx, size, func(t *txn) error { return apply(t, ids) })
+}
+
+// releaseAll releases what the process held that had the file before. No number in memory
+// changes with it.
+func (s *Store) releaseAll() error {
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		added, err := addBuckets(tx)
+		if err != nil {
+			return err
+		}
+		t, now := s.begin(tx), s.options.Now()
+		t.dirty = added
+		held := map[string]session{}
+		c := t.sessions.Cursor()
+		for key, value := c.First(); key != nil; key, value = c.Next() {
+			if m, ok := decodeSession(key, value); ok && m.ends == 0 {
+				held[string(key)] = m
+			}
+		}
+		for key, m := range held {
+			if tenant, id, ok := cutTenant([]byte(key)); ok {
+				t.putSession(tenant, string(id), m.released(now, m.after))
+			}
+		}
+		return t.finish()
+	})
+	if err != nil && !errors.Is(err, errUnchanged) {
+		return fmt.Errorf("release session memory: %w", err)
+	}
+	return nil
+}
+
+// readSession reads what an id is as session memory. Where its entry is damaged, it is none.
+func readSession(sessions *bolt.Bucket, tenant, id string) record.Session {
+	key := idKey(tenant, id)
+	if m, ok := decodeSession(key, sessions.Get(key)); ok {
+		return m.state()
+	}
+	return record.Session{}
+}
+
+// readSessions reads for the ids of a tenant; some is what tally.someSessions said.
+func readSessions(tx *bolt.Tx, some bool, tenant string) record.Sessions {
+	if !some {
+		return nil
+	}
+	sessions := tx.Bucket([]byte(sessionsBucket))
+	return func(id string) record.Session { return readSession(sessions, tenant, id) }
+}
+
+// hold gives each of the ids one more holder, or none of them. What is no more is removed,
+// lest it come back.
+func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Time) error {
+	var gone []*stored
+	more := t.remembered(tenant) - store.MaxHolds
+	for _, id := range ids {
+		if !readSession(t.sessions, tenant, id).Lasts(now) {
+			more++
+		}
+		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
+			gone = append(gone, s)
+		}
+	}
+	if more > 0 && t.over(tenant, more, now) < more {
+		return store.ErrTooManyHolds
+	}
+	for _, s := range gone {
+		t.end(s, now)
+	}
+	for _, id := range ids {
+		t.putSession(tenant, id, session{after: after})
+		t.setHolders(tenant, id, t.holdersOf(tenant, id)+1)
+	}
+	return nil
+}
+
+// over counts, up to n, ids of a tenant that were session memory and have not been swept.
+func (t *txn) over(tenant string, n int, now time.Time) int {
+	found := 0
+	for e := range dueOf(t.ends, tenant, now) {
+		if found == n {
+			break
+		}
+		if readSession(t.sessions, tenant, e.name).Over(now) {
+			found++
+		}
+	}
+	return found
+}
+
+// release takes one holder from an id, if it has any. A damaged entry stays as it is.
+func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
+	n := t.holdersOf(tenant, id)
+	if n == 0 {
+		return
+	}
+	t.setHolders(tenant, id, n-1)
+	key := idKey(tenant, id)
+	m, ok := decodeSession(key, t.sessions.Get(key))
+	if n > 1 || !ok {
+		return
+	}
+	if after > 0 {
+		t.putSession(tenant, id, m.released(now, after))
+	} else {
+		t.endSession(tenant, id, now)
+	}
+}
+
+// released is the session when the last of its holders has gone.
+func (m session) released(now time.Time, after time.Duration) session {
+	m.ends = max(1, nanosecond(now.Add(after)))
+	return m
+}
+
+// endSession ends session memory whose time is over, and removes its conversation, if it has
+// one that can be read.
+func (t *txn) endSession(tenant, id string, now time.Time) {
+	s, err := t.load(tenant, id, record.UnmarshalHead)
+	t.dropSession(tenant, id)
+	if err != nil || s == nil {
+		return
+	}
+	gone := s.record.Gone(tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)
+	gone.SessionEnded = true
+	t.remove(s)
+	t.changes = append(t.changes, gone)
+}
+
+// sweepEnd ends the session memory of an entry of ends.
+func (t *txn) sweepEnd(e due, now time.Time) {
+	if e.at > nanosecond(now) {
+		return // The clock was set back.
+	}
+	key := idKey(e.tenant, e.name)
+	if m, ok := decodeSession(key, t.sessions.Get(key)); ok && m.ends == e.at {
+		t.endSession(e.tenant, e.name, now)
+		return
+	}
+	// Something else was faster, or the entry belongs to nothing: damage.
+	t.del(t.ends, dueKey(e.minute, e.tenant, e.name))
+}
+
+// putSession writes what an id is as session memory from now on.
+func (t *txn) putSession(tenant, id string, m session) {
+	t.dropSession(tenant, id)
+	key := idKey(tenant, id)
+	t.put(t.sessions, key, m.encode(key))
+	t.memory[tenant] = t.remembered(tenant) + 1
+	if m.ends == 0 {
+		return
+	}
+	entry := dueKey(minuteOf(m.ends), tenant, id)
+	t.put(t.ends, entry, encodeDue(entry, m.ends))
+	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
+		t.mayGo(tenant, p.key)
+	}
+}
+
+// dropSession makes an id like any other.
+func (t *txn) dropSession(tenant, id string) {
+	key := idKey(tenant, id)
+	value := t.sessions.Get(key)
+	if value == nil {
+		return
+	}
+	if m, ok := decodeSession(key, value); ok && m.ends != 0 {
+		t.del(t.ends, dueKey(minuteOf(m.ends), tenant, id))
+	}
+	t.del(t.sessions, key)
+	t.memory[tenant] = t.remembered(tenant) - 1
+}
+
+// remembered is how many ids of a tenant sessions has within the transaction.
+func (t *txn) remembered(tenant string) int {
+	if n, ok := t.memory[tenant]; ok {
+		return n
+	}
+	return t.tally.memory[tenant] // Without its lock: only the writer changes it.
+}
+
+// holdersOf is how many hold an id within the transaction.
+func (t *txn) holdersOf(tenant, id string) int {
+	key := idKey(tenant, id)
+	if n, ok := t.holders[string(key)]; ok {
+		return n
+	}
+	return t.tally.holders[string(key)]
+}
+
+func (t *txn) setHolders(tenant, id string, n int) { t.holders[string(idKey(tenant, id))] = n }

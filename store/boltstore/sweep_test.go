@@ -65,6 +65,27 @@ func TestSweepRunning(t *testing.T) {
 	consistent(t, s)
 }
 
+// TestSweepHeld looks at a conversation that is held once an hour, when its time has come.
+func TestSweepHeld(t *testing.T) {
+	s, c := three(t, store.Options{})
+	hold(t, s, 0, "bad")
+	c.advance(time.Hour)
+	sweep(t, s)
+	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
+		t.Errorf("looked at again: %v, want in an hour", e)
+	}
+	appendTo(t, s, "bad", "hello")
+	hold(t, s, 0, "new")
+	appendTo(t, s, "new", "hello")
+	release(t, s, time.Minute, "bad")
+	c.advance(time.Minute)
+	sweep(t, s)
+	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour-time.Minute).UnixNano() {
+		t.Errorf("looked at again: %v, want new when it would have expired", e)
+	}
+	consistent(t, s)
+}
+
 // TestSweepDamaged puts a conversation that cannot be read out of the way for an hour.
 func TestSweepDamaged(t *testing.T) {
 	s, c := three(t, store.Options{})
@@ -90,14 +111,17 @@ func TestSweepDamaged(t *testing.T) {
 	}
 }
 
-// TestSweepStray gives a conversation a second entry, of another minute.
+// TestSweepStray gives a conversation a second entry, of another minute, and has one that
+// leads to nothing that could be a conversation.
 func TestSweepStray(t *testing.T) {
 	s, c := three(t, store.Options{})
 	if err := s.db.Update(func(tx *bolt.Tx) error {
 		id := idKey("acme", "bad")
 		p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 		stray := expiryKey(p.minute-59, "acme", p.key)
-		return errors.Join(err, tx.Bucket([]byte(expiryBucket)).Put(stray, encodeDue(stray, int64(p.minute-59)*int64(time.Minute))))
+		short := dueKey(p.minute-59, "acme", "short")
+		b, at := tx.Bucket([]byte(expiryBucket)), int64(p.minute-59)*int64(time.Minute)
+		return errors.Join(err, b.Put(stray, encodeDue(stray, at)), b.Put(short, encodeDue(short, at)))
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -13,12 +14,22 @@ type tally struct {
 	tenants          map[string]counts
 	total            counts
 	expired, evicted int64
+
+	passed  map[string]inner // see txn.passedOver
+	memory  map[string]int   // how many ids of a tenant sessions has
+	holders map[string]int   // of ids, by idKey; nothing of it is in the file
+	some    atomic.Bool      // sessions is not empty
 }
 
-func newTally() *tally { return &tally{tenants: map[string]counts{}} }
+func newTally() *tally {
+	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}}
+}
 
 // load reads the counts of all tenants.
 func (t *tally) load(tx *bolt.Tx) error {
+	if err := t.loadSessions(tx); err != nil {
+		return err
+	}
 	return tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
 		tenant, rest, ok := cutTenant(key)
 		c, sound := decodeCounts(key, value)
@@ -29,6 +40,26 @@ func (t *tally) load(tx *bolt.Tx) error {
 		return nil
 	})
 }
+
+// loadSessions counts the ids in sessions, damaged or not: each takes a place.
+func (t *tally) loadSessions(tx *bolt.Tx) error {
+	b := tx.Bucket([]byte(sessionsBucket))
+	if b == nil {
+		return nil // The file is of a version that had none.
+	}
+	return b.ForEach(func(key, _ []byte) error {
+		if tenant, _, ok := cutTenant(key); ok {
+			t.memory[tenant]++
+			t.some.Store(true)
+		}
+		return nil
+	})
+}
+
+// someSessions reports whether any id is session memory. Whoever asks ahead of a read
+// transaction, and hears that none is, need not look into sessions: what comes into it
+// later has come after the question, and what went out of it before was gone by then.
+func (t *tally) someSessions() bool { return t.some.Load() }
 
 // of returns the counts of a tenant.
 func (t *tally) of(tenant string) counts {
@@ -66,9 +97,26 @@ func (t *tally) settle(x *txn) {
 		t.total = t.total.plus(c.minus(t.tenants[tenant]))
 		if c == (counts{}) {
 			delete(t.tenants, tenant)
+			x.passed[tenant] = inner{}
 		} else {
 			t.tenants[tenant] = c
 		}
 	}
 	t.expired, t.evicted = t.expired+x.expired, t.evicted+x.evicted
+	settle(t.passed, x.passed)
+	settle(t.memory, x.memory)
+	settle(t.holders, x.holders)
+	t.some.Store(len(t.memory) > 0)
+}
+
+// settle takes over values that have changed, and forgets those that are zero.
+func settle[V comparable](values, changed map[string]V) {
+	var zero V
+	for key, v := range changed {
+		if v == zero {
+			delete(values, key)
+		} else {
+			values[key] = v
+		}
+	}
 }

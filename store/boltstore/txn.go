@@ -17,11 +17,15 @@ import (
 // a trace, and then writes, where it cannot: the writing methods return nothing, the first
 // error of bbolt stays in err and ends the transaction for all.
 type txn struct {
-	conversations, ids, expiry, turns, tenants *bolt.Bucket
-	options                                    *store.Options
-	tally                                      *tally
+	conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
+
+	options *store.Options
+	tally   *tally
 
 	counts           map[string]counts // as they will be; only of tenants that change
+	passed           map[string]inner  // the same, see passedOver
+	memory           map[string]int    // the same: how many ids sessions will have
+	holders          map[string]int    // of ids, by idKey, as they will be; only of those that change
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
@@ -33,8 +37,9 @@ func newTxn(tx *bolt.Tx, o *store.Options, t *tally) *txn {
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	return &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
-		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
+		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), sessions: bucket(sessionsBucket), ends: bucket(endsBucket),
 		options: o, tally: t, counts: map[string]counts{},
+		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{},
 	}
 }
 
@@ -43,6 +48,7 @@ type stored struct {
 	tenant, id string
 	place      place
 	record     *record.Record // nil when it is damaged
+	session    record.Session
 
 	// As they were before the operation, which may change the record.
 	size     int
@@ -51,8 +57,8 @@ type stored struct {
 	expire   time.Time
 }
 
-func newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
-	s := &stored{tenant: tenant, id: id, place: p, record: r, size: len(value)}
+func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
+	s := &stored{tenant: tenant, id: id, place: p, record: r, session: readSession(t.sessions, tenant, id), size: len(value)}
 	if r != nil {
 		c := r.Conversation()
 		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), r.ExpireTime()
@@ -62,7 +68,7 @@ func newStored(tenant, id string, p place, value []byte, r *record.Record) *stor
 
 // live returns the record, nil when there is none or it has expired.
 func (s *stored) live(now time.Time) *record.Record {
-	if s == nil || s.record.Expired(now) {
+	if s == nil || s.record.Expired(now, s.session) {
 		return nil
 	}
 	return s.record
@@ -92,7 +98,7 @@ func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error
 	if err != nil && r != nil {
 		return nil, err // It belongs to another id.
 	}
-	return newStored(tenant, id, p, value, r), err
+	return t.newStored(tenant, id, p, value, r), err
 }
 
 // at returns the head of the conversation under an inner key.
@@ -111,16 +117,20 @@ func (t *txn) at(tenant string, key inner) (*stored, error) {
 	if err != nil || p.key != key {
 		return nil, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
-	return newStored(tenant, id, p, value, r), nil
+	return t.newStored(tenant, id, p, value, r), nil
 }
 
-// create adds a conversation.
-func (t *txn) create(tenant string, r *record.Record, value []byte) {
+// create adds a conversation. What was session memory under its id and is over, has been.
+func (t *txn) create(tenant string, r *record.Record, value []byte, now time.Time) {
 	c, key := r.Conversation(), inner(r.Key())
+	if readSession(t.sessions, tenant, c.GetId()).Over(now) {
+		t.dropSession(tenant, c.GetId())
+	}
 	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
 	t.put(t.conversations, conversationKey(tenant, key), value)
 	t.arm(s, r.ExpireTime())
 	t.follow(s, r)
+	t.mayGo(tenant, key)
 	t.count(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
 }
 
@@ -151,10 +161,14 @@ func (t *txn) remove(s *stored) {
 	t.count(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
 }
 
-// end removes a conversation that has expired or makes room.
+// end removes a conversation that is no more or makes room.
 func (t *txn) end(s *stored, now time.Time) {
+	if s.session.Over(now) {
+		t.endSession(s.tenant, s.id, now)
+		return
+	}
 	kind := parleyv1.ChangeKind_CHANGE_KIND_EVICTED
-	if s.record.Expired(now) {
+	if s.record.Expired(now, s.session) {
 		kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		t.expired++
 	} else {
@@ -189,6 +203,7 @@ func (t *txn) follow(s *stored, r *record.Record) {
 	case s.turn:
 	case "":
 		t.del(t.turns, idKey(s.tenant, s.id))
+		t.mayGo(s.tenant, s.place.key)
 	default:
 		value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
 		if err != nil {

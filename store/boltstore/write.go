@@ -103,7 +103,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 		for _, g := range gone {
 			t.end(g, now)
 		}
-		t.create(tenant, out.Record, value)
+		t.create(tenant, out.Record, value, now)
 	}
 	t.changes = append(t.changes, out.Changes...)
 	return nil
@@ -147,11 +147,12 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 		return fmt.Errorf("conversation %q: %w", p.ConversationID, err)
 	}
 	err = s.writer.do(ctx, len(value), func(t *txn) error {
+		now := s.options.Now()
 		old, err := t.load(p.Tenant, p.ConversationID, record.UnmarshalHead)
 		if err != nil {
 			return err
 		}
-		if old == nil || old.turn == "" || old.turn != p.TurnID {
+		if old.live(now) == nil || old.turn == "" || old.turn != p.TurnID {
 			return store.ErrTurnEnded
 		}
 		t.put(t.turns, idKey(p.Tenant, p.ConversationID), value)

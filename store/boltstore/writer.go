@@ -63,8 +63,8 @@ type operation struct {
 }
 
 // newWriter starts a writer. Begin makes what operations work on out of a transaction,
-// committed is called after each commit and ahead of the answers, failed once if the writer
-// cannot go on.
+// committed is called after each commit, also one of nothing, and ahead of the answers, failed
+// once if the writer cannot go on.
 func newWriter(db *bolt.DB, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
 	w := &writer{db: db, limits: l, begin: begin, committed: committed, failed: failed, stopped: make(chan struct{})}
 	w.changed.L = &w.mu
@@ -195,10 +195,8 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 		return t.finish()
 	})
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, errUnchanged):
 		w.committed(t)
-		return batch, nil
-	case errors.Is(err, errUnchanged):
 		return batch, nil
 	case isFull(err) && w.undone(id):
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)

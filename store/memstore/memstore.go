@@ -30,7 +30,7 @@ type Store struct {
 	// for it, and see what it is told of.
 	mu      sync.RWMutex
 	closed  bool
-	tenants map[string]*tenant // those that have conversations
+	tenants map[string]*tenant // those that have conversations or session memory
 	made    uint32             // conversations so far; tells those of one nanosecond apart
 	stats   store.Stats
 }
@@ -96,7 +96,7 @@ func (s *Store) writeOne(
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[tenantName]
 		e := t.find(id)
-		old, err := e.live(now)
+		old, err := e.live(now, t.session(id))
 		if err != nil {
 			return nil, err
 		}
@@ -133,14 +133,15 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if t == nil {
 		t = newTenant(tenantName)
 	}
-	victim, kind, err := t.victim(e.gone.ConversationID, s.options.MaxConversations, now)
+	victim, err := t.victim(e.gone.ConversationID, s.options.MaxConversations, now)
 	if err != nil {
 		return nil, err
 	}
 	var changes []store.Change
 	if victim != nil {
-		changes = append(changes, s.end(t, victim, kind, now))
+		changes = append(changes, s.end(t, victim, now))
 	}
+	s.forgetOver(t, e.gone.ConversationID, now)
 	e.key = out.Record.Key()
 	s.insert(t, e)
 	return append(changes, out.Changes...), nil

@@ -12,12 +12,16 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// tenant is the conversations of one tenant. The nil tenant has none.
+// tenant is the conversations and the session memory of one tenant. The nil tenant has none.
 type tenant struct {
 	name         string
 	byID         map[string]*entry
 	byCreateTime *btree.BTreeG[*entry]
-	byExpireTime *btree.BTreeG[*entry] // without those that a running turn keeps
+	evictable    *btree.BTreeG[*entry] // by create time, without those that a turn or a hold keeps
+	byExpireTime *btree.BTreeG[*entry] // without those that a turn or session memory keeps
+
+	sessions     *btree.BTreeG[*session] // by id
+	byDeleteTime *btree.BTreeG[*session] // without those that are held
 }
 
 // entry is a conversation. It never changes: a write puts another one in its place.
@@ -44,12 +48,18 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 const degree = 32 // of the indexes
 
 func newTenant(name string) *tenant {
+	byKey := func(a, b *entry) bool { return bytes.Compare(a.key, b.key) < 0 }
 	return &tenant{
 		name:         name,
 		byID:         make(map[string]*entry),
-		byCreateTime: btree.NewG(degree, func(a, b *entry) bool { return bytes.Compare(a.key, b.key) < 0 }),
+		byCreateTime: btree.NewG(degree, byKey),
+		evictable:    btree.NewG(degree, byKey),
 		byExpireTime: btree.NewG(degree, func(a, b *entry) bool {
 			return cmp.Or(a.expires.Compare(b.expires), bytes.Compare(a.key, b.key)) < 0
+		}),
+		sessions: btree.NewG(degree, func(a, b *session) bool { return a.id < b.id }),
+		byDeleteTime: btree.NewG(degree, func(a, b *session) bool {
+			return cmp.Or(a.deleteTime.Compare(b.deleteTime), cmp.Compare(a.id, b.id)) < 0
 		}),
 	}
 }
@@ -62,41 +72,70 @@ func (t *tenant) find(id string) *entry {
 	return t.byID[id]
 }
 
-// expired reports whether the conversation is no more, although it has not been swept.
-func (e *entry) expired(now time.Time) bool { return e.turn == "" && !now.Before(e.expires) }
+// expired reports whether the conversation is no more, although it has not been swept; s is
+// what its id is as session memory.
+func (e *entry) expired(now time.Time, s record.Session) bool {
+	return s.Expired(now, e.expires, e.turn != "")
+}
 
 // live decodes the conversation; nil when it is nil or has expired.
-func (e *entry) live(now time.Time) (*record.Record, error) {
-	if e == nil || e.expired(now) {
+func (e *entry) live(now time.Time, s record.Session) (*record.Record, error) {
+	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	return record.Unmarshal(e.value)
 }
 
-// victim is the conversation that must go before one of this id can be made, nil when none
-// must, and what is to be said of its end.
-func (t *tenant) victim(id string, limit int, now time.Time) (*entry, parleyv1.ChangeKind, error) {
+// victim is the conversation that must go before one of this id can be made; nil when none
+// must.
+func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 	if e := t.byID[id]; e != nil {
-		// It has expired, else no other could be made.
-		return e, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, nil
+		return e, nil // It is no more, else no other could be made.
 	}
 	if limit == 0 || len(t.byID) < limit {
-		return nil, 0, nil
+		return nil, nil //nolint:nilnil // there is room
 	}
-	if e, ok := t.byExpireTime.Min(); ok && e.expired(now) {
-		return e, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, nil
+	if e := t.expired(now); e != nil {
+		return e, nil
 	}
-	var oldest *entry
-	t.byCreateTime.Ascend(func(e *entry) bool {
-		if e.turn == "" {
-			oldest = e
+	if oldest, ok := t.evictable.Min(); ok {
+		return oldest, nil
+	}
+	return nil, store.ErrFull
+}
+
+// expired returns a conversation that is no more, although it has not been swept; nil when
+// there is none.
+func (t *tenant) expired(now time.Time) *entry {
+	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
+		return e
+	}
+	var over *entry
+	t.byDeleteTime.Ascend(func(s *session) bool {
+		if !s.state().Over(now) {
+			return false
 		}
-		return oldest == nil
+		over = t.byID[s.id]
+		return over == nil
 	})
-	if oldest == nil {
-		return nil, 0, store.ErrFull
+	return over
+}
+
+// enter adds an entry to the indexes of those that may come to an end.
+func (t *tenant) enter(e *entry) {
+	s := t.session(e.gone.ConversationID)
+	if e.turn == "" && !s.Held {
+		t.evictable.ReplaceOrInsert(e)
 	}
-	return oldest, parleyv1.ChangeKind_CHANGE_KIND_EVICTED, nil
+	if e.turn == "" && s.IsZero() {
+		t.byExpireTime.ReplaceOrInsert(e)
+	}
+}
+
+// leave takes an entry out of them.
+func (t *tenant) leave(e *entry) {
+	t.evictable.Delete(e)
+	t.byExpireTime.Delete(e)
 }
 
 // insert adds an entry to the indexes and counts.
@@ -104,9 +143,7 @@ func (s *Store) insert(t *tenant, e *entry) {
 	s.tenants[t.name] = t
 	t.byID[e.gone.ConversationID] = e
 	t.byCreateTime.ReplaceOrInsert(e)
-	if e.turn == "" {
-		t.byExpireTime.ReplaceOrInsert(e)
-	}
+	t.enter(e)
 	s.count(e, 1)
 }
 
@@ -114,11 +151,16 @@ func (s *Store) insert(t *tenant, e *entry) {
 func (s *Store) remove(t *tenant, e *entry) {
 	delete(t.byID, e.gone.ConversationID)
 	t.byCreateTime.Delete(e)
-	t.byExpireTime.Delete(e)
-	if len(t.byID) == 0 {
+	t.leave(e)
+	s.count(e, -1)
+	s.dropEmpty(t)
+}
+
+// dropEmpty forgets a tenant that has nothing.
+func (s *Store) dropEmpty(t *tenant) {
+	if len(t.byID) == 0 && t.sessions.Len() == 0 {
 		delete(s.tenants, t.name)
 	}
-	s.count(e, -1)
 }
 
 func (s *Store) count(e *entry, sign int64) {
@@ -127,17 +169,22 @@ func (s *Store) count(e *entry, sign int64) {
 	s.stats.Bytes += sign * int64(len(e.value))
 }
 
-// end removes a conversation and says so.
-func (s *Store) end(t *tenant, e *entry, kind parleyv1.ChangeKind, now time.Time) store.Change {
-	s.remove(t, e)
-	switch kind {
-	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
+// end removes a conversation that is no more or makes room, and says so. Session memory
+// whose time is over ends with it.
+func (s *Store) end(t *tenant, e *entry, now time.Time) store.Change {
+	gone, memory := e.gone, t.session(e.gone.ConversationID)
+	gone.Time = now
+	switch {
+	case memory.Over(now):
+		gone.Kind, gone.SessionEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
+		s.forget(t, gone.ConversationID)
+	case e.expired(now, memory):
+		gone.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		s.stats.Expired++
-	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		s.stats.Evicted++
 	default:
+		gone.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
+		s.stats.Evicted++
 	}
-	gone := e.gone
-	gone.Kind, gone.Time = kind, now
+	s.remove(t, e)
 	return gone
 }

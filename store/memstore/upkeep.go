@@ -7,12 +7,13 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // Purge implements store.Store. A step is one conversation.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
 	var purged store.Purged
-	all, err := s.all(ctx, p.Tenant)
+	all, _, err := s.all(ctx, p.Tenant)
 	if err != nil {
 		return purged, err
 	}
@@ -41,10 +42,13 @@ func (s *Store) purge(ctx context.Context, p *store.Purge, id string, cut time.T
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[p.Tenant]
 		e := t.find(id)
-		if done = e != nil && !e.expired(now) && !e.appended.After(cut); !done || p.DryRun {
+		if done = e != nil && !e.expired(now, t.session(id)) && !e.appended.After(cut); !done || p.DryRun {
 			return nil, nil
 		}
-		return []store.Change{s.end(t, e, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)}, nil
+		s.remove(t, e)
+		gone := e.gone
+		gone.Kind, gone.Time = parleyv1.ChangeKind_CHANGE_KIND_DELETED, now
+		return []store.Change{gone}, nil
 	})
 	return done, err
 }
@@ -54,26 +58,44 @@ func (s *Store) purge(ctx context.Context, p *store.Purge, id string, cut time.T
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		var changes []store.Change
+		done := 0
 		for _, t := range s.tenants {
-			for len(changes) < limit {
-				e, ok := t.byExpireTime.Min()
-				if !ok || !e.expired(now) {
+			for ; done < limit; done++ {
+				changed, ok := s.sweep(t, now)
+				if !ok {
 					break
 				}
-				changes = append(changes, s.end(t, e, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, now))
+				changes = append(changes, changed...)
 			}
 		}
-		more = len(changes) >= limit
+		more = done >= limit
 		return changes, nil
 	})
 	return more, err
 }
 
+// sweep removes one conversation that is no more, or session memory that has none; false
+// when there is nothing to remove.
+func (s *Store) sweep(t *tenant, now time.Time) ([]store.Change, bool) {
+	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
+		return []store.Change{s.end(t, e, now)}, true
+	}
+	m, ok := t.byDeleteTime.Min()
+	if !ok || !m.state().Over(now) {
+		return nil, false
+	}
+	if e := t.byID[m.id]; e != nil {
+		return []store.Change{s.end(t, e, now)}, true
+	}
+	s.forget(t, m.id)
+	return nil, true
+}
+
 // SaveProgress implements store.Store. It keeps nothing: no turn outlives the process, so
 // nobody can ask.
 func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
-	e, err := s.entry(ctx, p.Tenant, p.ConversationID)
-	if err == nil && (e == nil || e.turn == "" || e.turn != p.TurnID) {
+	e, memory, err := s.entry(ctx, p.Tenant, p.ConversationID)
+	if err == nil && (e == nil || e.expired(s.options.Now(), memory) || e.turn == "" || e.turn != p.TurnID) {
 		err = fmt.Errorf("turn %q: %w", p.TurnID, store.ErrTurnEnded)
 	}
 	if err != nil {
@@ -84,6 +106,6 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 
 // Abandoned implements store.Store: the store was empty when it was made.
 func (s *Store) Abandoned(ctx context.Context, _ string) (turns []store.Progress, next string, err error) {
-	_, err = s.entry(ctx, "", "")
+	_, _, err = s.entry(ctx, "", "")
 	return nil, "", err
 }

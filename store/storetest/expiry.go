@@ -108,11 +108,13 @@ func (s Subject) law05Expiry(t *testing.T) {
 	})
 }
 
-// gone checks that a conversation which has expired and was not swept is in nobody's way
-// and can be made anew.
-func (f *fixture) gone(id string) {
+// nowhere checks that a conversation which is no more and was not swept is in nobody's way.
+func (f *fixture) nowhere(id string) {
 	f.t.Helper()
 	f.missing(id)
+	if err := f.save(id, "turn", nil, "late"); !is(err, store.ErrTurnEnded) {
+		f.t.Errorf("SaveProgress of %s: %v, want ErrTurnEnded", id, err)
+	}
 	for _, write := range []any{
 		&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("late")}, MustExist: true},
 		&store.Append{ConversationID: id, End: &parleyv1.Turn{Id: "turn"}},
@@ -122,7 +124,7 @@ func (f *fixture) gone(id string) {
 		f.refuse(write, store.ErrNotFound)
 	}
 	for _, l := range []store.List{
-		{PageSize: 10}, {PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
+		{PageSize: 10}, {PageSize: 10, OldestFirst: true}, {PageSize: 10, Order: byUpdateTime},
 	} {
 		for _, page := range f.pages(l) {
 			for _, listed := range page {
@@ -141,7 +143,12 @@ func (f *fixture) gone(id string) {
 			f.t.Errorf("%s would be purged", id)
 		}
 	}
+}
 
+// gone checks that a conversation which has expired and was not swept can be made anew.
+func (f *fixture) gone(id string) {
+	f.t.Helper()
+	f.nowhere(id)
 	expired := f.stats().Expired
 	f.seen.take()
 	result := f.do(&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("anew")}, IfVersion: new(int32)})

@@ -75,6 +75,9 @@ func (f *fixture) try(write any) (*store.Result, error) {
 	case *store.Update:
 		w.Tenant = orTenant(w.Tenant)
 		return f.store.Update(ctx, w)
+	case *store.Import:
+		w.Tenant = orTenant(w.Tenant)
+		return f.store.Import(ctx, w)
 	case *store.Delete:
 		w.Tenant = orTenant(w.Tenant)
 		return nil, f.store.Delete(ctx, w)

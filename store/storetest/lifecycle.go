@@ -42,12 +42,24 @@ func (f *fixture) calls(id, turn string) []call {
 		{"Append", true, appending(store.Append{})},
 		{"Append, begin", true, appending(store.Append{Begin: &parleyv1.Turn{Id: turn}, Events: turnEvents(1)})},
 		{"Append, end", true, appending(store.Append{End: &parleyv1.Turn{Id: turn}, Events: turnEvents(2)})},
+		{"Import", true, func(ctx context.Context) error {
+			i := f.importing(id, time.Minute)
+			i.Tenant, i.Overwrite, i.Messages, i.Conversation.LastSequence = tenant, true, i.Messages.Newest(1), 20
+			_, err := f.store.Import(ctx, i)
+			return err
+		}},
 		{"Update", true, func(ctx context.Context) error {
 			_, err := f.store.Update(ctx, &store.Update{Tenant: tenant, ConversationID: id, Lease: &store.Lease{Agent: "writer"}})
 			return err
 		}},
 		{"Delete", true, func(ctx context.Context) error {
 			return f.store.Delete(ctx, &store.Delete{Tenant: tenant, ConversationID: id})
+		}},
+		{"Hold", true, func(ctx context.Context) error {
+			return f.store.Hold(ctx, &store.Hold{Tenant: tenant, ConversationIDs: []string{id, "none"}, DeleteAfter: time.Hour})
+		}},
+		{"Release", true, func(ctx context.Context) error {
+			return f.store.Release(ctx, &store.Hold{Tenant: tenant, ConversationIDs: []string{id}})
 		}},
 		{"Purge", true, func(ctx context.Context) error {
 			_, err := f.store.Purge(ctx, &store.Purge{Tenant: tenant, InactiveFor: 100 * time.Millisecond})

@@ -18,8 +18,8 @@ const byUpdateTime = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 
 // law08Pages goes through a list while conversations are made, changed and deleted.
 func (s Subject) law08Pages(t *testing.T) {
-	for _, order := range []parleyv1.ListOrder{parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC, byUpdateTime} {
-		t.Run(order.String(), func(t *testing.T) {
+	for name, list := range map[string]store.List{"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}} {
+		t.Run(name, func(t *testing.T) {
 			f := s.open(t, nil)
 			stays := make(map[string]int)
 			for i := range 60 {
@@ -31,7 +31,8 @@ func (s Subject) law08Pages(t *testing.T) {
 			}
 			f.append("c0", user("changed early"))
 			n := 0
-			f.follow(store.List{PageSize: 7, Order: order}, func(page *store.Page) {
+			list.PageSize = 7
+			f.follow(list, func(page *store.Page) {
 				for _, id := range ids(page) {
 					if _, ok := stays[id]; ok {
 						stays[id]++
@@ -151,6 +152,7 @@ func (s Subject) listTokens(t *testing.T) {
 	lists := []store.List{
 		{},
 		{Order: byUpdateTime},
+		{OldestFirst: true},
 		{Labels: map[string]string{"a": "b"}},
 		{Labels: map[string]string{"a": "b", "c": "d"}},
 		{Labels: map[string]string{"a": "b"}, Order: byUpdateTime},
@@ -160,6 +162,10 @@ func (s Subject) listTokens(t *testing.T) {
 	}
 	for i, from := range lists {
 		from.PageSize = 2
+		rest := []string{"c2", "c1", "c0"}
+		if from.OldestFirst {
+			rest = []string{"c2", "c3", "c4"}
+		}
 		token := f.list(from).NextPageToken
 		if token == "" {
 			continue // Of the other tenant, which has none.
@@ -170,7 +176,7 @@ func (s Subject) listTokens(t *testing.T) {
 			switch {
 			case i != j && !errors.Is(err, store.ErrPageToken):
 				t.Errorf("token of list %d in list %d: %v, want ErrPageToken", i, j, err)
-			case i == j && (err != nil || !slices.Equal(ids(page), []string{"c2", "c1", "c0"})):
+			case i == j && (err != nil || !slices.Equal(ids(page), rest)):
 				t.Errorf("token of list %d: %v, %v", i, page, err)
 			}
 		}
@@ -230,4 +236,49 @@ func (s Subject) listByUpdateTime(t *testing.T) {
 	f.append("d", user("moved again"))
 	same(t, "rest", ids(f.list(store.List{PageSize: 9, Order: byUpdateTime, PageToken: token})), []string{"f", "e", "c"})
 	same(t, "all", ids(f.list(store.List{PageSize: 9, Order: byUpdateTime})), []string{"d", "a", "b", "f", "e", "c"})
+}
+
+// listOldestFirst is the test of List by create time, the other way round.
+func (s Subject) listOldestFirst(t *testing.T) {
+	f := s.open(t, nil)
+	if page := f.list(store.List{PageSize: 10, OldestFirst: true}); len(page.Entries) != 0 || page.NextPageToken != "" || page.Total != 0 {
+		t.Errorf("page of an empty store: %+v", page)
+	}
+	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
+		f.create(id)
+	}
+	f.append("b", user("changed"))
+	f.append("d", assistant("changed", "list"))
+	for size, want := range map[int][][]string{
+		4: {{"a", "b", "c", "d"}, {"e", "f"}},
+		3: {{"a", "b", "c"}, {"d", "e", "f"}},
+		6: {{"a", "b", "c", "d", "e", "f"}},
+		7: {{"a", "b", "c", "d", "e", "f"}},
+	} {
+		same(t, fmt.Sprint("pages of ", size), f.pages(store.List{PageSize: size, OldestFirst: true}), want)
+	}
+	same(t, "of a type", f.pages(store.List{PageSize: 1, OldestFirst: true, StructuredDataType: "list"}), [][]string{{"d"}})
+	same(t, "of another tenant", f.pages(store.List{Tenant: "acme2", PageSize: 9, OldestFirst: true}), [][]string{nil})
+	same(t, "by update time", f.pages(store.List{PageSize: 9, OldestFirst: true, Order: byUpdateTime}), [][]string{{"d", "b", "f", "e", "c", "a"}})
+
+	// What comes meanwhile comes at the end, unless it is an import.
+	l := store.List{PageSize: 2, OldestFirst: true}
+	l.PageToken = f.list(l).NextPageToken
+	f.do(&store.Delete{ConversationID: "b"}) // The page ended with it.
+	f.do(&store.Delete{ConversationID: "c"})
+	f.create("g")
+	f.do(f.importing("old", 20*time.Minute))
+	l.PageSize = 9
+	same(t, "rest", ids(f.list(l)), []string{"d", "e", "f", "g"})
+	f.clock.Advance(30 * time.Minute)
+	f.append("e", user("lives on"))
+	f.clock.Advance(40 * time.Minute)
+	same(t, "what has not expired", ids(f.list(l)), []string{"e"})
+
+	f.clock.tick = 0
+	for i := range 9 {
+		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
+	}
+	got := slices.Concat(f.pages(store.List{PageSize: 2, OldestFirst: true})...)
+	same(t, "of the same instant", got[len(got)-9:], []string{"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"})
 }

@@ -114,6 +114,7 @@ func writes(f *fixture) []any {
 			Lease:  &store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute},
 		},
 		&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question")},
+		f.importing("imported", time.Minute),
 	}
 }
 
@@ -141,6 +142,9 @@ func spoilWrite(write any) {
 		if w.Request != nil {
 			*w.Request = store.Request{}
 		}
+	case *store.Import:
+		spoil(w.Conversation)
+		clear(w.Messages)
 	case *store.Update:
 		spoil(w.Values)
 		*w.Lease = store.Lease{}

@@ -21,10 +21,10 @@ func (s Subject) model(t *testing.T) {
 		actions := map[string]func(*rapid.T){
 			"":       m.check,
 			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
-			"delete": m.delete, "purge": m.purge, "sweep": m.expire, "wait": m.wait, "look into progress": m.saveProgress,
+			"import": m.imports, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge, "sweep": m.expire, "wait": m.wait, "look into progress": m.saveProgress,
 		}
 		if s.Durable {
-			actions["reopen"] = func(*rapid.T) { f.reopen(nil) }
+			actions["reopen"] = m.reopened
 		}
 		r.Repeat(actions)
 		m.empty()

@@ -75,11 +75,17 @@ func (o *observer) take() []store.Change {
 	return changes
 }
 
+// sessionEnded ends what brief says of a change that tells of the end of session memory.
+const sessionEnded = ", session ended"
+
 // brief says of changes what is decided by the writes alone.
 func brief(changes []store.Change) []string {
 	out := make([]string, len(changes))
 	for i, c := range changes {
 		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count, c.Trimmed)
+		if c.SessionEnded {
+			out[i] += sessionEnded
+		}
 	}
 	return out
 }

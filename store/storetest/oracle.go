@@ -19,7 +19,9 @@ import (
 type oracle struct {
 	options       store.Options // with defaults
 	conversations map[string]*told
+	sessions      map[string]*toldSession
 	expired       map[string]int // how often each id expired without the store having said so
+	ended         map[string]int // the same of changes that tell of the end of session memory, in brief
 	lastExpiry    time.Time
 	changes       []string // in brief, since they were last taken
 }
@@ -42,14 +44,18 @@ type toldRequest struct {
 }
 
 func newOracle(o store.Options) *oracle {
-	return &oracle{options: o.WithDefaults(), conversations: make(map[string]*told), expired: make(map[string]int)}
+	return &oracle{
+		options: o.WithDefaults(), conversations: make(map[string]*told), sessions: make(map[string]*toldSession),
+		expired: make(map[string]int), ended: make(map[string]int),
+	}
 }
 
 // expire drops what has expired by now.
 func (o *oracle) expire(now time.Time) {
+	o.expireSessions(now)
 	for id, c := range o.conversations {
 		end := c.header.GetExpireTime().AsTime()
-		if c.header.GetActiveTurnId() == "" && !now.Before(end) {
+		if c.header.GetActiveTurnId() == "" && o.sessions[id] == nil && !now.Before(end) {
 			delete(o.conversations, id)
 			o.expired[id]++
 			if end.After(o.lastExpiry) {
@@ -60,7 +66,12 @@ func (o *oracle) expire(now time.Time) {
 }
 
 func (o *oracle) tell(kind, id string, c *told, count, trimmed int) {
-	o.changes = append(o.changes, fmt.Sprintf("%s %s version %d count %d trimmed %d", kind, id, c.header.GetVersion(), count, trimmed))
+	o.changes = append(o.changes, c.inBrief(kind, id, count, trimmed))
+}
+
+// inBrief is what brief says of a change.
+func (c *told) inBrief(kind, id string, count, trimmed int) string {
+	return fmt.Sprintf("%s %s version %d count %d trimmed %d", kind, id, c.header.GetVersion(), count, trimmed)
 }
 
 // write does what a write ought to do, and returns what it ought to return.
@@ -72,6 +83,8 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 		return o.append(w, now)
 	case *store.Update:
 		return o.update(w, now)
+	case *store.Import:
+		return o.imports(w, now)
 	case *store.Delete:
 		c := o.conversations[w.ConversationID]
 		if c == nil {
@@ -121,7 +134,7 @@ func (o *oracle) make(id string, now time.Time) *told {
 	return c
 }
 
-// makeRoom evicts the oldest conversation without a turn when there is no room. What has
+// makeRoom evicts the oldest conversation without a turn or a holder when there is no room. What has
 // expired takes no room: it goes first.
 func (o *oracle) makeRoom() error {
 	if len(o.conversations) < o.options.MaxConversations {
@@ -130,7 +143,7 @@ func (o *oracle) makeRoom() error {
 	var oldest *told
 	for _, c := range o.conversations {
 		older := oldest == nil || c.header.GetCreateTime().AsTime().Before(oldest.header.GetCreateTime().AsTime())
-		if c.header.GetActiveTurnId() == "" && older {
+		if c.header.GetActiveTurnId() == "" && !o.held(c.header.GetId()) && older {
 			oldest = c
 		}
 	}

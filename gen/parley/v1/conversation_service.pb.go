@@ -3363,10 +3363,12 @@ func (x *ExportConversationsResponse) GetMessages() []*Message {
 // The requests of one conversation follow each other and carry the same header.
 type ImportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header. Its id, uid, version and times are required, but for expire_time, which
-	// follows from the others, as do message_count and size_bytes.
+	// The header. Its id, version and times are required, but for expire_time, which follows
+	// from the others. An empty uid is filled in; a message_count that is set is how many
+	// messages must come.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Oldest first, as they were exported.
+	// Oldest first, as they were exported: ids, rising sequences and create times are required.
+	// 3 MiB each at most.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Replace a conversation that exists; otherwise it is skipped and counted.
 	Overwrite     bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
@@ -3432,7 +3434,8 @@ type ImportConversationsResponse struct {
 	ImportedCount int64 `protobuf:"varint,1,opt,name=imported_count,json=importedCount,proto3" json:"imported_count,omitempty"`
 	// Existing without overwrite, expired, or without room.
 	SkippedCount int64 `protobuf:"varint,2,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
-	// Invalid ones, at most 100; each conversation is taken whole or not at all.
+	// Invalid ones, and those on which a turn runs: the first 100. What was sent and is in
+	// neither count has failed. Each conversation is taken whole or not at all.
 	Failures      []*ImportFailure `protobuf:"bytes,3,rep,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -109,9 +109,12 @@ type ConversationServiceClient interface {
 	// WatchConversations streams changes as they are committed. It does not end by itself.
 	WatchConversations(ctx context.Context, in *WatchConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchConversationsResponse], error)
 	// ExportConversations streams whole conversations out, the oldest first, each as it is
-	// when its turn comes.
+	// when its turn comes, up to the one that is the newest at the start. What has gone by
+	// then is left out. Where some are damaged in the store all others are sent, then the
+	// call ends with DATA_LOSS and their ids.
 	ExportConversations(ctx context.Context, in *ExportConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportConversationsResponse], error)
-	// ImportConversations takes whole conversations in, with their ids, sequences and times.
+	// ImportConversations takes whole conversations in, with their ids, sequences and times,
+	// and evicts nothing.
 	ImportConversations(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportConversationsRequest, ImportConversationsResponse], error)
 }
 
@@ -466,9 +469,12 @@ type ConversationServiceServer interface {
 	// WatchConversations streams changes as they are committed. It does not end by itself.
 	WatchConversations(*WatchConversationsRequest, grpc.ServerStreamingServer[WatchConversationsResponse]) error
 	// ExportConversations streams whole conversations out, the oldest first, each as it is
-	// when its turn comes.
+	// when its turn comes, up to the one that is the newest at the start. What has gone by
+	// then is left out. Where some are damaged in the store all others are sent, then the
+	// call ends with DATA_LOSS and their ids.
 	ExportConversations(*ExportConversationsRequest, grpc.ServerStreamingServer[ExportConversationsResponse]) error
-	// ImportConversations takes whole conversations in, with their ids, sequences and times.
+	// ImportConversations takes whole conversations in, with their ids, sequences and times,
+	// and evicts nothing.
 	ImportConversations(grpc.ClientStreamingServer[ImportConversationsRequest, ImportConversationsResponse]) error
 	mustEmbedUnimplementedConversationServiceServer()
 }

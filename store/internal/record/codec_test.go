@@ -125,7 +125,7 @@ func FuzzUnmarshal(f *testing.F) {
 				}
 				continue
 			}
-			r.Expired(time.Unix(0, 0))
+			r.Expired(time.Unix(0, 0), record.Session{})
 			_, _ = r.AllTurns()
 			r.Events("t")
 			_, _ = r.Seen(&store.Request{ID: "r", Method: "m"})

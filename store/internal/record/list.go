@@ -38,12 +38,15 @@ func (r *Record) SetNumber(number uint32) { r.Header.Number = number }
 // made. Before may be longer than a key.
 type Newest func(before []byte) iter.Seq2[[]byte, []byte]
 
+// Oldest is the same the other way round: those whose key is greater than after, or all of
+// them when after is nil, the least key first.
+type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
+
 // BuildPage answers a store.List. Total is how many conversations the tenant has. It
-// calls newest once and stops reading when the page is full; what newest yields must stay
-// as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
-// record is damaged is left out, so that the others can still be listed: reading it is
-// what tells of the damage. Errors: store.ErrPageToken.
-func BuildPage(l *store.List, total int64, now time.Time, newest Newest) (*store.Page, error) {
+// calls newest or oldest once and stops reading when the page is full; what they yield must
+// stay as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
+// record is damaged is left out and counted, so that the others can still be listed. Errors: store.ErrPageToken.
+func BuildPage(l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
 		var err error
@@ -54,13 +57,16 @@ func BuildPage(l *store.List, total int64, now time.Time, newest Newest) (*store
 			return nil, store.ErrPageToken
 		}
 	}
-	p := pager{list: l, now: now}
-	if byUpdateTime(l) {
+	p := pager{list: l, now: now, sessions: sessions}
+	switch {
+	case byUpdateTime(l):
 		position = p.updated(position, newest)
-	} else {
-		position = p.created(position, newest)
+	case l.OldestFirst:
+		position = p.created(position, oldest(position))
+	default:
+		position = p.created(position, newest(position))
 	}
-	page := &store.Page{Entries: p.entries, Total: total}
+	page := &store.Page{Entries: p.entries, Total: total, Damaged: p.damaged}
 	if position != nil {
 		page.NextPageToken = store.SealToken(position, scope(l)...)
 	}
@@ -74,8 +80,11 @@ func byUpdateTime(l *store.List) bool {
 // scope names a list: tokens of another one are refused.
 func scope(l *store.List) []string {
 	order := "created"
-	if byUpdateTime(l) {
+	switch {
+	case byUpdateTime(l):
 		order = "updated"
+	case l.OldestFirst:
+		order = "oldest"
 	}
 	s := []string{"conversations", l.Tenant, order, l.StructuredDataType}
 	for _, key := range slices.Sorted(maps.Keys(l.Labels)) {
@@ -86,10 +95,12 @@ func scope(l *store.List) []string {
 
 // pager collects the rows of one page.
 type pager struct {
-	list    *store.List
-	now     time.Time
-	entries []*parleyv1.ConversationEntry
-	size    int
+	list     *store.List
+	now      time.Time
+	sessions Sessions
+	entries  []*parleyv1.ConversationEntry
+	size     int
+	damaged  int
 }
 
 // wanted decodes a value; nil when it is not for this list, or lies where it does not
@@ -97,9 +108,10 @@ type pager struct {
 func (p *pager) wanted(key, value []byte) *Record {
 	r, err := unmarshalRow(value)
 	if err != nil || r.Header.GetTenant() != p.list.Tenant || !bytes.Equal(key, r.Key()) {
+		p.damaged++
 		return nil
 	}
-	if r.Expired(p.now) || !r.Matches(p.list) {
+	if !r.Matches(p.list) || r.Expired(p.now, p.sessions.Of(r.Conversation().GetId())) {
 		return nil
 	}
 	return r
@@ -118,11 +130,11 @@ func (p *pager) add(r *Record) bool {
 	return true
 }
 
-// created fills the page in the order of create time. A position is the key of the last
-// conversation looked at; nil is the start, and the end.
-func (p *pager) created(position []byte, newest Newest) []byte {
+// created fills the page in the order of create time with what lies beyond a position, which
+// is the key of the last conversation looked at; nil is the start, and the end.
+func (p *pager) created(position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
 	looked, last := 0, position
-	for key, value := range newest(position) {
+	for key, value := range beyond {
 		if looked == store.MaxListHeaders {
 			return last
 		}

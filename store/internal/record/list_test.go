@@ -36,6 +36,23 @@ func newest(items []item, looked *int) record.Newest {
 	}
 }
 
+// oldest is the same the other way round.
+func oldest(items []item, looked *int) record.Oldest {
+	return func(after []byte) iter.Seq2[[]byte, []byte] {
+		return func(yield func(key, value []byte) bool) {
+			for _, at := range items {
+				if bytes.Compare(at.key, after) <= 0 {
+					continue
+				}
+				*looked++
+				if !yield(at.key, at.value) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // items is n conversations, one a second, oldest first.
 func items(tb testing.TB, n int) []item {
 	tb.Helper()
@@ -76,11 +93,13 @@ func TestPageReadsNoMore(t *testing.T) {
 		want int
 	}{
 		{store.List{Tenant: "acme", PageSize: 10}, 11},
+		{store.List{Tenant: "acme", PageSize: 10, OldestFirst: true}, 11},
+		{store.List{Tenant: "acme", PageSize: 10, OldestFirst: true, StructuredDataType: "none"}, store.MaxListHeaders + 1},
 		{store.List{Tenant: "acme", PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
 		{store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
 	} {
 		looked := 0
-		page, err := record.BuildPage(&test.list, 0, now, newest(all, &looked))
+		page, err := record.BuildPage(&test.list, 0, now, newest(all, &looked), oldest(all, &looked), nil)
 		if err != nil || page.NextPageToken == "" || looked != test.want {
 			t.Errorf("%+v: %d were looked at, want %d; token %q, %v", test.list, looked, test.want, page.NextPageToken, err)
 		}
@@ -92,7 +111,7 @@ func TestPageWithoutDamage(t *testing.T) {
 	all[2].value[40] ^= 1
 	all[4].value = nil
 	looked := 0
-	page, err := record.BuildPage(&store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked))
+	page, err := record.BuildPage(&store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,27 +119,28 @@ func TestPageWithoutDamage(t *testing.T) {
 	for _, e := range page.Entries {
 		ids = append(ids, e.GetConversation().GetId())
 	}
-	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 {
-		t.Errorf("listed %v of %d, token %q; want %v", ids, page.Total, page.NextPageToken, want)
+	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 || page.Damaged != 2 {
+		t.Errorf("listed %v of %d, %d damaged, token %q; want %v", ids, page.Total, page.Damaged, page.NextPageToken, want)
 	}
 }
 
 // FuzzPosition hands tokens in that are well made and point anywhere.
 func FuzzPosition(f *testing.F) {
 	all := items(f, 20)
-	f.Add([]byte(nil), false)
-	f.Add(all[3].key, false)
-	f.Add(all[3].key, true)
-	f.Add(slices.Concat(all[9].key, all[2].key, make([]byte, 8), all[5].key), true)
-	f.Fuzz(func(t *testing.T, position []byte, byUpdateTime bool) {
-		l := &store.List{Tenant: "acme", PageSize: 3}
+	f.Add([]byte(nil), false, false)
+	f.Add(all[3].key, false, false)
+	f.Add(all[3].key, false, true)
+	f.Add(all[3].key, true, false)
+	f.Add(slices.Concat(all[9].key, all[2].key, make([]byte, 8), all[5].key), true, true)
+	f.Fuzz(func(t *testing.T, position []byte, byUpdateTime, oldestFirst bool) {
+		l := &store.List{Tenant: "acme", PageSize: 3, OldestFirst: oldestFirst}
 		if byUpdateTime {
 			l.Order = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 		}
 		looked := 0
 		l.PageToken = store.SealToken(position, record.Scope(l)...)
 		for range 1000 {
-			page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked))
+			page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
 			if err != nil {
 				if !errors.Is(err, store.ErrPageToken) {
 					t.Errorf("BuildPage: %v", err)

@@ -23,6 +23,7 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	snapshot := &store.Snapshot{
 		Conversation: r.withPrompt(),
 		Messages:     slices.Clone(r.Messages.Newest(q.Newest)),
+		DroppedBytes: r.Header.GetDroppedBytes(),
 		Seen:         seen,
 	}
 	if q.Turns {

@@ -50,12 +50,13 @@ func (r *Record) Conversation() *parleyv1.Conversation { return r.Header.GetConv
 // Running reports whether a turn runs.
 func (r *Record) Running() bool { return r.Conversation().GetActiveTurnId() != "" }
 
-// ExpireTime is when the conversation ends, running turns aside.
+// ExpireTime is when the conversation ends, running turns and session memory aside.
 func (r *Record) ExpireTime() time.Time { return r.Conversation().GetExpireTime().AsTime() }
 
-// Expired reports whether the conversation is no more at this instant.
-func (r *Record) Expired(now time.Time) bool {
-	return !r.Running() && !now.Before(r.ExpireTime())
+// Expired reports whether the conversation is no more at this instant; s is what its id is
+// as session memory.
+func (r *Record) Expired(now time.Time, s Session) bool {
+	return s.Expired(now, r.ExpireTime(), r.Running())
 }
 
 // Matches reports whether a list with this filter has the conversation.
@@ -168,6 +169,7 @@ func (r *Record) trim(o *store.Options) int {
 				break
 			}
 			*frames = (*frames)[len(frame):]
+			r.Header.DroppedBytes += int64(len(frame.Body()))
 			dropped++
 		}
 	}

@@ -40,7 +40,10 @@ type Header struct {
 	// Whose conversation it is: what lies under the key of another tenant is damage.
 	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Tells the conversation from others of the same create time; both make its key.
-	Number        uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	// Encoded bytes of the messages that were dropped, as the oldest, to stay within limits;
+	// where the record is older than this field, those dropped since.
+	DroppedBytes  int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -113,6 +116,13 @@ func (x *Header) GetTenant() string {
 func (x *Header) GetNumber() uint32 {
 	if x != nil {
 		return x.Number
+	}
+	return 0
+}
+
+func (x *Header) GetDroppedBytes() int64 {
+	if x != nil {
+		return x.DroppedBytes
 	}
 	return 0
 }
@@ -598,14 +608,15 @@ var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xd9\x01\n" +
+	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xfe\x01\n" +
 	"\x06Header\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
 	"\bexchange\x18\x02 \x01(\x05R\bexchange\x12\x18\n" +
 	"\apreview\x18\x03 \x01(\tR\apreview\x12,\n" +
 	"\x04data\x18\x04 \x03(\v2\x18.parley.store.v1.DataUseR\x04data\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x16\n" +
-	"\x06number\x18\x06 \x01(\rR\x06number\"9\n" +
+	"\x06number\x18\x06 \x01(\rR\x06number\x12#\n" +
+	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\"9\n" +
 	"\aDataUse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\"\xef\x01\n" +

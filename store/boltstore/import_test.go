@@ -1,0 +1,123 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// importOf is an import of an empty conversation of tenant "acme" that was made at that time.
+func importOf(id string, at time.Time, ttl time.Duration) *store.Import {
+	return &store.Import{Tenant: "acme", Conversation: &parleyv1.Conversation{
+		Id: id, Version: 3, LastSequence: 2, Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)},
+		CreateTime: timestamppb.New(at), UpdateTime: timestamppb.New(at), LastAppendTime: timestamppb.New(at),
+	}}
+}
+
+// TestImportOverDamage: what was exported can be put in the place of a damaged record.
+func TestImportOverDamage(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func([]byte) []byte
+		want   error // without Overwrite
+	}{
+		"header":   {flip(20), store.ErrCorrupt},
+		"messages": {flip(-1), store.ErrConversationExists},
+		"cut off":  {func(b []byte) []byte { return b[:5] }, store.ErrCorrupt},
+		"empty":    {func([]byte) []byte { return nil }, store.ErrCorrupt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told []string
+			s, c := three(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
+				for _, change := range changes {
+					told = append(told, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
+				}
+			}})
+			damage(t, s, conversationsBucket, bad, test.change)
+			told = nil
+			i := importOf("bad", c.Now(), time.Hour)
+			if _, err := s.Import(t.Context(), i); !errors.Is(err, test.want) {
+				t.Errorf("without overwrite: %v, want %v", err, test.want)
+			}
+			i.Overwrite = true
+			if _, err := s.Import(t.Context(), i); err != nil {
+				t.Fatal(err)
+			}
+			if want := []string{"DELETED bad", "CREATED bad"}; !slices.Equal(told, want) {
+				t.Errorf("told of %v, want %v", told, want)
+			}
+			if got := listed(t, s, "acme"); !slices.Equal(got, []string{"bad", "new", "old"}) {
+				t.Errorf("there are %v", got)
+			}
+			c.advance(3 * time.Hour)
+			sweep(t, s)
+			consistent(t, s)
+		})
+	}
+	t.Run("where its id leads nowhere", func(t *testing.T) {
+		s, c := three(t, store.Options{})
+		damage(t, s, idsBucket, keyOf("bad"), flip(3))
+		i := importOf("bad", c.Now(), time.Hour)
+		i.Overwrite = true
+		if _, err := s.Import(t.Context(), i); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("Import: %v, want ErrCorrupt", err)
+		}
+	})
+}
+
+// TestImportAboveCapacity: where the limit was lowered, one that has expired is not room enough.
+func TestImportAboveCapacity(t *testing.T) {
+	c := newClock()
+	path, o := newPath(t), store.Options{Now: c.Now}
+	s := open(t, path, o)
+	for i := range 4 {
+		if i == 1 {
+			c.advance(30 * time.Minute)
+		}
+		appendTo(t, s, fmt.Sprint("c", i), "hello")
+	}
+	c.advance(30 * time.Minute) // c0 expires.
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o.MaxConversations = 3
+	s = open(t, path, o)
+	if _, err := s.Import(t.Context(), importOf("new", c.Now(), time.Hour)); !errors.Is(err, store.ErrFull) {
+		t.Errorf("Import: %v, want ErrFull", err)
+	}
+	over := importOf("c1", c.Now(), time.Hour)
+	over.Overwrite = true
+	if _, err := s.Import(t.Context(), over); err != nil {
+		t.Errorf("Import in the place of another: %v", err)
+	}
+	consistent(t, s)
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "c2"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Import(t.Context(), importOf("new", c.Now(), time.Hour)); err != nil {
+		t.Errorf("Import in the place of what has expired: %v", err)
+	}
+	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "c1", "c3"}) {
+		t.Errorf("there are %v", got)
+	}
+	consistent(t, s)
+}
+
+// take imports anything, for TestRandom.
+func (w *world) take(r *rapid.T) {
+	tenant, id := w.name(r)
+	age := rapid.SampledFrom([]time.Duration{0, time.Second, time.Minute, time.Hour, 365 * 24 * time.Hour}).Draw(r, "age")
+	i := importOf(id, w.clock.Now().Add(-age), ttl(r).AsDuration())
+	i.Tenant, i.Overwrite = tenant, rapid.Bool().Draw(r, "overwrite")
+	_, err := w.store.Import(w.t.Context(), i)
+	w.do(r, err)
+}

@@ -1,0 +1,262 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// hold holds conversations of tenant "acme".
+func hold(t *testing.T, s *Store, after time.Duration, ids ...string) {
+	t.Helper()
+	if err := s.Hold(t.Context(), &store.Hold{Tenant: "acme", ConversationIDs: ids, DeleteAfter: after}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func release(t *testing.T, s *Store, after time.Duration, ids ...string) {
+	t.Helper()
+	if err := s.Release(t.Context(), &store.Hold{Tenant: "acme", ConversationIDs: ids, DeleteAfter: after}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lives reports whether there is a conversation of tenant "acme".
+func lives(t *testing.T, s *Store, id string) bool {
+	t.Helper()
+	_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id})
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// TestSessionsRestart ends a process that holds conversations, in two ways.
+func TestSessionsRestart(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, s *Store) (path string){
+		"close": func(t *testing.T, s *Store) string {
+			t.Helper()
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return s.path
+		},
+		"kill -9": func(t *testing.T, s *Store) string {
+			t.Helper()
+			left := newPath(t)
+			if err := os.WriteFile(left, content(t, s.path), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return left
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := three(t, store.Options{})
+			hold(t, s, time.Hour, "old", "bad", "none")
+			hold(t, s, 3*time.Hour, "old")
+			release(t, s, time.Minute, "bad")
+			release(t, s, 0, "new")
+			hold(t, s, 0, "new")
+			consistent(t, s)
+			c.advance(30 * time.Second)
+			s = open(t, end(t, s), store.Options{Now: c.Now})
+			consistent(t, s)
+			if !lives(t, s, "old") || !lives(t, s, "bad") || lives(t, s, "new") {
+				t.Errorf("live are %v, want old and bad", listed(t, s, "acme"))
+			}
+			release(t, s, 0, "old", "bad")
+			c.advance(30 * time.Second)
+			if !lives(t, s, "old") || lives(t, s, "bad") {
+				t.Errorf("after bad's time there are %v", listed(t, s, "acme"))
+			}
+			c.advance(3*time.Hour - 31*time.Second)
+			sweep(t, s)
+			if !lives(t, s, "old") {
+				t.Error("old has gone before its time")
+			}
+			c.advance(time.Second)
+			if lives(t, s, "old") {
+				t.Error("old lives on")
+			}
+			sweep(t, s)
+			consistent(t, s)
+			if n := s.tally.memory["acme"]; n != 0 {
+				t.Errorf("%d ids are session memory", n)
+			}
+		})
+	}
+}
+
+// TestSessionsOpenUnchanged opens a file in which nothing is held: it is not written to.
+func TestSessionsOpenUnchanged(t *testing.T) {
+	s, c := three(t, store.Options{})
+	hold(t, s, 0, "old")
+	release(t, s, time.Hour, "old")
+	s.Close()
+	before := content(t, s.path)
+	open(t, s.path, store.Options{Now: c.Now}).Close()
+	if !bytes.Equal(before, content(t, s.path)) {
+		t.Error("it was changed")
+	}
+}
+
+// TestSessionsOlderFile opens a file of the version that knew no session memory.
+func TestSessionsOlderFile(t *testing.T) {
+	s, c := three(t, store.Options{})
+	s.Close()
+	if err := update(func(tx *bolt.Tx) error {
+		return errors.Join(tx.DeleteBucket([]byte(sessionsBucket)), tx.DeleteBucket([]byte(endsBucket)))
+	})(s.path); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s = open(t, s.path, store.Options{Now: c.Now})
+		consistent(t, s)
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+			t.Errorf("listed are %v", got)
+		}
+		hold(t, s, time.Hour, "old")
+		s.Close()
+	}
+}
+
+// TestSessionsInSteps ends very much session memory at once, behind what is held and what is
+// not due yet.
+func TestSessionsInSteps(t *testing.T) {
+	seen := steps{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
+	s, c := many(t, newPath(t), 700, store.Options{TTL: 5 * time.Hour, Observe: seen.observe})
+	var ids, others []string
+	for i := range 700 {
+		ids = append(ids, fmt.Sprint(i))
+	}
+	for i := range 2 * maxDueLooks {
+		others = append(others, fmt.Sprint("-", i))
+	}
+	hold(t, s, 0, slices.Concat(ids, others)...)
+	release(t, s, 2*time.Hour, others[:maxDueLooks+1]...)
+	release(t, s, time.Hour, ids...)
+	c.advance(time.Hour)
+	for _, want := range []bool{true, false} {
+		if more, err := s.Sweep(t.Context(), 600); err != nil || more != want {
+			t.Errorf("%v, %v; want %v", more, err, want)
+		}
+	}
+	seen.want(t, 256, 256, 88, 100)
+	consistent(t, s)
+	c.advance(time.Hour)
+	for range 40 {
+		if _, err := s.Sweep(t.Context(), 256); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.tally.memory["acme"]; n != maxDueLooks-1 {
+		t.Errorf("%d ids are session memory, want those that are held", n)
+	}
+}
+
+// TestSessionsRerun has holds and releases in batches that are done again, and that fail.
+func TestSessionsRerun(t *testing.T) {
+	path := newPath(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		c := newClock()
+		s := open(t, path, store.Options{Now: c.Now})
+		appendTo(t, s, "a", "hello")
+		appendTo(t, s, "b", "hello")
+		hold(t, s, time.Hour, "a")
+		full := func(apply func(*txn) error) func(*txn) error {
+			return func(x *txn) error {
+				x.fail(syscall.ENOSPC)
+				return apply(x)
+			}
+		}
+		holding := func(ids ...string) func(*txn) error {
+			return func(x *txn) error { return x.hold("acme", ids, time.Hour, c.Now()) }
+		}
+		releasing := func(id string) func(*txn) error {
+			return func(x *txn) error {
+				x.release("acme", id, 0, c.Now())
+				return nil
+			}
+		}
+		b := &bench{writer: s.writer, t: t}
+		letGo, held := b.hold()
+		answers := []answer{
+			b.start(t.Context(), 0, holding("a", "b", "c")),
+			b.start(t.Context(), 0, full(holding("a", "d"))),
+			b.start(t.Context(), 0, full(releasing("a"))),
+			b.start(t.Context(), 0, releasing("c")),
+		}
+		letGo()
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+		for i, a := range answers {
+			if err := <-a; errors.Is(err, store.ErrNoSpace) != (i == 1 || i == 2) {
+				t.Errorf("operation %d: %v", i, err)
+			}
+		}
+		consistent(t, s)
+		release(t, s, 0, "a", "b", "c", "d")
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("left are %v, want a, which was held twice", got)
+		}
+
+		// All in one transaction.
+		letGo, held = b.hold()
+		answers = nil
+		for _, apply := range []func(*txn) error{holding("a"), releasing("a"), holding("a"), releasing("a")} {
+			answers = append(answers, b.start(t.Context(), 0, apply))
+		}
+		letGo()
+		for _, a := range append(answers, held) {
+			if err := <-a; err != nil {
+				t.Error(err)
+			}
+		}
+		if !lives(t, s, "a") {
+			t.Error("a has gone, although it is held")
+		}
+		release(t, s, 0, "a")
+		if got := listed(t, s, "acme"); len(got) != 0 {
+			t.Errorf("left are %v", got)
+		}
+		consistent(t, s)
+	})
+}
+
+// TestSessionsSetBack sets the clock back when the sweeper has seen what is over.
+func TestSessionsSetBack(t *testing.T) {
+	s, c := three(t, store.Options{})
+	hold(t, s, 0, "bad")
+	release(t, s, time.Minute, "bad")
+	c.advance(time.Minute)
+	over, _, err := s.due(t.Context(), endsBucket, 10)
+	if err != nil || len(over) != 1 {
+		t.Fatalf("%v are due, %v; want bad", over, err)
+	}
+	c.advance(-1)
+	for _, want := range []bool{true, false, false} {
+		if err := s.writer.do(t.Context(), 0, func(x *txn) error {
+			x.sweepEnd(over[0], c.Now())
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if lives(t, s, "bad") != want {
+			t.Errorf("bad lives is %v", !want)
+		}
+		consistent(t, s)
+		c.advance(1)
+	}
+}

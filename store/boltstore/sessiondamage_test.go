@@ -1,0 +1,206 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// endOfBad is the key of id "bad" in ends.
+func endOfBad(tx *bolt.Tx) []byte {
+	key := idKey("acme", "bad")
+	m, ok := decodeSession(key, tx.Bucket([]byte(sessionsBucket)).Get(key))
+	if !ok {
+		panic("bad is no session memory")
+	}
+	return dueKey(minuteOf(m.ends), "acme", "bad")
+}
+
+// eachBit flips each bit of the key and of the value of an entry, and flips it back.
+func eachBit(t *testing.T, s *Store, bucket string, find func(*bolt.Tx) []byte, look func(bit int)) {
+	t.Helper()
+	var key, value []byte
+	replace := func(before, key, value []byte) {
+		t.Helper()
+		if err := s.db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(bucket))
+			return errors.Join(b.Delete(before), b.Put(key, value))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		key = find(tx)
+		value = bytes.Clone(tx.Bucket([]byte(bucket)).Get(key))
+		return nil
+	})
+	for bit := range 8 * (len(key) + len(value)) {
+		both := flipBit(bit)(slices.Concat(key, value))
+		wrong := both[:len(key)]
+		replace(key, wrong, both[len(key):])
+		look(bit)
+		replace(wrong, key, value)
+	}
+	consistent(t, s)
+}
+
+// TestDamagedSessionBits damages entries of sessions: their ids are like any other.
+func TestDamagedSessionBits(t *testing.T) {
+	t.Run("held", func(t *testing.T) {
+		s, c := three(t, store.Options{})
+		hold(t, s, 0, "bad")
+		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if !lives(t, s, "bad") {
+				t.Errorf("bit %d: it has gone before its expire_time", bit)
+			}
+		})
+		c.advance(2 * time.Hour)
+		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if lives(t, s, "bad") || len(listed(t, s, "acme")) > 0 {
+				t.Errorf("bit %d: it lives on", bit)
+			}
+		})
+		if !lives(t, s, "bad") {
+			t.Error("it has gone although it is held")
+		}
+	})
+	t.Run("over", func(t *testing.T) {
+		s, c := three(t, store.Options{})
+		hold(t, s, 0, "bad")
+		release(t, s, time.Minute, "bad")
+		c.advance(time.Minute)
+		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if !lives(t, s, "bad") {
+				t.Errorf("bit %d: it has gone", bit)
+			}
+		})
+		if lives(t, s, "bad") {
+			t.Error("it lives although its time is over")
+		}
+	})
+}
+
+// TestDamagedEndBits damages an entry of ends: its conversation is not swept, but not found
+// either.
+func TestDamagedEndBits(t *testing.T) {
+	s, c := three(t, store.Options{})
+	hold(t, s, 0, "bad")
+	release(t, s, time.Minute, "bad")
+	c.advance(100 * 365 * 24 * time.Hour)
+	eachBit(t, s, endsBucket, endOfBad, func(bit int) {
+		if due, more, err := s.due(t.Context(), endsBucket, 10); len(due) != 0 || more || err != nil {
+			t.Errorf("bit %d: %v are due, %v, %v", bit, due, more, err)
+		}
+		if lives(t, s, "bad") {
+			t.Errorf("bit %d: it lives on", bit)
+		}
+	})
+}
+
+// TestDamagedSession damages entries for good: nothing goes for it, and nothing stays for ever.
+func TestDamagedSession(t *testing.T) {
+	start := func(t *testing.T) (*Store, *clock) {
+		t.Helper()
+		s, c := three(t, store.Options{MaxConversations: 3})
+		hold(t, s, 0, "bad")
+		release(t, s, time.Minute, "bad")
+		return s, c
+	}
+	t.Run("sessions", func(t *testing.T) {
+		s, c := start(t)
+		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
+		c.advance(time.Minute)
+		sweep(t, s)
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+			t.Errorf("listed are %v, want all", got)
+		}
+		s.Close()
+		s = open(t, s.path, store.Options{Now: c.Now})
+		c.advance(time.Hour)
+		sweep(t, s)
+		if stats, err := s.Stats(t.Context()); err != nil || stats.Expired != 3 {
+			t.Errorf("%+v, %v; want all three expired", stats, err)
+		}
+		hold(t, s, time.Hour, "bad")
+		consistent(t, s)
+	})
+	t.Run("sessions, while it is held", func(t *testing.T) {
+		s, c := start(t)
+		hold(t, s, 0, "bad")
+		c.advance(2 * time.Hour)
+		sweep(t, s) // Which finds that it does not expire.
+		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
+		release(t, s, 0, "bad")
+		if lives(t, s, "bad") {
+			t.Error("it lives on")
+		}
+		c.advance(time.Hour)
+		sweep(t, s)
+		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 || stats.Expired != 3 {
+			t.Errorf("%+v, %v; want all three expired", stats, err)
+		}
+	})
+	t.Run("ends", func(t *testing.T) {
+		s, c := start(t)
+		damage(t, s, endsBucket, endOfBad, flip(-1))
+		c.advance(30 * time.Minute)
+		sweep(t, s)
+		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || lives(t, s, "bad") {
+			t.Errorf("%+v, %v; want nothing swept", stats, err)
+		}
+		c.advance(30 * time.Minute)
+		sweep(t, s)
+		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 || stats.Expired != 2 {
+			t.Errorf("%+v, %v; want bad deleted, and two expired", stats, err)
+		}
+		consistent(t, s)
+	})
+	t.Run("an entry of ends too many", func(t *testing.T) {
+		s, c := start(t)
+		hold(t, s, 0, "new")
+		if err := s.db.Update(func(tx *bolt.Tx) error {
+			at := nanosecond(c.Now())
+			var errs []error
+			for _, id := range []string{"old", "bad", "new", "none"} {
+				key := dueKey(minuteOf(at), "acme", id)
+				errs = append(errs, tx.Bucket([]byte(endsBucket)).Put(key, encodeDue(key, at)))
+			}
+			return errors.Join(errs...)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		appendTo(t, s, "newer", "hello")
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
+			t.Errorf("listed are %v, want the oldest to have made room", got)
+		}
+		sweep(t, s)
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
+			t.Errorf("listed are %v, want all", got)
+		}
+		consistent(t, s)
+	})
+	t.Run("conversation", func(t *testing.T) {
+		s, c := start(t)
+		hold(t, s, 0, "old")
+		damage(t, s, conversationsBucket, bad, flip(20))
+		c.advance(time.Minute)
+		sweep(t, s)
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+			t.Errorf("listed are %v", got)
+		}
+		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("%v, want ErrCorrupt: it is kept", err)
+		}
+		hold(t, s, 0, "bad")
+		release(t, s, 0, "bad")
+		if n := s.tally.memory["acme"]; n != 1 {
+			t.Errorf("%d ids are session memory, want old alone", n)
+		}
+	})
+}

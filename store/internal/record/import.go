@@ -1,0 +1,61 @@
+package record
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// Import decides a store.Import. Old is the conversation that has the id, if any: where
+// there is an outcome, it is to go. History is i.Messages as NewHistory made it; uid is for
+// a conversation without one; s is what its id is as session memory.
+func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, s Session, o *store.Options) (*Outcome, error) {
+	var changes []store.Change
+	at := now
+	if old != nil {
+		if !i.Overwrite {
+			return nil, store.ErrConversationExists
+		}
+		if old.Running() {
+			return nil, &store.BusyError{TurnID: old.Conversation().GetActiveTurnId()}
+		}
+		at = old.clamp(now)
+		changes = append(changes, old.Gone(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, at))
+	}
+	r := imported(i, history, uid, o)
+	r.endLapsedLease(now)
+	if !s.Lasts(now) && r.Expired(now, Session{}) {
+		return nil, store.ErrExpired
+	}
+	trimmed := r.trim(o)
+	created := r.change(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, at)
+	created.Trimmed = trimmed
+	return &Outcome{
+		Record:  r,
+		Result:  &store.Result{Conversation: proto.CloneOf(r.Conversation()), Created: true},
+		Changes: append(changes, created),
+	}, nil
+}
+
+// imported makes the record of a conversation as it was elsewhere, all its messages included.
+func imported(i *store.Import, history *History, uid string, o *store.Options) *Record {
+	c := proto.CloneOf(i.Conversation)
+	r := &Record{
+		Header: &storev1.Header{Conversation: c, Tenant: i.Tenant},
+		Prompt: []byte(c.GetSystemPrompt()),
+	}
+	c.SystemPrompt, c.ActiveTurnId, c.MessageCount, c.SizeBytes = "", "", 0, 0
+	c.Retention = withDefaults(c.GetRetention(), o)
+	if c.GetUid() == "" {
+		c.Uid = uid
+	}
+	last := c.GetLastSequence() // The newest messages may have been cleared.
+	r.adopt(history)
+	c.LastSequence = last
+	r.setExpireTime()
+	return r
+}
