@@ -5,9 +5,19 @@ import (
 	"unicode/utf8"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
+
+// fits reports whether recent messages and referenced data take budget bytes at most.
+func fits(recent store.Frames, referenced []*parleyv1.ReferencedData, budget int) bool {
+	size := len(recent)
+	for _, r := range referenced {
+		size += framed(r)
+	}
+	return size <= budget
+}
 
 // fit leaves messages and referenced data out of a summary until they take budget bytes
 // of its encoded form at most, and says so in it. The newest message goes before all else,
@@ -23,8 +33,8 @@ func fit(s *parleyv1.RoutingSummary, budget int) {
 		}
 		s.Truncated = true
 		s.RecentMessages, s.ReferencedData = recent[i+1:], nil
-		if i == len(recent)-1 {
-			s.RecentMessages = cut(m, budget)
+		if i == len(recent)-1 && cut(m, budget) {
+			s.RecentMessages = recent[i:]
 		}
 		return
 	}
@@ -37,13 +47,12 @@ func fit(s *parleyv1.RoutingSummary, budget int) {
 	}
 }
 
-// cut returns a copy of m that takes budget bytes at most, or nothing at all where what
-// names the message (its ids, role, agent, summary, usage, times) is larger already, which
-// is never so from 2 KiB on. It ends early, in this order: the text of the content, that
-// of the tool result, the metadata as a whole, then attachments, tool calls and structured
-// data from the last on; what room a large one of those leaves goes to the content.
-func cut(m *parleyv1.Message, budget int) []*parleyv1.Message {
-	m = proto.CloneOf(m)
+// cut makes m take budget bytes at most, and reports whether that can be: what names the
+// message (its ids, role, agent, summary, usage, times) may be larger already, but never
+// from 2 KiB on. It ends early, in this order: the text of the content, that of the tool
+// result, the metadata as a whole, then attachments, tool calls and structured data from
+// the last on; what room a large one of those leaves goes to the content.
+func cut(m *parleyv1.Message, budget int) bool {
 	content := m.Content
 	over := func() int { return framed(m) - budget }
 	m.Content = cutText(m.Content, over())
@@ -57,11 +66,11 @@ func cut(m *parleyv1.Message, budget int) []*parleyv1.Message {
 	m.ToolCalls = cutList(m.ToolCalls, over())
 	m.StructuredData = cutList(m.StructuredData, over())
 	if over() > 0 {
-		return nil
+		return false
 	}
 	m.Content = content
 	m.Content = cutText(m.Content, over())
-	return []*parleyv1.Message{m}
+	return true
 }
 
 // cutText takes over bytes off the end of s, or as many more as it takes not to part a

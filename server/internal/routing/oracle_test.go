@@ -127,7 +127,7 @@ func checkAgainstNaive(t *rapid.T) {
 	limit := rapid.IntRange(0, 20).Draw(t, "limit")
 	before := proto.CloneOf(&parleyv1.ListMessagesResponse{Conversation: c, Messages: messages})
 
-	got := Summarize(c, messages, Options{MessageLimit: limit})
+	got := summarize(t, c, messages, Options{MessageLimit: limit})
 	if d := diff(naive(c, messages, limit), got); d != "" {
 		t.Fatalf("summary (-naive +got):\n%s", d)
 	}

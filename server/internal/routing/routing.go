@@ -1,12 +1,16 @@
 // Package routing sums a conversation up for a coordinator, which has to decide who gets
-// the next message. It is pure; begin at Summarize. The parts are worked out here, the one
-// line of text in text.go, the cut to a budget of bytes in budget.go.
+// the next message. It is pure; begin at Summarize. The parts are worked out in parts.go
+// and, for the one line of text, in text.go, from messages that wire.go reads without
+// decoding them; budget.go cuts to a budget of bytes.
 package routing
 
 import (
+	"fmt"
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
 )
 
 // Options says how much of the messages a summary carries.
@@ -24,24 +28,38 @@ type Options struct {
 
 // Summarize returns what a coordinator needs to know of a conversation. Header c must be
 // of the same version as messages, which are all that is kept, oldest first. A nil c and
-// no messages give an empty summary. Nothing that is passed in is changed, but the summary
-// shares messages, data, calls and times with it: change neither afterwards.
+// no messages give an empty summary; store.ErrCorrupt is for messages that are none.
+// Nothing that is passed in is changed, but the summary shares the lease and the times of
+// c: change neither afterwards. It keeps no memory of messages.
+//
+// The summary is to be sent. Recent messages, as long as all of them fit, and the values
+// of referenced data are in it as they are stored, as unknown fields: whoever decodes it
+// finds them where they belong.
 //
 // A lease in c is taken as it stands; whether it has lapsed is for the caller to say.
-func Summarize(c *parleyv1.Conversation, messages []*parleyv1.Message, o Options) *parleyv1.RoutingSummary {
-	older := len(messages) - min(max(o.MessageLimit, 0), len(messages))
-	types, referenced := structuredData(messages, older)
+func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*parleyv1.RoutingSummary, error) {
+	frames, err := split(messages)
+	if err != nil {
+		return nil, err
+	}
+	older := len(frames) - min(max(o.MessageLimit, 0), len(frames))
+	p := newParts()
+	for i, frame := range slices.Backward(frames) {
+		if err := p.add(frame, i < older); err != nil {
+			return nil, err
+		}
+	}
+	slices.Reverse(p.calls.pending)
 	s := &parleyv1.RoutingSummary{
 		ConversationId:      c.GetId(),
-		RecentMessages:      slices.Clone(messages[older:]),
 		Version:             c.GetVersion(),
-		StructuredDataTypes: types,
-		ReferencedData:      referenced,
-		Text:                text(messages),
+		StructuredDataTypes: p.data.types,
+		ReferencedData:      p.data.referenced,
+		Text:                p.text.String(),
 		ActiveAgent:         c.GetActiveAgent(),
-		RecentAgents:        recentAgents(messages),
-		AwaitingAnswer:      awaitingAnswer(messages),
-		PendingToolCalls:    pendingToolCalls(messages),
+		RecentAgents:        p.agents.recent,
+		AwaitingAnswer:      p.question.open,
+		PendingToolCalls:    p.calls.pending,
 		ActiveTurnId:        c.GetActiveTurnId(),
 		MessageCount:        c.GetMessageCount(),
 		LastSequence:        c.GetLastSequence(),
@@ -49,82 +67,31 @@ func Summarize(c *parleyv1.Conversation, messages []*parleyv1.Message, o Options
 		ExpireTime:          c.GetExpireTime(),
 		Uid:                 c.GetUid(),
 	}
-	if o.MaxBytes > 0 {
-		fit(s, o.MaxBytes)
+	recent := store.Frames(slices.Concat(frames[older:]...))
+	if o.MaxBytes <= 0 || fits(recent, s.ReferencedData, o.MaxBytes) {
+		splice(s, recent)
+		return s, nil
 	}
-	return s
+	if s.RecentMessages, err = recent.Messages(); err != nil {
+		return nil, err
+	}
+	fit(s, o.MaxBytes)
+	return s, nil
 }
 
-// structuredData returns every type of data with its use, newest first, and the newest
-// value of each type that only the first older messages carry, newest first. Of the values
-// of one message the later is the newer.
-func structuredData(messages []*parleyv1.Message, older int) (types []*parleyv1.StructuredDataUse, referenced []*parleyv1.ReferencedData) {
-	uses := map[string]*parleyv1.StructuredDataUse{}
-	for i, m := range slices.Backward(messages) {
-		for _, data := range slices.Backward(m.GetStructuredData()) {
-			if use, met := uses[data.GetType()]; met {
-				use.Count++
-				continue
-			}
-			use := &parleyv1.StructuredDataUse{
-				Type: data.GetType(), Count: 1, LastSequence: m.GetSequence(), LastAgent: m.GetAgent(),
-			}
-			uses[data.GetType()] = use
-			types = append(types, use)
-			if i < older {
-				referenced = append(referenced, &parleyv1.ReferencedData{
-					Sequence: m.GetSequence(), Agent: m.GetAgent(), Data: data,
-				})
-			}
-		}
+// split returns the messages one by one.
+func split(messages store.Frames) ([]store.Frame, error) {
+	frames, size := make([]store.Frame, 0, messages.Count()), 0
+	for frame := range messages.All() {
+		frames, size = append(frames, frame), size+len(frame)
 	}
-	return types, referenced
+	if size != len(messages) {
+		return nil, fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, len(frames))
+	}
+	return frames, nil
 }
 
-// recentAgents returns the agents that wrote an assistant message, newest first.
-func recentAgents(messages []*parleyv1.Message) []*parleyv1.AgentUse {
-	var agents []*parleyv1.AgentUse
-	met := map[string]bool{}
-	for _, m := range slices.Backward(messages) {
-		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT || m.GetAgent() == "" || met[m.GetAgent()] {
-			continue
-		}
-		met[m.GetAgent()] = true
-		agents = append(agents, &parleyv1.AgentUse{
-			Agent: m.GetAgent(), LastSequence: m.GetSequence(), LastTime: m.GetCreateTime(),
-		})
-	}
-	return agents
-}
-
-// awaitingAnswer reports whether a person asks and nobody has answered. A system message
-// after the question answers nothing and is passed over. A cut-off answer is one, since
-// somebody took the question; a tool's result is a step of an answer that has begun.
-func awaitingAnswer(messages []*parleyv1.Message) bool {
-	for _, m := range slices.Backward(messages) {
-		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
-			return m.GetRole() == parleyv1.Role_ROLE_USER
-		}
-	}
-	return false
-}
-
-// pendingToolCalls returns the calls without a result after them, oldest first. A result
-// answers every earlier call of its id: a second call of the same id, without a result
-// between them, is the first one asked again. What a user says in between answers nothing.
-func pendingToolCalls(messages []*parleyv1.Message) []*parleyv1.ToolCall {
-	var pending []*parleyv1.ToolCall
-	answered := map[string]bool{}
-	for _, m := range slices.Backward(messages) {
-		if m.GetRole() == parleyv1.Role_ROLE_TOOL {
-			answered[m.GetToolResult().GetCallId()] = true
-		}
-		for _, call := range slices.Backward(m.GetToolCalls()) {
-			if !answered[call.GetId()] {
-				pending = append(pending, call)
-			}
-		}
-	}
-	slices.Reverse(pending)
-	return pending
+// splice gives a message fields in their encoded form, tags and lengths included.
+func splice(m proto.Message, encoded []byte) {
+	m.ProtoReflect().SetUnknown(encoded)
 }

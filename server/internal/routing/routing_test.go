@@ -1,17 +1,22 @@
 package routing
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
 )
 
 func user(content string) *parleyv1.Message {
@@ -71,6 +76,44 @@ func header(messages []*parleyv1.Message) *parleyv1.Conversation {
 	}
 }
 
+// encode makes frames of messages as a store does.
+func encode(tb rapid.TB, messages []*parleyv1.Message) store.Frames {
+	tb.Helper()
+	var frames store.Frames
+	for _, m := range messages {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		frames = protowire.AppendTag(frames, store.FrameField, protowire.BytesType)
+		frames = protowire.AppendBytes(frames, body)
+	}
+	return frames
+}
+
+// summarize sums up what a client receives.
+func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Message, o Options) *parleyv1.RoutingSummary {
+	tb.Helper()
+	frames := encode(tb, messages)
+	before := slices.Clone(frames)
+	sent, err := Summarize(c, frames, o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	encoded, err := proto.Marshal(sent)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if !bytes.Equal(before, frames) {
+		tb.Fatal("the messages that were passed in have changed")
+	}
+	received := new(parleyv1.RoutingSummary)
+	if err := proto.Unmarshal(encoded, received); err != nil {
+		tb.Fatal(err)
+	}
+	return received
+}
+
 // diff compares in the manner of protobuf: nil and empty lists are the same.
 func diff(want, got any) string {
 	if w, ok := want.(proto.Message); ok {
@@ -91,7 +134,7 @@ func TestSummarize(t *testing.T) {
 		summed("analyzed Zustand", analysis),
 		user("And the second one?"),
 	)
-	got := Summarize(header(messages), messages, Options{MessageLimit: 3})
+	got := summarize(t, header(messages), messages, Options{MessageLimit: 3})
 	want := &parleyv1.RoutingSummary{
 		ConversationId: "shop", Uid: "b6f1", Version: 7,
 		RecentMessages: messages[2:],
@@ -115,7 +158,7 @@ func TestSummarize(t *testing.T) {
 }
 
 func TestSummarizeNothing(t *testing.T) {
-	if d := diff(&parleyv1.RoutingSummary{}, Summarize(nil, nil, Options{MessageLimit: 3, MaxBytes: 1})); d != "" {
+	if d := diff(&parleyv1.RoutingSummary{}, summarize(t, nil, nil, Options{MessageLimit: 3, MaxBytes: 1})); d != "" {
 		t.Errorf("summary (-want +got):\n%s", d)
 	}
 }
@@ -123,7 +166,7 @@ func TestSummarizeNothing(t *testing.T) {
 func TestRecentMessages(t *testing.T) {
 	messages := history(user("1"), user("2"), user("3"))
 	for limit, want := range map[int]int{-1: 0, 0: 0, 1: 1, 3: 3, 4: 3} {
-		s := Summarize(nil, messages, Options{MessageLimit: limit})
+		s := summarize(t, nil, messages, Options{MessageLimit: limit})
 		if d := diff(messages[3-want:], s.RecentMessages); d != "" {
 			t.Errorf("limit %d (-want +got):\n%s", limit, d)
 		}
@@ -142,7 +185,7 @@ func TestStructuredData(t *testing.T) {
 	)
 	messages[3].StructuredData = []*parleyv1.StructuredData{data("choice", "b"), data("verdict", "bad")}
 
-	s := Summarize(nil, messages, Options{MessageLimit: 1})
+	s := summarize(t, nil, messages, Options{MessageLimit: 1})
 	uses := []*parleyv1.StructuredDataUse{
 		{Type: "verdict", Count: 2, LastSequence: 4},
 		{Type: "choice", Count: 1, LastSequence: 4},
@@ -170,7 +213,7 @@ func TestRecentAgents(t *testing.T) {
 		{Agent: "a", LastSequence: 3, LastTime: messages[2].CreateTime},
 		{Agent: "b", LastSequence: 2, LastTime: messages[1].CreateTime},
 	}
-	if d := diff(want, Summarize(nil, messages, Options{}).RecentAgents); d != "" {
+	if d := diff(want, summarize(t, nil, messages, Options{}).RecentAgents); d != "" {
 		t.Errorf("agents (-want +got):\n%s", d)
 	}
 }
@@ -195,7 +238,7 @@ func TestAwaitingAnswer(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if got := Summarize(nil, test.messages, Options{}).AwaitingAnswer; got != test.want {
+			if got := summarize(t, nil, test.messages, Options{}).AwaitingAnswer; got != test.want {
 				t.Errorf("AwaitingAnswer = %t, want %t", got, test.want)
 			}
 		})
@@ -223,7 +266,7 @@ func TestPendingToolCalls(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			var ids []string
-			for _, call := range Summarize(nil, test.messages, Options{}).PendingToolCalls {
+			for _, call := range summarize(t, nil, test.messages, Options{}).PendingToolCalls {
 				ids = append(ids, call.GetId())
 			}
 			if got := strings.Join(ids, " "); got != test.want {
@@ -236,7 +279,7 @@ func TestPendingToolCalls(t *testing.T) {
 // "Yes" says nothing to a router that does not see what was asked.
 func TestYesIsRoutable(t *testing.T) {
 	messages := history(user("I need shoes"), assistant("shop", "Shall I order the red ones?"), user("yes"))
-	s := Summarize(header(messages), messages, Options{MessageLimit: 3, MaxBytes: 2048})
+	s := summarize(t, header(messages), messages, Options{MessageLimit: 3, MaxBytes: 2048})
 	if d := diff(messages, s.RecentMessages); d != "" {
 		t.Errorf("recent messages (-want +got):\n%s", d)
 	}
@@ -270,10 +313,12 @@ func BenchmarkSummarize(b *testing.B) {
 		{"data and summaries, 20 of them in a budget", rich, Options{MessageLimit: 20, MaxBytes: 32 << 10}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
-			c := header(bench.messages)
+			c, frames := header(bench.messages), encode(b, bench.messages)
 			b.ReportAllocs()
 			for b.Loop() {
-				Summarize(c, bench.messages, bench.o)
+				if _, err := Summarize(c, frames, bench.o); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}

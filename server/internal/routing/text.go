@@ -3,8 +3,6 @@ package routing
 import (
 	"bytes"
 	"slices"
-	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -15,97 +13,102 @@ const (
 	textSeparator = ", "
 	// maxText bounds the text, prefix included, in Unicode characters.
 	maxText = 500
-	// maxClause is what is left for a clause that stands alone.
-	maxClause = maxText - len(textPrefix)
+	// maxClause is what is left for a clause that stands alone, and maxClauseBytes what
+	// that takes at most.
+	maxClause      = maxText - len(textPrefix)
+	maxClauseBytes = maxClause * utf8.UTFMax
 	// clauseWords is how much of an answer stands for it when nothing better does.
 	clauseWords = 8
 )
 
-// text returns one line that tells what the assistant messages did, oldest first: as many
-// of the newest clauses as fit into maxText characters. A newest clause that does not fit
-// alone is cut and ends with "…". Without a clause the text is empty.
-func text(messages []*parleyv1.Message) string {
-	var clauses [][]byte // newest first, all in buffer
-	buffer := make([]byte, 0, maxText)
-	room := maxClause
-	for _, m := range slices.Backward(messages) {
-		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT {
-			continue
-		}
-		begin := len(buffer)
-		buffer = appendClause(buffer, m)
-		c := buffer[begin:]
-		if len(c) == 0 {
-			continue
-		}
-		if len(clauses) > 0 {
-			room -= len(textSeparator)
-		}
-		if room -= utf8.RuneCount(c); room < 0 {
-			if len(clauses) == 0 {
-				clauses = append(clauses, ellipsis(c))
-			}
-			break
-		}
-		clauses = append(clauses, c)
+// text is one line that tells what the assistant messages did, oldest first: as many of the
+// newest clauses as fit into maxText characters. A newest clause that does not fit alone is
+// cut and ends with "…".
+type text struct {
+	line   []byte // without the prefix
+	length int    // in characters
+	full   bool
+	clause []byte // memory for the next one
+}
+
+func newText() text {
+	return text{line: make([]byte, 0, maxText), clause: make([]byte, 0, maxText/4)}
+}
+
+func (t *text) add(m *message) {
+	if t.full || m.role != parleyv1.Role_ROLE_ASSISTANT {
+		return
 	}
-	if len(clauses) == 0 {
+	t.clause = appendClause(t.clause[:0], m)
+	if len(t.clause) == 0 {
+		return
+	}
+	first := len(t.line) == 0
+	if !first {
+		t.clause = append(t.clause, textSeparator...)
+	}
+	t.length += utf8.RuneCount(t.clause)
+	t.full = t.length > maxClause
+	switch {
+	case !t.full:
+	case first:
+		t.clause = ellipsis(t.clause)
+	default:
+		return
+	}
+	t.line = slices.Insert(t.line, 0, t.clause...)
+}
+
+// String returns the line; without a clause it is empty.
+func (t *text) String() string {
+	if len(t.line) == 0 {
 		return ""
 	}
-	slices.Reverse(clauses)
-	return textPrefix + string(bytes.Join(clauses, []byte(textSeparator)))
+	return textPrefix + string(t.line)
 }
 
 // appendClause says what an assistant message did: its summary, else its types of
 // structured data in the order of their first values, each once, else its first words. It
 // adds nothing when the message has none of them, and may end early where the clause is
 // too long for any text.
-func appendClause(b []byte, m *parleyv1.Message) []byte {
+func appendClause(b []byte, m *message) []byte {
 	begin := len(b)
-	if b = appendLine(b, m.GetSummary(), 0); len(b) > begin {
+	if b = appendLine(b, m.summary, 0); len(b) > begin {
 		return b
 	}
-	if b = appendLine(b, joinedTypes(m.GetStructuredData()), 0); len(b) > begin {
+	if b = appendLine(b, joinedTypes(m.data), 0); len(b) > begin {
 		return b
 	}
-	return appendLine(b, m.GetContent(), clauseWords)
+	return appendLine(b, m.content, clauseWords)
 }
 
-func joinedTypes(values []*parleyv1.StructuredData) string {
-	var types []string
+func joinedTypes(values []part) []byte {
+	var types [][]byte
 	length := 0
-	for _, data := range values {
-		if length > maxClause*utf8.UTFMax {
+	for _, value := range values {
+		if length > maxClauseBytes {
 			break
 		}
-		if !slices.Contains(types, data.GetType()) {
-			types = append(types, data.GetType())
-			length += len(data.GetType())
+		if !slices.ContainsFunc(types, func(t []byte) bool { return bytes.Equal(t, value.name) }) {
+			types = append(types, value.name)
+			length += len(value.name)
 		}
 	}
-	return strings.Join(types, "+")
+	return bytes.Join(types, []byte("+"))
 }
 
 // appendLine appends the first words of s, 0 for all, parted by single blanks. It stops
-// soon after maxClause characters, so that a long s costs no more and still shows as too
-// long.
-func appendLine(b []byte, s string, words int) []byte {
-	length, blank := 0, false
-	for _, r := range s {
-		switch {
-		case unicode.IsSpace(r):
-			blank = length > 0
-			continue
-		case length > maxClause, blank && words == 1:
-			return b
-		case blank:
+// soon after maxClauseBytes, so that a long s costs no more and still shows as too long.
+func appendLine(b, s []byte, words int) []byte {
+	begin := len(b)
+	for word := range bytes.FieldsSeq(s) {
+		if len(b) > begin {
 			b = append(b, ' ')
-			length++
-			blank = false
-			words--
 		}
-		b = utf8.AppendRune(b, r)
-		length++
+		b = append(b, word[:min(len(word), maxClauseBytes+utf8.UTFMax)]...)
+		if words--; words == 0 || len(b)-begin > maxClauseBytes {
+			break
+		}
 	}
 	return b
 }

@@ -38,7 +38,7 @@ func TestText(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if got := Summarize(nil, test.messages, Options{}).Text; got != test.want {
+			if got := summarize(t, nil, test.messages, Options{}).Text; got != test.want {
 				t.Errorf("text %q, want %q", got, test.want)
 			}
 		})
@@ -63,7 +63,7 @@ func TestTextLimit(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if got := Summarize(nil, test.messages, Options{}).Text; got != test.want {
+			if got := summarize(t, nil, test.messages, Options{}).Text; got != test.want {
 				t.Errorf("text %q, want %q", got, test.want)
 			}
 		})
@@ -80,7 +80,7 @@ func TestTextIsOneShortLine(t *testing.T) {
 			}
 			return m
 		}), 0, 30).Draw(t, "messages")...)
-		got := Summarize(nil, messages, Options{}).Text
+		got := summarize(t, nil, messages, Options{}).Text
 		if want := naiveText(messages); got != want {
 			t.Errorf("text %q, want %q", got, want)
 		}

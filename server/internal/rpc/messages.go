@@ -160,7 +160,7 @@ func (s *Server) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) 
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	start := window.Start(messages, r.GetWindow())
+	start := window.Start(messages, snapshot.Offsets(), r.GetWindow())
 	reply := &parleyv1.GetContextResponse{
 		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start), Version: snapshot.Conversation.GetVersion(),
 	}

@@ -84,22 +84,19 @@ func (s *Server) summarize(ctx context.Context, id string, o routing.Options, ro
 	if err != nil {
 		return nil, err
 	}
-	messages, err := snapshot.Messages.Messages()
-	if err != nil {
-		return nil, err
-	}
-	return fit(room, o, func(o routing.Options) *parleyv1.RoutingSummary {
-		return routing.Summarize(snapshot.Conversation, messages, o)
-	}), nil
+	return fit(room, o, func(o routing.Options) (*parleyv1.RoutingSummary, error) {
+		return routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
+	})
 }
 
 // fit sums up in so many bytes, where the bound in o is not enough for that.
-func fit(room int, o routing.Options, summarize func(routing.Options) *parleyv1.RoutingSummary) *parleyv1.RoutingSummary {
-	s := summarize(o)
+func fit(room int, o routing.Options, summarize func(routing.Options) (*parleyv1.RoutingSummary, error)) (*parleyv1.RoutingSummary, error) {
+	s, err := summarize(o)
 	rest := proto.Size(s)
-	if rest <= room {
-		return s
+	if err != nil || rest <= room {
+		return s, err
 	}
+	rest -= len(s.ProtoReflect().GetUnknown()) // recent messages
 	rest -= proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()})
 	crowded := rest > room/2 // Pending calls, types of data and agents have no bound of their own.
 	if crowded {
@@ -110,18 +107,21 @@ func fit(room int, o routing.Options, summarize func(routing.Options) *parleyv1.
 	if left := max(1, room-rest); o.MaxBytes == 0 || left < o.MaxBytes {
 		o.MaxBytes = left
 	}
-	s = summarize(o)
-	if crowded {
+	s, err = summarize(o)
+	if err == nil && crowded {
 		s.PendingToolCalls, s.StructuredDataTypes, s.RecentAgents, s.Truncated = nil, nil, nil, true
 	}
-	return s
+	return s, err
 }
 
 // awaitChange reports whether the conversation is at known_version, and waits for another
 // one as long as it is and the request says.
 func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryRequest) (unchanged bool, err error) {
 	wait := r.GetWaitTimeout().AsDuration()
-	var changed <-chan struct{}
+	var (
+		changed <-chan struct{}
+		timeout <-chan time.Time
+	)
 	if wait > 0 {
 		// Ahead of the first read, so that no change falls between.
 		var stop func()
@@ -130,9 +130,8 @@ func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryR
 			return false, err
 		}
 		defer stop()
+		timeout = time.After(wait)
 	}
-	timeout := time.NewTimer(wait)
-	defer timeout.Stop()
 	for {
 		c, err := s.header(ctx, r.GetConversationId())
 		if err != nil || c.GetVersion() != r.GetKnownVersion() {
@@ -144,7 +143,7 @@ func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryR
 		select {
 		case <-changed:
 		case <-s.expired(c):
-		case <-timeout.C:
+		case <-timeout:
 			return true, nil
 		case <-s.stopping:
 			return false, turn.ErrShuttingDown

@@ -260,7 +260,7 @@ func refusalOfLimit(err error) (refusal, bool) {
 		return refuse(code, "TOO_MANY_WATCHERS", "delete_after_disconnect: %d conversations of the tenant are session memory, no more may be: "+
 			"try again when some have ended", store.MaxHolds).retryable(), true
 	case errors.Is(err, errSlowReader):
-		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s: ResumeTurn goes on with a turn", maxSendTime), true
+		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s; a turn goes on all the same, and ResumeTurn with it", maxSendTime), true
 	}
 	return refusal{}, false
 }

@@ -63,7 +63,10 @@ func (s *Server) validateUnary(ctx context.Context, request any, _ *grpc.UnarySe
 	return handler(ctx, request)
 }
 
-func (s *Server) validateStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) validateStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.FullMethod == parleyv1.ConversationService_ImportConversations_FullMethodName {
+		return handler(srv, stream) // It validates by itself: one invalid request must not end the others.
+	}
 	return handler(srv, &validStream{ServerStream: stream, server: s})
 }
 
@@ -154,6 +157,10 @@ func (e *invalidError) check(request proto.Message) {
 	e.checkDurations("", request.ProtoReflect())
 	switch r := request.(type) {
 	case *parleyv1.AppendMessagesRequest:
+		for i, m := range r.GetMessages() {
+			e.checkData(fmt.Sprintf("messages[%d].", i), m.GetStructuredData())
+		}
+	case *parleyv1.ImportConversationsRequest:
 		for i, m := range r.GetMessages() {
 			e.checkData(fmt.Sprintf("messages[%d].", i), m.GetStructuredData())
 		}

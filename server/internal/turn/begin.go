@@ -207,13 +207,13 @@ func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
-	return snapshot.Conversation, t.window(kept), nil
+	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
 }
 
 // window is the history that the agent is given ahead of the input. What follows the input,
 // from others or from a turn that did not complete, is none; the exchange that the input
-// goes on with is not cut.
-func (t *live) window(kept []*parleyv1.Message) []*parleyv1.Message {
+// goes on with is not cut. Offsets are those of the messages kept.
+func (t *live) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
 	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
 	bounds := t.request.GetWindow()
 	if bounds == nil {
@@ -228,7 +228,7 @@ func (t *live) window(kept []*parleyv1.Message) []*parleyv1.Message {
 			}
 		}
 	}
-	return history[window.Start(history[:open], bounds):]
+	return history[window.Start(history[:open], offsets[:open+1], bounds):]
 }
 
 // systemPrompt is the request's, else the conversation's, else the agent's.

@@ -16,52 +16,65 @@ type simulation struct {
 	keep     int           // messages kept at most; 0 keeps all
 	exchange func() string // words of the next exchange
 	size     func() int    // of a message's content
+	numbers  int32         // ahead of the first sequence and exchange; many make numbers of one length
 }
 
-// run lets the conversation grow for some turns and returns for how many of them each
-// start of the window stayed, the first and the last one left out, and the exchanges in
-// the smallest of all the largest windows that cache_stable may cut.
-func (s simulation) run(t *testing.T, turns int, w *parleyv1.ContextWindow) (stays []int, smallest int) {
+// course is how a window moved in a simulation.
+type course struct {
+	stays    []int   // for how many turns each start stayed, the first and the last left out
+	steps    []int64 // in bytes from each of these starts to the next
+	smallest int     // exchanges in the smallest of the largest windows that were cut
+	exchange int64   // bytes of the largest exchange
+}
+
+// run lets the conversation grow for some turns.
+func (s simulation) run(t *testing.T, turns int, w *parleyv1.ContextWindow) *course {
 	t.Helper()
 	full := &parleyv1.ContextWindow{MaxMessages: w.MaxMessages, MaxExchanges: w.MaxExchanges, MaxBytes: w.MaxBytes}
+	c := &course{}
 	var all []*parleyv1.Message
-	current, stay := 0, 0
+	offsets := []int64{0}
+	current, stay, moved := 0, 0, false
 	for turn := range turns {
+		end := len(all)
 		for _, m := range history(strings.Fields(s.exchange())...) {
 			m.Content = strings.Repeat("x", s.size())
 			all = append(all, m)
+			m.Sequence, m.Exchange = s.numbers+int32(len(all)), s.numbers+int32(turn+1)
 		}
-		number(all)
-		kept := all
+		oldest := 0
 		if s.keep > 0 {
-			kept = all[max(0, len(all)-s.keep):]
+			oldest = max(0, len(all)-s.keep)
 		}
+		offsets = append(offsets[:end], offsetsOf(offsets[end], all[end:])...)
+		c.exchange = max(c.exchange, offsets[len(all)]-offsets[end])
 
-		window := kept[Start(kept, w):]
-		if len(window) == 0 {
+		kept := all[oldest:]
+		first := oldest + Start(kept, offsets[oldest:], w)
+		largest := all[oldest+Start(kept, offsets[oldest:], full):]
+		switch lack := cutShort(all[first:], largest, offsets, w); {
+		case first == len(all):
 			t.Fatalf("turn %d: empty window", turn)
-		}
-		most := exchanges(kept[Start(kept, full):])
-		if 2*exchanges(window) < most {
-			t.Fatalf("turn %d: %d exchanges of %d that fit, want half", turn, exchanges(window), most)
-		}
-		switch first := int(window[0].GetSequence()); {
+		case lack != "":
+			t.Fatalf("turn %d: %s, want about half", turn, lack)
 		case first < current:
-			t.Fatalf("turn %d: the window starts at sequence %d, after %d before", turn, first, current)
+			t.Fatalf("turn %d: the window starts at %d, after %d before", turn, first, current)
 		case first == current || turn == 0:
 			current, stay = first, stay+1
 		default:
-			stays = append(stays, stay)
-			current, stay = first, 1
+			if moved {
+				c.stays, c.steps = append(c.stays, stay), append(c.steps, offsets[first]-offsets[current])
+			}
+			current, stay, moved = first, 1, true
 		}
-		if len(stays) > 0 && (smallest == 0 || most < smallest) {
-			smallest = most
+		if n := exchanges(largest); moved && (c.smallest == 0 || n < c.smallest) {
+			c.smallest = n
 		}
 	}
-	if len(stays) < 20 {
-		t.Fatalf("the window moved %d times in %d turns, too few to judge", len(stays), turns)
+	if len(c.stays) < 20 {
+		t.Fatalf("the window moved %d times in %d turns, too few to judge", len(c.stays), turns)
 	}
-	return stays[1:], smallest
+	return c
 }
 
 func pairs() string { return "u a" }
@@ -77,7 +90,7 @@ func mean(stays []int) float64 {
 }
 
 // While the bound is what cuts, a start stays for half of it: exactly so in exchanges, to
-// the exchange in messages.
+// the exchange in messages and bytes.
 func TestSteadyHalfAWindow(t *testing.T) {
 	for _, keep := range []int{0, 20, 21} {
 		for _, bound := range []int32{1, 2, 3, 4, 5, 6, 8, 9, 10, 16} {
@@ -86,7 +99,7 @@ func TestSteadyHalfAWindow(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("max_exchanges %d of %d kept", bound, keep), func(t *testing.T) {
 				s := simulation{keep: keep, exchange: pairs, size: evenSize}
-				stays, _ := s.run(t, 500, &parleyv1.ContextWindow{MaxExchanges: bound, CacheStable: true})
+				stays := s.run(t, 500, &parleyv1.ContextWindow{MaxExchanges: bound, CacheStable: true}).stays
 				want := int(bound+1) / 2
 				if slices.Min(stays) != want || slices.Max(stays) != want {
 					t.Errorf("starts stay for %v turns, want %d each", stays, want)
@@ -96,7 +109,7 @@ func TestSteadyHalfAWindow(t *testing.T) {
 		for _, bound := range []int32{2, 4, 6, 8, 10, 12, 14, 16, 20} {
 			t.Run(fmt.Sprintf("max_messages %d of %d kept", bound, keep), func(t *testing.T) {
 				s := simulation{keep: keep, exchange: pairs, size: evenSize}
-				stays, _ := s.run(t, 500, &parleyv1.ContextWindow{MaxMessages: bound, CacheStable: true})
+				stays := s.run(t, 500, &parleyv1.ContextWindow{MaxMessages: bound, CacheStable: true}).stays
 				if slices.Min(stays) < int(bound)/4 {
 					t.Errorf("starts stay for %v turns, want %d messages' at least", stays, bound/2)
 				}
@@ -104,6 +117,51 @@ func TestSteadyHalfAWindow(t *testing.T) {
 					t.Errorf("starts stay for %.2f turns on average, want %.2f", got, want)
 				}
 			})
+		}
+		for bound := int32(250); bound < 4000; bound += 130 {
+			if keep > 0 && int(bound) > (keep-2)*100 {
+				continue // as above
+			}
+			t.Run(fmt.Sprintf("max_bytes %d of %d messages kept", bound, keep), func(t *testing.T) {
+				s := simulation{keep: keep, exchange: pairs, size: evenSize, numbers: 1000}
+				c := s.run(t, 400, &parleyv1.ContextWindow{MaxBytes: bound, CacheStable: true})
+				if slices.Min(c.stays) < c.smallest/2 {
+					t.Errorf("starts stay for %v turns, want half of %d exchanges at least", c.stays, c.smallest)
+				}
+				if got, want := mean(c.stays), float64(bound)/2/float64(c.exchange); got < want*0.98 {
+					t.Errorf("starts stay for %.2f turns on average, want %.2f", got, want)
+				}
+			})
+		}
+	}
+}
+
+// Bytes have a grid whatever the sizes: from one start to the next it is half the bound,
+// less the exchange that a point falls into.
+func TestSteadyHalfTheBytes(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for _, sizes := range []struct {
+		name string
+		next func() int
+	}{
+		{"any size", func() int { return 50 + random.IntN(1500) }},
+		{"sizes far apart", func() int { return 50 << random.IntN(6) }},
+		{"small ones and large ones", func() int { return 50 + random.IntN(2)*1550 }},
+		{"now and then a large one", func() int { return 100 + random.IntN(20)/19*1400 }},
+	} {
+		for _, keep := range []int{0, 500} {
+			for _, bound := range []int32{13_000, 20_001} {
+				t.Run(fmt.Sprintf("%s, max_bytes %d of %d messages kept", sizes.name, bound, keep), func(t *testing.T) {
+					s := simulation{keep: keep, exchange: pairs, size: sizes.next}
+					c := s.run(t, 700, &parleyv1.ContextWindow{MaxBytes: bound, CacheStable: true})
+					if 4*c.exchange > int64(bound) {
+						t.Fatalf("an exchange has %d bytes, too many for this law", c.exchange)
+					}
+					if want := int64(bound)/2 - c.exchange; slices.Min(c.steps) < want {
+						t.Errorf("from one start to the next it is %d bytes, want %d at least", c.steps, want)
+					}
+				})
+			}
 		}
 	}
 }
@@ -134,6 +192,8 @@ func TestSteadyQuarterOfAWindow(t *testing.T) {
 		{"bytes", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 20_000}},
 		{"bytes, a small window", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 8_000}},
 		{"bytes, about what is kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000}},
+		{"bytes, a quarter less kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 21_000}},
+		{"bytes, half kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 32_000}},
 		{"bytes, less kept", 20, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 1 << 20}},
 		{"bytes, sizes far apart", 0, pairs, longTail, &parleyv1.ContextWindow{MaxBytes: 20_000}},
 		{"bytes and exchanges", 0, pairs, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000, MaxExchanges: 10}},
@@ -143,9 +203,9 @@ func TestSteadyQuarterOfAWindow(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			test.window.CacheStable = true
 			s := simulation{keep: test.keep, exchange: test.exchange, size: test.size}
-			stays, smallest := s.run(t, 600, test.window)
-			t.Logf("starts stay for %.2f turns on average, windows of %d exchanges and more", mean(stays), smallest)
-			if got, want := mean(stays), float64(smallest)/4; got <= want {
+			c := s.run(t, 600, test.window)
+			t.Logf("starts stay for %.2f turns on average, windows of %d exchanges and more", mean(c.stays), c.smallest)
+			if got, want := mean(c.stays), float64(c.smallest)/4; got <= want {
 				t.Errorf("starts stay for %.2f turns on average, want more than %.2f", got, want)
 			}
 		})
@@ -163,7 +223,7 @@ func TestSteadyCutsNothingThatFits(t *testing.T) {
 			{MaxMessages: 20, CacheStable: true},
 			{MaxBytes: 1 << 20, CacheStable: true},
 		} {
-			if got := Start(messages, w); got != 0 {
+			if got := Start(messages, offsetsOf(0, messages), w); got != 0 {
 				t.Errorf("%v: %d messages start at %d, want 0", w, len(messages), got)
 			}
 		}
@@ -179,9 +239,13 @@ func TestSteadyNeverGoesBack(t *testing.T) {
 		keep := rapid.IntRange(5, 60).Draw(t, "keep")
 		words := strings.Fields(strings.Join(rapid.SliceOfN(exchange, 1, 60).Draw(t, "exchanges"), " "))
 		messages, first := history(words...), 0
+		for _, m := range messages {
+			m.Content = strings.Repeat("x", rapid.OneOf(rapid.Just(0), rapid.IntRange(0, 200)).Draw(t, "size"))
+		}
+		offsets := offsetsOf(rapid.Int64Range(0, 5000).Draw(t, "dropped"), messages)
 		for n := range messages {
 			oldest := max(0, n-keep)
-			got := oldest + Start(messages[oldest:n], w)
+			got := oldest + Start(messages[oldest:n], offsets[oldest:n+1], w)
 			if got < n && got < first {
 				t.Fatalf("after %d messages the window starts at %d, after %d before", n, got, first)
 			}

@@ -24,13 +24,18 @@ import (
 // bound, or with w nil, the window begins at the oldest message that may be its first.
 // len(messages), an empty window, means that there is none: no user message, or a newest
 // exchange larger than a bound.
-func Start(messages []*parleyv1.Message, w *parleyv1.ContextWindow) int {
+//
+// Offsets says for each message how many bytes of messages came before it, kept or not,
+// and last how many there are in all: store.Snapshot.Offsets. It is used with cache_stable
+// under max_bytes alone; nil is unknown, and a start does not stay as long.
+func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) int {
 	found := starts(messages, w)
 	switch {
 	case len(found) == 0:
 		return len(messages)
 	case w.GetCacheStable() && bounded(w):
-		return steady(messages, found, w)
+		g := grid{messages, offsets, w}
+		return g.steady(found)
 	default:
 		return found[len(found)-1].index
 	}

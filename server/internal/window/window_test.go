@@ -1,6 +1,7 @@
 package window
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -48,6 +49,16 @@ func number(messages []*parleyv1.Message) {
 	}
 }
 
+// offsetsOf returns what Start is told, after bytes that are no longer kept.
+func offsetsOf(before int64, messages []*parleyv1.Message) []int64 {
+	offsets := []int64{before}
+	for _, m := range messages {
+		before += int64(proto.Size(m))
+		offsets = append(offsets, before)
+	}
+	return offsets
+}
+
 func TestStart(t *testing.T) {
 	one := int32(proto.Size(history("u")[0])) // what each message of one letter takes
 	tests := []struct {
@@ -81,7 +92,7 @@ func TestStart(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if got := Start(test.history, test.window); got != test.want {
+			if got := Start(test.history, offsetsOf(0, test.history), test.window); got != test.want {
 				t.Errorf("Start = %d, want %d", got, test.want)
 			}
 		})
@@ -155,35 +166,66 @@ func drawWindow(t *rapid.T) *parleyv1.ContextWindow {
 	bound := func(most int32, name string) int32 {
 		return rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, most)).Draw(t, name)
 	}
-	return &parleyv1.ContextWindow{
-		MaxMessages:  bound(40, "max_messages"),
-		MaxExchanges: bound(15, "max_exchanges"),
-		MaxBytes:     bound(1000, "max_bytes"),
+	w := &parleyv1.ContextWindow{MaxBytes: bound(1000, "max_bytes")}
+	if w.MaxBytes == 0 || rapid.Bool().Draw(t, "several bounds") {
+		w.MaxMessages, w.MaxExchanges = bound(40, "max_messages"), bound(15, "max_exchanges")
 	}
+	return w
+}
+
+// drawOffsets returns the offsets of messages, nil now and then.
+func drawOffsets(t *rapid.T, messages []*parleyv1.Message) []int64 {
+	if rapid.IntRange(0, 3).Draw(t, "offsets unknown") == 3 {
+		return nil
+	}
+	return offsetsOf(rapid.Int64Range(0, 5000).Draw(t, "dropped"), messages)
+}
+
+// cutShort says what a steady window has too little of, in place of the largest; "" for
+// nothing.
+func cutShort(got, full []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) string {
+	has, fits := exchanges(got), exchanges(full)
+	if offsets == nil || w.GetMaxExchanges() > 0 || w.GetMaxMessages() > 0 {
+		if 2*has < fits {
+			return fmt.Sprintf("%d exchanges of %d that fit", has, fits)
+		}
+		return ""
+	}
+	size, most, bound := bytes(got), bytes(full), int64(w.GetMaxBytes())
+	if most-size > (bound+1)/2 || 2*size < most && 4*size < bound {
+		return fmt.Sprintf("%d bytes of %d that fit", size, most)
+	}
+	return ""
+}
+
+func bytes(messages []*parleyv1.Message) int64 {
+	offsets := offsetsOf(0, messages)
+	return offsets[len(messages)]
 }
 
 func checkLaws(t *rapid.T) {
 	messages, w := drawHistory(t), drawWindow(t)
+	offsets := drawOffsets(t, messages)
 	before := &parleyv1.ListMessagesResponse{Messages: messages}
-	copied := proto.CloneOf(before)
+	copied, copiedOffsets := proto.CloneOf(before), slices.Clone(offsets)
 
 	full := largest(messages, w)
-	if got := Start(messages, w); got != full {
+	if got := Start(messages, offsets, w); got != full {
 		t.Fatalf("Start = %d, want %d: the largest lawful window", got, full)
 	}
 	w.CacheStable = true
-	got := Start(messages, w)
+	got := Start(messages, offsets, w)
 	if got < len(messages) && !lawful(messages, got, w) {
 		t.Fatalf("cache stable: Start = %d is not lawful", got)
 	}
-	if have, most := exchanges(messages[got:]), exchanges(messages[full:]); 2*have < most {
-		t.Fatalf("cache stable: %d exchanges of %d that fit, want half", have, most)
+	if lack := cutShort(messages[got:], messages[full:], offsets, w); lack != "" {
+		t.Fatalf("cache stable: %s, want about half", lack)
 	}
-	if w.MaxMessages+w.MaxExchanges+w.MaxBytes == 0 && got != full {
+	if !bounded(w) && got != full {
 		t.Fatalf("cache stable without a bound: Start = %d, want %d", got, full)
 	}
-	if diff := cmp.Diff(copied, before, protocmp.Transform()); diff != "" {
-		t.Fatalf("Start changed the messages:\n%s", diff)
+	if diff := cmp.Diff(copied, before, protocmp.Transform()); diff != "" || !slices.Equal(copiedOffsets, offsets) {
+		t.Fatalf("Start changed the messages or their offsets:\n%s", diff)
 	}
 }
 
@@ -196,10 +238,11 @@ func FuzzStart(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkLaws)) }
 func TestStartDoesNotDependOnOlderMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		messages, w := drawHistory(t), drawWindow(t)
-		dropped := rapid.IntRange(0, Start(messages, w)).Draw(t, "dropped")
+		offsets := offsetsOf(0, messages)
+		dropped := rapid.IntRange(0, Start(messages, offsets, w)).Draw(t, "dropped")
 		w.CacheStable = rapid.Bool().Draw(t, "cache_stable")
-		want := Start(messages, w)
-		if got := dropped + Start(messages[dropped:], w); got != want {
+		want := Start(messages, offsets, w)
+		if got := dropped + Start(messages[dropped:], offsets[dropped:], w); got != want {
 			t.Fatalf("without the oldest %d the window starts at %d, want %d", dropped, got, want)
 		}
 	})
@@ -211,6 +254,7 @@ func BenchmarkStart(b *testing.B) {
 		messages = append(messages, history("u", "c1", "r1", "a")...)
 	}
 	number(messages)
+	offsets := offsetsOf(0, messages)
 	for _, w := range []*parleyv1.ContextWindow{
 		{MaxExchanges: 5},
 		{MaxBytes: 1 << 20},
@@ -219,7 +263,7 @@ func BenchmarkStart(b *testing.B) {
 		b.Run(w.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				Start(messages, w)
+				Start(messages, offsets, w)
 			}
 		})
 	}

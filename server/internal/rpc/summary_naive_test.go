@@ -1,0 +1,180 @@
+package rpc
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// drawWords makes a text of up to 12 words with all kinds of blanks between them.
+func drawWords(t *rapid.T, label string) string {
+	words := rapid.SliceOfN(rapid.SampledFrom([]string{"yes", "the", "second", "größer", "日本", "🙂", "\n", "\t", "\u2028", "a,", "+"}), 0, 12)
+	return strings.Join(words.Draw(t, label), " ")
+}
+
+// drawLong makes a text of up to so many bytes, most of them short.
+func drawLong(t *rapid.T, label string, most int) string {
+	text := drawWords(t, label)
+	if text == "" || rapid.IntRange(0, 4).Draw(t, label+" is long") > 0 {
+		return text[:min(len(text), most/2)]
+	}
+	return strings.Repeat(text, rapid.IntRange(1, max(1, most/len(text))).Draw(t, label+" times"))
+}
+
+// drawMessage makes messages of all kinds, in any order, with few types, agents and call
+// ids, so that they come back.
+func drawMessage(t *rapid.T) *parleyv1.Message {
+	m := &parleyv1.Message{
+		Id: rapid.SampledFrom([]string{"", "", "mine"}).Draw(t, "id"), Role: parleyv1.Role(rapid.Int32Range(1, 4).Draw(t, "role")),
+		Content: strings.ToValidUTF8(drawLong(t, "content", 4<<10), ""), Status: parleyv1.MessageStatus(rapid.Int32Range(0, 2).Draw(t, "status")),
+	}
+	agents, ids := rapid.SampledFrom([]string{"", "searcher", "analyst", "schöngeist"}), rapid.SampledFrom([]string{"1", "2", "3"})
+	switch m.Role {
+	case parleyv1.Role_ROLE_ASSISTANT:
+		m.Agent, m.Summary = agents.Draw(t, "agent"), strings.ToValidUTF8(drawLong(t, "summary", 500), "")
+		for range rapid.IntRange(0, 2).Draw(t, "calls") {
+			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: ids.Draw(t, "call"), Name: "tool", Arguments: drawWords(t, "arguments")})
+		}
+	case parleyv1.Role_ROLE_TOOL:
+		m.Agent = agents.Draw(t, "agent")
+		m.ToolResult = &parleyv1.ToolResult{CallId: ids.Draw(t, "call_id"), Content: drawWords(t, "result"), IsError: rapid.Bool().Draw(t, "is_error")}
+	default:
+	}
+	types := rapid.SampledFrom([]string{"list", "price", "ein Maß", strings.Repeat("t", 128), strings.Repeat("u", 128), strings.Repeat("v", 128), strings.Repeat("w", 128)})
+	for range rapid.IntRange(-2, 5).Draw(t, "values") {
+		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: types.Draw(t, "type"), Value: drawValue(t)})
+	}
+	if rapid.IntRange(0, 9).Draw(t, "extras") == 0 {
+		m.Metadata, m.Attachments = map[string]string{"a": drawWords(t, "metadata")}, []*parleyv1.Attachment{{Uri: "file:1"}, {Uri: "file:2"}}
+	}
+	return m
+}
+
+func drawValue(t *rapid.T) *structpb.Value {
+	word := structpb.NewStringValue(drawWords(t, "value"))
+	switch rapid.IntRange(0, 3).Draw(t, "kind") {
+	case 0:
+		return structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{word, structpb.NewNumberValue(1.5), structpb.NewNullValue()}})
+	case 1:
+		return structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"name": word, "good": structpb.NewBoolValue(true)}})
+	default:
+		return word
+	}
+}
+
+// naiveSummary is what routing.proto says, field by field, of a conversation that keeps
+// these messages.
+func naiveSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
+	s := &parleyv1.RoutingSummary{
+		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(), ExpireTime: c.GetExpireTime(),
+		ActiveAgent: c.GetActiveAgent(), ActiveTurnId: c.GetActiveTurnId(), LastSequence: c.GetLastSequence(),
+		MessageCount: int32(len(kept)), RecentMessages: kept[max(0, len(kept)-limit):], Text: naiveText(kept),
+	}
+	var speakers []*parleyv1.Message // instructions aside
+	for i, m := range kept {
+		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
+			speakers = append(speakers, m)
+		}
+		for _, call := range m.GetToolCalls() {
+			answers := func(later *parleyv1.Message) bool { return later.GetToolResult().GetCallId() == call.GetId() }
+			if !slices.ContainsFunc(kept[i:], answers) {
+				s.PendingToolCalls = append(s.PendingToolCalls, call)
+			}
+		}
+	}
+	s.AwaitingAnswer = len(speakers) > 0 && speakers[len(speakers)-1].GetRole() == parleyv1.Role_ROLE_USER
+	for _, m := range slices.Backward(kept) {
+		named := func(a *parleyv1.AgentUse) bool { return a.GetAgent() == m.GetAgent() }
+		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT && m.GetAgent() != "" && !slices.ContainsFunc(s.RecentAgents, named) {
+			s.RecentAgents = append(s.RecentAgents, &parleyv1.AgentUse{Agent: m.GetAgent(), LastSequence: m.GetSequence(), LastTime: m.GetCreateTime()})
+		}
+	}
+	for _, values := range naiveValues(kept) {
+		newest := values[0]
+		s.StructuredDataTypes = append(s.StructuredDataTypes, &parleyv1.StructuredDataUse{
+			Type: newest.GetData().GetType(), Count: int32(len(values)), LastSequence: newest.GetSequence(), LastAgent: newest.GetAgent(),
+		})
+		if carried := func(m *parleyv1.Message) bool { return m.GetSequence() == newest.GetSequence() }; !slices.ContainsFunc(s.RecentMessages, carried) {
+			s.ReferencedData = append(s.ReferencedData, newest)
+		}
+	}
+	return s
+}
+
+// naiveValues are the values of each type, newest first, the type with the newest value
+// first.
+func naiveValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
+	var types [][]*parleyv1.ReferencedData
+	for _, m := range slices.Backward(kept) {
+		for _, d := range slices.Backward(m.GetStructuredData()) {
+			value := &parleyv1.ReferencedData{Sequence: m.GetSequence(), Agent: m.GetAgent(), Data: d}
+			at := slices.IndexFunc(types, func(t []*parleyv1.ReferencedData) bool { return t[0].GetData().GetType() == d.GetType() })
+			if at < 0 {
+				types = append(types, []*parleyv1.ReferencedData{value})
+			} else {
+				types[at] = append(types[at], value)
+			}
+		}
+	}
+	return types
+}
+
+// naiveText is DESIGN's rule: one clause for each assistant message that has something to
+// say, and as many of the newest as fit. One that does not fit alone is cut.
+func naiveText(kept []*parleyv1.Message) string {
+	var clauses []string
+	for _, m := range kept {
+		var types []string
+		for _, d := range m.GetStructuredData() {
+			if !slices.Contains(types, d.GetType()) {
+				types = append(types, d.GetType())
+			}
+		}
+		words := strings.Fields(m.GetContent())
+		for _, clause := range []string{m.GetSummary(), strings.Join(types, "+"), strings.Join(words[:min(8, len(words))], " ")} {
+			if clause = strings.Join(strings.Fields(clause), " "); clause != "" && m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
+				clauses = append(clauses, clause)
+				break
+			}
+		}
+	}
+	text := ""
+	for i := range clauses {
+		text = "Previous: " + strings.Join(clauses[i:], ", ")
+		if utf8.RuneCountInString(text) <= 500 {
+			return text
+		}
+	}
+	if text != "" {
+		text = string([]rune(text)[:499]) + "…"
+	}
+	return text
+}
+
+// naiveFit leaves out of a summary what does not fit, and returns the newest message where
+// not even that fits. 0 is any number of bytes.
+func naiveFit(s *parleyv1.RoutingSummary, maxBytes int) (cut *parleyv1.Message) {
+	for maxBytes > 0 && variableSize(s) > maxBytes {
+		s.Truncated = true
+		switch {
+		case len(s.ReferencedData) > 0: // newest first
+			s.ReferencedData = s.ReferencedData[:len(s.ReferencedData)-1]
+		case len(s.RecentMessages) > 1:
+			s.RecentMessages = s.RecentMessages[1:]
+		default:
+			return s.RecentMessages[0]
+		}
+	}
+	return nil
+}
+
+// variableSize is what max_bytes bounds.
+func variableSize(s *parleyv1.RoutingSummary) int {
+	return proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()})
+}
