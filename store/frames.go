@@ -86,8 +86,6 @@ func (f Frame) Body() []byte {
 	return body
 }
 
-func (f Frame) body() []byte { return f.Body() }
-
 // Message decodes the frame.
 func (f Frame) Message() (*parleyv1.Message, error) {
 	m := new(parleyv1.Message)

@@ -125,7 +125,8 @@ func (i *importing) wait() error {
 // take has the store take in a conversation, and counts what becomes of it.
 func (i *importing) take(ctx context.Context, a *arrival) error {
 	var err error
-	if a.checkWhole(); a.fault == "" {
+	a.checkWhole()
+	if a.fault == "" {
 		err = i.store(ctx, a)
 	}
 	i.mu.Lock()

@@ -171,6 +171,13 @@ func (s *Server) expired(c *parleyv1.Conversation) <-chan time.Time {
 	if c == nil || c.GetActiveTurnId() != "" {
 		return nil
 	}
-	// A millisecond at least, for a clock of the store that is a little behind.
-	return time.After(max(c.GetExpireTime().AsTime().Sub(s.now()), time.Millisecond))
+	left := c.GetExpireTime().AsTime().Sub(s.now())
+	switch {
+	case left > 0:
+		return time.After(left)
+	case left > -time.Second:
+		return time.After(time.Second) // The store's clock may be a little behind.
+	default:
+		return nil // Session memory, whose end is a change.
+	}
 }

@@ -19,6 +19,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
 )
 
 // watching is a stream of changes as they come.
@@ -26,6 +27,7 @@ type watching struct {
 	stream  grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
 	leave   context.CancelFunc
 	changes []*parleyv1.ConversationChange
+	silent  int // how many of the newest are heartbeats
 }
 
 // watch begins a watch that must not be refused, and takes its first heartbeat.
@@ -57,10 +59,18 @@ func (f *fixture) tryWatch(ctx context.Context, r *parleyv1.WatchConversationsRe
 // next takes the next change.
 func (w *watching) next() error {
 	response, err := w.stream.Recv()
-	if err == nil {
-		w.changes = append(w.changes, response.GetChange())
+	if err != nil {
+		return err
 	}
-	return err
+	w.changes = append(w.changes, response.GetChange())
+	w.silent++
+	if response.GetChange().GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
+		w.silent = 0
+	}
+	if w.silent > 240 { // An hour, which is no time on the clock of testing/synctest.
+		return errors.New("nothing but heartbeats comes")
+	}
+	return nil
 }
 
 // cursor is that of the last change.
@@ -282,6 +292,37 @@ func TestAListAndAWatchOfTheSame(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// TestAnAppendBehindTheList: one that the list just misses is behind its watch_cursor.
+func TestAnAppendBehindTheList(t *testing.T) {
+	behind := new(behindLists)
+	f := open(t, func(s *setup) {
+		s.wrap = func(inner store.Store) store.Store {
+			behind.Store = inner
+			return behind
+		}
+	})
+	f.append(t, "c1", user("before"))
+	behind.do = func() { f.append(t, "c1", user("just behind")) }
+	list, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
+	if err != nil || list.GetConversations()[0].GetConversation().GetVersion() != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	w := f.watch(t, withTimeout(t, patience), &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
+	w.want(t, "HEARTBEAT", "MESSAGE_APPENDED c1 2")
+}
+
+// behindLists does something between a list and its reply.
+type behindLists struct {
+	store.Store
+	do func()
+}
+
+func (s *behindLists) List(ctx context.Context, l *store.List) (*store.Page, error) {
+	page, err := s.Store.List(ctx, l)
+	s.do()
+	return page, err
 }
 
 // listAndWatch counts messages, first in a list, then in the watch that joins it, and returns

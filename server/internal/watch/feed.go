@@ -234,7 +234,8 @@ func (f *feed) part(r *reader) {
 	}
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
-		if delete(f.byID[of], r); len(f.byID[of]) == 0 {
+		delete(f.byID[of], r)
+		if len(f.byID[of]) == 0 {
 			delete(f.byID, of)
 		}
 	}

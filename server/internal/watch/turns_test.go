@@ -100,6 +100,42 @@ func TestTheAnswerComesAheadOfTheEnd(t *testing.T) {
 	})
 }
 
+// TestAnEventWaitsForAllChangesBeforeIt: also for more than are looked at in one go.
+func TestAnEventWaitsForAllChangesBeforeIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const total = 5000
+		h := watch.New(watch.Options{})
+		start := h.Cursor()
+		all, one := watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true}, watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true, ConversationIDs: []string{"a"}}
+		for version := range int32(total) {
+			commit(h, "t", "b", version)
+		}
+		commit(h, "t", "a", 1)
+		for _, o := range []watch.Watch{all, one} {
+			w := begin(t, h, o)
+			h.TurnEvent("t", "a", finishedEvent(1))
+			var changes []*parleyv1.ConversationChange
+			for response, err := range w.All(t.Context(), nil) {
+				change, failed := decode(response)
+				if err != nil || failed != nil {
+					t.Fatal(err, failed)
+				}
+				if changes = append(changes, change); change.GetTurnEvent() != nil {
+					break
+				}
+			}
+			w.Stop()
+			got, want := brief(changes), total+3
+			if o.ConversationIDs != nil {
+				want = 3
+			}
+			if n := len(got); n != want || got[n-2] != "MESSAGE_APPENDED a 1" || changes[n-1].GetCursor() != changes[n-2].GetCursor() {
+				t.Errorf("the event comes after %d changes, the last is %s", n-1, got[max(n-2, 0)])
+			}
+		}
+	})
+}
+
 // TestResumeFromTheCursorOfAnEvent: it is that of the change before, so that whoever goes on
 // from it gets each change that the first watcher got later, and no other.
 func TestResumeFromTheCursorOfAnEvent(t *testing.T) {

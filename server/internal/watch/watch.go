@@ -35,10 +35,11 @@ const (
 	maxWatchedIDs = 200_000
 )
 
+// What a Hub may answer.
 var (
-	// ErrTooMany: as many watch and wait as may.
+	// ErrTooMany says that as many watch and wait as may.
 	ErrTooMany = errors.New("too many watchers")
-	// ErrCursor: a cursor that no hub has given.
+	// ErrCursor says that no hub has given the cursor.
 	ErrCursor = errors.New("malformed cursor")
 )
 
