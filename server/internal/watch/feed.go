@@ -154,26 +154,38 @@ func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
 	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
+	spans := make(map[string]span) // of the tenants: their readers are many, and told once
 	for _, e := range entries {
-		f.told.Store(e.position)
-		for _, r := range f.byTenant[e.of.tenant] {
-			wake = r.tell(e.position, wake)
+		of, ok := spans[e.of.tenant]
+		if !ok {
+			of.first = e.position
 		}
+		of.last = e.position
+		spans[e.of.tenant] = of
 		for r := range f.byID[e.of] {
-			wake = r.tell(e.position, wake)
+			wake = r.tell(span{e.position, e.position}, wake)
 		}
 	}
+	for tenant, of := range spans {
+		for _, r := range f.byTenant[tenant] {
+			wake = r.tell(of, wake)
+		}
+	}
+	f.told.Store(entries[len(entries)-1].position)
 	return wake, true
 }
 
-// tell notes that the entry at a position may be for the reader.
-func (r *reader) tell(position uint64, wake []chan struct{}) []chan struct{} {
+// span is the positions from an entry to a later one.
+type span struct{ first, last uint64 }
+
+// tell notes that the first and the last of some entries may be for the reader.
+func (r *reader) tell(of span, wake []chan struct{}) []chan struct{} {
 	switch {
 	case r.wakeOnly:
-	case !r.idle || position <= r.position:
+	case !r.idle || of.last <= r.position:
 		return wake // It is reading, or has read that.
 	default:
-		r.position, r.idle = position-1, false
+		r.position, r.idle = max(r.position, of.first-1), false
 	}
 	return append(wake, r.woken)
 }

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// What is watched in the benchmarks of watchers: so many conversations. The environment sets
+// rounds and slices as for BenchmarkService.
+const benchWatched = 2000
+
+// stalledWatchers are those that do not read while appends are measured.
+const stalledWatchers = 10
+
+// BenchmarkStalledWatcher compares the slowest appends of 64 callers, one in a hundred, with
+// and without watchers of all conversations that do not read. Both take turns in every round.
+func BenchmarkStalledWatcher(b *testing.B) {
+	const callers, mostRatio = 64, 2
+	rounds, slice := benchRounds(b)
+	s := openBenchServer(b, benchWatched)
+	var all [2][]time.Duration // without, with
+	var slowest [2][]float64
+	var ratios []float64
+	measure := func(watchers int) []time.Duration {
+		runtime.GC() // Nobody pays for the one before.
+		leave := s.openWatchers(b, watchers, 1, nil)
+		defer leave()
+		took, err := s.timeAppends(callers, slice)
+		check(b, err)
+		return took
+	}
+	for round := range rounds + 1 { // The first warms up.
+		var took [2][]time.Duration
+		for i := range took {
+			which := (round + i) % 2
+			took[which] = measure(which * stalledWatchers)
+		}
+		if round == 0 {
+			continue
+		}
+		for i := range took {
+			all[i] = append(all[i], took[i]...)
+			slowest[i] = append(slowest[i], slowMillis(took[i]))
+		}
+		ratios = append(ratios, slowMillis(took[1])/slowMillis(took[0]))
+	}
+	// Those of a slice are all of one or two commits, at the mercy of the disk: it is all
+	// slices together that say something.
+	ratio := slowMillis(all[1]) / slowMillis(all[0])
+	var table strings.Builder
+	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
+	row(&table, fmt.Sprintf("99 %% of the appends of %d callers within, ms", callers), slowest[0])
+	row(&table, fmt.Sprintf("beside %d stalled watchers", stalledWatchers), slowest[1])
+	row(&table, "ratio", ratios)
+	row(&table, "99 % of all appends of all rounds within, ms", []float64{slowMillis(all[0])})
+	row(&table, fmt.Sprintf("beside %d stalled watchers", stalledWatchers), []float64{slowMillis(all[1])})
+	row(&table, "ratio", []float64{ratio})
+	expectAtMost(&table, ratio, mostRatio)
+	b.ReportMetric(ratio, "stalled/p99")
+	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.Log(table.String())
+}
+
+// fannedOut is how many watch all conversations, over so many connections.
+const (
+	fannedOut        = 1000
+	fanOutConnection = 10
+)
+
+// BenchmarkFanOut measures what it takes until all watchers have received an append, beyond
+// the same append without them, divided by their number. One appends; appends with and
+// without watchers take turns in every round.
+func BenchmarkFanOut(b *testing.B) {
+	const mostMicros = 20
+	rounds, slice := benchRounds(b)
+	s := openBenchServer(b, benchWatched)
+	var alone, fanned, costs, processor []float64
+	measure := func(watchers int) (micros, used float64) {
+		runtime.GC() // Nobody pays for the one before.
+		news := newNews(watchers)
+		leave := s.openWatchers(b, watchers, fanOutConnection, news)
+		defer leave()
+		took, used, err := s.timeFanOut(b, news, slice)
+		check(b, err)
+		return took, used
+	}
+	for round := range rounds + 1 { // The first warms up.
+		var took, used [2]float64
+		for i := range took {
+			which := (round + i) % 2
+			took[which], used[which] = measure(which * fannedOut)
+		}
+		if round > 0 {
+			alone, fanned = append(alone, took[0]), append(fanned, took[1])
+			costs, processor = append(costs, (took[1]-took[0])/fannedOut), append(processor, (used[1]-used[0])/fannedOut)
+		}
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
+	row(&table, "an append without watchers, µs", alone)
+	row(&table, fmt.Sprintf("until %d watchers have it, µs", fannedOut), fanned)
+	cost := row(&table, "the difference for each watcher, µs", costs)
+	expectAtMost(&table, cost, mostMicros)
+	row(&table, "processor time of that, client and server, µs", processor)
+	b.ReportMetric(cost, "fan-out-µs/watcher")
+	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.Log(table.String())
+}
+
+func benchRounds(b *testing.B) (rounds int, slice time.Duration) {
+	b.Helper()
+	if b.N > 1 {
+		b.Skip("takes its own time: use -benchtime 1x")
+	}
+	return benchSetting(b, "ROUNDS", positive, 14), benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
+}
+
+// row prints values and returns their median.
+func row(table *strings.Builder, name string, values []float64) float64 {
+	middle, least, most := spread(values)
+	fmt.Fprintf(table, "  %-46s %8.2f", name, middle)
+	if len(values) > 1 {
+		fmt.Fprintf(table, "  %.2f–%.2f", least, most)
+	}
+	table.WriteByte('\n')
+	return middle
+}
+
+func expectAtMost(table *strings.Builder, value, most float64) {
+	verdict := "met"
+	if value > most {
+		verdict = "not met"
+	}
+	fmt.Fprintf(table, "  expected at most %g: %s\n", most, verdict)
+}
+
+// news counts what watchers have received.
+type news struct {
+	watchers int64
+	received atomic.Int64
+	all      chan struct{} // gets a value when every watcher has one more
+}
+
+func newNews(watchers int) *news {
+	return &news{watchers: int64(watchers), all: make(chan struct{}, 1)}
+}
+
+// openWatchers begins so many watches of all conversations, and returns when all have begun.
+// Without news they do not read on, and their streams hold as little as streams can.
+func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *news) (leave func()) {
+	b.Helper()
+	ctx, cancel := context.WithCancel(s.ctx)
+	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	if n == nil {
+		const least = 64 << 10
+		options = append(options, grpc.WithStaticStreamWindowSize(least), grpc.WithStaticConnWindowSize(least))
+	}
+	var closes []func() error
+	var clients []parleyv1.ConversationServiceClient
+	for range connections {
+		conn, err := grpc.NewClient(s.conn.Target(), options...)
+		check(b, err)
+		closes, clients = append(closes, conn.Close), append(clients, parleyv1.NewConversationServiceClient(conn))
+	}
+	var opening errgroup.Group
+	var reading sync.WaitGroup
+	for i := range watchers {
+		opening.Go(func() error {
+			stream, err := clients[i%connections].WatchConversations(ctx, new(parleyv1.WatchConversationsRequest))
+			if err == nil {
+				_, err = stream.Recv() // The heartbeat.
+			}
+			if err == nil && n != nil {
+				reading.Go(func() { n.read(stream) })
+			}
+			return err
+		})
+	}
+	check(b, opening.Wait())
+	return func() {
+		cancel()
+		reading.Wait()
+		for _, end := range closes {
+			check(b, end())
+		}
+		for s.hub.Watchers() > 0 { // The server hears of it soon.
+			runtime.Gosched()
+		}
+	}
+}
+
+func (n *news) read(stream grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]) {
+	for {
+		response, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		if response.GetChange().GetMessage() == nil {
+			continue
+		}
+		if n.received.Add(1)%n.watchers == 0 {
+			n.all <- struct{}{}
+		}
+	}
+}
+
+// slowMillis is the time within which 99 % of the appends were made, in ms.
+func slowMillis(took []time.Duration) float64 {
+	return slices.Sorted(slices.Values(took))[len(took)*99/100].Seconds() * 1000
+}
+
+// timeAppends has callers append to any conversation, and returns how long each took.
+func (s *benchServer) timeAppends(callers int, slice time.Duration) ([]time.Duration, error) {
+	var group errgroup.Group
+	took := make([][]time.Duration, callers)
+	begin := time.Now().Add(slice / 4) // Till then watchers fill their streams.
+	for i := range took {
+		group.Go(func() error {
+			for time.Since(begin) < slice {
+				start := time.Now()
+				if err := s.appendAny(); err != nil {
+					return err
+				}
+				if start.After(begin) {
+					took[i] = append(took[i], time.Since(start))
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	return slices.Concat(took...), err
+}
+
+func (s *benchServer) appendAny() error {
+	_, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{ConversationId: s.anyID(), Messages: []*parleyv1.Message{s.message}})
+	return err
+}
+
+// timeFanOut appends one after the other, each when all watchers have the one before, and
+// returns the median of how long that takes, and the processor time that it takes, in µs.
+func (s *benchServer) timeFanOut(b *testing.B, n *news, slice time.Duration) (median, used float64, err error) {
+	b.Helper()
+	var took []float64
+	before := processorTime(b)
+	for begin := time.Now(); time.Since(begin) < slice; {
+		start := time.Now()
+		if err := s.appendAny(); err != nil {
+			return 0, 0, err
+		}
+		if n.watchers > 0 {
+			<-n.all
+		}
+		took = append(took, float64(time.Since(start).Nanoseconds())/1000)
+	}
+	used = float64((processorTime(b) - before).Microseconds()) / float64(len(took))
+	median, _, _ = spread(took)
+	return median, used, nil
+}
