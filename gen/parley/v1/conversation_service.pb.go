@@ -1813,6 +1813,7 @@ type GetRoutingSummaryRequest struct {
 	// Bound on recent messages and referenced data together; 0: none.
 	MaxBytes int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// Answer not_modified while the conversation is at this version; 0: while it does not exist.
+	// That a lease lapses changes no version: ActiveAgent.lease_expire_time tells when.
 	KnownVersion *int32 `protobuf:"varint,4,opt,name=known_version,json=knownVersion,proto3,oneof" json:"known_version,omitempty"`
 	// With known_version: wait up to this long for another version; 60 s at most.
 	WaitTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=wait_timeout,json=waitTimeout,proto3" json:"wait_timeout,omitempty"`

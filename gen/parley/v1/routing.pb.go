@@ -38,8 +38,9 @@ type RoutingSummary struct {
 	ReferencedData []*ReferencedData `protobuf:"bytes,5,rep,name=referenced_data,json=referencedData,proto3" json:"referenced_data,omitempty"`
 	// One line: "Previous: searched for React libraries, analyzed Zustand". One clause an
 	// assistant message of the kept history, oldest first: its summary, else its types of
-	// structured data joined by "+", else its first 8 words. Beyond 500 characters the
-	// oldest clauses go. Empty when there is no assistant message.
+	// structured data, each once, joined by "+", else its first 8 words; none where it has
+	// nothing of these. Blanks are single. Beyond 500 characters the oldest clauses go; the
+	// newest one, if it is too long alone, ends in "…". Empty when there is no clause.
 	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
 	// Agent that holds the routing lease, if any.
 	ActiveAgent *ActiveAgent `protobuf:"bytes,7,opt,name=active_agent,json=activeAgent,proto3" json:"active_agent,omitempty"`
@@ -229,7 +230,7 @@ type StructuredDataUse struct {
 	Count int32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	// The newest message that carries one.
 	LastSequence int32 `protobuf:"varint,3,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	// Agent that wrote that message; empty when a user did.
+	// Message.agent of that message: who wrote it, if it says.
 	LastAgent     string `protobuf:"bytes,4,opt,name=last_agent,json=lastAgent,proto3" json:"last_agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -298,7 +299,7 @@ type ReferencedData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The message that carries it.
 	Sequence int32 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Agent that wrote that message; empty when a user did.
+	// Message.agent of that message: who wrote it, if it says.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The value.
 	Data          *StructuredData `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
