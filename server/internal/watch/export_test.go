@@ -1,5 +1,7 @@
 package watch
 
+import "math"
+
 // MaxWatchedIDs is how many ids all watchers may name together.
 const MaxWatchedIDs = maxWatchedIDs
 
@@ -28,8 +30,8 @@ func (h *Hub) Kept() (changes, changeBytes, events, eventBytes int) {
 func (h *Hub) Readers() (keys, readers int) {
 	for _, f := range []*feed{h.changes, h.events} {
 		f.reading.Lock()
-		keys += len(f.byTenant) + len(f.byID)
-		for _, all := range f.byTenant {
+		keys += len(f.idle) + len(f.byID)
+		for _, all := range f.idle {
 			readers += len(all)
 		}
 		for _, all := range f.byID {
@@ -46,5 +48,5 @@ func (h *Hub) DelayTelling() (tell func()) {
 	h.changes.mu.Lock()
 	defer h.changes.mu.Unlock()
 	h.changes.telling = true
-	return func() { go h.changes.tell() }
+	return func() { go h.changes.tell(math.MaxInt) }
 }

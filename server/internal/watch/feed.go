@@ -1,13 +1,19 @@
 package watch
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 )
 
-// The most entries that are looked at under a lock, so that writers never wait for long.
-const maxLooks = 1024
+// maxLooks is how many entries are looked at under a lock at a time, so that writers never
+// wait for long. A reader is handed fewer, since it may be slow and holds them meanwhile.
+const (
+	maxLooks      = 1024
+	maxBatch      = 64
+	maxBatchBytes = 32 << 10
+)
 
 type conversation struct{ tenant, id string }
 
@@ -16,23 +22,26 @@ type conversation struct{ tenant, id string }
 type feed struct {
 	maxEntries, maxBytes int
 	readers              atomic.Int64
-	told                 atomic.Uint64 // position up to which readers know of entries; reading guards its rise
+	last                 atomic.Uint64 // position of the newest entry; rises under mu
+	told                 atomic.Uint64 // position up to which readers know of entries; rises under reading
 
 	mu      sync.Mutex // guards what writers need
 	kept    []*entry
-	last    uint64 // position of the newest entry
 	bytes   int
 	telling bool // a goroutine is at tell
 
-	reading  sync.Mutex // guards the readers; taken ahead of mu
-	byTenant map[string][]*reader
-	byID     map[conversation]map[*reader]struct{}
+	reading sync.Mutex // guards the readers; taken ahead of mu
+	// idle are those of all of a tenant that are idle: of the others there may be thousands
+	// that are slow, and need not be told.
+	idle map[string][]*reader
+	// byID are those that name the conversation.
+	byID map[conversation]map[*reader]struct{}
 }
 
 func newFeed(maxEntries, maxBytes int) *feed {
 	return &feed{
 		maxEntries: maxEntries, maxBytes: maxBytes,
-		byTenant: make(map[string][]*reader), byID: make(map[conversation]map[*reader]struct{}),
+		idle: make(map[string][]*reader), byID: make(map[conversation]map[*reader]struct{}),
 	}
 }
 
@@ -48,7 +57,7 @@ type reader struct {
 	// idle: it has passed all entries that it was told of; what was added since is either
 	// not for it or not told of yet. An idle reader cannot fall behind.
 	idle bool
-	slot int // in feed.byTenant
+	slot int // in feed.idle, if it is idle and of all
 }
 
 func newReader(tenant string, ids []string, woken chan struct{}) *reader {
@@ -70,13 +79,12 @@ func (r *reader) wants(e *entry) bool {
 	return named || r.ids == nil
 }
 
-// add takes the next entries and has the readers told of them.
+// add takes the next entries and has the readers told of them. It waits for no reader.
 func (f *feed) add(entries ...*entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range entries {
-		f.last++
-		e.position = f.last
+		e.position = f.last.Add(1)
 		f.kept = append(f.kept, e)
 		f.bytes += e.size
 		f.trim()
@@ -84,13 +92,13 @@ func (f *feed) add(entries ...*entry) {
 	// Not in this goroutine, which is the store's writer: there may be thousands to wake.
 	if !f.telling && f.readers.Load() > 0 {
 		f.telling = true
-		go f.tell()
+		go f.tell(math.MaxInt)
 	}
 }
 
 // trim drops the oldest entries beyond the limits. Under mu, which it lets go of where
-// readers must be told of an entry before it is dropped: a GAP is only for those who wanted
-// something of it.
+// readers must be told of an entry before it is dropped: an idle one would else get a GAP
+// although nothing is lost that it wanted.
 func (f *feed) trim() {
 	for len(f.kept) > f.maxEntries || f.bytes > f.maxBytes && len(f.kept) > 1 {
 		if oldest := f.kept[0]; oldest.position <= f.told.Load() || f.readers.Load() == 0 {
@@ -100,17 +108,13 @@ func (f *feed) trim() {
 			continue
 		}
 		f.mu.Unlock()
-		f.tell()
+		f.tell(1)
 		f.mu.Lock()
 	}
 }
 
 // end is the position of the newest entry.
-func (f *feed) end() uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.last
-}
+func (f *feed) end() uint64 { return f.last.Load() }
 
 // listened reports whether there are readers.
 func (f *feed) listened() bool { return f.readers.Load() > 0 }
@@ -118,7 +122,7 @@ func (f *feed) listened() bool { return f.readers.Load() > 0 }
 // after returns entries behind a position, and whether those right behind it are kept no
 // more. Under mu.
 func (f *feed) after(position uint64) (entries []*entry, lost bool) {
-	behind := f.last - position
+	behind := f.last.Load() - position
 	if behind > uint64(len(f.kept)) {
 		return nil, true
 	}
@@ -126,10 +130,10 @@ func (f *feed) after(position uint64) (entries []*entry, lost bool) {
 	return entries[:min(len(entries), maxLooks)], false
 }
 
-// tell tells the readers of what was added, until there is no more.
-func (f *feed) tell() {
+// tell tells the readers of what was added, so many times maxLooks entries at most.
+func (f *feed) tell(times int) {
 	var wake []chan struct{}
-	for more := true; more; {
+	for more := true; more && times > 0; times-- {
 		wake, more = f.tellSome(wake[:0])
 		for _, woken := range wake {
 			select {
@@ -154,7 +158,7 @@ func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
 	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
-	spans := make(map[string]span) // of the tenants: their readers are many, and told once
+	spans := make(map[string]span) // of tenants: the readers of all are told once
 	for _, e := range entries {
 		of, ok := spans[e.of.tenant]
 		if !ok {
@@ -163,13 +167,13 @@ func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
 		of.last = e.position
 		spans[e.of.tenant] = of
 		for r := range f.byID[e.of] {
-			wake = r.tell(span{e.position, e.position}, wake)
+			if r.wakeOnly || r.tell(span{e.position, e.position}) {
+				wake = append(wake, r.woken)
+			}
 		}
 	}
 	for tenant, of := range spans {
-		for _, r := range f.byTenant[tenant] {
-			wake = r.tell(of, wake)
-		}
+		wake = f.tellIdle(tenant, of, wake)
 	}
 	f.told.Store(entries[len(entries)-1].position)
 	return wake, true
@@ -178,33 +182,68 @@ func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
 // span is the positions from an entry to a later one.
 type span struct{ first, last uint64 }
 
-// tell notes that the first and the last of some entries may be for the reader.
-func (r *reader) tell(of span, wake []chan struct{}) []chan struct{} {
-	switch {
-	case r.wakeOnly:
-	case !r.idle || of.last <= r.position:
-		return wake // It is reading, or has read that.
-	default:
-		r.position, r.idle = max(r.position, of.first-1), false
+// tellIdle tells the readers of all of a tenant; those that have to look are idle no more.
+func (f *feed) tellIdle(tenant string, of span, wake []chan struct{}) []chan struct{} {
+	all := f.idle[tenant]
+	still := all[:0]
+	for _, r := range all {
+		if r.tell(of) {
+			wake = append(wake, r.woken)
+		} else {
+			r.slot = len(still)
+			still = append(still, r)
+		}
 	}
-	return append(wake, r.woken)
+	clear(all[len(still):])
+	if f.idle[tenant] = still; len(still) == 0 {
+		delete(f.idle, tenant)
+	}
+	return wake
+}
+
+// tell notes that the first and the last of some entries may be for the reader, and reports
+// whether that is news to it.
+func (r *reader) tell(of span) bool {
+	if !r.idle || of.last <= r.position {
+		return false // It is reading, or has read that.
+	}
+	r.position, r.idle = max(r.position, of.first-1), false
+	return true
+}
+
+// rest makes a reader idle. Under reading.
+func (f *feed) rest(r *reader) {
+	if r.idle = true; r.ids == nil {
+		r.slot = len(f.idle[r.tenant])
+		f.idle[r.tenant] = append(f.idle[r.tenant], r)
+	}
+}
+
+// rouse makes a reader idle no more. Under reading.
+func (f *feed) rouse(r *reader) {
+	if r.idle && r.ids == nil {
+		all := f.idle[r.tenant]
+		end := len(all) - 1
+		all[r.slot], all[end].slot = all[end], r.slot
+		all[end] = nil
+		if f.idle[r.tenant] = all[:end]; end == 0 {
+			delete(f.idle, r.tenant)
+		}
+	}
+	r.idle = false
 }
 
 // join adds a reader, which goes on from what the feed has come to; it returns that position.
 func (f *feed) join(r *reader) (position uint64) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
-	f.readers.Add(1) // Ahead of the look at the end: what is added behind it is told.
-	position = f.end()
-	r.position, r.idle = position, true
-	if len(f.byTenant) == 0 && len(f.byID) == 0 {
+	first := f.readers.Add(1) == 1 // Ahead of the look at the end: what is added behind it is told.
+	position = f.last.Load()
+	if first {
 		f.told.Store(position) // Nobody was told while there was nobody.
 	}
-	if r.ids == nil {
-		r.slot = len(f.byTenant[r.tenant])
-		f.byTenant[r.tenant] = append(f.byTenant[r.tenant], r)
-		return position
-	}
+	r.position = position
+	f.rest(r)
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
 		if f.byID[of] == nil {
@@ -222,10 +261,11 @@ func (f *feed) rewind(r *reader, position uint64) bool {
 	defer f.reading.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last-position > uint64(len(f.kept)) {
+	if _, lost := f.after(position); lost {
 		return false
 	}
-	r.position, r.idle = position, false
+	f.rouse(r)
+	r.position = position
 	return true
 }
 
@@ -234,16 +274,7 @@ func (f *feed) part(r *reader) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
 	f.readers.Add(-1)
-	if r.ids == nil {
-		readers := f.byTenant[r.tenant]
-		last := readers[len(readers)-1]
-		readers[r.slot], last.slot = last, r.slot
-		readers[len(readers)-1] = nil
-		if f.byTenant[r.tenant] = readers[:len(readers)-1]; len(readers) == 1 {
-			delete(f.byTenant, r.tenant)
-		}
-		return
-	}
+	f.rouse(r)
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
 		delete(f.byID[of], r)
@@ -263,7 +294,9 @@ type batch struct {
 	idle     bool // there are no more at all: the reader will be woken
 }
 
-// next returns entries for a reader, up to a position.
+// next returns entries for a reader, up to a position. Behind those it goes on to the next one
+// that is for the reader, wherever that is: while the reader is slow, what is for others may
+// be dropped.
 func (f *feed) next(r *reader, through uint64) batch {
 	f.reading.Lock()
 	defer f.reading.Unlock()
@@ -272,24 +305,40 @@ func (f *feed) next(r *reader, through uint64) batch {
 		if through <= r.position {
 			return batch{position: r.position, idle: true}
 		}
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	behind, lost := f.after(r.position)
-	if lost {
-		r.position, r.idle = f.last, true
-		return batch{position: r.position, lost: true, idle: true}
+		f.rouse(r)
 	}
 	var b batch
-	for _, e := range behind {
-		if e.position > through {
-			break
+	for size := 0; ; {
+		behind, lost := f.look(r.position)
+		if lost && len(b.entries) > 0 { // First these, then the GAP.
+			b.position, b.more = r.position, true
+			return b
 		}
-		if r.position = e.position; r.wants(e) {
-			b.entries = append(b.entries, e)
+		if lost {
+			b.lost, r.position = true, f.end()
+		}
+		if len(behind) == 0 {
+			f.rest(r)
+			b.position, b.idle = r.position, true
+			return b
+		}
+		for _, e := range behind {
+			if r.wants(e) {
+				if e.position > through || len(b.entries) == maxBatch || size >= maxBatchBytes {
+					b.position, b.more = r.position, e.position <= through
+					return b
+				}
+				b.entries, size = append(b.entries, e), size+e.size
+			}
+			r.position = e.position
 		}
 	}
-	r.idle = r.position == f.last
-	b.position, b.more, b.idle = r.position, r.position < min(through, f.last), r.idle
-	return b
+}
+
+// look is after for whoever does not hold mu.
+func (f *feed) look(position uint64) (entries []*entry, lost bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	entries, lost = f.after(position)
+	return slices.Clone(entries), lost
 }

@@ -113,13 +113,14 @@ func TestTooManyIDs(t *testing.T) {
 	refused(watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}})
 	begin(t, h, watch.Watch{Tenant: "t"}).Stop() // It names none.
 	all[0].Stop()
-	_, stop := subscribe(t, h, "t", "a")
-	refused(watch.Watch{Tenant: "t", ConversationIDs: ids})
-	stop()
+	_, stop := subscribe(t, h, "t", "a") // Nor does one that waits, or the same one again.
+	defer stop()
+	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: append(ids, ids...)}).Stop()
 	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}).Stop()
 	for _, w := range all {
 		w.Stop()
 	}
+	stop()
 	if keys, readers := h.Readers(); keys != 0 || readers != 0 || h.Watchers() != 0 {
 		t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, h.Watchers())
 	}

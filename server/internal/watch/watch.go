@@ -4,8 +4,8 @@
 //
 // What has happened is kept for a while, once for everybody (feed.go), and a watcher is a
 // place in it (watcher.go): one that is slow costs no more than one that is not, and one
-// whose place is no longer kept is told so. Nobody polls, and writers wait for nobody: they
-// add to the feed, and a goroutine of the feed wakes those who wait.
+// whose place is no longer kept is told so. Nobody polls, and writers wait for no watcher:
+// they add to the feed, and a goroutine of the feed wakes those who wait.
 package watch
 
 import (
@@ -31,7 +31,8 @@ const (
 const (
 	// defaultMaxWatchers is Options.MaxWatchers unless set.
 	defaultMaxWatchers = 10_000
-	// maxWatchedIDs bounds the ids that all watchers name together: each takes about 200 bytes.
+	// maxWatchedIDs bounds the ids that all watchers name together: each takes about 350 bytes,
+	// with events of turns twice as many. Those who wait for one conversation do not count.
 	maxWatchedIDs = 200_000
 )
 
@@ -73,7 +74,7 @@ func New(o Options) *Hub {
 }
 
 // Committed takes the next changes, in the order of commit. It is the store's observer and
-// waits for nobody.
+// waits for no watcher.
 func (h *Hub) Committed(changes []store.Change) {
 	entries := make([]*entry, len(changes))
 	for i := range changes {
@@ -86,7 +87,7 @@ func (h *Hub) Committed(changes []store.Change) {
 func (h *Hub) Listening() bool { return h.events.listened() }
 
 // TurnEvent takes the next event of a turn, which is not to be changed any more. It waits
-// for nobody.
+// for no watcher.
 func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent) {
 	h.events.add(eventEntry(tenant, conversationID, event, h.changes.end(), time.Now()))
 }
@@ -144,7 +145,7 @@ func (h *Hub) Watchers() int {
 // Subscribe returns a channel that gets a value after changes of a conversation, one for
 // any number of them. Read the conversation after subscribing, then wait. Stop ends it.
 func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func(), err error) {
-	if err := h.enter(1); err != nil {
+	if err := h.enter(0); err != nil {
 		return nil, nil, err
 	}
 	r := newReader(tenant, []string{id}, make(chan struct{}, 1))
@@ -152,6 +153,6 @@ func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func()
 	h.changes.join(r)
 	return r.woken, sync.OnceFunc(func() {
 		h.changes.part(r)
-		h.leave(1)
+		h.leave(0)
 	}), nil
 }

@@ -48,11 +48,12 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 			return nil, err
 		}
 	}
-	if err := h.enter(len(o.ConversationIDs)); err != nil {
-		return nil, err
-	}
 	woken := make(chan struct{}, 1)
 	w := &Watcher{hub: h, changes: newReader(o.Tenant, o.ConversationIDs, woken)}
+	ids := len(w.changes.ids)
+	if err := h.enter(ids); err != nil {
+		return nil, err
+	}
 	if o.TurnEvents {
 		w.events = newReader(o.Tenant, o.ConversationIDs, woken)
 		h.events.join(w.events)
@@ -68,7 +69,7 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		if w.events != nil {
 			h.events.part(w.events)
 		}
-		h.leave(len(o.ConversationIDs))
+		h.leave(ids)
 	}
 	return w, nil
 }
@@ -89,8 +90,10 @@ func (w *Watcher) Stop() {
 // be sent, but its fields cannot be read before it has been.
 func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
 	return func(yield yielder) {
-		first := w.mark(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT)
-		if w.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) || !yield(first, nil) {
+		if w.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+			return
+		}
+		if !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT), nil) {
 			return
 		}
 		silence := time.NewTimer(heartbeatEvery)
