@@ -8,10 +8,10 @@ import (
 )
 
 // maxLooks is how many entries are looked at under a lock at a time, so that writers never
-// wait for long. A reader is handed fewer, since it may be slow and holds them meanwhile.
+// wait for long. A reader is handed maxBatchBytes, since it may be slow and holds them
+// meanwhile.
 const (
 	maxLooks      = 1024
-	maxBatch      = 64
 	maxBatchBytes = 32 << 10
 )
 
@@ -324,7 +324,7 @@ func (f *feed) next(r *reader, through uint64) batch {
 		}
 		for _, e := range behind {
 			if r.wants(e) {
-				if e.position > through || len(b.entries) == maxBatch || size >= maxBatchBytes {
+				if e.position > through || size >= maxBatchBytes {
 					b.position, b.more = r.position, e.position <= through
 					return b
 				}
