@@ -40,7 +40,8 @@ type Import struct {
 	// Conversation is its header with all that clients see. Left to the store are
 	// message_count, size_bytes, expire_time and an unset retention; active_turn_id is
 	// ignored. Its times must be set and valid, its version at least 1, and its
-	// last_sequence not below that of the newest message.
+	// last_sequence not below that of the newest message. Exchanges go on from that of the
+	// newest message, and from the start where there is none: the header does not say.
 	Conversation *parleyv1.Conversation
 	// Messages in wire form, sequences rising. Limits are kept as by any write.
 	Messages Frames
@@ -48,7 +49,8 @@ type Import struct {
 	Overwrite bool
 }
 
-// MaxHolds is how many ids of a tenant may be session memory at once.
+// MaxHolds is how many ids of a tenant may be session memory at once. Those whose time is
+// over do not count, swept or not.
 const MaxHolds = 100_000
 
 // Hold names session memory.
@@ -57,7 +59,8 @@ type Hold struct {
 	Tenant string
 	// ConversationIDs, each once. There may be no such conversations, yet or any more.
 	ConversationIDs []string
-	// DeleteAfter is how long after the last Release they are deleted.
+	// DeleteAfter is how long after the last Release the conversations that they have then
+	// are deleted. In a Hold it is for when the process ends without a Release.
 	DeleteAfter time.Duration
 }
 

@@ -15,7 +15,8 @@ var (
 	ErrRequestReused = errors.New("request_id was used for another request")
 	// ErrTurnEnded: the turn is not the running one of its conversation.
 	ErrTurnEnded = errors.New("turn is not running")
-	// ErrFull: the tenant is at its capacity and nothing can make room.
+	// ErrFull: the tenant is at its capacity and nothing can make room: turns run on its
+	// conversations, or they are held.
 	ErrFull = errors.New("no room for another conversation")
 	// ErrExpired: the conversation to import has come to its end already.
 	ErrExpired = errors.New("conversation has expired")

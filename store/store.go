@@ -40,12 +40,14 @@
 //     are passed over, and if no other is left the answer is [ErrFull].
 //  12. Isolation: the conversations, lists, counts and evictions of one tenant do not
 //     depend on those of another.
-//  13. Sessions: an id is session memory from [Store.Hold] on, whether it has a conversation
-//     or not, until as many Releases have followed as there were Holds and the DeleteAfter
-//     of the last Release is over. From that instant its conversation, a running turn or
-//     not, is not found, swept or not, and the id is like any other. A Hold within that
-//     time keeps it. What a process held when it ended, however it did, counts as released
-//     at the next start, with the DeleteAfter of its latest Hold.
+//  13. Sessions: an id is session memory from [Store.Hold] on, and is held, whether it has a
+//     conversation or not, until as many Releases have followed as there were Holds. If it
+//     has a conversation then, it stays session memory until that is removed or the
+//     DeleteAfter of the last Release is over. From that instant the conversation, a running
+//     turn or not, is not found, swept or not, and the id is like any other; without one it
+//     is so at once. A Hold within that time keeps it. What a process held when it ended,
+//     however it did, counts as released at the next start, with the DeleteAfter of its
+//     latest Hold.
 package store
 
 import (
@@ -79,11 +81,13 @@ type Store interface {
 	// conversation would not live here, and ErrFull when there is no room.
 	Import(ctx context.Context, i *Import) (*Result, error)
 
-	// Hold makes ids session memory, all or none, see the law. ErrTooManyHolds beyond
+	// Hold makes ids session memory, all or none, see the law. Conversations of these ids
+	// that are no more are removed first, lest they come back. ErrTooManyHolds beyond
 	// MaxHolds ids of a tenant.
 	Hold(ctx context.Context, h *Hold) error
-	// Release takes a Hold of the same ids back. With a DeleteAfter of 0 the conversations
-	// that nobody else holds are deleted by this call.
+	// Release takes a Hold of the same ids back; those that nobody holds are left as they
+	// are. With a DeleteAfter of 0 the conversations that nobody else holds are deleted by
+	// this call.
 	Release(ctx context.Context, h *Hold) error
 
 	// Read returns a conversation as it was at one version. ErrNotFound when there is none.

@@ -23,17 +23,17 @@
 //	turns
 //	└── <tenant><conversation id>     → the answer so far and its events, see package record
 //	sessions
-//	└── <tenant><conversation id>     → DeleteAfter and delete time in ns, CRC-32C
+//	└── <tenant><conversation id>     → DeleteAfter in ns, delete time in ns or holder, CRC-32C
 //	ends
-//	└── <minute><tenant><conversation id> → nanosecond, CRC-32C
+//	└── <second><tenant><conversation id> → nanosecond, CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that tells equal times apart, 4 bytes
-//	<minute>     since 1970, 4 bytes
+//	<minute>     since 1970, 4 bytes; so is <second>
 //	<nanosecond> since 1970, 8 bytes
 //
 // Integers are big-endian, checksums are of key and value. Files of the first versions have
-// no sessions and no ends: Open adds them. These hold of every committed state:
+// no sessions and no ends: the first write adds them. These hold of every committed state:
 //
 //   - A conversation has one entry in ids and one in expiry, ids says in which minute.
 //   - The nanosecond in expiry falls into its minute and is not later than the
@@ -42,12 +42,14 @@
 //     come, moves it.
 //   - A conversation has an entry in turns exactly while a turn runs on it.
 //   - An id has an entry in sessions while it is session memory, and then until it is swept
-//     or taken again. The delete time is 0 while somebody holds it; from then on it has one
-//     entry in ends, with the same nanosecond.
+//     or taken again. While somebody holds it there is, instead of a delete time, the number
+//     of the transaction at which that process opened the file, negated; from then on it has
+//     a conversation, and one entry in ends, with the same nanosecond.
 //   - tenants agrees with conversations, and has no entry for a tenant without any.
 //
-// How many hold an id is in memory only: what has no delete time when the file is opened was
-// held by a process that has ended.
+// How many hold an id is in memory only. What another process holds, by its number, was held
+// when that process ended, and counts as released when the file was opened. Open writes so;
+// where there is no space Sweep does, later.
 //
 // A record that does not match its checksum is an error for its conversation alone: it can
 // be deleted, and everything else steps over it. If its header is damaged, deleting it
@@ -153,7 +155,7 @@ func (s *Store) load() (err error) {
 		if err := checkSchema(tx); err != nil {
 			return err
 		}
-		if err := s.tally.load(tx); err != nil {
+		if err := s.tally.load(tx, s.options.Now()); err != nil {
 			return err
 		}
 		s.abandoned = running(tx)
@@ -161,7 +163,7 @@ func (s *Store) load() (err error) {
 	}); err != nil {
 		return err
 	}
-	return s.releaseAll()
+	return s.beginAnew()
 }
 
 // begin starts the writer's transaction.

@@ -80,7 +80,7 @@ func (t *txn) mayGo(tenant string, key inner) {
 // expiredOf adds conversations of the tenant that are no more, as far as they are found
 // among its first entries that are due.
 func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	for e := range dueOf(t.expiry, tenant, now) {
+	for e := range dueOf(t.expiry, minuteOf, tenant, now) {
 		if len(gone) >= n {
 			return gone
 		}
@@ -88,7 +88,7 @@ func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*
 			gone = t.victim(gone, tenant, key, func(s *stored) bool { return s.record.Expired(now, s.session) })
 		}
 	}
-	for e := range dueOf(t.ends, tenant, now) {
+	for e := range dueOf(t.ends, secondOf, tenant, now) {
 		if len(gone) >= n {
 			return gone
 		}
@@ -100,9 +100,9 @@ func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*
 }
 
 // dueOf yields the first entries of a tenant in expiry or ends that are due. Those of other
-// tenants are leapt over, a minute's at once, and do not count: what becomes of a tenant's
+// tenants are leapt over, a slot's at once, and do not count: what becomes of a tenant's
 // conversations must not depend on them.
-func dueOf(b *bolt.Bucket, tenant string, now time.Time) iter.Seq[due] {
+func dueOf(b *bolt.Bucket, slotOf func(nanosecond int64) uint32, tenant string, now time.Time) iter.Seq[due] {
 	return func(yield func(due) bool) {
 		ns, own := nanosecond(now), tenantKey(tenant)
 		c := b.Cursor()
@@ -112,8 +112,8 @@ func dueOf(b *bolt.Bucket, tenant string, now time.Time) iter.Seq[due] {
 				k, v = c.Next() // Damage.
 				continue
 			}
-			minute := binary.BigEndian.Uint32(k)
-			if minute > minuteOf(ns) {
+			slot := binary.BigEndian.Uint32(k)
+			if slot > slotOf(ns) {
 				return
 			}
 			prefix := slices.Concat(k[:4], own)
@@ -127,7 +127,7 @@ func dueOf(b *bolt.Bucket, tenant string, now time.Time) iter.Seq[due] {
 			case bytes.Compare(k, prefix) < 0:
 				k, v = c.Seek(prefix)
 			default:
-				k, v = c.Seek(binary.BigEndian.AppendUint32(nil, minute+1))
+				k, v = c.Seek(binary.BigEndian.AppendUint32(nil, slot+1))
 			}
 		}
 	}

@@ -122,7 +122,7 @@ func TestDamagedDueBits(t *testing.T) {
 		both := flipBit(bit)(slices.Concat(key, value))
 		wrong := both[:len(key)]
 		replace(key, wrong, both[len(key):])
-		due, more, err := s.due(t.Context(), expiryBucket, 10)
+		due, more, err := s.due(t.Context(), queue{expiryBucket, minuteOf, nil}, 10)
 		if len(due) != 2 || more || err != nil {
 			t.Errorf("bit %d: %v are due, %v, %v; want the other two", bit, due, more, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
@@ -46,10 +47,11 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
 		passed := memory.passed[tenant]
-		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !readSession(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId()).Held {
+		session := memory.opened.readSession(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
+		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !session.Held {
 			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
 		}
-		if err := checkConversation(tx, tenant, inner(rest), r); err != nil {
+		if err := checkConversation(tx, tenant, inner(rest), r, session); err != nil {
 			fault("conversation %q of %q: %w", r.Conversation().GetId(), tenant, err)
 		}
 		return nil
@@ -101,15 +103,24 @@ func checkSessions(tx *bolt.Tx, memory *tally) (faults []error) {
 			return nil
 		}
 		want[tenant]++
-		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != (m.ends == 0) {
+		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != memory.opened.state(m).Held {
 			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.ends, holders)
 		}
-		if m.ends == 0 {
+		if _, left := memory.opened.left(m); left {
+			if !slices.Contains(memory.left, string(key)) {
+				fault("session memory %q of %q will never be released", id, tenant)
+			}
+			return nil
+		}
+		if m.held() {
 			held++
 			return nil
 		}
 		released++
-		entry := dueKey(minuteOf(m.ends), tenant, string(id))
+		if tx.Bucket([]byte(idsBucket)).Get(key) == nil {
+			fault("session memory %q of %q has no conversation and no holder", id, tenant)
+		}
+		entry := endKey(m.ends, tenant, string(id))
 		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.ends {
 			fault("session memory %q of %q ends at %d, and would be swept at %d", id, tenant, m.ends, e.at)
 		}
@@ -145,7 +156,7 @@ func checkTurns(r *record.Record) error {
 }
 
 // checkConversation looks at all that must be there beside a conversation.
-func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) error {
+func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record, s record.Session) error {
 	if err := checkTurns(r); err != nil {
 		return err
 	}
@@ -166,7 +177,7 @@ func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record) 
 		return fmt.Errorf("its entry in expiry, minute %d, is %x", p.minute, at)
 	case minuteOf(d.at) != p.minute:
 		return fmt.Errorf("its nanosecond %d is not in minute %d", d.at, p.minute)
-	case !r.Running() && readSession(tx.Bucket([]byte(sessionsBucket)), tenant, c.GetId()).IsZero() && d.at > nanosecond(r.ExpireTime()):
+	case !r.Running() && s.IsZero() && d.at > nanosecond(r.ExpireTime()):
 		return fmt.Errorf("it would be swept at %d, %d ns late", d.at, d.at-nanosecond(r.ExpireTime()))
 	}
 	value := tx.Bucket([]byte(turnsBucket)).Get(idKey(tenant, c.GetId()))

@@ -10,7 +10,7 @@ import (
 
 const (
 	// maxDueLooks is how many entries of expiry or ends a step looks at. Beyond so many of one
-	// minute that are not due yet, those that are wait for the minute to end.
+	// minute, in ends of one second, that are not due yet, those that are wait for it to end.
 	maxDueLooks = 10_000
 	// rest is how long a damaged conversation, and one that is session memory, is out of the
 	// sweeper's way.
@@ -20,11 +20,11 @@ const (
 // Sweep implements store.Store. Conversations that only have to be moved to a later minute
 // count towards the limit as well, so that a call does a bounded amount of work.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
-	for _, from := range []struct {
-		bucket string
-		end    func(*txn, due, time.Time)
-	}{{expiryBucket, (*txn).sweep}, {endsBucket, (*txn).sweepEnd}} {
-		if limit, err = s.sweep(ctx, from.bucket, limit, from.end); err != nil {
+	if err := s.releaseLeft(ctx); err != nil {
+		return true, fmt.Errorf("sweep: %w", err)
+	}
+	for _, q := range []queue{{expiryBucket, minuteOf, (*txn).sweep}, {endsBucket, secondOf, (*txn).sweepEnd}} {
+		if limit, err = s.sweep(ctx, q, limit); err != nil {
 			return true, fmt.Errorf("sweep: %w", err)
 		}
 		if limit <= 0 {
@@ -34,17 +34,24 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	return s.shrink(ctx, limit)
 }
 
-// sweep has the writer end what the entries of a bucket lead to whose time has come, and
+// queue is a bucket of what is to end: in which slot of time an entry is, and how it ends.
+type queue struct {
+	bucket string
+	slotOf func(nanosecond int64) uint32
+	end    func(*txn, due, time.Time)
+}
+
+// sweep has the writer end what the entries of a queue lead to whose time has come, and
 // returns what is left of the limit.
-func (s *Store) sweep(ctx context.Context, bucket string, limit int, end func(*txn, due, time.Time)) (left int, err error) {
+func (s *Store) sweep(ctx context.Context, q queue, limit int) (left int, err error) {
 	for more := true; more && limit > 0; {
 		var entries []due
-		entries, more, err = s.due(ctx, bucket, min(limit, maxStep))
+		entries, more, err = s.due(ctx, q, min(limit, maxStep))
 		if err == nil && len(entries) > 0 {
 			err = s.writer.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
 				for _, e := range entries {
-					end(t, e, now)
+					q.end(t, e, now)
 				}
 				return nil
 			})
@@ -59,13 +66,17 @@ func (s *Store) sweep(ctx context.Context, bucket string, limit int, end func(*t
 
 // due returns at most n entries whose time has come, and whether there are more. Damaged
 // ones are stepped over.
-func (s *Store) due(ctx context.Context, bucket string, n int) (entries []due, more bool, err error) {
+func (s *Store) due(ctx context.Context, q queue, n int) (entries []due, more bool, err error) {
 	now := nanosecond(s.options.Now())
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		c, looks := tx.Bucket([]byte(bucket)).Cursor(), 0
+		b := tx.Bucket([]byte(q.bucket))
+		if b == nil {
+			return nil // The file is of a version that had none.
+		}
+		c, looks := b.Cursor(), 0
 		for k, v := c.First(); k != nil; k, v = c.Next() {
 			e, ok := decodeDue(k, v)
-			if ok && e.minute > minuteOf(now) {
+			if ok && e.slot > q.slotOf(now) {
 				break
 			}
 			looks++
@@ -86,7 +97,7 @@ func (s *Store) due(ctx context.Context, bucket string, n int) (entries []due, m
 // sweep removes the conversation of an entry of expiry, or moves the entry to when it is to
 // be looked at next.
 func (t *txn) sweep(e due, now time.Time) {
-	entry := dueKey(e.minute, e.tenant, e.name)
+	entry := dueKey(e.slot, e.tenant, e.name)
 	if t.expiry.Get(entry) == nil {
 		return // Something else moved or removed it first.
 	}
@@ -94,7 +105,7 @@ func (t *txn) sweep(e due, now time.Time) {
 	value := t.conversations.Get(conversationKey(e.tenant, key))
 	s, err := t.at(e.tenant, key)
 	switch {
-	case !ok || value == nil || err == nil && s.place.minute != e.minute:
+	case !ok || value == nil || err == nil && s.place.minute != e.slot:
 		t.del(t.expiry, entry) // Damage: the entry belongs to nothing.
 	case err != nil:
 		// What cannot be read is kept, for somebody to look into. Its id, and with it ids,

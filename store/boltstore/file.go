@@ -135,21 +135,6 @@ func makeBuckets(tx *bolt.Tx) error {
 	return meta.Put([]byte(schemaKey), binary.BigEndian.AppendUint32(nil, schemaVersion))
 }
 
-// addBuckets makes the buckets that the first versions of this layout did not have, and
-// reports whether there were none.
-func addBuckets(tx *bolt.Tx) (added bool, err error) {
-	for _, name := range []string{sessionsBucket, endsBucket} {
-		if tx.Bucket([]byte(name)) != nil {
-			continue
-		}
-		if _, err := tx.CreateBucket([]byte(name)); err != nil {
-			return false, err
-		}
-		added = true
-	}
-	return added, nil
-}
-
 // checkSchema finds files of other programs and of other versions of this one.
 func checkSchema(tx *bolt.Tx) error {
 	var version uint32

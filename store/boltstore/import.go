@@ -38,7 +38,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 		if !damaged {
 			live = old.live(now)
 		}
-		out, err := record.Import(live, i, history, uid, now, readSession(t.sessions, i.Tenant, id), &s.options.Options)
+		out, err := record.Import(live, i, history, uid, now, t.session(i.Tenant, id).Held, &s.options.Options)
 		if err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.O
 			t.end(g, now)
 		}
 	}
-	t.create(tenant, out.Record, value, now)
+	t.create(tenant, out.Record, value)
 	t.changes = append(t.changes, out.Changes...)
 	return nil
 }

@@ -87,16 +87,21 @@ func expiryKey(minute uint32, tenant string, key inner) []byte {
 	return dueKey(minute, tenant, string(key[:]))
 }
 
+// endKey is the key of an entry in ends.
+func endKey(nanosecond int64, tenant, id string) []byte {
+	return dueKey(secondOf(nanosecond), tenant, id)
+}
+
 // dueKey is the key of an entry in expiry or ends.
-func dueKey(minute uint32, tenant, name string) []byte {
-	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+len(name)), minute)
+func dueKey(slot uint32, tenant, name string) []byte {
+	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+len(name)), slot)
 	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
 	return append(b, name...)
 }
 
 // due is an entry of expiry or of ends.
 type due struct {
-	minute uint32
+	slot   uint32 // minute in expiry, second in ends
 	tenant string
 	name   string // inner key in expiry, conversation id in ends
 	at     int64  // nanosecond
@@ -124,7 +129,7 @@ func decodeDue(key, value []byte) (due, bool) {
 		return due{}, false
 	}
 	return due{
-		minute: binary.BigEndian.Uint32(key), tenant: tenant, name: string(rest),
+		slot: binary.BigEndian.Uint32(key), tenant: tenant, name: string(rest),
 		at: int64(binary.BigEndian.Uint64(b)),
 	}, true
 }
@@ -144,15 +149,49 @@ func nanosecond(t time.Time) int64 {
 // minuteOf returns the minute that a nanosecond falls into.
 func minuteOf(nanosecond int64) uint32 { return uint32(nanosecond / int64(time.Minute)) }
 
+// secondOf returns the second that a nanosecond falls into. What lies behind the year 2105 is
+// as good as in the last one.
+func secondOf(nanosecond int64) uint32 {
+	return uint32(min(nanosecond/int64(time.Second), math.MaxUint32-1)) // One more is a slot too.
+}
+
 // session is what sessions keeps of an id.
 type session struct {
 	after time.Duration // the DeleteAfter of the latest Hold
-	ends  int64         // nanosecond; 0 while somebody holds it
+	ends  int64         // nanosecond; -n while a process holds it that opened the file at transaction n
 }
 
-// state is what package record decides by.
-func (m session) state() record.Session {
-	if m.ends == 0 {
+// held reports whether a process holds the id, or held it when it ended.
+func (m session) held() bool { return m.ends <= 0 }
+
+// released is the session when the last of its holders has gone.
+func (m session) released(now time.Time, after time.Duration) session {
+	m.ends = max(1, nanosecond(now.Add(after)))
+	return m
+}
+
+// opening is when this process opened the file.
+type opening struct {
+	tx int // the newest transaction then; that of a process which wrote meanwhile is another
+	at time.Time
+}
+
+// held is the session of an id that this process holds.
+func (o opening) held(after time.Duration) session { return session{after: after, ends: -int64(o.tx)} }
+
+// left is the session of an id as the process that held it left it behind; false when that
+// is not so.
+func (o opening) left(m session) (session, bool) {
+	return m.released(o.at, m.after), m.held() && m.ends != -int64(o.tx)
+}
+
+// state is what package record decides by. What was left behind counts as released, written
+// yet or not.
+func (o opening) state(m session) record.Session {
+	if released, ok := o.left(m); ok {
+		m = released
+	}
+	if m.held() {
 		return record.Session{Held: true}
 	}
 	return record.Session{DeleteTime: time.Unix(0, m.ends)}

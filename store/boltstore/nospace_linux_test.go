@@ -2,12 +2,14 @@ package boltstore
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/parleyhq/parley/store"
 )
@@ -28,10 +30,10 @@ func small(t *testing.T) string {
 }
 
 // openSmall opens a store that must not fail.
-func openSmall(t *testing.T, dir string, observe func([]store.Change)) *Store {
+func openSmall(t *testing.T, dir string, now func() time.Time, observe func([]store.Change)) *Store {
 	t.Helper()
 	s, err := Open(filepath.Join(dir, "parley.db"), Options{
-		Options:   store.Options{MaxMessages: 1000, Observe: observe},
+		Options:   store.Options{MaxMessages: 1000, Now: now, Observe: observe},
 		OnFailure: func(err error) { t.Errorf("failed: %v", err) },
 	})
 	if err != nil {
@@ -58,7 +60,7 @@ func fill(t *testing.T, s *Store, id string) int {
 // TestNoSpace fills a small file system.
 func TestNoSpace(t *testing.T) {
 	var changes int
-	s := openSmall(t, small(t), func(c []store.Change) { changes += len(c) })
+	s := openSmall(t, small(t), nil, func(c []store.Change) { changes += len(c) })
 	for _, id := range []string{"a", "b"} {
 		appendTo(t, s, id, "hello")
 	}
@@ -82,7 +84,7 @@ func TestNoSpaceForOne(t *testing.T) {
 	dir := small(t) // Not of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		s := openSmall(t, dir, func(changes []store.Change) {
+		s := openSmall(t, dir, nil, func(changes []store.Change) {
 			for _, c := range changes {
 				told = append(told, strings.TrimPrefix(c.Kind.String(), "CHANGE_KIND_")+" "+c.ConversationID)
 			}
@@ -128,4 +130,70 @@ func TestNoSpaceForOne(t *testing.T) {
 		}
 		consistent(t, s)
 	})
+}
+
+// TestNoSpaceToRelease opens a store with session memory that an ended process held: it counts
+// as released at once, and is when there is space.
+func TestNoSpaceToRelease(t *testing.T) {
+	dir, c := small(t), newClock()
+	s := openSmall(t, dir, c.Now, nil)
+	var ids []string
+	for i := range 100 {
+		ids = append(ids, fmt.Sprint(strings.Repeat("long ", 100), i))
+		appendTo(t, s, ids[i], "hello")
+		hold(t, s, 10*time.Minute, ids[i])
+	}
+	fill(t, s, "a")
+	for i := 0; ; i++ { // What it has left free.
+		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: fmt.Sprint(i), Messages: text(strings.Repeat("word ", 700))})
+		if errors.Is(err, store.ErrNoSpace) {
+			break
+		}
+		if err != nil || i > 300 {
+			t.Fatal(err)
+		}
+	}
+	waiting := func(want bool) {
+		t.Helper()
+		if got := s.tally.leftBehind() > 0; got != want {
+			t.Fatalf("something is left to release is %v", got)
+		}
+		for _, id := range ids {
+			if !lives(t, s, id) {
+				t.Fatalf("%s has gone", id)
+			}
+		}
+	}
+	s.Close()
+	c.advance(30 * time.Minute)
+	s = openSmall(t, dir, c.Now, nil)
+	waiting(true)
+	consistent(t, s)
+	c.advance(9 * time.Minute)
+	if err := s.releaseLeft(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waiting(true)
+	for _, id := range []string{"a", ids[0]} {
+		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids = ids[1:]
+	hold(t, s, 0, ids[0])
+	waiting(true)
+	sweep(t, s)
+	waiting(false)
+	consistent(t, s)
+	c.advance(time.Minute)
+	for i, id := range ids {
+		if lives(t, s, id) != (i == 0) {
+			t.Errorf("%s lives is %v", id, i != 0)
+		}
+	}
+	sweep(t, s)
+	consistent(t, s)
+	if n := s.tally.memory["acme"]; n != 1 {
+		t.Errorf("%d ids are session memory, want the one that is held", n)
+	}
 }

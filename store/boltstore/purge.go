@@ -56,7 +56,7 @@ func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []str
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		c, looks := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
-		sessions := readSessions(tx, some, p.tenant)
+		sessions := s.tally.opened.readSessions(tx, some, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
 			k, v = c.Next()

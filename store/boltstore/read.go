@@ -29,7 +29,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		if err != nil {
 			return err
 		}
-		if c.Expired(now, readSessions(tx, some, r.Tenant).Of(r.ConversationID)) {
+		if c.Expired(now, s.tally.opened.readSessions(tx, some, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
 		snapshot, err = record.Read(c, r, now)
@@ -73,7 +73,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.someSessions()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), readSessions(tx, some, l.Tenant))
+		page, err = record.BuildPage(l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.opened.readSessions(tx, some, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 		size := 0
 		for i, a := range s.abandoned[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, readSessions(tx, some, a.tenant).Of(a.id)) {
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.opened.readSessions(tx, some, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))

@@ -39,64 +39,92 @@ func (s *Store) Release(ctx context.Context, h *store.Hold) error {
 	return nil
 }
 
+// idWeight is what an id of a Hold or Release counts as in bytes: it is little to hold but much to
+// do, and what waits, and what goes into one transaction, must be done within a moment.
+const idWeight = 1 << 10
+
 // remember has the writer apply something to the ids of a hold.
 func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
-	ids, size := record.IDs(h), 0
+	ids := record.IDs(h)
+	size := len(ids) * idWeight
 	for _, id := range ids {
 		if n := len(h.Tenant) + len(id); n > maxNames {
 			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
 		}
-		size += len(id)
 	}
 	return s.writer.do(ctx, size, func(t *txn) error { return apply(t, ids) })
 }
 
-// releaseAll releases what the process held that had the file before. No number in memory
-// changes with it.
-func (s *Store) releaseAll() error {
+// beginAnew releases what the processes held that had the file before.
+func (s *Store) beginAnew() error {
+	var t *txn
+	var id int
 	err := s.db.Update(func(tx *bolt.Tx) error {
-		added, err := addBuckets(tx)
-		if err != nil {
-			return err
-		}
-		t, now := s.begin(tx), s.options.Now()
-		t.dirty = added
-		held := map[string]session{}
-		c := t.sessions.Cursor()
-		for key, value := c.First(); key != nil; key, value = c.Next() {
-			if m, ok := decodeSession(key, value); ok && m.ends == 0 {
-				held[string(key)] = m
-			}
-		}
-		for key, m := range held {
-			if tenant, id, ok := cutTenant([]byte(key)); ok {
-				t.putSession(tenant, string(id), m.released(now, m.after))
-			}
-		}
+		t, id = s.begin(tx), tx.ID()
+		t.releaseLeft(len(s.tally.left))
 		return t.finish()
 	})
-	if err != nil && !errors.Is(err, errUnchanged) {
-		return fmt.Errorf("release session memory: %w", err)
+	switch {
+	case err == nil, errors.Is(err, errUnchanged):
+		s.tally.settle(t)
+		return nil
+	case isFull(err) && undone(s.db, id):
+		return nil // It counts as released, and Sweep tries again.
+	}
+	return fmt.Errorf("release session memory: %w", err)
+}
+
+// releaseLeft releases what the processes held that had the file before, if Open could
+// not. Where there is still no space it is left for later.
+func (s *Store) releaseLeft(ctx context.Context) error {
+	for s.tally.leftBehind() > 0 {
+		err := s.writer.do(ctx, 0, func(t *txn) error {
+			t.releaseLeft(maxStep)
+			return nil
+		})
+		if errors.Is(err, store.ErrNoSpace) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("release session memory: %w", err)
+		}
 	}
 	return nil
 }
 
+// releaseLeft releases the next ids that are left behind, n at most.
+func (t *txn) releaseLeft(n int) {
+	keys := t.tally.left[t.left:]
+	keys = keys[:min(n, len(keys))]
+	t.left += len(keys)
+	for _, key := range keys {
+		m, ok := decodeSession([]byte(key), t.sessions.Get([]byte(key)))
+		if !ok {
+			continue
+		}
+		tenant, id, _ := cutTenant([]byte(key))
+		if released, left := t.tally.opened.left(m); left {
+			t.letGo(tenant, string(id), released)
+		}
+	}
+}
+
 // readSession reads what an id is as session memory. Where its entry is damaged, it is none.
-func readSession(sessions *bolt.Bucket, tenant, id string) record.Session {
+func (o opening) readSession(sessions *bolt.Bucket, tenant, id string) record.Session {
 	key := idKey(tenant, id)
 	if m, ok := decodeSession(key, sessions.Get(key)); ok {
-		return m.state()
+		return o.state(m)
 	}
 	return record.Session{}
 }
 
 // readSessions reads for the ids of a tenant; some is what tally.someSessions said.
-func readSessions(tx *bolt.Tx, some bool, tenant string) record.Sessions {
+func (o opening) readSessions(tx *bolt.Tx, some bool, tenant string) record.Sessions {
 	if !some {
 		return nil
 	}
 	sessions := tx.Bucket([]byte(sessionsBucket))
-	return func(id string) record.Session { return readSession(sessions, tenant, id) }
+	return func(id string) record.Session { return o.readSession(sessions, tenant, id) }
 }
 
 // hold gives each of the ids one more holder, or none of them. What is no more is removed,
@@ -105,7 +133,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 	var gone []*stored
 	more := t.remembered(tenant) - store.MaxHolds
 	for _, id := range ids {
-		if !readSession(t.sessions, tenant, id).Lasts(now) {
+		if !t.session(tenant, id).Lasts(now) {
 			more++
 		}
 		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
@@ -119,7 +147,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 		t.end(s, now)
 	}
 	for _, id := range ids {
-		t.putSession(tenant, id, session{after: after})
+		t.putSession(tenant, id, t.tally.opened.held(after))
 		t.setHolders(tenant, id, t.holdersOf(tenant, id)+1)
 	}
 	return nil
@@ -128,11 +156,11 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 // over counts, up to n, ids of a tenant that were session memory and have not been swept.
 func (t *txn) over(tenant string, n int, now time.Time) int {
 	found := 0
-	for e := range dueOf(t.ends, tenant, now) {
+	for e := range dueOf(t.ends, secondOf, tenant, now) {
 		if found == n {
 			break
 		}
-		if readSession(t.sessions, tenant, e.name).Over(now) {
+		if t.session(tenant, e.name).Over(now) {
 			found++
 		}
 	}
@@ -152,16 +180,20 @@ func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 		return
 	}
 	if after > 0 {
-		t.putSession(tenant, id, m.released(now, after))
+		t.letGo(tenant, id, m.released(now, after))
 	} else {
 		t.endSession(tenant, id, now)
 	}
 }
 
-// released is the session when the last of its holders has gone.
-func (m session) released(now time.Time, after time.Duration) session {
-	m.ends = max(1, nanosecond(now.Add(after)))
-	return m
+// letGo writes that nobody holds an id any more. Without a conversation there is nothing to
+// delete later.
+func (t *txn) letGo(tenant, id string, released session) {
+	if t.ids.Get(idKey(tenant, id)) == nil {
+		t.dropSession(tenant, id)
+	} else {
+		t.putSession(tenant, id, released)
+	}
 }
 
 // endSession ends session memory whose time is over, and removes its conversation, if it has
@@ -189,7 +221,7 @@ func (t *txn) sweepEnd(e due, now time.Time) {
 		return
 	}
 	// Something else was faster, or the entry belongs to nothing: damage.
-	t.del(t.ends, dueKey(e.minute, e.tenant, e.name))
+	t.del(t.ends, dueKey(e.slot, e.tenant, e.name))
 }
 
 // putSession writes what an id is as session memory from now on.
@@ -198,10 +230,10 @@ func (t *txn) putSession(tenant, id string, m session) {
 	key := idKey(tenant, id)
 	t.put(t.sessions, key, m.encode(key))
 	t.memory[tenant] = t.remembered(tenant) + 1
-	if m.ends == 0 {
+	if m.held() {
 		return
 	}
-	entry := dueKey(minuteOf(m.ends), tenant, id)
+	entry := endKey(m.ends, tenant, id)
 	t.put(t.ends, entry, encodeDue(entry, m.ends))
 	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
 		t.mayGo(tenant, p.key)
@@ -215,11 +247,16 @@ func (t *txn) dropSession(tenant, id string) {
 	if value == nil {
 		return
 	}
-	if m, ok := decodeSession(key, value); ok && m.ends != 0 {
-		t.del(t.ends, dueKey(minuteOf(m.ends), tenant, id))
+	if m, ok := decodeSession(key, value); ok && !m.held() {
+		t.del(t.ends, endKey(m.ends, tenant, id))
 	}
 	t.del(t.sessions, key)
 	t.memory[tenant] = t.remembered(tenant) - 1
+}
+
+// session says what an id is as session memory within the transaction.
+func (t *txn) session(tenant, id string) record.Session {
+	return t.tally.opened.readSession(t.sessions, tenant, id)
 }
 
 // remembered is how many ids of a tenant sessions has within the transaction.

@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -122,11 +123,12 @@ func TestSessionsOlderFile(t *testing.T) {
 	}
 	for range 2 {
 		s = open(t, s.path, store.Options{Now: c.Now})
-		consistent(t, s)
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) || !lives(t, s, "old") {
 			t.Errorf("listed are %v", got)
 		}
+		sweep(t, s)
 		hold(t, s, time.Hour, "old")
+		consistent(t, s)
 		s.Close()
 	}
 }
@@ -241,7 +243,7 @@ func TestSessionsSetBack(t *testing.T) {
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(time.Minute)
-	over, _, err := s.due(t.Context(), endsBucket, 10)
+	over, _, err := s.due(t.Context(), queue{endsBucket, secondOf, nil}, 10)
 	if err != nil || len(over) != 1 {
 		t.Fatalf("%v are due, %v; want bad", over, err)
 	}
@@ -258,5 +260,80 @@ func TestSessionsSetBack(t *testing.T) {
 		}
 		consistent(t, s)
 		c.advance(1)
+	}
+}
+
+// TestSessionsMany has many hold and release as much as they may, all at once: they are not
+// all in one transaction, and some must come again.
+func TestSessionsMany(t *testing.T) {
+	path := newPath(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, path, store.Options{})
+		var holds [100]store.Hold
+		for i := range holds {
+			holds[i].Tenant = "acme"
+			for n := range 1000 {
+				holds[i].ConversationIDs = append(holds[i].ConversationIDs, fmt.Sprint(n, " of ", i))
+			}
+		}
+		b := &bench{writer: s.writer, t: t}
+		for i, do := range []func(context.Context, *store.Hold) error{s.Hold, s.Release} {
+			before := transaction(t, s)
+			letGo, held := b.hold()
+			answers := make([]answer, len(holds))
+			for i := range answers {
+				answers[i] = make(answer, 1)
+				go func() { answers[i] <- do(t.Context(), &holds[i]) }()
+				synctest.Wait() // One after the other, so that the same ones are refused.
+			}
+			letGo()
+			done := 0
+			for _, a := range answers {
+				if err := <-a; err == nil {
+					done++
+				} else if !errors.Is(err, store.ErrOverloaded) {
+					t.Error(err)
+				}
+			}
+			if err := <-held; err != nil {
+				t.Error(err)
+			}
+			n := transaction(t, s) - before
+			if done == 0 || done > 70 || done > 20*n {
+				t.Errorf("call %d: %d were done in %d transactions", i, done, n)
+			}
+		}
+	})
+}
+
+// transaction is the number of the newest one.
+func transaction(t *testing.T, s *Store) (n int) {
+	t.Helper()
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		n = tx.ID()
+		return nil
+	})
+	return n
+}
+
+// TestSessionsBehindOthers lets one tenant's session memory end behind very much of another's
+// that ends later in the same minute.
+func TestSessionsBehindOthers(t *testing.T) {
+	s, c := many(t, newPath(t), maxDueLooks+1, store.Options{}) // At second 6.
+	var others []string
+	for i := range maxDueLooks + 1 {
+		others = append(others, fmt.Sprint(i))
+	}
+	hold(t, s, 0, others...)
+	release(t, s, 50*time.Second, others...)
+	late := &store.Hold{Tenant: "zebra", ConversationIDs: []string{"a"}, DeleteAfter: 40 * time.Second}
+	_, err := s.Create(t.Context(), &store.Create{Tenant: late.Tenant, Conversation: &parleyv1.Conversation{Id: "a"}})
+	if err := errors.Join(err, s.Hold(t.Context(), late), s.Release(t.Context(), late)); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(40 * time.Second)
+	sweep(t, s)
+	if n := s.tally.memory[late.Tenant]; n != 0 {
+		t.Error("it is not swept")
 	}
 }

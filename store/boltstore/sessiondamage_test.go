@@ -19,7 +19,7 @@ func endOfBad(tx *bolt.Tx) []byte {
 	if !ok {
 		panic("bad is no session memory")
 	}
-	return dueKey(minuteOf(m.ends), "acme", "bad")
+	return endKey(m.ends, "acme", "bad")
 }
 
 // eachBit flips each bit of the key and of the value of an entry, and flips it back.
@@ -94,7 +94,7 @@ func TestDamagedEndBits(t *testing.T) {
 	release(t, s, time.Minute, "bad")
 	c.advance(100 * 365 * 24 * time.Hour)
 	eachBit(t, s, endsBucket, endOfBad, func(bit int) {
-		if due, more, err := s.due(t.Context(), endsBucket, 10); len(due) != 0 || more || err != nil {
+		if due, more, err := s.due(t.Context(), queue{endsBucket, secondOf, nil}, 10); len(due) != 0 || more || err != nil {
 			t.Errorf("bit %d: %v are due, %v, %v", bit, due, more, err)
 		}
 		if lives(t, s, "bad") {
@@ -168,7 +168,7 @@ func TestDamagedSession(t *testing.T) {
 			at := nanosecond(c.Now())
 			var errs []error
 			for _, id := range []string{"old", "bad", "new", "none"} {
-				key := dueKey(minuteOf(at), "acme", id)
+				key := endKey(at, "acme", id)
 				errs = append(errs, tx.Bucket([]byte(endsBucket)).Put(key, encodeDue(key, at)))
 			}
 			return errors.Join(errs...)

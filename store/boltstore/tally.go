@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -15,6 +16,8 @@ type tally struct {
 	total            counts
 	expired, evicted int64
 
+	opened  opening
+	left    []string         // idKeys of session memory that ended processes held, in the file still
 	passed  map[string]inner // see txn.passedOver
 	memory  map[string]int   // how many ids of a tenant sessions has
 	holders map[string]int   // of ids, by idKey; nothing of it is in the file
@@ -25,8 +28,9 @@ func newTally() *tally {
 	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}}
 }
 
-// load reads the counts of all tenants.
-func (t *tally) load(tx *bolt.Tx) error {
+// load reads the counts of all tenants, at this instant.
+func (t *tally) load(tx *bolt.Tx, now time.Time) error {
+	t.opened = opening{tx: tx.ID(), at: now}
 	if err := t.loadSessions(tx); err != nil {
 		return err
 	}
@@ -47,10 +51,13 @@ func (t *tally) loadSessions(tx *bolt.Tx) error {
 	if b == nil {
 		return nil // The file is of a version that had none.
 	}
-	return b.ForEach(func(key, _ []byte) error {
+	return b.ForEach(func(key, value []byte) error {
 		if tenant, _, ok := cutTenant(key); ok {
 			t.memory[tenant]++
 			t.some.Store(true)
+			if m, ok := decodeSession(key, value); ok && m.held() {
+				t.left = append(t.left, string(key))
+			}
 		}
 		return nil
 	})
@@ -60,6 +67,13 @@ func (t *tally) loadSessions(tx *bolt.Tx) error {
 // transaction, and hears that none is, need not look into sessions: what comes into it
 // later has come after the question, and what went out of it before was gone by then.
 func (t *tally) someSessions() bool { return t.some.Load() }
+
+// leftBehind is how many ids are to be released that ended processes held.
+func (t *tally) leftBehind() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.left)
+}
 
 // of returns the counts of a tenant.
 func (t *tally) of(tenant string) counts {
@@ -103,6 +117,7 @@ func (t *tally) settle(x *txn) {
 		}
 	}
 	t.expired, t.evicted = t.expired+x.expired, t.evicted+x.evicted
+	t.left = t.left[x.left:]
 	settle(t.passed, x.passed)
 	settle(t.memory, x.memory)
 	settle(t.holders, x.holders)

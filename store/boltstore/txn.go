@@ -21,6 +21,7 @@ type txn struct {
 
 	options *store.Options
 	tally   *tally
+	left    int // how many of tally.left it has released
 
 	counts           map[string]counts // as they will be; only of tenants that change
 	passed           map[string]inner  // the same, see passedOver
@@ -33,14 +34,20 @@ type txn struct {
 	err              error
 }
 
-func newTxn(tx *bolt.Tx, o *store.Options, t *tally) *txn {
+func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
-	return &txn{
+	t := &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
-		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), sessions: bucket(sessionsBucket), ends: bucket(endsBucket),
-		options: o, tally: t, counts: map[string]counts{},
+		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
+		options: o, tally: memory, counts: map[string]counts{},
 		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{},
 	}
+	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
+		var err error
+		*b, err = tx.CreateBucketIfNotExists([]byte(name)) // Files of the first versions have none.
+		t.fail(err)
+	}
+	return t
 }
 
 // stored is a conversation as it lies in the file.
@@ -58,7 +65,7 @@ type stored struct {
 }
 
 func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
-	s := &stored{tenant: tenant, id: id, place: p, record: r, session: readSession(t.sessions, tenant, id), size: len(value)}
+	s := &stored{tenant: tenant, id: id, place: p, record: r, session: t.session(tenant, id), size: len(value)}
 	if r != nil {
 		c := r.Conversation()
 		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), r.ExpireTime()
@@ -120,10 +127,10 @@ func (t *txn) at(tenant string, key inner) (*stored, error) {
 	return t.newStored(tenant, id, p, value, r), nil
 }
 
-// create adds a conversation. What was session memory under its id and is over, has been.
-func (t *txn) create(tenant string, r *record.Record, value []byte, now time.Time) {
+// create adds a conversation. Session memory under its id that nobody holds was another's.
+func (t *txn) create(tenant string, r *record.Record, value []byte) {
 	c, key := r.Conversation(), inner(r.Key())
-	if readSession(t.sessions, tenant, c.GetId()).Over(now) {
+	if !t.session(tenant, c.GetId()).Held {
 		t.dropSession(tenant, c.GetId())
 	}
 	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
@@ -150,11 +157,15 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 	t.count(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
 }
 
-// remove takes a conversation out of every bucket.
+// remove takes a conversation out of every bucket. Its id is like any other then, unless
+// somebody holds it.
 func (t *txn) remove(s *stored) {
 	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
 	t.del(t.ids, idKey(s.tenant, s.id))
 	t.disarm(s)
+	if !s.session.Held {
+		t.dropSession(s.tenant, s.id)
+	}
 	if s.turn != "" || s.record == nil {
 		t.del(t.turns, idKey(s.tenant, s.id))
 	}

@@ -103,7 +103,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 		for _, g := range gone {
 			t.end(g, now)
 		}
-		t.create(tenant, out.Record, value, now)
+		t.create(tenant, out.Record, value)
 	}
 	t.changes = append(t.changes, out.Changes...)
 	return nil

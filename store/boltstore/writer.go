@@ -198,7 +198,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	case err == nil, errors.Is(err, errUnchanged):
 		w.committed(t)
 		return batch, nil
-	case isFull(err) && w.undone(id):
+	case isFull(err) && undone(w.db, id):
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
 	}
 	// What the disk holds now cannot be told, so nothing may be built upon it.
@@ -238,9 +238,9 @@ func isFull(err error) bool {
 
 // undone reports whether nothing is to be seen of the transaction: it failed before its
 // last page was written, which is the one that makes it valid.
-func (w *writer) undone(id int) bool {
+func undone(db *bolt.DB, id int) bool {
 	newest := id
-	err := w.db.View(func(tx *bolt.Tx) error {
+	err := db.View(func(tx *bolt.Tx) error {
 		newest = tx.ID()
 		return nil
 	})

@@ -230,8 +230,8 @@ func TestWriterUndone(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if b.undone(id) || !b.undone(id+1) {
-		t.Errorf("transaction %d is undone: %v; the next one: %v", id, b.undone(id), b.undone(id+1))
+	if undone(b.db, id) || !undone(b.db, id+1) {
+		t.Errorf("transaction %d is undone: %v; the next one: %v", id, undone(b.db, id), undone(b.db, id+1))
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 		if err != nil {
 			return nil, err
 		}
-		out, err := record.Import(live, i, history, uuid.NewString(), now, memory, &s.options)
+		out, err := record.Import(live, i, history, uuid.NewString(), now, memory.Held, &s.options)
 		if err != nil {
 			return nil, err
 		}
@@ -65,7 +65,6 @@ func (s *Store) takeIn(tenantName string, old *entry, overwritten bool, out *rec
 			changes = append(changes, s.end(t, expired, now))
 		}
 	}
-	s.forgetOver(t, e.gone.ConversationID, now)
 	s.insert(t, e)
 	return append(changes, out.Changes...), nil
 }

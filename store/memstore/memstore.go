@@ -141,7 +141,6 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if victim != nil {
 		changes = append(changes, s.end(t, victim, now))
 	}
-	s.forgetOver(t, e.gone.ConversationID, now)
 	e.key = out.Record.Key()
 	s.insert(t, e)
 	return append(changes, out.Changes...), nil
@@ -154,7 +153,7 @@ func (s *Store) replace(t *tenant, old *entry, out *record.Outcome) ([]store.Cha
 		return nil, err
 	}
 	e.key = old.key
-	s.remove(t, old)
+	s.takeOut(t, old)
 	s.insert(t, e)
 	return out.Changes, nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// session is an id that is session memory, or was and has not been swept. It never changes:
-// another one is put in its place.
+// session is an id that is session memory, or was and has not been swept. One that nobody holds
+// has a conversation. It never changes: another one is put in its place.
 type session struct {
 	id         string
 	holders    int
@@ -125,14 +125,21 @@ func (s *Store) release(t *tenant, id string, now time.Time, after time.Duration
 		return nil
 	}
 	m := &session{id: id, holders: old.holders - 1}
-	if m.holders == 0 {
-		m.deleteTime = now.Add(after)
+	if m.holders > 0 {
+		s.remember(t, m)
+		return nil
 	}
+	e := t.byID[id]
+	if e == nil { // There is nothing to delete later.
+		t.forget(id)
+		s.dropEmpty(t)
+		return nil
+	}
+	m.deleteTime = now.Add(after)
 	s.remember(t, m)
-	if e := t.byID[id]; e != nil && m.state().Over(now) {
+	if m.state().Over(now) {
 		return []store.Change{s.end(t, e, now)}
 	}
-	s.forgetOver(t, id, now)
 	return nil
 }
 
@@ -151,17 +158,9 @@ func (s *Store) remember(t *tenant, m *session) {
 	}
 }
 
-// forgetOver makes an id like any other if the time of its session memory is over.
-func (s *Store) forgetOver(t *tenant, id string, now time.Time) {
-	if t.session(id).Over(now) {
-		s.forget(t, id)
-	}
-}
-
-// forget makes an id like any other. Its conversation, if it has one, is removed as well.
-func (s *Store) forget(t *tenant, id string) {
+// forget makes an id like any other.
+func (t *tenant) forget(id string) {
 	if m, ok := t.sessions.Delete(&session{id: id}); ok {
 		t.byDeleteTime.Delete(m)
 	}
-	s.dropEmpty(t)
 }

@@ -21,7 +21,7 @@ type tenant struct {
 	byExpireTime *btree.BTreeG[*entry] // without those that a turn or session memory keeps
 
 	sessions     *btree.BTreeG[*session] // by id
-	byDeleteTime *btree.BTreeG[*session] // without those that are held
+	byDeleteTime *btree.BTreeG[*session] // without those that are held: these have conversations
 }
 
 // entry is a conversation. It never changes: a write puts another one in its place.
@@ -110,15 +110,10 @@ func (t *tenant) expired(now time.Time) *entry {
 	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
 		return e
 	}
-	var over *entry
-	t.byDeleteTime.Ascend(func(s *session) bool {
-		if !s.state().Over(now) {
-			return false
-		}
-		over = t.byID[s.id]
-		return over == nil
-	})
-	return over
+	if m, ok := t.byDeleteTime.Min(); ok && m.state().Over(now) {
+		return t.byID[m.id]
+	}
+	return nil
 }
 
 // enter adds an entry to the indexes of those that may come to an end.
@@ -147,12 +142,20 @@ func (s *Store) insert(t *tenant, e *entry) {
 	s.count(e, 1)
 }
 
-// remove takes an entry out of the indexes and counts.
-func (s *Store) remove(t *tenant, e *entry) {
+// takeOut takes an entry out of the indexes and counts.
+func (s *Store) takeOut(t *tenant, e *entry) {
 	delete(t.byID, e.gone.ConversationID)
 	t.byCreateTime.Delete(e)
 	t.leave(e)
 	s.count(e, -1)
+}
+
+// remove removes a conversation. Its id is like any other then, unless somebody holds it.
+func (s *Store) remove(t *tenant, e *entry) {
+	s.takeOut(t, e)
+	if !t.session(e.gone.ConversationID).Held {
+		t.forget(e.gone.ConversationID)
+	}
 	s.dropEmpty(t)
 }
 
@@ -169,15 +172,13 @@ func (s *Store) count(e *entry, sign int64) {
 	s.stats.Bytes += sign * int64(len(e.value))
 }
 
-// end removes a conversation that is no more or makes room, and says so. Session memory
-// whose time is over ends with it.
+// end removes a conversation that is no more or makes room, and says so.
 func (s *Store) end(t *tenant, e *entry, now time.Time) store.Change {
 	gone, memory := e.gone, t.session(e.gone.ConversationID)
 	gone.Time = now
 	switch {
 	case memory.Over(now):
 		gone.Kind, gone.SessionEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
-		s.forget(t, gone.ConversationID)
 	case e.expired(now, memory):
 		gone.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		s.stats.Expired++

@@ -7,7 +7,6 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // Purge implements store.Store. A step is one conversation.
@@ -61,34 +60,17 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		done := 0
 		for _, t := range s.tenants {
 			for ; done < limit; done++ {
-				changed, ok := s.sweep(t, now)
-				if !ok {
+				e := t.expired(now)
+				if e == nil {
 					break
 				}
-				changes = append(changes, changed...)
+				changes = append(changes, s.end(t, e, now))
 			}
 		}
 		more = done >= limit
 		return changes, nil
 	})
 	return more, err
-}
-
-// sweep removes one conversation that is no more, or session memory that has none; false
-// when there is nothing to remove.
-func (s *Store) sweep(t *tenant, now time.Time) ([]store.Change, bool) {
-	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
-		return []store.Change{s.end(t, e, now)}, true
-	}
-	m, ok := t.byDeleteTime.Min()
-	if !ok || !m.state().Over(now) {
-		return nil, false
-	}
-	if e := t.byID[m.id]; e != nil {
-		return []store.Change{s.end(t, e, now)}, true
-	}
-	s.forget(t, m.id)
-	return nil, true
 }
 
 // SaveProgress implements store.Store. It keeps nothing: no turn outlives the process, so

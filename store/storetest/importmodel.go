@@ -79,9 +79,10 @@ func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) 
 	trimmed := c.trim()
 	c.settle()
 	switch {
-	case o.sessions[id] == nil && !now.Before(c.header.GetExpireTime().AsTime()):
+	case !o.held(id) && !now.Before(c.header.GetExpireTime().AsTime()):
 		return nil, store.ErrExpired
 	case old != nil:
+		o.remove(id)
 		o.tell("DELETED", id, old, len(old.messages), 0)
 	case len(o.conversations) >= o.options.MaxConversations:
 		return nil, store.ErrFull

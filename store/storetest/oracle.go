@@ -93,7 +93,7 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 		if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
 			return nil, &store.VersionError{Current: c.header.GetVersion()}
 		}
-		delete(o.conversations, w.ConversationID)
+		o.remove(w.ConversationID)
 		o.tell("DELETED", w.ConversationID, c, len(c.messages), 0)
 		return nil, nil
 	}
@@ -150,7 +150,7 @@ func (o *oracle) makeRoom() error {
 	if oldest == nil {
 		return store.ErrFull
 	}
-	delete(o.conversations, oldest.header.GetId())
+	o.remove(oldest.header.GetId())
 	o.tell("EVICTED", oldest.header.GetId(), oldest, len(oldest.messages), 0)
 	return nil
 }

@@ -93,13 +93,22 @@ func sessions() map[string]sessionCase {
 			f.hold("a")
 			f.release(2*time.Hour, "a")
 		}, 2 * time.Hour, sessionEnded},
-		"released too often":      {func(f *fixture) { f.hold("a"); f.release(time.Hour, "a"); f.release(time.Minute, "a") }, time.Hour, sessionEnded},
-		"never held":              {func(f *fixture) { f.release(time.Minute, "a"); f.release(0, "a") }, time.Hour, "EXPIRED"},
-		"held after a release":    {func(f *fixture) { f.release(time.Minute, "a"); f.hold("a") }, never, ""},
-		"another one is held":     {func(f *fixture) { f.hold("b"); f.release(0, "b") }, time.Hour, "EXPIRED"},
-		"made anew":               {func(f *fixture) { f.hold("a"); anew(f); f.create("a") }, never, ""},
-		"made anew and released":  {func(f *fixture) { f.hold("a"); anew(f); f.create("a"); f.release(time.Minute, "a") }, time.Minute, sessionEnded},
-		"made anew in its time":   {func(f *fixture) { f.hold("a"); f.release(time.Minute, "a"); anew(f); f.create("a") }, time.Minute - time.Millisecond, sessionEnded},
+		"released too often":     {func(f *fixture) { f.hold("a"); f.release(time.Hour, "a"); f.release(time.Minute, "a") }, time.Hour, sessionEnded},
+		"never held":             {func(f *fixture) { f.release(time.Minute, "a"); f.release(0, "a") }, time.Hour, "EXPIRED"},
+		"held after a release":   {func(f *fixture) { f.release(time.Minute, "a"); f.hold("a") }, never, ""},
+		"another one is held":    {func(f *fixture) { f.hold("b"); f.release(0, "b") }, time.Hour, "EXPIRED"},
+		"made anew":              {func(f *fixture) { f.hold("a"); anew(f); f.create("a") }, never, ""},
+		"made anew and released": {func(f *fixture) { f.hold("a"); anew(f); f.create("a"); f.release(time.Minute, "a") }, time.Minute, sessionEnded},
+		"made anew in its time":  {func(f *fixture) { f.hold("a"); f.release(time.Minute, "a"); anew(f); f.create("a") }, time.Hour, "EXPIRED"},
+		"made when released":     {func(f *fixture) { anew(f); f.hold("a"); f.release(time.Minute, "a"); f.create("a") }, time.Hour, "EXPIRED"},
+		"made between releases": {func(f *fixture) {
+			anew(f)
+			f.hold("a")
+			f.hold("a")
+			f.release(0, "a")
+			f.create("a")
+			f.release(time.Minute, "a")
+		}, time.Minute, sessionEnded},
 		"held before it was made": {func(f *fixture) { anew(f); f.hold("a"); f.clock.Advance(2 * time.Hour); f.create("a") }, never, ""},
 		"made after its time": {func(f *fixture) {
 			anew(f)
@@ -123,12 +132,31 @@ func sessions() map[string]sessionCase {
 			f.do(over)
 		}, never, ""},
 		"imported, too old for others": {func(f *fixture) { anew(f); f.hold("a"); f.do(f.importing("a", 9*time.Hour)) }, never, ""},
-		"imported in its time": {func(f *fixture) {
+		"imported when released": {func(f *fixture) {
 			anew(f)
 			f.hold("a")
 			f.release(time.Minute, "a")
-			f.do(f.importing("a", 9*time.Hour))
-		}, time.Minute, sessionEnded},
+			f.refuse(f.importing("a", 9*time.Hour), store.ErrExpired)
+			f.do(f.importing("a", time.Hour))
+		}, time.Hour + 2*time.Second, "EXPIRED"},
+		"overwritten in its time": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Minute, "a")
+			over := f.importing("a", 9*time.Hour)
+			over.Overwrite = true
+			f.refuse(over, store.ErrExpired)
+			over = f.importing("a", time.Hour)
+			over.Overwrite = true
+			f.do(over)
+		}, time.Hour + 2*time.Second, "EXPIRED"},
+		"purged and made anew in its time": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Minute, "a")
+			if purged, err := f.store.Purge(f.t.Context(), &store.Purge{Tenant: tenant}); err != nil || purged.Count != 1 {
+				f.t.Fatalf("Purge: %v, %v", purged, err)
+			}
+			f.create("a")
+		}, time.Hour, "EXPIRED"},
 		"imported after its time": {func(f *fixture) {
 			f.hold("a")
 			f.release(time.Minute, "a")

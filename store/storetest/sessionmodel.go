@@ -55,11 +55,12 @@ func (o *oracle) release(h *store.Hold, now time.Time) {
 		m := o.sessions[id]
 		m.holders--
 		m.ends = now.Add(h.DeleteAfter)
-		if m.holders > 0 || h.DeleteAfter > 0 {
+		c := o.conversations[id]
+		if m.holders > 0 || h.DeleteAfter > 0 && c != nil {
 			continue
 		}
 		delete(o.sessions, id)
-		if c := o.conversations[id]; c != nil {
+		if c != nil {
 			delete(o.conversations, id)
 			o.changes = append(o.changes, c.inBrief("DELETED", id, len(c.messages), 0)+sessionEnded)
 		}
@@ -68,10 +69,21 @@ func (o *oracle) release(h *store.Hold, now time.Time) {
 
 // restart is what the end of a process and the start of the next does.
 func (o *oracle) restart(now time.Time) {
-	for _, m := range o.sessions {
+	for id, m := range o.sessions {
 		if m.holders > 0 {
 			m.holders, m.ends = 0, now.Add(m.after)
 		}
+		if o.conversations[id] == nil {
+			delete(o.sessions, id)
+		}
+	}
+}
+
+// remove drops a conversation that has come to no end of its own.
+func (o *oracle) remove(id string) {
+	delete(o.conversations, id)
+	if !o.held(id) {
+		delete(o.sessions, id)
 	}
 }
 

@@ -42,8 +42,8 @@ func (s Subject) sessions(t *testing.T) {
 		same(t, "changes", brief(f.seen.take()), []string{"EVICTED a version 1 count 0 trimmed 0", "CREATED c version 1 count 0 trimmed 0"})
 		f.do(&store.Delete{ConversationID: "b"})
 		f.create("a")
-		f.clock.Advance(time.Minute - 2*time.Millisecond)
-		f.missing("a") // Its id has kept its delete time.
+		f.clock.Advance(time.Minute)
+		f.lives("a") // Its id has lost its delete time.
 		f.lives("c")
 	})
 	t.Run("of nobody else", func(t *testing.T) {
@@ -153,6 +153,9 @@ func (s Subject) tooManyHolds(t *testing.T) {
 	for i := range all {
 		all[i] = fmt.Sprint("held ", i)
 	}
+	for _, id := range all[:3] {
+		f.create(id)
+	}
 	f.hold(all...)
 	refused := func(ids ...string) {
 		t.Helper()
@@ -175,8 +178,14 @@ func (s Subject) tooManyHolds(t *testing.T) {
 	refused("a")
 	f.clock.Advance(time.Hour)
 	f.nowhere("a")
-	f.release(0, all[3:5]...)
+	f.release(time.Hour, all[3:5]...) // They have no conversation: they are no session memory any more.
 	f.hold("a", "c")
+	f.create(all[1])
+	f.release(time.Hour, all[1])
+	refused("d")
+	f.do(&store.Delete{ConversationID: all[1]})
+	f.hold("d")
+	refused("e")
 }
 
 // holdConcurrently has many hold the same conversations, and conversations of their own.
@@ -260,9 +269,9 @@ func (s Subject) holdRestart(t *testing.T) {
 	f.release(0, "latest", "waits") // Nobody holds them.
 	f.lives("latest")
 	f.lives("waits")
-	f.create("made later")
+	f.create("made later") // As any other.
 	f.clock.Advance(time.Hour - time.Millisecond)
-	f.nowhere("made later")
+	f.lives("made later")
 	f.reopen(nil) // Nothing begins anew.
 	f.clock.Advance(2*time.Hour - 1)
 	f.lives("latest")
@@ -276,7 +285,7 @@ func (s Subject) holdRestart(t *testing.T) {
 	slices.Sort(told)
 	same(t, "changes", slices.DeleteFunc(told, func(c string) bool { return c[:1] == "U" || c[:1] == "C" }), []string{
 		"DELETED at once version 1 count 0 trimmed 0" + sessionEnded, "DELETED ended version 1 count 0 trimmed 0" + sessionEnded,
-		"DELETED latest version 3 count 0 trimmed 0" + sessionEnded, "DELETED made later version 1 count 0 trimmed 0" + sessionEnded,
-		"EXPIRED ordinary version 1 count 0 trimmed 0",
+		"DELETED latest version 3 count 0 trimmed 0" + sessionEnded,
+		"EXPIRED made later version 2 count 0 trimmed 0", "EXPIRED ordinary version 1 count 0 trimmed 0",
 	})
 }

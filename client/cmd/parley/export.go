@@ -73,10 +73,10 @@ func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	count := 0
+	exported := 0
 	write := func(w io.Writer) error {
 		return a.call(ctx, func(ctx context.Context, c *client.Client) (err error) {
-			count, err = a.exportTo(ctx, c, w, ids, f)
+			exported, err = a.exportTo(ctx, c, w, ids, f)
 			return err
 		})
 	}
@@ -88,11 +88,11 @@ func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 	}
 	switch {
 	case err != nil && f.to != "":
-		fmt.Fprintf(a.err, "%d conversations had come; %s is as it was before\n", count, f.to)
+		fmt.Fprintf(a.err, "%s had come; %s is as it was before\n", count(exported, "conversation"), f.to)
 	case err != nil:
-		fmt.Fprintf(a.err, "%d conversations were written\n", count)
+		fmt.Fprintf(a.err, "%s written\n", count(exported, "conversation"))
 	case !f.quiet:
-		fmt.Fprintf(a.err, "exported %d conversations\n", count)
+		fmt.Fprintf(a.err, "exported %s\n", count(exported, "conversation"))
 	}
 	return err
 }

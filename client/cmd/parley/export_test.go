@@ -79,7 +79,7 @@ func TestExportNoticesWhatIsMissing(t *testing.T) {
 	for name, f := range tests {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "export")
-			const want = "1 conversations were written\nparley: conversation \"b\": only 1 of 2 messages came\n"
+			const want = "1 conversation written\nparley: conversation \"b\": only 1 of 2 messages came\n"
 			if stdout != `{"conversation":{"id":"a"}}`+"\n" || stderr != want || code != 1 {
 				t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout, stderr, code, want)
 			}
@@ -93,7 +93,7 @@ func TestExportThatBreaksOff(t *testing.T) {
 	if want := `{"conversation":{"id":"a"}}` + "\n" + `{"conversation":{"id":"b"}}` + "\n"; stdout != want {
 		t.Errorf("standard output %q, want %q", stdout, want)
 	}
-	if want := "2 conversations were written\nparley: out of order (DataLoss)\n"; stderr != want || code != 1 {
+	if want := "2 conversations written\nparley: out of order (DataLoss)\n"; stderr != want || code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr, code, want)
 	}
 
@@ -124,7 +124,7 @@ func TestExportToAFile(t *testing.T) {
 	}
 	for _, name := range []string{"new", "old", "link"} {
 		stdout, stderr, code := once(t.Context(), "", "--address", address, "export", "--to", filepath.Join(dir, name))
-		if stdout != "" || stderr != "exported 1 conversations\n" || code != 0 {
+		if stdout != "" || stderr != "exported 1 conversation\n" || code != 0 {
 			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d", name, stdout, stderr, code)
 		}
 	}
@@ -172,7 +172,7 @@ func TestExportThatCannotBeWritten(t *testing.T) {
 	code := run(t.Context(), []string{"--address", f.serve(t), "export"}, console{
 		out: fullDisk{}, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
 	})
-	if want := "0 conversations were written\nparley: no space left on device\n"; stderr.String() != want || code != 1 {
+	if want := "0 conversations written\nparley: no space left on device\n"; stderr.String() != want || code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr.String(), code, want)
 	}
 }
@@ -188,7 +188,7 @@ func TestExportIsInterrupted(t *testing.T) {
 	s := open(t.Context(), t, "--address", f.serve(t), "export")
 	s.expect(`{"conversation":{"id":"b"}}` + "\n")
 	s.interrupt()
-	s.expect("2 conversations were written\nparley: interrupted\n")
+	s.expect("2 conversations written\nparley: interrupted\n")
 	s.expectEnd(1)
 }
 
@@ -222,7 +222,7 @@ func TestExportShowsHowFarItIs(t *testing.T) {
 	address := exporting(status.Error(codes.DataLoss, "out of order"), part("a", 0), part("b", 0), part("c", 1)).serve(t)
 	const lines = `{"conversation":{"id":"a"}}` + "\n" + `{"conversation":{"id":"b"}}` + "\n"
 	to := filepath.Join(t.TempDir(), "all.jsonl")
-	end := "2 conversations were written\nparley: out of order (DataLoss)\n"
+	end := "2 conversations written\nparley: out of order (DataLoss)\n"
 	endOfFile := "2 conversations had come; " + to + " is as it was before\nparley: out of order (DataLoss)\n"
 	tests := []struct {
 		name string

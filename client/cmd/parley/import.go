@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -79,6 +81,7 @@ func (a *app) newImportCommand() *cobra.Command {
 type imported struct {
 	Imported int64           `json:"imported"`
 	Skipped  int64           `json:"skipped"`
+	NoRoom   int64           `json:"noRoom"` // Of the skipped.
 	Failed   int64           `json:"failed"`
 	Failures []importFailure `json:"failures"` // The first of them.
 }
@@ -128,8 +131,12 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 	i.count(reply)
 	i.bar.clear()
 	err = a.printImported(i.result)
-	if err == nil && i.result.Failed > 0 {
-		err = fmt.Errorf("%d lines were not taken in", i.result.Failed)
+	switch r := i.result; {
+	case err != nil:
+	case r.Failed > 0:
+		err = fmt.Errorf("%s not taken in", count(int(r.Failed), "line"))
+	case r.NoRoom > 0:
+		err = fmt.Errorf("no room for %s: see --max-conversations of the server", count(int(r.NoRoom), "conversation"))
 	}
 	return errors.Join(i.unread, err)
 }
@@ -222,8 +229,11 @@ func (i *importer) whyEnded(err error) error {
 
 // count adds what the server says to the result.
 func (i *importer) count(reply *parleyv1.ImportConversationsResponse) {
-	i.result.Imported, i.result.Skipped = reply.GetImportedCount(), reply.GetSkippedCount()
-	for _, failure := range reply.GetFailures() {
+	i.result.Imported, i.result.Skipped, i.result.NoRoom = reply.GetImportedCount(), reply.GetSkippedCount(), reply.GetNoRoomCount()
+	failures := slices.SortedFunc(slices.Values(reply.GetFailures()), func(a, b *parleyv1.ImportFailure) int {
+		return cmp.Compare(i.lines[a.GetConversationId()], i.lines[b.GetConversationId()])
+	})
+	for _, failure := range failures {
 		i.fail(i.lines[failure.GetConversationId()], failure.GetConversationId(), failure.GetReason())
 	}
 	told := int64(len(reply.GetFailures()))
@@ -256,7 +266,7 @@ func (a *app) printImported(result imported) error {
 	}
 	reasons := ""
 	if result.Skipped > 0 {
-		reasons = " (there already, expired, or no room)"
+		reasons = fmt.Sprintf(" (%d there already or expired, %d without room)", result.Skipped-result.NoRoom, result.NoRoom)
 	}
 	_, err := fmt.Fprintf(a.out, "imported %d, skipped %d%s, failed %d\n", result.Imported, result.Skipped, reasons, result.Failed)
 	return err

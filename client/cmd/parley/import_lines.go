@@ -22,6 +22,8 @@ const (
 	partBytes = 1 << 20
 	// As proto/parley/v1/conversation.proto has it.
 	maxID = 128
+	// Some editors put it ahead of a text.
+	byteOrderMark = "\ufeff"
 	// Structured data may be 16 deep, each of which is at most two messages; there is room
 	// for more. What is far deeper a server could not even decode, which would end the call.
 	maxDepth = 100
@@ -45,6 +47,9 @@ func records(in io.Reader, most int64) iter.Seq2[record, error] {
 		for number := 1; err == nil; number++ {
 			var n int64
 			line, n, err = readLine(input, line[:0], most)
+			if number == 1 {
+				line = bytes.TrimPrefix(line, []byte(byteOrderMark))
+			}
 			if err != nil && !errors.Is(err, io.EOF) {
 				yield(record{}, fmt.Errorf("line %d: %w", number, err))
 				return

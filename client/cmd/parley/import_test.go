@@ -57,12 +57,12 @@ func TestImportTellsOfEachLine(t *testing.T) {
 line 6 (b): line 4 was this conversation already
 line 7 (e): a message, or all else, has 4.0 MiB: no request takes that much
 line 5 (c): its version is 0
-parley: 4 lines were not taken in
+parley: 4 lines not taken in
 `
 	if diff := cmp.Diff(want, stderr); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
-	if want := "imported 2, skipped 1 (there already, expired, or no room), failed 4\n"; stdout != want || code != 1 {
+	if want := "imported 2, skipped 1 (1 there already or expired, 0 without room), failed 4\n"; stdout != want || code != 1 {
 		t.Errorf("standard output %q, exit code %d, want %q, 1", stdout, code, want)
 	}
 	if diff := cmp.Diff([]string{"a 0 true", "b 0 true", "c 0 true", "d 1 true", "d 1 true"}, *taken); diff != "" {
@@ -73,6 +73,7 @@ parley: 4 lines were not taken in
 	wantDocument := `{
   "imported": 2,
   "skipped": 1,
+  "noRoom": 0,
   "failed": 2,
   "failures": [
     {
@@ -93,10 +94,20 @@ parley: 4 lines were not taken in
 	}
 }
 
+func TestALackOfRoomIsAFailure(t *testing.T) {
+	f, _ := importing(&parleyv1.ImportConversationsResponse{ImportedCount: 1, SkippedCount: 2, NoRoomCount: 1})
+	lines := byteOrderMark + conversationLine("a") + conversationLine("b") + conversationLine("c")
+	stdout, stderr, code := once(t.Context(), lines, "--address", f.serve(t), "import")
+	const want = "imported 1, skipped 2 (1 there already or expired, 1 without room), failed 0\n"
+	if wantErr := "parley: no room for 1 conversation: see --max-conversations of the server\n"; stdout != want || stderr != wantErr || code != 1 {
+		t.Errorf("standard output %q, standard error %q, exit code %d", stdout, stderr, code)
+	}
+}
+
 func TestToSkipIsNoFailure(t *testing.T) {
 	f, taken := importing(&parleyv1.ImportConversationsResponse{SkippedCount: 1})
 	stdout, stderr, code := once(t.Context(), conversationLine("a"), "--address", f.serve(t), "import", "-")
-	if want := "imported 0, skipped 1 (there already, expired, or no room), failed 0\n"; stdout != want || stderr != "" || code != 0 {
+	if want := "imported 0, skipped 1 (1 there already or expired, 0 without room), failed 0\n"; stdout != want || stderr != "" || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d, want %q and 0", stdout, stderr, code, want)
 	}
 	if diff := cmp.Diff([]string{"a 0 false"}, *taken); diff != "" {
@@ -116,10 +127,10 @@ func TestImportSaysHowManyMoreFailed(t *testing.T) {
 	}
 	f, _ := importing(reply)
 	stdout, stderr, code := once(t.Context(), input.String(), "--address", f.serve(t), "import")
-	if want := "line 100 (99): bad\nthe server refused 47 more\nparley: 147 lines were not taken in\n"; !strings.HasSuffix(stderr, want) || code != 1 {
+	if want := "line 100 (99): bad\nthe server refused 47 more\nparley: 147 lines not taken in\n"; !strings.HasSuffix(stderr, want) || code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr, code, want)
 	}
-	if want := "imported 2, skipped 1 (there already, expired, or no room), failed 147\n"; stdout != want {
+	if want := "imported 2, skipped 1 (1 there already or expired, 0 without room), failed 147\n"; stdout != want {
 		t.Errorf("standard output %q, want %q", stdout, want)
 	}
 }
@@ -269,7 +280,7 @@ func TestImportShowsHowFarItIs(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 lines were not taken in\n"
+	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 line not taken in\n"
 	tests := []struct {
 		name string
 		args []string

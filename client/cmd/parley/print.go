@@ -79,10 +79,11 @@ func (a *app) printable(s string) string {
 	return harmless(s)
 }
 
-// harmless returns s with a mark instead of each control character but line feed and tab.
+// harmless returns s with a mark instead of each control character but line feed and tab,
+// and of those that turn the direction of a text around.
 func harmless(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r) {
 			return unicode.ReplacementChar
 		}
 		return r

@@ -36,7 +36,8 @@ const (
 	// Changes, or events of turns, between the cursor before and this one are gone: read the
 	// state anew. Where the request's cursor is too old it comes first of all.
 	ChangeKind_CHANGE_KIND_GAP ChangeKind = 2
-	// The conversation was made.
+	// The conversation was made. A fork or an import has messages already, message_count of
+	// them, which no other change tells of; one that replaces another comes after its DELETED.
 	ChangeKind_CHANGE_KIND_CREATED ChangeKind = 3
 	// Its header changed.
 	ChangeKind_CHANGE_KIND_UPDATED ChangeKind = 4

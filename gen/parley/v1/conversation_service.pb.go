@@ -720,8 +720,8 @@ type ListConversationsResponse struct {
 	Conversations []*ConversationEntry `protobuf:"bytes,1,rep,name=conversations,proto3" json:"conversations,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Live conversations of the tenant, whatever the filter. Expired ones count until they
-	// are swept, seconds later.
+	// Live conversations of the tenant, whatever the filter. Those that have expired, or were
+	// session memory whose time is over, count until they are swept, seconds later.
 	TotalSize int64 `protobuf:"varint,3,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
 	// Watch from here on to miss nothing since this page.
 	WatchCursor   string `protobuf:"bytes,4,opt,name=watch_cursor,json=watchCursor,proto3" json:"watch_cursor,omitempty"`
@@ -1056,7 +1056,8 @@ func (x *ClearConversationResponse) GetConversation() *Conversation {
 // PurgeConversationsRequest says what is too old.
 type PurgeConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Removes conversations whose last append is at least this long ago. Required, more than 0.
+	// Removes conversations whose last append is at least this long ago, running turns and
+	// session memory or not. Required, more than 0.
 	InactiveFor *durationpb.Duration `protobuf:"bytes,1,opt,name=inactive_for,json=inactiveFor,proto3" json:"inactive_for,omitempty"`
 	// Count, remove nothing.
 	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
@@ -1815,10 +1816,14 @@ type GetRoutingSummaryRequest struct {
 	// Answer not_modified while the conversation is at this version; 0: while it does not exist.
 	// That a lease lapses changes no version: ActiveAgent.lease_expire_time tells when.
 	KnownVersion *int32 `protobuf:"varint,4,opt,name=known_version,json=knownVersion,proto3,oneof" json:"known_version,omitempty"`
-	// With known_version: wait up to this long for another version; 60 s at most.
+	// With known_version: wait up to this long for another version; 60 s at most. That session
+	// memory has come to its end is told when it is swept, up to 2 s later.
 	WaitTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=wait_timeout,json=waitTimeout,proto3" json:"wait_timeout,omitempty"`
 	// An empty summary instead of NOT_FOUND.
-	AllowMissing  bool `protobuf:"varint,6,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	AllowMissing bool `protobuf:"varint,6,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	// With known_version: the RoutingSummary.uid that goes with it. Another conversation of the
+	// same id is a change, whatever its version; empty: any conversation will do.
+	KnownUid      string `protobuf:"bytes,7,opt,name=known_uid,json=knownUid,proto3" json:"known_uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1893,6 +1898,13 @@ func (x *GetRoutingSummaryRequest) GetAllowMissing() bool {
 		return x.AllowMissing
 	}
 	return false
+}
+
+func (x *GetRoutingSummaryRequest) GetKnownUid() string {
+	if x != nil {
+		return x.KnownUid
+	}
+	return ""
 }
 
 // GetRoutingSummaryResponse is the summary, unless nothing changed.
@@ -3435,6 +3447,8 @@ type ImportConversationsResponse struct {
 	ImportedCount int64 `protobuf:"varint,1,opt,name=imported_count,json=importedCount,proto3" json:"imported_count,omitempty"`
 	// Existing without overwrite, expired, or without room.
 	SkippedCount int64 `protobuf:"varint,2,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	// Those of the skipped for which there was no room.
+	NoRoomCount int64 `protobuf:"varint,4,opt,name=no_room_count,json=noRoomCount,proto3" json:"no_room_count,omitempty"`
 	// Invalid ones, and those on which a turn runs: the first 100. What was sent and is in
 	// neither count has failed. Each conversation is taken whole or not at all.
 	Failures      []*ImportFailure `protobuf:"bytes,3,rep,name=failures,proto3" json:"failures,omitempty"`
@@ -3482,6 +3496,13 @@ func (x *ImportConversationsResponse) GetImportedCount() int64 {
 func (x *ImportConversationsResponse) GetSkippedCount() int64 {
 	if x != nil {
 		return x.SkippedCount
+	}
+	return 0
+}
+
+func (x *ImportConversationsResponse) GetNoRoomCount() int64 {
+	if x != nil {
+		return x.NoRoomCount
 	}
 	return 0
 }
@@ -3679,14 +3700,15 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\rsystem_prompt\x18\x01 \x01(\tR\fsystemPrompt\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12#\n" +
 	"\romitted_count\x18\x03 \x01(\x05R\fomittedCount\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\x05R\aversion\"\x92\x03\n" +
+	"\aversion\x18\x04 \x01(\x05R\aversion\"\xb8\x03\n" +
 	"\x18GetRoutingSummaryRequest\x12S\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x123\n" +
 	"\rmessage_limit\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18\x14(\x00H\x00R\fmessageLimit\x88\x01\x01\x12$\n" +
 	"\tmax_bytes\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\bmaxBytes\x121\n" +
 	"\rknown_version\x18\x04 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x01R\fknownVersion\x88\x01\x01\x12J\n" +
 	"\fwait_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b<2\x00R\vwaitTimeout\x12#\n" +
-	"\rallow_missing\x18\x06 \x01(\bR\fallowMissingB\x10\n" +
+	"\rallow_missing\x18\x06 \x01(\bR\fallowMissing\x12$\n" +
+	"\tknown_uid\x18\a \x01(\tB\a\xbaH\x04r\x02(@R\bknownUidB\x10\n" +
 	"\x0e_message_limitB\x10\n" +
 	"\x0e_known_version\"s\n" +
 	"\x19GetRoutingSummaryResponse\x123\n" +
@@ -3798,10 +3820,11 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x1aImportConversationsRequest\x12C\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationB\x06\xbaH\x03\xc8\x01\x01R\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12\x1c\n" +
-	"\toverwrite\x18\x03 \x01(\bR\toverwrite\"\x9f\x01\n" +
+	"\toverwrite\x18\x03 \x01(\bR\toverwrite\"\xc3\x01\n" +
 	"\x1bImportConversationsResponse\x12%\n" +
 	"\x0eimported_count\x18\x01 \x01(\x03R\rimportedCount\x12#\n" +
-	"\rskipped_count\x18\x02 \x01(\x03R\fskippedCount\x124\n" +
+	"\rskipped_count\x18\x02 \x01(\x03R\fskippedCount\x12\"\n" +
+	"\rno_room_count\x18\x04 \x01(\x03R\vnoRoomCount\x124\n" +
 	"\bfailures\x18\x03 \x03(\v2\x18.parley.v1.ImportFailureR\bfailures\"P\n" +
 	"\rImportFailure\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x16\n" +

@@ -126,16 +126,12 @@ func TestBudgetIsKept(t *testing.T) {
 			rapid.IntRange(1, encoded(full.RecentMessages, full.ReferencedData)+10),
 			rapid.IntRange(1, encoded(newest, nil)+10),
 		).Draw(t, "budget")
-		before := proto.CloneOf(&parleyv1.ListMessagesResponse{Messages: messages})
 
 		got := summarize(t, c, messages, Options{MessageLimit: limit, MaxBytes: budget})
 		if size := encoded(got.RecentMessages, got.ReferencedData); size > budget {
 			t.Fatalf("%d bytes, budget %d", size, budget)
 		}
 		checkWhatIsLeft(t, full, got, budget)
-		if d := diff(before, &parleyv1.ListMessagesResponse{Messages: messages}); d != "" {
-			t.Fatalf("the input changed (-before +after):\n%s", d)
-		}
 
 		// All else is as it would be without a budget.
 		got.RecentMessages, got.ReferencedData, got.Truncated = full.RecentMessages, full.ReferencedData, false

@@ -19,6 +19,7 @@ type parts struct {
 	calls    toolCalls
 	question question
 	text     text
+	message  message // the one that is added
 }
 
 func newParts() *parts {
@@ -31,17 +32,17 @@ func newParts() *parts {
 }
 
 func (p *parts) add(frame store.Frame, older bool) error {
-	m, err := read(frame)
-	if err != nil {
+	m := &p.message
+	if err := m.read(frame); err != nil {
 		return err
 	}
-	p.data.add(&m, older)
-	p.question.add(&m)
-	p.text.add(&m)
-	if err := p.agents.add(&m); err != nil {
+	p.data.add(m, older)
+	p.question.add(m)
+	p.text.add(m)
+	if err := p.agents.add(m); err != nil {
 		return err
 	}
-	return p.calls.add(&m)
+	return p.calls.add(m)
 }
 
 // dataUses are the types of structured data with their use, newest first, and the newest

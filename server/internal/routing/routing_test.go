@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -76,7 +75,7 @@ func header(messages []*parleyv1.Message) *parleyv1.Conversation {
 	}
 }
 
-// encode makes frames of messages as a store does.
+// encode makes of messages what a store returns.
 func encode(tb rapid.TB, messages []*parleyv1.Message) store.Frames {
 	tb.Helper()
 	var frames store.Frames
@@ -85,13 +84,12 @@ func encode(tb rapid.TB, messages []*parleyv1.Message) store.Frames {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		frames = protowire.AppendTag(frames, store.FrameField, protowire.BytesType)
-		frames = protowire.AppendBytes(frames, body)
+		frames = append(frames, frame(body)...)
 	}
 	return frames
 }
 
-// summarize sums up what a client receives.
+// summarize sums up and returns what a client receives of that.
 func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Message, o Options) *parleyv1.RoutingSummary {
 	tb.Helper()
 	frames := encode(tb, messages)
@@ -100,12 +98,13 @@ func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Messa
 	if err != nil {
 		tb.Fatal(err)
 	}
+	if !bytes.Equal(before, frames) {
+		tb.Fatal("the messages that were passed in have changed")
+	}
+	clear(frames) // Their memory is the caller's again.
 	encoded, err := proto.Marshal(sent)
 	if err != nil {
 		tb.Fatal(err)
-	}
-	if !bytes.Equal(before, frames) {
-		tb.Fatal("the messages that were passed in have changed")
 	}
 	received := new(parleyv1.RoutingSummary)
 	if err := proto.Unmarshal(encoded, received); err != nil {

@@ -106,7 +106,8 @@ func appendLine(b, s []byte, words int) []byte {
 			b = append(b, ' ')
 		}
 		b = append(b, word[:min(len(word), maxClauseBytes+utf8.UTFMax)]...)
-		if words--; words == 0 || len(b)-begin > maxClauseBytes {
+		words--
+		if words == 0 || len(b)-begin > maxClauseBytes {
 			break
 		}
 	}

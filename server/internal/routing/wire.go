@@ -2,6 +2,7 @@ package routing
 
 import (
 	"fmt"
+	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -42,9 +43,10 @@ type message struct {
 // part is an encoded message inside a message, with its name: its type or id.
 type part struct{ name, encoded []byte }
 
-// read reads a message; store.ErrCorrupt when it is none. Of several values of a field the
-// last wins, as in any decoder; the store writes its own behind the client's.
-func read(frame store.Frame) (m message, err error) {
+// read reads a message in place of the one before; store.ErrCorrupt when it is none. What
+// comes twice it takes as any decoder does: of values the last counts, messages are merged.
+func (m *message) read(frame store.Frame) error {
+	*m = message{data: m.data[:0], calls: m.calls[:0]} // Their memory serves again.
 	f := fields{rest: frame.Body()}
 	for f.next() {
 		switch f.tag {
@@ -59,16 +61,26 @@ func read(frame store.Frame) (m message, err error) {
 		case tagToolCall:
 			m.calls = append(m.calls, f.part())
 		case tagToolResult:
-			m.answers = f.part().name
+			if result := f.part(); result.name != nil {
+				m.answers = result.name
+			}
 		case tagAgent:
 			m.agent = f.bytes
 		case tagSummary:
 			m.summary = f.bytes
 		case tagCreateTime:
-			m.createTime = f.bytes
+			m.createTime = merge(m.createTime, f.bytes)
 		}
 	}
-	return m, f.err
+	return f.err
+}
+
+// merge makes one of two encoded messages, the first of which may be none.
+func merge(a, b []byte) []byte {
+	if a == nil {
+		return b
+	}
+	return append(slices.Clip(a), b...)
 }
 
 // fields reads an encoded message field by field.

@@ -26,6 +26,9 @@ const (
 	// it has come; no store keeps more.
 	maxImportMessages = 1000
 	maxImportBytes    = 3 << 20
+	// maxImports is how many imports may be under way, over all tenants: each takes up to
+	// 3 MiB when it waits for its client, and up to 27 MiB when it waits for the store.
+	maxImports = 16
 	// importsAtOnce is how many conversations of a call go to the store at the same time: they
 	// share its commits.
 	importsAtOnce = 8
@@ -35,12 +38,21 @@ const (
 	lastImportWait  = 640 * time.Millisecond
 )
 
+// errTooManyImports says that as many imports are under way as may.
+var errTooManyImports = errors.New("too many imports")
+
 // ImportConversations takes whole conversations in, each when the request after its last one
 // has come. One that is invalid, that a turn runs on, or that is damaged in the store is a
 // failure and does not cost the others; the first maxImportFailures are listed, and all that
 // were sent and are in neither count have failed. Where the store can take no more at all the
 // call ends with its error, and what was taken in by then stays.
 func (s *Server) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+	select {
+	case s.imports <- struct{}{}:
+		defer func() { <-s.imports }()
+	default:
+		return errTooManyImports
+	}
 	ctx := stream.Context()
 	i := &importing{server: s, tenant: tenant(ctx), reply: new(parleyv1.ImportConversationsResponse)}
 	err := i.run(ctx, stream.Recv)
@@ -93,6 +105,11 @@ func (i *importing) receiveAll(ctx context.Context, receive func() (*parleyv1.Im
 		if err := i.arrival.add(r, i.server); err != nil {
 			return err
 		}
+		if i.arrival.complete() {
+			if err := i.settle(ctx); err != nil {
+				return err
+			}
+		}
 	}
 }
 
@@ -111,7 +128,14 @@ func (i *importing) settle(ctx context.Context) error {
 		}
 	}
 	i.stored = append(i.stored, a)
-	i.group.Go(func() error { return i.take(ctx, a) })
+	i.group.Go(func() (err error) {
+		defer func() { // No interceptor sees what happens here.
+			if p := recover(); p != nil {
+				err = panicked(p)
+			}
+		}()
+		return i.take(ctx, a)
+	})
 	return nil
 }
 
@@ -122,8 +146,10 @@ func (i *importing) wait() error {
 	return err
 }
 
-// take has the store take in a conversation, and counts what becomes of it.
+// take has the store take in a conversation, and counts what becomes of it. It lets go of
+// the messages, as the arrival stays in stored until the client sends more.
 func (i *importing) take(ctx context.Context, a *arrival) error {
+	defer func() { a.kept = nil }()
 	var err error
 	a.checkWhole()
 	if a.fault == "" {
@@ -139,6 +165,9 @@ func (i *importing) take(ctx context.Context, a *arrival) error {
 			return nil
 		case errors.Is(err, store.ErrConversationExists), errors.Is(err, store.ErrExpired), errors.Is(err, store.ErrFull):
 			i.reply.SkippedCount++
+			if errors.Is(err, store.ErrFull) {
+				i.reply.NoRoomCount++
+			}
 			return nil
 		case errors.As(err, &busy):
 			a.fault = fmt.Sprintf("CONVERSATION_BUSY: turn %s is running on it: try again when it has ended", busy.TurnID)
@@ -200,6 +229,7 @@ func (a *arrival) mustFollow(other *arrival) bool {
 // An error is none of the request's.
 func (a *arrival) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
 	a.parts++
+	a.count += len(r.GetMessages())
 	if a.fault != "" {
 		return nil
 	}
@@ -244,7 +274,6 @@ func (a *arrival) keep(m *parleyv1.Message) error {
 	if err != nil {
 		return fmt.Errorf("message %d: %w", m.GetSequence(), err)
 	}
-	a.count++
 	a.kept, a.size = append(a.kept, frame), a.size+len(frame)
 	limit := int(a.header.GetRetention().GetMaxMessages())
 	if limit == 0 {
@@ -258,10 +287,17 @@ func (a *arrival) keep(m *parleyv1.Message) error {
 	return nil
 }
 
-// checkWhole finds that a part is missing, where the header says how many messages there are:
-// what was cut off in a file or on the way must not be taken for all there is.
+// complete reports whether all messages have come that the header says there are: the next
+// request begins a conversation even if that has the same header, say in one file twice.
+func (a *arrival) complete() bool {
+	want := int(a.header.GetMessageCount())
+	return want > 0 && a.count >= want
+}
+
+// checkWhole finds that more or less has come than there is, where the header says how many
+// messages that is: what was cut off in a file or on the way must not be taken for all.
 func (a *arrival) checkWhole() {
-	if want := int(a.header.GetMessageCount()); a.fault == "" && a.count < want {
-		a.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages came: the rest is missing", want, a.count)
+	if want := int(a.header.GetMessageCount()); a.fault == "" && want != 0 && a.count != want {
+		a.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages came", want, a.count)
 	}
 }

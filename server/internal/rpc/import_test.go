@@ -55,7 +55,10 @@ func TestImport(t *testing.T) {
 	f.create(t, &parleyv1.Conversation{Id: "c"})
 	f.create(t, &parleyv1.Conversation{Id: "d"})
 	before := f.changeCount()
-	f.wantImport(t, true, 0, 1, fileOf("e", clock.Now()))
+	reply, err := f.importing(t.Context(), true, fileOf("e", clock.Now()), fileOf("late", clock.Now().Add(-50*time.Minute)))
+	if err != nil || reply.GetSkippedCount() != 2 || reply.GetNoRoomCount() != 1 {
+		t.Errorf("an import without room: %v, %v", reply, err)
+	}
 	if n := f.changeCount(); n != before {
 		t.Errorf("an import without room made %d changes", n-before)
 	}

@@ -25,6 +25,11 @@ const (
 	// maxSendTime is how long a stream waits for its client to take one message, at least;
 	// it is up to a third more.
 	maxSendTime = 30 * time.Second
+	// maxReceiveTime is how long a stream waits for the next request of its client, at least;
+	// it is up to limitLook more. An import may come out of a slow pipe.
+	maxReceiveTime = 5 * time.Minute
+	// limitLook is how often a stream is looked at.
+	limitLook = 10 * time.Second
 	// adminRole is what AdminService needs where callers sign in.
 	adminRole = "admin"
 )
@@ -34,6 +39,7 @@ var (
 	errUnauthenticated = errors.New("not signed in")
 	errNotAllowed      = errors.New("not allowed")
 	errSlowReader      = errors.New("client does not read its stream")
+	errSlowSender      = errors.New("client sends nothing on its stream")
 )
 
 // Interceptors are what the grpc.Server must run around every handler, outermost first:
@@ -41,9 +47,7 @@ var (
 // the outside, so that no other place makes one. A stream's limits come ahead of recovery:
 // they run the rest in another goroutine.
 func (s *Server) Interceptors() []grpc.ServerOption {
-	caught := recovery.WithRecoveryHandler(func(p any) error {
-		return fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-	})
+	caught := recovery.WithRecoveryHandler(panicked)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
 			s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(caught),
@@ -55,6 +59,9 @@ func (s *Server) Interceptors() []grpc.ServerOption {
 		),
 	}
 }
+
+// panicked makes an error of what was recovered from, with the stack for the log.
+func panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
 func (s *Server) logUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := s.now()
@@ -148,9 +155,10 @@ func (s *Server) limitUnary(ctx context.Context, request any, _ *grpc.UnaryServe
 	return handler(ctx, request)
 }
 
-// limitStream gives up on a client that does not read. A handler that blocks in grpc's
-// SendMsg blocks until the client reads or the stream ends, and the stream only ends when
-// the handler seems to return; it then does, soon after.
+// limitStream gives up on a client that does not read, or that sends nothing where a request
+// must come. A handler that blocks in grpc's SendMsg or RecvMsg blocks until the client does
+// its part or the stream ends, and the stream only ends when the handler seems to return; it
+// then does, soon after.
 func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if info.FullMethod == parleyv1.ConversationService_WatchConversations_FullMethodName {
 		return handler(srv, stream) // A watcher may be slow: it holds nothing up, and gets a GAP.
@@ -158,35 +166,58 @@ func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 	limited := &limitedStream{ServerStream: stream}
 	ended := make(chan error, 1)
 	go func() { ended <- handler(srv, limited) }()
-	const looks = 3
-	look := time.NewTicker(maxSendTime / looks)
+	look := time.NewTicker(limitLook)
 	defer look.Stop()
-	var last uint64
-	for stuck := 0; stuck < looks; {
+	for {
 		select {
 		case err := <-ended:
 			return err
 		case <-look.C:
-			stuck++
-			if steps := limited.steps.Load(); steps != last || steps%2 == 0 {
-				last, stuck = steps, 0
+			switch {
+			case limited.sends.stuck() >= maxSendTime:
+				return errSlowReader
+			case limited.receives.stuck() >= maxReceiveTime:
+				return errSlowSender
 			}
 		}
 	}
-	return errSlowReader
 }
 
-// limitedStream is a stream that can be seen to send: steps is odd while it does, and
-// another number each time. That costs nothing beside the sending of a piece; a timer for
-// each would.
+// limitedStream is a stream that can be seen to wait for its client.
 type limitedStream struct {
 	grpc.ServerStream
-	steps atomic.Uint64
+	sends, receives waits
 }
 
 // SendMsg sends.
 func (s *limitedStream) SendMsg(m any) error {
-	s.steps.Add(1)
-	defer s.steps.Add(1)
+	s.sends.steps.Add(1)
+	defer s.sends.steps.Add(1)
 	return s.ServerStream.SendMsg(m)
+}
+
+// RecvMsg receives.
+func (s *limitedStream) RecvMsg(m any) error {
+	s.receives.steps.Add(1)
+	defer s.receives.steps.Add(1)
+	return s.ServerStream.RecvMsg(m)
+}
+
+// waits are those of one kind, one at a time: steps is odd in each, and another number each
+// time. That costs nothing beside the sending of a piece; a timer for each would.
+type waits struct {
+	steps atomic.Uint64
+	last  uint64        // steps at the last look
+	since time.Duration // how long steps has been that and odd, at least
+}
+
+// stuck is how long the wait that is under way has lasted, at least, if asked every limitLook.
+func (w *waits) stuck() time.Duration {
+	now := w.steps.Load()
+	if now != w.last || now%2 == 0 {
+		w.last, w.since = now, 0
+	} else {
+		w.since += limitLook
+	}
+	return w.since
 }

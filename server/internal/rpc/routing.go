@@ -1,8 +1,10 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -33,7 +35,7 @@ func (s *Server) GetRoutingSummary(ctx context.Context, r *parleyv1.GetRoutingSu
 			return &parleyv1.GetRoutingSummaryResponse{NotModified: true}, nil
 		}
 	}
-	summary, err := s.summarize(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()), maxSummariesBytes)
+	summary, err := s.summarize(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()), alone)
 	switch {
 	case r.GetAllowMissing() && errors.Is(err, store.ErrNotFound):
 		summary = &parleyv1.RoutingSummary{ConversationId: id}
@@ -43,17 +45,35 @@ func (s *Server) GetRoutingSummary(ctx context.Context, r *parleyv1.GetRoutingSu
 	return &parleyv1.GetRoutingSummaryResponse{Summary: summary}, nil
 }
 
-// BatchGetRoutingSummaries returns the summaries of several conversations.
+// BatchGetRoutingSummaries returns the summaries of several conversations. If they are too
+// large together, all are summed up once more, each within its share of the reply.
 func (s *Server) BatchGetRoutingSummaries(ctx context.Context, r *parleyv1.BatchGetRoutingSummariesRequest) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
 	o := summaryOptions(r.MessageLimit, r.GetMaxBytes())
 	if o.MaxBytes == 0 {
 		o.MaxBytes = defaultBatchBytes
 	}
-	reply, room := new(parleyv1.BatchGetRoutingSummariesResponse), maxSummariesBytes
-	for i, id := range r.GetConversationIds() {
-		// Each gets its share of what the ones before have left.
-		share := room / (len(r.GetConversationIds()) - i)
-		summary, err := s.summarize(ctx, id, o, share)
+	ids := r.GetConversationIds()
+	extents, total := make([]extent, len(ids)), 0 // No extent where there is no conversation.
+	reply, err := s.summarizeAll(ctx, ids, o, func(i int, whole *parleyv1.RoutingSummary) share {
+		e := extentOf(whole)
+		extents[i] = e
+		if total += e.all; total > maxSummariesBytes {
+			return share{} // Only the extents matter by now, and a hundred whole ones take much memory.
+		}
+		return share{bytes: e.all}
+	})
+	if err != nil || total <= maxSummariesBytes {
+		return reply, err
+	}
+	given := shares(extents, maxSummariesBytes)
+	return s.summarizeAll(ctx, ids, o, func(i int, _ *parleyv1.RoutingSummary) share { return given[i] })
+}
+
+// summarizeAll sums up conversations, each in the share that is given to the i-th.
+func (s *Server) summarizeAll(ctx context.Context, ids []string, o routing.Options, give func(i int, whole *parleyv1.RoutingSummary) share) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
+	reply := new(parleyv1.BatchGetRoutingSummariesResponse)
+	for i, id := range ids {
+		summary, err := s.summarize(ctx, id, o, func(whole *parleyv1.RoutingSummary) share { return give(i, whole) })
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			reply.MissingIds = append(reply.MissingIds, id)
@@ -64,7 +84,6 @@ func (s *Server) BatchGetRoutingSummaries(ctx context.Context, r *parleyv1.Batch
 			return nil, inConversation(id, err)
 		default:
 			reply.Summaries = append(reply.Summaries, summary)
-			room -= proto.Size(summary)
 		}
 	}
 	return reply, nil
@@ -78,44 +97,106 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 	return o
 }
 
-// summarize sums up a conversation in so many bytes.
-func (s *Server) summarize(ctx context.Context, id string, o routing.Options, room int) (*parleyv1.RoutingSummary, error) {
+// summarize sums up a conversation in the share that is given to the whole summary.
+func (s *Server) summarize(ctx context.Context, id string, o routing.Options, give func(whole *parleyv1.RoutingSummary) share) (*parleyv1.RoutingSummary, error) {
 	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, err
 	}
-	return fit(room, o, func(o routing.Options) (*parleyv1.RoutingSummary, error) {
-		return routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
-	})
-}
-
-// fit sums up in so many bytes, where the bound in o is not enough for that.
-func fit(room int, o routing.Options, summarize func(routing.Options) (*parleyv1.RoutingSummary, error)) (*parleyv1.RoutingSummary, error) {
-	s, err := summarize(o)
-	rest := proto.Size(s)
-	if err != nil || rest <= room {
-		return s, err
+	summary, err := routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
+	if err != nil {
+		return nil, err
 	}
-	rest -= len(s.ProtoReflect().GetUnknown()) // recent messages
-	rest -= proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()})
-	crowded := rest > room/2 // Pending calls, types of data and agents have no bound of their own.
+	given := give(summary)
+	if proto.Size(summary) <= given.bytes {
+		return summary, nil
+	}
+	e := extentOf(summary)
+	rest := e.all - e.messages
+	crowded := !given.lists || rest > given.bytes
 	if crowded {
-		rest -= proto.Size(&parleyv1.RoutingSummary{
-			PendingToolCalls: s.GetPendingToolCalls(), StructuredDataTypes: s.GetStructuredDataTypes(), RecentAgents: s.GetRecentAgents(),
-		})
+		rest -= e.lists
 	}
-	if left := max(1, room-rest); o.MaxBytes == 0 || left < o.MaxBytes {
+	if left := max(1, given.bytes-rest); o.MaxBytes == 0 || left < o.MaxBytes {
 		o.MaxBytes = left
 	}
-	s, err = summarize(o)
+	summary, err = routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
 	if err == nil && crowded {
-		s.PendingToolCalls, s.StructuredDataTypes, s.RecentAgents, s.Truncated = nil, nil, nil, true
+		summary.PendingToolCalls, summary.StructuredDataTypes, summary.RecentAgents, summary.Truncated = nil, nil, nil, true
 	}
-	return s, err
+	return summary, err
 }
 
-// awaitChange reports whether the conversation is at known_version, and waits for another
-// one as long as it is and the request says.
+// extent is how many bytes a summary takes.
+type extent struct {
+	all      int
+	messages int // Of all: recent messages and referenced data, which Options.MaxBytes bounds.
+	lists    int // Of all: pending calls, types of data and agents, which have no bound.
+}
+
+func extentOf(s *parleyv1.RoutingSummary) extent {
+	return extent{
+		all: proto.Size(s),
+		messages: len(s.ProtoReflect().GetUnknown()) + // recent messages
+			proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()}),
+		lists: proto.Size(&parleyv1.RoutingSummary{
+			PendingToolCalls: s.GetPendingToolCalls(), StructuredDataTypes: s.GetStructuredDataTypes(), RecentAgents: s.GetRecentAgents(),
+		}),
+	}
+}
+
+// share is what a summary may take of a reply.
+type share struct {
+	bytes int
+	lists bool // The lists stay, and messages go where both do not fit.
+}
+
+// alone is the share of a summary that has a reply for itself.
+func alone(whole *parleyv1.RoutingSummary) share {
+	if size := proto.Size(whole); size <= maxSummariesBytes {
+		return share{bytes: size}
+	}
+	return shares([]extent{extentOf(whole)}, maxSummariesBytes)[0]
+}
+
+// shares divides so many bytes of a reply. Lists go before messages, but leave half of it to
+// those that need it: as many stay as fit, the smallest first. Messages get equal parts, and
+// those that need less than theirs leave the rest to the others.
+func shares(of []extent, room int) []share {
+	given, messages := make([]share, len(of)), 0
+	for i, e := range of {
+		given[i].bytes = e.all - e.messages - e.lists
+		room -= given[i].bytes
+		messages += e.messages
+	}
+	reserved := min(messages, room/2)
+	for _, i := range ascending(of, func(e extent) int { return e.lists }) {
+		if lists := of[i].lists; lists <= room-reserved {
+			given[i].lists = true
+			given[i].bytes += lists
+			room -= lists
+		}
+	}
+	for n, i := range ascending(of, func(e extent) int { return e.messages }) {
+		part := min(of[i].messages, room/(len(of)-n))
+		given[i].bytes += part
+		room -= part
+	}
+	return given
+}
+
+// ascending returns the indices of extents, those of the smaller sizes first.
+func ascending(of []extent, size func(extent) int) []int {
+	order := make([]int, len(of))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(size(of[a]), size(of[b])) })
+	return order
+}
+
+// awaitChange reports whether the conversation is the known one at known_version, and waits
+// for a change as long as it is and the request says.
 func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryRequest) (unchanged bool, err error) {
 	wait := r.GetWaitTimeout().AsDuration()
 	var (
@@ -132,11 +213,12 @@ func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryR
 		defer stop()
 		timeout = time.After(wait)
 	}
-	for {
+	for uid := r.GetKnownUid(); ; {
 		c, err := s.header(ctx, r.GetConversationId())
-		if err != nil || c.GetVersion() != r.GetKnownVersion() {
+		if err != nil || c.GetVersion() != r.GetKnownVersion() || uid != "" && c.GetUid() != uid {
 			return false, err
 		}
+		uid = c.GetUid() // From now on another one of the id is a change.
 		if wait == 0 {
 			return true, nil
 		}

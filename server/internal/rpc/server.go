@@ -86,6 +86,7 @@ type Server struct {
 	log             *slog.Logger
 	authenticate    func(ctx context.Context) (auth.Principal, error)
 
+	imports   chan struct{} // one for each that is under way
 	rules     protovalidate.Validator
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
@@ -109,7 +110,7 @@ func New(o Options) (*Server, error) {
 	return &Server{
 		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, rules: rules, startTime: o.Now(),
+		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), rules: rules, startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }

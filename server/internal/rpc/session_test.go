@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -104,6 +105,62 @@ func TestSessionMemory(t *testing.T) {
 	})
 }
 
+// With 5 s a client that comes back after 2 s finds its history; at 5 s it is gone.
+func TestComingBackInTime(t *testing.T) {
+	const deleteAfter = 5 * time.Second
+	for _, test := range []struct {
+		away time.Duration
+		want bool
+	}{{2 * time.Second, true}, {deleteAfter - time.Nanosecond, true}, {deleteAfter, false}} {
+		t.Run(test.away.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, _ := openHolding(t)
+				w := f.watch(t, t.Context(), session("c", deleteAfter))
+				f.append(t, "c", user("my name is Ada"))
+				w.leave()
+				synctest.Wait()
+				<-time.After(test.away)
+				f.watch(t, t.Context(), session("c", deleteAfter))
+				<-time.After(time.Hour)
+				reply, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if found := len(reply.GetMessages()) == 1; found != test.want || reply.GetCreated() == test.want {
+					t.Errorf("got %v, want the history: %t", reply, test.want)
+				}
+			})
+		})
+	}
+}
+
+// While the store cannot take the ends of streams, these neither fill the log nor keep others
+// from watching.
+func TestReleasesThatWait(t *testing.T) {
+	for level, err := range map[string]error{"WARN": store.ErrOverloaded, "ERROR": store.ErrNoSpace} {
+		synctest.Test(t, func(t *testing.T) {
+			f, h := openHolding(t)
+			h.release = func(int32) error { return fmt.Errorf("release: %w", err) }
+			f.watch(t, t.Context(), session("c", 0)).leave()
+			synctest.Wait()
+			if n := f.hub.Watchers(); n != 0 {
+				t.Errorf("%s: %d watchers are left", level, n)
+			}
+			<-time.After(2 * time.Minute)
+			if n := h.released.Load(); n < 12 || n > 16 {
+				t.Errorf("%s: asked %d times in two minutes", level, n)
+			}
+			if lines := f.log.lines("session memory is not released"); len(lines) != 1 || !strings.Contains(lines[0], "level="+level) {
+				t.Errorf("log lines: %v, want one of %s", lines, level)
+			}
+			<-time.After(8 * time.Minute)
+			if n := len(f.log.lines("session memory is not released")); n != 3 {
+				t.Errorf("%s: %d lines in ten minutes", level, n)
+			}
+		})
+	}
+}
+
 // A store that cannot take the end of a session is asked until it can.
 func TestSessionMemoryIsReleasedInTheEnd(t *testing.T) {
 	for _, test := range []struct {
@@ -158,9 +215,8 @@ func TestSessionMemoryIsRefused(t *testing.T) {
 	f, h := openHolding(t)
 	h.hold = func(int32) error { return store.ErrTooManyHolds }
 	_, err := f.tryWatch(t.Context(), session("c", 0))
-	got := wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS")
-	if got.retry == 0 {
-		t.Error("without RetryInfo")
+	if got := wantError(t, err, codes.ResourceExhausted, "SESSION_MEMORY_FULL"); got.retry != 0 {
+		t.Error("with RetryInfo, though it may last")
 	}
 	h.hold = nil
 	f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c"}})

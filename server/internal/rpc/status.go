@@ -244,7 +244,7 @@ func refusalOfLimit(err error) (refusal, bool) {
 	const code = codes.ResourceExhausted
 	switch {
 	case errors.Is(err, store.ErrFull):
-		return refuse(code, "STORE_FULL", "there is no room for another conversation, and a turn runs on each that could make some: "+
+		return refuse(code, "STORE_FULL", "there is no room for another conversation, and each that could make some has a turn that runs or is session memory: "+
 			"try again when one has ended, or delete some").retryable(), true
 	case errors.Is(err, store.ErrNoSpace):
 		return refuse(code, "STORE_FULL", "the disk of the store is full; reads and deletes go on").logged(), true
@@ -255,12 +255,17 @@ func refusalOfLimit(err error) (refusal, bool) {
 	case errors.Is(err, turn.ErrQueueFull):
 		return refuse(code, "QUEUE_FULL", "as many turns wait for the conversation as may: try again when one has ended").retryable(), true
 	case errors.Is(err, watch.ErrTooMany):
-		return refuse(code, "TOO_MANY_WATCHERS", "as many watch and wait as may: try again, or without wait_timeout").retryable(), true
+		return refuse(code, "TOO_MANY_WATCHERS", "as many watch and wait as may: try again; GetRoutingSummary without wait_timeout is not among them").retryable(), true
 	case errors.Is(err, store.ErrTooManyHolds):
-		return refuse(code, "TOO_MANY_WATCHERS", "delete_after_disconnect: %d conversations of the tenant are session memory, no more may be: "+
-			"try again when some have ended", store.MaxHolds).retryable(), true
+		return refuse(code, "SESSION_MEMORY_FULL", "delete_after_disconnect: %d conversations of the tenant are session memory, no more may be: "+
+			"end watches that hold some, name fewer in conversation_ids, or watch without it", store.MaxHolds), true
+	case errors.Is(err, errTooManyImports):
+		return refuse(code, "TOO_MANY_IMPORTS", "as many imports are under way as may: try again when one has ended").retryable(), true
 	case errors.Is(err, errSlowReader):
-		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s; a turn goes on all the same, and ResumeTurn with it", maxSendTime), true
+		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s; a turn goes on all the same, and ResumeTurn with it; "+
+			"an export must begin anew", maxSendTime), true
+	case errors.Is(err, errSlowSender):
+		return refuse(code, "SLOW_SENDER", "the client sent no request on its stream for %s; what was imported by then stays", maxReceiveTime), true
 	}
 	return refusal{}, false
 }

@@ -79,6 +79,7 @@ func TestBadFields(t *testing.T) {
 		{"at_sequence", []protoreflect.Value{protoreflect.ValueOfInt32(-1)}},
 		{"max_bytes", []protoreflect.Value{protoreflect.ValueOfInt32(-1)}},
 		{"known_version", []protoreflect.Value{protoreflect.ValueOfInt32(-1)}},
+		{"known_uid", []protoreflect.Value{protoreflect.ValueOfString(strings.Repeat("x", 65))}},
 		{"agent", []protoreflect.Value{protoreflect.ValueOfString(strings.Repeat("x", 129))}},
 	}
 	for _, test := range tests {

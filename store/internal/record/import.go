@@ -12,8 +12,8 @@ import (
 
 // Import decides a store.Import. Old is the conversation that has the id, if any: where
 // there is an outcome, it is to go. History is i.Messages as NewHistory made it; uid is for
-// a conversation without one; s is what its id is as session memory.
-func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, s Session, o *store.Options) (*Outcome, error) {
+// a conversation without one; held says that somebody holds its id.
+func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool, o *store.Options) (*Outcome, error) {
 	var changes []store.Change
 	at := now
 	if old != nil {
@@ -28,7 +28,7 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 	}
 	r := imported(i, history, uid, o)
 	r.endLapsedLease(now)
-	if !s.Lasts(now) && r.Expired(now, Session{}) {
+	if !held && r.Expired(now, Session{}) {
 		return nil, store.ErrExpired
 	}
 	trimmed := r.trim(o)
