@@ -60,7 +60,7 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 	log := newLogger(c, lines)
 
 	var turns *turn.Manager
-	hub, changes := watch.New(), newChangeLog(log, c.logLevel, 0)
+	hub, changes := watch.New(watch.Options{}), newChangeLog(log, c.logLevel, 0)
 	kept, err := openStore(c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
@@ -208,6 +208,33 @@ func (s *benchServer) summing() (call, error) {
 	return func(done *atomic.Int64) error {
 		r.ConversationId = s.anyID()
 		_, err := s.client.GetRoutingSummary(s.ctx, r)
+		done.Add(1)
+		return err
+	}, nil
+}
+
+// polled is how many conversations a caller of polling knows.
+const polled = 20
+
+// polling asks for the summary of any conversation that it knows, if there is a newer one,
+// and there is none.
+func (s *benchServer) polling() (call, error) {
+	known := &parleyv1.BatchGetRoutingSummariesRequest{MessageLimit: proto.Int32(0)}
+	for range polled {
+		known.ConversationIds = append(known.ConversationIds, s.anyID())
+	}
+	summaries, err := s.client.BatchGetRoutingSummaries(s.ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	r := new(parleyv1.GetRoutingSummaryRequest)
+	return func(done *atomic.Int64) error {
+		last := summaries.GetSummaries()[rand.N(polled)]
+		r.ConversationId, r.KnownVersion = last.GetConversationId(), &last.Version
+		reply, err := s.client.GetRoutingSummary(s.ctx, r)
+		if err == nil && !reply.GetNotModified() {
+			err = fmt.Errorf("conversation %s has changed", r.GetConversationId())
+		}
 		done.Add(1)
 		return err
 	}, nil
