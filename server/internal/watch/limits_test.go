@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -115,7 +116,7 @@ func TestTooManyIDs(t *testing.T) {
 	all[0].Stop()
 	_, stop := subscribe(t, h, "t", "a") // Nor does one that waits, or the same one again.
 	defer stop()
-	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: append(ids, ids...)}).Stop()
+	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: slices.Concat(ids, ids)}).Stop()
 	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}).Stop()
 	for _, w := range all {
 		w.Stop()
