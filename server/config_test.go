@@ -54,7 +54,7 @@ func defaults() *config {
 		maxMessages: 20, ttl: time.Hour, maxConversations: 1000,
 		maxMessageBytes: 256 << 10, maxConversationBytes: 3 << 20,
 		turnTimeout: 5 * time.Minute, idleTimeout: time.Minute, stopGrace: 30 * time.Second,
-		maxAnswerBytes: 1 << 20, maxTurns: 256,
+		maxAnswerBytes: 1 << 20, maxTurns: 256, maxWatchers: 10_000, keepaliveTime: time.Minute,
 		memoryWarningBytes: 100 << 20, interactionLog: true, logLevel: slog.LevelInfo,
 		defaultAgent: "echo", agents: []agentConfig{{name: "echo", kind: "echo"}},
 	}
@@ -94,6 +94,8 @@ func TestConfigFlags(t *testing.T) {
 		{"stop-grace", "30s"},
 		{"max-answer-bytes", "1MiB"},
 		{"max-turns", "256"},
+		{"max-watchers", "10000"},
+		{"keepalive-time", "1m"},
 		{"memory-warning-bytes", "100MiB"},
 		{"interaction-log", "true"},
 		{"log-level", "info"},
@@ -161,7 +163,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"grpc-address": "[::1]:0", "http-address": "localhost:0", "insecure": "true", "store": "memory",
 		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
-		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "memory-warning-bytes": "7GiB",
+		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s", "memory-warning-bytes": "7GiB",
 		"interaction-log": "false", "log-level": "warn", "log-format": "json",
 	}
 	for _, s := range new(config).settings() {

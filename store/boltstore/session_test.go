@@ -319,19 +319,19 @@ func transaction(t *testing.T, s *Store) (n int) {
 // TestSessionsBehindOthers lets one tenant's session memory end behind very much of another's
 // that ends later in the same minute.
 func TestSessionsBehindOthers(t *testing.T) {
-	s, c := many(t, newPath(t), maxDueLooks+1, store.Options{}) // At second 6.
+	s, c := many(t, newPath(t), maxDueLooks+1, store.Options{}) // At second 16 now.
 	var others []string
 	for i := range maxDueLooks + 1 {
 		others = append(others, fmt.Sprint(i))
 	}
 	hold(t, s, 0, others...)
-	release(t, s, 50*time.Second, others...)
-	late := &store.Hold{Tenant: "zebra", ConversationIDs: []string{"a"}, DeleteAfter: 40 * time.Second}
+	release(t, s, 40*time.Second, others...)
+	late := &store.Hold{Tenant: "zebra", ConversationIDs: []string{"a"}, DeleteAfter: 30 * time.Second}
 	_, err := s.Create(t.Context(), &store.Create{Tenant: late.Tenant, Conversation: &parleyv1.Conversation{Id: "a"}})
 	if err := errors.Join(err, s.Hold(t.Context(), late), s.Release(t.Context(), late)); err != nil {
 		t.Fatal(err)
 	}
-	c.advance(40 * time.Second)
+	c.advance(30 * time.Second)
 	sweep(t, s)
 	if n := s.tally.memory[late.Tenant]; n != 0 {
 		t.Error("it is not swept")

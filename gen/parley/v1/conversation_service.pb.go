@@ -3005,8 +3005,8 @@ type WatchConversationsRequest struct {
 	// Also send the events of turns, from the first heartbeat on: of one that runs already
 	// those that are to come, whose index and offset say what ResumeTurn can add.
 	IncludeTurnEvents bool `protobuf:"varint,3,opt,name=include_turn_events,json=includeTurnEvents,proto3" json:"include_turn_events,omitempty"`
-	// Session memory: delete the named conversations, made by then or later, this long
-	// after the last such stream on them has ended, a server stop included; one that
+	// Session memory: delete the named conversations, made before or while it is open, this
+	// long after the last such stream on them has ended, a server stop included; one that
 	// comes back in time keeps them. 0 s: at once. While one is open they neither
 	// expire nor are evicted, and until they are deleted they do not expire. After a stop
 	// of the server the time counts from its next start. 366 days at most. Needs
