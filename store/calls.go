@@ -154,6 +154,9 @@ type Read struct {
 	ConversationID string
 	// Newest is how many messages to return; negative is all, 0 none.
 	Newest int
+	// Buffer is memory for the messages, for callers that read again and again: those of the
+	// snapshot are in it, if they fit. Nil is new memory.
+	Buffer []byte
 	// Turns asks for the turns and their events too.
 	Turns bool
 	// Request asks whether the conversation has seen it; ErrRequestReused when it has seen

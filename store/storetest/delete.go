@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -139,6 +140,19 @@ func (s Subject) read(t *testing.T) {
 	read := func(r store.Read) (*store.Snapshot, error) {
 		r.Tenant = tenant
 		return f.store.Read(t.Context(), &r)
+	}
+	without, err := read(store.Read{ConversationID: "a", Newest: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{0, 1, 1 << 20} { // What fits is in the caller's memory.
+		buffer := make([]byte, size)
+		with, err := read(store.Read{ConversationID: "a", Newest: -1, Buffer: buffer})
+		if err != nil || !bytes.Equal(with.Messages, without.Messages) {
+			t.Errorf("into %d bytes: %v, %v", size, with, err)
+		} else if inside := size > 0 && &with.Messages[0] == &buffer[0]; inside != (size >= len(with.Messages)) {
+			t.Errorf("into %d bytes: %d bytes inside: %t", size, len(with.Messages), inside)
+		}
 	}
 	for newest, want := range map[int][]int32{-1: {3, 4, 5, 6}, 0: nil, 1: {6}, 3: {4, 5, 6}, 4: {3, 4, 5, 6}, 1000: {3, 4, 5, 6}} {
 		snapshot, err := read(store.Read{ConversationID: "a", Newest: newest})

@@ -21,6 +21,8 @@ const (
 	// maxSummariesBytes bounds what the summaries of a reply take together, so that the reply
 	// with its tags and missing ids stays under 3.5 MiB.
 	maxSummariesBytes = 3<<20 + 448<<10
+	// maxKeptBuffer bounds the memory that is kept for the messages of the next summary.
+	maxKeptBuffer = 64 << 10
 )
 
 // GetRoutingSummary returns what a coordinator needs to route the next message.
@@ -99,9 +101,17 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 
 // summarize sums up a conversation in the share that is given to the whole summary.
 func (s *Server) summarize(ctx context.Context, id string, o routing.Options, give func(whole *parleyv1.RoutingSummary) share) (*parleyv1.RoutingSummary, error) {
-	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	buffer, ok := s.buffers.Get().(*[]byte)
+	if !ok {
+		buffer = new([]byte)
+	}
+	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1, Buffer: *buffer})
 	if err != nil {
 		return nil, err
+	}
+	if cap(snapshot.Messages) <= maxKeptBuffer {
+		*buffer = snapshot.Messages
+		defer s.buffers.Put(buffer) // A summary keeps nothing of the messages' memory.
 	}
 	summary, err := routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
 	if err != nil {

@@ -88,6 +88,7 @@ type Server struct {
 
 	imports   chan struct{} // one for each that is under way
 	rules     protovalidate.Validator
+	buffers   sync.Pool // of *[]byte, for messages that are only looked at
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()

@@ -1,7 +1,6 @@
 package record
 
 import (
-	"slices"
 	"time"
 
 	"github.com/parleyhq/parley/store"
@@ -22,7 +21,7 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	r.endLapsedLease(now)
 	snapshot := &store.Snapshot{
 		Conversation: r.withPrompt(),
-		Messages:     slices.Clone(r.Messages.Newest(q.Newest)),
+		Messages:     append(q.Buffer[:0], r.Messages.Newest(q.Newest)...),
 		DroppedBytes: r.Header.GetDroppedBytes(),
 		Seen:         seen,
 	}
