@@ -81,7 +81,7 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 
 // split returns the messages one by one.
 func split(messages store.Frames) ([]store.Frame, error) {
-	frames, size := make([]store.Frame, 0, messages.Count()), 0
+	frames, size := make([]store.Frame, 0, 20), 0 // as many as are kept unless told otherwise
 	for frame := range messages.All() {
 		frames, size = append(frames, frame), size+len(frame)
 	}

@@ -100,6 +100,9 @@ func joinedTypes(values []part) []byte {
 // appendLine appends the first words of s, 0 for all, parted by single blanks. It stops
 // soon after maxClauseBytes, so that a long s costs no more and still shows as too long.
 func appendLine(b, s []byte, words int) []byte {
+	if line, ok := plainLine(s, words); ok {
+		return append(b, line...)
+	}
 	begin := len(b)
 	for word := range bytes.FieldsSeq(s) {
 		if len(b) > begin {
@@ -112,6 +115,28 @@ func appendLine(b, s []byte, words int) []byte {
 		}
 	}
 	return b
+}
+
+// plainLine returns the words that appendLine is to append, if they stand in s just so and
+// in ASCII, as most do.
+func plainLine(s []byte, words int) ([]byte, bool) {
+	s = s[:min(len(s), maxClauseBytes)]
+	blank := true
+	for i, c := range s {
+		switch {
+		case ' ' < c && c < utf8.RuneSelf:
+			blank = false
+			continue
+		case c != ' ' || blank:
+			return nil, false
+		}
+		blank = true
+		words--
+		if words == 0 {
+			return s[:i], true
+		}
+	}
+	return s, !blank
 }
 
 // ellipsis cuts a clause that is longer than maxClause.

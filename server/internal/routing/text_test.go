@@ -60,6 +60,10 @@ func TestTextLimit(t *testing.T) {
 		{"one that fits alone", history(long(9), assistant("a", wide)), "Previous: " + wide},
 		{"one that does not fit alone", history(long(9), assistant("a", wide+"🙂")), "Previous: " + wide[:489*4] + "…"},
 		{"a word without end", history(long(1 << 20)), "Previous: " + strings.Repeat("ü", 489) + "…"},
+		{"a plain one", history(assistant("a", strings.Repeat("x", 490))), "Previous: " + strings.Repeat("x", 490)},
+		{"a plain one that does not fit", history(assistant("a", strings.Repeat("x", 491))), "Previous: " + strings.Repeat("x", 489) + "…"},
+		{"a plain word without end", history(assistant("a", strings.Repeat("x", 1<<20))), "Previous: " + strings.Repeat("x", 489) + "…"},
+		{"plain words without end", history(summed(strings.Repeat("one two ", 1<<16))), "Previous: " + strings.Repeat("one two ", 61) + "o…"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
