@@ -167,6 +167,8 @@ func TestPartialAnswersAreKept(t *testing.T) {
 		}, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED"},
 		"INTERRUPT": {func(_ *stream, id string) {
 			next := f.begin(t, t.Context(), asks(id, "next", interrupt))
+			// The agent of the turn that is cut off might take the word for its own.
+			next.until(t, func(e *parleyv1.TurnEvent) bool { return e.GetStarted() != nil })
 			words.say(t, id, end)
 			next.drain(t)
 		}, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "INTERRUPTED"},
