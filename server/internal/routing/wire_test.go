@@ -101,8 +101,10 @@ func TestDamage(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if s, err := Summarize(nil, test.messages, Options{MessageLimit: 1, MaxBytes: 1}); !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("got %v, %v, want ErrCorrupt", s, err)
+			for _, o := range []Options{{}, {MessageLimit: 1, MaxBytes: 1}} {
+				if s, err := Summarize(nil, test.messages, o); !errors.Is(err, store.ErrCorrupt) {
+					t.Errorf("%+v: got %v, %v, want ErrCorrupt", o, s, err)
+				}
 			}
 		})
 	}
