@@ -33,7 +33,10 @@ type RespondRequest struct {
 	// Name by which the agent was called.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The turn that this answers.
-	TurnId        string `protobuf:"bytes,5,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	TurnId string `protobuf:"bytes,5,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	// The window keeps its start for many turns (ContextWindow.cache_stable): marking the
+	// messages for a provider's prompt cache pays.
+	CacheStable   bool `protobuf:"varint,6,opt,name=cache_stable,json=cacheStable,proto3" json:"cache_stable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -101,6 +104,13 @@ func (x *RespondRequest) GetTurnId() string {
 		return x.TurnId
 	}
 	return ""
+}
+
+func (x *RespondRequest) GetCacheStable() bool {
+	if x != nil {
+		return x.CacheStable
+	}
+	return false
 }
 
 // RespondResponse is one piece of an answer. A tool_result ends the current answer
@@ -314,13 +324,14 @@ var File_parley_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_agent_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xd1\x01\n" +
+	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n" +
 	"\x0eRespondRequest\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12#\n" +
 	"\rsystem_prompt\x18\x03 \x01(\tR\fsystemPrompt\x12\x14\n" +
 	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\x17\n" +
-	"\aturn_id\x18\x05 \x01(\tR\x06turnId\"\xa9\x03\n" +
+	"\aturn_id\x18\x05 \x01(\tR\x06turnId\x12!\n" +
+	"\fcache_stable\x18\x06 \x01(\bR\vcacheStable\"\xa9\x03\n" +
 	"\x0fRespondResponse\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12D\n" +
 	"\x0fstructured_data\x18\x02 \x01(\v2\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x122\n" +
