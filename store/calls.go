@@ -162,6 +162,23 @@ type Read struct {
 	// Request asks whether the conversation has seen it; ErrRequestReused when it has seen
 	// the same id with other content.
 	Request *Request
+	// Known is what the caller knows already: if the conversation is still so, nothing else
+	// is looked at, and the snapshot is Unchanged. The zero value knows nothing.
+	Known Known
+}
+
+// Known is a state of a conversation that a caller has seen.
+type Known struct {
+	// Version that it had; 0 is that of no conversation.
+	Version int32
+	// UID that it had; empty: whichever, so that another one of the same id and version counts
+	// as the same.
+	UID string
+}
+
+// Is reports whether a conversation in state now is in the known one.
+func (k Known) Is(now Known) bool {
+	return k.Version != 0 && k.Version == now.Version && (k.UID == "" || k.UID == now.UID)
 }
 
 // List says which conversations to list.

@@ -33,6 +33,8 @@ type Purged struct {
 
 // Snapshot is a conversation as it was at one version.
 type Snapshot struct {
+	// Unchanged: it is as Read.Known says, and all else is left empty.
+	Unchanged bool
 	// Conversation is its header.
 	Conversation *parleyv1.Conversation
 	// Messages asked for, oldest first.

@@ -206,6 +206,7 @@ func (s *Store) Close() error {
 	var err error
 	s.closing.Do(func() {
 		s.writer.close()
+		s.tally.versions.close()
 		err = s.db.Close()
 	})
 	if err != nil {

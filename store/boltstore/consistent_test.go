@@ -87,7 +87,7 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if memory.total != total {
 		fault("total is %v, want %v", memory.total, total)
 	}
-	return errors.Join(append(faults, checkSessions(tx, memory)...)...)
+	return errors.Join(append(append(faults, checkSessions(tx, memory)...), checkVersions(tx, memory)...)...)
 }
 
 // checkSessions looks at session memory in the file and in memory.

@@ -23,6 +23,9 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		decode = record.UnmarshalHead
 	}
 	now, some := s.options.Now(), s.tally.someSessions()
+	if !some && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
+		return &store.Snapshot{Unchanged: true}, nil
+	}
 	var snapshot *store.Snapshot
 	err := s.view(ctx, func(tx *bolt.Tx) error {
 		c, err := find(tx, r.Tenant, r.ConversationID, decode)

@@ -22,10 +22,12 @@ type tally struct {
 	memory  map[string]int   // how many ids of a tenant sessions has
 	holders map[string]int   // of ids, by idKey; nothing of it is in the file
 	some    atomic.Bool      // sessions is not empty
+
+	versions *versions
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}}
+	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: newVersions(maxVersions)}
 }
 
 // load reads the counts of all tenants, at this instant.
@@ -105,6 +107,7 @@ func (t *tally) above(conversations int64) []string {
 
 // settle takes over what a transaction has changed, once it is committed.
 func (t *tally) settle(x *txn) {
+	t.versions.settle(x.versions)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for tenant, c := range x.counts {

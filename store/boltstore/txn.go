@@ -23,10 +23,11 @@ type txn struct {
 	tally   *tally
 	left    int // how many of tally.left it has released
 
-	counts           map[string]counts // as they will be; only of tenants that change
-	passed           map[string]inner  // the same, see passedOver
-	memory           map[string]int    // the same: how many ids sessions will have
-	holders          map[string]int    // of ids, by idKey, as they will be; only of those that change
+	counts           map[string]counts  // as they will be; only of tenants that change
+	passed           map[string]inner   // the same, see passedOver
+	memory           map[string]int     // the same: how many ids sessions will have
+	holders          map[string]int     // of ids, by idKey, as they will be; only of those that change
+	versions         map[string]version // by idKey; only of those that change
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
@@ -40,7 +41,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
 		options: o, tally: memory, counts: map[string]counts{},
-		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{},
+		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 	}
 	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
 		var err error
@@ -137,6 +138,7 @@ func (t *txn) create(tenant string, r *record.Record, value []byte) {
 	t.put(t.conversations, conversationKey(tenant, key), value)
 	t.arm(s, r.ExpireTime())
 	t.follow(s, r)
+	t.noteVersion(tenant, r)
 	t.mayGo(tenant, key)
 	t.count(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
 }
@@ -153,6 +155,7 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 		t.arm(s, expire)
 	}
 	t.follow(s, r)
+	t.noteVersion(s.tenant, r)
 	messages := int64(r.Conversation().GetMessageCount())
 	t.count(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
 }
@@ -162,6 +165,7 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 func (t *txn) remove(s *stored) {
 	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
 	t.del(t.ids, idKey(s.tenant, s.id))
+	t.versions[string(idKey(s.tenant, s.id))] = version{}
 	t.disarm(s)
 	if !s.session.Held {
 		t.dropSession(s.tenant, s.id)
@@ -272,5 +276,6 @@ func (t *txn) finish() error {
 			t.put(t.tenants, key, c.encode(key))
 		}
 	}
+	t.tally.versions.forget(t.versions)
 	return t.err
 }

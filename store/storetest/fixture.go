@@ -24,6 +24,7 @@ type fixture struct {
 	options store.Options
 	clock   *clock
 	seen    *observer
+	known   map[string]store.Known // of conversations that were read
 	store   store.Store
 }
 
@@ -36,7 +37,7 @@ func (s Subject) open(t *testing.T, edit func(*store.Options)) *fixture {
 // openFor opens a store for a part of the test outer.
 func (s Subject) openFor(outer *testing.T, t tester, edit func(*store.Options)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), seen: &observer{t: t}}
+	f := &fixture{t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), seen: &observer{t: t}, known: map[string]store.Known{}}
 	f.options = store.Options{Now: f.clock.Now, Observe: f.seen.observe}
 	if edit != nil {
 		edit(&f.options)
@@ -158,6 +159,7 @@ func (f *fixture) read(id string) *store.Snapshot {
 	if err != nil {
 		f.t.Fatalf("Read %s: %v", id, err)
 	}
+	f.knows(id, snapshot.Conversation)
 	return snapshot
 }
 
@@ -185,6 +187,7 @@ func (f *fixture) missing(ids ...string) {
 		if !errors.Is(err, store.ErrNotFound) {
 			f.t.Errorf("Read %s: %v, want ErrNotFound", id, err)
 		}
+		f.knowsNone(id)
 	}
 }
 

@@ -73,6 +73,10 @@ func (f *fixture) calls(id, turn string) []call {
 			_, err := f.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1, Turns: true})
 			return err
 		}},
+		{"Read, known", false, func(ctx context.Context) error {
+			_, err := f.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Known: store.Known{Version: 1}})
+			return err
+		}},
 		{"List", false, func(ctx context.Context) error {
 			_, err := f.store.List(ctx, &store.List{Tenant: tenant, PageSize: 2})
 			return err

@@ -57,6 +57,7 @@ func Run(t *testing.T, s Subject) {
 		{"Purge", s.purge},
 		{"Sessions", s.sessions},
 		{"Read", s.read},
+		{"KnownOrder", s.knownOrder},
 		{"List", s.list},
 		{"ListOldestFirst", s.listOldestFirst},
 		{"ListByUpdateTime", s.listByUpdateTime},

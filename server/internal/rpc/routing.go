@@ -209,29 +209,22 @@ func ascending(of []extent, size func(extent) int) []int {
 // for a change as long as it is and the request says.
 func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryRequest) (unchanged bool, err error) {
 	wait := r.GetWaitTimeout().AsDuration()
-	var (
-		changed <-chan struct{}
-		timeout <-chan time.Time
-	)
-	if wait > 0 {
-		// Ahead of the first read, so that no change falls between.
-		var stop func()
-		changed, stop, err = s.hub.Subscribe(tenant(ctx), r.GetConversationId())
-		if err != nil {
-			return false, err
-		}
-		defer stop()
-		timeout = time.After(wait)
+	if wait == 0 {
+		return s.unchanged(ctx, r)
 	}
+	// Ahead of the first read, so that no change falls between.
+	changed, stop, err := s.hub.Subscribe(tenant(ctx), r.GetConversationId())
+	if err != nil {
+		return false, err
+	}
+	defer stop()
+	timeout := time.After(wait)
 	for uid := r.GetKnownUid(); ; {
 		c, err := s.header(ctx, r.GetConversationId())
 		if err != nil || c.GetVersion() != r.GetKnownVersion() || uid != "" && c.GetUid() != uid {
 			return false, err
 		}
 		uid = c.GetUid() // From now on another one of the id is a change.
-		if wait == 0 {
-			return true, nil
-		}
 		select {
 		case <-changed:
 		case <-s.expired(c):
@@ -243,6 +236,22 @@ func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryR
 			return false, ctx.Err()
 		}
 	}
+}
+
+// unchanged reports whether the conversation is the known one at known_version now; one that
+// does not exist is at version 0.
+func (s *Server) unchanged(ctx context.Context, r *parleyv1.GetRoutingSummaryRequest) (bool, error) {
+	snapshot, err := s.store.Read(ctx, &store.Read{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(),
+		Known: store.Known{Version: r.GetKnownVersion(), UID: r.GetKnownUid()},
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return r.GetKnownVersion() == 0 && r.GetKnownUid() == "", nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return snapshot.Unchanged, nil
 }
 
 // header reads the header of a conversation; nil when there is none.

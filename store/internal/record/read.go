@@ -14,6 +14,9 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
 	}
+	if c := r.Conversation(); q.Known.Is(store.Known{Version: c.GetVersion(), UID: c.GetUid()}) {
+		return &store.Snapshot{Unchanged: true}, nil
+	}
 	seen, err := r.Seen(q.Request)
 	if err != nil {
 		return nil, err
