@@ -221,12 +221,12 @@ func TestSummaryBudget(t *testing.T) {
 		newest   *parleyv1.Message
 		maxBytes int32
 		kept     int
-		cut      bool // the newest message is
+		left     func(whole, left string) bool // of the oldest that is kept
 	}{
-		{"the newest is too long", says(long), 2048, 1, true},
-		{"the newest fits", says("yes"), 2048, 1, false},
-		{"two fit", says("yes"), 12 << 10, 2, false},
-		{"all but the referenced data", says("yes"), 22 << 10, 3, false},
+		{"the newest is too long", says(long), 2048, 1, strings.HasPrefix},
+		{"the newest fits", says("yes"), 2048, 2, strings.HasSuffix},
+		{"two fit", says("yes"), 12 << 10, 3, strings.HasSuffix},
+		{"all but the referenced data", says("yes"), 22 << 10, 3, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			id := fmt.Sprint("c", i)
@@ -238,10 +238,10 @@ func TestSummaryBudget(t *testing.T) {
 				t.Fatalf("%d messages and %d values in %d bytes, truncated %t", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated())
 			}
 			newest := whole.GetRecentMessages()[3-test.kept:]
-			if test.cut {
+			if test.left != nil {
 				content := got.GetRecentMessages()[0].GetContent()
-				if !strings.HasPrefix(long, content) || !utf8.ValidString(content) || size < 2040 {
-					t.Errorf("of the newest message %d bytes are left, in %d", len(content), size)
+				if !test.left(long, content) || !utf8.ValidString(content) || size < int(test.maxBytes)-8 {
+					t.Errorf("of the oldest message %d bytes are left, in %d", len(content), size)
 				}
 				newest[0].Content = content
 			}

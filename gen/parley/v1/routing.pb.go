@@ -62,7 +62,8 @@ type RoutingSummary struct {
 	// When it expires if nothing more is appended.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// max_bytes left something out: referenced data first, then messages from the oldest
-	// on; a newest message that does not fit alone is cut at its end. Also set where a reply
+	// on, where the oldest that is left may have lost the beginning of its content. A newest
+	// message that does not fit alone is cut at its end. Also set where a reply
 	// would be too large for pending_tool_calls, structured_data_types and recent_agents:
 	// they stay empty then.
 	Truncated bool `protobuf:"varint,16,opt,name=truncated,proto3" json:"truncated,omitempty"`

@@ -21,7 +21,8 @@ func fits(recent store.Frames, referenced []*parleyv1.ReferencedData, budget int
 
 // fit leaves messages and referenced data out of a summary until they take budget bytes
 // of its encoded form at most, and says so in it. The newest message goes before all else,
-// even if only its beginning fits.
+// even if only its beginning fits. Of the oldest that is left the end may be all: what was
+// asked, and what "the second one" refers to, mostly stands there.
 func fit(s *parleyv1.RoutingSummary, budget int) {
 	recent := s.RecentMessages
 	room := budget
@@ -33,7 +34,11 @@ func fit(s *parleyv1.RoutingSummary, budget int) {
 		}
 		s.Truncated = true
 		s.RecentMessages, s.ReferencedData = recent[i+1:], nil
-		if i == len(recent)-1 && cut(m, budget) {
+		shorten := cutStart
+		if i == len(recent)-1 {
+			shorten = cut
+		}
+		if shorten(m, room) {
 			s.RecentMessages = recent[i:]
 		}
 		return
@@ -71,6 +76,24 @@ func cut(m *parleyv1.Message, budget int) bool {
 	m.Content = content
 	m.Content = cutText(m.Content, over())
 	return true
+}
+
+// cutStart makes m take budget bytes at most by leaving out the beginning of its content, as
+// little as it can, and reports whether any content is left.
+func cutStart(m *parleyv1.Message, budget int) bool {
+	content := m.Content
+	start := min(framed(m)-budget, len(content))
+	for start > 0 { // The lengths ahead of a shorter text may be shorter too.
+		if m.Content = content[start-1:]; framed(m) > budget {
+			break
+		}
+		start--
+	}
+	for start < len(content) && !utf8.RuneStart(content[start]) {
+		start++
+	}
+	m.Content = content[start:]
+	return m.Content != "" && framed(m) <= budget
 }
 
 // cutText takes over bytes off the end of s, or as many more as it takes not to part a

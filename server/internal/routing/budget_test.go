@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -41,6 +42,24 @@ func TestBudgetSmallerThanAMessage(t *testing.T) {
 	}
 	if len(s.StructuredDataTypes) != 2 || s.ActiveAgent == nil {
 		t.Errorf("%d types, lease %v, want 2 and the lease", len(s.StructuredDataTypes), s.ActiveAgent)
+	}
+}
+
+// What a short answer refers to stands at the end of what was said before.
+func TestBudgetKeepsTheQuestion(t *testing.T) {
+	long := strings.Repeat("日本 ", 1500) + "Shall I order the red ones?"
+	messages := history(user("I need shoes"), assistant("shop", long, data("list", "1")), user("yes"))
+	s := summarize(t, header(messages), messages, Options{MessageLimit: 3, MaxBytes: 2048})
+
+	if len(s.RecentMessages) != 2 || !s.Truncated || s.RecentMessages[1].GetContent() != "yes" {
+		t.Fatalf("%d messages, truncated %t, want the answer and the end of its question", len(s.RecentMessages), s.Truncated)
+	}
+	question := s.RecentMessages[0]
+	if !strings.HasSuffix(long, question.GetContent()) || !utf8.ValidString(question.GetContent()) || len(question.GetStructuredData()) != 1 {
+		t.Errorf("of the question there is %v", question)
+	}
+	if size := encoded(s.RecentMessages, nil); size > 2048 || size < 2044 {
+		t.Errorf("%d bytes, want what fits of 2048", size)
 	}
 }
 
@@ -156,17 +175,43 @@ func checkWhatIsLeft(t *rapid.T, full, got *parleyv1.RoutingSummary, budget int)
 		checkCut(t, all[len(all)-1], got.RecentMessages, budget)
 		return
 	}
+	cutOff := ""
+	if len(got.RecentMessages) > 0 {
+		oldest, content := proto.CloneOf(all[lost]), got.RecentMessages[0].GetContent()
+		cutOff = strings.TrimSuffix(oldest.GetContent(), content)
+		if oldest.GetContent() != content && !utf8.ValidString(content) {
+			t.Fatalf("%q is cut within a character", content)
+		}
+		oldest.Content = oldest.GetContent()[len(cutOff):]
+		all = append(append(slices.Clone(all[:lost]), oldest), all[lost+1:]...)
+	}
 	left = &parleyv1.RoutingSummary{RecentMessages: all[lost:]}
 	if d := diff(left, &parleyv1.RoutingSummary{RecentMessages: got.RecentMessages}); d != "" {
 		t.Fatalf("recent messages (-newest of full +got):\n%s", d)
 	}
-	if want := lost+lostValues > 0; got.Truncated != want {
+	if want := lost+lostValues+len(cutOff) > 0; got.Truncated != want {
 		t.Fatalf("Truncated = %t, want %t", got.Truncated, want)
 	}
-	if lost > 0 && (len(got.ReferencedData) > 0 || encoded(all[lost-1:], nil) <= budget) {
-		t.Fatalf("a message is gone that fits, or went before the referenced data: %v", got)
+	if lost+len(cutOff) > 0 && len(got.ReferencedData) > 0 {
+		t.Fatalf("a message went before the referenced data: %v", got)
 	}
-	if lost == 0 && lostValues > 0 && encoded(all, values[:len(got.ReferencedData)+1]) <= budget {
+	if cutOff != "" {
+		oldest := proto.CloneOf(all[lost])
+		_, size := utf8.DecodeLastRuneInString(cutOff)
+		oldest.Content = cutOff[len(cutOff)-size:] + oldest.GetContent()
+		if encoded(append([]*parleyv1.Message{oldest}, all[lost+1:]...), nil) <= budget {
+			t.Fatalf("more than must be is cut off: %q", cutOff)
+		}
+	}
+	if lost > 0 {
+		oldest := proto.CloneOf(all[lost-1])
+		_, size := utf8.DecodeLastRuneInString(oldest.GetContent())
+		oldest.Content = oldest.GetContent()[len(oldest.GetContent())-size:]
+		if encoded(append([]*parleyv1.Message{oldest}, all[lost:]...), nil) <= budget {
+			t.Fatalf("a message is gone of which something fits: %v", oldest)
+		}
+	}
+	if lost == 0 && cutOff == "" && lostValues > 0 && encoded(all, values[:len(got.ReferencedData)+1]) <= budget {
 		t.Fatalf("a value is gone that fits: %v", got)
 	}
 }

@@ -166,12 +166,27 @@ func naiveFit(s *parleyv1.RoutingSummary, maxBytes int) (cut *parleyv1.Message) 
 		case len(s.ReferencedData) > 0: // newest first
 			s.ReferencedData = s.ReferencedData[:len(s.ReferencedData)-1]
 		case len(s.RecentMessages) > 1:
-			s.RecentMessages = s.RecentMessages[1:]
+			if !naiveCut(s, maxBytes) {
+				s.RecentMessages = s.RecentMessages[1:]
+			}
 		default:
 			return s.RecentMessages[0]
 		}
 	}
 	return nil
+}
+
+// naiveCut takes characters off the beginning of the oldest message until all fits, and
+// reports whether any are left.
+func naiveCut(s *parleyv1.RoutingSummary, maxBytes int) bool {
+	oldest := proto.CloneOf(s.RecentMessages[0])
+	s.RecentMessages = append([]*parleyv1.Message{oldest}, s.RecentMessages[1:]...)
+	for rest := []rune(oldest.GetContent()); len(rest) > 0; rest = rest[1:] {
+		if oldest.Content = string(rest); variableSize(s) <= maxBytes {
+			return true
+		}
+	}
+	return false
 }
 
 // variableSize is what max_bytes bounds.
