@@ -1,0 +1,56 @@
+#!/bin/sh
+# Makes the Python stubs anew from proto/: generate.sh [FOLDER] replaces FOLDER/parley/v1,
+# this folder's own when none is given. Needs Go, which runs the buf of proto/tools.mod, and
+# the virtual environment that README.md sets up.
+set -eu
+LC_ALL=C
+export LC_ALL
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+mkdir -p "${1:-$here}/parley"
+out=$(cd "${1:-$here}/parley" && pwd)
+bin=$here/.venv/bin
+if ! [ -x "$bin/python" ]; then
+	echo "generate.sh: no virtual environment in $here/.venv; README.md says how to make one" >&2
+	exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+cd "$root"
+go tool -modfile=proto/tools.mod buf build proto --path proto/parley/v1 \
+	--as-file-descriptor-set --output "$work/whole.binpb"
+
+# The rules of buf/validate are for whoever checks them, and Parley does. Here their package
+# would only be one more to install; to this Python their options are unknown fields.
+"$bin/python" - "$work/whole.binpb" "$work/plain.binpb" <<'PYTHON'
+import pathlib
+import sys
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+whole, plain = map(pathlib.Path, sys.argv[1:])
+kept = FileDescriptorSet()
+for file in FileDescriptorSet.FromString(whole.read_bytes()).file:
+    if file.name.startswith(("parley/", "google/protobuf/")):
+        imports = [name for name in file.dependency if name.startswith(("parley/", "google/protobuf/"))]
+        file.dependency[:] = imports
+        kept.file.append(file)
+kept.DiscardUnknownFields()
+plain.write_bytes(kept.SerializeToString())
+PYTHON
+
+protoc() {
+	"$bin/python" -m grpc_tools.protoc --descriptor_set_in="$work/plain.binpb" \
+		--plugin="$bin/protoc-gen-mypy" --plugin="$bin/protoc-gen-mypy_grpc" "$@"
+}
+mkdir "$work/out"
+cd "$root/proto"
+protoc --python_out="$work/out" --mypy_out=quiet:"$work/out" parley/v1/*.proto
+protoc --grpc_python_out="$work/out" --mypy_grpc_out=quiet:"$work/out" parley/v1/*_service.proto
+echo '"""The contract of Parley, generated from proto/parley/v1 by generate.sh."""' >"$work/out/parley/v1/__init__.py"
+
+rm -rf "$out/v1"
+mv "$work/out/parley/v1" "$out/v1"

@@ -1,0 +1,1 @@
+"""The contract of Parley, generated from proto/parley/v1 by generate.sh."""
