@@ -1,4 +1,5 @@
-# Needs Go, make and git; `make test` also a C compiler, for -race. `make` lists the targets.
+# Needs Go, make and git; `make test` also a C compiler, for -race, and Python and Node, for the
+# tests of their clients. `make` lists the targets.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
@@ -10,6 +11,13 @@ GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
 
 # -buildvcs=false: the version comes from VERSION, also where git distrusts the folder's owner.
 GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
+
+PYTHON := client/python
+TYPESCRIPT := client/typescript
+
+# Whether Python and Node are here, as old as they may be; Debian 12 has 3.11 and 18.20.
+HAVE_PYTHON := python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+HAVE_NODE := command -v npm >/dev/null && node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 20) ? 0 : 1)' 2>/dev/null
 
 SHELL := /bin/sh
 .SHELLFLAGS := -euc
@@ -35,8 +43,21 @@ build: ## build bin/parleyd and bin/parley
 	$(GOBUILD) -o bin/parley ./client/cmd/parley
 
 .PHONY: test
-test: compiler lint checkgenerate ## check everything and run all tests with -race
+test: compiler languages build lint checkgenerate ## check everything and run all tests with -race
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
+	@if $(HAVE_PYTHON); then $(MAKE) --no-print-directory testpython; fi
+	@if $(HAVE_NODE); then $(MAKE) --no-print-directory testtypescript; fi
+
+.PHONY: testpython
+testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its tests
+	cd $(PYTHON) && .venv/bin/ruff format --diff
+	cd $(PYTHON) && .venv/bin/ruff check
+	cd $(PYTHON) && .venv/bin/mypy
+	cd $(PYTHON) && PARLEYD='$(CURDIR)/bin/parleyd' .venv/bin/pytest
+
+.PHONY: testtypescript
+testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescript and run its tests
+	cd $(TYPESCRIPT) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
 
 .PHONY: long
 long: compiler ## run the random tests of turns for longer, in about two minutes
@@ -56,16 +77,21 @@ format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
 	$(GOLANGCI) fmt
 
 .PHONY: generate
-generate: bin/.buf ## make gen/ anew from proto/
+generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## make gen/ and the stubs of all languages anew from proto/
 	$(BUF) generate --clean
+	$(PYTHON)/generate.sh
+	$(TYPESCRIPT)/generate.sh
 
 # In a folder of its own: neither git nor a clean work tree is needed, and none is touched.
 .PHONY: checkgenerate
-checkgenerate: bin/.buf ## fail when gen/ is not what proto/ gives
-	@echo 'comparing gen/ with what buf generates'
+checkgenerate: bin/.buf ## fail when gen/ or the stubs are not what proto/ gives
+	@echo 'comparing gen/ and the stubs of other languages with what proto/ gives'
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; trap 'exit 1' HUP INT TERM; \
+	same() { diff -rq -x __pycache__ "$$1" "$$2" || { echo "$$1 is stale: run make generate" >&2; exit 1; }; }; \
 	$(BUF) generate --output "$$fresh"; \
-	diff -rq gen "$$fresh/gen" || { echo 'gen/ is stale: run make generate' >&2; exit 1; }
+	same gen "$$fresh/gen"; \
+	if $(HAVE_PYTHON); then $(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; fi; \
+	if $(HAVE_NODE); then $(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"; fi
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench_test.go has the other variables.
 .PHONY: bench
@@ -86,8 +112,8 @@ release-proto: bin/.buf ## write proto/release.binpb, which later changes must n
 	$(BUF) build --exclude-source-info --output proto/release.binpb
 
 .PHONY: clean
-clean: ## remove bin/, never data/
-	rm -rf bin
+clean: ## remove what was built and installed, never data/
+	rm -rf bin $(PYTHON)/.venv $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
 
 .PHONY: compiler
 compiler:
@@ -98,6 +124,33 @@ compiler:
 	else \
 		echo "go test -race needs a C compiler, and $$1 is not here; on Debian: apt-get install gcc libc6-dev" >&2; exit 1; \
 	fi
+
+# Sets up Python and Node for the tests that need them. Where one is missing and cannot be
+# installed it says which tests do not run; continuous integration must run all.
+.PHONY: languages
+languages:
+	@missing() { echo "not run: $$1" >&2; [ "$${CI:-}" != true ]; }; \
+	install() { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
+		echo "installing $$*"; apt-get update -qq && apt-get install -qq -y --no-install-recommends "$$@"; }; }; \
+	$(HAVE_PYTHON) || install python3 python3-venv || true; \
+	$(HAVE_NODE) || install nodejs npm || true; \
+	if $(HAVE_PYTHON); then $(MAKE) --no-print-directory $(PYTHON)/.venv/.stamp; \
+	else missing 'tests of $(PYTHON) and of its agent, which need Python 3.10 with venv; on Debian: apt-get install python3 python3-venv'; fi; \
+	if $(HAVE_NODE); then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.stamp; cd $(TYPESCRIPT); npm run --silent build; \
+	else missing 'tests of $(TYPESCRIPT) and of its agent, which need Node 18.20 with npm; on Debian: apt-get install nodejs npm'; fi
+
+$(PYTHON)/.venv/.stamp: $(PYTHON)/requirements.txt $(PYTHON)/pyproject.toml
+	@echo 'setting up $(PYTHON)/.venv as pinned in its requirements.txt'
+	@rm -rf $(PYTHON)/.venv
+	python3 -m venv $(PYTHON)/.venv
+	$(PYTHON)/.venv/bin/pip install --quiet --disable-pip-version-check --requirement $(PYTHON)/requirements.txt
+	$(PYTHON)/.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable $(PYTHON)
+	@touch $@
+
+$(TYPESCRIPT)/node_modules/.stamp: $(TYPESCRIPT)/package.json $(TYPESCRIPT)/package-lock.json
+	@echo 'installing the packages of $(TYPESCRIPT) as pinned in its package-lock.json'
+	cd $(TYPESCRIPT) && npm ci
+	@touch $@
 
 bin/.buf: proto/tools.mod
 	@echo 'building buf as pinned in proto/tools.mod: about two minutes the first time'
