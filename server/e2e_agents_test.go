@@ -49,7 +49,7 @@ func badAgents() []badAgent {
 		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, why: "did not finish within 5s", answer: "slowly", begun: true},
 		{name: "prints a line of 1 MiB", script: "cat mib", answer: badFiles()["mib"]},
 		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, why: "larger than 1048576 bytes", answer: badFiles()["mib"]},
-		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words", answer: "halfhalf"},
+		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
 		{name: "prints a line of JSON of 1 MiB+1", format: "stream-json", script: "cat words json; echo ' '; cat words", reason: failed, why: "a line of more than 1048576 bytes", answer: "half"},
 		{name: "ends in mid-character", script: `printf 'caf\303'`, answer: "caf\uFFFD"},
 		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, why: silent, answer: "caf\uFFFD"},

@@ -32,21 +32,27 @@
 //
 // In the format "text", whatever one read finds on its standard output becomes a piece
 // at once, so a program that wants to stream only has to flush. In the format
-// "stream-json" it writes the lines of `claude --output-format stream-json`; see
-// stream.go for what becomes of them. Its standard error is not part of the answer, but
-// the end of it is in the error when the program fails.
+// "stream-json" it writes the lines of `claude --output-format stream-json`, the last of
+// which is the result; see stream.go for what becomes of them. Its standard error is not
+// part of the answer, but the end of it is in the error when the program fails.
 //
 // # How the program lives
 //
 // It is started from an argument list, without a shell, in a process group of its own,
 // with the few environment variables that [Config] tells. It need not read its input.
-// The answer is whole when the program has ended with exit code 0; any other end is a
-// failure. Whatever it has left running in its group is then killed. When the turn ends
+// The answer is whole when the program has ended with exit code 0, and in stream-json has
+// told its result; any other end is a failure, and what was said until then is no whole
+// answer. Whatever it has left running in its group is then killed. When the turn ends
 // first, the group gets SIGTERM at once and SIGKILL 4 s later: early enough that the
 // program is gone within the 5 s that the agent contract gives.
+//
+// So many processes of one agent run at once as [Config] says. A further turn waits, and
+// says so in a Progress piece. A process counts until it is really gone, even when its
+// turn has given up on it.
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +62,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 const (
@@ -64,9 +71,8 @@ const (
 	// FormatStreamJSON takes standard output as the lines of the claude command.
 	FormatStreamJSON = "stream-json"
 
-	// maxConcurrent is how many processes of one agent run at once; a further turn waits
-	// for one of them to end.
-	maxConcurrent = 256
+	// defaultConcurrent is how many processes of one agent run at once.
+	defaultConcurrent = 256
 
 	// killAfter is how long a program may take to end after SIGTERM.
 	killAfter = 4 * time.Second
@@ -85,20 +91,22 @@ type Config struct {
 	// Env names environment variables of the server that the program gets besides PATH,
 	// HOME, USER, LANG, LC_*, TZ and TMPDIR. Those that are not set are passed over.
 	Env []string
+	// MaxConcurrent is how many processes run at once; 0 is 256.
+	MaxConcurrent int
 }
 
 // Agent runs a program for every turn.
 type Agent struct {
 	config    Config
 	decode    func(io.Reader) iter.Seq2[*parleyv1.RespondResponse, error]
-	slots     chan struct{}
+	slots     *agent.Slots
 	killAfter time.Duration
 }
 
 // New makes an agent of the program that the configuration names, which it neither
 // looks for nor starts yet. Every fault of the configuration is in the one error.
 func New(config Config) (*Agent, error) {
-	a := &Agent{config: config, slots: make(chan struct{}, maxConcurrent), killAfter: killAfter}
+	a := &Agent{config: config, slots: agent.NewSlots(cmp.Or(config.MaxConcurrent, defaultConcurrent)), killAfter: killAfter}
 	var faults []error
 	if len(config.Command) == 0 || config.Command[0] == "" {
 		faults = append(faults, errors.New("command: is required"))
@@ -119,6 +127,9 @@ func New(config Config) (*Agent, error) {
 			faults = append(faults, fmt.Errorf("env: %q is not the name of an environment variable", name))
 		}
 	}
+	if config.MaxConcurrent < 0 {
+		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative; 0 is %d", config.MaxConcurrent, defaultConcurrent))
+	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
@@ -132,10 +143,7 @@ func (a *Agent) Close() error { return nil }
 // program has ended, or when that takes longer than ctx's end allows.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		select {
-		case a.slots <- struct{}{}:
-		case <-ctx.Done():
-			yield(nil, context.Cause(ctx))
+		if !a.slots.Take(ctx, yield) {
 			return
 		}
 		wanted := true
@@ -160,20 +168,28 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.RespondResponse) bool) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	p, err := a.start(ctx, input, func() { <-a.slots })
+	p, err := a.start(ctx, input, a.slots.Free)
 	if err != nil {
 		return err
 	}
-	whole := false
+	read, unfinished := false, false // all of the output; its last line is missing
 	defer func() {
-		if !whole { // cut short, by a panic in emit too
+		if !read { // cut short, by a panic in emit too
 			stop()
 		}
-		if end := p.wait(ctx); err == nil {
+		switch end := p.wait(ctx); {
+		case err != nil:
+		case end != nil:
 			err = end
+		case unfinished:
+			err = p.failure("ended with exit code 0, but without a result line: the answer may not be whole")
 		}
 	}()
 	for piece, err := range a.decode(p.stdout) {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			unfinished = true // How the program ends may tell why.
+			break
+		}
 		if err != nil {
 			return err
 		}
@@ -181,6 +197,6 @@ func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.Respo
 			return nil
 		}
 	}
-	whole = true
+	read = true
 	return nil
 }

@@ -80,12 +80,13 @@ func watched(t *testing.T) (path string, gone func() string) {
 }
 
 func TestNewTellsEveryFault(t *testing.T) {
-	_, err := New(Config{Format: "xml", Dir: "a\x00b", Env: []string{"OK", "", "A=B"}})
+	_, err := New(Config{Format: "xml", Dir: "a\x00b", Env: []string{"OK", "", "A=B"}, MaxConcurrent: -1})
 	want := `command: is required
 command: neither it nor dir can hold a NUL
 format: "xml" is neither "text" nor "stream-json"
 env: "" is not the name of an environment variable
-env: "A=B" is not the name of an environment variable`
+env: "A=B" is not the name of an environment variable
+max_concurrent: -1 is negative; 0 is 256`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
@@ -130,31 +131,55 @@ func TestPiecesComeAtOnce(t *testing.T) {
 	}
 }
 
+// enough is a consumer that wants no more.
+func enough(*parleyv1.RespondResponse, error) bool { return false }
+
 func TestWaitsForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := made(t, Config{Command: []string{"no-such-program-here"}})
-		a.slots = make(chan struct{}, 1)
-		a.slots <- struct{}{}
+		a := made(t, Config{Command: []string{"no-such-program-here"}, MaxConcurrent: 1})
+		if !a.slots.Take(t.Context(), enough) {
+			t.Fatal("there is no slot")
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		began := time.Now()
 		if _, err := answer(ctx, a, saying("Hi")); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
 			t.Errorf("without a slot: %v after %v", err, time.Since(began))
 		}
-		time.AfterFunc(time.Hour, func() { <-a.slots })
+		time.AfterFunc(time.Hour, a.slots.Free)
 		var failure *agent.Error
-		if _, err := answer(t.Context(), a, saying("Hi")); !errors.As(err, &failure) {
-			t.Errorf("with a slot: %v, want that the program is not there", err)
+		told := ""
+		for piece, err := range a.Respond(t.Context(), saying("Hi")) {
+			told += piece.GetProgress().GetText()
+			if err != nil && !errors.As(err, &failure) {
+				t.Error(err)
+			}
 		}
-		if len(a.slots) != 0 {
+		if !strings.HasPrefix(told, "Waiting: ") || failure == nil {
+			t.Errorf("told %q, and with a slot: %v, want that the program is not there", told, failure)
+		}
+		if !a.slots.Take(t.Context(), enough) {
 			t.Error("the slot was kept")
 		}
 	})
 }
 
+func TestRunsAsManyAtOnceAsConfigured(t *testing.T) {
+	for _, test := range []struct{ configured, want int }{{0, 256}, {1, 1}, {3, 3}} {
+		a := made(t, Config{Command: []string{"program"}, MaxConcurrent: test.configured})
+		slots := 0
+		for slots < 1000 && a.slots.Take(t.Context(), enough) {
+			slots++
+		}
+		if slots != test.want {
+			t.Errorf("max_concurrent %d: %d at once, want %d", test.configured, slots, test.want)
+		}
+	}
+}
+
 func TestManyAtOnceNeverMix(t *testing.T) {
 	a := running(t, "cat")
-	a.slots = make(chan struct{}, 4)
+	a.slots = agent.NewSlots(4)
 	var turns sync.WaitGroup
 	for i := range 12 {
 		turns.Go(func() {
@@ -188,6 +213,19 @@ func TestStreamOfARealProgram(t *testing.T) {
 	write(wholeHello + "\n" + `{"type":"result","is_error":true,"result":"no credit left"}` + "\n")
 	if _, err := answer(t.Context(), a, saying("Hi")); err == nil || err.Error() != "no credit left" {
 		t.Errorf("reported failure: %v", err)
+	}
+
+	// Without a result, the exit code says more; exit code 0 does not make the answer whole.
+	write(wholeHello + "\n")
+	if _, err := answer(t.Context(), a, saying("Hi")); err == nil || err.Error() != "sh ended with exit code 1: to the log" {
+		t.Errorf("exit code 1 without a result: %v", err)
+	}
+	a.config.Command[4] = "0"
+	got, err := answer(t.Context(), a, saying("Hi"))
+	var failure *agent.Error
+	want := "sh ended with exit code 0, but without a result line: the answer may not be whole: to the log"
+	if got != "Hello" || !errors.As(err, &failure) || failure.Message != want || !failure.Retryable {
+		t.Errorf("exit code 0 without a result: %q, %v", got, err)
 	}
 }
 

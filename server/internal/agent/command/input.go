@@ -1,13 +1,10 @@
 package command
 
 import (
-	"bytes"
-	"encoding/json"
 	"strings"
 
-	"google.golang.org/protobuf/types/known/structpb"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 // input is what the program reads for the request: the blocks that the package comment
@@ -62,7 +59,7 @@ func (t *transcript) message(message *parleyv1.Message) {
 		t.block(content, speaker(message.GetRole()))
 	}
 	for _, data := range message.GetStructuredData() {
-		t.block(compactJSON(data.GetValue()), "STRUCTURED_DATA", data.GetType())
+		t.block(agent.JSON(data.GetValue()), "STRUCTURED_DATA", data.GetType())
 	}
 	for _, attachment := range message.GetAttachments() {
 		t.block(attachment.GetUri(), "ATTACHMENT", attachment.GetMediaType())
@@ -106,15 +103,4 @@ func speaker(role parleyv1.Role) string {
 	default:
 		return "USER"
 	}
-}
-
-// compactJSON does not use protojson, whose white space differs from build to build.
-func compactJSON(value *structpb.Value) string {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false) // the reader is a program or a model, not a browser
-	if err := e.Encode(value.AsInterface()); err != nil {
-		return "null" // AsInterface gives nothing that JSON lacks: it spells NaN out
-	}
-	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -150,10 +150,16 @@ func (p *process) wait(ctx context.Context) error {
 	if !errors.As(p.err, &exit) {
 		return p.err
 	}
-	message := fmt.Sprintf("%s ended with exit code %d", p.name, exit.ExitCode())
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		message = fmt.Sprintf("%s was ended by a signal (%v)", p.name, status.Signal())
+		return p.failure(fmt.Sprintf("was ended by a signal (%v)", status.Signal()))
 	}
+	return p.failure(fmt.Sprintf("ended with exit code %d", exit.ExitCode()))
+}
+
+// failure tells what became of a program that has ended, and the end of what it said on
+// standard error.
+func (p *process) failure(what string) error {
+	message := p.name + " " + what
 	if said := p.said.String(); said != "" {
 		message += ": " + said
 	}

@@ -37,7 +37,9 @@ const (
 //     and results of this conversation: calls without an answer would have the turn wait
 //     for one, and dozens of results would push the user's messages out of the history.
 //   - an error: of a result that reports one, or of a last message that does. The
-//     program may still end by itself.
+//     program may still end by itself. io.ErrUnexpectedEOF where no result is behind all
+//     messages: by the format, a run that was not cut off ends with one, and nothing else
+//     tells a whole answer from half of one.
 //
 // What subagents say is not part of the answer. Lines of other types are passed over; a
 // line that is no JSON object, or longer than 1 MiB, is an error.
@@ -66,6 +68,8 @@ func decodeStream(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
 			yield(nil, err)
 		case s.failure != nil:
 			yield(nil, s.failure)
+		case !s.ended:
+			yield(nil, io.ErrUnexpectedEOF)
 		}
 	}
 }
@@ -122,6 +126,7 @@ type stream struct {
 	partial   bool   // they have had text
 
 	model, stopReason string
+	ended             bool         // there has been a result, and no message since
 	failure           *agent.Error // what the run would end with if it ended now
 }
 
@@ -156,12 +161,12 @@ func (s *stream) event(line *streamLine) []*parleyv1.RespondResponse {
 	switch {
 	case line.Parent != "":
 	case event.Type == "message_start":
-		s.partialID, s.partial = event.Message.ID, false
+		s.partialID, s.partial, s.ended = event.Message.ID, false, false
 		s.note(event.Message.Model, "")
 	case event.Type == "message_delta":
 		s.note("", event.Delta.StopReason)
 	case event.Type == "content_block_delta" && event.Delta.Type == "text_delta" && event.Delta.Text != "":
-		s.partial = true
+		s.partial, s.ended = true, false
 		return []*parleyv1.RespondResponse{s.say(event.Delta.Text)}
 	}
 	return nil
@@ -175,7 +180,7 @@ func (s *stream) whole(line *streamLine) []*parleyv1.RespondResponse {
 	known := s.partial && (message.ID == s.partialID || message.ID == "" || s.partialID == "")
 	if mine {
 		s.note(message.Model, message.StopReason)
-		s.failure = nil // the run goes on
+		s.ended, s.failure = false, nil // the run goes on
 		if line.Error != "" {
 			s.failure = failed(line.Error, line.Error, 0)
 		}
@@ -220,7 +225,7 @@ func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	if s.stopReason != "" {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: s.stopReason}})
 	}
-	s.pausing = true
+	s.pausing, s.ended = true, true
 	return pieces
 }
 

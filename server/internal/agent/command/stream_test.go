@@ -2,6 +2,7 @@ package command
 
 import (
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -208,16 +209,48 @@ func TestDecodeStream(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := decoded(strings.Join(test.lines, "\n"))
+			lines := strings.Join(test.lines, "\n")
+			got, err := decoded(lines)
+			if errors.Is(err, io.ErrUnexpectedEOF) != (test.failure == nil && !strings.Contains(lines, `{"type":"result"`)) {
+				t.Errorf("error is %v, want %v only where no result is", err, io.ErrUnexpectedEOF)
+			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("pieces (-want +got):\n%s", diff)
 			}
 			var failure *agent.Error
-			if !errors.As(err, &failure) && err != nil {
+			if !errors.As(err, &failure) && err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Fatalf("error is %v", err)
 			}
 			if diff := cmp.Diff(test.failure, failure); diff != "" {
 				t.Errorf("failure (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Without a result behind all messages nobody knows whether the answer is whole.
+func TestDecodeStreamWantsAResult(t *testing.T) {
+	const inner = `{"type":"assistant","message":{"id":"m7","content":[{"type":"text","text":"inner"}]},"parent_tool_use_id":"t1"}`
+	tests := []struct {
+		name  string
+		lines []string
+		whole bool
+	}{
+		{"nothing", nil, false},
+		{"a message", []string{initLine, wholeHello}, false},
+		{"partial events", []string{messageStart, deltaHello}, false},
+		{"a result", []string{resultDone}, true},
+		{"a result and what is no message", []string{wholeHello, resultDone, `{"type":"system"}`, inner, ""}, true},
+		{"a message behind a result", []string{wholeHello, resultDone, wholeDone}, false},
+		{"a message begins behind a result", []string{wholeHello, resultDone, messageStart}, false},
+		{"text behind a result", []string{wholeHello, resultDone, deltaHello}, false},
+		{"a result behind that", []string{wholeHello, resultDone, wholeDone, resultDone}, true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := decoded(strings.Join(test.lines, "\n"))
+			if test.whole && err != nil || !test.whole && !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("error is %v", err)
 			}
 		})
 	}
@@ -241,7 +274,7 @@ func TestDecodeStreamBoundsLines(t *testing.T) {
 			t.Fatalf("the line has %d bytes", len(line))
 		}
 		pieces, err := decoded(line + end)
-		if err != nil || len(pieces) == 0 || len(pieces[0].GetText()) != maxLine-len(frame) {
+		if !errors.Is(err, io.ErrUnexpectedEOF) || len(pieces) == 0 || len(pieces[0].GetText()) != maxLine-len(frame) {
 			t.Errorf("line of 1 MiB: %d pieces, %v", len(pieces), err)
 		}
 		pieces, err = decoded(line + " " + end)

@@ -1,0 +1,178 @@
+package anthropic
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	sdk "github.com/anthropics/anthropic-sdk-go"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+const (
+	// maxWord bounds names, ids and the reason for the end, as the API of messages does.
+	maxWord = 128
+
+	// maxCalls bounds the bytes of all calls of an answer.
+	maxCalls = 1 << 20
+)
+
+// answer is what a stream has told so far.
+type answer struct {
+	model      string
+	usage      parleyv1.Usage
+	stopReason string
+	calls      map[int64]*toolUse // that are not passed on yet, by the index of their block
+	callBytes  int                // of all calls
+	whole      bool               // there is no more to come
+}
+
+// toolUse is a call that the model is writing.
+type toolUse struct {
+	id, name string
+	given    string // the input at the block's start; the API's is always {}
+	input    strings.Builder
+}
+
+// add takes the next event and returns the pieces that it makes. Events, blocks and deltas
+// of other kinds are passed over, as the API wants it: there will be more of them.
+func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
+	switch event.Type {
+	case "message_start":
+		a.model = clipped(valid(event.Message.Model), maxWord)
+		u := event.Message.Usage
+		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
+	case "content_block_start":
+		return a.begin(event.Index, event.ContentBlock)
+	case "content_block_delta":
+		switch event.Delta.Type {
+		case "text_delta":
+			return textPieces(event.Delta.Text), nil
+		case "input_json_delta":
+			return nil, a.addInput(event.Index, event.Delta.PartialJSON)
+		}
+	case "content_block_stop":
+		if call := a.calls[event.Index]; call != nil && json.Valid([]byte(call.arguments())) {
+			delete(a.calls, event.Index)
+			return []*parleyv1.RespondResponse{call.piece()}, nil
+		}
+	case "message_delta":
+		if event.Delta.StopReason != "" {
+			a.stopReason = clipped(valid(string(event.Delta.StopReason)), maxWord)
+		}
+		u := event.Usage
+		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
+	case "message_stop":
+		a.whole = true
+		return a.end(), nil
+	}
+	return nil, nil
+}
+
+// begin takes the start of a block.
+func (a *answer) begin(index int64, block sdk.ContentBlockStartEventContentBlockUnion) ([]*parleyv1.RespondResponse, error) {
+	switch block.Type {
+	case "text":
+		return textPieces(block.Text), nil
+	case "tool_use":
+		call := &toolUse{id: valid(block.ID), name: valid(block.Name), given: block.JSON.Input.Raw()}
+		if call.id == "" || len(call.id) > maxWord || call.name == "" || len(call.name) > maxWord {
+			return nil, &agent.Error{Message: fmt.Sprintf("the provider sent a tool call whose id or name is empty or has more than %d bytes", maxWord)}
+		}
+		if a.calls == nil {
+			a.calls = make(map[int64]*toolUse)
+		}
+		a.calls[index] = call
+		return nil, a.hold(len(call.id) + len(call.name) + len(call.given))
+	}
+	return nil, nil
+}
+
+func (a *answer) addInput(index int64, input string) error {
+	call := a.calls[index]
+	if call == nil {
+		return nil // of a tool that the provider runs itself
+	}
+	call.input.WriteString(input)
+	return a.hold(len(input))
+}
+
+// hold counts bytes of calls, which have to be kept until they are whole.
+func (a *answer) hold(n int) error {
+	if a.callBytes += n; a.callBytes > maxCalls {
+		return &agent.Error{Message: fmt.Sprintf("the provider sent tool calls of more than %d bytes", maxCalls)}
+	}
+	return nil
+}
+
+// count notes what the provider counted. Its counts are of all so far and only grow; a
+// later event may leave out what an earlier one told.
+func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
+	a.usage.InputTokens = max(a.usage.InputTokens, tokens(input, cacheWrite, cacheRead))
+	a.usage.CachedInputTokens = max(a.usage.CachedInputTokens, tokens(cacheRead))
+	a.usage.OutputTokens = max(a.usage.OutputTokens, tokens(output))
+	a.usage.ReasoningTokens = max(a.usage.ReasoningTokens, tokens(thinking))
+}
+
+// end is what is told last. A call that is not JSON is one that the end cut off, and which
+// nobody could run, unless the model meant to end with it.
+func (a *answer) end() []*parleyv1.RespondResponse {
+	var pieces []*parleyv1.RespondResponse
+	for _, index := range slices.Sorted(maps.Keys(a.calls)) {
+		if a.stopReason == string(sdk.StopReasonToolUse) {
+			pieces = append(pieces, a.calls[index].piece())
+		}
+	}
+	pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{
+		Model:             a.model,
+		InputTokens:       a.usage.InputTokens,
+		OutputTokens:      a.usage.OutputTokens,
+		CachedInputTokens: a.usage.CachedInputTokens,
+		ReasoningTokens:   a.usage.ReasoningTokens,
+	}}})
+	if a.stopReason != "" {
+		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: a.stopReason}})
+	}
+	return pieces
+}
+
+// arguments are the input as the model wrote it.
+func (t *toolUse) arguments() string {
+	switch {
+	case t.input.Len() > 0:
+		return valid(t.input.String())
+	case t.given != "":
+		return valid(t.given)
+	}
+	return "{}"
+}
+
+func (t *toolUse) piece() *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{
+		ToolCall: &parleyv1.ToolCall{Id: t.id, Name: t.name, Arguments: t.arguments()},
+	}}
+}
+
+func textPieces(text string) []*parleyv1.RespondResponse {
+	if text == "" {
+		return nil
+	}
+	return []*parleyv1.RespondResponse{{Piece: &parleyv1.RespondResponse_Text{Text: valid(text)}}}
+}
+
+// valid is s with U+FFFD for what is not UTF-8.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// tokens is the sum as the API can hold it.
+func tokens(counts ...int64) int32 {
+	var sum int64
+	for _, count := range counts {
+		sum = min(sum+min(max(count, 0), math.MaxInt32), math.MaxInt32)
+	}
+	return int32(sum)
+}

@@ -1,0 +1,167 @@
+package anthropic_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
+)
+
+// once begins an answer with that text.
+func once() anthropictest.Reply {
+	return anthropictest.Parts(anthropictest.Message{}.Start(), anthropictest.TextDelta(0, "Once"))
+}
+
+// status sends the header of a refusal and no body yet.
+func status(code int, header ...string) anthropictest.Reply {
+	return func(w http.ResponseWriter, r *http.Request) {
+		for i := 0; i < len(header); i += 2 {
+			w.Header().Set(header[i], header[i+1])
+		}
+		w.WriteHeader(code)
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			anthropictest.Break(w, r)
+		}
+	}
+}
+
+// TestEarlyStop has the consumer break off, and the provider see that.
+func TestEarlyStop(t *testing.T) {
+	t.Parallel()
+	gone := make(chan struct{})
+	fake := anthropictest.New(t, anthropictest.Sequence(once(), anthropictest.Stall, func(http.ResponseWriter, *http.Request) { close(gone) }))
+	for piece, err := range made(t, agent.Model{BaseURL: fake.URL}).Respond(t.Context(), saying("Hi.")) {
+		if err != nil || piece.GetText() != "Once" {
+			t.Fatalf("piece %v, error %v", piece, err)
+		}
+		break
+	}
+	<-gone
+}
+
+// TestEndOfContext ends the context with the first text, or as the reply says.
+func TestEndOfContext(t *testing.T) {
+	t.Parallel()
+	over := errors.New("the turn is over")
+	for name, reply := range map[string]func(end anthropictest.Reply) anthropictest.Reply{
+		"before an answer": func(end anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(end, anthropictest.Stall)
+		},
+		"in mid-answer": func(anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(once(), anthropictest.Stall)
+		},
+		"in mid-event": func(anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(once(), anthropictest.Parts("event: content_blo"), anthropictest.Stall)
+		},
+		"among pings": func(anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(once(), anthropictest.Endless(event("ping", nil)))
+		},
+		"in an endless answer": func(anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(once(), anthropictest.Endless(anthropictest.TextDelta(0, "and ")))
+		},
+		"in mid-refusal": func(end anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(status(http.StatusBadRequest), end, anthropictest.Stall)
+		},
+		"before another try": func(end anthropictest.Reply) anthropictest.Reply {
+			return anthropictest.Sequence(status(http.StatusTooManyRequests, "Retry-After", "9"), end)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			fake := anthropictest.New(t, reply(func(http.ResponseWriter, *http.Request) { cancel(over) }))
+			var got error
+			for piece, err := range made(t, agent.Model{BaseURL: fake.URL}).Respond(ctx, saying("Hi.")) {
+				if got = err; piece.GetText() != "" {
+					cancel(over)
+				}
+			}
+			if !errors.Is(got, over) {
+				t.Errorf("error %v, want the cause of the context's end", got)
+			}
+			if n := len(fake.Requests()); n != 1 {
+				t.Errorf("%d requests, want 1", n)
+			}
+		})
+	}
+}
+
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	overloaded := anthropictest.Fail(529, anthropictest.Failure("overloaded_error", "Overloaded"))
+	for name, test := range map[string]struct {
+		replies  []anthropictest.Reply
+		requests int
+		fails    bool
+	}{
+		"overloaded, then not": {[]anthropictest.Reply{overloaded, overloaded, anthropictest.Text("Hello.")}, 3, false},
+		"no answer, then one":  {[]anthropictest.Reply{anthropictest.Break, anthropictest.Text("Hello.")}, 2, false},
+		"rate limit, then not": {[]anthropictest.Reply{anthropictest.Fail(429, ""), anthropictest.Text("Hello.")}, 2, false},
+		"failed, then not":     {[]anthropictest.Reply{anthropictest.Fail(500, ""), anthropictest.Text("Hello.")}, 2, false},
+		"overloaded for ever":  {[]anthropictest.Reply{overloaded, overloaded, overloaded}, 3, true},
+		"a key that is wrong":  {[]anthropictest.Reply{anthropictest.Fail(401, "")}, 1, true},
+		"a long wait wanted":   {[]anthropictest.Reply{status(429, "Retry-After", "60")}, 1, true},
+		"a wait until a date":  {[]anthropictest.Reply{status(429, "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT")}, 1, true},
+		"a wait in many ms":    {[]anthropictest.Reply{status(503, "Retry-After-Ms", "60000")}, 1, true},
+		"cut off after a piece": {[]anthropictest.Reply{
+			anthropictest.Sequence(once(), anthropictest.Break),
+		}, 1, true},
+		"overloaded after a piece": {[]anthropictest.Reply{
+			anthropictest.Sequence(once(), anthropictest.Parts(anthropictest.Error("overloaded_error", "Overloaded"))),
+		}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fake := anthropictest.New(t, test.replies...)
+			_, err := answer(t, made(t, agent.Model{BaseURL: fake.URL}), saying("Hi."))
+			if (err != nil) != test.fails {
+				t.Errorf("error %v", err)
+			}
+			if n := len(fake.Requests()); n != test.requests {
+				t.Errorf("%d requests, want %d", n, test.requests)
+			}
+		})
+	}
+}
+
+// TestMemory has the provider send without end what the client has to gather.
+func TestMemory(t *testing.T) {
+	t.Parallel()
+	const bound = 32 << 20 // what the agent gathers, and what is on the way in buffers
+	input := event("content_block_delta", object{"index": 0, "delta": object{"type": "input_json_delta", "partial_json": strings.Repeat("1", 8<<10)}})
+	begin := event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1", "name": "list"}})
+	for name, reply := range map[string]struct {
+		begin anthropictest.Reply
+		part  string
+	}{
+		"a line":     {once(), strings.Repeat("x", 64<<10)},
+		"an event":   {once(), "data: " + strings.Repeat("x", 1<<10) + "\n"},
+		"a comment":  {once(), ": " + strings.Repeat("x", 1<<10) + "\r\n"},
+		"arguments":  {anthropictest.Parts(begin), input},
+		"calls":      {once(), strings.Replace(begin, "toolu_1", strings.Repeat("1", 100), 1)},
+		"a refusal":  {status(http.StatusBadRequest), strings.Repeat("x", 64<<10)},
+		"a web page": {status(http.StatusOK, "Content-Type", "text/html"), strings.Repeat("x", 64<<10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var sent atomic.Int64
+			_, err := told(t, anthropictest.Sequence(reply.begin, func(w http.ResponseWriter, r *http.Request) {
+				for r.Context().Err() == nil && sent.Add(int64(len(reply.part))) < bound {
+					anthropictest.Parts(reply.part)(w, r)
+				}
+			}))
+			if e, ok := errors.AsType[*agent.Error](err); !ok || e.Retryable {
+				t.Errorf("error %v, want one of the agent's that lasts", err)
+			}
+			if sent.Load() >= bound {
+				t.Errorf("the agent took %d bytes", sent.Load())
+			}
+		})
+	}
+}

@@ -1,0 +1,228 @@
+package anthropic
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"mime"
+	"strings"
+
+	sdk "github.com/anthropics/anthropic-sdk-go"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+const (
+	beginning    = "[start of the conversation]"
+	emptyMessage = "[empty message]"
+)
+
+// params are the request as the API takes it; the package comment tells what becomes of
+// what.
+func (a *Agent) params(request *parleyv1.RespondRequest) sdk.MessageNewParams {
+	params := sdk.MessageNewParams{
+		Model:     a.config.Model,
+		MaxTokens: int64(cmp.Or(a.config.MaxOutputTokens, defaultMaxTokens)),
+		Messages:  messages(agent.Answered(request.GetMessages())),
+	}
+	if a.config.Temperature != nil {
+		params.Temperature = sdk.Float(*a.config.Temperature)
+	}
+	if prompt := request.GetSystemPrompt(); !isBlank(prompt) {
+		params.System = []sdk.TextBlockParam{{Text: prompt}}
+	}
+	for _, tool := range a.tools {
+		params.Tools = append(params.Tools, sdk.ToolUnionParam{OfTool: &tool})
+	}
+	if request.GetCacheStable() {
+		mark(&params)
+	}
+	return params
+}
+
+// mark puts the marks of the prompt cache, three at most.
+func mark(params *sdk.MessageNewParams) {
+	here := sdk.NewCacheControlEphemeralParam()
+	if len(params.System) > 0 {
+		params.System[0].CacheControl = here
+	} else if n := len(params.Tools); n > 0 {
+		params.Tools[n-1].OfTool.CacheControl = here
+	}
+	left := 2
+	for i := len(params.Messages) - 1; i >= 0 && left > 0; i-- {
+		if m := params.Messages[i]; m.Role == sdk.MessageParamRoleUser {
+			*m.Content[len(m.Content)-1].GetCacheControl() = here
+			left--
+		}
+	}
+}
+
+// messages takes turns of the roles, the user first. Every message has content.
+func messages(history []*parleyv1.Message) []sdk.MessageParam {
+	var turns []sdk.MessageParam
+	for _, message := range history {
+		role, blocks := blocksOf(message)
+		if len(blocks) == 0 {
+			continue
+		}
+		if len(turns) == 0 && role == sdk.MessageParamRoleAssistant {
+			turns = append(turns, sdk.NewUserMessage(sdk.NewTextBlock(beginning)))
+		}
+		if last := len(turns) - 1; last >= 0 && turns[last].Role == role {
+			turns[last].Content = append(turns[last].Content, blocks...)
+		} else {
+			turns = append(turns, sdk.MessageParam{Role: role, Content: blocks})
+		}
+	}
+	return turns
+}
+
+// blocksOf is what the message says, and in which of the API's roles.
+func blocksOf(message *parleyv1.Message) (sdk.MessageParamRole, []sdk.ContentBlockParamUnion) {
+	switch message.GetRole() {
+	case parleyv1.Role_ROLE_ASSISTANT:
+		return sdk.MessageParamRoleAssistant, assistantBlocks(message)
+	case parleyv1.Role_ROLE_TOOL:
+		return sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{toolResult(message)}
+	}
+	return sdk.MessageParamRoleUser, userBlocks(message)
+}
+
+func assistantBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
+	var blocks []sdk.ContentBlockParamUnion
+	if text := agent.Text(message); !isBlank(text) {
+		blocks = append(blocks, sdk.NewTextBlock(text))
+	}
+	for _, attachment := range message.GetAttachments() {
+		blocks = append(blocks, sdk.NewTextBlock(attachmentText(attachment))) // images are the user's only
+	}
+	for _, call := range message.GetToolCalls() {
+		blocks = append(blocks, sdk.NewToolUseBlock(toolID(call.GetId()), input(call.GetArguments()), toolName(call.GetName())))
+	}
+	return blocks
+}
+
+func userBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
+	var blocks []sdk.ContentBlockParamUnion
+	isSystem := message.GetRole() == parleyv1.Role_ROLE_SYSTEM
+	if text := agent.Text(message); !isBlank(text) {
+		if isSystem {
+			text = "<system_message>\n" + text + "\n</system_message>"
+		}
+		blocks = append(blocks, sdk.NewTextBlock(text))
+	}
+	for _, attachment := range message.GetAttachments() {
+		blocks = append(blocks, attachmentBlock(attachment))
+	}
+	if len(blocks) == 0 && !isSystem {
+		blocks = append(blocks, sdk.NewTextBlock(emptyMessage))
+	}
+	return blocks
+}
+
+// toolResult is the result with all that its message carries besides, the text among it.
+// That of a failure may hold text only, and must hold some.
+func toolResult(message *parleyv1.Message) sdk.ContentBlockParamUnion {
+	result := message.GetToolResult()
+	block := sdk.ToolResultBlockParam{ToolUseID: toolID(result.GetCallId())}
+	add := func(b sdk.ContentBlockParamUnion) {
+		block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfText: b.OfText, OfImage: b.OfImage, OfDocument: b.OfDocument})
+	}
+	for _, text := range []string{result.GetContent(), agent.Text(message)} {
+		if !isBlank(text) {
+			add(sdk.NewTextBlock(text))
+		}
+	}
+	for _, attachment := range message.GetAttachments() {
+		if result.GetIsError() {
+			add(sdk.NewTextBlock(attachmentText(attachment)))
+		} else {
+			add(attachmentBlock(attachment))
+		}
+	}
+	if result.GetIsError() {
+		block.IsError = sdk.Bool(true)
+		if len(block.Content) == 0 {
+			add(sdk.NewTextBlock("failed"))
+		}
+	}
+	return sdk.ContentBlockParamUnion{OfToolResult: &block}
+}
+
+// attachmentBlock is by its URL what the API reads, and in words what it would refuse the
+// whole conversation for.
+func attachmentBlock(attachment *parleyv1.Attachment) sdk.ContentBlockParamUnion {
+	if uri := attachment.GetUri(); isWebURL(uri) {
+		media, _, err := mime.ParseMediaType(attachment.GetMediaType())
+		if err != nil {
+			media = ""
+		}
+		switch media {
+		case "image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp":
+			return sdk.NewImageBlock(sdk.URLImageSourceParam{URL: uri})
+		case "application/pdf":
+			return sdk.NewDocumentBlock(sdk.URLPDFSourceParam{URL: uri})
+		}
+	}
+	return sdk.NewTextBlock(attachmentText(attachment))
+}
+
+func attachmentText(attachment *parleyv1.Attachment) string {
+	words := []string{"attachment"}
+	for _, word := range []string{attachment.GetMediaType(), attachment.GetFilename()} {
+		if word != "" {
+			words = append(words, word)
+		}
+	}
+	return "[" + strings.Join(words, " ") + "]: " + attachment.GetUri()
+}
+
+func isWebURL(uri string) bool {
+	scheme, _, found := strings.Cut(uri, "://")
+	return found && (strings.EqualFold(scheme, "https") || strings.EqualFold(scheme, "http"))
+}
+
+// input is the arguments as the JSON object that the API wants.
+func input(arguments string) json.RawMessage {
+	if isBlank(arguments) {
+		return json.RawMessage("{}")
+	}
+	if b := bytes.TrimSpace([]byte(arguments)); b[0] == '{' && json.Valid(b) {
+		return b
+	}
+	b, err := json.Marshal(map[string]string{"invalid_arguments": arguments})
+	if err != nil {
+		return json.RawMessage("{}") // a string can always be JSON
+	}
+	return b
+}
+
+// toolID is the id in characters that the API takes: another one, always the same, where
+// it has others.
+func toolID(id string) string {
+	if id != "" && !strings.ContainsFunc(id, isNoWord) {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return "call_" + hex.EncodeToString(sum[:16])
+}
+
+// toolName is the name in characters and a length that the API takes.
+func toolName(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if isNoWord(r) {
+			return '_'
+		}
+		return r
+	}, name)
+	if name == "" {
+		return "unknown"
+	}
+	return name[:min(len(name), maxToolName)]
+}
+
+// isBlank reports whether the API takes the text for an empty one.
+func isBlank(text string) bool { return strings.TrimSpace(text) == "" }

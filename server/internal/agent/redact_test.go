@@ -1,0 +1,40 @@
+package agent_test
+
+import (
+	"testing"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+func TestRedact(t *testing.T) {
+	for name, test := range map[string]struct {
+		text    string
+		secrets []string
+		want    string
+	}{
+		"nothing to hide":       {"all is well", nil, "all is well"},
+		"not there":             {"all is well", []string{"sk-1"}, "all is well"},
+		"no secret":             {"all is well", []string{"", " \n"}, "all is well"},
+		"too short":             {"status 401", []string{"1", "401"}, "status 401"},
+		"empty text":            {"", []string{"sk-1"}, ""},
+		"everywhere":            {"sk-1, sk-1 and sk-1", []string{"sk-1"}, "[redacted], [redacted] and [redacted]"},
+		"all of it":             {"sk-1", []string{"sk-1"}, "[redacted]"},
+		"several":               {"key sk-1, team blue", []string{"blue", "sk-1"}, "key [redacted], team [redacted]"},
+		"one within another":    {"Bearer sk-1 of sk-1", []string{"sk-1", "Bearer sk-1"}, "[redacted] of [redacted]"},
+		"one over another":      {"<abcdef>", []string{"abcd", "cdef"}, "<[redacted]>"},
+		"over itself":           {"<aaaaaa>", []string{"aaaa"}, "<[redacted]>"},
+		"side by side":          {"<abcdefgh>", []string{"abcd", "efgh"}, "<[redacted]>"},
+		"its own word":          {"redacted sk-1", []string{"sk-1", "redacted"}, "[redacted] [redacted]"},
+		"white space around it": {"key sk-1.", []string{" sk-1\n"}, "key [redacted]."},
+		"runes":                 {"Schlüssel: grün!", []string{"grün"}, "Schlüssel: [redacted]!"},
+		"in JSON":               {`{"key":"a\"b\u003cc"}`, []string{`a"b<c`}, `{"key":"[redacted]"}`},
+		"in a URL":              {"/a%2Fb%20c?key=a%2Fb+c", []string{"a/b c"}, "/[redacted]?key=[redacted]"},
+		"in HTML":               {"<p>a&lt;b&amp;c</p>", []string{"a<b&c"}, "<p>[redacted]</p>"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := agent.Redact(test.text, test.secrets...); got != test.want {
+				t.Errorf("Redact(%q, %q) = %q, want %q", test.text, test.secrets, got, test.want)
+			}
+		})
+	}
+}
