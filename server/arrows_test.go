@@ -49,20 +49,23 @@ func allowedArrows() []arrow {
 
 		{"server", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", "client/mcp", api}},
 		{"server/internal/rpc", []string{
-			"server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
+			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
 			"server/internal/interactionlog", "server/internal/window", "server/internal/agent", "store", api,
 		}},
-		{"server/internal/turn", []string{"server/internal/window", "server/internal/agent", "store", api, record}},
+		{"server/internal/turn", []string{"server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record}},
+		{"server/internal/rules", []string{api}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/auth", nil},
 		{"server/internal/agent", []string{api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
+		{"server/internal/agent/*/*test", nil},
 
 		{"client", []string{api}},
 		{"client/cmd/parley", []string{"client", api}},
 		{"client/mcp", []string{"client", api}},
+		{"client/examples/*", []string{api}},
 	}
 }
 
@@ -73,7 +76,7 @@ type fence struct {
 }
 
 func fences() []fence {
-	statuses := []string{"gen/parley/v1", "server/internal/rpc", "server/internal/agent/remote", "client", "client/cmd/parley"}
+	statuses := []string{"gen/parley/v1", "server/internal/rpc", "server/internal/agent/remote", "client", "client/cmd/parley", "client/examples/agent"}
 	return []fence{
 		{"go.etcd.io/bbolt", []string{"store/boltstore"}},
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
@@ -222,7 +225,7 @@ func TestArrows(t *testing.T) {
 // TestArrowsCanBreak feeds the checks above with what they must refuse.
 func TestArrowsCanBreak(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/arrows_test.go"
-	const statuses = "gen/parley/v1, server/internal/rpc, server/internal/agent/remote, client, client/cmd/parley"
+	const statuses = "gen/parley/v1, server/internal/rpc, server/internal/agent/remote, client, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},
 		{"server/internal/agent/echo", modulePath + "/server/internal/agent", ""},

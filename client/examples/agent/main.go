@@ -1,0 +1,277 @@
+// Command agent is an agent to copy from: a little shop assistant that implements
+// AgentService, so that Parley can have it answer Chat.
+//
+//	go run ./client/examples/agent -address 127.0.0.1:7001
+//
+// and in the configuration of the server:
+//
+//	agents:
+//	  shop: {kind: remote, address: "127.0.0.1:7001"}
+//
+// It keeps nothing between two calls: all that it knows is in the messages that each call
+// brings. It may be restarted in the middle of a conversation, and many of it may serve one.
+//
+//	the last message             text                            product_list      summary
+//	create three products        Created Flour, Sugar and Salt.  their names       created three products
+//	Sugar costs 50 cents         Sugar costs 50 cents.           "cents": 50       set a price
+//	the second one is sold out   Sugar is sold out.              "sold_out": true  marked a product as sold out
+//	– before any product         There are no products yet.      –                 found no products
+//	– of no such product         There is no product Tea.        –                 did not find a product
+//	                             There is no third product.
+//	anything else                You said: hello. I know         –                 repeated what was said
+//	                             1 messages.
+//	slow                         tick, 5 a second for a minute   –                 ticked for a minute
+//	fail                         This will                       –                 –
+//
+// and after that "This will", the status UNAVAILABLE with the message "the shop is closed".
+// Letters may be large or small, and a full stop may end the first three. "First", "second" and
+// "third" count in the newest product_list of the history, which is also where prices go.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const (
+	productList = "product_list"
+
+	ticks     = 300
+	tickEvery = 200 * time.Millisecond
+
+	// stopGrace is how long answers that are under way may take at a stop.
+	stopGrace = 2 * time.Second
+)
+
+func main() {
+	address := flag.String("address", "127.0.0.1:7001", "where to serve AgentService, `host:port`; port 0 picks one")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := serve(ctx, *address, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		os.Exit(1)
+	}
+}
+
+// serve serves the shop until ctx ends. It writes a line to out when it listens. Without TLS,
+// so keep it to loopback or a network that you trust.
+func serve(ctx context.Context, address string, out io.Writer) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	parleyv1.RegisterAgentServiceServer(server, newShop())
+	// Parley gives turns only to agents that say SERVING, which this one does until it stops.
+	well := health.NewServer()
+	healthv1.RegisterHealthServer(server, well)
+	fmt.Fprintf(out, "agent serves AgentService address=%s\n", listener.Addr())
+
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	well.Shutdown()
+	late := time.AfterFunc(stopGrace, server.Stop)
+	defer late.Stop()
+	server.GracefulStop()
+	return <-served
+}
+
+// shop implements AgentService. It holds nothing but what it reads messages with.
+type shop struct {
+	parleyv1.UnimplementedAgentServiceServer
+	price, soldOut *regexp.Regexp
+}
+
+func newShop() *shop {
+	return &shop{
+		price:   regexp.MustCompile(`(?i)^(.+) costs (\d{1,9}) cents\.?$`),
+		soldOut: regexp.MustCompile(`(?i)^the (first|second|third) one is sold out\.?$`),
+	}
+}
+
+// Respond streams the answer to the last message. When the turn is over, because the user has
+// cancelled it or its time is up, stream's context ends.
+func (s *shop) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	messages := request.GetMessages()
+	if len(messages) == 0 {
+		return status.Error(codes.InvalidArgument, "messages is empty: there is nothing to answer")
+	}
+	switch strings.ToLower(strings.TrimSpace(messages[len(messages)-1].GetContent())) {
+	case "fail":
+		if err := sendWords(stream, "This will "); err != nil {
+			return err
+		}
+		// A status is how an agent says that it failed. What it has sent is kept as
+		// incomplete, and the user is told the message.
+		return status.Error(codes.Unavailable, "the shop is closed")
+	case "slow":
+		return slow(stream)
+	default:
+		return send(stream, s.answer(messages))
+	}
+}
+
+// answer is all that the shop has to say to one message.
+type answer struct {
+	text string
+	// summary is a short clause for coordinators, who decide by it who gets the next message.
+	summary string
+	// products is the list as it is now; nil where nothing has changed.
+	products *structpb.ListValue
+}
+
+// answer answers the last of the messages.
+func (s *shop) answer(messages []*parleyv1.Message) answer {
+	content := messages[len(messages)-1].GetContent()
+	words := strings.TrimSpace(content)
+	if strings.EqualFold(strings.TrimSuffix(words, "."), "create three products") {
+		return answer{"Created Flour, Sugar and Salt.", "created three products", newProducts("Flour", "Sugar", "Salt")}
+	}
+	price, soldOut := s.price.FindStringSubmatch(words), s.soldOut.FindStringSubmatch(words)
+	if price == nil && soldOut == nil {
+		return answer{text: fmt.Sprintf("You said: %s. I know %d messages.", content, len(messages)), summary: "repeated what was said"}
+	}
+	products := newestProducts(messages)
+	switch {
+	case len(products.GetValues()) == 0:
+		return answer{text: "There are no products yet.", summary: "found no products"}
+	case price != nil:
+		return setPrice(products, price[1], price[2])
+	default:
+		return markSoldOut(products, strings.ToLower(soldOut[1]))
+	}
+}
+
+// setPrice gives the product of that name, in large letters or small, its price.
+func setPrice(products *structpb.ListValue, name, cents string) answer {
+	for _, value := range products.GetValues() {
+		product := value.GetStructValue().GetFields()
+		if !strings.EqualFold(product["name"].GetStringValue(), name) {
+			continue
+		}
+		number, _ := strconv.Atoi(cents) // Nine digits are always one.
+		product["cents"] = structpb.NewNumberValue(float64(number))
+		return answer{fmt.Sprintf("%s costs %d cents.", product["name"].GetStringValue(), number), "set a price", products}
+	}
+	return answer{text: fmt.Sprintf("There is no product %s.", name), summary: "did not find a product"}
+}
+
+// markSoldOut marks the product at that place of the list.
+func markSoldOut(products *structpb.ListValue, ordinal string) answer {
+	place := slices.Index([]string{"first", "second", "third"}, ordinal)
+	if place >= len(products.GetValues()) {
+		return answer{text: fmt.Sprintf("There is no %s product.", ordinal), summary: "did not find a product"}
+	}
+	product := products.GetValues()[place].GetStructValue().GetFields()
+	product["sold_out"] = structpb.NewBoolValue(true)
+	return answer{product["name"].GetStringValue() + " is sold out.", "marked a product as sold out", products}
+}
+
+func newProducts(names ...string) *structpb.ListValue {
+	list := new(structpb.ListValue)
+	for _, name := range names {
+		product := &structpb.Struct{Fields: map[string]*structpb.Value{"name": structpb.NewStringValue(name)}}
+		list.Values = append(list.Values, structpb.NewStructValue(product))
+	}
+	return list
+}
+
+// newestProducts copies the list that was sent last; nil if none was.
+func newestProducts(messages []*parleyv1.Message) *structpb.ListValue {
+	for _, message := range slices.Backward(messages) {
+		for _, data := range slices.Backward(message.GetStructuredData()) {
+			if data.GetType() == productList && isProducts(data.GetValue().GetListValue()) {
+				return proto.CloneOf(data.GetValue().GetListValue())
+			}
+		}
+	}
+	return nil
+}
+
+// isProducts reports whether the value is a list of things with names. Anyone may write into a
+// conversation.
+func isProducts(list *structpb.ListValue) bool {
+	return list != nil && !slices.ContainsFunc(list.GetValues(), func(v *structpb.Value) bool {
+		return v.GetStructValue().GetFields()["name"].GetStringValue() == ""
+	})
+}
+
+// send streams the answer: the text, then what comes with it.
+func send(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], a answer) error {
+	if err := sendWords(stream, a.text); err != nil {
+		return err
+	}
+	if a.products != nil {
+		data := &parleyv1.StructuredData{Type: productList, Value: structpb.NewListValue(a.products)}
+		if err := stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: data}}); err != nil {
+			return err
+		}
+	}
+	return sendSummary(stream, a.summary)
+}
+
+// slow sends ticks until there have been enough or nobody listens any more.
+func slow(stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for range ticks {
+		if err := sendText(stream, "tick "); err != nil {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+	return sendSummary(stream, "ticked for a minute")
+}
+
+// sendWords sends each word as soon as it is there.
+func sendWords(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], text string) error {
+	for word := range strings.SplitAfterSeq(text, " ") {
+		if word == "" {
+			continue
+		}
+		if err := sendText(stream, word); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sendText(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], text string) error {
+	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: text}})
+}
+
+func sendSummary(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], summary string) error {
+	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Summary{Summary: summary}})
+}

@@ -1,0 +1,72 @@
+package remote
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestFaults(t *testing.T) {
+	const none = ` is none of "host:port", "dns:///host:port" and "unix:PATH"`
+	tests := []struct {
+		name   string
+		config Config
+		want   []string
+	}{
+		{"nothing", Config{}, []string{"address: is required"}},
+		{"all", Config{Address: "localhost", MaxPieceBytes: -1, Headers: map[string]string{
+			"grpc-timeout": "s3cret", "TE": "s3cret", ":authority": "s3cret", "": "s3cret", "a b": "s3cret", "ä": "s3cret",
+			"X-Key": "s3cret", "x-key": "s3cret", "x-line": "s3cret\n", "x-name": "s3cret ä", "x-raw-bin": "s3cret\x00\xff",
+		}}, []string{
+			`address: "localhost"` + none,
+			`headers: "" is not a name: one has letters, digits, '-', '_' and '.' only`,
+			`headers: ":authority" is not a name: one has letters, digits, '-', '_' and '.' only`,
+			`headers: "TE" is for gRPC to set`,
+			`headers: "a b" is not a name: one has letters, digits, '-', '_' and '.' only`,
+			`headers: "grpc-timeout" is for gRPC to set`,
+			`headers: "x-key" is there twice; names do not differ by case`,
+			`headers: the value of "x-line" is not printable ASCII; only that of a name that ends with -bin may be`,
+			`headers: the value of "x-name" is not printable ASCII; only that of a name that ends with -bin may be`,
+			`headers: "ä" is not a name: one has letters, digits, '-', '_' and '.' only`,
+			`max piece bytes: -1 is less than 0`,
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			a, err := New(test.config)
+			if a != nil || err == nil {
+				t.Fatalf("New = %v, %v", a, err)
+			}
+			if diff := cmp.Diff(test.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("faults (-want +got):\n%s", diff)
+			}
+			if strings.Contains(err.Error(), "s3cret") {
+				t.Error("an error shows a header's value")
+			}
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, address := range []string{
+		"127.0.0.1:7001", "[::1]:7001", ":7001", "planner.internal:7001", "dns:planner:7001", "dns:///planner:7001",
+		"dns://10.0.0.53/planner:7001", "unix:agent.socket", "unix:/run/agent.socket", "unix:///run/agent.socket",
+	} {
+		a, err := New(Config{Address: address})
+		if err != nil {
+			t.Errorf("%s: %v", address, err)
+			continue
+		}
+		a.Close()
+	}
+	for _, address := range []string{
+		"localhost", "127.0.0.1", "::1", "localhost:", "localhost:0", "localhost:http", "localhost:70000", "http://localhost", "http://localhost:7001",
+		"dns:///localhost", "dns:", "unix:", "unix://", "unix://host/agent.socket", "xds:///planner", "passthrough:///x",
+	} {
+		if a, err := New(Config{Address: address}); err == nil {
+			t.Errorf("%s is taken", address)
+			a.Close()
+		}
+	}
+}

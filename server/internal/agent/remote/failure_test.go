@@ -1,0 +1,263 @@
+package remote
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestAgentsOwnWord(t *testing.T) {
+	tests := []struct {
+		status    error
+		message   string
+		retryable bool
+	}{
+		{status.Error(codes.Unavailable, "the shop is closed"), "the agent said: the shop is closed", true},
+		{status.Error(codes.ResourceExhausted, "quota"), "the agent said: quota", true},
+		{status.Error(codes.Aborted, "again"), "the agent said: again", true},
+		{status.Error(codes.DeadlineExceeded, "late"), "the agent said: late", true},
+		{status.Error(codes.Internal, "bug"), "the agent said: bug", false},
+		{status.Error(codes.InvalidArgument, "no"), "the agent said: no", false},
+		{status.Error(codes.Canceled, "stopped"), "the agent said: stopped", false},
+		{errors.New("plain"), "the agent said: plain", false},
+		{status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and did not say why", false},
+		{status.Error(codes.Internal, " \x00\x1b "), "the agent failed with status Internal and did not say why", false},
+		{status.Error(codes.Internal, "a\tb\nc\x00\x1b[1m\u0085d"), "the agent said: a\tb\nc[1md", false},
+		{status.Error(codes.Internal, "grpc: of its own"), "the agent said: grpc: of its own", false},
+		{status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"), "the agent said: no such key as [redacted]", false},
+		{status.Error(codes.Unauthenticated, "nor marked-key-1234-and-more"), "the agent said: nor [redacted]", false},
+		{status.Error(codes.Unauthenticated, "token marked-\x00key-1234?"), "the agent said: token [redacted]?", false},
+		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent said: tier 1: [redacted][redacted]", false},
+	}
+	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "tier": "1"}
+	for _, begun := range []bool{false, true} {
+		var end error
+		s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
+			if begun {
+				if err := stream.Send(text("This will ")); err != nil {
+					return err
+				}
+			}
+			return end
+		})
+		a := open(t, Config{Address: s.address, Headers: secrets})
+		for _, test := range tests {
+			if begun && strings.Contains(test.message, "grpc: ") {
+				continue // Then it is taken for gRPC's own.
+			}
+			end = test.status
+			answer, err := collect(t.Context(), a, nil)
+			if (len(answer) == 1) != begun {
+				t.Errorf("%v: pieces %v", test.status, answer)
+			}
+			if got := mustFail(t, err); got.Message != test.message || got.Retryable != test.retryable {
+				t.Errorf("%v: %q, retryable %v; want %q, %v", test.status, got.Message, got.Retryable, test.message, test.retryable)
+			}
+		}
+	}
+}
+
+// TestReasonIsText has an agent whose status is not UTF-8.
+func TestReasonIsText(t *testing.T) {
+	address := httpAgent(t, func(w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "13")
+		w.Header().Set("Grpc-Message", "bad %FF%FE bytes%1B")
+	})
+	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
+	if got := mustFail(t, err); got.Message != "the agent said: bad \uFFFD bytes" {
+		t.Errorf("%q", got.Message)
+	}
+}
+
+func TestLongReason(t *testing.T) {
+	for _, pad := range []string{"", "x", "xx"} {
+		s := start(t, "127.0.0.1:0", nil, func(*parleyv1.RespondRequest, pieces) error {
+			return status.Error(codes.Internal, pad+strings.Repeat("円", 10<<10/3))
+		})
+		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
+		got := strings.TrimPrefix(mustFail(t, err).Message, "the agent said: ")
+		if len(got) > maxReasonBytes || len(got) < maxReasonBytes-3 || !utf8.ValidString(got) || !strings.HasSuffix(got, "円…") {
+			t.Errorf("%d bytes, ending with %q", len(got), got[len(got)-8:])
+		}
+	}
+}
+
+// TestLargeTrailers has an agent that sends more with its status than this server takes. A
+// server of grpc-go does not even try, so this is HTTP/2 by hand.
+func TestLargeTrailers(t *testing.T) {
+	s := httpAgent(t, func(w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "application/grpc")
+		for range 64 {
+			w.Header().Add("X-Large", strings.Repeat("x", 2<<10))
+		}
+		w.Header().Set("Grpc-Status", "0")
+	})
+	_, err := collect(t.Context(), open(t, Config{Address: s}), nil)
+	if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent does not keep to the protocol: ") || got.Retryable {
+		t.Errorf("%+v", got)
+	}
+	fine := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
+		stream.SetTrailer(metadata.Pairs("x", strings.Repeat("x", 8<<10)))
+		return stream.Send(text("fine"))
+	})
+	if answer, err := collect(t.Context(), open(t, Config{Address: fine.address}), nil); len(answer) != 1 || err != nil {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+func TestPieceTooLarge(t *testing.T) {
+	tests := []struct {
+		name  string
+		max   int
+		fits  int // bytes of text, with 4 or 5 more around it
+		times int
+	}{
+		{"default", 0, 4<<20 - 5, 1},
+		{"small, so that the status may be here first", 1000, 900, 20},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			for _, end := range []error{nil, status.Error(codes.Unavailable, "besides")} {
+				size := test.fits
+				s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
+					if err := stream.Send(text(strings.Repeat("x", size))); err != nil {
+						return err
+					}
+					return end
+				})
+				a := open(t, Config{Address: s.address, MaxPieceBytes: test.max})
+				if answer, err := collect(t.Context(), a, nil); len(answer) != 1 || (err == nil) != (end == nil) {
+					t.Errorf("a piece that fits: %d pieces, %v", len(answer), err)
+				}
+				size += 100
+				for range test.times {
+					answer, err := collect(t.Context(), a, nil)
+					if len(answer) != 0 {
+						t.Fatal("the piece came through")
+					}
+					if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent sent a piece of more than ") || got.Retryable {
+						t.Fatalf("%+v", got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// raw is a codec that sends bytes as they are.
+type raw struct{ encoding.CodecV2 }
+
+func (raw) Name() string { return "proto" }
+func (raw) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.(string))}, nil //nolint:errcheck // A panic fails the test.
+}
+func (raw) Unmarshal(mem.BufferSlice, any) error { return nil }
+
+// TestNotAPiece has agents that send what is not a piece.
+func TestNotAPiece(t *testing.T) {
+	for _, sent := range []string{"\xff\xff\xff", "\x0a\x02\xc3\x28"} { // No message; a text that is not UTF-8.
+		s := new(service)
+		s.serve(t, "127.0.0.1:0", grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			if method, _ := grpc.MethodFromServerStream(stream); strings.Contains(method, "Health") {
+				return status.Error(codes.Unimplemented, "none")
+			}
+			return errors.Join(stream.RecvMsg(nil), stream.SendMsg(sent))
+		})))
+		a := open(t, Config{Address: s.address})
+		for range 10 {
+			_, err := collect(t.Context(), a, nil)
+			if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent does not keep to the protocol: grpc: ") || got.Retryable {
+				t.Fatalf("%q: %+v", sent, got)
+			}
+		}
+	}
+}
+
+// TestNoSuchService has servers that are something else.
+func TestNoSuchService(t *testing.T) {
+	other := new(service)
+	other.serve(t, "127.0.0.1:0", grpc.NewServer())
+	web := httpAgent(t, func(w http.ResponseWriter) { http.Error(w, "no such page", http.StatusNotFound) })
+	for _, address := range []string{other.address, web} {
+		_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
+		if got := mustFail(t, err); !strings.HasPrefix(got.Message, "there is no parley.v1.AgentService at "+address+": ") || got.Retryable {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+// TestGateway has the server in between that has lost the agent.
+func TestGateway(t *testing.T) {
+	address := httpAgent(t, func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) })
+	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
+	if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent was lost before it answered: ") || !strings.Contains(got.Message, "502") || !got.Retryable {
+		t.Errorf("%+v", got)
+	}
+}
+
+// httpAgent is a server of HTTP/2, plaintext, that has no health service and answers the rest
+// as respond says.
+func httpAgent(t *testing.T, respond func(http.ResponseWriter)) (address string) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if strings.Contains(r.URL.Path, "Health") {
+			w.Header().Set("Content-Type", "application/grpc")
+			w.Header().Set("Grpc-Status", "12")
+			return
+		}
+		respond(w)
+	}))
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// TestNotHTTP2 has servers that take connections and speak something else, or nothing.
+func TestNotHTTP2(t *testing.T) {
+	for _, greeting := range []string{"SSH-2.0-OpenSSH\r\n", ""} {
+		t.Run(greeting, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			defer func() { l.Close(); <-done }()
+			go func() {
+				defer close(done)
+				var taken []net.Conn // so that they stay open
+				for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+					taken = append(taken, conn)
+					_, _ = io.WriteString(conn, greeting)
+				}
+				for _, conn := range taken {
+					conn.Close()
+				}
+			}()
+			a := open(t, Config{Address: l.Addr().String()})
+			a.patience = 50 * time.Millisecond
+			_, err = collect(t.Context(), a, nil)
+			if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent at "+a.address+" is not available: ") || !got.Retryable {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,251 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestEveryPiece sends every kind of piece, in an order that makes no sense: what becomes of
+// them is for others to judge.
+func TestEveryPiece(t *testing.T) {
+	sent := []*parleyv1.RespondResponse{
+		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "of no call", Content: "21 °C"}}},
+		{Piece: &parleyv1.RespondResponse_Summary{Summary: "did nothing"}},
+		text("Grüße, 円"),
+		{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "n", Value: structpb.NewNumberValue(1)}}},
+		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "weather", Arguments: "{"}}},
+		{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "reviewer"}},
+		{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: "m", OutputTokens: 7}}},
+		{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}},
+		{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "stop"}},
+		text(""),
+	}
+	request := &parleyv1.RespondRequest{
+		Conversation: &parleyv1.Conversation{Id: "c"}, SystemPrompt: "be brief", Agent: "planner", TurnId: "t", CacheStable: true,
+		Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+	}
+	before := proto.CloneOf(request)
+
+	var got *parleyv1.RespondRequest
+	var md metadata.MD
+	var left time.Duration
+	s := start(t, "127.0.0.1:0", nil, func(request *parleyv1.RespondRequest, stream pieces) error {
+		got = request
+		md, _ = metadata.FromIncomingContext(stream.Context())
+		if deadline, ok := stream.Context().Deadline(); ok {
+			left = time.Until(deadline)
+		}
+		for _, piece := range sent {
+			if err := stream.Send(piece); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	a := open(t, Config{Address: s.address, Headers: map[string]string{"Authorization": "Bearer 12345678", "raw-bin": "\x00\xff"}})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	answer, err := collect(ctx, a, request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sent, answer, protocmp.Transform()); diff != "" {
+		t.Errorf("pieces (-sent +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, got, protocmp.Transform()); diff != "" {
+		t.Errorf("request (-sent +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, request, protocmp.Transform()); diff != "" {
+		t.Errorf("the request was changed (-before +after):\n%s", diff)
+	}
+	want := metadata.MD{"authorization": {"Bearer 12345678"}, "raw-bin": {"\x00\xff"}}
+	for name := range want {
+		if diff := cmp.Diff(want[name], md[name]); diff != "" {
+			t.Errorf("header %s (-want +got):\n%s", name, diff)
+		}
+	}
+	if agent := strings.Join(md["user-agent"], ""); !strings.HasPrefix(agent, "parley ") {
+		t.Errorf("user-agent is %q", agent)
+	}
+	if left < 59*time.Minute || left > time.Hour {
+		t.Errorf("the agent has %v, want the hour that ctx has", left)
+	}
+}
+
+// TestUnknownPieces is an agent that is newer than this server.
+func TestUnknownPieces(t *testing.T) {
+	newer := &parleyv1.RespondResponse{}
+	newer.ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 2, 'h', 'i'}) // field 100
+	s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
+		return errors.Join(stream.Send(newer), stream.Send(text("a")), stream.Send(&parleyv1.RespondResponse{}), stream.Send(text("b")))
+	})
+	answer, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
+	if diff := cmp.Diff([]*parleyv1.RespondResponse{text("a"), text("b")}, answer, protocmp.Transform()); diff != "" || err != nil {
+		t.Errorf("%v, pieces (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestNoPiece is an agent that has nothing to say.
+func TestNoPiece(t *testing.T) {
+	s := start(t, "127.0.0.1:0", nil, says())
+	if answer, err := collect(t.Context(), open(t, Config{Address: s.address}), nil); len(answer) != 0 || err != nil {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+func TestUnixSocket(t *testing.T) {
+	t.Chdir(t.TempDir())
+	start(t, "unix:agent.socket", nil, says("here"))
+	path, err := filepath.Abs("agent.socket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"unix:agent.socket", "unix:" + path, "unix://" + path} {
+		if answer, err := collect(t.Context(), open(t, Config{Address: address}), nil); len(answer) != 1 || err != nil {
+			t.Errorf("%s: %v, %v", address, answer, err)
+		}
+	}
+}
+
+// TestStall has agents that send nothing, or no more, for as long as they are let.
+func TestStall(t *testing.T) {
+	for _, first := range [][]string{nil, {"one"}} {
+		t.Run(strings.Join(first, ""), func(t *testing.T) {
+			reached, ended := make(chan struct{}), make(chan struct{})
+			s := start(t, "127.0.0.1:0", nil, func(request *parleyv1.RespondRequest, stream pieces) error {
+				defer close(ended)
+				if err := says(first...)(request, stream); err != nil {
+					return err
+				}
+				close(reached)
+				<-stream.Context().Done()
+				return nil
+			})
+			a := open(t, Config{Address: s.address})
+			enough := errors.New("enough")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			go func() {
+				<-reached
+				cancel(enough)
+			}()
+			if _, err := collect(ctx, a, nil); !errors.Is(err, enough) {
+				t.Errorf("after %q: %v, want the cause of the end", first, err)
+			}
+			wait(t, "the agent to be told", ended)
+		})
+	}
+}
+
+// TestFlood is an agent that does not stop by itself.
+func TestFlood(t *testing.T) {
+	ended := make(chan struct{}, 1)
+	s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
+		defer func() { ended <- struct{}{} }()
+		for {
+			if err := stream.Send(text(strings.Repeat("x", 1000))); err != nil {
+				return err
+			}
+		}
+	})
+	a := open(t, Config{Address: s.address})
+	n := 0
+	for _, err := range a.Respond(t.Context(), nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if n == 100 {
+			break
+		}
+	}
+	wait(t, "the agent to be told that nobody listens", ended)
+
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	n = 0
+	var last error
+	for piece, err := range a.Respond(ctx, nil) {
+		last = err
+		if piece != nil {
+			n++
+		}
+		cancel(enough) // Many more pieces have come by now.
+	}
+	if n != 1 || !errors.Is(last, enough) {
+		t.Errorf("%d pieces and %v, want one and the cause of the end", n, last)
+	}
+	wait(t, "the agent to be told", ended)
+}
+
+// TestEndedBefore begins with a context that has ended.
+func TestEndedBefore(t *testing.T) {
+	a := open(t, Config{Address: "127.0.0.1:1"})
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(enough)
+	if answer, err := collect(ctx, a, nil); len(answer) != 0 || !errors.Is(err, enough) {
+		t.Errorf("%v, %v; want the cause", answer, err)
+	}
+}
+
+// TestSeveralAddresses has two agents behind one name, of which one goes away.
+func TestSeveralAddresses(t *testing.T) {
+	one, two := start(t, "127.0.0.1:0", nil, says("one")), start(t, "127.0.0.1:0", nil, says("two"))
+	names := manual.NewBuilderWithScheme("test")
+	names.InitialState(resolver.State{Endpoints: []resolver.Endpoint{
+		{Addresses: []resolver.Address{{Addr: one.address}}},
+		{Addresses: []resolver.Address{{Addr: two.address}}},
+	}})
+	a := open(t, Config{Address: "dns:///agents:7001"}, grpc.WithResolvers(dns{names}))
+	answers := func() []string {
+		var all []string
+		for range 20 {
+			answer, err := collect(t.Context(), a, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, answer[0].GetText())
+		}
+		return all
+	}
+	deadline := time.Now().Add(untilFailed) // One is connected before the other.
+	for both := []string(nil); !slices.Contains(both, "one") || !slices.Contains(both, "two"); both = answers() {
+		if time.Now().After(deadline) {
+			t.Fatalf("only one of them answers: %q", both)
+		}
+	}
+	one.stop()
+	// What is sent before the loss is noticed may fail; what comes after goes to the other.
+	for {
+		if _, err := collect(t.Context(), a, nil); err != nil {
+			_ = mustFail(t, err)
+			continue
+		}
+		if left := answers(); !slices.Contains(left, "one") {
+			break
+		}
+	}
+}
+
+// dns gives names out under the scheme that Config takes.
+type dns struct{ *manual.Resolver }
+
+func (dns) Scheme() string { return "dns" }
