@@ -1,0 +1,118 @@
+package openai
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+)
+
+// TestToolCalls: calls as several servers stream them, each whole and once.
+func TestToolCalls(t *testing.T) {
+	sunny, noon := callPiece("c1", "weather", `{"city": "Bonn"}`), callPiece("c2", "clock", "{}")
+	tests := []struct {
+		name  string
+		calls []string // of a delta each
+		want  []*parleyv1.RespondResponse
+	}{
+		{"in parts", []string{
+			`[{"index":0,"id":"c1","type":"function","function":{"name":"weather","arguments":""}}]`,
+			`[{"index":0,"function":{"arguments":"{\"city\""}}]`,
+			`[{"index":0,"function":{"arguments":": \"Bonn\"}"}}]`,
+			`[{"index":1,"id":"c2","type":"function","function":{"name":"clock","arguments":""}}]`,
+			`[{"index":1,"function":{"arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"parts of both by turns", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather"}},{"index":1,"id":"c2","function":{"name":"clock"}}]`,
+			`[{"index":0,"function":{"arguments":"{\"city\""}},{"index":1,"function":{"arguments":"{"}}]`,
+			`[{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":": \"Bonn\"}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"whole", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}},{"index":1,"id":"c2","function":{"name":"clock","arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"whole, index 0 for all", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}}]`,
+			`[{"index":0,"id":"c2","function":{"name":"clock","arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"in parts, index 0 for all", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\""}}]`,
+			`[{"index":0,"id":"c1","function":{"arguments":": \"Bonn\"}"}}]`,
+			`[{"index":0,"id":"c2","function":{"name":"clock","arguments":"{"}}]`,
+			`[{"index":0,"function":{"arguments":"}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"in parts, no index, ids in each", []string{
+			`[{"id":"c1","function":{"name":"weather","arguments":"{\"city\""}},{"id":"c2","function":{"name":"clock","arguments":"{"}}]`,
+			`[{"id":"c1","function":{"arguments":": \"Bonn\"}"}},{"id":"c2","function":{"arguments":"}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"in parts, no index, id first", []string{
+			`[{"id":"c1","function":{"name":"weather","arguments":"{\"city\""}}]`,
+			`[{"function":{"arguments":": \"Bonn\"}"}}]`,
+			`[{"id":"c2","function":{"name":"clock"}}]`,
+			`[{"id":null,"function":{"arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"index in the first part", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}},{"index":1,"id":"c2","function":{"name":"clock","arguments":"{"}}]`,
+			`[{"function":{"arguments":"}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny, noon}},
+		{"another id in each part", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\""}}]`,
+			`[{"index":0,"id":"x1","function":{"name":null,"arguments":": \"Bonn\"}"}}]`,
+		}, []*parleyv1.RespondResponse{sunny}},
+		{"name in each part", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\""}}]`,
+			`[{"index":0,"id":"","function":{"name":"weather","arguments":": \"Bonn\"}"}}]`,
+			`[{"index":0,"id":"","function":{"name":"weather","arguments":""}}]`,
+		}, []*parleyv1.RespondResponse{sunny}},
+		{"name later", []string{
+			`[{"index":0,"id":"c2","function":{"arguments":""}}]`, `[{"index":0,"function":{"name":"clock","arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{noon}},
+		{"arguments as an object", []string{
+			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":{"city": "Bonn"}}}]`,
+		}, []*parleyv1.RespondResponse{sunny}},
+		{"not what JSON is", []string{
+			`[{"index":0,"id":"c","function":{"name":"f","arguments":"{'a':\n<é>"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece("c", "f", "{'a':\n<é>")}},
+		{"runes in parts", []string{
+			`[{"index":0,"id":"c","function":{"name":"f","arguments":"{\"a\":\"\ud83d"}}]`,
+			`[{"index":0,"function":{"arguments":"\ude00` + "\xc3" + `"}}]`,
+			`[{"index":0,"function":{"arguments":"` + "\xa9\xff" + `\"}"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece("c", "f", `{"a":"😀é`+"\uFFFD"+`"}`)}},
+		{"no ids", []string{
+			`[{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"weather"}},{"function":{"name":"clock"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece("new", "clock", "{}"), callPiece("new", "clock", "{}"), callPiece("new", "weather", ""), callPiece("new", "clock", "")}},
+		{"one id for all", []string{
+			`[{"index":0,"id":"c","function":{"name":"clock","arguments":"{}"}},{"index":1,"id":"c","function":{"name":"clock","arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece("c", "clock", "{}"), callPiece("new", "clock", "{}")}},
+	}
+	newID := regexp.MustCompile("^call_[A-Z2-7]{26}$")
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			chunks := []string{openaitest.Delta(map[string]any{"role": "assistant"})}
+			for _, calls := range test.calls {
+				chunks = append(chunks, `{"choices":[{"index":0,"delta":{"tool_calls":`+calls+`}}]}`)
+			}
+			s := openaitest.New(t, openaitest.Events(append(chunks, openaitest.Finish("tool_calls"), openaitest.Done)...))
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen := make(map[string]bool)
+			for _, piece := range pieces {
+				call := piece.GetToolCall()
+				if call != nil && seen[call.GetId()] {
+					t.Errorf("id %q is there twice", call.GetId())
+				}
+				if seen[call.GetId()] = true; newID.MatchString(call.GetId()) {
+					call.Id = "new"
+				}
+			}
+			if diff := cmp.Diff(append(test.want, finishPiece("tool_calls")), pieces, protocmp.Transform()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,304 @@
+package openai
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+)
+
+// failed is the agent's error; the test ends if it is of another kind.
+func failed(t *testing.T, a *Agent) *agent.Error {
+	t.Helper()
+	pieces, err := answer(t.Context(), a, saying("Hi"))
+	failure, ok := errors.AsType[*agent.Error](err)
+	if !ok || len(pieces) != 0 {
+		t.Fatalf("pieces %v, error %v", pieces, err)
+	}
+	return failure
+}
+
+func TestRefusals(t *testing.T) {
+	tests := []struct {
+		status   int
+		body     string
+		requests int
+		want     agent.Error
+	}{
+		{
+			401, `{"error":{"message":"Incorrect API key provided: ` + testKey + `.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}`, 1,
+			agent.Error{Message: "the provider refused the key (401 Unauthorized): Incorrect API key provided: [redacted]."},
+		},
+		{
+			403, `{"error":{"message":"Country not supported"}}`, 1,
+			agent.Error{Message: "the provider refused the key, or what it was used for (403 Forbidden): Country not supported"},
+		},
+		{402, `{"error":{"message":"Insufficient credits","code":402}}`, 1, agent.Error{Message: "the provider's quota is used up (402 Payment Required): Insufficient credits"}},
+		{
+			429, `{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}`, 3,
+			agent.Error{Message: "the provider's quota or rate limit is used up (429 Too Many Requests): You exceeded your current quota", Retryable: true},
+		},
+		{
+			404, `{"error":"model \"test-model\" not found, try pulling it first"}`, 1,
+			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not where its API is (404 Not Found): model "test-model" not found, try pulling it first`},
+		},
+		{
+			404, "404 page not found", 1,
+			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not where its API is (404 Not Found): 404 page not found`},
+		},
+		{
+			400, `{"error":{"message":"too much","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`, 1,
+			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): too much"},
+		},
+		{
+			400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, 1,
+			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): the request exceeds the available context size"},
+		},
+		{413, "", 1, agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (413 Request Entity Too Large)"}},
+		{400, `[{"error":{"code":400,"message":"Invalid value","status":"INVALID_ARGUMENT"}}]`, 1, agent.Error{Message: "the provider refused the request (400 Bad Request): Invalid value"}},
+		{
+			422, `{"detail":[{"loc":["body","x"],"msg":"extra"}]}`, 1,
+			agent.Error{Message: `the provider refused the request (422 Unprocessable Entity): [{"loc":["body","x"],"msg":"extra"}]`},
+		},
+		{
+			500, `{"error":{"message":null,"type":"server_error"}}`, 3,
+			agent.Error{Message: `the provider failed (500 Internal Server Error): {"message":null,"type":"server_error"}`, Retryable: true},
+		},
+		{502, "<html><h1>502 Bad Gateway</h1></html>", 3, agent.Error{Message: "the provider failed (502 Bad Gateway)", Retryable: true}},
+		{503, "", 3, agent.Error{Message: "the provider failed (503 Service Unavailable)", Retryable: true}},
+		{529, `"busy\u0000\n now"`, 3, agent.Error{Message: "the provider failed (529): busy now", Retryable: true}},
+		{503, strings.Repeat("é", 1000), 3, agent.Error{Message: "the provider failed (503 Service Unavailable): " + strings.Repeat("é", 510) + "…", Retryable: true}},
+	}
+	for _, test := range tests {
+		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
+			s := openaitest.New(t)
+			s.Always(openaitest.Fail(test.status, test.body))
+			if diff := cmp.Diff(test.want, *failed(t, asking(t, s))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if got := len(s.Requests()); got != test.requests {
+				t.Errorf("%d requests, want %d", got, test.requests)
+			}
+		})
+	}
+	t.Run("no key", func(t *testing.T) {
+		s := openaitest.New(t, openaitest.Fail(401, ""))
+		if got := failed(t, made(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider wants a key, and none is configured (401 Unauthorized)" {
+			t.Error(got)
+		}
+	})
+}
+
+// TestTriesAgain: before the answer has begun, a failure is none yet.
+func TestTriesAgain(t *testing.T) {
+	s := openaitest.New(t, openaitest.Fail(503, ""), openaitest.Fail(429, ""), openaitest.Text("At last."))
+	pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+	if texts(pieces) != "At last." || err != nil {
+		t.Errorf("%v, %v", pieces, err)
+	}
+	bodies := s.Requests()
+	if len(bodies) != 3 || !bytes.Equal(bodies[0].Body, bodies[2].Body) {
+		t.Errorf("%d requests, the last one %s", len(bodies), bodies[len(bodies)-1].Body)
+	}
+}
+
+// TestLongWaitIsNotWaited: a provider that is to be asked again in a minute is not waited for.
+func TestLongWaitIsNotWaited(t *testing.T) {
+	s := openaitest.New(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "60")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	if got := failed(t, asking(t, s)); got.Message != "the provider's quota or rate limit is used up (429 Too Many Requests)" || !got.Retryable {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	closed := httptest.NewServer(http.NotFoundHandler())
+	closed.Close()
+	secure := httptest.NewUnstartedServer(http.NotFoundHandler())
+	secure.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // it is to fail
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	breaking := openaitest.New(t)
+	breaking.Always(openaitest.Break)
+	tests := []struct {
+		name, address string
+		want          agent.Error
+	}{
+		{"refused", withSecrets(closed.URL), agent.Error{Message: "cannot connect to " + closed.URL + ": connect: connection refused", Retryable: true}},
+		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no answer from " + strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
+		{"not trusted", withSecrets(secure.URL), agent.Error{
+			Message: "cannot connect to " + secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(test.want, *failed(t, made(t, agent.Model{BaseURL: test.address, Key: testKey}))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestNetworkErrors: those that no test may make, as the network reports them.
+func TestNetworkErrors(t *testing.T) {
+	a := made(t, agent.Model{BaseURL: "https://ann:password@models.test:8443/v1?token=hidden", Key: testKey})
+	dial := func(op string, err error) error {
+		return &url.Error{Op: "Post", URL: a.base.String(), Err: &net.OpError{Op: op, Net: "tcp", Err: err}}
+	}
+	for _, test := range []struct {
+		err  error
+		want agent.Error
+	}{
+		{
+			dial("dial", &net.DNSError{Err: "no such host", Name: "models.test", Server: "10.0.0.2:53", IsNotFound: true}),
+			agent.Error{Message: "cannot connect to https://models.test:8443: no such host"},
+		},
+		{
+			dial("dial", &net.DNSError{Err: "i/o timeout", Name: "models.test", Server: "10.0.0.2:53", IsTimeout: true}),
+			agent.Error{Message: "cannot connect to https://models.test:8443: i/o timeout", Retryable: true},
+		},
+		{dial("proxyconnect", errors.New("refused by proxy")), agent.Error{Message: "cannot connect to the proxy for https://models.test:8443: refused by proxy", Retryable: true}},
+		{dial("read", errors.New("connection reset by peer")), agent.Error{Message: "no answer from https://models.test:8443: connection reset by peer", Retryable: true}},
+		{errors.New("odd " + a.base.String()), agent.Error{Message: "no answer from https://models.test:8443: odd https://[redacted]@models.test:8443/v1/?[redacted]", Retryable: true}},
+	} {
+		failure, ok := errors.AsType[*agent.Error](a.unreachable(test.err))
+		if !ok {
+			t.Fatal(test.err)
+		}
+		if diff := cmp.Diff(test.want, *failure); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// withSecrets adds a user, a password and a query to the address.
+func withSecrets(address string) string {
+	return strings.Replace(address, "://", "://ann:p%40ssword@", 1) + "?token=t-hidden"
+}
+
+// TestRedirectsAreNotFollowed: neither key nor conversation goes to where the provider
+// points, be it itself.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	other := openaitest.New(t) // fails the test when it is asked
+	for _, status := range []int{301, 302, 307, 308} {
+		for _, to := range []string{withSecrets(other.URL), "/v1/other?token=t-hidden", ""} {
+			s := openaitest.New(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Location", to)
+				w.WriteHeader(status)
+			})
+			want := "another address"
+			switch {
+			case strings.HasPrefix(to, "/"):
+				want = s.URL + "/other"
+			case to != "":
+				want = other.URL
+			}
+			want = "the provider redirects to " + want + ", which is not followed; set base_url to where the API is"
+			if got := failed(t, asking(t, s)); got.Message != want || got.Retryable {
+				t.Errorf("%d to %s: %+v, want %s", status, to, got, want)
+			}
+		}
+	}
+}
+
+// TestNoSecretIsShown: a provider that echoes all that it was sent, in any form, in any
+// place that an error has.
+func TestNoSecretIsShown(t *testing.T) {
+	const marked, odd = "marked-secret-1", `marked "secret"/2&é`
+	echo := func(r *http.Request) string {
+		name, password, _ := r.BasicAuth()
+		all := fmt.Sprint(r.Header, r.URL, name, " ", password, " ", r.URL.Query())
+		return all + url.QueryEscape(all) + url.PathEscape(all) + fmt.Sprintf("%q", r.Header.Get("X-Odd"))
+	}
+	quoted := func(r *http.Request) string { return openaitest.Delta(map[string]any{"echo": echo(r)}) }
+	replies := map[string]openaitest.Reply{
+		"refusal as JSON": func(w http.ResponseWriter, r *http.Request) {
+			openaitest.Fail(401, `{"error":{"message":`+quoted(r)+`}}`)(w, r)
+		},
+		"refusal as text": func(w http.ResponseWriter, r *http.Request) { openaitest.Fail(400, echo(r))(w, r) },
+		"error in the stream": func(w http.ResponseWriter, r *http.Request) {
+			openaitest.Parts(data(`{"error":`+quoted(r)+`}`))(w, r)
+		},
+		"not JSON":     func(w http.ResponseWriter, r *http.Request) { openaitest.Parts(data(echo(r)))(w, r) },
+		"not a stream": func(w http.ResponseWriter, r *http.Request) { openaitest.Fail(200, echo(r))(w, r) },
+		"redirect": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Location", "http://ann:marked-password@other/"+marked+"/"+url.PathEscape(odd)+"?"+r.URL.RawQuery)
+			w.WriteHeader(http.StatusFound)
+		},
+	}
+	for name, reply := range replies {
+		t.Run(name, func(t *testing.T) {
+			s := openaitest.New(t, reply)
+			base := strings.Replace(s.URL, "://", "://marked-user:marked-password@", 1) + "?api-key=marked-query&x=" + url.QueryEscape(odd)
+			for _, key := range []string{"marked-key", ""} {
+				a := made(t, agent.Model{BaseURL: base, Key: key, Headers: map[string]string{
+					"X-Marked": marked, "X-Odd": odd, "X-Token": "Bearer marked-token", "X-Short": "1",
+				}})
+				got := failed(t, a).Message
+				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") || !strings.Contains(got, "[redacted]") {
+					t.Errorf("shown: %s", got)
+				}
+				if len(got) > 2*maxShownBytes {
+					t.Errorf("%d bytes are shown", len(got))
+				}
+				s.Then(reply)
+			}
+		})
+	}
+}
+
+func TestShown(t *testing.T) {
+	base := &url.URL{Host: "h"}
+	s := newSecrets(agent.Model{Key: "abcdef", Headers: map[string]string{"A": "abcdefgh", "B": "1", "C": ""}}, base)
+	for text, want := range map[string]string{
+		"":                             "",
+		"abcdef abcdefgh abcde 1":      "[redacted] [redacted] abcde 1",
+		" a\n\tb\x00\u0085c\xff ":      "a b c\uFFFD",
+		strings.Repeat("x", 1024):      strings.Repeat("x", 1024),
+		strings.Repeat("x", 1025):      strings.Repeat("x", 1021) + "…",
+		strings.Repeat("é", 513):       strings.Repeat("é", 510) + "…",
+		strings.Repeat("abcdef ", 200): strings.Repeat("[redacted] ", 92) + "[redacted…",
+	} {
+		if got := s.shown(text); got != want {
+			t.Errorf("%.40q: %q, want %q", text, got, want)
+		}
+	}
+	base.User = url.UserPassword("ann", "p&ssé")
+	s = newSecrets(agent.Model{Headers: map[string]string{"A": "Bearer tok/en é&b"}}, base)
+	for _, form := range []string{
+		"Bearer tok/en é&b", "tok/en é&b", "tok%2Fen+%C3%A9%26b", "tok/en%20%C3%A9&b", `tok/en \u00e9&b`, `tok\/en é&b`, `tok/en é\u0026b`, "tok/en é&amp;b",
+		"p&ssé", "YW5uOnAmc3PDqQ==",
+	} {
+		if got := s.shown("<" + form + ">"); got != "<[redacted]>" {
+			t.Errorf("%s: %s", form, got)
+		}
+	}
+	if got := newSecrets(agent.Model{}, &url.URL{Host: "h"}).shown("all of it"); got != "all of it" {
+		t.Errorf("without secrets: %q", got)
+	}
+}
+
+func TestDeepReports(t *testing.T) {
+	const levels = 5000
+	deep := strings.Repeat(`{"error":`, levels) + `"bottom"` + strings.Repeat("}", levels)
+	if got := parseReport([]byte(deep)); got.message == "" || got.message == "bottom" {
+		t.Errorf("%.80q", got.message)
+	}
+	if got := parseReport([]byte(`[{"error":{"error":{"message":"here","code":7,"type":"t"}}}]`)); got != (report{"here", "7", "t"}) {
+		t.Errorf("%+v", got)
+	}
+}

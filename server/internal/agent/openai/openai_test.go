@@ -1,0 +1,343 @@
+package openai
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+)
+
+var _ agent.Agent = (*Agent)(nil)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const testKey = "sk-marked-0123456789abcdef"
+
+// made is an agent of the configuration, closed with the test.
+func made(t *testing.T, config agent.Model) *Agent {
+	t.Helper()
+	if config.Model == "" {
+		config.Model = "test-model"
+	}
+	a, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// asking is an agent of the provider.
+func asking(t *testing.T, s *openaitest.Server) *Agent {
+	t.Helper()
+	return made(t, agent.Model{BaseURL: s.URL, Key: testKey})
+}
+
+func saying(content string) *parleyv1.RespondRequest {
+	return &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: user, Content: content}}}
+}
+
+// answer is what the agent yields: its pieces and the error behind them.
+func answer(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (pieces []*parleyv1.RespondResponse, err error) {
+	for piece, err := range a.Respond(ctx, request) {
+		if err != nil {
+			return pieces, err
+		}
+		pieces = append(pieces, piece)
+	}
+	return pieces, nil
+}
+
+func finishPiece(reason string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: reason}}
+}
+
+func usagePiece(u *parleyv1.Usage) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: u}}
+}
+
+func callPiece(id, name, arguments string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{
+		ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: arguments},
+	}}
+}
+
+func texts(pieces []*parleyv1.RespondResponse) string {
+	var b strings.Builder
+	for _, piece := range pieces {
+		b.WriteString(piece.GetText())
+	}
+	return b.String()
+}
+
+func TestAnswerComesInPieces(t *testing.T) {
+	goAhead := make(chan struct{})
+	s := openaitest.New(t, openaitest.Sequence(
+		openaitest.Events(openaitest.Words("Sugar")...),
+		func(_ http.ResponseWriter, r *http.Request) {
+			select {
+			case <-goAhead:
+			case <-r.Context().Done():
+			}
+		},
+		openaitest.Text(" costs", " 50 cents."),
+	))
+	a := asking(t, s)
+	var pieces []*parleyv1.RespondResponse
+	for piece, err := range a.Respond(t.Context(), saying("What does sugar cost?")) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pieces = append(pieces, piece); len(pieces) == 1 {
+			close(goAhead) // nothing more comes before
+		}
+	}
+	want := []*parleyv1.RespondResponse{
+		textPiece("Sugar"), textPiece(" costs"), textPiece(" 50 cents."),
+		usagePiece(&parleyv1.Usage{Model: "test-model-2026", InputTokens: 9, OutputTokens: 2}), finishPiece("stop"),
+	}
+	if diff := cmp.Diff(want, pieces, protocmp.Transform()); diff != "" {
+		t.Errorf("pieces (-want +got):\n%s", diff)
+	}
+}
+
+// TestEnvironmentStaysHere: whatever the server's environment has for the SDK, none of it
+// is sent, and requests go to base_url alone.
+func TestEnvironmentStaysHere(t *testing.T) {
+	other := openaitest.New(t) // fails the test when it is asked
+	t.Setenv("OPENAI_BASE_URL", other.URL)
+	for _, name := range []string{"OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_WEBHOOK_SECRET"} {
+		t.Setenv(name, "from-the-environment")
+	}
+	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-Custom: from-the-environment")
+	for _, key := range []string{"", testKey} {
+		s := openaitest.New(t, openaitest.Text("Hi."))
+		a := made(t, agent.Model{BaseURL: s.URL + "/?version=7&version=8", Key: key, Headers: map[string]string{"x-team": "shop", "X-Empty": ""}})
+		if _, err := answer(t.Context(), a, saying("Hi")); err != nil {
+			t.Fatal(err)
+		}
+		request := s.Requests()[0]
+		if request.Method != http.MethodPost || request.URI != "/v1/chat/completions?version=7&version=8" {
+			t.Errorf("%s %s", request.Method, request.URI)
+		}
+		if got := request.Header.Get("X-Team"); got != "shop" {
+			t.Errorf("header is %q", got)
+		}
+		var want []string
+		if key != "" {
+			want = []string{"Bearer " + key}
+		}
+		if diff := cmp.Diff(want, request.Header.Values("Authorization")); diff != "" {
+			t.Errorf("Authorization (-want +got):\n%s", diff)
+		}
+		if said := fmt.Sprint(request.Header, string(request.Body)); strings.Contains(said, "from-the-environment") {
+			t.Errorf("the environment was sent: %s", said)
+		}
+	}
+}
+
+func TestUserOfBaseURLIsSent(t *testing.T) {
+	s := openaitest.New(t, openaitest.Text("Hi."))
+	a := made(t, agent.Model{BaseURL: strings.Replace(s.URL, "://", "://ann:secret@", 1)})
+	if _, err := answer(t.Context(), a, saying("Hi")); err != nil {
+		t.Fatal(err)
+	}
+	request := &http.Request{Header: s.Requests()[0].Header}
+	if name, password, ok := request.BasicAuth(); !ok || name != "ann" || password != "secret" {
+		t.Errorf("signed in as %q, %q, %v", name, password, ok)
+	}
+}
+
+func TestNewTellsEveryFault(t *testing.T) {
+	nan := 0.0
+	nan /= nan
+	_, err := New(agent.Model{
+		BaseURL: "ftp://ann:hidden@host", Key: "hidden\n", MaxOutputTokens: -1, Temperature: &nan,
+		Headers: map[string]string{"X Y": "hidden", "X-Z": "hidden\r\n", "": "hidden"},
+		Tools: []agent.Tool{
+			{Name: "a b"},
+			{Name: "a"},
+			{Name: "a"},
+			{Name: strings.Repeat("x", 65)},
+			{Name: "list", Parameters: map[string]any{"type": "array"}},
+			{Name: "odd", Parameters: map[string]any{"type": "object", "f": func() {}}},
+		},
+	})
+	want := []string{
+		"base_url: must begin with http:// or https://",
+		"model: is required",
+		"key: has a line feed or another control character in it",
+		`headers: "" cannot name a header`,
+		`headers: "X Y" cannot name a header`,
+		"headers: the value of X-Z has a line feed or another control character in it",
+		"max_output_tokens: -1 is less than 0",
+		"temperature: NaN is not a finite number",
+		`tools: "a b" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		"tools: a is there twice",
+		`tools: "` + strings.Repeat("x", 65) + `" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		`tools: the parameters of "list" are not a JSON schema of type object`,
+		`tools: the parameters of "odd" cannot be written as JSON: json: unsupported type: func()`,
+	}
+	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(err), "\n")); diff != "" {
+		t.Errorf("faults (-want +got):\n%s", diff)
+	}
+	for address, want := range map[string]string{
+		"http://h:hidden":       "base_url: is not a URL; write it like \"https://api.openai.com/v1\"",
+		"https:///v1?k=hidden":  "base_url: names no host",
+		"https://host#hidden":   "base_url: must not have a fragment, the part behind #",
+		"api.openai.com/hidden": "base_url: must begin with http:// or https://",
+	} {
+		if _, err := New(agent.Model{Model: "m", BaseURL: address}); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", address, err, want)
+		}
+	}
+}
+
+func TestBaseURLOfTheProvider(t *testing.T) {
+	if got := made(t, agent.Model{}).base.String(); got != "https://api.openai.com/v1/" {
+		t.Errorf("base_url is %s", got)
+	}
+}
+
+// TestContextEnds: the provider stalls before its answer and in the middle of it, and what
+// the agent returns is why the context ended.
+func TestContextEnds(t *testing.T) {
+	late := errors.New("the turn is over")
+	for name, before := range map[string]openaitest.Reply{
+		"before the headers": openaitest.Sequence(),
+		"before a piece":     openaitest.Parts(": wait\n\n"),
+		"in an event":        openaitest.Parts(`data: {"cho`),
+		"in a refusal":       openaitest.Sequence(openaitest.Fail(http.StatusBadRequest, "no"), openaitest.Parts("t")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			gone := make(chan struct{})
+			s := openaitest.New(t, openaitest.Sequence(before, func(w http.ResponseWriter, r *http.Request) {
+				cancel(late)
+				openaitest.Stall(w, r)
+				close(gone)
+			}))
+			pieces, err := answer(ctx, asking(t, s), saying("Hi"))
+			if len(pieces) != 0 || !errors.Is(err, late) {
+				t.Errorf("%v, %v", pieces, err)
+			}
+			<-gone // the provider need not work on
+		})
+	}
+}
+
+func TestConsumerStopsEarly(t *testing.T) {
+	gone := make(chan struct{})
+	s := openaitest.New(t, openaitest.Sequence(
+		openaitest.Endless("data: "+openaitest.Delta(map[string]any{"content": "and on "})+"\n\n"),
+		func(http.ResponseWriter, *http.Request) { close(gone) },
+	))
+	a := asking(t, s)
+	got := 0
+	for piece, err := range a.Respond(t.Context(), saying("Never stop")) {
+		if err != nil || piece.GetText() != "and on " {
+			t.Fatal(piece, err)
+		}
+		got++
+		if got == 1000 {
+			break
+		}
+	}
+	<-gone
+}
+
+// TestConsumerStopsAnywhere: after each of the pieces, nothing more is yielded.
+func TestConsumerStopsAnywhere(t *testing.T) {
+	call := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{}"}})
+	reply := openaitest.Events(slices.Concat(openaitest.Words("a", "b"), []string{call, openaitest.Finish("stop"), openaitest.Usage(1, 1), openaitest.Done})...)
+	s := openaitest.New(t)
+	s.Always(reply)
+	a := asking(t, s)
+	pieces, err := answer(t.Context(), a, saying("Hi"))
+	if len(pieces) != 5 || err != nil {
+		t.Fatal(pieces, err)
+	}
+	for wanted := 1; wanted < 5; wanted++ {
+		got := 0
+		for _, err := range a.Respond(t.Context(), saying("Hi")) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got++
+			if got == wanted {
+				break // an iterator that goes on panics here
+			}
+		}
+	}
+}
+
+// TestAnswerIsWholeThoughTheStreamStaysOpen: a server that neither says [DONE] nor closes.
+func TestAnswerIsWholeThoughTheStreamStaysOpen(t *testing.T) {
+	s := openaitest.New(t, openaitest.Sequence(openaitest.Events(append(openaitest.Words("All."), openaitest.Finish("stop"))...), openaitest.Stall))
+	a := asking(t, s)
+	a.usageGrace = time.Millisecond
+	pieces, err := answer(t.Context(), a, saying("Hi"))
+	if diff := cmp.Diff([]*parleyv1.RespondResponse{textPiece("All."), finishPiece("stop")}, pieces, protocmp.Transform()); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestCloseEndsIdleConnections(t *testing.T) {
+	idle, closed := make(chan struct{}, 1), make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(openaitest.Fail(http.StatusBadRequest, ""))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateIdle:
+			idle <- struct{}{}
+		case http.StateClosed:
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	a := made(t, agent.Model{BaseURL: server.URL})
+	if pieces, err := answer(t.Context(), a, saying("Hi")); err == nil {
+		t.Fatal(pieces)
+	}
+	<-idle // the connection is kept for the next request
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-closed
+}
+
+func TestManyAtOnceNeverMix(t *testing.T) {
+	s := openaitest.New(t)
+	s.Always(func(w http.ResponseWriter, r *http.Request) { openaitest.Text(r.Header.Get("X-Turn"))(w, r) })
+	t.Run("agents", func(t *testing.T) {
+		for i := range 16 {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				name := fmt.Sprint("turn ", i)
+				a := made(t, agent.Model{BaseURL: s.URL, Headers: map[string]string{"X-Turn": name}})
+				if pieces, err := answer(t.Context(), a, saying("Hi")); texts(pieces) != name || err != nil {
+					t.Errorf("%v, %v", pieces, err)
+				}
+			})
+		}
+	})
+}

@@ -1,0 +1,264 @@
+package openai
+
+import (
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/openai/openai-go/v3/packages/ssestream"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+)
+
+// Streams of several providers, as their documentation shows them, without what nobody
+// reads.
+const (
+	openaiStream = `data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"model":"gpt-x-2026","service_tier":"default","system_fingerprint":"fp_1","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"usage":null,"obfuscation":"a1"}
+
+data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"model":"gpt-x-2026","choices":[{"index":0,"delta":{"content":"Hi"},"logprobs":null,"finish_reason":null}],"usage":null,"obfuscation":"b"}
+
+data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"model":"gpt-x-2026","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null}
+
+data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"model":"gpt-x-2026","choices":[],"usage":{"prompt_tokens":1200,"completion_tokens":40,"total_tokens":1240,"prompt_tokens_details":{"cached_tokens":1024,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":32,"audio_tokens":0,"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}
+
+data: [DONE]
+
+`
+	// With usage counted along, reasoning apart, and a finish_reason beside text.
+	vllmStream = `data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}
+
+data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[{"index":0,"delta":{"reasoning_content":"The user greets."}}],"usage":{"prompt_tokens":5,"total_tokens":8,"completion_tokens":3}}
+
+data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":"stop","stop_reason":null}],"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4}}
+
+data: [DONE]
+
+`
+	// Line ends of Windows, comments, event names, several lines of data, no last blank line.
+	gatewayStream = ": GATEWAY PROCESSING\r\n\r\nevent: message\r\ndata:{\"error\":null,\"choices\":[{\"index\":0,\r\ndata:\"delta\":{\"content\":\"Hi\"}}]}\r\n\r\n" +
+		"data:\r\n\r\nid: 7\r\ndata: {\"choices\":[{\"finish_reason\":\"stop\",\"delta\":{}}]}\r\n\r\ndata: [DONE]"
+)
+
+func TestStreams(t *testing.T) {
+	const hi = `{"choices":[{"delta":{"content":"Hi"}}]}`
+	tests := []struct {
+		name   string
+		stream string
+		want   []*parleyv1.RespondResponse
+	}{
+		{"openai", openaiStream, []*parleyv1.RespondResponse{textPiece("Hi"), usagePiece(&parleyv1.Usage{
+			Model: "gpt-x-2026", InputTokens: 1200, OutputTokens: 40, CachedInputTokens: 1024, ReasoningTokens: 32,
+		}), finishPiece("stop")}},
+		{"vllm", vllmStream, []*parleyv1.RespondResponse{
+			textPiece("Hi"), usagePiece(&parleyv1.Usage{Model: "qwen", InputTokens: 5, OutputTokens: 4}), finishPiece("stop"),
+		}},
+		{"a gateway", gatewayStream, []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("stop")}},
+		{"done without a finish_reason", "data: " + hi + "\n\ndata: [DONE]\n\n", []*parleyv1.RespondResponse{textPiece("Hi")}},
+		{"only done", "data: [DONE]\n\n", nil},
+		{"usage without a model", data(`{"usage":{"prompt_tokens":-1,"completion_tokens":9999999999}}`, openaitest.Done), []*parleyv1.RespondResponse{
+			usagePiece(&parleyv1.Usage{Model: "test-model", OutputTokens: math.MaxInt32}),
+		}},
+		{"cut by the limit", data(hi, openaitest.Finish("length")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")}},
+		{"filtered", data(openaitest.Finish("content_filter")), []*parleyv1.RespondResponse{finishPiece("content_filter")}},
+		{"refusal", data(`{"choices":[{"delta":{"refusal":"I can't."}}]}`, openaitest.Finish("stop")), []*parleyv1.RespondResponse{
+			textPiece("I can't."), finishPiece("stop"),
+		}},
+		{
+			"odd chunks", data(`{}`, `{"choices":null}`, `{"choices":[{"delta":null}]}`, `{"choices":[{"delta":{"role":"assistant","content":null,"tool_calls":null}}]}`,
+				`{"choices":[{"index":1,"delta":{"content":"another choice"}}]}`, hi, `{"object":"chat.completion.chunk","error":null}`, openaitest.Done),
+			[]*parleyv1.RespondResponse{textPiece("Hi")},
+		},
+		{
+			"content parts", data(`{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[]},{"type":"text","text":"a\u00e9"},{"type":"text","text":"b"},{"type":"text"}]}}]}`, openaitest.Done),
+			[]*parleyv1.RespondResponse{textPiece("aéb")},
+		},
+		{
+			"split runes", data(`{"choices":[{"delta":{"content":"a`+"\xe2\x82"+`"}}]}`, `{"choices":[{"delta":{"content":"`+"\xac"+`b\ud83d"}}]}`,
+				`{"choices":[{"delta":{"content":""}}]}`, `{"choices":[{"delta":{"content":"\ude00"}}]}`, `{"choices":[{"delta":{"content":"`+"\xff\xe2"+`"}}]}`, openaitest.Done),
+			[]*parleyv1.RespondResponse{textPiece("a"), textPiece("€b"), textPiece("😀"), textPiece("\uFFFD"), textPiece("\uFFFD")},
+		},
+		{"names too long", data(`{"model":"` + strings.Repeat("é", 100) + `","usage":{"prompt_tokens":1},"choices":[{"finish_reason":"` + strings.Repeat("x", 200) + `"}]}`), []*parleyv1.RespondResponse{
+			usagePiece(&parleyv1.Usage{Model: strings.Repeat("é", 64), InputTokens: 1}), finishPiece(strings.Repeat("x", 128)),
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := openaitest.New(t, openaitest.Parts(test.stream))
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			if diff := cmp.Diff(test.want, pieces, protocmp.Transform()); diff != "" || err != nil {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+	t.Run("byte by byte", func(t *testing.T) {
+		s := openaitest.New(t, openaitest.Parts(strings.Split(openaiStream, "")...))
+		pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+		if diff := cmp.Diff(tests[0].want, pieces, protocmp.Transform()); diff != "" || err != nil {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+// data is a stream with these events.
+func data(events ...string) string { return "data: " + strings.Join(events, "\n\ndata: ") + "\n\n" }
+
+// TestBrokenStreams: what had come is passed on, and the error says how it ended.
+func TestBrokenStreams(t *testing.T) {
+	half := data(openaitest.Words("half")...)
+	const cutOff = "the answer was cut off: the stream ended without a finish_reason"
+	tests := []struct {
+		name  string
+		reply openaitest.Reply
+		text  string
+		want  agent.Error
+	}{
+		{"ends", openaitest.Parts(half), "half", agent.Error{Message: cutOff, Retryable: true}},
+		{"ends in an event", openaitest.Parts(half, `data: {"choices":[{"finish_reason":"stop"}]}`), "half", agent.Error{Message: cutOff, Retryable: true}},
+		{"ends in a call", openaitest.Parts(data(openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}}))), "", agent.Error{Message: cutOff, Retryable: true}},
+		{"breaks", openaitest.Sequence(openaitest.Parts(half), openaitest.Break), "half", agent.Error{Message: "the answer broke off: the connection was closed", Retryable: true}},
+		{
+			"error in the stream", openaitest.Parts(half + data(`{"error":{"message":"The engine is overloaded","type":"server_error","code":null}}`)), "half",
+			agent.Error{Message: "the provider failed in the middle of the answer: The engine is overloaded", Retryable: true},
+		},
+		{
+			"error with a status", openaitest.Parts(half + data(`{"id":"g","error":{"code":429,"message":"Slow down"},"choices":[{"finish_reason":"error","delta":{"content":"never seen"}}]}`)), "half",
+			agent.Error{Message: "the provider's quota or rate limit is used up (429 Too Many Requests): Slow down", Retryable: true},
+		},
+		{
+			"error that will not go", openaitest.Parts(data(`{"error":{"message":"no such tool","type":"invalid_request_error"}}`)), "",
+			agent.Error{Message: "the provider failed in the middle of the answer: no such tool"},
+		},
+		{
+			"error object", openaitest.Parts(data(`{"object":"error","message":"This model's maximum context length is 4096 tokens","code":"x"}`, "[DONE]")), "",
+			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): This model's maximum context length is 4096 tokens"},
+		},
+		{
+			"error event", openaitest.Parts("event: error\ndata: {\"message\":\"gone\"}\n\n"), "",
+			agent.Error{Message: "the provider failed in the middle of the answer: gone", Retryable: true},
+		},
+		{
+			"no JSON", openaitest.Parts(half + data("upstream "+testKey+" timed out")), "half",
+			agent.Error{Message: "the provider sent an event that is not a JSON object: upstream [redacted] timed out", Retryable: true},
+		},
+		{"a list", openaitest.Parts(data("[1]")), "", agent.Error{Message: "the provider sent an event that is not a JSON object: [1]", Retryable: true}},
+		{
+			"nothing", openaitest.Parts(), "",
+			agent.Error{Message: "the provider did not answer with a stream; check that base_url is where its API is, most often it ends in /v1"},
+		},
+		{
+			"a page", openaitest.Fail(http.StatusOK, "<html><title>Chat</title></html>"), "",
+			agent.Error{Message: "the provider did not answer with a stream; check that base_url is where its API is, most often it ends in /v1"},
+		},
+		{
+			"an error with status 200", openaitest.Fail(http.StatusOK, `{"error":"model not loaded"}`), "",
+			agent.Error{Message: "the provider did not answer with a stream; check base_url and model: model not loaded"},
+		},
+		{
+			"a call without a name", openaitest.Parts(data(openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"arguments": "{}"}}), openaitest.Done)), "",
+			agent.Error{Message: "the model called a tool by a name of 0 bytes, not 1 to 128", Retryable: true},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := openaitest.New(t, test.reply)
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			if texts(pieces) != test.text || len(pieces) > 1 {
+				t.Errorf("pieces %v, want %q", pieces, test.text)
+			}
+			failure, ok := errors.AsType[*agent.Error](err)
+			if !ok {
+				t.Fatalf("error is %v", err)
+			}
+			if diff := cmp.Diff(test.want, *failure); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if len(s.Requests()) != 1 {
+				t.Errorf("%d requests; a stream that has begun is not tried again", len(s.Requests()))
+			}
+		})
+	}
+}
+
+// TestMemoryIsBounded: what a provider sends without end is refused before it is held.
+func TestMemoryIsBounded(t *testing.T) {
+	lines := strings.Repeat("x", 64<<10)
+	argument := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": lines}})
+	calls := data(openaitest.ToolDelta(map[string]any{"function": map[string]any{"name": "f", "arguments": "{}"}}))
+	for name, test := range map[string]struct {
+		reply openaitest.Reply
+		want  string
+	}{
+		"a line":    {openaitest.Sequence(openaitest.Parts("data: "), openaitest.Endless(lines)), "the provider sent an event of more than 4194304 bytes"},
+		"an event":  {openaitest.Endless("data: " + lines + "\n"), "the provider sent an event of more than 4194304 bytes"},
+		"arguments": {openaitest.Endless(data(argument)), "the model's tool calls are larger than 4194304 bytes"},
+		"calls":     {openaitest.Endless(calls), "the model made more than 1000 tool calls in one answer"},
+		"a refusal": {openaitest.Sequence(openaitest.Fail(http.StatusTeapot, "no coffee "), openaitest.Endless(lines)), "the provider refused the request (418 I'm a teapot): no coffee " + lines[:1011] + "…"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gone := make(chan struct{})
+			s := openaitest.New(t, openaitest.Sequence(test.reply, func(http.ResponseWriter, *http.Request) { close(gone) }))
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			if len(pieces) != 0 || err == nil || err.Error() != test.want {
+				t.Errorf("%v, %v, want %s", pieces, err, test.want)
+			}
+			<-gone
+		})
+	}
+	t.Run("many events are fine", func(t *testing.T) {
+		for _, end := range []string{"\n", "\r\n"} {
+			events := strings.Repeat("data: "+lines+end+end, 2*maxEventBytes/len(lines))
+			body := &eventBody{ReadCloser: io.NopCloser(strings.NewReader(events))}
+			if n, err := io.Copy(io.Discard, body); int(n) != len(events) || len(body.head) != maxErrorBytes || err != nil {
+				t.Errorf("%q: %d bytes of %d, %d of them kept, %v", end, n, len(events), len(body.head), err)
+			}
+		}
+	})
+	t.Run("one large event is fine", func(t *testing.T) {
+		text := strings.Repeat("x", 2<<20)
+		s := openaitest.New(t, openaitest.Text(text))
+		if pieces, err := answer(t.Context(), asking(t, s), saying("Hi")); texts(pieces) != text || err != nil {
+			t.Errorf("%d bytes, %v", len(texts(pieces)), err)
+		}
+	})
+}
+
+// TestLongSilenceIsTold: while the model reasons, a note comes now and then.
+func TestLongSilenceIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := io.Pipe()
+		go func() {
+			for range 25 { // a second each
+				time.Sleep(time.Second) //nolint:forbidigo // of the bubble
+				_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"reasoning_content": "hm"})))
+			}
+			_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"content": "42"}), openaitest.Finish("stop"), openaitest.Done))
+		}()
+		began := time.Now()
+		var got []string
+		body := &eventBody{ReadCloser: r}
+		s := &stream{
+			agent: &Agent{usageGrace: usageGrace}, body: body, giveUp: func() {}, told: began,
+			decoder: ssestream.NewDecoder(&http.Response{Body: body}),
+			emit: func(piece *parleyv1.RespondResponse) bool {
+				got = append(got, time.Since(began).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
+				return true
+			},
+		}
+		if err := s.read(); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"10s the model is still at work", "20s the model is still at work", "25s 42", "25s stop"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
