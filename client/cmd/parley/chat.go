@@ -22,12 +22,17 @@ Ctrl-C during an answer cancels the turn: the agent stops, and what had arrived 
 an incomplete message. Another Ctrl-C does not wait for that: it ends the program or, where
 chat asks line by line, goes back to the prompt.
 
+Where the agent waits for the results of tool calls, chat ends by saying of which. It goes
+on with --tool-result for each of them, with TEXT or without; standard input is not read then
+unless - says so. Calls that get no result stay open.
+
 To lose the connection is not to cancel, unless --on-disconnect says so: the turn goes on
 at the server, and parley resume shows it.`
 
 // chatFlags are the flags that are words for something else in the request.
 type chatFlags struct {
 	system, onBusy, onDisconnect string
+	results                      []string
 }
 
 func (a *app) newChatCommand() *cobra.Command {
@@ -40,7 +45,8 @@ func (a *app) newChatCommand() *cobra.Command {
 		Example: `  parley chat hello there
   parley chat --conversation shop --agent writer "Add a product"
   echo "Sugar for 50 cents" | parley chat -c shop
-  parley chat -c shop --again`,
+  parley chat -c shop --again
+  parley chat -c shop --tool-result 'call_1={"cents":50}'`,
 		RunE: func(command *cobra.Command, args []string) error {
 			if command.Flags().Changed("system") {
 				request.SystemPrompt = new(words.system)
@@ -51,12 +57,16 @@ func (a *app) newChatCommand() *cobra.Command {
 			if !a.timeoutSet {
 				a.timeout = 0 // An agent may think for minutes.
 			}
-			switch again := request.GetAnswerPending(); {
+			switch again, results := request.GetAnswerPending(), len(request.GetToolResults()) > 0; {
+			case again && results:
+				return usageError("--again asks what was asked before: no --tool-result")
+			case results && request.GetConversationId() == "":
+				return usageError("--tool-result needs --conversation: which one's call it answers")
 			case again && request.GetConversationId() == "":
 				return usageError("--again needs --conversation: which one's history to answer")
 			case again && len(args) > 0:
 				return usageError("--again asks what was asked before: no TEXT")
-			case again || len(args) > 0 || !a.inTerminal:
+			case again || results || len(args) > 0 || !a.inTerminal:
 				return a.ask(command.Context(), &request, args)
 			case request.GetRequestId() != "":
 				return usageError("--request-id names one question: give it TEXT")
@@ -70,6 +80,7 @@ func (a *app) newChatCommand() *cobra.Command {
 	flags.StringVarP(&request.ConversationId, "conversation", "c", "", "conversation to go on with or to make; a new one when empty")
 	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's own")
 	flags.StringVar(&words.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
+	flags.StringArrayVar(&words.results, "tool-result", nil, "result of a tool call that the agent waits for, as CALL_ID=CONTENT; more than once for more")
 	flags.BoolVar(&request.AnswerPending, "again", false, "have what the history ends with answered again, say after a turn that failed; no TEXT, and standard input is not read")
 	flags.StringVar(&words.onBusy, "on-busy", "reject", "while another turn runs: reject this one, queue it, or interrupt the other")
 	flags.StringVar(&words.onDisconnect, "on-disconnect", "continue", "continue the turn when the connection is lost, or cancel it")
@@ -88,12 +99,20 @@ func (f chatFlags) fill(request *parleyv1.ChatRequest) error {
 	if request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_UNSPECIFIED {
 		return usageError(fmt.Sprintf("--on-disconnect %q: only continue and cancel are known", f.onDisconnect))
 	}
+	for _, result := range f.results {
+		id, content, found := strings.Cut(result, "=")
+		if id == "" || !found {
+			return usageError(fmt.Sprintf("--tool-result %q: want CALL_ID=CONTENT", result))
+		}
+		request.ToolResults = append(request.ToolResults, &parleyv1.ToolResult{CallId: id, Content: content})
+	}
 	return nil
 }
 
 // ask asks one question and shows what comes.
 func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []string) error {
-	if !request.GetAnswerPending() {
+	wordless := request.GetAnswerPending() || len(request.GetToolResults()) > 0
+	if !wordless || len(args) > 0 {
 		content, err := a.text(ctx, args)
 		if err != nil {
 			return err
@@ -110,7 +129,7 @@ func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []str
 			fmt.Fprintf(a.err, "see what came of it with: %s resume %s %s\n", a.self(), got.conversation, got.turnID)
 		case got.worthAsking():
 			fmt.Fprintf(a.err, "ask again with: %s chat -c %s --again\n", a.self(), got.conversation)
-		case !got.named:
+		case !got.named && !got.waits():
 			fmt.Fprintf(a.err, "continue with: %s chat -c %s ...\n", a.self(), got.conversation)
 		}
 		if err != nil {

@@ -51,7 +51,7 @@ in shop: hello
 			`> call
 in shop: call
 tool call price c1: {"of":"sugar"}
-the agent waits for the results of its tool calls
+the agent waits for the results of its tool calls; go on with: bin/parley --address ` + address + ` chat -c shop --tool-result c1=...
 > hand over
 in shop: hand over
 other answers:

@@ -132,10 +132,10 @@ func parrot(request *parleyv1.ChatRequest, stream *turnStream) error {
 		end = finished(parleyv1.TurnState_TURN_STATE_FAILED)
 		end.GetFinished().GetTurn().Error = &parleyv1.TurnError{Reason: "AGENT_FAILED", Message: "out of ideas"}
 	case "call":
-		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{
-			ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price", Arguments: `{"of":"sugar"}`},
-		}})
+		call := &parleyv1.ToolCall{Id: "c1", Name: "price", Arguments: `{"of":"sugar"}`}
+		events = append(events, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: call}})
 		end = finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
+		end.GetFinished().Messages = []*parleyv1.Message{{ToolCalls: []*parleyv1.ToolCall{call}}}
 	case "hand over":
 		events = append(events, handover("other"), delta("taken"))
 	case "think":

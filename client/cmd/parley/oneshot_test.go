@@ -71,6 +71,36 @@ parley: the turn was cancelled
 	}
 }
 
+// Whoever asks is told how to give the calls that are open their results. What an agent calls
+// them is nothing for a shell to run.
+func TestOpenCallsAreShown(t *testing.T) {
+	var answer []*parleyv1.Message
+	ask := func(ids ...string) {
+		m := &parleyv1.Message{}
+		for _, id := range ids {
+			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "price"})
+		}
+		answer = append(answer, m)
+	}
+	ask("c1", "c2")
+	answer = append(answer, &parleyv1.Message{ToolResult: &parleyv1.ToolResult{CallId: "c1"}})
+	ask("c1", "it's $(rm -r x)", "a\x1b[1mb")
+	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
+		end := finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
+		end.GetFinished().Messages = answer
+		return send(stream, started("shop"), delta("one"), end)
+	})
+	stdout, stderr, code := once(t.Context(), "", "--address", address, "chat", "hello")
+	if stdout != "one\n" || code != 0 {
+		t.Errorf("standard output %q, exit code %d", stdout, code)
+	}
+	want := "the agent waits for the results of its tool calls; go on with: parley --address " + address +
+		` chat -c shop --tool-result c2=... --tool-result c1=... --tool-result 'it'\''s $(rm -r x)'=... --tool-result 'a` + "\uFFFD[1mb'=...\n"
+	if diff := cmp.Diff(want, stderr); diff != "" {
+		t.Errorf("standard error (-want +got):\n%s", diff)
+	}
+}
+
 func TestABrokenStreamGoesUnnoticed(t *testing.T) {
 	f := fake{
 		chat: func(_ *parleyv1.ChatRequest, stream *turnStream) error {

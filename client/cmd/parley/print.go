@@ -95,6 +95,17 @@ func oneLine(s string) string {
 	return harmless(strings.Join(strings.Fields(s), " "))
 }
 
+// quoted returns s as a POSIX shell takes it for one word and nothing else.
+func quoted(s string) string {
+	special := func(r rune) bool {
+		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("._:/@%+,-", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, special) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
 // short returns s cut to at most n characters.
 func short(s string, n int) string {
 	if characters := []rune(s); len(characters) > n {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -54,8 +55,8 @@ func (a *app) showEvent(event *parleyv1.TurnEvent, got *view) error {
 		return errors.Join(a.endLine(got), a.note(got, step.AnswerStarted.GetAgent()+" answers:"))
 	case *parleyv1.TurnEvent_Finished:
 		err := a.endLine(got)
-		if got.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
-			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls")
+		if got.waits() {
+			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls; go on with:", a.goingOn(got, step.Finished.GetMessages()))
 		}
 		return err
 	default:
@@ -124,6 +125,30 @@ func (v view) cancellation(request *parleyv1.ChatRequest) *parleyv1.CancelTurnRe
 		// A turn that is queued has not told its conversation, but then the request has.
 		ConversationId: cmp.Or(v.conversation, request.GetConversationId()), TurnId: v.turnID,
 	}
+}
+
+// waits reports whether the turn ended with tool calls that have no result.
+func (v view) waits() bool {
+	return v.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
+}
+
+// goingOn is the line to paste that gives the open calls of an answer their results. Their ids
+// are the agent's words: no shell is to take them for anything else.
+func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
+	var open []string
+	for _, m := range answer {
+		for _, call := range m.GetToolCalls() {
+			open = append(open, call.GetId())
+		}
+		if i := slices.Index(open, m.GetToolResult().GetCallId()); i >= 0 {
+			open = slices.Delete(open, i, i+1)
+		}
+	}
+	words := []string{a.self(), "chat", "-c", got.conversation}
+	for _, id := range open {
+		words = append(words, "--tool-result", quoted(id)+"=...")
+	}
+	return harmless(strings.Join(words, " "))
 }
 
 // worthAsking reports whether the same may be answered when asked again.

@@ -206,7 +206,7 @@ func describeStep(event *parleyv1.TurnEvent) string {
 		if failure := end.failure(); failure != nil {
 			return failure.Error()
 		}
-		if end.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
+		if end.waits() {
 			return "the turn waits for the results of its tool calls"
 		}
 		return "the turn completed"

@@ -7,6 +7,7 @@
 package parleyv1
 
 import (
+	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -115,6 +116,10 @@ func (x *RespondRequest) GetCacheStable() bool {
 
 // RespondResponse is one piece of an answer. A tool_result ends the current answer
 // message and becomes a message of its own; what follows opens the next one.
+//
+// Pieces are held to the rules of what they become part of. One that breaks a rule fails
+// the turn with AGENT_FAILED, and what was sent before it is kept as incomplete. A piece
+// without a value, or with one that the server does not know, is passed over.
 type RespondResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The piece.
@@ -263,22 +268,25 @@ type RespondResponse_Text struct {
 }
 
 type RespondResponse_StructuredData struct {
-	// A value for the current answer message.
+	// A value for the current answer message; 64 values at most.
 	StructuredData *StructuredData `protobuf:"bytes,2,opt,name=structured_data,json=structuredData,proto3,oneof"`
 }
 
 type RespondResponse_ToolCall struct {
-	// A call that the current answer message asks for.
+	// A call that the current answer message asks for. No other call of the answer may have
+	// its id and be without a result. A turn whose answer ends with calls that have none
+	// ends INPUT_REQUIRED.
 	ToolCall *ToolCall `protobuf:"bytes,3,opt,name=tool_call,json=toolCall,proto3,oneof"`
 }
 
 type RespondResponse_ToolResult struct {
-	// The result of a call that the agent ran itself.
+	// The result of a call that the agent ran itself: one of this answer that has none yet.
 	ToolResult *ToolResult `protobuf:"bytes,4,opt,name=tool_result,json=toolResult,proto3,oneof"`
 }
 
 type RespondResponse_Summary struct {
-	// What the current answer message did, in one short clause; becomes Message.summary.
+	// What the current answer message did, in one short clause; becomes Message.summary,
+	// cut to 500 bytes.
 	Summary string `protobuf:"bytes,5,opt,name=summary,proto3,oneof"`
 }
 
@@ -288,17 +296,18 @@ type RespondResponse_Usage struct {
 }
 
 type RespondResponse_FinishReason struct {
-	// Becomes Message.finish_reason.
+	// Becomes Message.finish_reason. Up to 128 bytes.
 	FinishReason string `protobuf:"bytes,7,opt,name=finish_reason,json=finishReason,proto3,oneof"`
 }
 
 type RespondResponse_Progress struct {
-	// A note for whoever watches; not part of the answer.
+	// A note for whoever watches, cut to 1 KiB; not part of the answer.
 	Progress *TurnProgress `protobuf:"bytes,8,opt,name=progress,proto3,oneof"`
 }
 
 type RespondResponse_NextAgent struct {
-	// Ends the current answer message; the next one is by this agent (a handoff).
+	// Ends the current answer message; the next one is by this agent (a handoff). 1 to 128
+	// bytes.
 	NextAgent string `protobuf:"bytes,9,opt,name=next_agent,json=nextAgent,proto3,oneof"`
 }
 
@@ -324,14 +333,14 @@ var File_parley_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_agent_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n" +
+	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n" +
 	"\x0eRespondRequest\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12#\n" +
 	"\rsystem_prompt\x18\x03 \x01(\tR\fsystemPrompt\x12\x14\n" +
 	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\x17\n" +
 	"\aturn_id\x18\x05 \x01(\tR\x06turnId\x12!\n" +
-	"\fcache_stable\x18\x06 \x01(\bR\vcacheStable\"\xa9\x03\n" +
+	"\fcache_stable\x18\x06 \x01(\bR\vcacheStable\"\xbf\x03\n" +
 	"\x0fRespondResponse\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12D\n" +
 	"\x0fstructured_data\x18\x02 \x01(\v2\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x122\n" +
@@ -339,11 +348,12 @@ const file_parley_v1_agent_service_proto_rawDesc = "" +
 	"\vtool_result\x18\x04 \x01(\v2\x15.parley.v1.ToolResultH\x00R\n" +
 	"toolResult\x12\x1a\n" +
 	"\asummary\x18\x05 \x01(\tH\x00R\asummary\x12(\n" +
-	"\x05usage\x18\x06 \x01(\v2\x10.parley.v1.UsageH\x00R\x05usage\x12%\n" +
-	"\rfinish_reason\x18\a \x01(\tH\x00R\ffinishReason\x125\n" +
-	"\bprogress\x18\b \x01(\v2\x17.parley.v1.TurnProgressH\x00R\bprogress\x12\x1f\n" +
+	"\x05usage\x18\x06 \x01(\v2\x10.parley.v1.UsageH\x00R\x05usage\x12/\n" +
+	"\rfinish_reason\x18\a \x01(\tB\b\xbaH\x05r\x03(\x80\x01H\x00R\ffinishReason\x125\n" +
+	"\bprogress\x18\b \x01(\v2\x17.parley.v1.TurnProgressH\x00R\bprogress\x12+\n" +
 	"\n" +
-	"next_agent\x18\t \x01(\tH\x00R\tnextAgentB\a\n" +
+	"next_agent\x18\t \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\x01H\x00R\tnextAgentB\a\n" +
 	"\x05piece2R\n" +
 	"\fAgentService\x12B\n" +
 	"\aRespond\x12\x19.parley.v1.RespondRequest\x1a\x1a.parley.v1.RespondResponse0\x01BP\n" +

@@ -2369,7 +2369,8 @@ func (x *AgentInfo) GetIsDefault() bool {
 // ChatRequest is what the user says, and who is to answer.
 type ChatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: a new conversation. Unknown: made, unless must_exist.
+	// Empty: a new conversation. Unknown: made, unless must_exist, tool_results or
+	// answer_pending are set.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// The user's words. Required unless structured_data, attachments, tool_results or
 	// answer_pending are set.
@@ -2393,10 +2394,16 @@ type ChatRequest struct {
 	// See the service. Checked when the turn starts; with ON_BUSY_INTERRUPT on a busy
 	// conversation when the call comes in, since the turn that it stops adds to the version.
 	IfVersion *int32 `protobuf:"varint,11,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
-	// Kept with the user's message. At most 64 entries, keys up to 64 and values up to
-	// 1024 bytes.
+	// Kept with the user's message, or with the newest tool result where there is none. At
+	// most 64 entries, keys up to 64 and values up to 1024 bytes.
 	Metadata map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Answers to pending tool calls, stored ahead of content.
+	// Results of open tool calls, say of those that a turn ended with in INPUT_REQUIRED; 64
+	// at most, one a call. Each is stored as a message of ROLE_TOOL, in their order and ahead
+	// of the user's message, if there is one; without one TurnStarted.user_message is unset.
+	// A call is open while the kept history has it and no result of it; of several open calls
+	// with one id the newest is answered. Where that finds none, when the turn starts, nothing
+	// is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER, with the ids of the open calls. Some
+	// may be left open. An empty name is filled in from the call.
 	ToolResults []*ToolResult `protobuf:"bytes,13,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
 	// Answer what the history ends with, say after a failed turn. Then conversation_id is
 	// required, and content, structured_data, attachments and tool_results must be empty.
@@ -3741,7 +3748,7 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1d\n" +
 	"\n" +
-	"is_default\x18\x04 \x01(\bR\tisDefault\"\xfc\v\n" +
+	"is_default\x18\x04 \x01(\bR\tisDefault\"\x9f\r\n" +
 	"\vChatRequest\x12V\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12L\n" +
@@ -3758,16 +3765,17 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	" \x01(\bR\tmustExist\x12+\n" +
 	"\n" +
 	"if_version\x18\v \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x01R\tifVersion\x88\x01\x01\x12Y\n" +
-	"\bmetadata\x18\f \x03(\v2$.parley.v1.ChatRequest.MetadataEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04 \x01(@*\x05r\x03(\x80\bR\bmetadata\x128\n" +
-	"\ftool_results\x18\r \x03(\v2\x15.parley.v1.ToolResultR\vtoolResults\x12%\n" +
+	"\bmetadata\x18\f \x03(\v2$.parley.v1.ChatRequest.MetadataEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04 \x01(@*\x05r\x03(\x80\bR\bmetadata\x12\xa3\x01\n" +
+	"\ftool_results\x18\r \x03(\v2\x15.parley.v1.ToolResultBi\xbaHf\xba\x01^\n" +
+	"\x19chat.tool_results.call_id\x12 no two may have the same call_id\x1a\x1fthis.map(r, r.call_id).unique()\x92\x01\x02\x10@R\vtoolResults\x12%\n" +
 	"\x0eanswer_pending\x18\x0e \x01(\bR\ranswerPending\x127\n" +
 	"\vattachments\x18\x0f \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xd3\x04\xbaH\xcf\x04\x1a\xf2\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\x8a\x05\xbaH\x86\x05\x1a\xf2\x01\n" +
 	"\fchat.content\x12Wis required unless structured_data, attachments, tool_results or answer_pending are set\x1a\x88\x01this.answer_pending || this.content != '' || size(this.structured_data) > 0 || size(this.attachments) > 0 || size(this.tool_results) > 0\x1a\xea\x01\n" +
-	"\x13chat.answer_pending\x12Bgoes with no content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1ak\n" +
-	"\x14chat.conversation_id\x12\x1fis required with answer_pending\x1a2!this.answer_pending || this.conversation_id != ''B\x10\n" +
+	"\x13chat.answer_pending\x12Bgoes with no content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1a\xa1\x01\n" +
+	"\x14chat.conversation_id\x125is required with tool_results and with answer_pending\x1aRthis.conversation_id != '' || !this.answer_pending && size(this.tool_results) == 0B\x10\n" +
 	"\x0e_system_promptB\r\n" +
 	"\v_if_version\":\n" +
 	"\fChatResponse\x12*\n" +

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"iter"
 
 	"google.golang.org/grpc"
@@ -10,12 +11,19 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn"
 )
 
-// Chat stores the user's message, has an agent answer, and streams the answer.
+// Chat stores tool results and the user's message, has an agent answer, and streams the
+// answer.
 func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 	const method = "Chat"
 	ctx := stream.Context()
-	if err := s.checkSize("the message", turn.UserMessage(r)); err != nil {
-		return err
+	for i, m := range turn.Inputs(r) {
+		name := "the message"
+		if m.GetRole() == parleyv1.Role_ROLE_TOOL {
+			name = fmt.Sprintf("tool_results[%d]", i)
+		}
+		if err := s.checkSize(name, m); err != nil {
+			return err
+		}
 	}
 	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ChatRequest{
 		Content: r.GetContent(), StructuredData: r.GetStructuredData(), ToolResults: r.GetToolResults(),

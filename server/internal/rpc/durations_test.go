@@ -41,7 +41,7 @@ func TestBadDurations(t *testing.T) {
 			}
 		}
 		within := &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: d}}
-		if err := f.server.validate(within); err == nil {
+		if err := validate(within); err == nil {
 			t.Errorf("%s: ListInteractions would take it", name)
 		}
 	}

@@ -234,7 +234,7 @@ func (a *arrival) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
 		return nil
 	}
 	faults := new(invalidError)
-	if err := s.validate(r); err != nil && !errors.As(err, &faults) {
+	if err := validate(r); err != nil && !errors.As(err, &faults) {
 		return err
 	}
 	if a.parts == 1 {

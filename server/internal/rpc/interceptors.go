@@ -51,11 +51,11 @@ func (s *Server) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
 			s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(caught),
-			s.authUnary, s.limitUnary, s.validateUnary,
+			s.authUnary, s.limitUnary, validateUnary,
 		),
 		grpc.ChainStreamInterceptor(
 			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(caught),
-			s.authStream, s.validateStream,
+			s.authStream, validateStream,
 		),
 	}
 }

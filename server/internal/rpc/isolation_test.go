@@ -84,6 +84,13 @@ func TestIsolation(t *testing.T) {
 			_, err := f.CancelTurn(ctx, &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: "t"})
 			return err
 		},
+		"tool_results": func(ctx context.Context, id string) error {
+			stream, err := f.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			return err
+		},
 		"answer_pending": func(ctx context.Context, id string) error {
 			stream, err := f.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, AnswerPending: true})
 			if err == nil {

@@ -13,12 +13,12 @@ import (
 	"sync"
 	"time"
 
-	"buf.build/go/protovalidate"
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -87,8 +87,7 @@ type Server struct {
 	authenticate    func(ctx context.Context) (auth.Principal, error)
 
 	imports   chan struct{} // one for each that is under way
-	rules     protovalidate.Validator
-	buffers   sync.Pool // of *[]byte, for messages that are only looked at
+	buffers   sync.Pool     // of *[]byte, for messages that are only looked at
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()
@@ -97,8 +96,7 @@ type Server struct {
 // New returns a server that is not registered yet. It fails when the rules in the protos
 // cannot be used at all.
 func New(o Options) (*Server, error) {
-	rules, err := newRules()
-	if err != nil {
+	if err := rules.Compile(); err != nil {
 		return nil, fmt.Errorf("rules of the API: %w", err)
 	}
 	if o.Now == nil {
@@ -111,7 +109,7 @@ func New(o Options) (*Server, error) {
 	return &Server{
 		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), rules: rules, startTime: o.Now(),
+		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }

@@ -151,7 +151,7 @@ func refusalOf(err error) refusal {
 		turnNotFound  *turn.NotFoundError
 		events        *turn.EventsGoneError
 		sequence      *sequenceGoneError
-		unsupported   *turn.UnsupportedError
+		noCall        *turn.NoOpenCallError
 		damaged       *damagedError
 	)
 	switch {
@@ -186,8 +186,9 @@ func refusalOf(err error) refusal {
 	case errors.As(err, &sequence):
 		return refuse(codes.OutOfRange, "SEQUENCE_GONE", "at_sequence: message %d of %s is not kept; ListMessages tells which are",
 			sequence.sequence, subject)
-	case errors.As(err, &unsupported):
-		return refuse(codes.Unimplemented, "UNIMPLEMENTED", "%v", unsupported)
+	case errors.As(err, &noCall):
+		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "tool_results: %v", noCall).
+			with("open_call_ids", strings.Join(noCall.Open, ", "))
 	case errors.As(err, &damaged):
 		return damaged.refusal()
 	}
@@ -215,7 +216,7 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "cursor: %s", badCursor).badField("cursor", badCursor)
 	case errors.Is(err, turn.ErrNothingToAnswer):
 		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "answer_pending: the history of %s ends with nothing that waits for an answer: "+
-			"send content", subject)
+			"send content, or tool_results where calls are open", subject)
 	case errors.Is(err, turn.ErrShuttingDown), errors.Is(err, store.ErrClosed):
 		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again").retryable()
 	case errors.Is(err, errUnauthenticated):

@@ -62,7 +62,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: &turn.EventsGoneError{}, code: codes.OutOfRange, reason: "EVENTS_GONE"},
 		{err: &turn.EventsGoneError{After: 9, Oldest: 1, Last: 8}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "1"}},
 		{err: &sequenceGoneError{sequence: 4}, code: codes.OutOfRange, reason: "SEQUENCE_GONE"},
-		{err: &turn.UnsupportedError{What: "tool_results"}, code: codes.Unimplemented, reason: "UNIMPLEMENTED"},
+		{err: &turn.NoOpenCallError{CallID: "x", Open: []string{"a", "b"}}, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER", metadata: map[string]string{"open_call_ids": "a, b"}},
 		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
 		{err: errNotAllowed, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
 		{err: store.ErrCorrupt, code: codes.DataLoss, reason: "RECORD_CORRUPT", logged: true},

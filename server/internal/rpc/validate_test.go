@@ -44,10 +44,9 @@ func methods() map[string]protoreflect.MethodDescriptor {
 
 // TestRulesCompile finds a rule in the protos that cannot be evaluated.
 func TestRulesCompile(t *testing.T) {
-	f := open(t, nil)
 	for name, method := range methods() {
 		var invalid *invalidError
-		if err := f.server.validate(request(t, method).Interface()); err != nil && !errors.As(err, &invalid) {
+		if err := validate(request(t, method).Interface()); err != nil && !errors.As(err, &invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -250,6 +249,10 @@ func TestBadInput(t *testing.T) {
 
 		{"nothing said", &parleyv1.ChatRequest{ConversationId: "taken"}, []string{"content"}},
 		{"said too much", &parleyv1.ChatRequest{ConversationId: "taken", Content: "x", AnswerPending: true}, []string{"answer_pending"}},
+		{"results of no call", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: []*parleyv1.ToolResult{{Name: x(129)}}}, []string{"tool_results[0].call_id", "tool_results[0].name"}},
+		{"results in no conversation", &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"conversation_id"}},
+		{"65 results", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: slices.Repeat([]*parleyv1.ToolResult{{CallId: "1"}}, 65)}, []string{"tool_results", "tool_results"}},
+		{"results and pending", &parleyv1.ChatRequest{ConversationId: "taken", AnswerPending: true, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"answer_pending"}},
 		{"data of a chat", &parleyv1.ChatRequest{StructuredData: data("t", nested(17, text))}, []string{"structured_data[0].value"}},
 		{"metadata of a chat", &parleyv1.ChatRequest{Content: "x", Metadata: entries(65, 2, 1)}, []string{"metadata"}},
 		{"system prompt of a chat", &parleyv1.ChatRequest{Content: "x", SystemPrompt: new(x(65537))}, []string{"system_prompt"}},
@@ -334,13 +337,12 @@ func TestGoodInput(t *testing.T) {
 
 // TestPatternsHaveWords finds a pattern in the protos that a person would be shown.
 func TestPatternsHaveWords(t *testing.T) {
-	f := open(t, nil)
 	for _, m := range []proto.Message{
 		&parleyv1.GetConversationRequest{ConversationId: "../x"},
 		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "a b"}, RequestId: "a b"},
 		&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "today"}},
 	} {
-		if err := f.server.validate(m); err == nil || !strings.Contains(err.Error(), "must be") || strings.Contains(err.Error(), "pattern") {
+		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must be") || strings.Contains(err.Error(), "pattern") {
 			t.Errorf("%T: %v", m, err)
 		}
 	}

@@ -30,6 +30,9 @@ const (
 	maxAnswerValues   = 1000
 )
 
+// maxMessageValues is the limit of Message.structured_data.
+const maxMessageValues = 64
+
 // perValue is how many times its encoded size a value takes in memory: it is a tree of small
 // objects.
 const perValue = 10
@@ -51,6 +54,7 @@ type answer struct {
 	text    strings.Builder // content of current
 	bytes   int             // of all that is kept
 	values  int             // structured data, calls and results
+	calls   calls           // of all its messages
 	weight  int             // about how many bytes all of it takes in memory
 	changes int             // of the messages
 	pieces  int             // that the agent has sent
@@ -76,76 +80,29 @@ func (a *answer) next(agent string) {
 	a.open, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
-// add takes the next piece. At the limit it keeps what fits and returns errTooLarge.
+// add takes the next piece. At the limit it keeps what fits and returns errTooLarge; of a
+// piece that breaks a rule it keeps nothing and returns an agent.Error. Text, which is most
+// of what comes, is not held to any rule.
 func (a *answer) add(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pieces++
-	if p, ok := piece.GetPiece().(*parleyv1.RespondResponse_Progress); ok {
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_Text:
+		a.changes++
+		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
+	case *parleyv1.RespondResponse_Progress:
 		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
 		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil // No part of the answer.
+	case nil:
+		return nil // Empty, or of a kind that this server does not know.
+	}
+	if err := a.check(piece); err != nil {
+		return err
 	}
 	a.changes++
-	switch p := piece.GetPiece().(type) {
-	case *parleyv1.RespondResponse_Text:
-		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
-	case *parleyv1.RespondResponse_Summary:
-		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
-		return nil
-	case *parleyv1.RespondResponse_NextAgent:
-		a.next(cut(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
-		return nil
-	}
-	if a.bytes += proto.Size(piece); a.bytes > a.limit {
-		return errTooLarge
-	}
-	return a.addData(piece)
-}
-
-// addData takes a piece that is kept as it is.
-func (a *answer) addData(piece *parleyv1.RespondResponse) error {
-	switch p := piece.GetPiece().(type) {
-	case *parleyv1.RespondResponse_Usage:
-		a.current.Usage = p.Usage
-		return nil
-	case *parleyv1.RespondResponse_FinishReason:
-		a.current.FinishReason = p.FinishReason
-		return nil
-	}
-	a.values++
-	a.weight += perValue * proto.Size(piece)
-	if a.values > maxAnswerValues {
-		return errTooLarge
-	}
-	switch p := piece.GetPiece().(type) {
-	case *parleyv1.RespondResponse_StructuredData:
-		if err := a.begin(); err != nil {
-			return err
-		}
-		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
-		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
-		a.mark().StructuredData = append(a.mark().StructuredData, index)
-	case *parleyv1.RespondResponse_ToolCall:
-		if err := a.begin(); err != nil {
-			return err
-		}
-		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
-		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
-		a.mark().ToolCalls = append(a.mark().ToolCalls, index)
-	case *parleyv1.RespondResponse_ToolResult:
-		if len(a.messages) == maxAnswerMessages {
-			return errTooLarge
-		}
-		agent := a.current.GetAgent()
-		a.next(agent)
-		a.messages = append(a.messages, &parleyv1.Message{
-			Role: parleyv1.Role_ROLE_TOOL, ToolResult: p.ToolResult, Agent: agent, TurnId: a.turnID,
-		})
-		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}})
-		a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: index})
-	}
-	return nil
+	return a.addOther(piece)
 }
 
 // addText adds to the current message, as much as the limit allows.
@@ -218,6 +175,13 @@ func (a *answer) number(messages []*parleyv1.Message, numbers []*parleyv1.Append
 	}
 }
 
+// unanswered reports whether a call of the answer has no result, whichever agent made it.
+func (a *answer) unanswered() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.calls.open) > 0
+}
+
 // memory is about how many bytes the answer takes.
 func (a *answer) memory() int {
 	a.mu.Lock()
@@ -276,18 +240,6 @@ func plain(messages []*parleyv1.Message, marks []*storev1.MessageEvents) (texts 
 	}
 	markIncomplete(texts)
 	return texts, textMarks
-}
-
-// unanswered reports whether a call in these messages has no result among them.
-func unanswered(messages []*parleyv1.Message) bool {
-	open := make(map[string]bool)
-	for _, m := range messages {
-		for _, call := range m.GetToolCalls() {
-			open[call.GetId()] = true
-		}
-		delete(open, m.GetToolResult().GetCallId())
-	}
-	return len(open) > 0
 }
 
 // cut shortens a text to so many bytes, at a rune.

@@ -1,15 +1,15 @@
 package turn
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/window"
 	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -37,8 +37,8 @@ func (t *live) begin() error {
 		case result.Replayed:
 			return &seenError{&store.Seen{Created: result.Created, TurnID: result.Turn.GetId()}}
 		}
-		if len(result.Appended) > 0 {
-			number(t.input, result.Appended[0])
+		for i, n := range result.Appended {
+			number(t.inputs[i], n)
 		}
 		t.result, t.log = result, t.log.With("agent", t.entry.Name)
 		t.marks = a.Events
@@ -74,9 +74,9 @@ func (t *live) ifVersion() *int32 {
 
 // beginning is what the store is to do to begin the turn.
 func (t *live) beginning() (*store.Append, error) {
-	pending := t.request.GetAnswerPending()
-	if t.found == nil || pending {
-		if err := t.find(pending); err != nil {
+	onward := fromHistory(t.request)
+	if t.found == nil || onward {
+		if err := t.find(onward); err != nil {
 			return nil, err
 		}
 	}
@@ -86,41 +86,65 @@ func (t *live) beginning() (*store.Append, error) {
 	}
 	t.answer.by(t.entry.Name)
 	a := &store.Append{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
+		Tenant: t.line.tenant, ConversationID: t.line.id, Messages: t.inputs,
+		Request: t.q, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
 		// Created is what a crash would leave; the store's result will say for certain.
-		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: pending, Created: t.found.Conversation == nil},
+		Events: &storev1.TurnEvents{Started: t.events.last() + 1, AnswerPending: t.request.GetAnswerPending(), Created: t.found.Conversation == nil},
 	}
 	if t.queued {
 		a.Begin.CreateTime = timestamppb.New(t.accepted)
 	}
-	if !pending {
-		a.Messages = []*parleyv1.Message{t.input}
-		return a, nil
+	if onward {
+		if err := t.goOn(a); err != nil {
+			return nil, err
+		}
 	}
-	if t.input, err = pendingIn(t.found.Messages); err != nil {
-		return nil, err
-	}
-	a.Begin.InputSequence = t.input.GetSequence()
-	// What was read is what is answered, whatever comes in between.
-	version := t.found.Conversation.GetVersion()
-	if a.IfVersion != nil && *a.IfVersion != version {
-		return nil, &store.VersionError{Current: version}
-	}
-	a.IfVersion = &version
 	return a, nil
 }
 
-// find reads the conversation in which the turn is to begin, with its messages when what is
-// to be answered is among them.
-func (t *live) find(pending bool) error {
+// goOn has the turn begin with what the history holds, and only while that is as it was
+// read, whatever comes in between.
+func (t *live) goOn(a *store.Append) error {
+	c := t.found.Conversation
+	if running := c.GetActiveTurnId(); running != "" {
+		return &store.BusyError{TurnID: running} // What it leaves is not there yet.
+	}
+	version := c.GetVersion()
+	if a.IfVersion != nil && *a.IfVersion != version {
+		return &store.VersionError{Current: version}
+	}
+	a.IfVersion = &version
+	history, err := t.found.Messages.Messages()
+	if err != nil {
+		return err
+	}
+	if t.request.GetAnswerPending() {
+		t.input, err = pendingIn(history)
+		a.Begin.InputSequence = t.input.GetSequence()
+		return err
+	}
+	results := t.request.GetToolResults()
+	answered, err := answeredBy(history, results)
+	for i, one := range answered {
+		// Anew each time: before, it may have been another call.
+		named := proto.CloneOf(results[i])
+		named.Name = cmp.Or(named.GetName(), one.GetName())
+		t.inputs[i].ToolResult = named
+	}
+	return err
+}
+
+// find reads the conversation in which the turn is to begin. One that is to go on with the
+// history needs its messages, and cannot begin without it.
+func (t *live) find(onward bool) error {
 	read := &store.Read{Tenant: t.line.tenant, ConversationID: t.line.id, Request: t.q}
-	if pending {
+	if onward {
 		read.Newest = -1
 	}
 	found, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), read)
 	switch {
-	case errors.Is(err, store.ErrNotFound) && !pending:
+	case errors.Is(err, store.ErrNotFound) && !onward:
 		found = &store.Snapshot{}
 	case err != nil:
 		return err
@@ -162,82 +186,4 @@ func (m *Manager) begun(t *live) {
 	default:
 		m.deserted(t)
 	}
-}
-
-// errUnreadable is the cause of a turn whose conversation the store could not read.
-var errUnreadable = errors.New("history could not be read")
-
-// prepare reads the history, tells readers that the turn has started, and makes the
-// agent's request.
-func (t *live) prepare() (*parleyv1.RespondRequest, error) {
-	started := &parleyv1.TurnStarted{Conversation: t.result.Conversation, Agent: t.entry.Name, Created: t.result.Created}
-	started.Conversation.SystemPrompt = "" // The event only reports a change.
-	if !t.request.GetAnswerPending() {
-		started.UserMessage = t.input
-	}
-	c, history, err := t.history()
-	started.HistoryCount = int32(len(history))
-	t.marks.HistoryCount = started.GetHistoryCount()
-	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
-	if err != nil {
-		return nil, err
-	}
-	t.log.Info("conversation history", "message_count", len(history))
-	t.log.Debug("stream started")
-	return &parleyv1.RespondRequest{
-		Conversation: c, Messages: append(history, t.input),
-		SystemPrompt: t.systemPrompt(c), Agent: t.entry.Name, TurnId: t.id,
-	}, nil
-}
-
-// history returns the conversation and what the agent is given of it ahead of the input.
-func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
-	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Newest: -1,
-	})
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return nil, nil, ErrConversationGone
-	case err != nil:
-		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
-	case snapshot.Conversation.GetUid() != t.result.Conversation.GetUid():
-		return nil, nil, ErrConversationGone
-	}
-	kept, err := snapshot.Messages.Messages()
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
-	}
-	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
-}
-
-// window is the history that the agent is given ahead of the input. What follows the input,
-// from others or from a turn that did not complete, is none; the exchange that the input
-// goes on with is not cut. Offsets are those of the messages kept.
-func (t *live) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
-	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
-	bounds := t.request.GetWindow()
-	if bounds == nil {
-		bounds = t.entry.Window
-	}
-	open := len(history)
-	if t.input.GetRole() == parleyv1.Role_ROLE_TOOL {
-		for i, m := range slices.Backward(history) {
-			if m.GetRole() == parleyv1.Role_ROLE_USER {
-				open = i
-				break
-			}
-		}
-	}
-	return history[window.Start(history[:open], offsets[:open+1], bounds):]
-}
-
-// systemPrompt is the request's, else the conversation's, else the agent's.
-func (t *live) systemPrompt(c *parleyv1.Conversation) string {
-	switch {
-	case t.request.SystemPrompt != nil:
-		return t.request.GetSystemPrompt()
-	case c.GetSystemPrompt() != "":
-		return c.GetSystemPrompt()
-	}
-	return t.entry.SystemPrompt
 }

@@ -20,9 +20,6 @@ func (*undecidedError) Error() string { return "a turn is about to begin" }
 // which is then joined. The caller is attached to it and has to follow it. A turn that is
 // only in the store is a seenError.
 func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (t *live, joined bool, err error) {
-	if len(request.GetToolResults()) > 0 {
-		return nil, false, &UnsupportedError{What: "tool_results"}
-	}
 	at := key{tenant, request.GetConversationId()}
 	for {
 		t, joined, err := m.tryEnter(ctx, at, request, q)
@@ -45,7 +42,7 @@ func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRe
 	}
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
-	if interrupts && request.GetAnswerPending() {
+	if interrupts && fromHistory(request) {
 		read.Newest = -1
 	}
 	found, err := m.o.Store.Read(ctx, read)
@@ -76,11 +73,18 @@ func (m *Manager) hopeless(request *parleyv1.ChatRequest, found *store.Snapshot)
 	if _, err := m.choose(request, found.Conversation); err != nil {
 		return err
 	}
-	if request.GetAnswerPending() {
-		_, err := pendingIn(found.Messages)
-		return err
+	if !fromHistory(request) {
+		return nil
 	}
-	return nil
+	history, err := found.Messages.Messages()
+	switch {
+	case err != nil:
+	case request.GetAnswerPending():
+		_, err = pendingIn(history)
+	default:
+		_, err = answeredBy(history, request.GetToolResults())
+	}
+	return err
 }
 
 // join attaches the caller to the turn of its request that has not ended; nil when there is
@@ -107,7 +111,7 @@ func (m *Manager) admit(at key, request *parleyv1.ChatRequest, q *store.Request,
 		if err := l.mayWait(request.GetOnBusy()); err != nil {
 			return nil, false, err
 		}
-		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT && (request.IfVersion != nil || request.GetAnswerPending()) {
+		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT && (request.IfVersion != nil || fromHistory(request)) {
 			if err := l.mayInterrupt(found); err != nil {
 				return nil, false, err
 			}

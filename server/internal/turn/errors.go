@@ -80,8 +80,24 @@ func (e *EventsGoneError) Error() string {
 	return fmt.Sprintf("after_index %d: the events behind it are no longer kept one by one; the whole turn is behind 0, its texts merged", e.After)
 }
 
-// UnsupportedError says that this version does not do what a request asks for.
-type UnsupportedError struct{ What string }
+// NoOpenCallError says that a tool result answers no call that waits for one.
+type NoOpenCallError struct {
+	// CallID is the one that the result names.
+	CallID string
+	// Answered: there is such a call, and it has its result.
+	Answered bool
+	// Open are the ids of the calls that wait for a result, the newest 64, oldest first.
+	Open []string
+}
 
-// Error names it.
-func (e *UnsupportedError) Error() string { return e.What + " is not supported by this version" }
+// Error lists the calls there are.
+func (e *NoOpenCallError) Error() string {
+	is, others := "is no call of the history", "none waits for a result"
+	if e.Answered {
+		is = "is a call that has its result; answer_pending has that answered again if need be"
+	}
+	if len(e.Open) > 0 {
+		others = fmt.Sprintf("these wait for a result: %q", e.Open)
+	}
+	return fmt.Sprintf("%q %s; %s", e.CallID, is, others)
+}

@@ -255,9 +255,9 @@ func (h *hooked) Append(ctx context.Context, a *store.Append) (*store.Result, er
 // answered answers a request in the store, as another server would.
 func answered(t *testing.T, s store.Store, request *parleyv1.ChatRequest) {
 	t.Helper()
-	begin := &store.Append{Begin: &parleyv1.Turn{Id: "elsewhere", Agent: "main", InputSequence: 1}, Request: requestOf(request)}
-	if message := UserMessage(request); message != nil {
-		begin.Messages = []*parleyv1.Message{message}
+	begin := &store.Append{
+		Begin:   &parleyv1.Turn{Id: "elsewhere", Agent: "main", InputSequence: 1},
+		Request: requestOf(request), Messages: Inputs(request),
 	}
 	end := &store.Append{
 		End:      &parleyv1.Turn{Id: "elsewhere", State: parleyv1.TurnState_TURN_STATE_COMPLETED},

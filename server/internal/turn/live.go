@@ -40,8 +40,9 @@ type live struct {
 	log    *slog.Logger
 	found  *store.Snapshot // the conversation, if it was read just now
 	entry  *agent.Entry
-	input  *parleyv1.Message // what is answered, numbered once it is stored
-	result *store.Result     // what the store said when the turn began
+	inputs []*parleyv1.Message // what is stored as the turn begins
+	input  *parleyv1.Message   // what is answered, numbered once it is stored
+	result *store.Result       // what the store said when the turn began
 	marks  *storev1.TurnEvents
 	final  *parleyv1.Turn // as it ended, for all once done is closed; nil: it did not
 
@@ -68,8 +69,9 @@ func newLive(m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Reques
 		m: m, line: l, id: uuid.NewString(), request: request, q: q, found: found, accepted: time.Now(), readers: 1,
 		ahead: make(chan struct{}), decided: make(chan struct{}), done: make(chan struct{}),
 	}
-	if t.input = UserMessage(t.request); t.input != nil {
+	for _, t.input = range Inputs(t.request) {
 		t.input.Id = uuid.NewString()
+		t.inputs = append(t.inputs, t.input)
 	}
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
 	t.events = newEvents(t.id, l.key, m.o.Audience)
@@ -81,7 +83,13 @@ func newLive(m *Manager, l *line, request *parleyv1.ChatRequest, q *store.Reques
 
 // release gives back what a turn that has ended does not need.
 func (t *live) release() {
-	t.request, t.found, t.result, t.entry, t.input = nil, nil, nil, nil, nil
+	t.request, t.found, t.result, t.entry, t.inputs, t.input = nil, nil, nil, nil, nil, nil
+}
+
+// fromHistory reports whether a request asks to go on with what the history holds, which
+// then has to be looked at: to answer what is pending there, or to give open calls results.
+func fromHistory(r *parleyv1.ChatRequest) bool {
+	return r.GetAnswerPending() || len(r.GetToolResults()) > 0
 }
 
 func (t *live) interrupts() bool {

@@ -3,15 +3,12 @@ package turn
 import (
 	stdcmp "cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"pgregory.net/rapid"
@@ -68,6 +65,7 @@ func TestModel(t *testing.T) {
 				"chat":    m.chat,
 				"queue":   m.queue,
 				"say":     func(rt *rapid.T) { m.step(rt, "say") },
+				"call":    func(rt *rapid.T) { m.step(rt, "call") },
 				"end":     func(rt *rapid.T) { m.step(rt, "end") },
 				"fail":    func(rt *rapid.T) { m.step(rt, "fail") },
 				"leave":   m.leave,
@@ -84,7 +82,10 @@ func TestModel(t *testing.T) {
 	})
 }
 
-var conversationIDs = rapid.SampledFrom([]string{"a", "b", "c"})
+var (
+	conversationIDs = rapid.SampledFrom([]string{"a", "b", "c"})
+	callIDs         = rapid.SampledFrom([]string{"1", "2", "3"})
+)
 
 func (m *model) chat(rt *rapid.T) {
 	r := &parleyv1.ChatRequest{
@@ -97,7 +98,24 @@ func (m *model) chat(rt *rapid.T) {
 	if rapid.Bool().Draw(rt, "stubborn") {
 		r.Metadata = stubborn
 	}
+	if rapid.IntRange(0, 2).Draw(rt, "results") == 0 {
+		m.answer(rt, r)
+	}
 	m.ask(r)
+}
+
+// answer has a request bring results of calls, open ones or not, beside the words or instead.
+func (m *model) answer(rt *rapid.T, r *parleyv1.ChatRequest) {
+	for _, id := range rapid.SliceOfNDistinct(callIDs, 1, 2, rapid.ID).Draw(rt, "results of") {
+		r.ToolResults = append(r.ToolResults, &parleyv1.ToolResult{CallId: id, Content: "result " + id})
+	}
+	if rapid.Bool().Draw(rt, "only results") {
+		r.Content = ""
+	}
+	line := m.oracle.lines[r.GetConversationId()]
+	if line != nil && len(line.waiting) > 0 && line.waiting[0].interrupts() && r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
+		r.OnBusy = parleyv1.OnBusy_ON_BUSY_QUEUE // It would wait for that one before it is looked at.
+	}
 }
 
 // queue has many come at once.
@@ -149,6 +167,13 @@ func (m *model) step(rt *rapid.T, what string) {
 		word := rapid.StringMatching(`[a-zé]{1,3} `).Draw(rt, "word")
 		t.say(word)
 		t.agent.say(word)
+	case "call":
+		id := callIDs.Draw(rt, "id")
+		if slices.Contains(t.open, id) {
+			rt.Skip("an agent must not")
+		}
+		t.call(id)
+		t.agent.do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
 	case "end":
 		m.oracle.end(t, "COMPLETED")
 		t.agent.end()
@@ -270,110 +295,4 @@ func (m *model) restart(rt *rapid.T) {
 	}
 	m.oracle.lines = make(map[string]*oracleLine)
 	m.Manager = New(m.t.Context(), m.o)
-}
-
-func (m *model) checkReads(rt *rapid.T) {
-	for _, r := range m.reads {
-		if diff := cmp.Diff(r.want, r.seen(), cmpopts.EquateEmpty()); diff != "" {
-			rt.Errorf("a reader (-want +got):\n%s", diff)
-		}
-		if r.over != r.wantOver || kind(r.err) != kind(r.wantErr) {
-			rt.Errorf("the stream is over: %t with %v, want %t with %v", r.over, r.err, r.wantOver, r.wantErr)
-		}
-	}
-	m.reads = slices.DeleteFunc(m.reads, func(r *oracleRead) bool { return r.wantOver })
-}
-
-func (m *model) check(rt *rapid.T) {
-	m.checkAgents(rt)
-	m.checkReads(rt)
-	live := m.oracle.running
-	for _, id := range []string{"a", "b", "c"} {
-		m.checkConversation(rt, id)
-		if l := m.oracle.lines[id]; l != nil {
-			live += len(l.waiting) + len(l.ended)
-		}
-	}
-	if len(m.Manager.turns) != live || m.Running() != m.oracle.running {
-		rt.Errorf("%d turns, of which %d run, want %d, of which %d run", len(m.Manager.turns), m.Running(), live, m.oracle.running)
-	}
-	m.cancels = slices.DeleteFunc(m.cancels, func(c *cancelling) bool {
-		if want := c.turn.state != "" || c.turn.err != nil; c.over != want {
-			rt.Errorf("CancelTurn of %s is over: %t, want %t", c.turn.id, c.over, want)
-		}
-		if c.over && (c.err != nil || stateName(c.got.GetState()) != c.turn.state) && !lost(c.err) {
-			rt.Errorf("CancelTurn returned %v (%v), want it as it ended, %s", c.got, c.err, c.turn.state)
-		}
-		return c.over
-	})
-}
-
-// checkAgents finds out which run is of which turn, and that there is one a turn.
-func (m *model) checkAgents(rt *rapid.T) {
-	asked := 0
-	for _, one := range m.puppet.runs {
-		m.byID[one.request.GetTurnId()].agent = one
-	}
-	for _, t := range m.turns {
-		if t.asked != (t.agent != nil) {
-			rt.Errorf("the agent of turn %s was asked: %t, want %t", t.id, t.agent != nil, t.asked)
-		}
-		if t.asked {
-			asked++
-		}
-	}
-	if n := m.puppet.count(); n != asked {
-		rt.Errorf("agents were asked %d times, want %d", n, asked)
-	}
-}
-
-func (m *model) checkConversation(rt *rapid.T, id string) {
-	var want []string
-	c := m.oracle.conversations[id]
-	if c != nil {
-		want = c.history
-	}
-	if diff := cmp.Diff(want, m.history(m.t, id)); diff != "" {
-		rt.Errorf("history of %s (-want +got):\n%s", id, diff)
-	}
-	turns, err := m.List(m.t.Context(), tenant, id)
-	if (c == nil) != errors.Is(err, store.ErrNotFound) {
-		rt.Errorf("turns of %s: %v", id, err)
-	}
-	var states, wantStates []string
-	for _, turn := range turns {
-		states = append(states, turn.GetId()+" "+stateName(turn.GetState()))
-	}
-	for _, t := range slices.Backward(m.oracle.list(id)) {
-		wantStates = append(wantStates, t.id+" "+m.oracle.known(t))
-	}
-	if diff := cmp.Diff(wantStates[:min(32, len(wantStates))], states); diff != "" {
-		rt.Errorf("turns of %s (-want +got):\n%s", id, diff)
-	}
-}
-
-// lost tells whether an error says that there is no such turn.
-func lost(err error) bool {
-	var turn *NotFoundError
-	return errors.As(err, &turn) || errors.Is(err, store.ErrNotFound)
-}
-
-// kind is what an error says, without the particulars.
-func kind(err error) string {
-	switch {
-	case errors.As(err, new(*store.BusyError)):
-		return "busy"
-	case errors.As(err, new(*EventsGoneError)):
-		return "events gone"
-	case errors.As(err, new(*NotFoundError)):
-		return "no such turn"
-	}
-	for _, one := range []error{
-		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown, context.Canceled,
-	} {
-		if errors.Is(err, one) {
-			return one.Error()
-		}
-	}
-	return fmt.Sprint(err)
 }

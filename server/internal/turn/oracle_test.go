@@ -21,6 +21,7 @@ type oracle struct {
 // oracleConversation is what the store has of one.
 type oracleConversation struct {
 	history  []string
+	open     []string      // ids of calls, oldest first
 	turns    []*oracleTurn // oldest first
 	requests map[string]*oracleTurn
 }
@@ -43,8 +44,9 @@ type oracleTurn struct {
 	agent    *run
 	cut      string // why it is to end, if it is
 	text     string
-	state    string // empty: it has not ended
-	err      error  // that its streams end with instead
+	open     []string // ids of the agent's calls
+	state    string   // empty: it has not ended
+	err      error    // that its streams end with instead
 
 	log       []string      // its events
 	readers   []*oracleRead // that are attached
@@ -62,7 +64,7 @@ func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bo
 	line, c := o.lines[r.GetConversationId()], o.conversations[r.GetConversationId()]
 	if first := o.find(line, c, r.GetRequestId()); first != nil {
 		switch {
-		case first.request.GetContent() != r.GetContent():
+		case saysOf(first.request) != saysOf(r):
 			return nil, nil, true, store.ErrRequestReused
 		case slices.Contains(line.all(), first):
 			return first, nil, true, nil
@@ -89,11 +91,16 @@ func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bo
 			if interrupting == 64 {
 				return nil, nil, false, ErrQueueFull
 			}
+			if err := o.hopeless(r); err != nil {
+				return nil, nil, false, err
+			}
 		default:
 			return nil, nil, false, &store.BusyError{}
 		}
 	} else if o.running == o.maxTurns {
 		return nil, nil, false, ErrTooManyTurns
+	} else if err := o.hopeless(r); err != nil {
+		return nil, nil, false, err
 	}
 	if line == nil {
 		line = new(oracleLine)
@@ -158,6 +165,36 @@ func (l *oracleLine) count() {
 	}
 }
 
+// hopeless says why a request cannot begin a turn as things are.
+func (o *oracle) hopeless(r *parleyv1.ChatRequest) error {
+	if len(r.GetToolResults()) == 0 {
+		return nil
+	}
+	c := o.conversations[r.GetConversationId()]
+	if c == nil {
+		return store.ErrNotFound
+	}
+	for _, result := range r.GetToolResults() {
+		if !slices.Contains(c.open, result.GetCallId()) {
+			return &NoOpenCallError{}
+		}
+	}
+	return nil
+}
+
+// answer takes the results of a request, each for the newest open call of its id.
+func (c *oracleConversation) answer(r *parleyv1.ChatRequest) {
+	for _, result := range r.GetToolResults() {
+		c.history = append(c.history, "tool: "+result.GetContent())
+		for i, id := range slices.Backward(c.open) {
+			if id == result.GetCallId() {
+				c.open = slices.Delete(c.open, i, i+1)
+				break
+			}
+		}
+	}
+}
+
 // begin begins the running turn of a line.
 func (o *oracle) begin(t *oracleTurn) {
 	id := t.request.GetConversationId()
@@ -167,7 +204,10 @@ func (o *oracle) begin(t *oracleTurn) {
 		o.conversations[id] = c
 	}
 	t.in = c
-	c.history = append(c.history, "user: "+t.request.GetContent())
+	c.answer(t.request)
+	if t.request.GetContent() != "" {
+		c.history = append(c.history, "user: "+t.request.GetContent())
+	}
 	if c.turns = append(c.turns, t); len(c.turns) > 32 {
 		c.turns = c.turns[1:]
 	}
@@ -191,6 +231,12 @@ func (t *oracleTurn) say(word string) {
 	t.lastText = len(t.log)
 }
 
+// call is what the agent asks for.
+func (t *oracleTurn) call(id string) {
+	t.add("call %q", id)
+	t.open = append(t.open, id)
+}
+
 // stop cuts a running turn off; the first reason counts.
 func (o *oracle) stop(t *oracleTurn, why string) {
 	if t.cut != "" {
@@ -206,28 +252,41 @@ func (o *oracle) end(t *oracleTurn, state string) {
 	if t.cut != "" {
 		state = t.cut
 	}
+	if state == "COMPLETED" && len(t.open) > 0 {
+		state = "INPUT_REQUIRED"
+	}
 	if t.in == o.conversations[t.request.GetConversationId()] {
 		t.state = state
-		if t.text != "" && state == "COMPLETED" {
-			t.in.history = append(t.in.history, "assistant: "+t.text)
-		} else if t.text != "" {
-			t.in.history = append(t.in.history, "assistant: "+t.text+" …")
+		if t.text != "" || len(t.open) > 0 {
+			line := "assistant: " + t.text
+			if state != "COMPLETED" && state != "INPUT_REQUIRED" {
+				line += " …"
+			}
+			t.in.history = append(t.in.history, line)
 		}
+		t.in.open = append(t.in.open, t.open...)
 		t.add("finished %s", state)
 		t.line.keep(t)
 	} else {
 		t.err = ErrConversationGone
 	}
 	t.release()
-	t.line.running = nil
-	if len(t.line.waiting) == 0 {
-		o.running--
-		return
+	o.advance(t.line)
+}
+
+// advance lets the next turn of a line begin that can.
+func (o *oracle) advance(line *oracleLine) {
+	for line.running = nil; len(line.waiting) > 0; line.running = nil {
+		next := line.waiting[0]
+		line.running, line.waiting = next, line.waiting[1:]
+		line.count()
+		if next.err = o.hopeless(next.request); next.err == nil {
+			o.begin(next)
+			return
+		}
+		next.release()
 	}
-	next := t.line.waiting[0]
-	t.line.running, t.line.waiting = next, t.line.waiting[1:]
-	t.line.count()
-	o.begin(next)
+	o.running--
 }
 
 // keep keeps what can be followed of a turn that has ended.

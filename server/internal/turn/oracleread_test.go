@@ -60,7 +60,7 @@ func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
 			case index <= after || strings.Contains(line, " queued "):
 			case index == t.lastText:
 				r.want = append(r.want, fmt.Sprintf("%d text %q at 0", index, t.text))
-			case index < t.firstText || index > t.lastText:
+			case index < t.firstText || index > t.lastText || !strings.Contains(line, " text "):
 				r.want = append(r.want, r.told([]string{line})...)
 			}
 		}

@@ -8,14 +8,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
 )
 
 // past puts messages and turns into conversation c, one a word: "user:words" and so on for
 // what is appended, "fails:words", "cancels:words", "calls:id" and so on for a turn that
-// asks "q" and ends so, "again:words" for another one that answers what is pending and fails.
+// asks "q" and ends so, "again:words" for another one that answers what is pending and fails,
+// "cleared:" for the end of all messages so far.
 func past(t *testing.T, f *fixture, p *puppet, words ...string) {
 	t.Helper()
+	failure := &agent.Error{Message: "out of order"}
+	broken := map[string]error{"breaks": failure, "finds": failure, "goes on": failure}
 	for _, word := range words {
 		kind, words, _ := strings.Cut(word, ":")
 		if role, ok := parleyv1.Role_value["ROLE_"+strings.ToUpper(kind)]; ok {
@@ -26,12 +30,16 @@ func past(t *testing.T, f *fixture, p *puppet, words ...string) {
 			f.append(t, m)
 			continue
 		}
+		if kind == "cleared" {
+			f.shorten(t, "c", 0)
+			continue
+		}
 		request := asks("q", 0)
 		if kind == "again" {
 			request.Content, request.AnswerPending = "", true
 		}
 		r := f.begin(t, request)
-		if words != "" && kind != "calls" {
+		if words != "" && kind != "calls" && kind != "breaks" {
 			p.last().say(words)
 		}
 		switch kind {
@@ -44,14 +52,17 @@ func past(t *testing.T, f *fixture, p *puppet, words ...string) {
 		case "hands":
 			p.last().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("more")}})
 			p.last().fail()
-		case "calls":
+		case "calls", "breaks":
 			for id := range strings.FieldsSeq(words) {
 				p.last().do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
 			}
-			p.last().end()
-		case "finds":
+			p.last().do(step{end: kind == "calls", err: broken[kind]})
+		case "finds", "goes on", "closes":
 			p.last().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "found")}})
-			p.last().fail()
+			if kind == "goes on" {
+				p.last().say("so")
+			}
+			p.last().do(step{end: kind == "closes", err: broken[kind]})
 		default:
 			t.Fatalf("what is %q?", word)
 		}
@@ -94,11 +105,17 @@ func TestAnswerPending(t *testing.T) {
 		{"a result, and the turn failed that had it", []string{"calls:1", "tool:1", "again:half"}, nil, []string{"user: q", "assistant: ", "tool: 1"}},
 		{"window", []string{"completes:a", "completes:b", "fails:half"}, exchange, []string{"user: q", "assistant: b", "user: q"}},
 		{"window, and a result", []string{"completes:a", "completes:b", "calls:1", "tool:1"}, exchange, []string{"user: q", "assistant: b", "user: q", "assistant: ", "tool: 1"}},
+		{"failed after an answer that ends with its own result", []string{"closes:a", "finds:wait"}, nil, []string{"user: q", "assistant: a", "tool: found", "user: q", "assistant: wait …", "tool: found"}},
+		{"failed behind its own result", []string{"goes on:wait"}, nil, []string{"user: q", "assistant: wait", "tool: found"}},
+		{"failed with calls", []string{"breaks:1"}, nil, []string{"user: q"}},
+		{"a result, and words", []string{"completes:a", "calls:1", "tool:1", "user:go on"}, exchange, []string{"user: q", "assistant: a", "user: q", "assistant: ", "tool: 1", "user: go on"}},
 		{"nothing was said", []string{"completes:"}, nil, []string{"user: q"}},
 
 		{"completed", []string{"completes:a"}, nil, nil},
 		{"completed after it had failed", []string{"fails:half", "user:again", "assistant:a"}, nil, nil},
 		{"calls that wait", []string{"calls:1"}, nil, nil},
+		{"completed with its own result", []string{"closes:wait"}, nil, nil},
+		{"completed with its own result, after it had failed", []string{"finds:wait", "closes:wait"}, nil, nil},
 		{"answered by an append", []string{"fails:half", "assistant:a"}, nil, nil},
 		{"nobody asked", []string{"system:be brief", "assistant:hello"}, nil, nil},
 		{"system message only", []string{"system:be brief"}, nil, nil},
@@ -133,6 +150,21 @@ func TestAnswerPending(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// An imported history may lack what the turn of a result had said.
+func TestPendingOfAnotherTurn(t *testing.T) {
+	history := []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_USER},
+		{Role: parleyv1.Role_ROLE_ASSISTANT, TurnId: "a", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+		{Role: parleyv1.Role_ROLE_TOOL, TurnId: "b", ToolResult: &parleyv1.ToolResult{CallId: "1"}},
+	}
+	for _, kept := range [][]*parleyv1.Message{history, history[:1:1], history[2:]} {
+		kept = append(kept, history[2])
+		if got, err := pendingIn(kept); !errors.Is(err, ErrNothingToAnswer) {
+			t.Errorf("in %q it is %v, %v", lines(kept), got, err)
+		}
 	}
 }
 

@@ -61,7 +61,9 @@ func (p *puppet) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.S
 			select {
 			case s := <-one.steps:
 				for _, piece := range s.pieces {
-					yield(piece, nil)
+					if !yield(piece, nil) {
+						return
+					}
 				}
 				if s.err != nil {
 					yield(nil, s.err)
@@ -204,8 +206,17 @@ func requestOf(r *parleyv1.ChatRequest) *store.Request {
 		return nil
 	}
 	q := &store.Request{ID: r.GetRequestId(), Method: "Chat"}
-	copy(q.Digest[:], r.GetContent())
+	copy(q.Digest[:], saysOf(r))
 	return q
+}
+
+// saysOf is what two requests with one request_id must have in common.
+func saysOf(r *parleyv1.ChatRequest) string {
+	said := r.GetContent()
+	for _, result := range r.GetToolResults() {
+		said += " " + result.GetCallId()
+	}
+	return said
 }
 
 // turnID is that of the turn that is read; empty when nothing has come of it.
@@ -250,6 +261,8 @@ func describe(e *parleyv1.TurnEvent) string {
 		return line
 	case *parleyv1.TurnEvent_TextDelta:
 		return fmt.Sprintf("text %q at %d", s.TextDelta.GetText(), s.TextDelta.GetOffset())
+	case *parleyv1.TurnEvent_ToolCall:
+		return fmt.Sprintf("call %q", s.ToolCall.GetId())
 	case *parleyv1.TurnEvent_Progress:
 		return fmt.Sprintf("progress %q", s.Progress.GetText())
 	case *parleyv1.TurnEvent_Finished:

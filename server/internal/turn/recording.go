@@ -30,7 +30,7 @@ func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
 	answer := make(map[int32]*parleyv1.Message)
 	for _, m := range kept {
 		switch at := m.GetSequence(); {
-		case at == turn.GetInputSequence():
+		case at == turn.GetInputSequence() && m.GetRole() == parleyv1.Role_ROLE_USER:
 			r.started.UserMessage = m
 		case first > 0 && at >= first && at <= last:
 			answer[at] = m

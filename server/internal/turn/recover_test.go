@@ -93,8 +93,9 @@ func TestResumeAfterACrash(t *testing.T) {
 			})
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 			r := f.begin(t, request)
+			var s speaker
 			say := func() (news bool) { // A note is no part of the answer, and none to save.
-				for _, piece := range drawPieces(rt) {
+				for _, piece := range s.draw(rt) {
 					p.last().do(step{pieces: []*parleyv1.RespondResponse{piece}})
 					news = news || piece.GetProgress() == nil
 				}

@@ -18,9 +18,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawPieces draws what an agent says.
-func drawPieces(rt *rapid.T) []*parleyv1.RespondResponse {
-	calls := 0
+// speaker draws what an agent says in a turn, which breaks no rule: calls that are open have
+// ids of their own, and results answer them.
+type speaker struct{ open []string }
+
+func (s *speaker) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 	word := rapid.StringOfN(rapid.SampledFrom([]rune("ab é日")), 0, 5, -1)
 	kinds := map[string]func() *parleyv1.RespondResponse{
 		"text": func() *parleyv1.RespondResponse { return text(word.Draw(rt, "text")) },
@@ -29,9 +31,22 @@ func drawPieces(rt *rapid.T) []*parleyv1.RespondResponse {
 			d := &parleyv1.StructuredData{Type: "t", Value: structpb.NewStringValue(word.Draw(rt, "data"))}
 			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: d}}
 		},
-		"call": func() *parleyv1.RespondResponse { calls++; return call(fmt.Sprint(calls)) },
+		"call": func() *parleyv1.RespondResponse {
+			for id := 1; ; id++ { // One that has its result may be used again.
+				if !slices.Contains(s.open, fmt.Sprint(id)) {
+					s.open = append(s.open, fmt.Sprint(id))
+					return call(fmt.Sprint(id))
+				}
+			}
+		},
 		"result": func() *parleyv1.RespondResponse {
-			return result(fmt.Sprint(max(1, calls)), word.Draw(rt, "result"))
+			if len(s.open) == 0 {
+				return text("no call")
+			}
+			i := rapid.IntRange(0, len(s.open)-1).Draw(rt, "call")
+			id := s.open[i]
+			s.open = slices.Delete(s.open, i, i+1)
+			return result(id, word.Draw(rt, "result"))
 		},
 		"next": func() *parleyv1.RespondResponse { return handoff("other") },
 		"note": func() *parleyv1.RespondResponse { return note("n") },
@@ -163,7 +178,7 @@ func TestReplay(t *testing.T) {
 		})}, nil)
 	conversations := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		if pieces, failure = drawPieces(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
+		if pieces, failure = new(speaker).draw(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
 			failure = &agent.Error{Message: "out of order"}
 		}
 		conversations++

@@ -120,16 +120,24 @@ func (m *Manager) conclude(ctx context.Context, at key, err error, yield yielder
 	}
 }
 
-// UserMessage is the message that a request has stored, without its id; nil when it has
-// none stored.
-func UserMessage(r *parleyv1.ChatRequest) *parleyv1.Message {
+// Inputs are the messages that a request has stored, without their ids: one for each of its
+// tool results, in their order, then the user's, if it has one; none with answer_pending. The
+// last one is what the turn answers.
+func Inputs(r *parleyv1.ChatRequest) []*parleyv1.Message {
 	if r.GetAnswerPending() {
 		return nil
 	}
-	return &parleyv1.Message{
-		Role: parleyv1.Role_ROLE_USER, Content: r.GetContent(), StructuredData: r.GetStructuredData(),
-		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(),
+	var inputs []*parleyv1.Message
+	for _, result := range r.GetToolResults() {
+		inputs = append(inputs, &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: result})
 	}
+	if r.GetContent() != "" || len(r.GetStructuredData())+len(r.GetAttachments()) > 0 || len(inputs) == 0 {
+		inputs = append(inputs, &parleyv1.Message{
+			Role: parleyv1.Role_ROLE_USER, Content: r.GetContent(), StructuredData: r.GetStructuredData(), Attachments: r.GetAttachments(),
+		})
+	}
+	inputs[len(inputs)-1].Metadata = r.GetMetadata()
+	return inputs
 }
 
 // known reports whether a request may name this agent, or none.

@@ -99,10 +99,6 @@ func TestBusyAndLimits(t *testing.T) {
 	if n := f.Running(); n != 2 {
 		t.Errorf("%d turns run, want 2", n)
 	}
-	var unsupported *UnsupportedError
-	if _, err := f.ask(t, &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "x"}}}, nil); !errors.As(err, &unsupported) {
-		t.Errorf("tool results: %v", err)
-	}
 }
 
 func TestDeleteEndsTheTurn(t *testing.T) {

@@ -1,0 +1,111 @@
+package turn
+
+import (
+	"fmt"
+	"strings"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/rules"
+	"google.golang.org/protobuf/proto"
+)
+
+// check holds a piece to the rules of the API, and to those that the answer so far makes: one
+// that went past them could not be exported and imported again, or answered.
+func (a *answer) check(piece *parleyv1.RespondResponse) error {
+	faults, err := rules.Check(piece)
+	switch {
+	case err != nil:
+		return err
+	case len(faults) > 0:
+		return breach(faults[0])
+	}
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_StructuredData:
+		if len(a.current.GetStructuredData()) == maxMessageValues {
+			return breach(rules.Fault{Field: "structured_data", Rule: fmt.Sprintf("a message has at most %d values", maxMessageValues)})
+		}
+	case *parleyv1.RespondResponse_ToolCall:
+		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
+			return breach(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which has no result yet", id)})
+		}
+	case *parleyv1.RespondResponse_ToolResult:
+		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
+			return breach(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that waits for a result", id)})
+		}
+	}
+	return nil
+}
+
+// breach tells people which rule an agent has broken. It would break it again.
+func breach(fault rules.Fault) error {
+	return &agent.Error{Message: "it sent what the rules of the API do not allow: " + fault.String()}
+}
+
+// addOther takes a piece that is neither text nor a note.
+func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_Summary:
+		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
+		return nil
+	case *parleyv1.RespondResponse_NextAgent:
+		a.next(cut(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
+		return nil
+	}
+	if a.bytes += proto.Size(piece); a.bytes > a.limit {
+		return errTooLarge
+	}
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_Usage:
+		a.current.Usage = p.Usage
+		return nil
+	case *parleyv1.RespondResponse_FinishReason:
+		a.current.FinishReason = p.FinishReason
+		return nil
+	}
+	a.values++
+	a.weight += perValue * proto.Size(piece)
+	if a.values > maxAnswerValues {
+		return errTooLarge
+	}
+	return a.addValue(piece)
+}
+
+// addValue takes structured data, a call or a result, of each of which an event tells.
+func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
+	if p, ok := piece.GetPiece().(*parleyv1.RespondResponse_ToolResult); ok {
+		return a.addResult(p.ToolResult)
+	}
+	if err := a.begin(); err != nil {
+		return err
+	}
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_StructuredData:
+		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
+		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
+		a.mark().StructuredData = append(a.mark().StructuredData, index)
+	case *parleyv1.RespondResponse_ToolCall:
+		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
+		a.calls.add(len(a.messages)-1, p.ToolCall)
+		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
+		a.mark().ToolCalls = append(a.mark().ToolCalls, index)
+	}
+	return nil
+}
+
+// addResult ends the current message and adds one of its own.
+func (a *answer) addResult(result *parleyv1.ToolResult) error {
+	if len(a.messages) == maxAnswerMessages {
+		return errTooLarge
+	}
+	by := a.current.GetAgent()
+	a.next(by)
+	a.calls.answer(result.GetCallId())
+	a.messages = append(a.messages, &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_TOOL, ToolResult: result, Agent: by, TurnId: a.turnID,
+	})
+	index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: result}})
+	a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: index})
+	return nil
+}

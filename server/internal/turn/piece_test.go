@@ -1,0 +1,230 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/rules"
+	"google.golang.org/protobuf/types/known/structpb"
+	"pgregory.net/rapid"
+)
+
+func data(kind string, value *structpb.Value) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{
+		StructuredData: &parleyv1.StructuredData{Type: kind, Value: value},
+	}}
+}
+
+func usage(u *parleyv1.Usage) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: u}}
+}
+
+func reason(word string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: word}}
+}
+
+// nested is a value inside so many lists.
+func nested(levels int) *structpb.Value {
+	v := structpb.NewBoolValue(true)
+	for range levels {
+		v = structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{v}})
+	}
+	return v
+}
+
+// A piece that breaks a rule fails the turn, which names the rule and the field. What came
+// before it is kept, and nothing of the piece.
+func TestPiecesAreHeldToTheRules(t *testing.T) {
+	type pieces = []*parleyv1.RespondResponse
+	null, long := structpb.NewNullValue(), strings.Repeat("x", 129)
+	toolCall := func(c *parleyv1.ToolCall) pieces {
+		return pieces{{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: c}}}
+	}
+	toolResult := func(r *parleyv1.ToolResult) pieces {
+		return pieces{call("1"), {Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: r}}}
+	}
+	tests := []struct {
+		name   string
+		pieces pieces // of which the last one breaks a rule
+		want   string
+	}{
+		{"data without a type", pieces{data("", null)}, "structured_data.type: is required"},
+		{"data with a long type", pieces{data(long, null)}, "structured_data.type: must be at most 128 bytes"},
+		{"data without a value", pieces{data("t", nil)}, "structured_data.value: "},
+		{"data of no kind", pieces{data("t", &structpb.Value{})}, "structured_data.value: a value in it has no kind"},
+		{"data that is infinite", pieces{data("t", structpb.NewNumberValue(math.Inf(1)))}, "structured_data.value: a number in it is not finite"},
+		{"data that is deep", pieces{data("t", nested(17))}, "structured_data.value: is more than 16 levels deep"},
+		{"no data", pieces{{Piece: &parleyv1.RespondResponse_StructuredData{}}}, "structured_data.type: is required"},
+		{"much data", slices.Repeat(pieces{data("t", null)}, 65), "structured_data: a message has at most 64 values"},
+		{"a call without an id", toolCall(&parleyv1.ToolCall{Name: "n"}), "tool_call.id: is required"},
+		{"a call with a long id", toolCall(&parleyv1.ToolCall{Id: long, Name: "n"}), "tool_call.id: must be at most 128 bytes"},
+		{"a call without a name", toolCall(&parleyv1.ToolCall{Id: "1"}), "tool_call.name: is required"},
+		{"a call with a long name", toolCall(&parleyv1.ToolCall{Id: "1", Name: long}), "tool_call.name: must be at most 128 bytes"},
+		{"no call", toolCall(nil), "tool_call.id: is required"},
+		{"a call again", pieces{call("1"), call("1")}, `tool_call.id: "1" is that of another call of the answer`},
+		{"a call again, after a handoff", pieces{call("1"), handoff("other"), call("1")}, `tool_call.id: "1" is that of another call`},
+		{"a result without an id", toolResult(&parleyv1.ToolResult{}), "tool_result.call_id: is required"},
+		{"a result with a long name", toolResult(&parleyv1.ToolResult{CallId: "1", Name: long}), "tool_result.name: must be at most 128 bytes"},
+		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is no call of the answer that waits for a result`},
+		{"no result", toolResult(nil), "tool_result.call_id: is required"},
+		{"a result again", pieces{call("1"), result("1", ""), result("1", "")}, `tool_result.call_id: "1" is no call of the answer`},
+		{"usage below nothing", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},
+		{"usage of a long model", pieces{usage(&parleyv1.Usage{Model: long})}, "usage.model: must be at most 128 bytes"},
+		{"a long reason", pieces{reason(long)}, "finish_reason: must be at most 128 bytes"},
+		{"a handoff to nobody", pieces{handoff("")}, "next_agent: is required"},
+		{"a handoff to a long name", pieces{handoff(long)}, "next_agent: must be at most 128 bytes"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			rest := slices.Concat(pieces{text("before ")}, test.pieces[:len(test.pieces)-1])
+			last := test.pieces[len(test.pieces)-1]
+			f := newFixture(t, map[string]agent.Agent{"main": says(append(rest, last, text("after"))...), "good": says(rest...)}, nil)
+			good := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "good", Content: "q", Agent: "good"}))
+			if good.GetTurn().GetError() != nil {
+				t.Fatalf("what comes ahead of it: %v", good.GetTurn())
+			}
+			all := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+			turn := all[len(all)-1].GetFinished().GetTurn()
+			problem := turn.GetError()
+			want := "agent main failed: it sent what the rules of the API do not allow: " + test.want
+			if stateName(turn.GetState()) != "FAILED" || problem.GetReason() != "AGENT_FAILED" || problem.GetRetryable() || !strings.HasPrefix(problem.GetMessage(), want) {
+				t.Errorf("ended %v, want an error %q", turn, want)
+			}
+			kept := f.history(t, "good")
+			for i, line := range slices.Backward(kept) { // The same, but for its end.
+				if strings.HasPrefix(line, "assistant: ") {
+					kept[i] += " …"
+					break
+				}
+			}
+			if diff := cmp.Diff(kept, f.kept(t)); diff != "" {
+				t.Errorf("kept (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Whatever an agent sends, what is kept of it could have been sent by a client, and every
+// result in it answers a call.
+func TestWhatIsKeptObeysTheRules(t *testing.T) {
+	var pieces []*parleyv1.RespondResponse
+	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
+		func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			says(pieces...)(ctx, r, yield)
+		})}, nil)
+	short := rapid.SampledFrom([]string{"1", "2", "3", "1", "2", "3", "1", "2", "3", "", strings.Repeat("x", 129), "\xff"})
+	value := rapid.SampledFrom([]*structpb.Value{nested(0), nested(16), nested(0), nested(17), {}, nil, structpb.NewNumberValue(math.NaN())})
+	draws := []func(rt *rapid.T) *parleyv1.RespondResponse{
+		func(rt *rapid.T) *parleyv1.RespondResponse { return text(short.Draw(rt, "text")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse {
+			return data(short.Draw(rt, "type"), value.Draw(rt, "value"))
+		},
+		func(rt *rapid.T) *parleyv1.RespondResponse { return call(short.Draw(rt, "call")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse { return call(short.Draw(rt, "call")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse { return result(short.Draw(rt, "result"), "") },
+		func(rt *rapid.T) *parleyv1.RespondResponse { return handoff(short.Draw(rt, "next_agent")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse { return reason(short.Draw(rt, "finish_reason")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse {
+			return usage(&parleyv1.Usage{Model: short.Draw(rt, "model"), InputTokens: rapid.Int32Range(-1, 9).Draw(rt, "tokens")})
+		},
+		func(rt *rapid.T) *parleyv1.RespondResponse {
+			summary := rapid.SampledFrom([]string{"s", "\xff", strings.Repeat("é", 400)}).Draw(rt, "summary")
+			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Summary{Summary: summary}}
+		},
+	}
+	conversations := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		pieces = nil
+		for _, draw := range rapid.SliceOfN(rapid.SampledFrom(draws), 0, 20).Draw(rt, "pieces") {
+			pieces = append(pieces, draw(rt))
+		}
+		conversations++
+		id := fmt.Sprint("c", conversations)
+		kept := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetMessages()
+		if len(kept) == 0 {
+			return
+		}
+		faults, err := rules.Check(&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: kept})
+		if err != nil || len(faults) > 0 {
+			rt.Errorf("kept %v: %v, %v", kept, faults, err)
+		}
+		_, answers := callsOf(kept)
+		for i, m := range kept {
+			if m.GetToolResult() != nil && answers[i] < 0 {
+				rt.Errorf("message %d of %q answers no call", i, lines(kept))
+			}
+		}
+	})
+}
+
+// What is as large as the rules allow, and what is not known, is no fault.
+func TestPiecesThatAreFine(t *testing.T) {
+	long := strings.Repeat("x", 128)
+	unknown := &parleyv1.RespondResponse{}
+	unknown.ProtoReflect().SetUnknown([]byte{0xf2, 0x07, 0x01, 'x'}) // field 126
+	pieces := []*parleyv1.RespondResponse{
+		nil,
+		{},
+		unknown,
+		text(""),
+		{Piece: &parleyv1.RespondResponse_Progress{}},
+		{Piece: &parleyv1.RespondResponse_Usage{}},
+		data(long, nested(16)), reason(long), reason(""), usage(&parleyv1.Usage{Model: long}),
+		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: long, Name: long}}},
+		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: long, Name: long}}},
+		call(long), result(long, ""), // The id is free again.
+		handoff(long), text("whole"),
+	}
+	pieces = append(pieces, slices.Repeat([]*parleyv1.RespondResponse{data("t", structpb.NewNullValue())}, 64)...)
+	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
+	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if stateName(end.GetTurn().GetState()) != "COMPLETED" {
+		t.Errorf("ended %v", end.GetTurn())
+	}
+	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"}, f.kept(t)); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+}
+
+// A turn waits for the results of calls as long as one of its answer has none, whoever made
+// it and whatever followed.
+func TestOpenCallsNeedInput(t *testing.T) {
+	type pieces = []*parleyv1.RespondResponse
+	tests := []struct {
+		name   string
+		pieces pieces
+		open   bool
+	}{
+		{"none", pieces{text("a")}, false},
+		{"one", pieces{text("a"), call("1")}, true},
+		{"one, then words", pieces{call("1"), text("a")}, true},
+		{"answered", pieces{call("1"), result("1", "r"), text("a")}, false},
+		{"answered, at the end", pieces{call("1"), result("1", "r")}, false},
+		{"one of two", pieces{call("1"), call("2"), result("1", "r"), text("a")}, true},
+		{"answered in another order", pieces{call("1"), call("2"), result("2", "r"), result("1", "r")}, false},
+		{"an id used again", pieces{call("1"), result("1", "r"), call("1")}, true},
+		{"handed over", pieces{call("1"), handoff("other"), text("a")}, true},
+		{"handed over, answered by the other", pieces{call("1"), handoff("other"), result("1", "r"), text("a")}, false},
+		{"answered, then handed over", pieces{call("1"), result("1", "r"), handoff("other"), text("a")}, false},
+		{"a call of the other", pieces{text("a"), handoff("other"), call("1")}, true},
+	}
+	for i, test := range tests {
+		f := newFixture(t, map[string]agent.Agent{"main": says(test.pieces...)}, nil)
+		id := fmt.Sprint("c", i)
+		want := "COMPLETED"
+		if test.open {
+			want = "INPUT_REQUIRED"
+		}
+		turn := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetTurn()
+		if got := stateName(turn.GetState()); got != want || turn.GetError() != nil {
+			t.Errorf("%s: ended %s, %v, want %s", test.name, got, turn.GetError(), want)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/window"
+	"github.com/parleyhq/parley/store"
+)
+
+// errUnreadable is the cause of a turn whose conversation the store could not read.
+var errUnreadable = errors.New("history could not be read")
+
+// prepare reads the history, tells readers that the turn has started, and makes the
+// agent's request.
+func (t *live) prepare() (*parleyv1.RespondRequest, error) {
+	started := &parleyv1.TurnStarted{Conversation: t.result.Conversation, Agent: t.entry.Name, Created: t.result.Created}
+	started.Conversation.SystemPrompt = "" // The event only reports a change.
+	if !t.request.GetAnswerPending() && t.input.GetRole() == parleyv1.Role_ROLE_USER {
+		started.UserMessage = t.input
+	}
+	c, history, err := t.history()
+	started.HistoryCount = int32(len(history))
+	t.marks.HistoryCount = started.GetHistoryCount()
+	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
+	if err != nil {
+		return nil, err
+	}
+	t.log.Info("conversation history", "message_count", len(history))
+	t.log.Debug("stream started")
+	return &parleyv1.RespondRequest{
+		Conversation: c, Messages: append(history, t.input),
+		SystemPrompt: t.systemPrompt(c), Agent: t.entry.Name, TurnId: t.id, CacheStable: t.bounds().GetCacheStable(),
+	}, nil
+}
+
+// history returns the conversation and what the agent is given of it ahead of the input.
+func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
+	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
+		Tenant: t.line.tenant, ConversationID: t.line.id, Newest: -1,
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil, ErrConversationGone
+	case err != nil:
+		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	case snapshot.Conversation.GetUid() != t.result.Conversation.GetUid():
+		return nil, nil, ErrConversationGone
+	}
+	kept, err := snapshot.Messages.Messages()
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
+}
+
+// window is the history that the agent is given ahead of the input. What follows the input,
+// from others or from a turn that did not complete, is none; the exchange that the input
+// goes on with is not cut. Offsets are those of the messages kept.
+func (t *live) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
+	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
+	open := openExchange(history, t.input)
+	return history[window.Start(history[:open], offsets[:open+1], t.bounds()):]
+}
+
+// bounds are the request's, else the agent's; nil: none.
+func (t *live) bounds() *parleyv1.ContextWindow {
+	if w := t.request.GetWindow(); w != nil {
+		return w
+	}
+	return t.entry.Window
+}
+
+// openExchange returns where the exchange begins that the input goes on with, so that the
+// calls are in it which it has results of; behind the history when the input begins one.
+// Results that came with the input, or from others just ahead of it, are part of the input.
+func openExchange(history []*parleyv1.Message, input *parleyv1.Message) int {
+	first := len(history)
+	for first > 0 && history[first-1].GetRole() == parleyv1.Role_ROLE_TOOL && history[first-1].GetTurnId() == "" {
+		first--
+	}
+	if input.GetRole() != parleyv1.Role_ROLE_TOOL && first == len(history) {
+		return first
+	}
+	open := userMessage(history[:first])
+	if open < 0 {
+		return first // It is no longer kept where the exchange begins.
+	}
+	_, answers := callsOf(append(slices.Clip(history), input))
+	for i := len(history); i >= open; i-- {
+		if asked := answers[i]; asked >= 0 && asked < open {
+			if earlier := userMessage(history[:asked]); earlier >= 0 {
+				open = earlier
+			}
+		}
+	}
+	return open
+}
+
+// userMessage is the index of the newest message of a user, -1 when there is none.
+func userMessage(messages []*parleyv1.Message) int {
+	for i, m := range slices.Backward(messages) {
+		if m.GetRole() == parleyv1.Role_ROLE_USER {
+			return i
+		}
+	}
+	return -1
+}
+
+// systemPrompt is the request's, else the conversation's, else the agent's.
+func (t *live) systemPrompt(c *parleyv1.Conversation) string {
+	switch {
+	case t.request.SystemPrompt != nil:
+		return t.request.GetSystemPrompt()
+	case c.GetSystemPrompt() != "":
+		return c.GetSystemPrompt()
+	}
+	return t.entry.SystemPrompt
+}
