@@ -60,7 +60,7 @@ func allowedArrows() []arrow {
 		{"server/internal/auth", nil},
 		{"server/internal/agent", []string{api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
-		{"server/internal/agent/*/*test", nil},
+		{"server/internal/agent/*/*test", nil}, // servers that the tests of agents talk to
 
 		{"client", []string{api}},
 		{"client/cmd/parley", []string{"client", api}},

@@ -46,6 +46,8 @@ type config struct {
 
 	defaultAgent string        // one of agents
 	agents       []agentConfig // by name; echo is always among them
+
+	warnings []string // what is allowed, but hardly meant: its place, then what is doubtful
 }
 
 // settings is the one table of what flags, environment and file can set, in the order of
@@ -110,45 +112,84 @@ and answers unless default_agent says otherwise:
     default_agent: writer
     agents:
       writer:
-        kind: command                   # or echo
-        command: [python3, writer.py]   # one process a turn, no shell
+        kind: command                   # one process a turn, no shell
+        command: [python3, writer.py]
         format: text                    # or stream-json
         dir: /srv/writer                # working directory
         env: [API_KEY]                  # variables besides PATH, HOME and the like
         description: Writes.
         system_prompt: You write.
         window: {max_messages: 0, max_exchanges: 5, max_bytes: 0, cache_stable: false}
+        max_concurrent: 4               # answers at once, further ones wait
+        structured_blocks: true         # a block json type=NAME at an answer's end is data
+      local:
+        kind: openai                    # any API of that form; without base_url OpenAI's own
+        base_url: http://127.0.0.1:11434/v1
+        model: llama3.2
+      claude:
+        kind: anthropic
+        model: claude-sonnet-4-5
+        api_key_env: ANTHROPIC_API_KEY  # or api_key_file: PATH, read at the start
+        headers: {x-team: shop, x-token: {env: TEAM_TOKEN}}  # or {file: PATH}
+        max_output_tokens: 4096
+        temperature: 0.3
+        tools:                          # Chat's callers run them
+          - name: find_product
+            description: Finds products by name.
+            parameters: {type: object, properties: {name: {type: string}}}
+      planner:
+        kind: remote                    # an AgentService in any language
+        address: planner.example:7001   # or unix:PATH
+        tls: {}                         # ca_file, cert_file, key_file, server_name
+      parrot: {kind: echo}
 `
 
 // newRootCommand is the command line of parleyd. It reads args (without the program's name)
-// and environ ("NAME=value"), and calls serve with the settings. An error of type faults
-// says what is wrong with them; any other comes from serve. Help is printed without either.
+// and environ ("NAME=value"), and calls serve with the settings, or with check-config prints
+// them. An error of type faults says what is wrong with them; any other comes from serve or
+// from printing. Help is printed without either.
 func newRootCommand(args, environ []string, serve func(context.Context, *config) error) *cobra.Command {
 	l := newLoader(environ)
-	run := func(cmd *cobra.Command, _ []string) error {
-		c, err := l.load(cmd.Flags(), args)
-		if err != nil {
-			return err
+	loaded := func(use func(*cobra.Command, *config) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, _ []string) error {
+			c, err := l.load(cmd.Flags(), args)
+			if err != nil {
+				return err
+			}
+			return use(cmd, c)
 		}
-		return serve(cmd.Context(), c)
 	}
+	// pflag stops at the first unknown flag; load finds them all.
+	lenient := cobra.FParseErrWhitelist{UnknownFlags: true}
 	root := &cobra.Command{
-		Use:           "parleyd",
-		Short:         "Keep multi-turn conversations for agent services",
-		Long:          about,
-		RunE:          run,
-		Args:          cobra.ArbitraryArgs, // so that load reports them with all else
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		// pflag stops at the first unknown flag; load finds them all.
-		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		Use:   "parleyd",
+		Short: "Keep multi-turn conversations for agent services",
+		Long:  about,
+		RunE:  loaded(func(cmd *cobra.Command, c *config) error { return serve(cmd.Context(), c) }),
+
+		Args:               cobra.ArbitraryArgs, // so that load reports them with all else
+		FParseErrWhitelist: lenient,
+		SilenceErrors:      true,
+		SilenceUsage:       true,
+		CompletionOptions:  cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	check := &cobra.Command{
+		Use:   "check-config",
+		Short: "Print the settings in force, or all that is wrong with them, and end",
+		Long:  aboutCheck,
+		RunE:  loaded(l.print),
+
+		Args:               cobra.ArbitraryArgs,
+		FParseErrWhitelist: lenient,
+	}
+	root.AddCommand(check)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		l.fault("command line", "%v", err)
-		return run(cmd, nil)
+		return cmd.RunE(cmd, nil)
 	})
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
 	l.addFlags(root.Flags())
+	l.addFlags(check.Flags())
 	return root
 }
 

@@ -10,32 +10,58 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// The kinds of agents that this version has. There is always an agent called echo.
+// The kinds of agents. There is always an agent called echo.
 const (
-	kindEcho    = "echo"
-	kindCommand = "command"
+	kindEcho      = "echo"
+	kindCommand   = "command"
+	kindOpenAI    = "openai"
+	kindAnthropic = "anthropic"
+	kindRemote    = "remote"
+
+	allKinds = "echo, command, openai, anthropic or remote"
 )
 
 const (
 	maxAgentName  = 128
-	agentAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+	agentAlphabet = letters + digits + "._-"
+
+	letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	digits  = "0123456789"
 )
 
 // agentConfig is one entry of agents.
 type agentConfig struct {
-	name         string // up to 128 of [A-Za-z0-9._-]
-	kind         string
-	description  string                  // up to 1 KiB
-	systemPrompt string                  // up to 64 KiB
-	window       *parleyv1.ContextWindow // nil: all that is kept
+	name             string // up to 128 of [A-Za-z0-9._-]
+	kind             string
+	description      string                  // up to 1 KiB
+	systemPrompt     string                  // up to 64 KiB
+	window           *parleyv1.ContextWindow // nil: all that is kept
+	maxConcurrent    int                     // answers at once; 0: the kind's own limit, if it has one
+	structuredBlocks bool                    // not of the kinds echo and remote
 
 	// Of the kind command.
 	command []string // program and arguments, at least the program
 	format  string   // "text" or "stream-json"
 	dir     string   // empty: that of the server
 	env     []string // names of variables that the program is given
+
+	// Of the kinds openai and anthropic.
+	baseURL         string // http or https; empty: the provider's own
+	model           string
+	apiKey          secret // its zero value: none
+	tools           []agent.Tool
+	maxOutputTokens int      // 0: the provider's default
+	temperature     *float64 // nil: the provider's default
+
+	// Of the kind remote.
+	address string     // host:port or unix:PATH
+	tls     *tlsConfig // nil: plaintext
+
+	// Of the kinds openai, anthropic and remote.
+	headers map[string]secret
 }
 
 // addEcho sees to it that echo is among the agents, and sorts them by name.
@@ -62,34 +88,48 @@ func (f *file) agents(key string, n *yaml.Node) {
 
 // agent reads n into a.
 func (f *file) agent(key string, a *agentConfig, n *yaml.Node) {
-	fields := f.commonFields(a)
 	kind := child(n, "kind")
 	switch {
-	case n.Kind != yaml.MappingNode: // mapping says so
+	case n.Kind != yaml.MappingNode:
+		f.mapping(key, n, nil) // says so
+		return
 	case kind == nil:
-		f.fault(key, n, "has no kind; write command or echo")
+		f.fault(key, n, "has no kind; write %s", allKinds)
 		return
 	case a.name == kindEcho && kind.Value != kindEcho:
 		f.fault(key+".kind", kind, "must be echo: that name stands for it everywhere; choose another name")
 		return
-	case kind.Value == kindCommand:
+	}
+	a.kind = kind.Value
+	fields := f.commonFields(a)
+	check := func(string, *agentConfig, *yaml.Node) {} // what no value tells by itself
+	switch kind.Value {
+	case kindEcho:
+	case kindCommand:
+		check = f.checkCommand
 		f.addCommandFields(fields, a)
-		if child(n, "command") == nil {
-			f.fault(key, n, "has no command; write it as [program, argument]")
-		}
-	case kind.Value != kindEcho:
+	case kindOpenAI, kindAnthropic:
+		check = f.checkModel
+		f.addModelFields(fields, a, n)
+	case kindRemote:
+		check = f.checkRemote
+		f.addRemoteFields(fields, a)
+	default:
 		// Which keys it may have is not known, so nothing is said of them.
-		f.fault(key+".kind", kind, "%.80q is not a kind of agent that this version has; write command or echo", kind.Value)
+		f.fault(key+".kind", kind, "%.80q is not a kind of agent; write %s", kind.Value, allKinds)
 		return
 	}
 	f.mapping(key, n, fields)
+	check(key, a, n)
 }
 
+// commonFields are the keys that every kind of agent has.
 func (f *file) commonFields(a *agentConfig) map[string]field {
 	return map[string]field{
-		"kind":          f.value(choice(&a.kind, "", kindCommand, kindEcho)),
-		"description":   f.value(text(&a.description, "", 0, kib, "")),
-		"system_prompt": f.value(text(&a.systemPrompt, "", 0, 64*kib, "")),
+		"kind":           func(string, *yaml.Node) {}, // read already
+		"description":    f.value(text(&a.description, "", 0, kib, "")),
+		"system_prompt":  f.value(text(&a.systemPrompt, "", 0, 64*kib, "")),
+		"max_concurrent": f.value(count(&a.maxConcurrent, 0, 1, 1024)),
 		"window": func(key string, n *yaml.Node) {
 			a.window = &parleyv1.ContextWindow{}
 			f.mapping(key, n, map[string]field{
@@ -104,6 +144,7 @@ func (f *file) commonFields(a *agentConfig) map[string]field {
 
 // addCommandFields adds the keys that only command agents have.
 func (f *file) addCommandFields(fields map[string]field, a *agentConfig) {
+	fields["structured_blocks"] = f.value(boolean(&a.structuredBlocks, false))
 	fields["format"] = f.value(choice(&a.format, "text", "text", "stream-json"))
 	fields["dir"] = f.value(text(&a.dir, "", 1, 4*kib, ""))
 	fields["env"] = f.list(&a.env, func(_ int, name *string) pflag.Value { return variableName(name) })
@@ -114,5 +155,16 @@ func (f *file) addCommandFields(fields map[string]field, a *agentConfig) {
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			f.fault(key, n, "must begin with the program, as in [python3, writer.py]")
 		}
+	}
+}
+
+func (f *file) checkCommand(key string, _ *agentConfig, n *yaml.Node) {
+	f.require(key, n, "command", "write it as [program, argument]")
+}
+
+// require wants a mapping to have a key; otherwise it says what to do.
+func (f *file) require(key string, n *yaml.Node, name, advice string) {
+	if child(n, name) == nil {
+		f.fault(key, n, "has no %s; %s", name, advice)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -197,19 +198,27 @@ func TestConfigAllFaultsAtOnce(t *testing.T) {
 	}
 }
 
-// FuzzConfigFile: any file is read or refused, and what was read is within its bounds.
+// FuzzConfigFile: any file is read or refused, and what was read is within its bounds, can
+// be printed and read again, and is good enough for every agent that it names.
 func FuzzConfigFile(f *testing.F) {
-	for _, path := range []string{"testdata/config/good.yaml", "testdata/config/faulty.yaml"} {
-		seed, err := os.ReadFile(path)
+	for _, path := range []string{"good.yaml", "faulty.yaml", "agents.yaml", "printed.yaml"} {
+		seed, err := os.ReadFile("testdata/config/" + path)
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(seed)
 	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		l := newLoader(nil)
+	_, example, _ := strings.Cut(about, "says otherwise:\n\n")
+	f.Add([]byte(example))
+	environ := []string{"GPT_KEY=k", "TEAM_TOKEN=t", "ANTHROPIC_API_KEY=a"}
+	read := func(data []byte) (*loader, *config, error) {
+		l := newLoader(environ)
 		l.read("fuzz.yaml", data)
 		c, err := l.load(pflag.NewFlagSet("", pflag.ContinueOnError), nil)
+		return l, c, err
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, c, err := read(data)
 		if err != nil {
 			if all, ok := errors.AsType[faults](err); !ok || len(all) == 0 {
 				t.Errorf("got %#v, want faults", err)
@@ -223,6 +232,20 @@ func FuzzConfigFile(f *testing.F) {
 		}
 		if len(c.agents) == 0 || c.maxMessageBytes > c.maxConversationBytes {
 			t.Errorf("read as %+v", c)
+		}
+		var printed bytes.Buffer
+		if err := l.write(&printed); err != nil {
+			t.Error(err)
+		}
+		if _, _, err := read(printed.Bytes()); err != nil {
+			t.Errorf("%v\n%s", err, &printed)
+		}
+		agents, err := newAgents(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := agents.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }

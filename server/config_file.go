@@ -62,6 +62,11 @@ func (f *file) fault(key string, n *yaml.Node, format string, args ...any) {
 	f.loader.fault(f.place(key, n), format, args...)
 }
 
+func (f *file) warn(key string, n *yaml.Node, format string, args ...any) {
+	c := f.loader.config
+	c.warnings = append(c.warnings, f.place(key, n)+": "+fmt.Sprintf(format, args...))
+}
+
 func (f *file) place(key string, n *yaml.Node) string {
 	if key == "" {
 		return fmt.Sprintf("%s:%d", f.name, n.Line)
@@ -89,14 +94,21 @@ func (f *file) value(v pflag.Value) field { return f.setting(&setting{value: v})
 // list reads a list of texts into target; item reads the one at an index.
 func (f *file) list(target *[]string, item func(index int, target *string) pflag.Value) field {
 	return func(key string, n *yaml.Node) {
-		if n.Kind != yaml.SequenceNode {
-			f.fault(key, n, "must be a list, as in [one, two]")
-			return
-		}
 		*target = make([]string, len(n.Content))
-		for i, node := range n.Content {
-			f.value(item(i, &(*target)[i]))(fmt.Sprintf("%s[%d]", key, i), resolved(node))
-		}
+		f.items(key, n, func(index int, key string, n *yaml.Node) {
+			f.value(item(index, &(*target)[index]))(key, n)
+		})
+	}
+}
+
+// items calls each with every item of a list and its key, as in "agents.writer.env[0]".
+func (f *file) items(key string, n *yaml.Node, each func(index int, key string, n *yaml.Node)) {
+	if n.Kind != yaml.SequenceNode {
+		f.fault(key, n, "must be a list, as in [one, two]")
+		return
+	}
+	for i, node := range n.Content {
+		each(i, fmt.Sprintf("%s[%d]", key, i), resolved(node))
 	}
 }
 

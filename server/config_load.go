@@ -107,12 +107,18 @@ func (l *loader) set(s *setting, place, text string) {
 
 // variable is the environment's value of that name, empty if there is none.
 func (l *loader) variable(name string) string {
+	value, _ := l.lookup(name)
+	return value
+}
+
+// lookup is the environment's value of that name, and whether there is one.
+func (l *loader) lookup(name string) (value string, found bool) {
 	for _, variable := range l.environ {
 		if value, found := strings.CutPrefix(variable, name+"="); found {
-			return value
+			return value, true
 		}
 	}
-	return ""
+	return "", false
 }
 
 func (l *loader) readEnvironment() {
@@ -190,12 +196,16 @@ func (l *loader) check() {
 // checkReach allows an address that only this machine can reach, and with --insecure any.
 func (l *loader) checkReach(name, hostPort string) {
 	host, _, _ := net.SplitHostPort(hostPort) // found good by its setting
-	ip, err := netip.ParseAddr(host)
-	loopback := strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
-	if !loopback && !l.config.insecure {
+	if !isLoopback(host) && !l.config.insecure {
 		l.fault(l.place(name), "%.80q can be reached from other machines, and there is neither TLS nor sign-in; "+
 			"use a loopback address, or --insecure on a network that you trust", hostPort)
 	}
+}
+
+// isLoopback tells whether a host is this machine, whatever its network does.
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
 }
 
 func (l *loader) checkFits(name string, bytes int) {

@@ -3,7 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 // load runs the command line and returns the settings that it would serve with.
@@ -44,7 +48,12 @@ func inFile(t *testing.T, text string) string {
 }
 
 func diff(want, got any) string {
-	return cmp.Diff(want, got, cmp.AllowUnexported(config{}, agentConfig{}), protocmp.Transform())
+	return cmp.Diff(want, got, cmp.AllowUnexported(config{}, agentConfig{}, secret{}, tlsConfig{}), protocmp.Transform(),
+		cmp.Comparer(func(a, b *tls.Config) bool { return (a == nil) == (b == nil) }),
+		cmp.Transformer("JSON", func(tool agent.Tool) string {
+			text, err := json.Marshal(tool)
+			return fmt.Sprint(string(text), err)
+		}))
 }
 
 func defaults() *config {

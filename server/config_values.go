@@ -147,6 +147,17 @@ func parseCount(s string) (int64, error) {
 	return n, nil
 }
 
+// decimal is a number from least to most, nil while there is none.
+func decimal(target **float64, least, most float64) value[*float64] {
+	return value[*float64]{target, "number", func(s string) (*float64, error) {
+		n, err := strconv.ParseFloat(s, 64)
+		if err != nil || !(n >= least && n <= most) { // NaN is not
+			return nil, fmt.Errorf("%.80q is not a number from %g to %g", s, least, most)
+		}
+		return &n, nil
+	}, func(n *float64) string { return fmt.Sprint(*n) }}
+}
+
 func formatCount(n int64) string { return strconv.FormatInt(n, 10) }
 
 type sizeUnit struct {

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/grpclog"
+
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
@@ -30,11 +32,16 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
-	os.Exit(start(ctx, os.Args[1:], os.Environ(), os.Stderr))
+	if os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL") == "" {
+		// What goes wrong in gRPC comes to us as an error. Its own log has neither our levels
+		// nor our form, and calls it an error that an agent serves no health.
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
+	}
+	os.Exit(start(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
 // start runs the command line and returns the exit code.
-func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
+func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
 	root := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
 		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
 			time.AfterFunc(c.stopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
@@ -43,6 +50,8 @@ func start(ctx context.Context, args, environ []string, stderr io.Writer) int {
 		return run(ctx, c, newLogger(c, stderr), stopping)
 	})
 	root.Version = version
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0

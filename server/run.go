@@ -3,16 +3,12 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/parleyhq/parley/server/internal/agent"
-	"github.com/parleyhq/parley/server/internal/agent/command"
-	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -56,6 +52,7 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, agents.Close()) }()
+	logAgents(log, c)
 	defer stopping()
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
@@ -116,26 +113,6 @@ func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed
 	}
 	log.Info("store opened", "store", c.store, "durable", true, "path", path)
 	return s, nil
-}
-
-// newAgents makes the agents that the settings name.
-func newAgents(c *config) (*agent.Set, error) {
-	entries := make([]agent.Entry, 0, len(c.agents))
-	for _, a := range c.agents {
-		entry := agent.Entry{Name: a.name, Kind: a.kind, Description: a.description, SystemPrompt: a.systemPrompt, Window: a.window}
-		switch a.kind {
-		case kindEcho:
-			entry.Agent = echo.New()
-		case kindCommand:
-			program, err := command.New(command.Config{Command: a.command, Format: a.format, Dir: a.dir, Env: a.env})
-			if err != nil {
-				return nil, faults{fmt.Sprintf("agents.%s: %v", a.name, err)}
-			}
-			entry.Agent = program
-		}
-		entries = append(entries, entry)
-	}
-	return agent.NewSet(c.defaultAgent, entries)
 }
 
 // sweep removes what has expired or is over capacity, every few seconds.

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+// Every kind can be made, and what was configured reaches it.
+func TestNewAgents(t *testing.T) {
+	path, _, environ := agentsFile(t)
+	c, err := load(t, []string{"--config", path}, environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := newAgents(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, info := range set.Infos() {
+		got = append(got, info.GetName()+": "+info.GetKind()+" "+info.GetDescription())
+	}
+	want := []string{
+		"claude: anthropic ", "echo: echo ", "gpt: openai Knows much.", "local: openai ", "named: remote ",
+		"neighbour: remote ", "parrot: echo ", "planner: remote ", "writer: command ",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if set.Default().Name != "gpt" {
+		t.Errorf("the default is %s", set.Default().Name)
+	}
+	if err := set.Close(); err != nil {
+		t.Error(err)
+	}
+
+	half := 0.5
+	gpt := c.agents[2]
+	wantModel := agent.Model{
+		BaseURL: "https://gateway.example:8443/openai/v1", Model: "gpt-x", Key: "sk-marked-env",
+		Headers: map[string]string{"X-Team": "shop 5", "x-token": "Bearer marked-env", "x-other": "Bearer marked-file"},
+		Tools:   gpt.tools, MaxOutputTokens: 4096, Temperature: &half,
+	}
+	if d := cmp.Diff(wantModel, gpt.asModel()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// What is configured for every kind is around the kind's own agent.
+func TestNewAgentKinds(t *testing.T) {
+	for _, test := range []struct {
+		config agentConfig
+		want   string
+	}{
+		{agentConfig{kind: "echo"}, "*echo.Agent"},
+		{agentConfig{kind: "command", command: []string{"cat"}, maxConcurrent: 2}, "*command.Agent"},
+		{agentConfig{kind: "openai", model: "m"}, "*openai.Agent"},
+		{agentConfig{kind: "anthropic", model: "m"}, "*anthropic.Agent"},
+		{agentConfig{kind: "remote", address: "localhost:1"}, "*remote.Agent"},
+	} {
+		made, err := newAgent(test.config)
+		if err != nil {
+			t.Errorf("%s: %v", test.config.kind, err)
+			continue
+		}
+		if got := fmt.Sprintf("%T", made); got != test.want {
+			t.Errorf("%s: %s", test.config.kind, got)
+		}
+		if err := made.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestNewAgentStructuredBlocks(t *testing.T) {
+	const answer = "Here.\n\n```json type=list\n[1]\n```\n"
+	made, err := newAgent(agentConfig{kind: "command", command: []string{"printf", "%s", answer}, structuredBlocks: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	var text string
+	var types []string
+	for piece, err := range made.Respond(t.Context(), &parleyv1.RespondRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += piece.GetText()
+		if data := piece.GetStructuredData(); data != nil {
+			types = append(types, data.GetType())
+		}
+	}
+	if text != "Here." || !slices.Equal(types, []string{"list"}) {
+		t.Errorf("text %q, data %q", text, types)
+	}
+}
+
+func TestNewAgentMaxConcurrent(t *testing.T) {
+	request := &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "one two"}}}
+	for _, config := range []agentConfig{
+		{kind: "echo", maxConcurrent: 1},
+		{kind: "command", command: []string{"sh", "-c", "echo one; exec sleep 60"}, maxConcurrent: 1},
+	} {
+		t.Run(config.kind, func(t *testing.T) {
+			made, err := newAgent(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer made.Close()
+			first, stopFirst := iter.Pull2(made.Respond(t.Context(), request))
+			defer stopFirst()
+			if piece, err, _ := first(); piece.GetText() == "" || err != nil {
+				t.Fatalf("got %v, %v", piece, err)
+			}
+			second, stopSecond := iter.Pull2(made.Respond(t.Context(), request))
+			defer stopSecond()
+			if piece, err, _ := second(); piece.GetProgress() == nil || err != nil {
+				t.Errorf("got %v, %v; want to be told to wait", piece, err)
+			}
+		})
+	}
+}
+
+// planner is a remote agent that says which token it was sent.
+type planner struct {
+	parleyv1.UnimplementedAgentServiceServer
+}
+
+func (planner) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	sent, _ := metadata.FromIncomingContext(stream.Context())
+	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: strings.Join(sent["authorization"], ",")}})
+}
+
+// Certificates and headers of the configuration are those that a remote agent sees.
+func TestNewAgentRemote(t *testing.T) {
+	path, dir, environ := agentsFile(t)
+	c, err := load(t, []string{"--config", path}, environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(dir+"/cert.pem", dir+"/key.pem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := c.agents[slices.IndexFunc(c.agents, func(a agentConfig) bool { return a.name == "planner" })]
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: of.tls.config.RootCAs,
+	})))
+	parleyv1.RegisterAgentServiceServer(service, planner{})
+	go func() { _ = service.Serve(listener) }()
+	defer service.Stop()
+
+	of.address = listener.Addr().String()
+	made, err := newAgent(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	var text string
+	for piece, err := range made.Respond(t.Context(), &parleyv1.RespondRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += piece.GetText()
+	}
+	if text != "Bearer marked-file" {
+		t.Errorf("it was sent %q", text)
+	}
+}
+
+// What the settings let through and an agent does not is a fault as well, with the others.
+func TestNewAgentsFaults(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // Those that were made are closed.
+	set, err := newAgents(&config{defaultAgent: "echo", agents: []agentConfig{
+		{name: "a", kind: "command"},
+		{name: "b", kind: "telepathy"},
+		{name: "echo", kind: "echo"},
+		{name: "planner", kind: "remote", address: "127.0.0.1:1"},
+	}})
+	bad, ok := errors.AsType[faults](err)
+	if set != nil || !ok || len(bad) != 2 || !strings.HasPrefix(bad[0], "agents.a: ") || bad[1] != `agents.b: "telepathy" is not a kind of agent` {
+		t.Errorf("got %v, %v", set, err)
+	}
+}
+
+func TestLogAgents(t *testing.T) {
+	path, _, environ := agentsFile(t)
+	c, err := load(t, []string{"--config", path}, environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.warnings = []string{"there: is doubtful"}
+	var out bytes.Buffer
+	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	logAgents(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: withoutTime})), c)
+	want := `level=INFO msg="agent configured" agent=claude kind=anthropic default=false model=claude-x base_url=""
+level=INFO msg="agent configured" agent=echo kind=echo default=false
+level=INFO msg="agent configured" agent=gpt kind=openai default=true model=gpt-x base_url=https://gateway.example:8443/openai/v1
+level=INFO msg="agent configured" agent=local kind=openai default=false model=llama base_url=http://[::1]:11434/v1
+level=INFO msg="agent configured" agent=named kind=remote default=false address=dns:///planner.example:7001 tls=false
+level=INFO msg="agent configured" agent=neighbour kind=remote default=false address=unix:/run/agent.sock tls=true
+level=INFO msg="agent configured" agent=parrot kind=echo default=false
+level=INFO msg="agent configured" agent=planner kind=remote default=false address=planner.example:7001 tls=true
+level=INFO msg="agent configured" agent=writer kind=command default=false program=cat
+level=WARN msg="doubtful setting" setting="there: is doubtful"
+`
+	if d := cmp.Diff(want, out.String()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// A real start says nothing of a key, whether it comes up or not.
+func TestStartHidesSecrets(t *testing.T) {
+	path, dir, environ := agentsFile(t)
+	serving, stop := context.WithCancel(t.Context())
+	defer stop()
+	var out bytes.Buffer
+	log := slog.New(&stopAt{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
+	c, err := load(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run(serving, c, log, func() {}); err != nil {
+		t.Errorf("run: %v", err)
+	}
+	failing := parleyd(t, "--config", path, "--store=memory", "--grpc-address=unix:"+dir)
+	failing.Env = append(failing.Env, environ...)
+	failed, err := failing.CombinedOutput()
+	if code := failing.ProcessState.ExitCode(); code != exitIO {
+		t.Errorf("%v, exit code %d: %s", err, code, failed)
+	}
+	for name, text := range map[string]string{"a run": out.String(), "a failed start": string(failed)} {
+		if strings.Contains(text, "marked") || !strings.Contains(text, `"agent":"gpt"`) {
+			t.Errorf("%s wrote %s", name, text)
+		}
+	}
+}
+
+// stopAt passes records on and calls stop when the message has come.
+type stopAt struct {
+	slog.Handler
+	message string
+	stop    func()
+}
+
+func (s *stopAt) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == s.message {
+		defer s.stop()
+	}
+	return s.Handler.Handle(ctx, r)
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	maxHeaders       = 64
+	maxHeaderName    = 128
+	headerAlphabet   = letters + digits + "!#$%&'*+-.^_`|~"
+	metadataAlphabet = "abcdefghijklmnopqrstuvwxyz" + digits + "_.-"
+)
+
+// headers reads what a sends with every request; wrong says what is wrong with a name in
+// lower case, "" if nothing is. Values may be secret: faults quote none, whatever they are.
+func (f *file) headers(a *agentConfig, wrong func(name string) string) field {
+	return func(key string, n *yaml.Node) {
+		a.headers = map[string]secret{}
+		lines := map[string]int{}
+		f.pairs(key, n, func(name, value *yaml.Node) {
+			lower := strings.ToLower(name.Value)
+			line, twice := lines[lower]
+			lines[lower] = name.Line
+			problem := wrong(lower)
+			switch {
+			case twice:
+				problem = fmt.Sprintf("is there already, in line %d; letter case makes no difference", line)
+			case len(lower) > maxHeaderName:
+				problem = fmt.Sprintf("is too long; the most is %d", maxHeaderName)
+			}
+			if problem != "" {
+				f.fault(key, name, "%.80q %s", name.Value, problem)
+				return
+			}
+			var s secret
+			f.header(key+"."+name.Value, &s, value)
+			a.headers[name.Value] = s
+		})
+		if len(a.headers) > maxHeaders {
+			f.fault(key, n, "has %d headers, at most %d are allowed", len(a.headers), maxHeaders)
+		}
+	}
+}
+
+// header reads a value, or where it is.
+func (f *file) header(key string, target *secret, n *yaml.Node) {
+	if n.Kind != yaml.MappingNode {
+		f.secretIn(target, headerText)(key, n)
+		return
+	}
+	f.mapping(key, n, map[string]field{
+		"env":  f.secretFromEnv(target, headerText),
+		"file": f.secretFromFile(target, headerText),
+	})
+	if (child(n, "env") == nil) == (child(n, "file") == nil) {
+		f.fault(key, n, "must have one of env and file, as in {env: NAME}")
+	}
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// However a config with secrets is printed, logged or encoded, none is seen.
+func TestConfigHidesSecrets(t *testing.T) {
+	path, _, environ := agentsFile(t)
+	c, err := load(t, []string{"--config", path}, environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.agents = append(c.agents, agentConfig{name: "late", apiKey: literal("sk-marked")})
+	var seen bytes.Buffer
+	for _, value := range []any{c, *c, c.agents, c.agents[0], c.agents[0].apiKey, &c.agents[0].apiKey, c.agents[0].headers, []secret{literal("marked")}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d", "%T"} {
+			fmt.Fprintf(&seen, verb+"\n", value)
+		}
+		for _, handler := range []slog.Handler{slog.NewTextHandler(&seen, nil), slog.NewJSONHandler(&seen, nil)} {
+			slog.New(handler).Info("settings", "value", value)
+		}
+		_ = json.NewEncoder(&seen).Encode(value)
+		_ = yaml.NewEncoder(&seen).Encode(value)
+	}
+	printed, warnings, code := checkConfig(t, []string{"--config", path}, environ)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, warnings)
+	}
+	seen.WriteString(printed + warnings)
+	text := seen.String()
+	for _, in := range []string{"marked", fmt.Sprintf("%x", "marked")} {
+		if i := strings.Index(text, in); i >= 0 {
+			t.Errorf("a secret is seen: %s", text[max(0, i-200):i+100])
+		}
+	}
+	if !strings.Contains(text, "[redacted]") || !strings.Contains(text, "claude-x") {
+		t.Error("the rest is not seen either")
+	}
+}
