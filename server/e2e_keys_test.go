@@ -16,6 +16,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,13 +32,13 @@ func TestKeysStayHidden(t *testing.T) {
 	openai := openaitest.New(t)
 	anthropic := anthropictest.New(t)
 	for _, code := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusBadRequest} {
-		openai.Then(openaitest.Fail(code, echoes))
-		anthropic.Then(anthropictest.Fail(code, strings.ReplaceAll(echoes, "-env", "-file")))
+		openai.Then(providertest.Fail(code, echoes))
+		anthropic.Then(providertest.Fail(code, strings.ReplaceAll(echoes, "-env", "-file")))
 	}
 	openai.Then(openaitest.Text("well"))
 	anthropic.Then(anthropictest.Text("well"))
-	openai.Always(openaitest.Break)
-	anthropic.Always(anthropictest.Break)
+	openai.Always(providertest.Break)
+	anthropic.Always(providertest.Break)
 	service := &teller{told: make(chan []string, 6)}
 	address := service.serve(t)
 

@@ -12,6 +12,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 // toolConfig is an entry of a model that may call a tool.
@@ -106,7 +107,7 @@ func TestToolLoop(t *testing.T) {
 }
 
 // openaiCalls are the calls and results in a request, in their order.
-func openaiCalls(t *testing.T, r openaitest.Request) (all []string) {
+func openaiCalls(t *testing.T, r providertest.Request) (all []string) {
 	t.Helper()
 	for _, line := range r.Messages() {
 		var m struct {
@@ -128,7 +129,7 @@ func openaiCalls(t *testing.T, r openaitest.Request) (all []string) {
 }
 
 // anthropicCalls are the same of the other provider, which is told of errors by a field.
-func anthropicCalls(t *testing.T, r anthropictest.Request) (all []string) {
+func anthropicCalls(t *testing.T, r providertest.Request) (all []string) {
 	t.Helper()
 	for _, line := range r.Messages() {
 		var m struct {

@@ -49,7 +49,7 @@ func (b *blocks) Respond(ctx context.Context, request *parleyv1.RespondRequest) 
 				switch {
 				case text != "":
 					piece = textPiece(text)
-				case time.Since(told) >= reassureEvery && s.writing() != "":
+				case time.Since(told) >= ReassureEvery && s.writing() != "":
 					piece = progress("Writing " + s.writing() + ".")
 				default:
 					continue

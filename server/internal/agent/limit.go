@@ -11,9 +11,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// reassureEvery is how often an answer that has nothing to show for itself says that it
+// ReassureEvery is how often an answer that has nothing to show for itself says that it
 // is under way all the same, so that the turn does not take its agent for stuck.
-const reassureEvery = 10 * time.Second
+const ReassureEvery = 10 * time.Second
 
 // Limit returns an agent that answers as a does, n requests at once. A further one waits
 // for its turn, first come, first served; it says so in a Progress piece at once and
@@ -70,7 +70,7 @@ func (s *Slots) Take(ctx context.Context, yield func(*parleyv1.RespondResponse, 
 	default:
 	}
 	note := fmt.Sprintf("Waiting: the agent is busy with as many answers as it may give at once (%d).", s.n)
-	again := time.NewTicker(reassureEvery)
+	again := time.NewTicker(ReassureEvery)
 	defer again.Stop()
 	for yield(progress(note), nil) {
 		select {

@@ -2,10 +2,14 @@ package agent
 
 import (
 	"encoding/json"
+	"fmt"
 	"html"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 const (
@@ -18,9 +22,9 @@ const (
 )
 
 // Redact returns the text with "[redacted]" in place of every secret, also where it is
-// written as in JSON, a URL or HTML. Where secrets overlap, all that any of them covers is
-// gone. White space around a secret is not part of it, since HTTP sends headers without;
-// one of fewer than 4 bytes is passed over.
+// written as in JSON, a URL or HTML, or as one of them in another. Where secrets overlap,
+// all that any of them covers is gone. White space around a secret is not part of it,
+// since HTTP sends headers without; one of fewer than 4 bytes is passed over.
 //
 // Bound a text after Redact, not before: what was cut in the middle is not found.
 func Redact(text string, secrets ...string) string {
@@ -60,15 +64,49 @@ func Redact(text string, secrets ...string) string {
 	return b.String()
 }
 
-// forms are the ways in which a secret may be written.
+// forms are the ways in which a secret may be written, one inside of another too: a provider
+// may quote in its JSON what it has read in a URL.
 func forms(secret string) []string {
 	if len(secret) < minSecretBytes {
 		return nil
 	}
-	all := []string{secret, url.QueryEscape(secret), url.PathEscape(secret), html.EscapeString(secret)}
-	if quoted, err := json.Marshal(secret); err == nil {
-		all = append(all, string(quoted[1:len(quoted)-1]))
+	all := []string{secret}
+	for range 2 {
+		for _, form := range all {
+			all = append(all,
+				url.QueryEscape(form), url.PathEscape(form), (&url.URL{Path: form}).EscapedPath(), html.EscapeString(form),
+				jsonEscaped(form), goEscaped(form), asciiEscaped(form), strings.ReplaceAll(form, "/", `\/`))
+		}
+		slices.Sort(all)
+		all = slices.Compact(all)
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	return all
+}
+
+// jsonEscaped is the text as Go's JSON has it, safe inside of HTML.
+func jsonEscaped(text string) string {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		return text // a string always can be written
+	}
+	return string(quoted[1 : len(quoted)-1])
+}
+
+// goEscaped is the text as %q has it, and as the JSON of most others.
+func goEscaped(text string) string {
+	quoted := strconv.Quote(text)
+	return quoted[1 : len(quoted)-1]
+}
+
+// asciiEscaped is the text as JSON in ASCII.
+func asciiEscaped(text string) string {
+	var b strings.Builder
+	for _, unit := range utf16.Encode([]rune(goEscaped(text))) {
+		if unit < utf8.RuneSelf {
+			b.WriteByte(byte(unit))
+		} else {
+			fmt.Fprintf(&b, `\u%04x`, unit)
+		}
+	}
+	return b.String()
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
 
@@ -14,13 +15,9 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-const (
-	// maxWord bounds names, ids and the reason for the end, as the API of messages does.
-	maxWord = 128
-
-	// maxCalls bounds the bytes of all calls of an answer.
-	maxCalls = 1 << 20
-)
+// maxWord bounds ids, the model's name and the reason for the end, as the API of messages
+// does.
+const maxWord = 128
 
 // answer is what a stream has told so far.
 type answer struct {
@@ -28,8 +25,9 @@ type answer struct {
 	usage      parleyv1.Usage
 	stopReason string
 	calls      map[int64]*toolUse // that are not passed on yet, by the index of their block
-	callBytes  int                // of all calls
-	whole      bool               // there is no more to come
+	bounds     agent.CallBounds
+	whole      bool      // there is no more to come
+	told       time.Time // when it last made a piece
 }
 
 // toolUse is a call that the model is writing.
@@ -39,12 +37,25 @@ type toolUse struct {
 	input    strings.Builder
 }
 
-// add takes the next event and returns the pieces that it makes. Events, blocks and deltas
-// of other kinds are passed over, as the API wants it: there will be more of them.
+// add takes the next event and returns the pieces that it makes, or a note now and then while
+// the model thinks or writes a call.
 func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
+	pieces, err := a.piecesOf(event)
+	if err == nil && len(pieces) == 0 && time.Since(a.told) >= agent.ReassureEvery {
+		pieces = []*parleyv1.RespondResponse{agent.AtWork()}
+	}
+	if len(pieces) > 0 {
+		a.told = time.Now()
+	}
+	return pieces, err
+}
+
+// piecesOf takes an event. Events, blocks and deltas of other kinds are passed over, as the
+// API wants it: there will be more of them.
+func (a *answer) piecesOf(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
 	switch event.Type {
 	case "message_start":
-		a.model = clipped(valid(event.Message.Model), maxWord)
+		a.model = agent.Clipped(event.Message.Model, maxWord)
 		u := event.Message.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
 	case "content_block_start":
@@ -63,7 +74,7 @@ func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResp
 		}
 	case "message_delta":
 		if event.Delta.StopReason != "" {
-			a.stopReason = clipped(valid(string(event.Delta.StopReason)), maxWord)
+			a.stopReason = agent.Clipped(string(event.Delta.StopReason), maxWord)
 		}
 		u := event.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
@@ -81,14 +92,17 @@ func (a *answer) begin(index int64, block sdk.ContentBlockStartEventContentBlock
 		return textPieces(block.Text), nil
 	case "tool_use":
 		call := &toolUse{id: valid(block.ID), name: valid(block.Name), given: block.JSON.Input.Raw()}
-		if call.id == "" || len(call.id) > maxWord || call.name == "" || len(call.name) > maxWord {
-			return nil, &agent.Error{Message: fmt.Sprintf("the provider sent a tool call whose id or name is empty or has more than %d bytes", maxWord)}
+		if err := agent.CheckCallName(call.name); err != nil {
+			return nil, err
+		}
+		if call.id == "" || len(call.id) > maxWord {
+			return nil, &agent.Error{Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, not 1 to %d", len(call.id), maxWord)}
 		}
 		if a.calls == nil {
 			a.calls = make(map[int64]*toolUse)
 		}
 		a.calls[index] = call
-		return nil, a.hold(len(call.id) + len(call.name) + len(call.given))
+		return nil, a.bounds.Add(1, len(call.id)+len(call.name)+len(call.given))
 	}
 	return nil, nil
 }
@@ -99,15 +113,7 @@ func (a *answer) addInput(index int64, input string) error {
 		return nil // of a tool that the provider runs itself
 	}
 	call.input.WriteString(input)
-	return a.hold(len(input))
-}
-
-// hold counts bytes of calls, which have to be kept until they are whole.
-func (a *answer) hold(n int) error {
-	if a.callBytes += n; a.callBytes > maxCalls {
-		return &agent.Error{Message: fmt.Sprintf("the provider sent tool calls of more than %d bytes", maxCalls)}
-	}
-	return nil
+	return a.bounds.Add(0, len(input))
 }
 
 // count notes what the provider counted. Its counts are of all so far and only grow; a

@@ -43,21 +43,24 @@
 //
 // # How it fails
 //
-// An [agent.Error] tells a person why, in at most 1 KiB. Neither the key nor any header's
-// value is in it, nor the user info and query of the base URL ([agent.Redact]). A request
-// that got no answer, or one of 408, 409, 429 and 5xx, is made up to twice more, unless the
-// provider wants a wait of over 10 s; once an answer has begun, never. Redirects are not
-// followed, so that no key goes anywhere but to the base URL. What the environment and the
-// home directory say to Anthropic's own tools, or of a proxy, does not count here.
+// An [agent.Error] tells a person why, in the words of [agent.Provider]; what it quotes has
+// no secret of the configuration in it. A request that got no answer, or one of 408, 409,
+// 429 and 5xx, is made up to twice more, unless the provider wants a wait of over 10 s; once
+// an answer has begun, never. Redirects are not followed, so that no key goes anywhere but
+// to the base URL.
+//
+// Of the environment only a proxy is read, as Go programs do (HTTPS_PROXY, NO_PROXY), and
+// nothing else: what it and the home directory say to Anthropic's own tools does not count.
 package anthropic
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"iter"
 	"net/http"
-	"net/url"
+	"strings"
+	"time"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
 	"github.com/anthropics/anthropic-sdk-go/option"
@@ -67,55 +70,49 @@ import (
 )
 
 const (
+	defaultBaseURL = "https://api.anthropic.com"
+
 	// defaultMaxTokens bounds an answer where the configuration does not: the API wants a bound.
 	defaultMaxTokens = 8192
-
-	// maxRetries is how often a request is made again before an answer has begun.
-	maxRetries = 2
 )
 
 // Agent asks a model by its API. It holds idle connections until it is closed.
 type Agent struct {
-	config    agent.Model
-	tools     []sdk.ToolParam
-	messages  sdk.MessageService
-	transport *http.Transport
-	host      string   // that people are told of
-	secrets   []string // that they are not
+	config   agent.Model
+	provider *agent.Provider
+	tools    []sdk.ToolParam
+	messages sdk.MessageService
 }
 
 // New makes an agent of the model, and neither looks for the provider nor connects to it
 // yet. An empty BaseURL is Anthropic's own; any may end in "/v1" or not. Every fault of the
 // configuration is in the one error, without any secret.
 func New(config agent.Model) (*Agent, error) {
-	base, baseErr := parseBaseURL(config.BaseURL)
-	tools, toolsErr := newTools(config.Tools)
-	if err := errors.Join(baseErr, check(config), toolsErr); err != nil {
+	provider, err := agent.NewProvider(config, defaultBaseURL)
+	if err != nil {
 		return nil, err
 	}
-	a := &Agent{
-		config:    config,
-		tools:     tools,
-		transport: newTransport(),
-		host:      base.Host,
-		secrets:   secretsOf(config, base),
+	tools, err := newTools(config.Tools)
+	if err != nil {
+		return nil, err
 	}
+	a := &Agent{config: config, provider: provider, tools: tools}
 	// Not the SDK's Client, which reads the environment and files of the home directory.
-	a.messages = sdk.NewMessageService(a.options(base)...)
+	a.messages = sdk.NewMessageService(a.options()...)
 	return a, nil
 }
 
 // options are all that the client knows: nothing is left for it to look up.
-func (a *Agent) options(base *url.URL) []option.RequestOption {
+func (a *Agent) options() []option.RequestOption {
+	base := a.provider.Base
+	if strings.HasSuffix(base.Path, "/v1/") {
+		base = base.JoinPath("../") // the paths of the API have their own version
+	}
 	options := []option.RequestOption{
 		option.WithoutOpenTelemetry(), // by variables of the environment it would trace what is said
 		option.WithBaseURL(base.String()),
-		option.WithMaxRetries(maxRetries),
-		option.WithHTTPClient(&http.Client{
-			Transport: bounded{a.transport},
-			// Another host must not get the key, and an API has no reason to redirect.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		}),
+		option.WithMaxRetries(agent.ProviderRetries),
+		option.WithHTTPClient(a.provider.Client),
 	}
 	if a.config.Key != "" {
 		options = append(options, option.WithAPIKey(a.config.Key))
@@ -133,7 +130,7 @@ func (a *Agent) options(base *url.URL) []option.RequestOption {
 
 // Close ends the connections that are kept for further requests.
 func (a *Agent) Close() error {
-	a.transport.CloseIdleConnections()
+	a.provider.Client.CloseIdleConnections()
 	return nil
 }
 
@@ -144,13 +141,13 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 		stream := a.messages.NewStreaming(ctx, a.params(request), option.WithResponseInto(&response))
 		defer stream.Close() //nolint:errcheck // only read; an end too early closes the connection
 		err := stream.Err()
-		if err == nil {
-			err = a.misplaced(response)
+		if err != nil || response.StatusCode > 299 {
+			err = a.provider.NoAnswer(response, err)
 		}
-		var answer answer
+		answer := answer{told: time.Now()}
 		for err == nil && !answer.whole {
 			if !stream.Next() {
-				err = cmp.Or(stream.Err(), errCutOff)
+				err = a.cutOff(stream.Err())
 				break
 			}
 			var pieces []*parleyv1.RespondResponse
@@ -166,7 +163,18 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 		case ctx.Err() != nil:
 			yield(nil, context.Cause(ctx))
 		default:
-			yield(nil, a.failure(err, response))
+			yield(nil, err)
 		}
 	}
+}
+
+// cutOff is why there is no more of an answer that had begun.
+func (a *Agent) cutOff(err error) error {
+	if e, ok := errors.AsType[*sdk.Error](err); ok { // an event that says so
+		return a.provider.GaveUp([]byte(e.RawJSON()))
+	}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return a.provider.Malformed(e.Error())
+	}
+	return a.provider.CutOff(err)
 }

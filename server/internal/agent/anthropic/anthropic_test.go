@@ -17,6 +17,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 const (
@@ -67,7 +68,7 @@ func answer(t *testing.T, a *anthropic.Agent, request *parleyv1.RespondRequest) 
 }
 
 // told answers "Hi." with the reply.
-func told(t *testing.T, reply anthropictest.Reply) ([]*parleyv1.RespondResponse, error) {
+func told(t *testing.T, reply providertest.Reply) ([]*parleyv1.RespondResponse, error) {
 	t.Helper()
 	return answer(t, made(t, agent.Model{BaseURL: anthropictest.New(t, reply).URL}), saying("Hi."))
 }
@@ -105,8 +106,8 @@ func TestPieces(t *testing.T) {
 		event("message_stop", nil),
 	}
 	start := anthropictest.Message{}.Start()
-	stream := func(events ...string) anthropictest.Reply {
-		return anthropictest.Parts(append(append([]string{start}, events...), stop...)...)
+	stream := func(events ...string) providertest.Reply {
+		return providertest.Parts(append(append([]string{start}, events...), stop...)...)
 	}
 	begin := func(index int, block object) string {
 		return event("content_block_start", object{"index": index, "content_block": block})
@@ -119,7 +120,7 @@ func TestPieces(t *testing.T) {
 	lookup := object{"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": object{}}
 
 	for name, test := range map[string]struct {
-		reply anthropictest.Reply
+		reply providertest.Reply
 		want  []*parleyv1.RespondResponse
 	}{
 		"text, as it comes": {
@@ -182,11 +183,11 @@ func TestPieces(t *testing.T) {
 			append([]*parleyv1.RespondResponse{text("Sugar.")}, ending(none(), "end_turn")...),
 		},
 		"what comes after the end": {
-			anthropictest.Parts(append(anthropictest.Message{}.Events(), anthropictest.TextDelta(0, "more"))...),
+			providertest.Parts(append(anthropictest.Message{}.Events(), anthropictest.TextDelta(0, "more"))...),
 			ending(none(), "end_turn"),
 		},
 		"line feeds of another kind": {
-			anthropictest.Parts(strings.ReplaceAll(strings.Join(anthropictest.Message{Words: []string{"A\n", "B"}}.Events(), ""), "\n", "\r\n")),
+			providertest.Parts(strings.ReplaceAll(strings.Join(anthropictest.Message{Words: []string{"A\n", "B"}}.Events(), ""), "\n", "\r\n")),
 			append([]*parleyv1.RespondResponse{text("A\n"), text("B")}, ending(none(), "end_turn")...),
 		},
 		"bytes that are no text": {
@@ -215,7 +216,7 @@ func TestSplit(t *testing.T) {
 	for _, b := range []byte(strings.Join(message.Events(), "")) {
 		parts = append(parts, string([]byte{b}))
 	}
-	got, err := told(t, anthropictest.Parts(parts...))
+	got, err := told(t, providertest.Parts(parts...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestNothingLeaksIn sets all by which Anthropic's own tools are told who they are.
+// TestNothingLeaksIn sets all by which Anthropic's own tools are told who they are. A proxy
+// alone is heeded; agent.Provider has the test of that.
 func TestNothingLeaksIn(t *testing.T) {
 	elsewhere := anthropictest.New(t) // fails the test if it is asked
 	home := t.TempDir()
@@ -248,7 +250,6 @@ func TestNothingLeaksIn(t *testing.T) {
 		"HOME": home, "XDG_CONFIG_HOME": "", "ANTHROPIC_CONFIG_DIR": config, "ANTHROPIC_PROFILE": "leaked",
 		"ANTHROPIC_API_KEY": "leaked", "ANTHROPIC_AUTH_TOKEN": "leaked", "ANTHROPIC_BASE_URL": elsewhere.URL,
 		"ANTHROPIC_CUSTOM_HEADERS": "X-Leaked: leaked", "ANTHROPIC_WORKSPACE_ID": "leaked", "ANTHROPIC_ORGANIZATION_ID": "leaked",
-		"HTTP_PROXY": elsewhere.URL, "http_proxy": elsewhere.URL, "ALL_PROXY": elsewhere.URL,
 	} {
 		t.Setenv(name, value)
 	}
@@ -294,10 +295,10 @@ func TestManyAtOnce(t *testing.T) {
 // TestLongAnswer has more bytes in all than one event may have.
 func TestLongAnswer(t *testing.T) {
 	t.Parallel()
-	message := anthropictest.Message{Words: slices.Repeat([]string{strings.Repeat("sugar ", 1<<10)}, 400)}
+	message := anthropictest.Message{Words: slices.Repeat([]string{strings.Repeat("sugar ", 1<<10)}, 800)}
 	whole := strings.Join(message.Events(), "")
 	for name, stream := range map[string]string{"LF": whole, "CR LF": strings.ReplaceAll(whole, "\n", "\r\n")} {
-		pieces, err := told(t, anthropictest.Parts(stream))
+		pieces, err := told(t, providertest.Parts(stream))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -305,8 +306,8 @@ func TestLongAnswer(t *testing.T) {
 		for _, piece := range pieces {
 			n += len(piece.GetText())
 		}
-		if n != 400*6<<10 {
-			t.Errorf("%s: %d bytes of text, want %d", name, n, 400*6<<10)
+		if n != 800*6<<10 {
+			t.Errorf("%s: %d bytes of text, want %d", name, n, 800*6<<10)
 		}
 	}
 }

@@ -10,22 +10,23 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 // once begins an answer with that text.
-func once() anthropictest.Reply {
-	return anthropictest.Parts(anthropictest.Message{}.Start(), anthropictest.TextDelta(0, "Once"))
+func once() providertest.Reply {
+	return providertest.Parts(anthropictest.Message{}.Start(), anthropictest.TextDelta(0, "Once"))
 }
 
 // status sends the header of a refusal and no body yet.
-func status(code int, header ...string) anthropictest.Reply {
+func status(code int, header ...string) providertest.Reply {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for i := 0; i < len(header); i += 2 {
 			w.Header().Set(header[i], header[i+1])
 		}
 		w.WriteHeader(code)
 		if err := http.NewResponseController(w).Flush(); err != nil {
-			anthropictest.Break(w, r)
+			providertest.Break(w, r)
 		}
 	}
 }
@@ -34,7 +35,7 @@ func status(code int, header ...string) anthropictest.Reply {
 func TestEarlyStop(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
-	fake := anthropictest.New(t, anthropictest.Sequence(once(), anthropictest.Stall, func(http.ResponseWriter, *http.Request) { close(gone) }))
+	fake := anthropictest.New(t, providertest.Sequence(once(), providertest.Stall, func(http.ResponseWriter, *http.Request) { close(gone) }))
 	for piece, err := range made(t, agent.Model{BaseURL: fake.URL}).Respond(t.Context(), saying("Hi.")) {
 		if err != nil || piece.GetText() != "Once" {
 			t.Fatalf("piece %v, error %v", piece, err)
@@ -48,27 +49,27 @@ func TestEarlyStop(t *testing.T) {
 func TestEndOfContext(t *testing.T) {
 	t.Parallel()
 	over := errors.New("the turn is over")
-	for name, reply := range map[string]func(end anthropictest.Reply) anthropictest.Reply{
-		"before an answer": func(end anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(end, anthropictest.Stall)
+	for name, reply := range map[string]func(end providertest.Reply) providertest.Reply{
+		"before an answer": func(end providertest.Reply) providertest.Reply {
+			return providertest.Sequence(end, providertest.Stall)
 		},
-		"in mid-answer": func(anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(once(), anthropictest.Stall)
+		"in mid-answer": func(providertest.Reply) providertest.Reply {
+			return providertest.Sequence(once(), providertest.Stall)
 		},
-		"in mid-event": func(anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(once(), anthropictest.Parts("event: content_blo"), anthropictest.Stall)
+		"in mid-event": func(providertest.Reply) providertest.Reply {
+			return providertest.Sequence(once(), providertest.Parts("event: content_blo"), providertest.Stall)
 		},
-		"among pings": func(anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(once(), anthropictest.Endless(event("ping", nil)))
+		"among pings": func(providertest.Reply) providertest.Reply {
+			return providertest.Sequence(once(), providertest.Endless(event("ping", nil)))
 		},
-		"in an endless answer": func(anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(once(), anthropictest.Endless(anthropictest.TextDelta(0, "and ")))
+		"in an endless answer": func(providertest.Reply) providertest.Reply {
+			return providertest.Sequence(once(), providertest.Endless(anthropictest.TextDelta(0, "and ")))
 		},
-		"in mid-refusal": func(end anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(status(http.StatusBadRequest), end, anthropictest.Stall)
+		"in mid-refusal": func(end providertest.Reply) providertest.Reply {
+			return providertest.Sequence(status(http.StatusBadRequest), end, providertest.Stall)
 		},
-		"before another try": func(end anthropictest.Reply) anthropictest.Reply {
-			return anthropictest.Sequence(status(http.StatusTooManyRequests, "Retry-After", "9"), end)
+		"before another try": func(end providertest.Reply) providertest.Reply {
+			return providertest.Sequence(status(http.StatusTooManyRequests, "Retry-After", "9"), end)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -94,26 +95,26 @@ func TestEndOfContext(t *testing.T) {
 
 func TestRetries(t *testing.T) {
 	t.Parallel()
-	overloaded := anthropictest.Fail(529, anthropictest.Failure("overloaded_error", "Overloaded"))
+	overloaded := providertest.Fail(529, anthropictest.Failure("overloaded_error", "Overloaded"))
 	for name, test := range map[string]struct {
-		replies  []anthropictest.Reply
+		replies  []providertest.Reply
 		requests int
 		fails    bool
 	}{
-		"overloaded, then not": {[]anthropictest.Reply{overloaded, overloaded, anthropictest.Text("Hello.")}, 3, false},
-		"no answer, then one":  {[]anthropictest.Reply{anthropictest.Break, anthropictest.Text("Hello.")}, 2, false},
-		"rate limit, then not": {[]anthropictest.Reply{anthropictest.Fail(429, ""), anthropictest.Text("Hello.")}, 2, false},
-		"failed, then not":     {[]anthropictest.Reply{anthropictest.Fail(500, ""), anthropictest.Text("Hello.")}, 2, false},
-		"overloaded for ever":  {[]anthropictest.Reply{overloaded, overloaded, overloaded}, 3, true},
-		"a key that is wrong":  {[]anthropictest.Reply{anthropictest.Fail(401, "")}, 1, true},
-		"a long wait wanted":   {[]anthropictest.Reply{status(429, "Retry-After", "60")}, 1, true},
-		"a wait until a date":  {[]anthropictest.Reply{status(429, "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT")}, 1, true},
-		"a wait in many ms":    {[]anthropictest.Reply{status(503, "Retry-After-Ms", "60000")}, 1, true},
-		"cut off after a piece": {[]anthropictest.Reply{
-			anthropictest.Sequence(once(), anthropictest.Break),
+		"overloaded, then not": {[]providertest.Reply{overloaded, overloaded, anthropictest.Text("Hello.")}, 3, false},
+		"no answer, then one":  {[]providertest.Reply{providertest.Break, anthropictest.Text("Hello.")}, 2, false},
+		"rate limit, then not": {[]providertest.Reply{providertest.Fail(429, ""), anthropictest.Text("Hello.")}, 2, false},
+		"failed, then not":     {[]providertest.Reply{providertest.Fail(500, ""), anthropictest.Text("Hello.")}, 2, false},
+		"overloaded for ever":  {[]providertest.Reply{overloaded, overloaded, overloaded}, 3, true},
+		"a key that is wrong":  {[]providertest.Reply{providertest.Fail(401, "")}, 1, true},
+		"a long wait wanted":   {[]providertest.Reply{status(429, "Retry-After", "60")}, 1, true},
+		"a wait until a date":  {[]providertest.Reply{status(429, "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT")}, 1, true},
+		"a wait in many ms":    {[]providertest.Reply{status(503, "Retry-After-Ms", "60000")}, 1, true},
+		"cut off after a piece": {[]providertest.Reply{
+			providertest.Sequence(once(), providertest.Break),
 		}, 1, true},
-		"overloaded after a piece": {[]anthropictest.Reply{
-			anthropictest.Sequence(once(), anthropictest.Parts(anthropictest.Error("overloaded_error", "Overloaded"))),
+		"overloaded after a piece": {[]providertest.Reply{
+			providertest.Sequence(once(), providertest.Parts(anthropictest.Error("overloaded_error", "Overloaded"))),
 		}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,13 +138,13 @@ func TestMemory(t *testing.T) {
 	input := event("content_block_delta", object{"index": 0, "delta": object{"type": "input_json_delta", "partial_json": strings.Repeat("1", 8<<10)}})
 	begin := event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1", "name": "list"}})
 	for name, reply := range map[string]struct {
-		begin anthropictest.Reply
+		begin providertest.Reply
 		part  string
 	}{
 		"a line":     {once(), strings.Repeat("x", 64<<10)},
 		"an event":   {once(), "data: " + strings.Repeat("x", 1<<10) + "\n"},
 		"a comment":  {once(), ": " + strings.Repeat("x", 1<<10) + "\r\n"},
-		"arguments":  {anthropictest.Parts(begin), input},
+		"arguments":  {providertest.Parts(begin), input},
 		"calls":      {once(), strings.Replace(begin, "toolu_1", strings.Repeat("1", 100), 1)},
 		"a refusal":  {status(http.StatusBadRequest), strings.Repeat("x", 64<<10)},
 		"a web page": {status(http.StatusOK, "Content-Type", "text/html"), strings.Repeat("x", 64<<10)},
@@ -151,9 +152,9 @@ func TestMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var sent atomic.Int64
-			_, err := told(t, anthropictest.Sequence(reply.begin, func(w http.ResponseWriter, r *http.Request) {
+			_, err := told(t, providertest.Sequence(reply.begin, func(w http.ResponseWriter, r *http.Request) {
 				for r.Context().Err() == nil && sent.Add(int64(len(reply.part))) < bound {
-					anthropictest.Parts(reply.part)(w, r)
+					providertest.Parts(reply.part)(w, r)
 				}
 			}))
 			if e, ok := errors.AsType[*agent.Error](err); !ok || e.Retryable {

@@ -2,6 +2,7 @@ package anthropic_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -10,13 +11,16 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 // fault is the agent's error for the reply to its only request.
-func fault(t *testing.T, config agent.Model, reply anthropictest.Reply) *agent.Error {
+func fault(t *testing.T, config agent.Model, reply providertest.Reply) *agent.Error {
 	t.Helper()
 	fake := anthropictest.New(t)
 	fake.Always(reply)
@@ -32,14 +36,18 @@ func fault(t *testing.T, config agent.Model, reply anthropictest.Reply) *agent.E
 
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	refusal := func(code int, kind, message string) anthropictest.Reply {
-		return anthropictest.Fail(code, anthropictest.Failure(kind, message))
+	refusal := func(code int, kind, message string) providertest.Reply {
+		return providertest.Fail(code, anthropictest.Failure(kind, message))
 	}
-	inStream := func(parts ...string) anthropictest.Reply {
-		return anthropictest.Sequence(once(), anthropictest.Parts(parts...))
+	inStream := func(parts ...string) providertest.Reply {
+		return providertest.Sequence(once(), providertest.Parts(parts...))
 	}
+	const (
+		cutOff   = "the answer was cut off: the stream ended before the answer did"
+		noStream = `the provider did not answer with a stream; check that base_url is where its API is, written like "https://api.anthropic.com"`
+	)
 	for name, test := range map[string]struct {
-		reply     anthropictest.Reply
+		reply     providertest.Reply
 		want      string
 		retryable bool
 	}{
@@ -53,40 +61,44 @@ func TestFailures(t *testing.T) {
 		"prompt too long":     {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
 		"request too large":   {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; give the agent a smaller window (413 Request Entity Too Large): too many bytes", false},
 		"refused":             {refusal(400, "invalid_request_error", "temperature: too hot"), "the provider refused the request (400 Bad Request): temperature: too hot", false},
-		"a gateway's words":   {anthropictest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
-		"a gateway's message": {anthropictest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
-		"plain text":          {anthropictest.Fail(503, "upstream connect error\n"), "the provider failed (503 Service Unavailable): upstream connect error", true},
-		"HTML":                {anthropictest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true},
-		"JSON of no use":      {anthropictest.Fail(400, `["no"]`), "the provider refused the request (400 Bad Request)", false},
-		"no body":             {anthropictest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
-		"a body cut off":      {anthropictest.Sequence(status(400), anthropictest.Break), "the provider refused the request (400 Bad Request)", false},
-		"not at this address": {anthropictest.Fail(200, "<html>Welcome</html>"), "HOST answered with text/html, not with a stream of events; check that base_url is where the API is", false},
+		"a gateway's words":   {providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
+		"a gateway's message": {providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
+		"plain text":          {providertest.Fail(503, "upstream connect error\n"), "the provider failed (503 Service Unavailable): upstream connect error", true},
+		"HTML":                {providertest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true},
+		"JSON of no use":      {providertest.Fail(400, `[]`), "the provider refused the request (400 Bad Request): []", false},
+		"no body":             {providertest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
+		"a body cut off":      {providertest.Sequence(status(400), providertest.Break), "the provider refused the request (400 Bad Request)", false},
+		"not at this address": {providertest.Fail(200, "<html>Welcome</html>"), noStream, false},
 		"an answer unstreamed": {
-			anthropictest.Fail(200, `{"type":"message","content":[]}`),
-			"HOST answered with application/json, not with a stream of events; check that base_url is where the API is", false,
+			providertest.Fail(200, `{"type":"message","content":[]}`),
+			`the provider did not answer with a stream; check base_url and model: {"type":"message","content":[]}`, false,
 		},
-		"no answer": {anthropictest.Break, "no answer from HOST: EOF", true},
+		"no answer": {providertest.Break, "no answer from http://HOST: the connection was closed", true},
 
 		"overloaded in mid-answer":   {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
-		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed (500 Internal Server Error): Oops", true},
+		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed in the middle of the answer: Oops", true},
 		"refused in mid-answer":      {inStream(anthropictest.Error("invalid_request_error", "No")), "the provider refused the request (400 Bad Request): No", false},
-		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed (500 Internal Server Error): Pff", true},
-		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed (500 Internal Server Error): Pff", true},
-		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed (500 Internal Server Error)", true},
-		"connection cut off":         {anthropictest.Sequence(once(), anthropictest.Break), "the answer of HOST was cut off: unexpected EOF", true},
-		"ended without an end":       {once(), "the answer of HOST was cut off: the stream has no end", true},
+		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed in the middle of the answer: Pff", true},
+		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed in the middle of the answer: Pff", true},
+		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed in the middle of the answer: 7", true},
+		"connection cut off":         {providertest.Sequence(once(), providertest.Break), "the answer broke off: the connection was closed", true},
+		"ended without an end":       {once(), cutOff, true},
 		"ended without the last event": {
 			inStream(event("message_delta", object{"delta": object{"stop_reason": "end_turn"}, "usage": object{}})),
-			"the answer of HOST was cut off: the stream has no end", true,
+			cutOff, true,
 		},
-		"ended in the last event": {inStream(strings.TrimSuffix(event("message_stop", nil), "\n")), "the answer of HOST was cut off: the stream has no end", true},
+		"ended in the last event": {inStream(strings.TrimSuffix(event("message_stop", nil), "\n")), cutOff, true},
 		"an event that is no JSON": {
 			inStream("event: message_delta\ndata: {\"type\":\n\n"),
-			"HOST sent an event that cannot be read: unexpected end of JSON input", false,
+			"the provider sent an event that is not a JSON object: unexpected end of JSON input", true,
+		},
+		"a call without an id": {
+			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "name": "list"}})),
+			"the model made a tool call with an id of 0 bytes, not 1 to 128", false,
 		},
 		"a call without a name": {
 			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1"}})),
-			"the provider sent a tool call whose id or name is empty or has more than 128 bytes", false,
+			"the model called a tool by a name of 0 bytes, not 1 to 128", true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +113,7 @@ func TestFailures(t *testing.T) {
 
 func TestNoKey(t *testing.T) {
 	t.Parallel()
-	got := fault(t, agent.Model{}, anthropictest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
+	got := fault(t, agent.Model{}, providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
 	if want := "the provider wants a key, and none is configured (401 Unauthorized): x-api-key header is required"; got.Message != want {
 		t.Errorf("error %q, want %q", got.Message, want)
 	}
@@ -117,7 +129,7 @@ func TestNobodyThere(t *testing.T) {
 	listener.Close()
 	_, err = answer(t, made(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}), saying("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
-	if want := "cannot connect to " + address + ": connect: connection refused"; !ok || e.Message != want || !e.Retryable {
+	if want := "cannot connect to http://" + address + ": connect: connection refused"; !ok || e.Message != want || !e.Retryable {
 		t.Errorf("error %v, want %q, retryable", err, want)
 	}
 }
@@ -141,8 +153,9 @@ func TestRedirect(t *testing.T) {
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		other := anthropictest.New(t) // fails the test if it is asked
 		got := fault(t, agent.Model{Key: "sk-test-key"}, status(code, "Location", other.URL+"/v1/messages"))
-		if !strings.HasPrefix(got.Message, "HOST redirects to another address (3") || got.Retryable {
-			t.Errorf("status %d: %+v", code, got)
+		want := "the provider redirects to " + other.URL + "/v1/messages, which is not followed; set base_url to where the API is"
+		if got.Message != want || got.Retryable {
+			t.Errorf("status %d: %+v, want %s", code, got, want)
 		}
 	}
 }
@@ -153,13 +166,13 @@ func TestSecrets(t *testing.T) {
 	const key, header, token, name, password, query = "sk-marked-key", "marked-header", "marked-token", "marked-name", "marked/pass word", "marked&query"
 	echo := "key " + key + ", " + header + ", Bearer " + token + ", " + token + ", " + name + ":" + password + "?k=marked%26query " + query +
 		" marked%2Fpass%20word bWFya2VkLW5hbWU6bWFya2VkL3Bhc3Mgd29yZA=="
-	for kind, reply := range map[string]anthropictest.Reply{
-		"JSON":          anthropictest.Fail(401, anthropictest.Failure("authentication_error", echo)),
-		"a string":      anthropictest.Fail(400, `{"error":"`+echo+`"}`),
-		"text":          anthropictest.Fail(400, echo),
-		"a large text":  anthropictest.Fail(400, strings.Repeat(key, 10_000)),
-		"an event":      anthropictest.Sequence(once(), anthropictest.Parts(anthropictest.Error("api_error", echo))),
-		"text in event": anthropictest.Sequence(once(), anthropictest.Parts("event: error\ndata: "+echo+"\n\n")),
+	for kind, reply := range map[string]providertest.Reply{
+		"JSON":          providertest.Fail(401, anthropictest.Failure("authentication_error", echo)),
+		"a string":      providertest.Fail(400, `{"error":"`+echo+`"}`),
+		"text":          providertest.Fail(400, echo),
+		"a large text":  providertest.Fail(400, strings.Repeat(key, 10_000)),
+		"an event":      providertest.Sequence(once(), providertest.Parts(anthropictest.Error("api_error", echo))),
+		"text in event": providertest.Sequence(once(), providertest.Parts("event: error\ndata: "+echo+"\n\n")),
 		"media type":    status(200, "Content-Type", "text/"+key),
 		"its address":   status(307, "Location", "http://127.0.0.1/"+key),
 		"no HTTP": func(w http.ResponseWriter, _ *http.Request) {
@@ -191,39 +204,25 @@ func TestSecrets(t *testing.T) {
 func TestLongWords(t *testing.T) {
 	t.Parallel()
 	for cut := range 3 {
-		got := fault(t, agent.Model{}, anthropictest.Fail(400, anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
-		if n := len(got.Message); n > 1<<10 || n < 1<<10-3 || !utf8.ValidString(got.Message) {
+		got := fault(t, agent.Model{}, providertest.Fail(400, anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
+		said, ok := strings.CutPrefix(got.Message, "the provider refused the request (400 Bad Request): ")
+		if n := len(said); !ok || n > 1<<10 || n < 1<<10-3 || !utf8.ValidString(said) {
 			t.Errorf("%d bytes: %q", n, got.Message)
 		}
 	}
 }
 
+// TestConfiguration has faults of each part: agent.NewProvider finds them.
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		config agent.Model
-		want   string
-	}{
-		"no model":              {agent.Model{}, "model: is required"},
-		"no URL":                {agent.Model{Model: "m", BaseURL: "http://secret@ host"}, `base_url: is not a URL; write it like "https://api.anthropic.com"`},
-		"no scheme":             {agent.Model{Model: "m", BaseURL: "secret.example.com/v1"}, "base_url: must begin with http:// or https://"},
-		"no host":               {agent.Model{Model: "m", BaseURL: "https:///secret"}, "base_url: names no host"},
-		"a fragment":            {agent.Model{Model: "m", BaseURL: "https://host/#secret"}, "base_url: must not have a fragment, the part behind #"},
-		"key":                   {agent.Model{Model: "m", Key: "secret\n"}, "key: has a line feed or another control character in it"},
-		"header names":          {agent.Model{Model: "m", Headers: map[string]string{"": "secret", "A B": "secret"}}, "headers: \"\" cannot name a header\nheaders: \"A B\" cannot name a header"},
-		"header value":          {agent.Model{Model: "m", Headers: map[string]string{"X-Team": "secret\x00"}}, "headers: the value of X-Team has a line feed or another control character in it"},
-		"tokens":                {agent.Model{Model: "m", MaxOutputTokens: -1}, "max_output_tokens: -1 is less than 0"},
-		"tool name":             {agent.Model{Model: "m", Tools: []agent.Tool{{Name: "look up"}}}, `tools: "look up" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`},
-		"tools twice":           {agent.Model{Model: "m", Tools: []agent.Tool{{Name: "list"}, {Name: "list"}}}, "tools: list is there twice"},
-		"tool of another type":  {agent.Model{Model: "m", Tools: []agent.Tool{{Name: "list", Parameters: map[string]any{}}}}, `tools: the parameters of "list" are not a JSON schema of type object`},
-		"tool that is not JSON": {agent.Model{Model: "m", Tools: []agent.Tool{{Name: "list", Parameters: map[string]any{"type": "object", "x": func() {}}}}}, `tools: the parameters of "list" cannot be written as JSON: json: unsupported type: func()`},
-		"all at once":           {agent.Model{BaseURL: "x", MaxOutputTokens: -1}, "base_url: must begin with http:// or https://\nmodel: is required\nmax_output_tokens: -1 is less than 0"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if _, err := anthropic.New(test.config); err == nil || err.Error() != test.want {
-				t.Errorf("error %v, want %s", err, test.want)
-			}
-		})
+	_, err := anthropic.New(agent.Model{BaseURL: "http://secret@ host", Key: "secret\n", Tools: []agent.Tool{{Name: "look up"}}})
+	want := []string{
+		`base_url: is not a URL; write it like "https://api.anthropic.com"`,
+		"model: is required",
+		"key: has a line feed or another control character in it",
+		`tools: "look up" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+	}
+	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(err), "\n")); diff != "" {
+		t.Errorf("faults (-want +got):\n%s", diff)
 	}
 }

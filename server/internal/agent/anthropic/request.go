@@ -6,10 +6,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"mime"
 	"strings"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
+	"github.com/anthropics/anthropic-sdk-go/packages/param"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -18,6 +20,9 @@ import (
 const (
 	beginning    = "[start of the conversation]"
 	emptyMessage = "[empty message]"
+
+	// maxToolName is what the API allows the name of a tool to have.
+	maxToolName = 64
 )
 
 // params are the request as the API takes it; the package comment tells what becomes of
@@ -41,6 +46,27 @@ func (a *Agent) params(request *parleyv1.RespondRequest) sdk.MessageNewParams {
 		mark(&params)
 	}
 	return params
+}
+
+// newTools are the tools as the API takes them. The schemas are encoded here, once: the SDK
+// would put their keys in another order each time, and that spoils the prompt cache.
+func newTools(configured []agent.Tool) ([]sdk.ToolParam, error) {
+	var tools []sdk.ToolParam
+	for _, tool := range configured {
+		schema := []byte(`{"type":"object","properties":{}}`)
+		if tool.Parameters != nil {
+			var err error
+			if schema, err = json.Marshal(tool.Parameters); err != nil {
+				return nil, fmt.Errorf("tools: %s: %w", tool.Name, err)
+			}
+		}
+		p := sdk.ToolParam{Name: tool.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](json.RawMessage(schema))}
+		if tool.Description != "" {
+			p.Description = sdk.String(tool.Description)
+		}
+		tools = append(tools, p)
+	}
+	return tools, nil
 }
 
 // mark puts the marks of the prompt cache, three at most.
@@ -223,6 +249,13 @@ func toolName(name string) string {
 	}
 	return name[:min(len(name), maxToolName)]
 }
+
+// isWord reports whether the API takes the character in ids and names.
+func isWord(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
+}
+
+func isNoWord(r rune) bool { return !isWord(r) }
 
 // isBlank reports whether the API takes the text for an empty one.
 func isBlank(text string) bool { return strings.TrimSpace(text) == "" }

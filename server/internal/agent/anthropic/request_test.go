@@ -15,10 +15,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 // asked is what the provider is sent for the request, which stays as it is.
-func asked(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) anthropictest.Request {
+func asked(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
 	t.Helper()
 	fake := anthropictest.New(t, anthropictest.Text("Hello."))
 	config.BaseURL = fake.URL

@@ -3,7 +3,6 @@ package openai
 import (
 	"crypto/rand"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -13,14 +12,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-const (
-	// maxCalls and maxCallBytes bound the calls of one answer: nothing of them is passed
-	// on before they are whole, so nobody else can stop them.
-	maxCalls     = 1000
-	maxCallBytes = 4 << 20
-	// maxNameBytes is the limit of a call's id and of its name.
-	maxNameBytes = 128
-)
+// maxNameBytes is the limit of a call's id and of its name.
+const maxNameBytes = 128
 
 // calls puts the tool calls of an answer together.
 //
@@ -28,8 +21,8 @@ const (
 // index and more of the arguments. Servers differ: calls come whole, the index is missing or
 // 0 in all of them, ids are missing or are others in each part, names are told again.
 type calls struct {
-	list  []*call
-	bytes int
+	list   []*call
+	bounds agent.CallBounds
 }
 
 // call is one of them so far.
@@ -42,9 +35,9 @@ type call struct {
 
 // add takes the next part of a call.
 func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
-	current := c.find(delta)
+	current, begun := c.find(delta), 0
 	if current == nil {
-		current = &call{index: delta.Index}
+		current, begun = &call{index: delta.Index}, 1
 		c.list = append(c.list, current)
 	}
 	if current.id == "" {
@@ -55,13 +48,7 @@ func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
 	}
 	part := argumentsPart(delta.Function.JSON.Arguments.Raw())
 	current.arguments.WriteString(part)
-	if c.bytes += len(part) + len(delta.ID) + len(delta.Function.Name); c.bytes > maxCallBytes {
-		return &agent.Error{Message: fmt.Sprintf("the model's tool calls are larger than %d bytes", maxCallBytes)}
-	}
-	if len(c.list) > maxCalls {
-		return &agent.Error{Message: fmt.Sprintf("the model made more than %d tool calls in one answer", maxCalls)}
-	}
-	return nil
+	return c.bounds.Add(begun, len(part)+len(delta.ID)+len(delta.Function.Name))
 }
 
 // find is the call that the part belongs to; nil: it begins another one.
@@ -112,8 +99,8 @@ func (c *calls) done() ([]*parleyv1.ToolCall, error) {
 	var done []*parleyv1.ToolCall
 	ids := make(map[string]bool)
 	for _, call := range c.list {
-		if call.name == "" || len(call.name) > maxNameBytes {
-			return nil, &agent.Error{Message: fmt.Sprintf("the model called a tool by a name of %d bytes, not 1 to %d", len(call.name), maxNameBytes), Retryable: true}
+		if err := agent.CheckCallName(call.name); err != nil {
+			return nil, err
 		}
 		id := call.id
 		if id == "" || len(id) > maxNameBytes || ids[id] {
@@ -121,7 +108,7 @@ func (c *calls) done() ([]*parleyv1.ToolCall, error) {
 		}
 		ids[id] = true
 		done = append(done, &parleyv1.ToolCall{
-			Id: clipped(id, maxNameBytes), Name: clipped(call.name, maxNameBytes), Arguments: unescaped(call.arguments.String()),
+			Id: agent.Clipped(id, maxNameBytes), Name: agent.Clipped(call.name, maxNameBytes), Arguments: unescaped(call.arguments.String()),
 		})
 	}
 	return done, nil

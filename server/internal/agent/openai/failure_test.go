@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 // failed is the agent's error; the test ends if it is of another kind.
@@ -77,13 +77,13 @@ func TestRefusals(t *testing.T) {
 		},
 		{502, "<html><h1>502 Bad Gateway</h1></html>", 3, agent.Error{Message: "the provider failed (502 Bad Gateway)", Retryable: true}},
 		{503, "", 3, agent.Error{Message: "the provider failed (503 Service Unavailable)", Retryable: true}},
-		{529, `"busy\u0000\n now"`, 3, agent.Error{Message: "the provider failed (529): busy now", Retryable: true}},
+		{529, `"busy\u0000\n now"`, 3, agent.Error{Message: "the provider is overloaded (529): busy now", Retryable: true}},
 		{503, strings.Repeat("é", 1000), 3, agent.Error{Message: "the provider failed (503 Service Unavailable): " + strings.Repeat("é", 510) + "…", Retryable: true}},
 	}
 	for _, test := range tests {
 		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
 			s := openaitest.New(t)
-			s.Always(openaitest.Fail(test.status, test.body))
+			s.Always(providertest.Fail(test.status, test.body))
 			if diff := cmp.Diff(test.want, *failed(t, asking(t, s))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -93,7 +93,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	t.Run("no key", func(t *testing.T) {
-		s := openaitest.New(t, openaitest.Fail(401, ""))
+		s := openaitest.New(t, providertest.Fail(401, ""))
 		if got := failed(t, made(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider wants a key, and none is configured (401 Unauthorized)" {
 			t.Error(got)
 		}
@@ -102,7 +102,7 @@ func TestRefusals(t *testing.T) {
 
 // TestTriesAgain: before the answer has begun, a failure is none yet.
 func TestTriesAgain(t *testing.T) {
-	s := openaitest.New(t, openaitest.Fail(503, ""), openaitest.Fail(429, ""), openaitest.Text("At last."))
+	s := openaitest.New(t, providertest.Fail(503, ""), providertest.Fail(429, ""), openaitest.Text("At last."))
 	pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
 	if texts(pieces) != "At last." || err != nil {
 		t.Errorf("%v, %v", pieces, err)
@@ -132,7 +132,7 @@ func TestUnreachable(t *testing.T) {
 	secure.StartTLS()
 	t.Cleanup(secure.Close)
 	breaking := openaitest.New(t)
-	breaking.Always(openaitest.Break)
+	breaking.Always(providertest.Break)
 	tests := []struct {
 		name, address string
 		want          agent.Error
@@ -150,38 +150,6 @@ func TestUnreachable(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestNetworkErrors: those that no test may make, as the network reports them.
-func TestNetworkErrors(t *testing.T) {
-	a := made(t, agent.Model{BaseURL: "https://ann:password@models.test:8443/v1?token=hidden", Key: testKey})
-	dial := func(op string, err error) error {
-		return &url.Error{Op: "Post", URL: a.base.String(), Err: &net.OpError{Op: op, Net: "tcp", Err: err}}
-	}
-	for _, test := range []struct {
-		err  error
-		want agent.Error
-	}{
-		{
-			dial("dial", &net.DNSError{Err: "no such host", Name: "models.test", Server: "10.0.0.2:53", IsNotFound: true}),
-			agent.Error{Message: "cannot connect to https://models.test:8443: no such host"},
-		},
-		{
-			dial("dial", &net.DNSError{Err: "i/o timeout", Name: "models.test", Server: "10.0.0.2:53", IsTimeout: true}),
-			agent.Error{Message: "cannot connect to https://models.test:8443: i/o timeout", Retryable: true},
-		},
-		{dial("proxyconnect", errors.New("refused by proxy")), agent.Error{Message: "cannot connect to the proxy for https://models.test:8443: refused by proxy", Retryable: true}},
-		{dial("read", errors.New("connection reset by peer")), agent.Error{Message: "no answer from https://models.test:8443: connection reset by peer", Retryable: true}},
-		{errors.New("odd " + a.base.String()), agent.Error{Message: "no answer from https://models.test:8443: odd https://[redacted]@models.test:8443/v1/?[redacted]", Retryable: true}},
-	} {
-		failure, ok := errors.AsType[*agent.Error](a.unreachable(test.err))
-		if !ok {
-			t.Fatal(test.err)
-		}
-		if diff := cmp.Diff(test.want, *failure); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
 	}
 }
 
@@ -225,16 +193,16 @@ func TestNoSecretIsShown(t *testing.T) {
 		return all + url.QueryEscape(all) + url.PathEscape(all) + fmt.Sprintf("%q", r.Header.Get("X-Odd"))
 	}
 	quoted := func(r *http.Request) string { return openaitest.Delta(map[string]any{"echo": echo(r)}) }
-	replies := map[string]openaitest.Reply{
+	replies := map[string]providertest.Reply{
 		"refusal as JSON": func(w http.ResponseWriter, r *http.Request) {
-			openaitest.Fail(401, `{"error":{"message":`+quoted(r)+`}}`)(w, r)
+			providertest.Fail(401, `{"error":{"message":`+quoted(r)+`}}`)(w, r)
 		},
-		"refusal as text": func(w http.ResponseWriter, r *http.Request) { openaitest.Fail(400, echo(r))(w, r) },
+		"refusal as text": func(w http.ResponseWriter, r *http.Request) { providertest.Fail(400, echo(r))(w, r) },
 		"error in the stream": func(w http.ResponseWriter, r *http.Request) {
-			openaitest.Parts(data(`{"error":`+quoted(r)+`}`))(w, r)
+			providertest.Parts(data(`{"error":`+quoted(r)+`}`))(w, r)
 		},
-		"not JSON":     func(w http.ResponseWriter, r *http.Request) { openaitest.Parts(data(echo(r)))(w, r) },
-		"not a stream": func(w http.ResponseWriter, r *http.Request) { openaitest.Fail(200, echo(r))(w, r) },
+		"not JSON":     func(w http.ResponseWriter, r *http.Request) { providertest.Parts(data(echo(r)))(w, r) },
+		"not a stream": func(w http.ResponseWriter, r *http.Request) { providertest.Fail(200, echo(r))(w, r) },
 		"redirect": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Location", "http://ann:marked-password@other/"+marked+"/"+url.PathEscape(odd)+"?"+r.URL.RawQuery)
 			w.WriteHeader(http.StatusFound)
@@ -252,53 +220,11 @@ func TestNoSecretIsShown(t *testing.T) {
 				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") || !strings.Contains(got, "[redacted]") {
 					t.Errorf("shown: %s", got)
 				}
-				if len(got) > 2*maxShownBytes {
+				if len(got) > 2<<10 {
 					t.Errorf("%d bytes are shown", len(got))
 				}
 				s.Then(reply)
 			}
 		})
-	}
-}
-
-func TestShown(t *testing.T) {
-	base := &url.URL{Host: "h"}
-	s := newSecrets(agent.Model{Key: "abcdef", Headers: map[string]string{"A": "abcdefgh", "B": "1", "C": ""}}, base)
-	for text, want := range map[string]string{
-		"":                             "",
-		"abcdef abcdefgh abcde 1":      "[redacted] [redacted] abcde 1",
-		" a\n\tb\x00\u0085c\xff ":      "a b c\uFFFD",
-		strings.Repeat("x", 1024):      strings.Repeat("x", 1024),
-		strings.Repeat("x", 1025):      strings.Repeat("x", 1021) + "…",
-		strings.Repeat("é", 513):       strings.Repeat("é", 510) + "…",
-		strings.Repeat("abcdef ", 200): strings.Repeat("[redacted] ", 92) + "[redacted…",
-	} {
-		if got := s.shown(text); got != want {
-			t.Errorf("%.40q: %q, want %q", text, got, want)
-		}
-	}
-	base.User = url.UserPassword("ann", "p&ssé")
-	s = newSecrets(agent.Model{Headers: map[string]string{"A": "Bearer tok/en é&b"}}, base)
-	for _, form := range []string{
-		"Bearer tok/en é&b", "tok/en é&b", "tok%2Fen+%C3%A9%26b", "tok/en%20%C3%A9&b", `tok/en \u00e9&b`, `tok\/en é&b`, `tok/en é\u0026b`, "tok/en é&amp;b",
-		"p&ssé", "YW5uOnAmc3PDqQ==",
-	} {
-		if got := s.shown("<" + form + ">"); got != "<[redacted]>" {
-			t.Errorf("%s: %s", form, got)
-		}
-	}
-	if got := newSecrets(agent.Model{}, &url.URL{Host: "h"}).shown("all of it"); got != "all of it" {
-		t.Errorf("without secrets: %q", got)
-	}
-}
-
-func TestDeepReports(t *testing.T) {
-	const levels = 5000
-	deep := strings.Repeat(`{"error":`, levels) + `"bottom"` + strings.Repeat("}", levels)
-	if got := parseReport([]byte(deep)); got.message == "" || got.message == "bottom" {
-		t.Errorf("%.80q", got.message)
-	}
-	if got := parseReport([]byte(`[{"error":{"error":{"message":"here","code":7,"type":"t"}}}]`)); got != (report{"here", "7", "t"}) {
-		t.Errorf("%+v", got)
 	}
 }

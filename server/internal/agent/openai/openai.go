@@ -11,9 +11,9 @@
 //
 // Requests carry the key, the headers and the query of base_url as configured, and nothing
 // of the server's environment: OPENAI_API_KEY and its kin are not read. Only a proxy is
-// looked up there, as Go programs do (HTTPS_PROXY, NO_PROXY). The SDK adds its version, and
-// which Go, operating system and processor it runs on. Redirects are not followed, so no
-// key goes anywhere but to base_url.
+// looked up there, as Go programs do (HTTPS_PROXY, NO_PROXY), and nothing else. The SDK adds
+// its version, and which Go, operating system and processor it runs on. Redirects are not
+// followed, so no key goes anywhere but to base_url.
 //
 // # What becomes of the answer
 //
@@ -29,11 +29,8 @@ package openai
 
 import (
 	"context"
-	"errors"
 	"iter"
-	"net"
 	"net/http"
-	"net/url"
 	"time"
 
 	sdk "github.com/openai/openai-go/v3"
@@ -44,23 +41,14 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-const (
-	// maxRetries is how often the SDK asks again, and maxRetryDelay how long it waits at
-	// most; a provider that wants a longer wait has its refusal shown instead. Together
-	// they stay within the silence that a turn allows an agent.
-	maxRetries    = 2
-	maxRetryDelay = 10 * time.Second
-	dialTimeout   = 10 * time.Second
-)
+const defaultBaseURL = "https://api.openai.com/v1"
 
 // Agent asks a model by its API. It holds idle connections until it is closed.
 type Agent struct {
 	config     agent.Model
-	base       *url.URL
+	provider   *agent.Provider
 	tools      []sdk.ChatCompletionToolUnionParam
 	chat       sdk.ChatCompletionService
-	transport  *http.Transport
-	secrets    secrets
 	usageGrace time.Duration
 }
 
@@ -69,16 +57,14 @@ type Agent struct {
 // follows, most often in "/v1". Every fault of the configuration is in the one error,
 // without any secret.
 func New(config agent.Model) (*Agent, error) {
-	base, err := parseBaseURL(config.BaseURL)
-	if err := errors.Join(err, check(config)); err != nil {
+	provider, err := agent.NewProvider(config, defaultBaseURL)
+	if err != nil {
 		return nil, err
 	}
 	a := &Agent{
 		config:     config,
-		base:       base,
+		provider:   provider,
 		tools:      tools(config.Tools),
-		transport:  newTransport(),
-		secrets:    newSecrets(config, base),
 		usageGrace: usageGrace,
 	}
 	// Not the SDK's Client, which reads the environment.
@@ -106,7 +92,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 
 // Close closes the idle connections.
 func (a *Agent) Close() error {
-	a.transport.CloseIdleConnections()
+	a.provider.Client.CloseIdleConnections()
 	return nil
 }
 
@@ -116,19 +102,12 @@ func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit 
 	defer cancel()
 	var response *http.Response
 	_, err := a.chat.New(ctx, a.params(request), option.WithJSONSet("stream", true), option.WithResponseBodyInto(&response))
-	switch {
-	case response == nil:
-		return a.unreachable(err)
-	case response.StatusCode < 200 || response.StatusCode > 299:
-		return a.refused(response)
-	case err != nil:
-		return a.unreachable(err)
+	if err != nil || response.StatusCode > 299 {
+		return a.provider.NoAnswer(response, err)
 	}
-	body := &eventBody{ReadCloser: response.Body}
-	defer body.Close() // before its end this closes the connection, too
-	response.Body = body
+	defer response.Body.Close() // before its end this closes the connection, too
 	s := &stream{
-		agent: a, emit: emit, body: body, decoder: ssestream.NewDecoder(response),
+		agent: a, emit: emit, decoder: ssestream.NewDecoder(response),
 		giveUp: cancel, told: time.Now(),
 	}
 	return s.read()
@@ -136,17 +115,10 @@ func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit 
 
 // options are those of every request.
 func (a *Agent) options() []option.RequestOption {
-	client := &http.Client{
-		Transport: a.transport,
-		// The redirect itself is the answer then, and is told as a failure.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
 	options := []option.RequestOption{
-		option.WithHTTPClient(client),
-		option.WithBaseURL(a.base.String()),
-		option.WithMaxRetries(maxRetries),
-		option.WithMaxRetryDelay(maxRetryDelay),
-		option.WithMiddleware(boundErrors),
+		option.WithHTTPClient(a.provider.Client),
+		option.WithBaseURL(a.provider.Base.String()),
+		option.WithMaxRetries(agent.ProviderRetries),
 	}
 	if a.config.Key != "" {
 		options = append(options, option.WithAPIKey(a.config.Key))
@@ -155,34 +127,10 @@ func (a *Agent) options() []option.RequestOption {
 		options = append(options, option.WithHeader(name, value))
 	}
 	// The SDK resolves its path against base_url, which drops the query.
-	for name, values := range a.base.Query() {
+	for name, values := range a.provider.Base.Query() {
 		for _, value := range values {
 			options = append(options, option.WithQueryAdd(name, value))
 		}
 	}
 	return options
-}
-
-// newTransport makes one that is nobody else's, so that closing it closes all it has.
-func newTransport() *http.Transport {
-	return &http.Transport{
-		Proxy:               proxy,
-		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
-		TLSHandshakeTimeout: dialTimeout,
-		ForceAttemptHTTP2:   true,
-		MaxIdleConnsPerHost: 16,
-		IdleConnTimeout:     90 * time.Second,
-		// Compressed streams come in bursts, and nobody gains from them.
-		DisableCompression: true,
-	}
-}
-
-// proxy is the one that the environment names. Its error does not show the address, which
-// may hold a password.
-func proxy(request *http.Request) (*url.URL, error) {
-	address, err := http.ProxyFromEnvironment(request)
-	if err != nil {
-		return nil, errors.New("the proxy's address in the environment is not a URL")
-	}
-	return address, nil
 }

@@ -25,7 +25,7 @@ func (a *Agent) params(request *parleyv1.RespondRequest) sdk.ChatCompletionNewPa
 	if n := int64(a.config.MaxOutputTokens); n > 0 {
 		// OpenAI's newer models refuse the older name, and many other servers know no
 		// other.
-		if host := a.base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
+		if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
 			params.MaxCompletionTokens = param.NewOpt(n)
 		} else {
 			params.MaxTokens = param.NewOpt(n)

@@ -12,6 +12,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 )
 
 // sent is the request that the provider gets for this one.
-func sent(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) openaitest.Request {
+func sent(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
 	t.Helper()
 	s := openaitest.New(t, openaitest.Text("ok"))
 	config.BaseURL = s.URL

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -19,9 +18,6 @@ const (
 	// usageGrace is how long after its finish_reason an answer waits for what may follow,
 	// the usage and [DONE]. Some servers send neither and leave the connection open.
 	usageGrace = 5 * time.Second
-	// noteEvery is how often a note tells that the model works without a word: it reasons,
-	// or writes the arguments of a call. Nobody is to take that for a hung agent.
-	noteEvery = 10 * time.Second
 
 	maxFinishBytes = 128
 	maxModelBytes  = 128
@@ -31,11 +27,9 @@ const (
 type stream struct {
 	agent   *Agent
 	emit    func(*parleyv1.RespondResponse) bool // false: no more pieces are wanted
-	body    *eventBody
 	decoder ssestream.Decoder
 	giveUp  func() // makes the body end
 
-	events int
 	told   time.Time // when the last piece was emitted
 	text   joiner
 	calls  calls
@@ -74,33 +68,19 @@ func (s *stream) read() error {
 	if s.finish != "" {
 		return s.end()
 	}
-	return s.brokenOff(s.decoder.Err())
-}
-
-// brokenOff is why the stream ended before the answer did.
-func (s *stream) brokenOff(err error) error {
-	switch {
-	case errors.Is(err, errEventTooLarge):
-		return &agent.Error{Message: fmt.Sprintf("the provider sent an event of more than %d bytes", maxEventBytes)}
-	case err != nil:
-		return s.agent.failure(true, "the answer broke off: %s", reason(err))
-	case s.events == 0:
-		return s.agent.noStream(s.body.head)
-	}
-	return &agent.Error{Message: "the answer was cut off: the stream ended without a finish_reason", Retryable: true}
+	return s.agent.provider.CutOff(s.decoder.Err())
 }
 
 // add takes one event.
 func (s *stream) add(eventType string, data []byte) error {
-	s.events++
 	var chunk sdk.ChatCompletionChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
-		return s.agent.failure(true, "the provider sent an event that is not a JSON object: %s", data)
+		return s.agent.provider.Malformed(string(data))
 	}
 	// Most gateways have the error where the API says, some send "error": null always.
 	fault := chunk.JSON.ExtraFields["error"].Raw()
 	if eventType == "error" || chunk.Object == "error" || fault != "" && fault != "null" && fault != `""` {
-		return s.agent.faulted(data)
+		return s.agent.provider.GaveUp(data)
 	}
 	if chunk.Model != "" {
 		s.model = chunk.Model
@@ -119,10 +99,8 @@ func (s *stream) add(eventType string, data []byte) error {
 			s.finish = choice.FinishReason
 		}
 	}
-	if time.Since(s.told) >= noteEvery {
-		return s.yield(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{
-			Progress: &parleyv1.TurnProgress{Text: "the model is still at work"},
-		}})
+	if time.Since(s.told) >= agent.ReassureEvery {
+		return s.yield(agent.AtWork())
 	}
 	return nil
 }
@@ -160,11 +138,11 @@ func (s *stream) end() error {
 		if s.model == "" {
 			s.model = s.agent.config.Model
 		}
-		s.usage.Model = clipped(s.model, maxModelBytes)
+		s.usage.Model = agent.Clipped(s.model, maxModelBytes)
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: s.usage}})
 	}
 	if s.finish != "" {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: clipped(s.finish, maxFinishBytes)}})
+		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: agent.Clipped(s.finish, maxFinishBytes)}})
 	}
 	for _, piece := range pieces {
 		if !s.emit(piece) {

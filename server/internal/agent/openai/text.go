@@ -90,15 +90,3 @@ func inside(value string) string {
 	}
 	return ""
 }
-
-// clipped is valid UTF-8, at most the first n bytes of s.
-func clipped(s string, n int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
-}

@@ -130,7 +130,7 @@ func (a *Agent) reason(s *status.Status) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s.Message(), "\uFFFD"))
-	text = strings.TrimSpace(a.redacted.Replace(text))
+	text = strings.TrimSpace(agent.Redact(text, a.secrets...))
 	if len(text) <= maxReasonBytes {
 		return text
 	}

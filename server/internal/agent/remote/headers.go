@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,12 +11,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-const (
-	// What is shorter is no secret, but may well stand in the middle of a word.
-	minSecretBytes = 4
-	// "Bearer" is no secret; a token after it is.
-	minSecretWordBytes = 8
-)
+// minSecretWordBytes: "Bearer" is no secret; a token after it is.
+const minSecretWordBytes = 8
 
 // headers are sent with every call of a connection, by lower-case name. As credentials rather
 // than as metadata of a call they go with health checks, too.
@@ -56,26 +51,17 @@ func (h headers) GetRequestMetadata(context.Context, ...string) (map[string]stri
 // else, the configuration says so.
 func (h headers) RequireTransportSecurity() bool { return false }
 
-// redacted takes the values, and longer words of them, out of a text.
-func (h headers) redacted() *strings.Replacer {
-	var secrets []string
+// secrets are the values, and longer words of them.
+func (h headers) secrets() (secrets []string) {
 	for _, value := range h {
-		if len(value) >= minSecretBytes {
-			secrets = append(secrets, value)
-		}
+		secrets = append(secrets, value)
 		for word := range strings.FieldsSeq(value) {
 			if len(word) >= minSecretWordBytes {
 				secrets = append(secrets, word)
 			}
 		}
 	}
-	// The longest first: one may be the start of another.
-	slices.SortFunc(secrets, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
-	var pairs []string
-	for _, secret := range slices.Compact(secrets) {
-		pairs = append(pairs, secret, "[redacted]")
-	}
-	return strings.NewReplacer(pairs...)
+	return secrets
 }
 
 func isName(name string) bool {

@@ -33,7 +33,6 @@ import (
 	"io"
 	"iter"
 	"math"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -84,7 +83,7 @@ type Agent struct {
 	address       string
 	maxPieceBytes int
 	patience      time.Duration
-	redacted      *strings.Replacer
+	secrets       []string
 	conn          *grpc.ClientConn
 	service       parleyv1.AgentServiceClient
 }
@@ -103,7 +102,7 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	a := &Agent{address: config.Address, maxPieceBytes: config.MaxPieceBytes, patience: patience, redacted: sent.redacted()}
+	a := &Agent{address: config.Address, maxPieceBytes: config.MaxPieceBytes, patience: patience, secrets: sent.secrets()}
 	if a.maxPieceBytes == 0 {
 		a.maxPieceBytes = defaultPieceBytes
 	}

@@ -1,6 +1,6 @@
-// Package anthropictest is a provider of Anthropic's Messages API for tests: a real server
-// on a port of its own that answers what a test has written down, in the form of the API's
-// event stream, and keeps what it was asked. Begin with [New]:
+// Package anthropictest is a provider of Anthropic's Messages API for tests: a
+// [providertest.Server], and replies in the form of the API's event stream. Begin with
+// [New]:
 //
 //	fake := anthropictest.New(t, anthropictest.Text("Hel", "lo."))
 //	… an agent whose base URL is fake.URL says "Hello." …
@@ -8,136 +8,127 @@
 package anthropictest
 
 import (
-	"encoding/json"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"slices"
-	"strings"
-	"sync"
+	"cmp"
 	"testing"
+
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// maxRequestBytes is how much of a request's body is kept: what the real API takes.
-const maxRequestBytes = 32 << 20
-
-// Server is the provider. All methods may be called by many goroutines at once.
-type Server struct {
-	// URL is the base URL of an agent: "http://127.0.0.1:PORT".
-	URL string
-
-	tb       testing.TB
-	mu       sync.Mutex
-	replies  []Reply
-	always   Reply // nil: nothing but the replies is expected
-	requests []Request
-}
-
-// Reply answers one request. It must return when the request's context ends, which it does
-// when the client has gone.
-type Reply = http.HandlerFunc
-
-// Request is one that the server was sent.
-type Request struct {
-	Method string
-	// URI is path and query, as in "/v1/messages?version=1".
-	URI    string
-	Header http.Header
-	Body   []byte
-}
-
-// New starts a provider that answers with the replies, one a request, retries included, in
-// their order. It ends with the test, and with it the connections that are open then. A
-// request beyond the replies is refused with status 400, and the test fails.
-func New(tb testing.TB, replies ...Reply) *Server {
+// New starts a provider whose URL has no path, as Anthropic's own. See [providertest.New].
+func New(tb testing.TB, replies ...providertest.Reply) *providertest.Server {
 	tb.Helper()
-	s := &Server{tb: tb, replies: replies}
-	server := httptest.NewServer(s)
-	tb.Cleanup(func() {
-		server.CloseClientConnections() // replies that stall end with their clients
-		server.Close()
-	})
-	s.URL = server.URL
-	return s
+	return providertest.New(tb, "", replies...)
 }
 
-// Then adds replies behind those that are still to be given.
-func (s *Server) Then(replies ...Reply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.replies = append(slices.Clip(s.replies), replies...)
+// Text answers with the words, one to an event.
+func Text(words ...string) providertest.Reply { return Answer(Message{Words: words}) }
+
+// Calls answers with tool calls and no text.
+func Calls(calls ...Call) providertest.Reply { return Answer(Message{Calls: calls}) }
+
+// Answer answers with the whole message.
+func Answer(message Message) providertest.Reply { return providertest.Parts(message.Events()...) }
+
+// Failure is the body of a refusal as the API writes it; kind is such as "overloaded_error".
+func Failure(kind, message string) string { return providertest.JSON(failure(kind, message)) }
+
+// Message is an answer of the model's. The zero value is one without a word.
+type Message struct {
+	// Model that answers; empty is "claude-test".
+	Model string
+	// Words are the text, one to an event. It comes first.
+	Words []string
+	// Calls that it asks for.
+	Calls []Call
+	// StopReason; empty is "tool_use" where there are calls, else "end_turn".
+	StopReason string
+	// Usage as the API counts.
+	Usage Usage
 }
 
-// Always sets what answers each request beyond the replies.
-func (s *Server) Always(reply Reply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.always = reply
-}
+// Call is a tool call that the model makes.
+type Call = providertest.Call
 
-// Requests returns what the server was sent so far, oldest first.
-func (s *Server) Requests() []Request {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.requests)
-}
+// Usage is tokens: those of the prompt that no cache has, those written to and read from
+// a cache, those of the answer, and those of them that were spent on thinking.
+type Usage struct{ Input, CacheWrite, CacheRead, Output, Thinking int }
 
-// ServeHTTP keeps the request and gives the next reply.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
-	if err != nil {
-		s.tb.Errorf("anthropictest: request broke off: %v", err)
-		return
+// Events are the whole answer, as it goes over the line.
+func (m Message) Events() []string {
+	events := []string{m.Start(), Event(object{"type": "ping"})}
+	index := 0
+	block := func(start object, deltas []object) {
+		events = append(events, Event(object{"type": "content_block_start", "index": index, "content_block": start}))
+		for _, delta := range deltas {
+			events = append(events, Event(object{"type": "content_block_delta", "index": index, "delta": delta}))
+		}
+		events = append(events, Event(object{"type": "content_block_stop", "index": index}))
+		index++
 	}
-	s.next(Request{Method: r.Method, URI: r.RequestURI, Header: r.Header.Clone(), Body: body})(w, r)
-}
-
-// next keeps the request and takes the reply to it.
-func (s *Server) next(request Request) Reply {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.requests = append(s.requests, request)
-	switch {
-	case len(s.replies) > 0:
-		reply := s.replies[0]
-		s.replies = s.replies[1:]
-		return reply
-	case s.always != nil:
-		return s.always
+	if len(m.Words) > 0 {
+		var deltas []object
+		for _, word := range m.Words {
+			deltas = append(deltas, object{"type": "text_delta", "text": word})
+		}
+		block(object{"type": "text", "text": ""}, deltas)
 	}
-	s.tb.Errorf("anthropictest: request %d has no reply", len(s.requests))
-	return Fail(http.StatusBadRequest, Failure("invalid_request_error", "anthropictest: no reply is left"))
-}
-
-// JSON is the request's body, decoded as encoding/json does; nil when it is not an object.
-func (r Request) JSON() map[string]any {
-	var body map[string]any
-	if err := json.Unmarshal(r.Body, &body); err != nil {
-		return nil
+	for _, call := range m.Calls {
+		deltas := []object{{"type": "input_json_delta", "partial_json": ""}} // as the API has it
+		for _, part := range call.ArgumentParts() {
+			deltas = append(deltas, object{"type": "input_json_delta", "partial_json": part})
+		}
+		block(object{"type": "tool_use", "id": call.ID, "name": call.Name, "input": object{}}, deltas)
 	}
-	return body
+	return append(events, m.end()...)
 }
 
-// Messages are those of the body, as one line of JSON each with its keys in byte order.
-func (r Request) Messages() []string {
-	messages, ok := r.JSON()["messages"].([]any)
+// Start is the first event of the answer.
+func (m Message) Start() string {
+	return Event(object{"type": "message_start", "message": object{
+		"id": "msg_1", "type": "message", "role": "assistant", "content": []any{},
+		"model": cmp.Or(m.Model, "claude-test"), "stop_reason": nil, "stop_sequence": nil,
+		"usage": object{
+			"input_tokens": m.Usage.Input, "cache_creation_input_tokens": m.Usage.CacheWrite,
+			"cache_read_input_tokens": m.Usage.CacheRead, "output_tokens": min(m.Usage.Output, 1),
+		},
+	}})
+}
+
+// end is the last two events.
+func (m Message) end() []string {
+	reason := "end_turn"
+	if len(m.Calls) > 0 {
+		reason = "tool_use"
+	}
+	usage := object{"output_tokens": m.Usage.Output}
+	if m.Usage.Thinking > 0 {
+		usage["output_tokens_details"] = object{"thinking_tokens": m.Usage.Thinking}
+	}
+	return []string{
+		Event(object{"type": "message_delta", "delta": object{"stop_reason": cmp.Or(m.StopReason, reason), "stop_sequence": nil}, "usage": usage}),
+		Event(object{"type": "message_stop"}),
+	}
+}
+
+// TextDelta is an event with the next text of the block of that index.
+func TextDelta(index int, text string) string {
+	return Event(object{"type": "content_block_delta", "index": index, "delta": object{"type": "text_delta", "text": text}})
+}
+
+// Error is the event by which the API gives up in the middle of an answer.
+func Error(kind, message string) string { return Event(failure(kind, message)) }
+
+// Event is one as it goes over the line, named by the "type" of its data.
+func Event(data map[string]any) string {
+	name, ok := data["type"].(string)
 	if !ok {
-		return nil
+		panic("anthropictest: an event's data has a type") // a test's own mistake
 	}
-	lines := make([]string, 0, len(messages))
-	for _, message := range messages {
-		lines = append(lines, encode(message))
-	}
-	return lines
+	return "event: " + name + "\ndata: " + providertest.JSON(data) + "\n\n"
 }
 
-// encode is the value as one line of JSON, written as it is read: without \u003c for "<".
-func encode(value any) string {
-	var b strings.Builder
-	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(value); err != nil {
-		panic("anthropictest: " + err.Error()) // a test's own mistake
-	}
-	return strings.TrimSuffix(b.String(), "\n")
+type object = map[string]any
+
+func failure(kind, message string) object {
+	return object{"type": "error", "error": object{"type": kind, "message": message}, "request_id": "req_1"}
 }

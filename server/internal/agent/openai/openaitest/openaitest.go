@@ -1,133 +1,95 @@
-// Package openaitest is a provider of the chat completions API for tests: a real server on
-// a port of its own that answers what a test has written down, in the very form of the
-// protocol's stream, and keeps what it was asked. Begin with [New].
+// Package openaitest is a provider of the chat completions API for tests: a
+// [providertest.Server], and replies in the very form of the protocol's stream. Begin with
+// [New].
 package openaitest
 
 import (
-	"encoding/json"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"strings"
-	"sync"
 	"testing"
+
+	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// maxRequestBytes is how much of a request's body is kept.
-const maxRequestBytes = 16 << 20
-
-// Server is the provider. All methods may be called by many goroutines at once.
-type Server struct {
-	// URL is the base_url of an agent: it ends in /v1.
-	URL string
-
-	tb       testing.TB
-	mu       sync.Mutex
-	replies  []Reply
-	always   Reply // nil: nothing but the replies is expected
-	requests []Request
-}
-
-// Reply answers one request. It must return when the request's context ends, which it does
-// when the client has gone.
-type Reply = http.HandlerFunc
-
-// Request is one that the server was sent.
-type Request struct {
-	Method string
-	// Path and query, as in "/v1/chat/completions?version=1".
-	URI    string
-	Header http.Header
-	Body   []byte
-}
-
-// New starts a provider that answers with the replies, one a request, in their order. It
-// ends with the test, which must have closed its agents by then. A request beyond the
-// replies is refused with 400, and the test fails.
-func New(tb testing.TB, replies ...Reply) *Server {
+// New starts a provider whose URL ends in /v1, as OpenAI's own does. See
+// [providertest.New].
+func New(tb testing.TB, replies ...providertest.Reply) *providertest.Server {
 	tb.Helper()
-	s := &Server{tb: tb, replies: replies}
-	server := httptest.NewServer(s)
-	tb.Cleanup(server.Close)
-	s.URL = server.URL + "/v1"
-	return s
+	return providertest.New(tb, "/v1", replies...)
 }
 
-// Then adds replies behind those that are still to be given.
-func (s *Server) Then(replies ...Reply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.replies = append(s.replies, replies...)
-}
-
-// Always sets what answers each request beyond the replies.
-func (s *Server) Always(reply Reply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.always = reply
-}
-
-// Requests returns what the server was sent so far, refused requests too.
-func (s *Server) Requests() []Request {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]Request(nil), s.requests...)
-}
-
-// ServeHTTP keeps the request and gives the next reply.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequestBytes))
-	if err != nil {
-		s.tb.Errorf("openaitest: request broke off: %v", err)
+// Events answers with one event of the stream for each of the data, which are not checked,
+// and leaves it there: [DONE] is for the caller to say.
+func Events(data ...string) providertest.Reply {
+	parts := make([]string, 0, len(data))
+	for _, d := range data {
+		parts = append(parts, "data: "+d+"\n\n")
 	}
-	s.next(Request{Method: r.Method, URI: r.RequestURI, Header: r.Header.Clone(), Body: body})(w, r)
+	return providertest.Parts(parts...)
 }
 
-func (s *Server) next(request Request) Reply {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.requests = append(s.requests, request)
-	switch {
-	case len(s.replies) > 0:
-		reply := s.replies[0]
-		s.replies = s.replies[1:]
-		return reply
-	case s.always != nil:
-		return s.always
-	}
-	s.tb.Errorf("openaitest: request %d has no reply", len(s.requests))
-	return Fail(http.StatusBadRequest, `{"error":{"message":"openaitest: no reply is left"}}`)
+// Done is the data that ends a stream.
+const Done = "[DONE]"
+
+// Text answers with the words, one to a chunk, then finish_reason "stop", a usage of 9
+// tokens and 1 for each word, and [DONE].
+func Text(words ...string) providertest.Reply {
+	return Events(append(Words(words...), Finish("stop"), Usage(9, len(words)), Done)...)
 }
 
-// JSON is the request's body, decoded as encoding/json does; nil when it is not an object.
-func (r Request) JSON() map[string]any {
-	var body map[string]any
-	if err := json.Unmarshal(r.Body, &body); err != nil {
-		return nil
+// Words are the data of the first chunk, which has only the role, and one for each word.
+func Words(words ...string) []string {
+	chunks := []string{Delta(map[string]any{"role": "assistant", "content": "", "refusal": nil})}
+	for _, word := range words {
+		chunks = append(chunks, Delta(map[string]any{"content": word}))
 	}
-	return body
+	return chunks
 }
 
-// Messages are those of the body, as one line of JSON each with its keys in byte order.
-func (r Request) Messages() []string {
-	messages, ok := r.JSON()["messages"].([]any)
-	if !ok {
-		return nil
+// Call is a tool call that the model makes.
+type Call = providertest.Call
+
+// Calls answers with tool calls as OpenAI streams them: the id and the name first, then
+// the arguments in parts of a few runes, call by call. The stream ends as that of Text.
+func Calls(calls ...Call) providertest.Reply {
+	chunks := []string{Delta(map[string]any{"role": "assistant", "content": nil})}
+	for i, call := range calls {
+		chunks = append(chunks, ToolDelta(map[string]any{
+			"index": i, "id": call.ID, "type": "function", "function": map[string]any{"name": call.Name, "arguments": ""},
+		}))
+		for _, part := range call.ArgumentParts() {
+			chunks = append(chunks, ToolDelta(map[string]any{"index": i, "function": map[string]any{"arguments": part}}))
+		}
 	}
-	lines := make([]string, 0, len(messages))
-	for _, message := range messages {
-		lines = append(lines, encode(message))
-	}
-	return lines
+	return Events(append(chunks, Finish("tool_calls"), Usage(9, len(chunks)), Done)...)
 }
 
-// encode is the value as one line of JSON, written as it is read: without \u003c for "<".
-func encode(value any) string {
-	var b strings.Builder
-	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(value); err != nil {
-		panic("openaitest: " + err.Error()) // a test's own mistake
+// Delta is the data of a chunk with this delta.
+func Delta(delta map[string]any) string { return chunk(delta, nil) }
+
+// ToolDelta is the data of a chunk with these parts of tool calls.
+func ToolDelta(calls ...map[string]any) string {
+	return Delta(map[string]any{"tool_calls": calls})
+}
+
+// Finish is the data of the chunk that says why the model stopped.
+func Finish(reason string) string { return chunk(map[string]any{}, reason) }
+
+// Usage is the data of the last chunk, which has no choices.
+func Usage(input, output int) string {
+	return providertest.JSON(envelope([]any{}, map[string]any{
+		"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output,
+		"prompt_tokens_details":     map[string]any{"cached_tokens": 0, "audio_tokens": 0},
+		"completion_tokens_details": map[string]any{"reasoning_tokens": 0, "audio_tokens": 0},
+	}))
+}
+
+func chunk(delta map[string]any, finish any) string {
+	choice := map[string]any{"index": 0, "delta": delta, "logprobs": nil, "finish_reason": finish}
+	return providertest.JSON(envelope([]any{choice}, nil))
+}
+
+func envelope(choices []any, usage any) map[string]any {
+	return map[string]any{
+		"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1760000000,
+		"model": "test-model-2026", "system_fingerprint": "fp_1", "choices": choices, "usage": usage,
 	}
-	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -1,0 +1,42 @@
+package anthropic
+
+import (
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdk "github.com/anthropics/anthropic-sdk-go"
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestLongSilenceIsTold: while the model thinks, a note comes now and then.
+func TestLongSilenceIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		a := &answer{told: began}
+		var got []string
+		add := func(data string) {
+			var event sdk.MessageStreamEventUnion
+			if err := json.Unmarshal([]byte(data), &event); err != nil {
+				t.Fatal(err)
+			}
+			pieces, err := a.add(event)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, piece := range pieces {
+				got = append(got, time.Since(began).String()+" "+piece.GetProgress().GetText()+piece.GetText())
+			}
+		}
+		for range 25 { // a second each
+			time.Sleep(time.Second) //nolint:forbidigo // of the bubble
+			add(`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}`)
+		}
+		add(`{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"42"}}`)
+		want := []string{"10s the model is still at work", "20s the model is still at work", "25s 42"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
