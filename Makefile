@@ -104,7 +104,7 @@ fuzz: ## run each fuzz test for a while (FUZZTIME=10s)
 	echo "$$tests" | awk '/^Fuzz/ { names[++n] = $$1 } /^ok/ { while (n) print $$2, names[n--] }' | \
 	while read -r package name; do \
 		echo "$$name of $$package"; \
-		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package" </dev/null; \
+		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s "$$package" </dev/null; \
 	done
 
 .PHONY: release-proto

@@ -11,12 +11,13 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/agent/openai"
 	"github.com/parleyhq/parley/server/internal/agent/remote"
+	"github.com/parleyhq/parley/server/internal/config"
 )
 
 // newAgents makes the agents that the settings name. What keeps one from being made is a
 // fault of the settings; all of those are in the one error.
-func newAgents(c *config) (_ *agent.Set, err error) {
-	entries := make([]agent.Entry, 0, len(c.agents))
+func newAgents(c *config.Config) (_ *agent.Set, err error) {
+	entries := make([]agent.Entry, 0, len(c.Agents))
 	defer func() {
 		if err == nil {
 			return // The set closes them.
@@ -25,88 +26,84 @@ func newAgents(c *config) (_ *agent.Set, err error) {
 			err = errors.Join(err, entry.Agent.Close())
 		}
 	}()
-	var bad faults
-	for _, a := range c.agents {
+	var bad []string
+	for _, a := range c.Agents {
 		made, err := newAgent(a)
 		if err != nil {
-			bad = append(bad, fmt.Sprintf("agents.%s: %v", a.name, err))
+			bad = append(bad, fmt.Sprintf("agents.%s: %v", a.Name, err))
 			continue
 		}
 		entries = append(entries, agent.Entry{
-			Name: a.name, Kind: a.kind, Description: a.description, SystemPrompt: a.systemPrompt, Window: a.window, Agent: made,
+			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window, Agent: made,
 		})
 	}
 	if len(bad) > 0 {
-		return nil, bad
+		return nil, &config.Error{Faults: bad}
 	}
-	return agent.NewSet(c.defaultAgent, entries)
+	return agent.NewSet(c.DefaultAgent, entries)
 }
 
 // newAgent makes what answers under the name of a.
-func newAgent(a agentConfig) (made agent.Agent, err error) {
-	switch a.kind {
-	case kindEcho:
+func newAgent(a config.Agent) (made agent.Agent, err error) {
+	switch a.Kind {
+	case config.KindEcho:
 		made = echo.New()
-	case kindCommand:
+	case config.KindCommand:
 		made, err = command.New(command.Config{
-			Command: a.command, Format: a.format, Dir: a.dir, Env: a.env, MaxConcurrent: a.maxConcurrent,
+			Command: a.Command, Format: a.Format, Dir: a.Dir, Env: a.Env, MaxConcurrent: a.MaxConcurrent,
 		})
-	case kindOpenAI:
-		made, err = openai.New(a.asModel())
-	case kindAnthropic:
-		made, err = anthropic.New(a.asModel())
-	case kindRemote:
-		o := remote.Config{Address: a.address, Headers: revealed(a.headers)}
-		if a.tls != nil {
-			o.TLS = a.tls.config
-		}
-		made, err = remote.New(o)
+	case config.KindOpenAI:
+		made, err = openai.New(modelOf(a))
+	case config.KindAnthropic:
+		made, err = anthropic.New(modelOf(a))
+	case config.KindRemote:
+		made, err = remote.New(remote.Config{Address: a.Address, TLS: a.TLS.Config(), Headers: revealed(a.Headers)})
 	default:
-		err = fmt.Errorf("%q is not a kind of agent", a.kind)
+		err = fmt.Errorf("%q is not a kind of agent", a.Kind)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if a.structuredBlocks {
+	if a.StructuredBlocks {
 		made = agent.Blocks(made)
 	}
-	if a.maxConcurrent > 0 && a.kind != kindCommand { // command has a limit of its own
-		made = agent.Limit(made, a.maxConcurrent)
+	if a.MaxConcurrent > 0 && a.Kind != config.KindCommand { // command has a limit of its own
+		made = agent.Limit(made, a.MaxConcurrent)
 	}
 	return made, nil
 }
 
-// asModel is what the agents that are models are told. It holds secrets in the clear.
-func (a agentConfig) asModel() agent.Model {
+// modelOf is what the agents that are models are told. It holds secrets in the clear.
+func modelOf(a config.Agent) agent.Model {
 	return agent.Model{
-		BaseURL: a.baseURL, Model: a.model, Key: a.apiKey.reveal(), Headers: revealed(a.headers),
-		Tools: a.tools, MaxOutputTokens: a.maxOutputTokens, Temperature: a.temperature,
+		BaseURL: a.BaseURL, Model: a.Model, Key: a.APIKey.Reveal(), Headers: revealed(a.Headers),
+		Tools: a.Tools, MaxOutputTokens: a.MaxOutputTokens, Temperature: a.Temperature,
 	}
 }
 
-func revealed(headers map[string]secret) map[string]string {
+func revealed(headers map[string]config.Secret) map[string]string {
 	values := make(map[string]string, len(headers))
 	for name, value := range headers {
-		values[name] = value.reveal()
+		values[name] = value.Reveal()
 	}
 	return values
 }
 
 // logAgents says which agents there are and what is behind them, and what is doubtful.
-func logAgents(log *slog.Logger, c *config) {
-	for _, a := range c.agents {
-		attributes := []any{"agent", a.name, "kind", a.kind, "default", a.name == c.defaultAgent}
-		switch a.kind {
-		case kindCommand:
-			attributes = append(attributes, "program", a.command[0])
-		case kindOpenAI, kindAnthropic:
-			attributes = append(attributes, "model", a.model, "base_url", a.baseURL)
-		case kindRemote:
-			attributes = append(attributes, "address", a.address, "tls", a.tls != nil)
+func logAgents(log *slog.Logger, c *config.Config) {
+	for _, a := range c.Agents {
+		attributes := []any{"agent", a.Name, "kind", a.Kind, "default", a.Name == c.DefaultAgent}
+		switch a.Kind {
+		case config.KindCommand:
+			attributes = append(attributes, "program", a.Command[0])
+		case config.KindOpenAI, config.KindAnthropic:
+			attributes = append(attributes, "model", a.Model, "base_url", a.BaseURL)
+		case config.KindRemote:
+			attributes = append(attributes, "address", a.Address, "tls", a.TLS != nil)
 		}
 		log.Info("agent configured", attributes...)
 	}
-	for _, warning := range c.warnings {
+	for _, warning := range c.Warnings {
 		log.Warn("doubtful setting", "setting", warning)
 	}
 }

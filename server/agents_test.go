@@ -21,15 +21,14 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
 
 // Every kind can be made, and what was configured reaches it.
 func TestNewAgents(t *testing.T) {
-	path, _, environ := agentsFile(t)
-	c, err := load(t, []string{"--config", path}, environ)
-	if err != nil {
-		t.Fatal(err)
-	}
+	path, _, environ := configtest.Agents(t)
+	c := load(t, []string{"--config", path}, environ)
 	set, err := newAgents(c)
 	if err != nil {
 		t.Fatal(err)
@@ -53,13 +52,13 @@ func TestNewAgents(t *testing.T) {
 	}
 
 	half := 0.5
-	gpt := c.agents[2]
+	gpt := c.Agents[2]
 	wantModel := agent.Model{
 		BaseURL: "https://gateway.example:8443/openai/v1", Model: "gpt-x", Key: "sk-marked-env",
 		Headers: map[string]string{"X-Team": "shop 5", "x-token": "Bearer marked-env", "x-other": "Bearer marked-file"},
-		Tools:   gpt.tools, MaxOutputTokens: 4096, Temperature: &half,
+		Tools:   gpt.Tools, MaxOutputTokens: 4096, Temperature: &half,
 	}
-	if d := cmp.Diff(wantModel, gpt.asModel()); d != "" {
+	if d := cmp.Diff(wantModel, modelOf(gpt)); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
@@ -67,22 +66,22 @@ func TestNewAgents(t *testing.T) {
 // What is configured for every kind is around the kind's own agent.
 func TestNewAgentKinds(t *testing.T) {
 	for _, test := range []struct {
-		config agentConfig
-		want   string
+		agent config.Agent
+		want  string
 	}{
-		{agentConfig{kind: "echo"}, "*echo.Agent"},
-		{agentConfig{kind: "command", command: []string{"cat"}, maxConcurrent: 2}, "*command.Agent"},
-		{agentConfig{kind: "openai", model: "m"}, "*openai.Agent"},
-		{agentConfig{kind: "anthropic", model: "m"}, "*anthropic.Agent"},
-		{agentConfig{kind: "remote", address: "localhost:1"}, "*remote.Agent"},
+		{config.Agent{Kind: "echo"}, "*echo.Agent"},
+		{config.Agent{Kind: "command", Command: []string{"cat"}, MaxConcurrent: 2}, "*command.Agent"},
+		{config.Agent{Kind: "openai", Model: "m"}, "*openai.Agent"},
+		{config.Agent{Kind: "anthropic", Model: "m"}, "*anthropic.Agent"},
+		{config.Agent{Kind: "remote", Address: "localhost:1"}, "*remote.Agent"},
 	} {
-		made, err := newAgent(test.config)
+		made, err := newAgent(test.agent)
 		if err != nil {
-			t.Errorf("%s: %v", test.config.kind, err)
+			t.Errorf("%s: %v", test.agent.Kind, err)
 			continue
 		}
 		if got := fmt.Sprintf("%T", made); got != test.want {
-			t.Errorf("%s: %s", test.config.kind, got)
+			t.Errorf("%s: %s", test.agent.Kind, got)
 		}
 		if err := made.Close(); err != nil {
 			t.Error(err)
@@ -92,7 +91,7 @@ func TestNewAgentKinds(t *testing.T) {
 
 func TestNewAgentStructuredBlocks(t *testing.T) {
 	const answer = "Here.\n\n```json type=list\n[1]\n```\n"
-	made, err := newAgent(agentConfig{kind: "command", command: []string{"printf", "%s", answer}, structuredBlocks: true})
+	made, err := newAgent(config.Agent{Kind: "command", Command: []string{"printf", "%s", answer}, StructuredBlocks: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,12 +114,12 @@ func TestNewAgentStructuredBlocks(t *testing.T) {
 
 func TestNewAgentMaxConcurrent(t *testing.T) {
 	request := &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "one two"}}}
-	for _, config := range []agentConfig{
-		{kind: "echo", maxConcurrent: 1},
-		{kind: "command", command: []string{"sh", "-c", "echo one; exec sleep 60"}, maxConcurrent: 1},
+	for _, a := range []config.Agent{
+		{Kind: "echo", MaxConcurrent: 1},
+		{Kind: "command", Command: []string{"sh", "-c", "echo one; exec sleep 60"}, MaxConcurrent: 1},
 	} {
-		t.Run(config.kind, func(t *testing.T) {
-			made, err := newAgent(config)
+		t.Run(a.Kind, func(t *testing.T) {
+			made, err := newAgent(a)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,28 +150,25 @@ func (planner) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingSe
 
 // Certificates and headers of the configuration are those that a remote agent sees.
 func TestNewAgentRemote(t *testing.T) {
-	path, dir, environ := agentsFile(t)
-	c, err := load(t, []string{"--config", path}, environ)
-	if err != nil {
-		t.Fatal(err)
-	}
+	path, dir, environ := configtest.Agents(t)
+	c := load(t, []string{"--config", path}, environ)
 	pair, err := tls.LoadX509KeyPair(dir+"/cert.pem", dir+"/key.pem")
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := c.agents[slices.IndexFunc(c.agents, func(a agentConfig) bool { return a.name == "planner" })]
+	of := c.Agents[slices.IndexFunc(c.Agents, func(a config.Agent) bool { return a.Name == "planner" })]
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	service := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: of.tls.config.RootCAs,
+		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: of.TLS.Config().RootCAs,
 	})))
 	parleyv1.RegisterAgentServiceServer(service, planner{})
 	go func() { _ = service.Serve(listener) }()
 	defer service.Stop()
 
-	of.address = listener.Addr().String()
+	of.Address = listener.Addr().String()
 	made, err := newAgent(of)
 	if err != nil {
 		t.Fatal(err)
@@ -193,25 +189,22 @@ func TestNewAgentRemote(t *testing.T) {
 // What the settings let through and an agent does not is a fault as well, with the others.
 func TestNewAgentsFaults(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // Those that were made are closed.
-	set, err := newAgents(&config{defaultAgent: "echo", agents: []agentConfig{
-		{name: "a", kind: "command"},
-		{name: "b", kind: "telepathy"},
-		{name: "echo", kind: "echo"},
-		{name: "planner", kind: "remote", address: "127.0.0.1:1"},
+	set, err := newAgents(&config.Config{DefaultAgent: "echo", Agents: []config.Agent{
+		{Name: "a", Kind: "command"},
+		{Name: "b", Kind: "telepathy"},
+		{Name: "echo", Kind: "echo"},
+		{Name: "planner", Kind: "remote", Address: "127.0.0.1:1"},
 	}})
-	bad, ok := errors.AsType[faults](err)
-	if set != nil || !ok || len(bad) != 2 || !strings.HasPrefix(bad[0], "agents.a: ") || bad[1] != `agents.b: "telepathy" is not a kind of agent` {
+	bad, ok := errors.AsType[*config.Error](err)
+	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") || bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {
 		t.Errorf("got %v, %v", set, err)
 	}
 }
 
 func TestLogAgents(t *testing.T) {
-	path, _, environ := agentsFile(t)
-	c, err := load(t, []string{"--config", path}, environ)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.warnings = []string{"there: is doubtful"}
+	path, _, environ := configtest.Agents(t)
+	c := load(t, []string{"--config", path}, environ)
+	c.Warnings = []string{"there: is doubtful"}
 	var out bytes.Buffer
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
@@ -238,15 +231,12 @@ level=WARN msg="doubtful setting" setting="there: is doubtful"
 
 // A real start says nothing of a key, whether it comes up or not.
 func TestStartHidesSecrets(t *testing.T) {
-	path, dir, environ := agentsFile(t)
+	path, dir, environ := configtest.Agents(t)
 	serving, stop := context.WithCancel(t.Context())
 	defer stop()
 	var out bytes.Buffer
 	log := slog.New(&stopAt{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
-	c, err := load(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := load(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
 	if err := run(serving, c, log, func() {}); err != nil {
 		t.Errorf("run: %v", err)
 	}

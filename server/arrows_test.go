@@ -57,10 +57,13 @@ func allowedArrows() []arrow {
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
+		{"server/internal/config", []string{"server/internal/agent", api}},
+		{"server/internal/config/configtest", nil}, // a file that tests read
 		{"server/internal/auth", nil},
 		{"server/internal/agent", []string{api}},
+		{"server/internal/agent/providertest", nil}, // servers that the tests of agents talk to
+		{"server/internal/agent/*/*test", []string{"server/internal/agent/providertest"}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
-		{"server/internal/agent/*/*test", nil}, // servers that the tests of agents talk to
 
 		{"client", []string{api}},
 		{"client/cmd/parley", []string{"client", api}},
@@ -237,8 +240,10 @@ func TestArrowsCanBreak(t *testing.T) {
 		{"server/internal/util", "fmt", "server/internal/util" + known},
 		{"server/internal/turn", modulePath + "/server/internal/rpc", "server/internal/turn must not import server/internal/rpc"},
 		{"server/internal/routing", modulePath + "/server/internal/watch", "server/internal/routing must not import server/internal/watch"},
+		{"server/internal/config", modulePath + "/server/internal/agent/echo", "server/internal/config must not import server/internal/agent/echo"},
 		{"server/internal/agent", modulePath + "/server/internal/agent/echo", "server/internal/agent must not import server/internal/agent/echo"},
 		{"server/internal/agent/echo", modulePath + "/server/internal/agent/command", "server/internal/agent/echo must not import server/internal/agent/command"},
+		{"server/internal/agent/openai", modulePath + "/server/internal/agent/providertest", "server/internal/agent/openai must not import server/internal/agent/providertest"},
 		{"server/internal/rpc", modulePath + "/store/boltstore", "server/internal/rpc must not import store/boltstore"},
 		{"server/internal/rpc", modulePath + "/gen/parley/store/v1", "server/internal/rpc must not import gen/parley/store/v1"},
 		{"store", modulePath + "/store/internal/record", "store must not import store/internal/record"},

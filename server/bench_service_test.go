@@ -16,6 +16,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -36,7 +37,7 @@ const (
 type benchServer struct {
 	ctx     context.Context //nolint:containedctx // the benchmark's
 	dir     string
-	config  *config
+	config  *config.Config
 	log     *slog.Logger
 	store   *savesCounted
 	talker  repeater
@@ -51,16 +52,14 @@ type benchServer struct {
 // openBenchServer serves that many conversations until the benchmark ends.
 func openBenchServer(b *testing.B, conversations int) *benchServer {
 	b.Helper()
-	c := new(config)
-	c.settings() // the defaults
-	c.grpcAddress, c.httpAddress, c.dataDir, c.maxConversations = "127.0.0.1:0", "", b.TempDir(), 0
-	lines, err := os.Create(filepath.Join(c.dataDir, "log"))
+	c := load(b, []string{"--grpc-address=127.0.0.1:0", "--http-address=", "--data-dir=" + b.TempDir(), "--max-conversations=0"}, nil)
+	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
 	check(b, err)
 	b.Cleanup(func() { lines.Close() })
 	log := newLogger(c, lines)
 
 	var turns *turn.Manager
-	hub, changes := watch.New(watch.Options{}), newChangeLog(log, c.logLevel, 0)
+	hub, changes := watch.New(watch.Options{}), newChangeLog(log, c.LogLevel, 0)
 	kept, err := openStore(c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
@@ -76,7 +75,7 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}})
 	check(b, err)
 	s := &benchServer{
-		ctx: b.Context(), dir: c.dataDir, config: c, log: log, store: &savesCounted{Store: kept}, talker: talker, agents: agents, hub: hub,
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &savesCounted{Store: kept}, talker: talker, agents: agents, hub: hub,
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
 	turns = s.newTurns()
@@ -90,15 +89,15 @@ func openBenchServer(b *testing.B, conversations int) *benchServer {
 func (s *benchServer) newTurns() *turn.Manager {
 	c := s.config
 	return turn.New(s.ctx, turn.Options{
-		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
-		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
+		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
 	})
 }
 
 // serve serves the store with these turns and connects to that.
 func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
 	b.Helper()
-	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
+	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
 	check(b, err)
 	doors, err := openDoors(s.ctx, s.config, service, s.log)
 	check(b, err)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"google.golang.org/grpc"
@@ -22,6 +23,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 )
+
+// socketPrefix is what an address begins with that is the path of a socket.
+const socketPrefix = "unix:"
 
 // maxGRPCBytes is the largest request and reply; clients have the same limit.
 const maxGRPCBytes = 4 << 20
@@ -50,21 +54,21 @@ type doors struct {
 }
 
 // openDoors listens on the addresses of the settings; nothing is served yet.
-func openDoors(ctx context.Context, c *config, service *rpc.Server, log *slog.Logger) (*doors, error) {
+func openDoors(ctx context.Context, c *config.Config, service *rpc.Server, log *slog.Logger) (*doors, error) {
 	d := &doors{log: log, service: service, health: health.NewServer()}
-	d.grpc = grpc.NewServer(append(grpcOptions(c.keepaliveTime), service.Interceptors()...)...)
+	d.grpc = grpc.NewServer(append(grpcOptions(c.KeepaliveTime), service.Interceptors()...)...)
 	service.Register(d.grpc)
 	healthv1.RegisterHealthServer(d.grpc, d.health)
 	reflection.Register(d.grpc)
 	d.http = &http.Server{Handler: d.httpHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	var err error
-	if d.grpcListener, err = listen(ctx, c.grpcAddress); err != nil {
+	if d.grpcListener, err = listen(ctx, c.GRPCAddress); err != nil {
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
-	if c.httpAddress == "" {
+	if c.HTTPAddress == "" {
 		return d, nil
 	}
-	if d.httpListener, err = listen(ctx, c.httpAddress); err != nil {
+	if d.httpListener, err = listen(ctx, c.HTTPAddress); err != nil {
 		return nil, errors.Join(
 			fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err),
 			d.grpcListener.Close())
@@ -95,12 +99,12 @@ func grpcOptions(keepaliveTime time.Duration) []grpc.ServerOption {
 // replaced.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	var (
-		config net.ListenConfig
-		dialer net.Dialer
+		listener net.ListenConfig
+		dialer   net.Dialer
 	)
 	path, isUnix := strings.CutPrefix(address, socketPrefix)
 	if !isUnix {
-		return config.Listen(ctx, "tcp", address)
+		return listener.Listen(ctx, "tcp", address)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
 		conn, err := dialer.DialContext(ctx, "unix", path)
@@ -114,7 +118,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	l, err := config.Listen(ctx, "unix", path)
+	l, err := listener.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
 	}

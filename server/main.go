@@ -1,5 +1,5 @@
 // Command parleyd keeps multi-turn conversations for agent services and serves them over
-// gRPC. Begin with run in run.go; what it can be told is in config.go.
+// gRPC. Begin with run in run.go; what it can be told is in internal/config.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc/grpclog"
 
+	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
@@ -42,9 +43,9 @@ func main() {
 
 // start runs the command line and returns the exit code.
 func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
-	root := newRootCommand(args, environ, func(ctx context.Context, c *config) error {
+	root := config.NewCommand(args, environ, func(ctx context.Context, c *config.Config) error {
 		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
-			time.AfterFunc(c.stopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
+			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
 		return run(ctx, c, newLogger(c, stderr), stopping)
@@ -57,7 +58,7 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 		return 0
 	}
 	fmt.Fprintln(stderr, "parleyd:", err)
-	var bad faults
+	var bad *config.Error
 	switch {
 	case errors.As(err, &bad):
 		return exitUsage

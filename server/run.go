@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -27,9 +28,9 @@ const (
 
 // run serves until ctx ends or the store fails, then stops in order. It calls stopping when
 // it begins to, for whatever reason, and returns what went wrong.
-func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err error) {
+func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
-	hub, changes := watch.New(watch.Options{MaxWatchers: c.maxWatchers}), newChangeLog(log, c.logLevel, int64(c.memoryWarningBytes))
+	hub, changes := watch.New(watch.Options{MaxWatchers: c.MaxWatchers}), newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))
 	// Ends when the store has failed: nothing that a turn says can be kept any more.
 	healthy, failed := context.WithCancelCause(context.WithoutCancel(ctx))
 	kept, err := openStore(c, log, func(committed []store.Change) {
@@ -56,8 +57,8 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 	defer stopping()
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.turnTimeout, IdleTimeout: c.idleTimeout,
-		MaxAnswerBytes: c.maxAnswerBytes, MaxTurns: c.maxTurns,
+		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {
 		if ctx.Err() != nil && healthy.Err() == nil {
@@ -66,8 +67,8 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 		return err
 	}
 	service, err := rpc.New(rpc.Options{
-		Store: kept, StoreName: c.store, Turns: turns, Hub: hub, Agents: agents,
-		MaxMessageBytes: c.maxMessageBytes, Version: version, Log: log,
+		Store: kept, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
+		MaxMessageBytes: c.MaxMessageBytes, Version: version, Log: log,
 	})
 	if err != nil {
 		return err
@@ -89,7 +90,7 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 		case <-broken.Done():
 		}
 		stopping()
-		doors.stop(healthy, c.stopGrace, turns)
+		doors.stop(healthy, c.StopGrace, turns)
 		return context.Cause(healthy)
 	})
 	return group.Wait()
@@ -97,21 +98,21 @@ func run(ctx context.Context, c *config, log *slog.Logger, stopping func()) (err
 
 // openStore opens the store that the settings name. A failure from which it cannot recover
 // goes to failed.
-func openStore(c *config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
+func openStore(c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
 	o := store.Options{
-		Observe: observe, MaxMessages: c.maxMessages, TTL: c.ttl,
-		MaxConversations: c.maxConversations, MaxConversationBytes: c.maxConversationBytes,
+		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
+		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,
 	}
-	if c.store == "memory" {
-		log.Info("store opened", "store", c.store, "durable", false)
+	if c.Store == "memory" {
+		log.Info("store opened", "store", c.Store, "durable", false)
 		return memstore.New(o), nil
 	}
-	path := filepath.Join(c.dataDir, "parley.db")
+	path := filepath.Join(c.DataDir, "parley.db")
 	s, err := boltstore.Open(path, boltstore.Options{Options: o, OnFailure: failed})
 	if err != nil {
 		return nil, err
 	}
-	log.Info("store opened", "store", c.store, "durable", true, "path", path)
+	log.Info("store opened", "store", c.Store, "durable", true, "path", path)
 	return s, nil
 }
 
@@ -136,10 +137,10 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 }
 
 // newLogger writes text to a terminal and JSON elsewhere, unless told.
-func newLogger(c *config, w io.Writer) *slog.Logger {
-	o := &slog.HandlerOptions{Level: c.logLevel}
+func newLogger(c *config.Config, w io.Writer) *slog.Logger {
+	o := &slog.HandlerOptions{Level: c.LogLevel}
 	f, isFile := w.(*os.File)
-	if c.logFormat == "text" || c.logFormat == "" && isFile && term.IsTerminal(int(f.Fd())) {
+	if c.LogFormat == "text" || c.LogFormat == "" && isFile && term.IsTerminal(int(f.Fd())) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}
 	return slog.New(slog.NewJSONHandler(w, o))

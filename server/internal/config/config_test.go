@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"bytes"
@@ -24,10 +24,10 @@ import (
 )
 
 // load runs the command line and returns the settings that it would serve with.
-func load(t *testing.T, args, environ []string) (*config, error) {
+func load(t *testing.T, args, environ []string) (*Config, error) {
 	t.Helper()
-	var served *config
-	err := newRootCommand(args, environ, func(_ context.Context, c *config) error {
+	var served *Config
+	err := NewCommand(args, environ, func(_ context.Context, c *Config) error {
 		served = c
 		return nil
 	}).ExecuteContext(t.Context())
@@ -48,7 +48,7 @@ func inFile(t *testing.T, text string) string {
 }
 
 func diff(want, got any) string {
-	return cmp.Diff(want, got, cmp.AllowUnexported(config{}, agentConfig{}, secret{}, tlsConfig{}), protocmp.Transform(),
+	return cmp.Diff(want, got, cmp.AllowUnexported(Config{}, Agent{}, Secret{}, TLS{}), protocmp.Transform(),
 		cmp.Comparer(func(a, b *tls.Config) bool { return (a == nil) == (b == nil) }),
 		cmp.Transformer("JSON", func(tool agent.Tool) string {
 			text, err := json.Marshal(tool)
@@ -56,16 +56,16 @@ func diff(want, got any) string {
 		}))
 }
 
-func defaults() *config {
-	return &config{
-		grpcAddress: "127.0.0.1:50051", httpAddress: "127.0.0.1:8080",
-		store: "bolt", dataDir: "./data",
-		maxMessages: 20, ttl: time.Hour, maxConversations: 1000,
-		maxMessageBytes: 256 << 10, maxConversationBytes: 3 << 20,
-		turnTimeout: 5 * time.Minute, idleTimeout: time.Minute, stopGrace: 30 * time.Second,
-		maxAnswerBytes: 1 << 20, maxTurns: 256, maxWatchers: 10_000, keepaliveTime: time.Minute,
-		memoryWarningBytes: 100 << 20, interactionLog: true, logLevel: slog.LevelInfo,
-		defaultAgent: "echo", agents: []agentConfig{{name: "echo", kind: "echo"}},
+func defaults() *Config {
+	return &Config{
+		GRPCAddress: "127.0.0.1:50051", HTTPAddress: "127.0.0.1:8080",
+		Store: "bolt", DataDir: "./data",
+		MaxMessages: 20, TTL: time.Hour, MaxConversations: 1000,
+		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20,
+		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, StopGrace: 30 * time.Second,
+		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, KeepaliveTime: time.Minute,
+		MemoryWarningBytes: 100 << 20, interactionLog: true, LogLevel: slog.LevelInfo,
+		DefaultAgent: "echo", Agents: []Agent{{Name: "echo", Kind: "echo"}},
 	}
 }
 
@@ -111,7 +111,7 @@ func TestConfigFlags(t *testing.T) {
 		{"log-format", ""},
 	}
 	var got []row
-	newRootCommand(nil, nil, nil).Flags().VisitAll(func(f *pflag.Flag) {
+	NewCommand(nil, nil, nil).Flags().VisitAll(func(f *pflag.Flag) {
 		got = append(got, row{f.Name, f.DefValue})
 	})
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(row{})); d != "" {
@@ -121,12 +121,12 @@ func TestConfigFlags(t *testing.T) {
 
 func TestConfigHelp(t *testing.T) {
 	var out bytes.Buffer
-	root := newRootCommand([]string{"--help", "--ttl", "never"}, []string{"PARLEY_TTL=never"}, nil)
+	root := NewCommand([]string{"--help", "--ttl", "never"}, []string{"PARLEY_TTL=never"}, nil)
 	root.SetOut(&out)
 	if err := root.Execute(); err != nil {
 		t.Fatal(err)
 	}
-	want, err := os.ReadFile("testdata/config/help.txt")
+	want, err := os.ReadFile("testdata/help.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,8 +159,8 @@ func TestConfigOrderOfSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.maxMessages != test.want {
-				t.Errorf("max-messages is %d, want %d", c.maxMessages, test.want)
+			if c.MaxMessages != test.want {
+				t.Errorf("max-messages is %d, want %d", c.MaxMessages, test.want)
 			}
 		})
 	}
@@ -175,7 +175,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s", "memory-warning-bytes": "7GiB",
 		"interaction-log": "false", "log-level": "warn", "log-format": "json",
 	}
-	for _, s := range new(config).settings() {
+	for _, s := range new(Config).settings() {
 		text, known := texts[s.name]
 		if !known {
 			t.Errorf("%s is not tested", s.name)
@@ -199,25 +199,25 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 }
 
 func TestConfigFile(t *testing.T) {
-	got, err := load(t, []string{"--config", "testdata/config/good.yaml"}, nil)
+	got, err := load(t, []string{"--config", "testdata/good.yaml"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := defaults()
-	want.grpcAddress, want.httpAddress = "unix:/run/parley.sock", ""
-	want.maxMessages, want.maxMessageBytes, want.maxConversations = 50, 512<<10, 0
-	want.ttl = 30 * 24 * time.Hour
-	want.interactionLog, want.logLevel = false, slog.LevelDebug
-	want.defaultAgent = "writer"
-	want.agents = []agentConfig{
-		{name: "Reviewer-2.x", kind: "command", command: []string{"python3", "writer.py", "5"}, format: "text"},
-		{name: "echo", kind: "echo"},
-		{name: "parrot", kind: "echo", description: "Says it again."},
+	want.GRPCAddress, want.HTTPAddress = "unix:/run/parley.sock", ""
+	want.MaxMessages, want.MaxMessageBytes, want.MaxConversations = 50, 512<<10, 0
+	want.TTL = 30 * 24 * time.Hour
+	want.interactionLog, want.LogLevel = false, slog.LevelDebug
+	want.DefaultAgent = "writer"
+	want.Agents = []Agent{
+		{Name: "Reviewer-2.x", Kind: "command", Command: []string{"python3", "writer.py", "5"}, Format: "text"},
+		{Name: "echo", Kind: "echo"},
+		{Name: "parrot", Kind: "echo", Description: "Says it again."},
 		{
-			name: "writer", kind: "command", description: "Writes.", systemPrompt: "You write.\nBe brief.\n",
-			window:  &parleyv1.ContextWindow{MaxMessages: 40, MaxExchanges: 5, MaxBytes: 64 << 10, CacheStable: true},
-			command: []string{"python3", "writer.py", "5"}, format: "stream-json", dir: "/srv/writer",
-			env: []string{"HOME", "API_KEY"},
+			Name: "writer", Kind: "command", Description: "Writes.", SystemPrompt: "You write.\nBe brief.\n",
+			Window:  &parleyv1.ContextWindow{MaxMessages: 40, MaxExchanges: 5, MaxBytes: 64 << 10, CacheStable: true},
+			Command: []string{"python3", "writer.py", "5"}, Format: "stream-json", Dir: "/srv/writer",
+			Env: []string{"HOME", "API_KEY"},
 		},
 	}
 	if d := diff(want, got); d != "" {

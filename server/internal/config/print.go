@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"fmt"
@@ -18,8 +18,8 @@ headers that are written out become [set]. All that is wrong is printed at once,
 code is 64, as at a start. The store is not opened, and nobody is called.`
 
 // print writes what the command check-config prints: the settings, and warnings beside them.
-func (l *loader) print(cmd *cobra.Command, c *config) error {
-	for _, warning := range c.warnings {
+func (l *loader) print(cmd *cobra.Command, c *Config) error {
+	for _, warning := range c.Warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "parleyd: warning:", warning)
 	}
 	return l.write(cmd.OutOrStdout())
@@ -32,10 +32,10 @@ func (l *loader) write(w io.Writer) error {
 	for _, s := range l.settings {
 		file.put(s.key(), unquoted(s.String()))
 	}
-	for _, a := range l.config.agents {
-		agents.put(a.name, a.node())
+	for _, a := range l.config.Agents {
+		agents.put(a.Name, a.node())
 	}
-	file.put("default_agent", l.config.defaultAgent)
+	file.put("default_agent", l.config.DefaultAgent)
 	file.put("agents", agents.node())
 	e := yaml.NewEncoder(w)
 	e.SetIndent(2)
@@ -46,12 +46,12 @@ func (l *loader) write(w io.Writer) error {
 }
 
 // node is the agent in the form of the file, less what is as if it had not been written.
-func (a agentConfig) node() *yaml.Node {
+func (a Agent) node() *yaml.Node {
 	m := &mapping{}
-	m.add("kind", a.kind)
-	m.add("description", a.description)
-	m.add("system_prompt", a.systemPrompt)
-	if w := a.window; w != nil {
+	m.add("kind", a.Kind)
+	m.add("description", a.Description)
+	m.add("system_prompt", a.SystemPrompt)
+	if w := a.Window; w != nil {
 		bounds := &mapping{}
 		bounds.put("max_messages", w.GetMaxMessages())
 		bounds.put("max_exchanges", w.GetMaxExchanges())
@@ -59,34 +59,34 @@ func (a agentConfig) node() *yaml.Node {
 		bounds.put("cache_stable", w.GetCacheStable())
 		m.put("window", bounds.flow())
 	}
-	m.add("max_concurrent", a.maxConcurrent)
-	m.add("structured_blocks", a.structuredBlocks)
-	m.add("command", a.command)
-	m.add("format", a.format)
-	m.add("dir", a.dir)
-	m.add("env", a.env)
-	m.add("base_url", a.baseURL)
-	m.add("model", a.model)
-	m.add("api_key_env", a.apiKey.env)
-	m.add("api_key_file", a.apiKey.file)
-	m.add("address", a.address)
-	if a.tls != nil {
-		m.put("tls", a.tls.node())
+	m.add("max_concurrent", a.MaxConcurrent)
+	m.add("structured_blocks", a.StructuredBlocks)
+	m.add("command", a.Command)
+	m.add("format", a.Format)
+	m.add("dir", a.Dir)
+	m.add("env", a.Env)
+	m.add("base_url", a.BaseURL)
+	m.add("model", a.Model)
+	m.add("api_key_env", a.APIKey.env)
+	m.add("api_key_file", a.APIKey.file)
+	m.add("address", a.Address)
+	if a.TLS != nil {
+		m.put("tls", a.TLS.node())
 	}
-	if len(a.headers) > 0 {
-		m.put("headers", headersNode(a.headers))
+	if len(a.Headers) > 0 {
+		m.put("headers", headersNode(a.Headers))
 	}
-	m.add("max_output_tokens", a.maxOutputTokens)
-	if a.temperature != nil {
-		m.put("temperature", *a.temperature)
+	m.add("max_output_tokens", a.MaxOutputTokens)
+	if a.Temperature != nil {
+		m.put("temperature", *a.Temperature)
 	}
-	if len(a.tools) > 0 {
-		m.put("tools", toolsNode(a.tools))
+	if len(a.Tools) > 0 {
+		m.put("tools", toolsNode(a.Tools))
 	}
 	return m.node()
 }
 
-func (t *tlsConfig) node() *yaml.Node {
+func (t *TLS) node() *yaml.Node {
 	m := &mapping{}
 	m.add("ca_file", t.caFile)
 	m.add("cert_file", t.certFile)
@@ -95,7 +95,7 @@ func (t *tlsConfig) node() *yaml.Node {
 	return m.flow()
 }
 
-func headersNode(headers map[string]secret) *yaml.Node {
+func headersNode(headers map[string]Secret) *yaml.Node {
 	m := &mapping{}
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		m.put(name, headers[name].printed())

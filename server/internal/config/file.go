@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"bytes"
@@ -64,7 +64,7 @@ func (f *file) fault(key string, n *yaml.Node, format string, args ...any) {
 
 func (f *file) warn(key string, n *yaml.Node, format string, args ...any) {
 	c := f.loader.config
-	c.warnings = append(c.warnings, f.place(key, n)+": "+fmt.Sprintf(format, args...))
+	c.Warnings = append(c.Warnings, f.place(key, n)+": "+fmt.Sprintf(format, args...))
 }
 
 func (f *file) place(key string, n *yaml.Node) string {

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"crypto/tls"
@@ -14,9 +14,9 @@ import (
 // maxPEMBytes is what a file of certificates may have; those of a whole system are 300 KiB.
 const maxPEMBytes = mib
 
-// tlsConfig is how a remote agent's line is encrypted. Without any key, the other end must
+// TLS is how a remote agent's line is encrypted. Without any key, the other end must
 // have a certificate that the system trusts.
-type tlsConfig struct {
+type TLS struct {
 	caFile     string // trusted instead of what the system trusts
 	certFile   string // shown to the other end, with keyFile; empty: none
 	keyFile    string
@@ -25,19 +25,27 @@ type tlsConfig struct {
 	config *tls.Config // made of them
 }
 
+// Config is what to dial with; nil, which is plaintext, for a nil TLS. It is not to be changed.
+func (t *TLS) Config() *tls.Config {
+	if t == nil {
+		return nil
+	}
+	return t.config
+}
+
 // addRemoteFields adds the keys that only remote agents have.
-func (f *file) addRemoteFields(fields map[string]field, a *agentConfig) {
-	fields["address"] = f.value(dialAddress(&a.address))
+func (f *file) addRemoteFields(fields map[string]field, a *Agent) {
+	fields["address"] = f.value(dialAddress(&a.Address))
 	fields["headers"] = f.headers(a, remoteHeader)
 	fields["tls"] = func(key string, n *yaml.Node) {
-		a.tls = f.tls(key, n)
+		a.TLS = f.tls(key, n)
 	}
 }
 
-func (f *file) checkRemote(key string, a *agentConfig, n *yaml.Node) {
+func (f *file) checkRemote(key string, a *Agent, n *yaml.Node) {
 	f.require(key, n, "address", "write where the AgentService is: host:port or unix:PATH")
-	host, _, _ := net.SplitHostPort(strings.TrimPrefix(a.address, "dns:///"))
-	if len(a.headers) > 0 && a.tls == nil && !isSocket(a.address) && !isLoopback(host) {
+	host, _, _ := net.SplitHostPort(strings.TrimPrefix(a.Address, "dns:///"))
+	if len(a.Headers) > 0 && a.TLS == nil && !isSocket(a.Address) && !isLoopback(host) {
 		f.warn(key+".headers", child(n, "headers"), "go over the network unencrypted; write tls if the service has it")
 	}
 }
@@ -59,8 +67,10 @@ func remoteHeader(name string) string {
 // dialAddress is where a gRPC service is. Faults do not quote it.
 func dialAddress(target *string) value[string] {
 	return value[string]{target, "address", func(s string) (string, error) {
-		host, port, err := net.SplitHostPort(strings.TrimPrefix(s, "dns:///"))
-		isHost := err == nil && host != "" && !strings.ContainsAny(host, "/ ") && port != "" && isPort(port)
+		hostPort := strings.TrimPrefix(s, "dns:///")
+		host, port, err := net.SplitHostPort(hostPort)
+		_, notURL := url.Parse("dns:///" + hostPort) // gRPC reads it as one.
+		isHost := err == nil && notURL == nil && host != "" && !strings.ContainsAny(host, "/ ") && port != "" && isPort(port)
 		if !isHost && !isSocket(s) {
 			return "", errors.New("must be host:port, as in 127.0.0.1:7001, or unix:PATH; ports are 1 to 65535")
 		}
@@ -75,8 +85,8 @@ func isSocket(s string) bool {
 }
 
 // tls reads how a line is encrypted. The files are read and parsed.
-func (f *file) tls(key string, n *yaml.Node) *tlsConfig {
-	t := &tlsConfig{config: &tls.Config{MinVersion: tls.VersionTLS12}}
+func (f *file) tls(key string, n *yaml.Node) *TLS {
+	t := &TLS{config: &tls.Config{MinVersion: tls.VersionTLS12}}
 	var cert, private []byte
 	f.mapping(key, n, map[string]field{
 		"server_name": f.value(text(&t.serverName, "", 1, 253, "")),

@@ -1,7 +1,10 @@
-package main
+package config
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,23 +14,40 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
 
 // checkConfig runs parleyd check-config and returns what it writes.
-func checkConfig(t *testing.T, args, environ []string) (stdout, stderr string, code int) {
+func checkConfig(t *testing.T, args, environ []string) (stdout, stderr string) {
 	t.Helper()
-	var out, errors bytes.Buffer
-	code = start(t.Context(), append([]string{"check-config"}, args...), environ, &out, &errors)
-	return out.String(), errors.String(), code
+	stdout, stderr, err := execute(t, append([]string{"check-config"}, args...), environ)
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	return stdout, stderr
+}
+
+// execute runs a command line that serves nothing and returns what it writes.
+func execute(t *testing.T, args, environ []string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	root := NewCommand(args, environ, func(context.Context, *Config) error {
+		t.Errorf("%q served", args)
+		return nil
+	})
+	root.SetOut(&out)
+	root.SetErr(&errs)
+	err = root.ExecuteContext(t.Context())
+	return out.String(), errs.String(), err
 }
 
 func TestCheckConfig(t *testing.T) {
-	path, dir, environ := agentsFile(t)
-	printed, stderr, code := checkConfig(t, []string{"--config", path, "--max-turns=7"}, append(environ, "PARLEY_TTL=2d"))
-	if code != 0 || stderr != "" {
-		t.Fatalf("exit code %d: %s", code, stderr)
+	path, dir, environ := configtest.Agents(t)
+	printed, stderr := checkConfig(t, []string{"--config", path, "--max-turns=7"}, append(environ, "PARLEY_TTL=2d"))
+	if stderr != "" {
+		t.Fatal(stderr)
 	}
-	want, err := os.ReadFile("testdata/config/printed.yaml")
+	want, err := os.ReadFile("testdata/printed.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,35 +58,32 @@ func TestCheckConfig(t *testing.T) {
 
 // What is printed is read as the same settings, and they are printed the same again.
 func TestCheckConfigCanBeRead(t *testing.T) {
-	path, _, environ := agentsFile(t)
+	path, _, environ := configtest.Agents(t)
 	for _, args := range [][]string{
 		nil,
 		{"--config", path},
-		{"--config", "testdata/config/good.yaml"},
+		{"--config", "testdata/good.yaml"},
 		{"--http-address=", "--log-format=json", "--memory-warning-bytes=0", "--data-dir=~", "--stop-grace=0"},
 	} {
-		printed, stderr, code := checkConfig(t, args, environ)
-		if code != 0 {
-			t.Fatalf("exit code %d: %s", code, stderr)
-		}
+		printed, _ := checkConfig(t, args, environ)
 		again := []string{"--config", inFile(t, printed)}
 		want, err1 := load(t, args, environ)
 		got, err2 := load(t, again, environ)
 		if err1 != nil || err2 != nil {
 			t.Fatalf("%v, %v\n%s", err1, err2, printed)
 		}
-		for _, a := range want.agents { // The one thing that is not printed.
-			for name, value := range a.headers {
+		for _, a := range want.Agents { // The one thing that is not printed.
+			for name, value := range a.Headers {
 				if value.env == "" && value.file == "" {
-					a.headers[name] = literal("[set]")
+					a.Headers[name] = literal("[set]")
 				}
 			}
 		}
 		if d := diff(want, got); d != "" {
 			t.Errorf("%q (-want +got):\n%s\n%s", args, d, printed)
 		}
-		if reprinted, _, code := checkConfig(t, again, environ); code != 0 || reprinted != printed {
-			t.Errorf("%q: exit code %d (-first +second):\n%s", args, code, cmp.Diff(printed, reprinted))
+		if reprinted, _ := checkConfig(t, again, environ); reprinted != printed {
+			t.Errorf("%q (-first +second):\n%s", args, cmp.Diff(printed, reprinted))
 		}
 	}
 }
@@ -78,16 +95,16 @@ func TestCheckConfigTexts(t *testing.T) {
 			rapid.SampledFrom([]string{"", "~", "5", "0x1F", "1e3", "true", "no", "2026-01-31", "<<", "*a", "&a", "!x", "[set]"})).
 			Filter(func(s string) bool { return !strings.ContainsRune(s, 0) })
 		l := newLoader(nil)
-		a := agentConfig{
-			name: "a", kind: "command", description: word.Draw(t, "description"), systemPrompt: word.Draw(t, "system_prompt"),
-			command: []string{"x", word.Draw(t, "argument")}, format: "text",
+		a := Agent{
+			Name: "a", Kind: "command", Description: word.Draw(t, "description"), SystemPrompt: word.Draw(t, "system_prompt"),
+			Command: []string{"x", word.Draw(t, "argument")}, Format: "text",
 		}
-		m := agentConfig{
-			name: "m", kind: "openai", baseURL: "http://localhost", model: "x" + word.Draw(t, "model"),
-			tools: []agent.Tool{{Name: "t", Parameters: map[string]any{"type": "object", word.Draw(t, "key"): []any{word.Draw(t, "item")}}}},
+		m := Agent{
+			Name: "m", Kind: "openai", BaseURL: "http://localhost", Model: "x" + word.Draw(t, "model"),
+			Tools: []agent.Tool{{Name: "t", Parameters: map[string]any{"type": "object", word.Draw(t, "key"): []any{word.Draw(t, "item")}}}},
 		}
-		l.config.dataDir = "x" + word.Draw(t, "data_dir")
-		l.config.agents = []agentConfig{a, m}
+		l.config.DataDir = "x" + word.Draw(t, "data_dir")
+		l.config.Agents = []Agent{a, m}
 		l.config.addEcho()
 		var printed bytes.Buffer
 		if err := l.write(&printed); err != nil {
@@ -103,19 +120,20 @@ func TestCheckConfigTexts(t *testing.T) {
 }
 
 func TestCheckConfigFaults(t *testing.T) {
-	args := []string{"--config", "testdata/config/faulty.yaml", "--max-turns", "0", "--verbose", "start"}
+	args := []string{"--config", "testdata/faulty.yaml", "--max-turns", "0", "--verbose", "start"}
 	environ := []string{"PARLEY_TTL=soon", "PARLEY_MAX_MESAGES=30"}
-	want, err := os.ReadFile("testdata/config/faulty.txt")
+	want, err := os.ReadFile("testdata/faulty.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
 	check := func(flags ...string) {
 		t.Helper()
-		var stdout, stderr bytes.Buffer
-		if code := start(t.Context(), flags, environ, &stdout, &stderr); code != exitUsage || stdout.Len() > 0 {
-			t.Errorf("exit code %d, printed %s", code, &stdout)
+		stdout, stderr, err := execute(t, flags, environ)
+		bad, isFaults := errors.AsType[*Error](err)
+		if !isFaults || stdout != "" || stderr != "" {
+			t.Errorf("got %v, printed %s%s", err, stdout, stderr)
 		}
-		if d := cmp.Diff("parleyd: "+string(want), stderr.String()); d != "" {
+		if d := cmp.Diff(string(want), fmt.Sprintln(bad)); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	}
@@ -129,10 +147,7 @@ func TestCheckConfigOpensNothing(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "key"), "sk-marked", 0o644)
 	path := inFile(t, "agents: {a: {kind: openai, model: m, api_key_file: "+dir+"/key}}")
-	printed, warnings, code := checkConfig(t, []string{"--config", path, "--data-dir", filepath.Join(dir, "data")}, nil)
-	if code != 0 {
-		t.Fatalf("exit code %d: %s", code, warnings)
-	}
+	printed, warnings := checkConfig(t, []string{"--config", path, "--data-dir", filepath.Join(dir, "data")}, nil)
 	if !strings.HasPrefix(warnings, "parleyd: warning: "+path+":1: agents.a.api_key_file: other users") || strings.Count(warnings, "\n") != 1 {
 		t.Errorf("warnings: %s", warnings)
 	}

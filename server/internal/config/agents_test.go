@@ -1,44 +1,19 @@
-package main
+package config
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
-
-// agentsFile is testdata/config/agents.yaml with the files that it names, and the
-// environment that it needs. Each secret has "marked" in it.
-func agentsFile(t *testing.T) (path, dir string, environ []string) {
-	t.Helper()
-	dir = t.TempDir()
-	cert, key := certificate(t)
-	for name, data := range map[string]string{
-		"key": "sk-marked-file\r\n", "token": "Bearer marked-file\n", "cert.pem": cert, "key.pem": key,
-	} {
-		writeFile(t, filepath.Join(dir, name), data, 0o600)
-	}
-	text, err := os.ReadFile("testdata/config/agents.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	marked := strings.NewReplacer("DIR", dir, "Basic secret", "Basic marked-literal").Replace(string(text))
-	return inFile(t, marked), dir, []string{"GPT_KEY=sk-marked-env", "TEAM_TOKEN=Bearer marked-env"}
-}
 
 func writeFile(t *testing.T, path, data string, mode os.FileMode) {
 	t.Helper()
@@ -50,34 +25,12 @@ func writeFile(t *testing.T, path, data string, mode os.FileMode) {
 	}
 }
 
-// certificate makes one that vouches for itself, and its key, both in PEM form.
-func certificate(t *testing.T) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"planner"}, IsCA: true, BasicConstraintsValid: true,
-	}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})),
-		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}))
-}
-
-func fromEnv(name, text string) secret  { return secret{env: name, text: &text} }
-func fromFile(path, text string) secret { return secret{file: path, text: &text} }
-func literal(text string) secret        { return secret{text: &text} }
+func fromEnv(name, text string) Secret  { return Secret{env: name, text: &text} }
+func fromFile(path, text string) Secret { return Secret{file: path, text: &text} }
+func literal(text string) Secret        { return Secret{text: &text} }
 
 func TestConfigAgents(t *testing.T) {
-	path, dir, environ := agentsFile(t)
+	path, dir, environ := configtest.Agents(t)
 	got, err := load(t, []string{"--config", path}, environ)
 	if err != nil {
 		t.Fatal(err)
@@ -94,62 +47,62 @@ func TestConfigAgents(t *testing.T) {
 		},
 	}
 	want := defaults()
-	want.defaultAgent = "gpt"
-	want.agents = []agentConfig{
+	want.DefaultAgent = "gpt"
+	want.Agents = []Agent{
 		{
-			name: "claude", kind: "anthropic", model: "claude-x", apiKey: fromFile(dir+"/key", "sk-marked-file"),
-			headers: map[string]secret{"authorization": fromEnv("TEAM_TOKEN", "Bearer marked-env")}, temperature: &zero,
+			Name: "claude", Kind: "anthropic", Model: "claude-x", APIKey: fromFile(dir+"/key", "sk-marked-file"),
+			Headers: map[string]Secret{"authorization": fromEnv("TEAM_TOKEN", "Bearer marked-env")}, Temperature: &zero,
 		},
-		{name: "echo", kind: "echo"},
+		{Name: "echo", Kind: "echo"},
 		{
-			name: "gpt", kind: "openai", description: "Knows much.", systemPrompt: "Be brief.",
-			window:        &parleyv1.ContextWindow{MaxExchanges: 5, CacheStable: true},
-			maxConcurrent: 1024, structuredBlocks: true,
-			baseURL: "https://gateway.example:8443/openai/v1", model: "gpt-x", apiKey: fromEnv("GPT_KEY", "sk-marked-env"),
-			headers: map[string]secret{
+			Name: "gpt", Kind: "openai", Description: "Knows much.", SystemPrompt: "Be brief.",
+			Window:        &parleyv1.ContextWindow{MaxExchanges: 5, CacheStable: true},
+			MaxConcurrent: 1024, StructuredBlocks: true,
+			BaseURL: "https://gateway.example:8443/openai/v1", Model: "gpt-x", APIKey: fromEnv("GPT_KEY", "sk-marked-env"),
+			Headers: map[string]Secret{
 				"X-Team": literal("shop 5"), "x-token": fromEnv("TEAM_TOKEN", "Bearer marked-env"),
 				"x-other": fromFile(dir+"/token", "Bearer marked-file"),
 			},
-			tools: []agent.Tool{
+			Tools: []agent.Tool{
 				{Name: "find_product", Description: "Finds products by name.", Parameters: parameters},
 				{Name: "Buy-it_2", Parameters: parameters},
 				{Name: "now"},
 			},
-			maxOutputTokens: 4096, temperature: &half,
+			MaxOutputTokens: 4096, Temperature: &half,
 		},
 		{
-			name: "local", kind: "openai", baseURL: "http://[::1]:11434/v1", model: "llama",
-			headers: map[string]secret{"Authorization": literal("Basic marked-literal")},
+			Name: "local", Kind: "openai", BaseURL: "http://[::1]:11434/v1", Model: "llama",
+			Headers: map[string]Secret{"Authorization": literal("Basic marked-literal")},
 		},
-		{name: "named", kind: "remote", address: "dns:///planner.example:7001"},
-		{name: "neighbour", kind: "remote", address: "unix:/run/agent.sock", tls: &tlsConfig{config: &tls.Config{}}},
-		{name: "parrot", kind: "echo", maxConcurrent: 1},
+		{Name: "named", Kind: "remote", Address: "dns:///planner.example:7001"},
+		{Name: "neighbour", Kind: "remote", Address: "unix:/run/agent.sock", TLS: &TLS{config: &tls.Config{}}},
+		{Name: "parrot", Kind: "echo", MaxConcurrent: 1},
 		{
-			name: "planner", kind: "remote", address: "planner.example:7001", maxConcurrent: 2,
-			headers: map[string]secret{"authorization": fromFile(dir+"/token", "Bearer marked-file")},
-			tls: &tlsConfig{
+			Name: "planner", Kind: "remote", Address: "planner.example:7001", MaxConcurrent: 2,
+			Headers: map[string]Secret{"authorization": fromFile(dir+"/token", "Bearer marked-file")},
+			TLS: &TLS{
 				caFile: dir + "/cert.pem", certFile: dir + "/cert.pem", keyFile: dir + "/key.pem",
 				serverName: "planner", config: &tls.Config{},
 			},
 		},
-		{name: "writer", kind: "command", command: []string{"cat"}, format: "text", structuredBlocks: true, maxConcurrent: 3},
+		{Name: "writer", Kind: "command", Command: []string{"cat"}, Format: "text", StructuredBlocks: true, MaxConcurrent: 3},
 	}
 	if d := diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	find := func(name string) agentConfig {
-		return got.agents[slices.IndexFunc(got.agents, func(a agentConfig) bool { return a.name == name })]
+	find := func(name string) Agent {
+		return got.Agents[slices.IndexFunc(got.Agents, func(a Agent) bool { return a.Name == name })]
 	}
-	if d := cmp.Diff(parameters, find("gpt").tools[0].Parameters); d != "" { // and not only as JSON
+	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" { // and not only as JSON
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	for _, a := range got.agents {
-		if a.tls == nil {
+	for _, a := range got.Agents {
+		if a.TLS == nil {
 			continue
 		}
-		full := a.name == "planner"
-		if c := a.tls.config; (c.RootCAs != nil) != full || (len(c.Certificates) == 1) != full || c.ServerName != a.tls.serverName {
-			t.Errorf("%s: the files of tls were not used, or others were", a.name)
+		full := a.Name == "planner"
+		if c := a.TLS.config; (c.RootCAs != nil) != full || (len(c.Certificates) == 1) != full || c.ServerName != a.TLS.serverName {
+			t.Errorf("%s: the files of tls were not used, or others were", a.Name)
 		}
 	}
 }
@@ -161,14 +114,14 @@ func TestConfigHelpExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.defaultAgent != "writer" || len(c.agents) != 6 || len(c.warnings) > 0 {
+	if c.DefaultAgent != "writer" || len(c.Agents) != 6 || len(c.Warnings) > 0 {
 		t.Errorf("read as %+v", c)
 	}
 	f := &file{loader: newLoader(nil)}
-	fields := f.commonFields(&agentConfig{})
-	f.addCommandFields(fields, &agentConfig{})
-	f.addModelFields(fields, &agentConfig{}, mappingOf(t, "{}"))
-	f.addRemoteFields(fields, &agentConfig{})
+	fields := f.commonFields(&Agent{})
+	f.addCommandFields(fields, &Agent{})
+	f.addModelFields(fields, &Agent{}, mappingOf(t, "{}"))
+	f.addRemoteFields(fields, &Agent{})
 	for key := range fields {
 		if key != "api_key" && !strings.Contains(example, key+":") {
 			t.Errorf("%s is not in the help", key)
@@ -178,7 +131,7 @@ func TestConfigHelpExample(t *testing.T) {
 
 func TestConfigWarnings(t *testing.T) {
 	dir := t.TempDir()
-	cert, key := certificate(t)
+	cert, key := configtest.Certificate(t)
 	open, closed := filepath.Join(dir, "open"), filepath.Join(dir, "closed")
 	writeFile(t, open, "k", 0o640)
 	writeFile(t, closed, "k", 0o400)
@@ -226,8 +179,8 @@ func TestConfigWarnings(t *testing.T) {
 		for i, want := range test.want {
 			test.want[i] = path + ":1: " + want
 		}
-		if !slices.Equal(c.warnings, test.want) {
-			t.Errorf("%s: got %q, want %q", test.agent, c.warnings, test.want)
+		if !slices.Equal(c.Warnings, test.want) {
+			t.Errorf("%s: got %q, want %q", test.agent, c.Warnings, test.want)
 		}
 	}
 }

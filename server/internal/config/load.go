@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"fmt"
@@ -10,15 +10,18 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// faults is everything wrong with the settings, a line for each: its place, then what is
-// wrong and what to do. The program that gets them is to exit with 64.
-type faults []string
+// Error is everything wrong with the settings, each by its place, then what is wrong and what
+// to do. The program that gets it is to exit with 64.
+type Error struct {
+	Faults []string // at least one, without any secret
+}
 
-func (f faults) Error() string {
-	if len(f) == 1 {
-		return "settings: " + f[0]
+// Error is one line for a single fault, else a line for each.
+func (e *Error) Error() string {
+	if len(e.Faults) == 1 {
+		return "settings: " + e.Faults[0]
 	}
-	return fmt.Sprintf("settings: %d faults:\n  %s", len(f), strings.Join(f, "\n  "))
+	return fmt.Sprintf("settings: %d faults:\n  %s", len(e.Faults), strings.Join(e.Faults, "\n  "))
 }
 
 // setting is one row of the table. As a pflag.Value it only notes what the command line
@@ -34,13 +37,16 @@ func newSetting(name string, value pflag.Value, usage string) *setting {
 	return &setting{name: name, usage: usage, value: value, place: "--" + name}
 }
 
+// Set notes what the command line says, be it good or not.
 func (s *setting) Set(text string) error {
 	s.given = append(s.given, text)
 	return nil
 }
 
 func (s *setting) String() string { return s.value.String() }
-func (s *setting) Type() string   { return s.value.Type() }
+
+// Type is what the help calls its values.
+func (s *setting) Type() string { return s.value.Type() }
 
 // key is the setting's name in the file.
 func (s *setting) key() string { return strings.ReplaceAll(s.name, "-", "_") }
@@ -56,25 +62,24 @@ const (
 
 // loader reads all sources into one config and gathers the faults.
 type loader struct {
-	config       *config
+	config       *Config
 	settings     []*setting
 	defaultAgent *setting // in the file only
 	path         string   // of the file; empty: none
 	environ      []string // "NAME=value", sorted
-	faults       faults
+	faults       []string
 }
 
 func newLoader(environ []string) *loader {
-	c := &config{}
+	c := &Config{}
 	l := &loader{config: c, settings: c.settings(), environ: slices.Sorted(slices.Values(environ))}
-	l.defaultAgent = &setting{value: text(&c.defaultAgent, kindEcho, 1, maxAgentName, "name")}
+	l.defaultAgent = &setting{value: text(&c.DefaultAgent, KindEcho, 1, maxAgentName, "name")}
 	return l
 }
 
 // load reads file, environment and flags, the later over the earlier, and checks what they
-// say together. Values that another source overrides are checked too. The error is of type
-// faults.
-func (l *loader) load(flags *pflag.FlagSet, args []string) (*config, error) {
+// say together. Values that another source overrides are checked too. The error is an *Error.
+func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	place := "--config"
 	if !flags.Changed("config") {
 		place, l.path = pathVariable, l.variable(pathVariable)
@@ -87,7 +92,7 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*config, error) {
 	l.config.addEcho()
 	l.check()
 	if len(l.faults) > 0 {
-		return nil, l.faults
+		return nil, &Error{Faults: l.faults}
 	}
 	return l.config, nil
 }
@@ -177,19 +182,19 @@ func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
 // check looks at what no value tells by itself.
 func (l *loader) check() {
 	c := l.config
-	if c.store == "redis" {
+	if c.Store == "redis" {
 		l.fault(l.place("store"), "redis comes with a later version; use bolt or memory")
 	}
-	if !strings.HasPrefix(c.grpcAddress, socketPrefix) {
-		l.checkReach("grpc-address", c.grpcAddress)
+	if !strings.HasPrefix(c.GRPCAddress, socketPrefix) {
+		l.checkReach("grpc-address", c.GRPCAddress)
 	}
-	if c.httpAddress != "" {
-		l.checkReach("http-address", c.httpAddress)
+	if c.HTTPAddress != "" {
+		l.checkReach("http-address", c.HTTPAddress)
 	}
-	l.checkFits("max-message-bytes", c.maxMessageBytes)
-	l.checkFits("max-answer-bytes", c.maxAnswerBytes)
-	if !slices.ContainsFunc(c.agents, func(a agentConfig) bool { return a.name == c.defaultAgent }) {
-		l.fault(l.defaultAgent.place, "there is no agent %q; name one of agents, or echo", c.defaultAgent)
+	l.checkFits("max-message-bytes", c.MaxMessageBytes)
+	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
+	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == c.DefaultAgent }) {
+		l.fault(l.defaultAgent.place, "there is no agent %q; name one of agents, or echo", c.DefaultAgent)
 	}
 }
 
@@ -209,7 +214,7 @@ func isLoopback(host string) bool {
 }
 
 func (l *loader) checkFits(name string, bytes int) {
-	if most := l.config.maxConversationBytes; bytes > most {
+	if most := l.config.MaxConversationBytes; bytes > most {
 		l.fault(l.place(name), "%s is more than a conversation may have; lower it, or raise the %s of %s",
 			formatSize(int64(bytes)), formatSize(int64(most)), l.place("max-conversation-bytes"))
 	}

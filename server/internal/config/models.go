@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -12,22 +12,22 @@ import (
 
 // addModelFields adds the keys of the agents that are models behind an HTTP API; n holds
 // them all.
-func (f *file) addModelFields(fields map[string]field, a *agentConfig, n *yaml.Node) {
-	fields["structured_blocks"] = f.value(boolean(&a.structuredBlocks, false))
-	fields["base_url"] = f.value(baseURL(&a.baseURL))
-	fields["model"] = f.value(text(&a.model, "", 1, 256, ""))
-	fields["api_key_env"] = f.secretFromEnv(&a.apiKey, keyText)
-	fields["api_key_file"] = f.secretFromFile(&a.apiKey, keyText)
+func (f *file) addModelFields(fields map[string]field, a *Agent, n *yaml.Node) {
+	fields["structured_blocks"] = f.value(boolean(&a.StructuredBlocks, false))
+	fields["base_url"] = f.value(baseURL(&a.BaseURL))
+	fields["model"] = f.value(text(&a.Model, "", 1, 256, ""))
+	fields["api_key_env"] = f.secretFromEnv(&a.APIKey, keyText)
+	fields["api_key_file"] = f.secretFromFile(&a.APIKey, keyText)
 	fields["api_key"] = func(key string, n *yaml.Node) {
 		f.fault(key, n, "would make this file a secret; write api_key_env or api_key_file, and say where the key is")
 	}
-	fields["headers"] = f.headers(a, modelHeader(a.kind, hasKey(n)))
-	fields["tools"] = f.tools(&a.tools)
-	fields["max_output_tokens"] = f.value(count(&a.maxOutputTokens, 0, 1, math.MaxInt32))
-	fields["temperature"] = f.value(decimal(&a.temperature, 0, 2))
+	fields["headers"] = f.headers(a, modelHeader(a.Kind, hasKey(n)))
+	fields["tools"] = f.tools(&a.Tools)
+	fields["max_output_tokens"] = f.value(count(&a.MaxOutputTokens, 0, 1, math.MaxInt32))
+	fields["temperature"] = f.value(decimal(&a.Temperature, 0, 2))
 }
 
-func (f *file) checkModel(key string, a *agentConfig, n *yaml.Node) {
+func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
 	f.require(key, n, "model", "write the name by which the API knows it")
 	if child(n, "api_key_env") != nil && child(n, "api_key_file") != nil {
 		f.fault(key, n, "has both api_key_env and api_key_file; write one of them")
@@ -37,7 +37,7 @@ func (f *file) checkModel(key string, a *agentConfig, n *yaml.Node) {
 	case at == nil && !hasKey(n) && child(n, "headers") == nil:
 		f.fault(key, n, "has neither a key nor a base_url, and the provider's own API takes nobody without a key; "+
 			"write api_key_env or api_key_file, or the base_url of another API")
-	case at != nil && len(a.headers)+len(a.apiKey.reveal()) > 0 && isPlainHTTP(a.baseURL):
+	case at != nil && len(a.Headers)+len(a.APIKey.Reveal()) > 0 && isPlainHTTP(a.BaseURL):
 		f.warn(key+".base_url", at, "key and headers go over the network unencrypted; write https if the API has it")
 	}
 }
@@ -50,7 +50,7 @@ func hasKey(n *yaml.Node) bool {
 // modelHeader says what is wrong with the name of a header, in lower case, that is to be
 // sent to a model's API; "" is nothing. The key has a header of its own in each kind.
 func modelHeader(kind string, keyed bool) func(name string) string {
-	ofKey := map[string]string{kindOpenAI: "authorization", kindAnthropic: "x-api-key"}[kind]
+	ofKey := map[string]string{KindOpenAI: "authorization", KindAnthropic: "x-api-key"}[kind]
 	return func(name string) string {
 		switch name {
 		case ofKey:

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
 
 func mappingOf(t *testing.T, text string) *yaml.Node {
@@ -25,8 +27,8 @@ func mappingOf(t *testing.T, text string) *yaml.Node {
 // show it.
 func TestConfigAgentFaults(t *testing.T) {
 	dir := t.TempDir()
-	cert, key := certificate(t)
-	otherCert, _ := certificate(t)
+	cert, key := configtest.Certificate(t)
+	otherCert, _ := configtest.Certificate(t)
 	for name, data := range map[string]string{
 		"empty": "\n\r\n", "large": strings.Repeat("x", 16385), "blank": "marked key", "bom": "\ufeffmarked\n",
 		"cert": cert, "other": otherCert, "key": key, "garbage": "marked", "header": "marked\nkey",
@@ -91,6 +93,7 @@ func TestConfigAgentFaults(t *testing.T) {
 		{"kind: remote, address: 'h:'", "." + badDial},
 		{"kind: remote, address: 'h:0'", "." + badDial},
 		{"kind: remote, address: 'http://h:1'", "." + badDial},
+		{"kind: remote, address: 'h%:1'", "." + badDial},
 		{"kind: remote, address: 'unix:'", "." + badDial},
 		{"kind: remote, address: 'unix://h/p'", "." + badDial},
 		{"kind: remote, address: 'unix:/p?q'", "." + badDial},
@@ -199,14 +202,16 @@ func TestConfigAgentFaults(t *testing.T) {
 		t.Run(fmt.Sprintf("%.100s", test.agent), func(t *testing.T) {
 			path := inFile(t, strings.ReplaceAll("agents: {a: {"+test.agent+"}}", "DIR", dir))
 			_, err := load(t, []string{"--config", path}, environ)
-			var want faults
+			var want, got []string
 			for line := range strings.Lines(test.want) {
 				if strings.HasPrefix(line, " ") { // of the agent itself
 					line = ":" + line
 				}
 				want = append(want, path+":1: agents.a"+strings.TrimSuffix(line, "\n"))
 			}
-			got, _ := errors.AsType[faults](err)
+			if bad, ok := errors.AsType[*Error](err); ok {
+				got = bad.Faults
+			}
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}

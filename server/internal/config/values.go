@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -21,6 +21,7 @@ type value[T any] struct {
 	format func(T) string
 }
 
+// Set parses text into the target, which an error leaves as it is.
 func (v value[T]) Set(text string) error {
 	parsed, err := v.parse(text)
 	if err != nil {
@@ -31,7 +32,9 @@ func (v value[T]) Set(text string) error {
 }
 
 func (v value[T]) String() string { return v.format(*v.target) }
-func (v value[T]) Type() string   { return v.kind }
+
+// Type is what the help calls it.
+func (v value[T]) Type() string { return v.kind }
 
 func verbatim(s string) string { return s }
 

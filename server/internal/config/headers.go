@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"fmt"
@@ -16,9 +16,9 @@ const (
 
 // headers reads what a sends with every request; wrong says what is wrong with a name in
 // lower case, "" if nothing is. Values may be secret: faults quote none, whatever they are.
-func (f *file) headers(a *agentConfig, wrong func(name string) string) field {
+func (f *file) headers(a *Agent, wrong func(name string) string) field {
 	return func(key string, n *yaml.Node) {
-		a.headers = map[string]secret{}
+		a.Headers = map[string]Secret{}
 		lines := map[string]int{}
 		f.pairs(key, n, func(name, value *yaml.Node) {
 			lower := strings.ToLower(name.Value)
@@ -35,18 +35,18 @@ func (f *file) headers(a *agentConfig, wrong func(name string) string) field {
 				f.fault(key, name, "%.80q %s", name.Value, problem)
 				return
 			}
-			var s secret
+			var s Secret
 			f.header(key+"."+name.Value, &s, value)
-			a.headers[name.Value] = s
+			a.Headers[name.Value] = s
 		})
-		if len(a.headers) > maxHeaders {
-			f.fault(key, n, "has %d headers, at most %d are allowed", len(a.headers), maxHeaders)
+		if len(a.Headers) > maxHeaders {
+			f.fault(key, n, "has %d headers, at most %d are allowed", len(a.Headers), maxHeaders)
 		}
 	}
 }
 
 // header reads a value, or where it is.
-func (f *file) header(key string, target *secret, n *yaml.Node) {
+func (f *file) header(key string, target *Secret, n *yaml.Node) {
 	if n.Kind != yaml.MappingNode {
 		f.secretIn(target, headerText)(key, n)
 		return

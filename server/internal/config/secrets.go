@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ import (
 // maxSecretBytes is what a secret may have, a line feed at the end of its file included.
 const maxSecretBytes = 16 * kib
 
-// secret is text that nobody may see: a key, or a header's value, which may be one.
-type secret struct {
+// Secret is text that nobody may see: a key, or a header's value, which may be one.
+type Secret struct {
 	env  string // names the variable that holds it; empty: none does
 	file string // is the path of the file that holds it; empty: none does
 
@@ -24,20 +24,24 @@ type secret struct {
 	text *string // nil: there is none
 }
 
-// reveal returns the text, empty if there is none. It is for those who send it.
-func (s secret) reveal() string {
+// Reveal returns the text in the clear, empty if there is none. It is for those who send it.
+func (s Secret) Reveal() string {
 	if s.text == nil {
 		return ""
 	}
 	return *s.text
 }
 
-func (s secret) String() string       { return "[redacted]" }
-func (s secret) GoString() string     { return s.String() }
-func (s secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+func (s Secret) String() string { return "[redacted]" }
+
+// GoString hides the text from the verb %#v.
+func (s Secret) GoString() string { return s.String() }
+
+// LogValue hides the text from logs.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 // printed says where the text is, in the form that headers have in the file.
-func (s secret) printed() any {
+func (s Secret) printed() any {
 	switch {
 	case s.env != "":
 		return map[string]any{"env": s.env}
@@ -71,17 +75,17 @@ func headerText(s string) error {
 }
 
 // secretIn keeps a text in target. Faults quote nothing of it.
-func (f *file) secretIn(target *secret, accept func(string) error) field {
+func (f *file) secretIn(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
 		var literal string
 		f.value(text(&literal, "", 1, maxSecretBytes, ""))(key, n)
-		f.keep(key, n, target, secret{text: &literal}, accept)
+		f.keep(key, n, target, Secret{text: &literal}, accept)
 	}
 }
 
 // secretFromEnv reads the name of a variable, and what that holds into target. Faults quote
 // neither: the name may be a key that was put in the wrong place.
-func (f *file) secretFromEnv(target *secret, accept func(string) error) field {
+func (f *file) secretFromEnv(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
 		var name string
 		f.value(variableName(&name))(key, n)
@@ -97,14 +101,14 @@ func (f *file) secretFromEnv(target *secret, accept func(string) error) field {
 		case len(held) > maxSecretBytes:
 			f.fault(key, n, "names a variable of %d bytes, at most %d are allowed", len(held), maxSecretBytes)
 		default:
-			f.keep(key, n, target, secret{env: name, text: &held}, accept)
+			f.keep(key, n, target, Secret{env: name, text: &held}, accept)
 		}
 	}
 }
 
 // secretFromFile reads the path of a file, and what that holds into target, without line
 // feeds at the end. Faults quote neither, as those of secretFromEnv do not.
-func (f *file) secretFromFile(target *secret, accept func(string) error) field {
+func (f *file) secretFromFile(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
 		path, data := f.contents(key, n, maxSecretBytes)
 		if data == nil {
@@ -116,13 +120,13 @@ func (f *file) secretFromFile(target *secret, accept func(string) error) field {
 			return
 		}
 		f.warnReadable(key, n, path)
-		f.keep(key, n, target, secret{file: path, text: &held}, accept)
+		f.keep(key, n, target, Secret{file: path, text: &held}, accept)
 	}
 }
 
 // keep puts s into target unless its text is not acceptable.
-func (f *file) keep(key string, n *yaml.Node, target *secret, s secret, accept func(string) error) {
-	if err := accept(s.reveal()); err != nil {
+func (f *file) keep(key string, n *yaml.Node, target *Secret, s Secret, accept func(string) error) {
+	if err := accept(s.Reveal()); err != nil {
 		f.fault(key, n, "%v", err)
 		return
 	}

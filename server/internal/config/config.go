@@ -1,4 +1,11 @@
-package main
+// Package config is what parleyd can be told: it reads the command line, the environment and
+// a YAML file, checks what they say, and gives a Config, or all that is wrong with it at once.
+//
+// Begin with Config and its table of settings in this file. NewCommand, at the end of it, is
+// the way in; load in load.go is how the sources go together. Agents stand in the file only:
+// they begin in agents.go. What a value may be is in values.go, and print.go writes the
+// settings for check-config.
+package config
 
 import (
 	"context"
@@ -16,85 +23,87 @@ const (
 	day = 24 * time.Hour
 )
 
-// config is what the server was told, read from every source and checked.
-type config struct {
-	grpcAddress string // host:port or unix:PATH
-	httpAddress string // host:port; empty: no HTTP
+// Config is what the server was told, read from every source and checked; NewCommand gives
+// it. Its fields are not to be changed. Sizes are in bytes.
+type Config struct {
+	GRPCAddress string // host:port or unix:PATH
+	HTTPAddress string // host:port; empty: no HTTP
 	insecure    bool
 
-	store            string // "memory" or "bolt"
-	dataDir          string
-	maxMessages      int
-	ttl              time.Duration
-	maxConversations int // 0: no limit
+	Store                string        // "memory" or "bolt"
+	DataDir              string        // where bolt keeps its file; may be missing
+	MaxMessages          int           // kept per conversation, 1 to 1000
+	TTL                  time.Duration // of a conversation after its last append
+	MaxConversations     int           // per tenant; 0: no limit
+	MaxMessageBytes      int           // at most MaxConversationBytes
+	MaxConversationBytes int           // at most 3 MiB
 
-	maxMessageBytes      int
-	maxConversationBytes int
+	TurnTimeout    time.Duration // for a whole turn
+	IdleTimeout    time.Duration // for an agent's silence within a turn
+	StopGrace      time.Duration // for running turns when the server stops; 0: no waiting
+	MaxAnswerBytes int           // at most MaxConversationBytes
+	MaxTurns       int           // at once per tenant
+	MaxWatchers    int           // at once
+	KeepaliveTime  time.Duration // of a client's silence until it is asked whether it is there
 
-	turnTimeout    time.Duration
-	idleTimeout    time.Duration
-	stopGrace      time.Duration // 0: no waiting
-	maxAnswerBytes int
-	maxTurns       int
-	maxWatchers    int
-	keepaliveTime  time.Duration
-
-	memoryWarningBytes int // 0: no warning
+	MemoryWarningBytes int // of all conversations; 0: no warning
 	interactionLog     bool
-	logLevel           slog.Level
-	logFormat          string // "text" or "json"; empty: text on a terminal, else JSON
+	LogLevel           slog.Level
+	LogFormat          string // "text" or "json"; empty: text on a terminal, else JSON
 
-	defaultAgent string        // one of agents
-	agents       []agentConfig // by name; echo is always among them
+	DefaultAgent string  // the name of one of Agents
+	Agents       []Agent // by name, each once; echo is always among them
 
-	warnings []string // what is allowed, but hardly meant: its place, then what is doubtful
+	// Warnings are of what is allowed, but hardly meant: the place, then what is doubtful. No
+	// secret is in them.
+	Warnings []string
 }
 
 // settings is the one table of what flags, environment and file can set, in the order of
 // the help. Making it gives every field of c its default.
-func (c *config) settings() []*setting {
+func (c *Config) settings() []*setting {
 	return []*setting{
-		newSetting("grpc-address", grpcAddress(&c.grpcAddress, "127.0.0.1:50051"),
+		newSetting("grpc-address", grpcAddress(&c.GRPCAddress, "127.0.0.1:50051"),
 			"where gRPC is served: host:port (port 0 picks one) or unix:PATH"),
-		newSetting("http-address", httpAddress(&c.httpAddress, "127.0.0.1:8080"),
+		newSetting("http-address", httpAddress(&c.HTTPAddress, "127.0.0.1:8080"),
 			"where HTTP (/healthz, /readyz) is served; empty: off"),
 		newSetting("insecure", boolean(&c.insecure, false),
 			"allow other than loopback addresses without TLS and sign-in"),
-		newSetting("store", choice(&c.store, "bolt", "memory", "bolt", "redis"),
+		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt", "redis"),
 			"where conversations are kept; redis comes with a later version"),
-		newSetting("data-dir", text(&c.dataDir, "./data", 1, 4096, "path"),
+		newSetting("data-dir", text(&c.DataDir, "./data", 1, 4096, "path"),
 			"holds parley.db; made when missing, for this user only"),
-		newSetting("max-messages", count(&c.maxMessages, 20, 1, 1000),
+		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
 			"messages kept per conversation unless it says otherwise, oldest dropped first"),
-		newSetting("ttl", duration(&c.ttl, time.Hour, 100*time.Millisecond, 366*day),
+		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),
 			"life of a conversation after its last append unless it says otherwise"),
-		newSetting("max-conversations", count(&c.maxConversations, 1000, 0, math.MaxInt32),
+		newSetting("max-conversations", count(&c.MaxConversations, 1000, 0, math.MaxInt32),
 			"conversations kept per tenant, oldest dropped first; 0: no limit"),
-		newSetting("max-message-bytes", size(&c.maxMessageBytes, 256*kib, kib, 3*mib),
+		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, 3*mib),
 			"a larger message is refused"),
-		newSetting("max-conversation-bytes", size(&c.maxConversationBytes, 3*mib, kib, 3*mib),
+		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, 3*mib, kib, 3*mib),
 			"a larger conversation drops its oldest messages"),
-		newSetting("turn-timeout", duration(&c.turnTimeout, 5*time.Minute, time.Millisecond, day),
+		newSetting("turn-timeout", duration(&c.TurnTimeout, 5*time.Minute, time.Millisecond, day),
 			"longest time for a whole turn"),
-		newSetting("idle-timeout", duration(&c.idleTimeout, time.Minute, time.Millisecond, day),
+		newSetting("idle-timeout", duration(&c.IdleTimeout, time.Minute, time.Millisecond, day),
 			"longest silence of an agent within a turn"),
-		newSetting("stop-grace", duration(&c.stopGrace, 30*time.Second, 0, day),
+		newSetting("stop-grace", duration(&c.StopGrace, 30*time.Second, 0, day),
 			"how long a stop waits for running turns; 0s: not at all"),
-		newSetting("max-answer-bytes", size(&c.maxAnswerBytes, mib, kib, 3*mib),
+		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, 3*mib),
 			"a turn whose agent says more fails, and what had arrived is kept"),
-		newSetting("max-turns", count(&c.maxTurns, 256, 1, 1024),
+		newSetting("max-turns", count(&c.MaxTurns, 256, 1, 1024),
 			"turns that run at once per tenant"),
-		newSetting("max-watchers", count(&c.maxWatchers, 10_000, 1, math.MaxInt32),
+		newSetting("max-watchers", count(&c.MaxWatchers, 10_000, 1, math.MaxInt32),
 			"streams of WatchConversations and waiting readers at once"),
-		newSetting("keepalive-time", duration(&c.keepaliveTime, time.Minute, time.Second, day),
+		newSetting("keepalive-time", duration(&c.KeepaliveTime, time.Minute, time.Second, day),
 			"ask a client that was silent so long whether it is there; it has a third of that to answer"),
-		newSetting("memory-warning-bytes", size(&c.memoryWarningBytes, 100*mib, 0, math.MaxInt),
+		newSetting("memory-warning-bytes", size(&c.MemoryWarningBytes, 100*mib, 0, math.MaxInt),
 			"warn when conversations take more than this; 0: never"),
 		newSetting("interaction-log", boolean(&c.interactionLog, true),
 			"keep a daily log of every word under data-dir; no effect in this version"),
-		newSetting("log-level", level(&c.logLevel, slog.LevelInfo),
+		newSetting("log-level", level(&c.LogLevel, slog.LevelInfo),
 			"least level of the lines on standard error"),
-		newSetting("log-format", choice(&c.logFormat, "", "text", "json"),
+		newSetting("log-format", choice(&c.LogFormat, "", "text", "json"),
 			"form of those lines (default text on a terminal, else json)"),
 	}
 }
@@ -144,13 +153,13 @@ and answers unless default_agent says otherwise:
       parrot: {kind: echo}
 `
 
-// newRootCommand is the command line of parleyd. It reads args (without the program's name)
-// and environ ("NAME=value"), and calls serve with the settings, or with check-config prints
-// them. An error of type faults says what is wrong with them; any other comes from serve or
-// from printing. Help is printed without either.
-func newRootCommand(args, environ []string, serve func(context.Context, *config) error) *cobra.Command {
+// NewCommand is the command line of parleyd. It reads args (without the program's name)
+// and environ ("NAME=value") when it is executed, and calls serve with the settings, or with
+// check-config prints them. An *Error says what is wrong with them; any other comes from
+// serve or from printing. Help is printed without either.
+func NewCommand(args, environ []string, serve func(context.Context, *Config) error) *cobra.Command {
 	l := newLoader(environ)
-	loaded := func(use func(*cobra.Command, *config) error) func(*cobra.Command, []string) error {
+	loaded := func(use func(*cobra.Command, *Config) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, _ []string) error {
 			c, err := l.load(cmd.Flags(), args)
 			if err != nil {
@@ -165,7 +174,7 @@ func newRootCommand(args, environ []string, serve func(context.Context, *config)
 		Use:   "parleyd",
 		Short: "Keep multi-turn conversations for agent services",
 		Long:  about,
-		RunE:  loaded(func(cmd *cobra.Command, c *config) error { return serve(cmd.Context(), c) }),
+		RunE:  loaded(func(cmd *cobra.Command, c *Config) error { return serve(cmd.Context(), c) }),
 
 		Args:               cobra.ArbitraryArgs, // so that load reports them with all else
 		FParseErrWhitelist: lenient,

@@ -1,0 +1,170 @@
+package config
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+// The kinds of agents. There is always an agent called echo.
+const (
+	KindEcho      = "echo"
+	KindCommand   = "command"
+	KindOpenAI    = "openai"
+	KindAnthropic = "anthropic"
+	KindRemote    = "remote"
+
+	allKinds = "echo, command, openai, anthropic or remote"
+)
+
+const (
+	maxAgentName  = 128
+	agentAlphabet = letters + digits + "._-"
+
+	letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	digits  = "0123456789"
+)
+
+// Agent is what the file says of one agent, and the defaults of what it leaves out.
+type Agent struct {
+	Name             string                  // up to 128 of [A-Za-z0-9._-]
+	Kind             string                  // one of KindEcho and the like
+	Description      string                  // up to 1 KiB
+	SystemPrompt     string                  // up to 64 KiB
+	Window           *parleyv1.ContextWindow // nil: all that is kept
+	MaxConcurrent    int                     // answers at once; 0: the kind's own limit, if it has one
+	StructuredBlocks bool                    // not of KindEcho and KindRemote
+
+	// Of KindCommand.
+	Command []string // program and arguments, at least the program
+	Format  string   // "text" or "stream-json"
+	Dir     string   // empty: that of the server
+	Env     []string // names of variables that the program is given
+
+	// Of KindOpenAI and KindAnthropic.
+	BaseURL         string // http or https; empty: the provider's own
+	Model           string
+	APIKey          Secret // its zero value: none
+	Tools           []agent.Tool
+	MaxOutputTokens int      // 0: the provider's default
+	Temperature     *float64 // 0 to 2; nil: the provider's default
+
+	// Of KindRemote.
+	Address string // host:port, with or without dns:/// ahead, or unix:PATH
+	TLS     *TLS   // nil: plaintext
+
+	// Of KindOpenAI, KindAnthropic and KindRemote, by the name of the header.
+	Headers map[string]Secret
+}
+
+// addEcho sees to it that echo is among the agents, and sorts them by name.
+func (c *Config) addEcho() {
+	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == KindEcho }) {
+		c.Agents = append(c.Agents, Agent{Name: KindEcho, Kind: KindEcho})
+	}
+	slices.SortFunc(c.Agents, func(a, b Agent) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+func (f *file) agents(key string, n *yaml.Node) {
+	f.pairs(key, n, func(name, value *yaml.Node) {
+		if n := len(name.Value); n == 0 || n > maxAgentName || strings.Trim(name.Value, agentAlphabet) != "" {
+			f.fault(key, name, "%.140q cannot name an agent; write 1 to %d of A-Z, a-z, 0-9, '.', '_' and '-'",
+				name.Value, maxAgentName)
+			return
+		}
+		a := Agent{Name: name.Value}
+		f.agent(key+"."+a.Name, &a, value)
+		// Faulty or not: default_agent is not to be called unknown.
+		f.loader.config.Agents = append(f.loader.config.Agents, a)
+	})
+}
+
+// agent reads n into a.
+func (f *file) agent(key string, a *Agent, n *yaml.Node) {
+	kind := child(n, "kind")
+	switch {
+	case n.Kind != yaml.MappingNode:
+		f.mapping(key, n, nil) // says so
+		return
+	case kind == nil:
+		f.fault(key, n, "has no kind; write %s", allKinds)
+		return
+	case a.Name == KindEcho && kind.Value != KindEcho:
+		f.fault(key+".kind", kind, "must be echo: that name stands for it everywhere; choose another name")
+		return
+	}
+	a.Kind = kind.Value
+	fields := f.commonFields(a)
+	check := func(string, *Agent, *yaml.Node) {} // what no value tells by itself
+	switch kind.Value {
+	case KindEcho:
+	case KindCommand:
+		check = f.checkCommand
+		f.addCommandFields(fields, a)
+	case KindOpenAI, KindAnthropic:
+		check = f.checkModel
+		f.addModelFields(fields, a, n)
+	case KindRemote:
+		check = f.checkRemote
+		f.addRemoteFields(fields, a)
+	default:
+		// Which keys it may have is not known, so nothing is said of them.
+		f.fault(key+".kind", kind, "%.80q is not a kind of agent; write %s", kind.Value, allKinds)
+		return
+	}
+	f.mapping(key, n, fields)
+	check(key, a, n)
+}
+
+// commonFields are the keys that every kind of agent has.
+func (f *file) commonFields(a *Agent) map[string]field {
+	return map[string]field{
+		"kind":           func(string, *yaml.Node) {}, // read already
+		"description":    f.value(text(&a.Description, "", 0, kib, "")),
+		"system_prompt":  f.value(text(&a.SystemPrompt, "", 0, 64*kib, "")),
+		"max_concurrent": f.value(count(&a.MaxConcurrent, 0, 1, 1024)),
+		"window": func(key string, n *yaml.Node) {
+			a.Window = &parleyv1.ContextWindow{}
+			f.mapping(key, n, map[string]field{
+				"max_messages":  f.value(count(&a.Window.MaxMessages, 0, 0, math.MaxInt32)),
+				"max_exchanges": f.value(count(&a.Window.MaxExchanges, 0, 0, math.MaxInt32)),
+				"max_bytes":     f.value(size(&a.Window.MaxBytes, 0, 0, math.MaxInt32)),
+				"cache_stable":  f.value(boolean(&a.Window.CacheStable, false)),
+			})
+		},
+	}
+}
+
+// addCommandFields adds the keys that only command agents have.
+func (f *file) addCommandFields(fields map[string]field, a *Agent) {
+	fields["structured_blocks"] = f.value(boolean(&a.StructuredBlocks, false))
+	fields["format"] = f.value(choice(&a.Format, "text", "text", "stream-json"))
+	fields["dir"] = f.value(text(&a.Dir, "", 1, 4*kib, ""))
+	fields["env"] = f.list(&a.Env, func(_ int, name *string) pflag.Value { return variableName(name) })
+	fields["command"] = func(key string, n *yaml.Node) {
+		f.list(&a.Command, func(index int, word *string) pflag.Value {
+			return text(word, "", max(0, 1-index), mib, "") // the program is not empty
+		})(key, n)
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			f.fault(key, n, "must begin with the program, as in [python3, writer.py]")
+		}
+	}
+}
+
+func (f *file) checkCommand(key string, _ *Agent, n *yaml.Node) {
+	f.require(key, n, "command", "write it as [program, argument]")
+}
+
+// require wants a mapping to have a key; otherwise it says what to do.
+func (f *file) require(key string, n *yaml.Node, name, advice string) {
+	if child(n, name) == nil {
+		f.fault(key, n, "has no %s; %s", name, advice)
+	}
+}

@@ -1,0 +1,62 @@
+// Package configtest has a configuration file for tests, with agents of every kind, and what
+// such a file names. Begin with Agents.
+package configtest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	_ "embed"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+//go:embed agents.yaml
+var agents string
+
+// Agents writes agents.yaml, and the files that it names, to a folder that goes with the test:
+// cert.pem and key.pem are a pair, key and token hold secrets. It returns the path of the
+// configuration, the folder, and the environment that it needs. Each secret has "marked" in it.
+func Agents(tb testing.TB) (path, dir string, environ []string) {
+	tb.Helper()
+	dir = tb.TempDir()
+	path = filepath.Join(dir, "parley.yaml")
+	cert, key := Certificate(tb)
+	for name, data := range map[string]string{
+		"key": "sk-marked-file\r\n", "token": "Bearer marked-file\n", "cert.pem": cert, "key.pem": key,
+		"parley.yaml": strings.NewReplacer("DIR", dir, "Basic secret", "Basic marked-literal").Replace(agents),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return path, dir, []string{"GPT_KEY=sk-marked-env", "TEAM_TOKEN=Bearer marked-env"}
+}
+
+// Certificate makes one that vouches for itself, and its key, both in PEM form.
+func Certificate(tb testing.TB) (cert, key string) {
+	tb.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"planner"}, IsCA: true, BasicConstraintsValid: true,
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	encoded, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}))
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/config"
+)
+
+// load runs the command line and returns the settings that it would serve with.
+func load(tb testing.TB, args, environ []string) *config.Config {
+	tb.Helper()
+	var loaded *config.Config
+	err := config.NewCommand(args, environ, func(_ context.Context, c *config.Config) error {
+		loaded = c
+		return nil
+	}).ExecuteContext(tb.Context())
+	if err != nil || loaded == nil {
+		tb.Fatalf("loaded %v with error %v", loaded != nil, err)
+	}
+	return loaded
+}
+
+// Faults of the settings end the program with 64, all of them on standard error.
+func TestStartFaults(t *testing.T) {
+	const want = "parleyd: settings: 2 faults:\n  PARLEY_TTL: \"soon\" is not a duration; write it as in 90s, 1h30m or 7d\n" +
+		"  --max-turns: 0 is too small; the least is 1\n"
+	for _, args := range [][]string{{"--max-turns=0"}, {"check-config", "--max-turns=0"}, {"--max-turns", "0", "check-config"}} {
+		var stdout, stderr bytes.Buffer
+		code := start(t.Context(), args, []string{"PARLEY_TTL=soon"}, &stdout, &stderr)
+		if code != exitUsage || stdout.Len() > 0 || stderr.String() != want {
+			t.Errorf("%q: exit code %d, printed %s%s", args, code, &stdout, &stderr)
+		}
+	}
+}
+
+// What ends well without serving ends with 0 and is on standard output.
+func TestStartPrints(t *testing.T) {
+	for _, test := range []struct{ arg, want string }{
+		{"check-config", "default_agent: echo"},
+		{"--help", "Usage:"},
+		{"--version", "parleyd version " + version},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := start(t.Context(), []string{test.arg}, nil, &stdout, &stderr)
+		if code != 0 || stderr.Len() > 0 || !strings.Contains(stdout.String(), test.want) {
+			t.Errorf("%s: exit code %d, printed %s%s", test.arg, code, &stdout, &stderr)
+		}
+	}
+}
+
+// What the configuration lets through is good enough for the agents that it names.
+func TestNewAgentsTakeWhatLoads(t *testing.T) {
+	for _, kind := range []string{config.KindEcho, config.KindCommand, config.KindOpenAI, config.KindAnthropic, config.KindRemote} {
+		t.Run(kind, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "parley.yaml")
+			taken := 0
+			rapid.Check(t, func(t *rapid.T) {
+				text, err := json.Marshal(map[string]any{"agents": map[string]any{"a": drawAgent(t, kind)}}) // YAML as well
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				key := mostly(`[!-~]{1,9}`, rapid.String()).Draw(t, "key")
+				var made *agent.Set
+				err = config.NewCommand([]string{"--config", path}, []string{"KEY=" + key}, func(_ context.Context, c *config.Config) (err error) {
+					made, err = newAgents(c)
+					return err
+				}).ExecuteContext(t.Context())
+				if made == nil { // The same type of error comes from both, but only one names the file.
+					if bad, ok := errors.AsType[*config.Error](err); !ok || !strings.HasPrefix(bad.Faults[0], path) {
+						t.Fatalf("%s: %v", text, err)
+					}
+					return
+				}
+				taken++
+				if err := made.Close(); err != nil {
+					t.Errorf("%s: %v", text, err)
+				}
+			})
+			if taken == 0 {
+				t.Error("not one was good")
+			}
+		})
+	}
+}
+
+// drawAgent draws an entry of agents. Its values are good, odd or bad, but mostly good: one
+// bad value has the configuration refuse all.
+func drawAgent(t *rapid.T, kind string) map[string]any {
+	entry := map[string]any{"kind": kind}
+	free := mostly(`[ -~]{1,9}`, rapid.String())
+	has := func(key string) bool { return rapid.Bool().Draw(t, "has "+key) }
+	if has("system_prompt") {
+		entry["system_prompt"] = free.Draw(t, "system_prompt")
+	}
+	switch kind {
+	case config.KindCommand:
+		entry["command"] = rapid.SliceOfN(free, 1, 3).Draw(t, "command")
+		entry["format"] = rapid.SampledFrom([]string{"text", "stream-json"}).Draw(t, "format")
+		if has("dir") {
+			entry["dir"] = free.Draw(t, "dir")
+		}
+		if has("env") {
+			entry["env"] = rapid.SliceOfN(mostly(`[A-Z]{1,5}`, free), 0, 2).Draw(t, "env")
+		}
+	case config.KindOpenAI, config.KindAnthropic:
+		entry["model"] = free.Draw(t, "model")
+		entry["base_url"] = mostly(`https?://[a-z.-]{1,5}(:[1-9][0-9]{0,3})?(/[a-z]{0,5})?`,
+			rapid.OneOf(rapid.StringMatching(`(?i:https?)://[!-~]{1,9}`), free)).Draw(t, "base_url")
+		if has("api_key_env") {
+			entry["api_key_env"] = "KEY"
+		}
+		if has("tools") {
+			name := mostly(`[A-Za-z0-9_-]{1,64}`, free).Draw(t, "tool")
+			schema := map[string]any{"type": "object", free.Draw(t, "schema key"): free.Draw(t, "schema value")}
+			entry["tools"] = []any{map[string]any{"name": name, "parameters": schema}}
+		}
+		if has("temperature") {
+			entry["temperature"] = rapid.Float64Range(-0.1, 2.1).Draw(t, "temperature")
+		}
+	case config.KindRemote:
+		entry["address"] = mostly(`(dns:///)?[a-z.-]{1,5}:[1-9][0-9]{0,3}|unix:/{0,3}[a-z]{1,3}`,
+			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), free)).Draw(t, "address")
+		if has("tls") {
+			entry["tls"] = map[string]any{}
+		}
+	}
+	if kind != config.KindEcho && kind != config.KindCommand && has("headers") {
+		names := mostly(`[a-z]{1,5}`, rapid.OneOf(rapid.StringMatching(`[!-~]{1,5}`), free))
+		entry["headers"] = rapid.MapOfN(names, free, 0, 2).Draw(t, "headers")
+	}
+	return entry
+}
+
+// mostly draws texts of a form, and now and then another.
+func mostly(form string, other *rapid.Generator[string]) *rapid.Generator[string] {
+	good := rapid.StringMatching(form)
+	return rapid.OneOf(good, good, good, good, good, other)
+}
