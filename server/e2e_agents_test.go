@@ -69,9 +69,9 @@ func badFiles() map[string]string {
 	return map[string]string{
 		"ascii":   string(bytes[:128]),
 		"garbage": string(bytes), // none of the second half makes a character with the next
-		"mib":     strings.Repeat("x", mib),
+		"mib":     strings.Repeat("x", 1<<20),
 		"words":   `{"type":"assistant","message":{"content":[{"type":"text","text":"half"}]}}` + "\n",
-		"json":    fmt.Sprintf(line, strings.Repeat("x", mib-len(fmt.Sprintf(line, "")))),
+		"json":    fmt.Sprintf(line, strings.Repeat("x", 1<<20-len(fmt.Sprintf(line, "")))),
 	}
 }
 
