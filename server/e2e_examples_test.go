@@ -18,7 +18,7 @@ import (
 // example is the same agent in one language: a complete AgentService that readers copy.
 type example struct {
 	name string
-	// need is what starts it, made by make test; empty: it is built here.
+	// need is the file that starts it, made by make languages; empty: it is built here.
 	need    string
 	command func(t *testing.T) []string
 }
@@ -45,13 +45,17 @@ func examples() []example {
 // start starts the agent and returns its process and its address.
 func (e example) start(t *testing.T) (process *os.Process, address string) {
 	t.Helper()
-	if _, err := os.Stat(e.need); e.need != "" && err != nil {
+	command := e.command(t)
+	_, err := exec.LookPath(command[0])
+	if err == nil && e.need != "" {
+		_, err = os.Stat(e.need)
+	}
+	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)
 		}
 		t.Skipf("SKIPPED: make languages sets up what this test needs: %v", err)
 	}
-	command := e.command(t)
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -83,7 +87,7 @@ func TestExampleAgents(t *testing.T) {
 			process, address := e.start(t)
 			s := startServer(t, t.TempDir(), agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
 			for _, turn := range threeTurns {
-				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask})
+				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
 				finished := said.end(t)
 				if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || said.text != turn.answer.text {
 					t.Fatalf("%q: %v with %q", turn.ask, finished.GetTurn(), said.text)

@@ -58,7 +58,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
 		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
-		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {
 		if ctx.Err() != nil && healthy.Err() == nil {

@@ -24,7 +24,8 @@ chat asks line by line, goes back to the prompt.
 
 Where the agent waits for the results of tool calls, chat ends by saying of which. It goes
 on with --tool-result for each of them, with TEXT or without; standard input is not read then
-unless - says so. Calls that get no result stay open.
+unless - says so. Calls that get no result stay open. A call whose id has a "=" in it can be
+given its result with tool_results of the API alone.
 
 To lose the connection is not to cancel, unless --on-disconnect says so: the turn goes on
 at the server, and parley resume shows it.`

@@ -56,7 +56,7 @@ func (a *app) showEvent(event *parleyv1.TurnEvent, got *view) error {
 	case *parleyv1.TurnEvent_Finished:
 		err := a.endLine(got)
 		if got.waits() {
-			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls; go on with:", a.goingOn(got, step.Finished.GetMessages()))
+			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls;", a.goingOn(got, step.Finished.GetMessages()))
 		}
 		return err
 	default:
@@ -132,8 +132,9 @@ func (v view) waits() bool {
 	return v.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 }
 
-// goingOn is the line to paste that gives the open calls of an answer their results. Their ids
-// are the agent's words: no shell is to take them for anything else.
+// goingOn says how to give the open calls of an answer their results: with a line to paste, where
+// --tool-result can name them all. Their ids are the agent's words: no shell is to take them for
+// anything else.
 func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
 	var open []string
 	for _, m := range answer {
@@ -146,9 +147,12 @@ func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
 	}
 	words := []string{a.self(), "chat", "-c", got.conversation}
 	for _, id := range open {
+		if strings.Contains(id, "=") {
+			return fmt.Sprintf("--tool-result cannot name call %q, since that has a \"=\": go on with tool_results of Chat", id)
+		}
 		words = append(words, "--tool-result", quoted(id)+"=...")
 	}
-	return harmless(strings.Join(words, " "))
+	return "go on with: " + harmless(strings.Join(words, " "))
 }
 
 // worthAsking reports whether the same may be answered when asked again.

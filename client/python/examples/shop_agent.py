@@ -69,7 +69,7 @@ def answer(messages: Sequence[Message]) -> Answer:
     """Answer the last of the messages, of which there is at least one."""
     content = messages[-1].content
     words = content.strip()
-    if words.lower() == "create three products":
+    if words.removesuffix(".").lower() == "create three products":
         products: list[Product] = [{"name": "Flour"}, {"name": "Sugar"}, {"name": "Salt"}]
         return Answer("Created Flour, Sugar and Salt.", "created three products", products)
     if price := PRICE.fullmatch(words):

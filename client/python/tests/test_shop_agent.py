@@ -67,6 +67,14 @@ def text_of(pieces: list[RespondResponse]) -> str:
             id="create",
         ),
         pytest.param(
+            [],
+            " Create three products.\n",
+            "Created Flour, Sugar and Salt.",
+            CREATED,
+            "created three products",
+            id="create, with a full stop",
+        ),
+        pytest.param(
             [listing(CREATED)],
             "Sugar costs 50 cents",
             "Sugar costs 50 cents.",

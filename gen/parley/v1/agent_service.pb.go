@@ -291,7 +291,8 @@ type RespondResponse_Summary struct {
 }
 
 type RespondResponse_Usage struct {
-	// For the current answer message; the last one counts.
+	// For the current answer message; the last one counts. Behind a last tool_result it is
+	// for the agent's last message.
 	Usage *Usage `protobuf:"bytes,6,opt,name=usage,proto3,oneof"`
 }
 

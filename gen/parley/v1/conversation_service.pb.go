@@ -2400,10 +2400,12 @@ type ChatRequest struct {
 	// Results of open tool calls, say of those that a turn ended with in INPUT_REQUIRED; 64
 	// at most, one a call. Each is stored as a message of ROLE_TOOL, in their order and ahead
 	// of the user's message, if there is one; without one TurnStarted.user_message is unset.
-	// A call is open while the kept history has it and no result of it; of several open calls
-	// with one id the newest is answered. Where that finds none, when the turn starts, nothing
-	// is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER, with the ids of the open calls. Some
-	// may be left open. An empty name is filled in from the call.
+	// ToolResult.call_id says which calls of the kept history are open. Where one answers none
+	// of them, when the turn starts, nothing is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER,
+	// with the ids of the open calls; a retry without request_id ends so. Nor is anything where
+	// the conversation would not keep the calls beside their results: RESOURCE_EXHAUSTED,
+	// HISTORY_TOO_SMALL, with max_messages. Some calls may be left open. An empty name is filled
+	// in from the call.
 	ToolResults []*ToolResult `protobuf:"bytes,13,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
 	// Answer what the history ends with, say after a failed turn. Then conversation_id is
 	// required, and content, structured_data, attachments and tool_results must be empty.

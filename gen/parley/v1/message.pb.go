@@ -395,7 +395,7 @@ func (x *StructuredData) GetValue() *structpb.Value {
 // ToolCall is a call that an assistant message asks for.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the call within its conversation, so that its result finds it. Required, up
+	// Names the call, so that its result finds it: see ToolResult.call_id. Required, up
 	// to 128 bytes.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The tool to call. Required, up to 128 bytes.
@@ -461,6 +461,12 @@ func (x *ToolCall) GetArguments() string {
 type ToolResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ToolCall.id of the call that this answers. Required, up to 128 bytes.
+	//
+	// Providers use ids again, so the place in the history says which: of the newest
+	// message ahead of the result that calls by this id, the first such call without a
+	// result. A call is open until it has a result or a later message calls by the same
+	// id, and gets none any more then: a model reads "no result" for it. A result for
+	// which no call is open answers nothing.
 	CallId string `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	// The tool that was called, up to 128 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`

@@ -49,7 +49,7 @@ type RoutingSummary struct {
 	// The newest message, those of ROLE_SYSTEM aside, is from the user: nobody has
 	// answered it. An answer that was cut off is an answer.
 	AwaitingAnswer bool `protobuf:"varint,9,opt,name=awaiting_answer,json=awaitingAnswer,proto3" json:"awaiting_answer,omitempty"`
-	// Calls that no ROLE_TOOL message has answered.
+	// Open calls, oldest first; see ToolResult.call_id.
 	PendingToolCalls []*ToolCall `protobuf:"bytes,10,rep,name=pending_tool_calls,json=pendingToolCalls,proto3" json:"pending_tool_calls,omitempty"`
 	// Turn that is being answered right now, if any.
 	ActiveTurnId string `protobuf:"bytes,11,opt,name=active_turn_id,json=activeTurnId,proto3" json:"active_turn_id,omitempty"`

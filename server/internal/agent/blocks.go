@@ -16,8 +16,10 @@ import (
 //	```
 //
 // becomes a StructuredData piece, and leaves the text together with the blank lines ahead
-// of it. Several blocks in a row count, the last 64 of 1 MiB together; only white space
-// may stand between and behind them.
+// of it. Several blocks in a row count, the last 64 that have 1 MiB together, and 512 KiB as
+// they are encoded; only white space may stand between and behind them. Numbers take several
+// times their text's bytes as data: what is larger stays text, so that an answer that can be
+// kept as text can be kept.
 //
 // The fences begin their lines. The type has 1 to 128 bytes and no white space; the value
 // is one JSON value of finite numbers, without a key twice in an object and at most 16

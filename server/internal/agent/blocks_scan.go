@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -18,6 +19,8 @@ const (
 	maxBlocks = 64
 	// maxHeld bounds the text that is held back.
 	maxHeld = 1 << 20
+	// maxEncoded bounds the data of a message: half of what an answer may have by default.
+	maxEncoded = 512 << 10
 	// maxTypeBytes and maxDataLevels are what the API allows structured data to have.
 	maxTypeBytes  = 128
 	maxDataLevels = 16
@@ -44,8 +47,9 @@ type blockScanner struct {
 
 // foundBlock is a whole block.
 type foundBlock struct {
-	end  int // in held, behind its last line
-	data *parleyv1.StructuredData
+	end     int // in held, behind its last line
+	data    *parleyv1.StructuredData
+	encoded int // bytes of data
 }
 
 // scanState is what the next byte belongs to.
@@ -92,7 +96,7 @@ func (s *blockScanner) finish() (text string, found []*parleyv1.StructuredData) 
 
 // stop ends the text where there are to be no blocks, and returns what is left of it.
 func (s *blockScanner) stop() string {
-	text := string(s.held)
+	text := string(s.out) + string(s.held) // out: of a block that was too large
 	*s = blockScanner{}
 	return text
 }
@@ -192,8 +196,13 @@ func (s *blockScanner) stepClose(b byte) {
 
 // take makes a whole block of the one that has just been closed.
 func (s *blockScanner) take() {
-	s.state, s.found = inBlank, append(s.found, foundBlock{len(s.held), s.data})
-	if len(s.found) > maxBlocks {
+	s.state, s.found = inBlank, append(s.found, foundBlock{len(s.held), s.data, proto.Size(s.data)})
+	encoded := 0
+	for _, block := range s.found {
+		encoded += block.encoded
+	}
+	for len(s.found) > maxBlocks || encoded > maxEncoded {
+		encoded -= s.found[0].encoded
 		s.releaseFirst()
 	}
 }

@@ -282,7 +282,8 @@ func TestBlocksHoldsLittle(t *testing.T) {
 		name, text string
 		data       int
 	}{
-		{"large block", "Hi.\n" + big(most-100), 1},
+		{"large block", "Hi.\n" + big(most/2-100), 1},
+		{"large block of much data", "Hi.\n" + big(most-100), 0},
 		{"overlong block", "Hi.\n" + big(most), 0},
 		{"endless block", "Hi.\n```json type=s\n" + strings.Repeat("ü\n", most), 0},
 		{"endless value", "Hi.\n```json type=s\n\"" + strings.Repeat("ü", most), 0},
@@ -291,7 +292,7 @@ func TestBlocksHoldsLittle(t *testing.T) {
 		{"endless blanks", "Hi.\n```json type=s" + strings.Repeat(" ", 2*most), 0},
 		{"endless blanks at the end", "Hi.\n```json type=s\n1\n```" + strings.Repeat(" ", 2*most), 0},
 		{"white space behind a block", "Hi.\n" + block("s", "1") + strings.Repeat("\n", 2*most), 0},
-		{"many", "Hi.\n" + many, 10},
+		{"many", "Hi.\n" + many, 5},
 		{"many, and text", "Hi.\n" + many + "Bye.", 0},
 	}
 	for _, test := range tests {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
+	"iter"
 	"net/url"
 	"slices"
 	"strconv"
@@ -24,13 +25,30 @@ const (
 // Redact returns the text with "[redacted]" in place of every secret, also where it is
 // written as in JSON, a URL or HTML, or as one of them in another. Where secrets overlap,
 // all that any of them covers is gone. White space around a secret is not part of it,
-// since HTTP sends headers without; one of fewer than 4 bytes is passed over.
+// since HTTP sends headers without. Of several words, as in "Bearer token", each behind the
+// first is a secret by itself, too. One of fewer than 4 bytes is passed over.
 //
-// Bound a text after Redact, not before: what was cut in the middle is not found.
-func Redact(text string, secrets ...string) string {
+// Bound a text after Redact, not before: what was cut in the middle is not found. Of a text
+// whose beginning is gone already, see [RedactEnd].
+func Redact(text string, secrets ...string) string { return redact(text, secrets, false) }
+
+// RedactEnd is Redact of the end of a longer text: the rest of a secret, of 4 bytes or more,
+// that it begins with is gone, too.
+func RedactEnd(text string, secrets ...string) string { return redact(text, secrets, true) }
+
+func redact(text string, secrets []string, isEnd bool) string {
 	covered, found := make([]bool, len(text)), false
 	for _, secret := range secrets {
-		for _, form := range forms(strings.TrimSpace(secret)) {
+		for form := range forms(secret) {
+			for n := len(form) - 1; isEnd && n >= minSecretBytes; n-- {
+				if strings.HasPrefix(text, form[len(form)-n:]) {
+					for i := range n {
+						covered[i] = true
+					}
+					found = true
+					break
+				}
+			}
 			for from := 0; ; {
 				at := strings.Index(text[from:], form)
 				if at < 0 {
@@ -64,13 +82,30 @@ func Redact(text string, secrets ...string) string {
 	return b.String()
 }
 
-// forms are the ways in which a secret may be written, one inside of another too: a provider
-// may quote in its JSON what it has read in a URL.
-func forms(secret string) []string {
-	if len(secret) < minSecretBytes {
-		return nil
+// forms are the ways in which a secret, and the words of it, may be written.
+func forms(secret string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		parts := []string{strings.TrimSpace(secret)}
+		if words := strings.Fields(secret); len(words) > 1 {
+			parts = append(parts, words[1:]...)
+		}
+		for _, part := range parts {
+			if len(part) < minSecretBytes {
+				continue
+			}
+			for _, form := range written(part) {
+				if !yield(form) {
+					return
+				}
+			}
+		}
 	}
-	all := []string{secret}
+}
+
+// written is the text in its forms, one inside of another too: a provider may quote in its
+// JSON what it has read in a URL.
+func written(text string) []string {
+	all := []string{text}
 	for range 2 {
 		for _, form := range all {
 			all = append(all,

@@ -26,6 +26,10 @@ func TestRedact(t *testing.T) {
 		"side by side":          {"<abcdefgh>", []string{"abcd", "efgh"}, "<[redacted]>"},
 		"its own word":          {"redacted sk-1", []string{"sk-1", "redacted"}, "[redacted] [redacted]"},
 		"white space around it": {"key sk-1.", []string{" sk-1\n"}, "key [redacted]."},
+		"words of a header":     {"Basic c2hvcnQ is c2hvcnQ", []string{"Basic c2hvcnQ"}, "[redacted] is [redacted]"},
+		"the first word":        {"Digest is no secret", []string{"Digest a=1b, c=2d"}, "Digest is no secret"},
+		"every further word":    {"c=2d a=1b,", []string{" Digest a=1b, c=2d\n"}, "[redacted] [redacted]"},
+		"short words":           {"it is a key", []string{"Key it is a"}, "it is a key"},
 		"runes":                 {"Schlüssel: grün!", []string{"grün"}, "Schlüssel: [redacted]!"},
 		"in ASCII":              {`grün: gr\u00fcn, \ud83d\ude00ku\u00dfe`, []string{"grün", "😀kuße"}, "[redacted]: [redacted], [redacted]"},
 		"in plain JSON":         {`{"key":"a\"b<c&"}`, []string{`a"b<c&`}, `{"key":"[redacted]"}`},
@@ -40,6 +44,32 @@ func TestRedact(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := agent.Redact(test.text, test.secrets...); got != test.want {
 				t.Errorf("Redact(%q, %q) = %q, want %q", test.text, test.secrets, got, test.want)
+			}
+		})
+	}
+}
+
+// TestRedactEnd: what may be the rest of a secret at the beginning is gone as well.
+func TestRedactEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		text    string
+		secrets []string
+		want    string
+	}{
+		"the rest of one":    {"7890 and 1234567890", []string{"1234567890"}, "[redacted] and [redacted]"},
+		"too little of it":   {"890 is all", []string{"1234567890"}, "890 is all"},
+		"all of it":          {"1234567890", []string{"1234567890"}, "[redacted]"},
+		"the longest rest":   {"abab|", []string{"ababab"}, "[redacted]|"},
+		"of several":         {"67890abc", []string{"4567890abcd", "34567890"}, "[redacted]abc"},
+		"in JSON":            {`cd\"ef.`, []string{`abcd"ef`}, "[redacted]."},
+		"cut in an escape":   {`0026cdef.`, []string{`ab&cdef`}, "[redacted]."},
+		"not the beginning":  {" 7890", []string{"1234567890"}, " 7890"},
+		"nothing of a short": {"abc", []string{"xabc"}, "abc"},
+		"":                   {"", []string{"1234567890"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := agent.RedactEnd(test.text, test.secrets...); got != test.want {
+				t.Errorf("RedactEnd(%q, %q) = %q, want %q", test.text, test.secrets, got, test.want)
 			}
 		})
 	}

@@ -20,9 +20,9 @@ const noResult = "no result"
 // message with tool calls stand the results of its calls, one for each, in the order of
 // the calls, and nowhere else is there a result. All other messages keep their order.
 //
-//   - A result may be anywhere behind its call. It answers the newest message before it
-//     that has an open call of its id; in that, the first one.
-//   - A call without a result gets one that says "no result".
+//   - A result may be anywhere behind its call. Which call it answers is the rule of
+//     ToolResult.call_id.
+//   - A call without a result, open or not, gets one that says "no result".
 //   - A result without a call becomes a user message that tells it in words.
 //   - A call whose id is empty, or has been used before, gets another, and so does its
 //     result. Ids are told apart from the oldest on, so that more messages at the end
@@ -60,21 +60,24 @@ type call struct {
 func pair(messages []*parleyv1.Message) (calls [][]*call, taken []bool) {
 	calls, taken = make([][]*call, len(messages)), make([]bool, len(messages))
 	ids := ids{used: map[string]bool{"": true}, copies: make(map[string]int)}
-	open := make(map[string][]*call) // by their own id; the last one gets the next result
+	open := make(map[string][]*call) // by their own id, each of one message; the first one gets the next result
 	for i, message := range messages {
 		switch message.GetRole() {
 		case parleyv1.Role_ROLE_ASSISTANT:
 			for _, c := range message.GetToolCalls() {
 				calls[i] = append(calls[i], &call{ToolCall: c, id: ids.next(c.GetId())})
 			}
-			for _, c := range slices.Backward(calls[i]) {
+			for _, c := range calls[i] {
+				open[c.GetId()] = nil // Of an older message.
+			}
+			for _, c := range calls[i] {
 				open[c.GetId()] = append(open[c.GetId()], c)
 			}
 		case parleyv1.Role_ROLE_TOOL:
 			id := message.GetToolResult().GetCallId()
-			if last := len(open[id]) - 1; last >= 0 {
-				open[id][last].result, taken[i] = message, true
-				open[id] = open[id][:last]
+			if len(open[id]) > 0 {
+				open[id][0].result, taken[i] = message, true
+				open[id] = open[id][1:]
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	stdcmp "cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -121,9 +122,14 @@ func TestAnswered(t *testing.T) {
 			[]string{"assistant [a]", "tool (a) 1", "assistant [a_2]", "tool (a_2) 2", "assistant [a_3]", "tool (a_3) 3"},
 		},
 		{
-			"an id used again while it is open: the newest call is answered",
+			"an id used again while it is open: the older call gets no result any more",
 			[]*parleyv1.Message{calling("", "a"), says(user, "Again"), calling("", "a"), result("a", "2"), result("a", "late")},
-			[]string{"assistant [a]", "tool (a) late", "user Again", "assistant [a_2]", "tool (a_2) 2"},
+			[]string{"assistant [a]", "tool (a) no result", "user Again", "assistant [a_2]", "tool (a_2) 2", "user Result of a tool: late"},
+		},
+		{
+			"ids of a provider that begins again with each answer",
+			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), calling("", "a"), result("b", "2"), result("a", "3")},
+			[]string{"assistant [a] [b]", "tool (a) 1", "tool (b) 2", "assistant [a_2]", "tool (a_2) 3"},
 		},
 		{
 			"an id twice in one message: the first call is answered first",
@@ -300,41 +306,33 @@ func checkAnswered(t *rapid.T, got []*parleyv1.Message) {
 	}
 }
 
-// checkPairs finds each result behind a call of its id, wherever there is one.
+// checkPairs finds behind each call the result that the contract says is its own: each result
+// answers the newest message ahead of it that calls by its id, there the first call that has
+// no result.
 func checkPairs(t *rapid.T, messages, got []*parleyv1.Message) {
-	var unanswered []*parleyv1.ToolCall // as they were, in messages
-	answered := make(map[string]bool)   // contents of results
-	for i, m := range got {
-		for k, call := range m.GetToolCalls() {
-			at, which := 0, 0
-			if _, err := fmt.Sscanf(call.GetArguments(), "<g%d.%d>", &at, &which); err != nil {
-				t.Fatal(err)
+	results := make(map[string]string) // by the arguments of the call
+	for i, m := range messages {
+		if m.GetRole() != tool {
+			continue
+		}
+		for _, asking := range slices.Backward(messages[:i]) {
+			named := slices.DeleteFunc(slices.Clone(asking.GetToolCalls()), func(c *parleyv1.ToolCall) bool {
+				return c.GetId() != m.GetToolResult().GetCallId()
+			})
+			open := slices.IndexFunc(named, func(c *parleyv1.ToolCall) bool { return results[c.GetArguments()] == "" })
+			if open >= 0 {
+				results[named[open].GetArguments()] = m.GetToolResult().GetContent()
 			}
-			original := messages[at].GetToolCalls()[which]
-			content := got[i+1+k].GetToolResult().GetContent()
-			if content == "no result" {
-				unanswered = append(unanswered, original)
-				continue
-			}
-			answered[content] = true
-			from := 0
-			if _, err := fmt.Sscanf(content, "<r%d>", &from); err != nil {
-				t.Fatal(err)
-			}
-			if messages[from].GetToolResult().GetCallId() != original.GetId() || from < at {
-				t.Fatalf("%s answers %v of message %d", content, original, at)
+			if len(named) > 0 {
+				break
 			}
 		}
 	}
-	for i, m := range messages {
-		if m.GetRole() != tool || answered[m.GetToolResult().GetContent()] {
-			continue
-		}
-		for _, before := range messages[:i] {
-			for _, call := range before.GetToolCalls() {
-				if call.GetId() == m.GetToolResult().GetCallId() && slices.Contains(unanswered, call) {
-					t.Fatalf("%v was not given to %v", m, call)
-				}
+	for i, m := range got {
+		for k, call := range m.GetToolCalls() {
+			want := stdcmp.Or(results[call.GetArguments()], "no result")
+			if content := got[i+1+k].GetToolResult().GetContent(); content != want {
+				t.Fatalf("%v is answered by %s, want %s", call, content, want)
 			}
 		}
 	}

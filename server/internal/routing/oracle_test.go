@@ -80,8 +80,21 @@ func naive(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *p
 		if m.Role != parleyv1.Role_ROLE_SYSTEM {
 			s.AwaitingAnswer = m.Role == parleyv1.Role_ROLE_USER
 		}
-		for _, call := range m.ToolCalls {
-			if !slices.ContainsFunc(messages[i:], func(later *parleyv1.Message) bool { return later.GetToolResult().GetCallId() == call.Id }) {
+		for k, call := range m.ToolCalls {
+			named := func(c *parleyv1.ToolCall) bool { return c.Id == call.Id }
+			waiting, over := 1, false // so many results answer it and those of its id ahead of it
+			for _, ahead := range m.ToolCalls[:k] {
+				if named(ahead) {
+					waiting++
+				}
+			}
+			for _, later := range messages[i+1:] {
+				over = over || slices.ContainsFunc(later.ToolCalls, named)
+				if later.GetToolResult().GetCallId() == call.Id {
+					waiting--
+				}
+			}
+			if !over && waiting > 0 {
 				s.PendingToolCalls = append(s.PendingToolCalls, call)
 			}
 		}

@@ -26,7 +26,7 @@ func newParts() *parts {
 	return &parts{
 		data:   dataUses{byType: make(map[string]*parleyv1.StructuredDataUse)},
 		agents: agentUses{met: make(map[string]bool)},
-		calls:  toolCalls{answered: make(map[string]bool)},
+		calls:  toolCalls{results: make(map[string]int)},
 		text:   newText(),
 	}
 }
@@ -106,22 +106,36 @@ func (q *question) add(m *message) {
 	}
 }
 
-// toolCalls are pending without a result after them, newest first. A result answers every
-// earlier call of its id: a second call of the same id, without a result between them, is
-// the first one asked again. What a user says in between answers nothing.
+// toolCalls are pending while they are open by the rule of ToolResult.call_id, newest first:
+// results answer the first calls by their id in the newest message ahead of them that has
+// some. What a user says in between answers nothing.
 type toolCalls struct {
-	pending  []*parleyv1.ToolCall
-	answered map[string]bool
+	pending []*parleyv1.ToolCall
+	results map[string]int // by id, of the messages so far; over once there is a call by it
+	open    []part         // of the message that is added
 }
 
+// over is instead of a number of results: older calls by the id are not open, whatever comes.
+const over = -1
+
 func (t *toolCalls) add(m *message) error {
-	if m.role == parleyv1.Role_ROLE_TOOL {
-		t.answered[string(m.answers)] = true
+	if m.role == parleyv1.Role_ROLE_TOOL && t.results[string(m.answers)] != over {
+		t.results[string(m.answers)]++
 	}
-	for _, part := range slices.Backward(m.calls) {
-		if t.answered[string(part.name)] {
-			continue
+	t.open = t.open[:0]
+	for _, part := range m.calls {
+		switch n := t.results[string(part.name)]; n {
+		case over:
+		case 0:
+			t.open = append(t.open, part)
+		default:
+			t.results[string(part.name)] = n - 1
 		}
+	}
+	for _, part := range m.calls {
+		t.results[string(part.name)] = over
+	}
+	for _, part := range slices.Backward(t.open) {
 		call := new(parleyv1.ToolCall)
 		if err := decode(part.encoded, call); err != nil {
 			return err

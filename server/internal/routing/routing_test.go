@@ -259,6 +259,11 @@ func TestPendingToolCalls(t *testing.T) {
 		{"answered late", history(calls("1"), user("and?"), result("1")), ""},
 		{"the id comes back", history(calls("1"), result("1"), calls("1")), "1"},
 		{"asked again", history(calls("1"), calls("1"), result("1")), ""},
+		{"asked again, and nobody has answered", history(calls("1", "2"), calls("1")), "2 1"},
+		{"asked again, twice in one message", history(calls("1"), calls("1", "2", "1"), result("1")), "2 1"},
+		{"twice in one message", history(calls("1", "1", "1"), result("1"), user("and?"), result("1")), "1"},
+		{"more results than calls", history(calls("1"), calls("1"), result("1"), result("1")), ""},
+		{"a result ahead of the same id", history(calls("1", "2"), result("1"), calls("1"), result("2")), "1"},
 		{"a result ahead of its call", history(result("1"), calls("1")), "1"},
 		{"a result of nothing", history(user("?"), result("9")), ""},
 	}

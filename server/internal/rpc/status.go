@@ -152,6 +152,7 @@ func refusalOf(err error) refusal {
 		events        *turn.EventsGoneError
 		sequence      *sequenceGoneError
 		noCall        *turn.NoOpenCallError
+		noRoom        *turn.NoRoomError
 		damaged       *damagedError
 	)
 	switch {
@@ -167,10 +168,10 @@ func refusalOf(err error) refusal {
 		return refuse(codes.ResourceExhausted, "MESSAGE_TOO_LARGE", "%v", large).with("limit_bytes", large.limit)
 	case errors.As(err, &unknown):
 		return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", unknown).
-			with("known_agents", strings.Join(unknown.Known, ", ")).badField("agent", unknown.Error())
+			with("known_agents", listed(unknown.Known, maxTextBytes)).badField("agent", unknown.Error())
 	case errors.As(err, &notConfigured):
 		return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", notConfigured).
-			with("known_agents", strings.Join(notConfigured.Known, ", "))
+			with("known_agents", listed(notConfigured.Known, maxTextBytes))
 	case errors.As(err, &turnNotFound):
 		r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", subject, turnNotFound)
 		r.detail = &errdetails.ResourceInfo{
@@ -188,7 +189,9 @@ func refusalOf(err error) refusal {
 			sequence.sequence, subject)
 	case errors.As(err, &noCall):
 		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "tool_results: %v", noCall).
-			with("open_call_ids", strings.Join(noCall.Open, ", "))
+			with("open_call_ids", listed(noCall.Open, maxTextBytes))
+	case errors.As(err, &noRoom):
+		return refusalOfRoom(noRoom)
 	case errors.As(err, &damaged):
 		return damaged.refusal()
 	}
@@ -271,6 +274,14 @@ func refusalOfLimit(err error) (refusal, bool) {
 	return refusal{}, false
 }
 
+func refusalOfRoom(e *turn.NoRoomError) refusal {
+	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
+	if e.MaxBytes > 0 {
+		return r.with("max_conversation_bytes", e.MaxBytes)
+	}
+	return r.with("max_messages", e.MaxMessages)
+}
+
 func notFound(id, text string) refusal {
 	r := refuse(codes.NotFound, "CONVERSATION_NOT_FOUND", "%s", text)
 	r.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: id, Description: text}
@@ -293,6 +304,20 @@ func (e *invalidError) refusal() refusal {
 	}
 	r.detail = bad
 	return r
+}
+
+// listed joins names, those at the front that fit into so many bytes: a program may take each
+// for a whole one.
+func listed(names []string, limit int) string {
+	const between = ", "
+	size := -len(between)
+	for i, name := range names {
+		if size += len(between) + len(name); size > limit {
+			names = names[:i]
+			break
+		}
+	}
+	return strings.Join(names, between)
 }
 
 // clip shortens a text to so many bytes, at a rune.

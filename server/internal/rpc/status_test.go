@@ -63,6 +63,8 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: &turn.EventsGoneError{After: 9, Oldest: 1, Last: 8}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "1"}},
 		{err: &sequenceGoneError{sequence: 4}, code: codes.OutOfRange, reason: "SEQUENCE_GONE"},
 		{err: &turn.NoOpenCallError{CallID: "x", Open: []string{"a", "b"}}, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER", metadata: map[string]string{"open_call_ids": "a, b"}},
+		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_messages": "20"}},
+		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20, MaxBytes: 9}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_conversation_bytes": "9"}},
 		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
 		{err: errNotAllowed, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
 		{err: store.ErrCorrupt, code: codes.DataLoss, reason: "RECORD_CORRUPT", logged: true},
@@ -127,5 +129,29 @@ func TestClip(t *testing.T) {
 		if got := clip(test.text, test.limit); got != test.want {
 			t.Errorf("clip(%q, %d) = %q, want %q", test.text, test.limit, got, test.want)
 		}
+	}
+}
+
+// TestListed: what names things names whole ones, so many as there is room for.
+func TestListed(t *testing.T) {
+	tests := []struct {
+		names []string
+		limit int
+		want  string
+	}{
+		{nil, 5, ""}, {[]string{"a", "b"}, 4, "a, b"}, {[]string{"a", "bc"}, 4, "a"}, {[]string{"a", "bc", "d"}, 5, "a, bc"}, {[]string{"abcdef", "b"}, 5, ""},
+	}
+	for _, test := range tests {
+		if got := listed(test.names, test.limit); got != test.want {
+			t.Errorf("listed(%q, %d) = %q, want %q", test.names, test.limit, got, test.want)
+		}
+	}
+	open := make([]string, 64)
+	for i := range open {
+		open[i] = fmt.Sprintf("call_%032d", i)
+	}
+	got := toldBy(new(Server).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
+	if want := strings.Join(open[:13], ", "); got != want {
+		t.Errorf("open_call_ids %q, want %q", got, want)
 	}
 }

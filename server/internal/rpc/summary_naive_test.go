@@ -81,9 +81,23 @@ func naiveSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit int)
 		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
 			speakers = append(speakers, m)
 		}
-		for _, call := range m.GetToolCalls() {
-			answers := func(later *parleyv1.Message) bool { return later.GetToolResult().GetCallId() == call.GetId() }
-			if !slices.ContainsFunc(kept[i:], answers) {
+		for k, call := range m.GetToolCalls() {
+			// Of the calls by one id in a message the first is answered first, and all are over
+			// once a later message calls by it.
+			ahead, results, again := 0, 0, false
+			named := func(c *parleyv1.ToolCall) bool { return c.GetId() == call.GetId() }
+			for _, earlier := range m.GetToolCalls()[:k] {
+				if named(earlier) {
+					ahead++
+				}
+			}
+			for _, later := range kept[i+1:] {
+				again = again || slices.ContainsFunc(later.GetToolCalls(), named)
+				if later.GetToolResult().GetCallId() == call.GetId() {
+					results++
+				}
+			}
+			if !again && results <= ahead {
 				s.PendingToolCalls = append(s.PendingToolCalls, call)
 			}
 		}

@@ -1,7 +1,8 @@
 package turn
 
 import (
-	"errors"
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -13,8 +14,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// errTooLarge is the cause of a turn whose answer grew beyond its limit.
-var errTooLarge = errors.New("answer too large")
+// tooLargeError is the cause of a turn whose answer grew beyond a limit.
+type tooLargeError struct{ beyond string }
+
+// Error says beyond which: "is larger than 1048576 bytes".
+func (e *tooLargeError) Error() string { return e.beyond }
+
+var (
+	errTooManyMessages = &tooLargeError{fmt.Sprintf("has more than %d messages", maxAnswerMessages)}
+	errTooManyValues   = &tooLargeError{fmt.Sprintf("has more than %d values, calls and results", maxAnswerValues)}
+)
 
 // The limits of Message.summary and Message.agent, and of a note.
 const (
@@ -75,12 +84,30 @@ func (a *answer) by(agent string) {
 func (a *answer) next(agent string) {
 	if a.open {
 		a.current.Content = a.text.String()
+	} else {
+		a.handBack()
 	}
 	a.text.Reset()
 	a.open, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
-// add takes the next piece. At the limit it keeps what fits and returns errTooLarge; of a
+// handBack gives what was reported of a current message that says nothing, as behind an
+// agent's last result, to the last one that the agent has written.
+func (a *answer) handBack() {
+	for _, m := range slices.Backward(a.messages) {
+		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT {
+			continue
+		}
+		if m.GetAgent() == a.current.GetAgent() {
+			m.Summary = cmp.Or(a.current.GetSummary(), m.GetSummary())
+			m.FinishReason = cmp.Or(a.current.GetFinishReason(), m.GetFinishReason())
+			m.Usage = cmp.Or(a.current.GetUsage(), m.GetUsage())
+		}
+		return
+	}
+}
+
+// add takes the next piece. At the limit it keeps what fits and returns a tooLargeError; of a
 // piece that breaks a rule it keeps nothing and returns an agent.Error. Text, which is most
 // of what comes, is not held to any rule.
 func (a *answer) add(piece *parleyv1.RespondResponse) error {
@@ -109,7 +136,7 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 func (a *answer) addText(text string) error {
 	var err error
 	if a.bytes+len(text) > a.limit {
-		text, err = cut(text, max(0, a.limit-a.bytes)), errTooLarge
+		text, err = cut(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
 	}
 	if text == "" {
 		return err
@@ -129,13 +156,17 @@ func (a *answer) addText(text string) error {
 	return err
 }
 
+func (a *answer) tooManyBytes() error {
+	return &tooLargeError{fmt.Sprintf("is larger than %d bytes", a.limit)}
+}
+
 // begin makes the current message one of the answer: it has something to say.
 func (a *answer) begin() error {
 	if a.open {
 		return nil
 	}
 	if len(a.messages) == maxAnswerMessages {
-		return errTooLarge
+		return errTooManyMessages
 	}
 	mark := new(storev1.MessageEvents)
 	if len(a.messages) > 0 {
@@ -175,8 +206,8 @@ func (a *answer) number(messages []*parleyv1.Message, numbers []*parleyv1.Append
 	}
 }
 
-// unanswered reports whether a call of the answer has no result, whichever agent made it.
-func (a *answer) unanswered() bool {
+// hasOpenCalls reports whether a call of the answer is open, whichever agent made it.
+func (a *answer) hasOpenCalls() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.calls.open) > 0

@@ -269,7 +269,7 @@ func TestToolsAndHandoffMakeMessages(t *testing.T) {
 	}
 	asks := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
 	if asks.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
-		t.Errorf("turn with an unanswered call ended %v", asks.GetTurn().GetState())
+		t.Errorf("turn with an open call ended %v", asks.GetTurn().GetState())
 	}
 }
 

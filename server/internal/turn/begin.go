@@ -20,17 +20,16 @@ func (t *live) begin() error {
 		return err
 	}
 	for {
-		a, err := t.beginning()
+		a, err := t.beginning(uid)
 		var result *store.Result
 		if err == nil {
-			a.UID = uid
 			result, err = t.m.o.Store.Append(context.WithoutCancel(t.ctx), a)
 		}
 		switch again, err := t.again(err); {
 		case again:
 			t.found = nil
 			continue
-		case uid != "" && errors.Is(err, store.ErrNotFound):
+		case errors.Is(err, store.ErrNotFound) && (uid != "" || a != nil && a.UID != ""):
 			return ErrConversationGone
 		case err != nil:
 			return err
@@ -40,6 +39,7 @@ func (t *live) begin() error {
 		for i, n := range result.Appended {
 			number(t.inputs[i], n)
 		}
+		t.found = nil // A history of megabytes, perhaps, while the agent takes its time.
 		t.result, t.log = result, t.log.With("agent", t.entry.Name)
 		t.marks = a.Events
 		t.marks.Created = result.Created
@@ -72,8 +72,9 @@ func (t *live) ifVersion() *int32 {
 	return t.request.IfVersion
 }
 
-// beginning is what the store is to do to begin the turn.
-func (t *live) beginning() (*store.Append, error) {
+// beginning is what the store is to do to begin the turn, in the conversation with that uid; if
+// that is empty, in whichever has the id.
+func (t *live) beginning(uid string) (*store.Append, error) {
 	onward := fromHistory(t.request)
 	if t.found == nil || onward {
 		if err := t.find(onward); err != nil {
@@ -86,7 +87,7 @@ func (t *live) beginning() (*store.Append, error) {
 	}
 	t.answer.by(t.entry.Name)
 	a := &store.Append{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Messages: t.inputs,
+		Tenant: t.line.tenant, ConversationID: t.line.id, UID: uid, Messages: t.inputs,
 		Request: t.q, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.entry.Name},
 		// Created is what a crash would leave; the store's result will say for certain.
@@ -104,9 +105,13 @@ func (t *live) beginning() (*store.Append, error) {
 }
 
 // goOn has the turn begin with what the history holds, and only while that is as it was
-// read, whatever comes in between.
+// read, whatever comes in between: another conversation of the id may have the same version.
 func (t *live) goOn(a *store.Append) error {
 	c := t.found.Conversation
+	if a.UID != "" && a.UID != c.GetUid() {
+		return ErrConversationGone
+	}
+	a.UID = c.GetUid()
 	if running := c.GetActiveTurnId(); running != "" {
 		return &store.BusyError{TurnID: running} // What it leaves is not there yet.
 	}
@@ -126,13 +131,16 @@ func (t *live) goOn(a *store.Append) error {
 	}
 	results := t.request.GetToolResults()
 	answered, err := answeredBy(history, results)
+	if err != nil {
+		return err
+	}
 	for i, one := range answered {
 		// Anew each time: before, it may have been another call.
 		named := proto.CloneOf(results[i])
 		named.Name = cmp.Or(named.GetName(), one.GetName())
 		t.inputs[i].ToolResult = named
 	}
-	return err
+	return mayStore(t.inputs, answered, t.found, t.m.o.MaxConversationBytes)
 }
 
 // find reads the conversation in which the turn is to begin. One that is to go on with the

@@ -4,26 +4,31 @@ import (
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/protobuf/proto"
 )
 
 // maxTold is how many open calls somebody is told who has named none of them; a history may
 // have hundreds of thousands.
 const maxTold = 64
 
-// calls are the tool calls of messages, added in their order, and which of them have a
-// result. A result belongs to the newest message with a call of its id that has none, and
-// there to the first of them, as agent.Answered has it. The zero value has no calls.
+// calls are the tool calls of messages, added in their order, and which of them are open, by
+// the rule of ToolResult.call_id. The zero value has no calls.
 type calls struct {
 	all  []toolCall
-	open map[string][]int // of all, by id; the last one gets the next result
+	open map[string][]int // of all, by id, each of one message; the first one gets the next result
 }
+
+// maxNumberBytes is the most that the store adds to a message's encoded form: its numbers, its
+// time, and what frames it.
+const maxNumberBytes = 64
 
 // toolCall is one of calls.
 type toolCall struct {
 	*parleyv1.ToolCall
 
-	message  int // index of the one that asks for it
-	answered bool
+	message int // index of the one that asks for it
+	open    bool
 }
 
 // callsOf returns the calls of messages and, for each message, the index of the one whose
@@ -43,21 +48,26 @@ func callsOf(messages []*parleyv1.Message) (c *calls, answers []int) {
 	return c, answers
 }
 
-// add adds calls of the message of that index.
+// add adds calls of the message of that index. Those of an older message are over whose ids
+// they have.
 func (c *calls) add(message int, asked ...*parleyv1.ToolCall) {
 	if c.open == nil {
 		c.open = make(map[string][]int)
 	}
-	first := len(c.all)
 	for _, one := range asked {
-		c.all = append(c.all, toolCall{ToolCall: one, message: message})
-	}
-	for i, one := range slices.Backward(asked) {
-		c.open[one.GetId()] = append(c.open[one.GetId()], first+i)
+		id := one.GetId()
+		if same := c.open[id]; len(same) > 0 && c.all[same[0]].message != message {
+			for _, i := range same {
+				c.all[i].open = false
+			}
+			delete(c.open, id)
+		}
+		c.open[id] = append(c.open[id], len(c.all))
+		c.all = append(c.all, toolCall{ToolCall: one, message: message, open: true})
 	}
 }
 
-// isOpen reports whether there is a call of that id without a result.
+// isOpen reports whether a call of that id is open.
 func (c *calls) isOpen(id string) bool { return len(c.open[id]) > 0 }
 
 // answer adds the result of a call, and returns that; nil when none of the id is open.
@@ -65,10 +75,9 @@ func (c *calls) answer(id string) *toolCall {
 	if !c.isOpen(id) {
 		return nil
 	}
-	last := len(c.open[id]) - 1
-	one := &c.all[c.open[id][last]]
-	one.answered = true
-	if c.open[id] = c.open[id][:last]; last == 0 {
+	one := &c.all[c.open[id][0]]
+	one.open = false
+	if c.open[id] = c.open[id][1:]; len(c.open[id]) == 0 {
 		delete(c.open, id)
 	}
 	return one
@@ -79,11 +88,11 @@ func (c *calls) has(id string) bool {
 	return slices.ContainsFunc(c.all, func(one toolCall) bool { return one.GetId() == id })
 }
 
-// unanswered are the ids of the newest open calls, maxTold at most, the oldest first.
-func (c *calls) unanswered() []string {
+// openIDs are the ids of the newest open calls, maxTold at most, the oldest first.
+func (c *calls) openIDs() []string {
 	var ids []string
 	for _, one := range slices.Backward(c.all) {
-		if !one.answered && len(ids) < maxTold {
+		if one.open && len(ids) < maxTold {
 			ids = append(ids, one.GetId())
 		}
 	}
@@ -94,7 +103,7 @@ func (c *calls) unanswered() []string {
 // answeredBy returns the call that each result answers in a history, or a NoOpenCallError.
 func answeredBy(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]*toolCall, error) {
 	c, _ := callsOf(history)
-	open := c.unanswered()
+	open := c.openIDs()
 	answered := make([]*toolCall, len(results))
 	for i, r := range results {
 		if answered[i] = c.answer(r.GetCallId()); answered[i] == nil {
@@ -102,4 +111,30 @@ func answeredBy(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]
 		}
 	}
 	return answered, nil
+}
+
+// mayStore returns a NoRoomError when, to keep these inputs, the store would drop a call that
+// they answer. Bytes are the most that it keeps of a conversation; 0 is any number.
+func mayStore(inputs []*parleyv1.Message, answered []*toolCall, found *store.Snapshot, bytes int) error {
+	count, size, limit := found.Messages.Count()+len(inputs), len(found.Messages), found.Conversation.GetRetention().GetMaxMessages()
+	for _, m := range inputs {
+		size += proto.Size(m) + maxNumberBytes
+	}
+	oldest := slices.MinFunc(answered, func(a, b *toolCall) int { return a.message - b.message })
+	dropped := 0
+	for frame := range found.Messages.All() {
+		many, large := count > int(limit), bytes > 0 && size > bytes
+		if !many && !large {
+			break
+		}
+		if dropped == oldest.message {
+			e := &NoRoomError{CallID: oldest.GetId(), MaxMessages: limit}
+			if !many {
+				e.MaxBytes = bytes
+			}
+			return e
+		}
+		dropped, count, size = dropped+1, count-1, size-len(frame)
+	}
+	return nil
 }

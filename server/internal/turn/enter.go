@@ -77,14 +77,18 @@ func (m *Manager) hopeless(request *parleyv1.ChatRequest, found *store.Snapshot)
 		return nil
 	}
 	history, err := found.Messages.Messages()
-	switch {
-	case err != nil:
-	case request.GetAnswerPending():
-		_, err = pendingIn(history)
-	default:
-		_, err = answeredBy(history, request.GetToolResults())
+	if err != nil {
+		return err
 	}
-	return err
+	if request.GetAnswerPending() {
+		_, err = pendingIn(history)
+		return err
+	}
+	answered, err := answeredBy(history, request.GetToolResults())
+	if err != nil {
+		return err
+	}
+	return mayStore(Inputs(request), answered, found, m.o.MaxConversationBytes)
 }
 
 // join attaches the caller to the turn of its request that has not ended; nil when there is

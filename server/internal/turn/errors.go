@@ -80,13 +80,13 @@ func (e *EventsGoneError) Error() string {
 	return fmt.Sprintf("after_index %d: the events behind it are no longer kept one by one; the whole turn is behind 0, its texts merged", e.After)
 }
 
-// NoOpenCallError says that a tool result answers no call that waits for one.
+// NoOpenCallError says that a tool result answers no open call.
 type NoOpenCallError struct {
 	// CallID is the one that the result names.
 	CallID string
-	// Answered: there is such a call, and it has its result.
+	// Answered: the newest call of that id has its result.
 	Answered bool
-	// Open are the ids of the calls that wait for a result, the newest 64, oldest first.
+	// Open are the ids of the open calls, the newest 64, oldest first.
 	Open []string
 }
 
@@ -100,4 +100,25 @@ func (e *NoOpenCallError) Error() string {
 		others = fmt.Sprintf("these wait for a result: %q", e.Open)
 	}
 	return fmt.Sprintf("%q %s; %s", e.CallID, is, others)
+}
+
+// NoRoomError says that a conversation cannot keep tool results beside the calls that they
+// answer.
+type NoRoomError struct {
+	// CallID is of a call that would be dropped.
+	CallID string
+	// MaxMessages is how many messages the conversation keeps.
+	MaxMessages int32
+	// MaxBytes is how many bytes of messages any conversation keeps, where they are too many
+	// for that; else 0.
+	MaxBytes int
+}
+
+// Error says what to do about it.
+func (e *NoRoomError) Error() string {
+	if e.MaxBytes > 0 {
+		return fmt.Sprintf("to store these would drop call %.64q, which they answer: a conversation keeps %d bytes of messages; shorten them", e.CallID, e.MaxBytes)
+	}
+	return fmt.Sprintf("to store these would drop call %.64q, which they answer: the conversation keeps max_messages, which is %d; "+
+		"raise its retention.max_messages with UpdateConversation", e.CallID, e.MaxMessages)
 }

@@ -25,7 +25,7 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 	messages, t.marks.Messages = t.answer.finish(cause == nil)
 	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
-	if cause == nil && t.answer.unanswered() {
+	if cause == nil && t.answer.hasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
 	result, err := t.commit(messages, end)

@@ -38,7 +38,7 @@ type live struct {
 	// These are its own goroutine's.
 
 	log    *slog.Logger
-	found  *store.Snapshot // the conversation, if it was read just now
+	found  *store.Snapshot // the conversation, if it was read just now; nil once the turn has begun
 	entry  *agent.Entry
 	inputs []*parleyv1.Message // what is stored as the turn begins
 	input  *parleyv1.Message   // what is answered, numbered once it is stored

@@ -182,16 +182,11 @@ func (o *oracle) hopeless(r *parleyv1.ChatRequest) error {
 	return nil
 }
 
-// answer takes the results of a request, each for the newest open call of its id.
+// answer takes the results of a request, each for the open call of its id.
 func (c *oracleConversation) answer(r *parleyv1.ChatRequest) {
 	for _, result := range r.GetToolResults() {
 		c.history = append(c.history, "tool: "+result.GetContent())
-		for i, id := range slices.Backward(c.open) {
-			if id == result.GetCallId() {
-				c.open = slices.Delete(c.open, i, i+1)
-				break
-			}
-		}
+		c.open = slices.DeleteFunc(c.open, func(id string) bool { return id == result.GetCallId() })
 	}
 }
 
@@ -264,7 +259,8 @@ func (o *oracle) end(t *oracleTurn, state string) {
 			}
 			t.in.history = append(t.in.history, line)
 		}
-		t.in.open = append(t.in.open, t.open...)
+		// Those of an older answer are over.
+		t.in.open = append(slices.DeleteFunc(t.in.open, func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
 		t.add("finished %s", state)
 		t.line.keep(t)
 	} else {

@@ -23,6 +23,7 @@ const (
 // outcome says how a turn ends whose agent stopped for this reason; nil is a whole answer.
 func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	var failure *agent.Error
+	var large *tooLargeError
 	failed := parleyv1.TurnState_TURN_STATE_FAILED
 	switch {
 	case cause == nil:
@@ -46,10 +47,10 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
 	case errors.Is(cause, errIdle):
 		return failed, timedOut(fmt.Sprintf("agent %s sent nothing for %s", t.entry.Name, t.m.o.IdleTimeout))
-	case errors.Is(cause, errTooLarge):
+	case errors.As(cause, &large):
 		return failed, &parleyv1.TurnError{
 			Code: codeResourceExhausted, Reason: "AGENT_OUTPUT_TOO_LARGE",
-			Message: fmt.Sprintf("the answer of agent %s is larger than %d bytes; what fits is kept", t.entry.Name, t.m.o.MaxAnswerBytes),
+			Message: fmt.Sprintf("the answer of agent %s %v; what fits is kept", t.entry.Name, large),
 		}
 	case errors.As(cause, &failure):
 		return failed, &parleyv1.TurnError{

@@ -259,3 +259,37 @@ func TestPendingRetried(t *testing.T) {
 		}
 	})
 }
+
+// What answers in a conversation is for that one, not for another that has its id, and by
+// chance its version, by the time that the turn begins.
+func TestAnotherConversationOfTheID(t *testing.T) {
+	for _, request := range []*parleyv1.ChatRequest{brings("", "1"), brings("and words", "1"), {ConversationId: "c", AnswerPending: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			var h *hooked
+			f, p := newPuppet(t, func(o *Options) {
+				h = &hooked{Store: o.Store}
+				o.Store = h
+			})
+			conversation := func(words string) {
+				f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}, calling("1 find"))
+				if request.GetAnswerPending() {
+					f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}})
+				}
+			}
+			conversation("q")
+			var remade []string
+			h.begin = func(*store.Append) {
+				h.begin = nil
+				if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+					t.Error(err)
+				}
+				conversation("another")
+				remade = f.kept(t)
+			}
+			r := f.begin(t, request)
+			if diff := cmp.Diff(remade, f.kept(t)); diff != "" || !errors.Is(r.err, ErrConversationGone) || p.count() > 0 {
+				t.Errorf("%v: read %q, %v; %d agents were asked, kept (-remade +kept):\n%s", request, r.seen(), r.err, p.count(), diff)
+			}
+		})
+	}
+}

@@ -28,11 +28,11 @@ func (a *answer) check(piece *parleyv1.RespondResponse) error {
 		}
 	case *parleyv1.RespondResponse_ToolCall:
 		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
-			return breach(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which has no result yet", id)})
+			return breach(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which is open", id)})
 		}
 	case *parleyv1.RespondResponse_ToolResult:
 		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
-			return breach(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that waits for a result", id)})
+			return breach(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that is open", id)})
 		}
 	}
 	return nil
@@ -54,7 +54,7 @@ func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
 		return nil
 	}
 	if a.bytes += proto.Size(piece); a.bytes > a.limit {
-		return errTooLarge
+		return a.tooManyBytes()
 	}
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Usage:
@@ -67,7 +67,7 @@ func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
 	a.values++
 	a.weight += perValue * proto.Size(piece)
 	if a.values > maxAnswerValues {
-		return errTooLarge
+		return errTooManyValues
 	}
 	return a.addValue(piece)
 }
@@ -97,7 +97,7 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 // addResult ends the current message and adds one of its own.
 func (a *answer) addResult(result *parleyv1.ToolResult) error {
 	if len(a.messages) == maxAnswerMessages {
-		return errTooLarge
+		return errTooManyMessages
 	}
 	by := a.current.GetAgent()
 	a.next(by)

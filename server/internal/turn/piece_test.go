@@ -72,7 +72,7 @@ func TestPiecesAreHeldToTheRules(t *testing.T) {
 		{"a call again, after a handoff", pieces{call("1"), handoff("other"), call("1")}, `tool_call.id: "1" is that of another call`},
 		{"a result without an id", toolResult(&parleyv1.ToolResult{}), "tool_result.call_id: is required"},
 		{"a result with a long name", toolResult(&parleyv1.ToolResult{CallId: "1", Name: long}), "tool_result.name: must be at most 128 bytes"},
-		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is no call of the answer that waits for a result`},
+		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is no call of the answer that is open`},
 		{"no result", toolResult(nil), "tool_result.call_id: is required"},
 		{"a result again", pieces{call("1"), result("1", ""), result("1", "")}, `tool_result.call_id: "1" is no call of the answer`},
 		{"usage below nothing", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},

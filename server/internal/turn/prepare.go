@@ -85,29 +85,31 @@ func openExchange(history []*parleyv1.Message, input *parleyv1.Message) int {
 	if input.GetRole() != parleyv1.Role_ROLE_TOOL && first == len(history) {
 		return first
 	}
-	open := userMessage(history[:first])
-	if open < 0 {
-		return first // It is no longer kept where the exchange begins.
-	}
 	_, answers := callsOf(append(slices.Clip(history), input))
+	open := exchangeOf(history[:first], answers)
 	for i := len(history); i >= open; i-- {
 		if asked := answers[i]; asked >= 0 && asked < open {
-			if earlier := userMessage(history[:asked]); earlier >= 0 {
-				open = earlier
-			}
+			open = exchangeOf(history[:asked+1], answers)
 		}
 	}
 	return open
 }
 
-// userMessage is the index of the newest message of a user, -1 when there is none.
-func userMessage(messages []*parleyv1.Message) int {
+// exchangeOf returns where the exchange begins that messages end with: at the newest message
+// of a user. A long one may have outgrown what is kept: then at the oldest message that is
+// not the result of a call which is gone, or behind all of them. Answers are those of callsOf.
+func exchangeOf(messages []*parleyv1.Message, answers []int) int {
 	for i, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_USER {
 			return i
 		}
 	}
-	return -1
+	for i, m := range messages {
+		if m.GetRole() != parleyv1.Role_ROLE_TOOL || answers[i] >= 0 {
+			return i
+		}
+	}
+	return len(messages)
 }
 
 // systemPrompt is the request's, else the conversation's, else the agent's.

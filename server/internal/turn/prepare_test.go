@@ -30,10 +30,15 @@ func TestOpenExchange(t *testing.T) {
 		{"an old result in between", "u a1 u r1 a2 r2", 0},
 		{"a result of nothing", "u a u a r1", 2},
 		{"the newest call of an id", "u a1 r1 u a1 r1", 3},
-		{"both calls of an id", "u a1 u a1 r1 a r1", 0},
-		{"an exchange without its question", "a1 r1", 1},
-		{"a call without its question", "a1 u a r1", 1},
+		{"both calls of an id", "u a1 u a1 r1 a r1", 2},
+		{"an older call of the id", "u a1 u a1 u a2 r1 r2", 2},
+		{"an exchange without its question", "a1 r1", 0},
+		{"a call without its question", "a1 u a r1", 0},
 		{"a result without a question", "r1", 0},
+		{"behind results of a call that is not kept", "o1 r2 a3 r3", 2},
+		{"behind a result of an earlier one, without a question", "o1 a2 u a r2", 1},
+		{"words of an agent without a question", "r1 a a2 r2", 1},
+		{"nothing but results", "o1 r2 r3", 1},
 	}
 	for _, test := range tests {
 		var messages []*parleyv1.Message

@@ -117,6 +117,7 @@ func TestResultsOfNoCall(t *testing.T) {
 		{"one of them", []string{"calls:2 1"}, []string{"1", "3"}, NoOpenCallError{CallID: "3", Open: []string{"2", "1"}}},
 		{"answered", []string{"calls:1 2", "tool:1"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true, Open: []string{"2"}}},
 		{"answered by the agent", []string{"finds:wait"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true}},
+		{"of an older message", []string{"calls:1 2", "calls:1", "tool:1"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true, Open: []string{"2"}}},
 		{"no longer kept", []string{"calls:1", "cleared:"}, []string{"1"}, NoOpenCallError{CallID: "1"}},
 	}
 	for _, test := range tests {
@@ -155,7 +156,8 @@ func TestResultsNowhere(t *testing.T) {
 	}
 }
 
-// The newest open call of an id is answered, and names the tool where the result does not.
+// The calls of an id in the newest message that has some are answered, the first one first,
+// and name the tool where the result does not. Those that an older message asked for are over.
 func TestResultsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newPuppet(t, nil)
@@ -165,18 +167,26 @@ func TestResultsAreNamed(t *testing.T) {
 		request.ToolResults[1].Name = "my own"
 		f.begin(t, request)
 		p.last().end()
-		for range 2 {
-			f.begin(t, brings("", "1"))
-			p.last().end()
-		}
+		f.begin(t, brings("", "1"))
+		p.last().end()
 		var names []string
 		for _, m := range p.last().request.GetMessages() {
 			if m.GetToolResult() != nil {
 				names = append(names, m.GetToolResult().GetName())
 			}
 		}
-		if diff := cmp.Diff([]string{"new", "my own", "newer", "old"}, names); diff != "" {
+		if diff := cmp.Diff([]string{"new", "my own", "newer"}, names); diff != "" {
 			t.Errorf("names (-want +got):\n%s", diff)
+		}
+		// A retry does not go to the call that nobody has answered.
+		before, asked := f.kept(t), p.count()
+		r := f.begin(t, brings("", "1"))
+		var got *NoOpenCallError
+		if !errors.As(r.err, &got) || !cmp.Equal(NoOpenCallError{CallID: "1", Answered: true}, *got) {
+			t.Errorf("read %q, %v", r.seen(), r.err)
+		}
+		if diff := cmp.Diff(before, f.kept(t)); diff != "" || p.count() != asked {
+			t.Errorf("%d agents were asked, kept (-want +got):\n%s", p.count()-asked, diff)
 		}
 	})
 }
@@ -322,6 +332,25 @@ func TestInterruptsOfOneCall(t *testing.T) {
 		synctest.Wait()
 		if both[0].err != nil || both[0].over || !errors.As(both[1].err, new(*NoOpenCallError)) {
 			t.Errorf("the one got %q, %v; the other %q, %v", both[0].seen(), both[0].err, both[1].seen(), both[1].err)
+		}
+	})
+}
+
+// A turn that runs or waits holds no history that was read for it: it may be one of 3 MiB.
+func TestTurnsHoldNoHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newPuppet(t, nil)
+		past(t, f, p, "calls:1 2")
+		first, second := brings("", "1"), brings("", "2")
+		first.OnBusy, second.OnBusy = interrupt, queue
+		f.begin(t, first)
+		f.begin(t, second)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, one := range f.turns {
+			if one.found != nil {
+				t.Errorf("the turn with %v holds what was read", one.request)
+			}
 		}
 	})
 }

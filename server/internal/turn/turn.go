@@ -34,7 +34,7 @@ type Audience interface {
 	TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent)
 }
 
-// Options of a Manager; all are required but Audience.
+// Options of a Manager; all are required but Audience and MaxConversationBytes.
 type Options struct {
 	Store    store.Store
 	Agents   *agent.Set
@@ -47,6 +47,9 @@ type Options struct {
 	MaxAnswerBytes int
 	// MaxTurns bounds the running turns of a tenant.
 	MaxTurns int
+	// MaxConversationBytes is the store's own option: tool results that would push the calls
+	// out which they answer are refused. 0: what has so many bytes is not known.
+	MaxConversationBytes int
 }
 
 // Manager runs turns. Make one with New; end it with Stop.

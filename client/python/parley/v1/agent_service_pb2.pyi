@@ -119,7 +119,9 @@ class RespondResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _message_pb2.Usage:
-        """For the current answer message; the last one counts."""
+        """For the current answer message; the last one counts. Behind a last tool_result it is
+        for the agent's last message.
+        """
 
     @_builtins.property
     def progress(self) -> _turn_pb2.TurnProgress:

@@ -250,7 +250,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Names the call within its conversation, so that its result finds it. Required, up
+    """Names the call, so that its result finds it: see ToolResult.call_id. Required, up
     to 128 bytes.
     """
     name: _builtins.str
@@ -283,7 +283,14 @@ class ToolResult(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """ToolCall.id of the call that this answers. Required, up to 128 bytes."""
+    """ToolCall.id of the call that this answers. Required, up to 128 bytes.
+
+    Providers use ids again, so the place in the history says which: of the newest
+    message ahead of the result that calls by this id, the first such call without a
+    result. A call is open until it has a result or a later message calls by the same
+    id, and gets none any more then: a model reads "no result" for it. A result for
+    which no call is open answers nothing.
+    """
     name: _builtins.str
     """The tool that was called, up to 128 bytes."""
     content: _builtins.str

@@ -98,7 +98,7 @@ class RoutingSummary(_message.Message):
 
     @_builtins.property
     def pending_tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ToolCall]:
-        """Calls that no ROLE_TOOL message has answered."""
+        """Open calls, oldest first; see ToolResult.call_id."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:

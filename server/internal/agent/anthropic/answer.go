@@ -28,6 +28,7 @@ type answer struct {
 	bounds     agent.CallBounds
 	whole      bool      // there is no more to come
 	told       time.Time // when it last made a piece
+	said       bool      // there has been a call, or text other than white space
 }
 
 // toolUse is a call that the model is writing.
@@ -46,6 +47,12 @@ func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResp
 	}
 	if len(pieces) > 0 {
 		a.told = time.Now()
+	}
+	for _, piece := range pieces {
+		a.said = a.said || piece.GetToolCall() != nil || strings.TrimSpace(piece.GetText()) != ""
+	}
+	if err == nil && a.whole && !a.said {
+		err = agent.CheckEmpty(a.stopReason)
 	}
 	return pieces, err
 }
@@ -125,13 +132,12 @@ func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
 	a.usage.ReasoningTokens = max(a.usage.ReasoningTokens, tokens(thinking))
 }
 
-// end is what is told last. A call that is not JSON is one that the end cut off, and which
-// nobody could run, unless the model meant to end with it.
+// end is what is told last, ahead of it the calls that are whole though they are not JSON.
 func (a *answer) end() []*parleyv1.RespondResponse {
 	var pieces []*parleyv1.RespondResponse
 	for _, index := range slices.Sorted(maps.Keys(a.calls)) {
-		if a.stopReason == string(sdk.StopReasonToolUse) {
-			pieces = append(pieces, a.calls[index].piece())
+		if piece := a.calls[index].piece(); agent.IsWhole(piece.GetToolCall(), a.stopReason) {
+			pieces = append(pieces, piece)
 		}
 	}
 	pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{

@@ -18,8 +18,8 @@
 //   - A tool's result is a tool_result ahead of everything else in the user's message that
 //     follows the call. What else the ROLE_TOOL message carries is inside the result.
 //   - A history that begins with the assistant has "[start of the conversation]" put first.
-//   - A user's attachment is an image (of a kind the API reads) or a PDF document by its
-//     URL, which the API fetches. All else, the assistant's too, is a text of its media
+//   - A user's attachment is an image ([agent.IsImage]) or a PDF document by its URL, which
+//     the API fetches. All else, the assistant's too, is a text of its media
 //     type, file name and URI.
 //   - Arguments of a call that are no JSON object, which the API demands, become one:
 //     {"invalid_arguments": "the text as the model wrote it"}; none at all are {}. Ids and
@@ -39,7 +39,7 @@
 // Text as it comes; tool calls, each once and whole; at the end the usage and the
 // stop_reason as the finish reason. Thinking and blocks of kinds not known here are left
 // out. An answer that ended at max_tokens or with a refusal is a whole one, and its finish
-// reason tells.
+// reason tells, unless nothing of it is there: that is a failure, see [agent.CheckEmpty].
 //
 // # How it fails
 //

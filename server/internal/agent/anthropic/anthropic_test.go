@@ -140,7 +140,10 @@ func TestPieces(t *testing.T) {
 			anthropictest.Answer(anthropictest.Message{Words: []string{"Once"}, StopReason: "max_tokens"}),
 			append([]*parleyv1.RespondResponse{text("Once")}, ending(none(), "max_tokens")...),
 		},
-		"a refusal": {anthropictest.Answer(anthropictest.Message{StopReason: "refusal"}), ending(none(), "refusal")},
+		"a refusal in words": {
+			anthropictest.Answer(anthropictest.Message{Words: []string{"No."}, StopReason: "refusal"}),
+			append([]*parleyv1.RespondResponse{text("No.")}, ending(none(), "refusal")...),
+		},
 		"calls, each once and whole": {
 			anthropictest.Answer(anthropictest.Message{Words: []string{"Let me see."}, Calls: []anthropictest.Call{
 				{ID: "toolu_1", Name: "look_up", Arguments: `{"product": "Zücker",  "n": 12345678901234567890}`},

@@ -93,6 +93,37 @@ func TestEndOfContext(t *testing.T) {
 	}
 }
 
+// TestNothingIsThere: an answer of which nothing is there is a failure where its end tells why.
+// What it cost is told all the same.
+func TestNothingIsThere(t *testing.T) {
+	t.Parallel()
+	cutOff := []anthropictest.Call{{ID: "toolu_1", Name: "look_up", Arguments: `{"product": "Su`}}
+	for name, test := range map[string]struct {
+		message anthropictest.Message
+		fails   bool
+	}{
+		"max_tokens":                    {anthropictest.Message{StopReason: "max_tokens"}, true},
+		"max_tokens behind white space": {anthropictest.Message{Words: []string{" \n"}, StopReason: "max_tokens"}, true},
+		"max_tokens in the only call":   {anthropictest.Message{Calls: cutOff, StopReason: "max_tokens"}, true},
+		"max_tokens behind a call":      {anthropictest.Message{Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list"}}, StopReason: "max_tokens"}, false},
+		"context":                       {anthropictest.Message{StopReason: "model_context_window_exceeded"}, true},
+		"refusal":                       {anthropictest.Message{StopReason: "refusal"}, true},
+		"end_turn":                      {anthropictest.Message{StopReason: "end_turn"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pieces, err := told(t, anthropictest.Answer(test.message))
+			e, ok := errors.AsType[*agent.Error](err)
+			if ok != test.fails || ok && (!strings.HasPrefix(e.Message, "there is no answer: ") || !strings.Contains(e.Message, test.message.StopReason) || e.Retryable) {
+				t.Errorf("error %+v", err)
+			}
+			if n := len(pieces); n < 2 || pieces[n-2].GetUsage() == nil || pieces[n-1].GetFinishReason() != test.message.StopReason {
+				t.Errorf("pieces %v", pieces)
+			}
+		})
+	}
+}
+
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	overloaded := providertest.Fail(529, anthropictest.Failure("overloaded_error", "Overloaded"))

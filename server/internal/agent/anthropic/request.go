@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"mime"
 	"strings"
 
 	sdk "github.com/anthropics/anthropic-sdk-go"
@@ -181,19 +180,14 @@ func toolResult(message *parleyv1.Message) sdk.ContentBlockParamUnion {
 // attachmentBlock is by its URL what the API reads, and in words what it would refuse the
 // whole conversation for.
 func attachmentBlock(attachment *parleyv1.Attachment) sdk.ContentBlockParamUnion {
-	if uri := attachment.GetUri(); isWebURL(uri) {
-		media, _, err := mime.ParseMediaType(attachment.GetMediaType())
-		if err != nil {
-			media = ""
-		}
-		switch media {
-		case "image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp":
-			return sdk.NewImageBlock(sdk.URLImageSourceParam{URL: uri})
-		case "application/pdf":
-			return sdk.NewDocumentBlock(sdk.URLPDFSourceParam{URL: uri})
-		}
+	switch {
+	case agent.IsImage(attachment):
+		return sdk.NewImageBlock(sdk.URLImageSourceParam{URL: attachment.GetUri()})
+	case agent.IsPDF(attachment):
+		return sdk.NewDocumentBlock(sdk.URLPDFSourceParam{URL: attachment.GetUri()})
+	default:
+		return sdk.NewTextBlock(attachmentText(attachment))
 	}
-	return sdk.NewTextBlock(attachmentText(attachment))
 }
 
 func attachmentText(attachment *parleyv1.Attachment) string {
@@ -204,11 +198,6 @@ func attachmentText(attachment *parleyv1.Attachment) string {
 		}
 	}
 	return "[" + strings.Join(words, " ") + "]: " + attachment.GetUri()
-}
-
-func isWebURL(uri string) bool {
-	scheme, _, found := strings.Cut(uri, "://")
-	return found && (strings.EqualFold(scheme, "https") || strings.EqualFold(scheme, "http"))
 }
 
 // input is the arguments as the JSON object that the API wants.

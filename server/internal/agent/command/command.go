@@ -34,7 +34,8 @@
 // at once, so a program that wants to stream only has to flush. In the format
 // "stream-json" it writes the lines of `claude --output-format stream-json`, the last of
 // which is the result; see stream.go for what becomes of them. Its standard error is not
-// part of the answer, but the end of it is in the error when the program fails.
+// part of the answer, but the end of it is in the error when the program fails, without the
+// values of the variables that [Config] names.
 //
 // # How the program lives
 //
@@ -89,16 +90,21 @@ type Config struct {
 	// Dir is the directory that the program runs in; empty is the server's own.
 	Dir string
 	// Env names environment variables of the server that the program gets besides PATH,
-	// HOME, USER, LANG, LC_*, TZ and TMPDIR. Those that are not set are passed over.
+	// HOME, USER, LANG, LC_*, TZ and TMPDIR. Those that are not set are passed over. The
+	// values of all others are taken for secrets, which no error shows.
 	Env []string
 	// MaxConcurrent is how many processes run at once; 0 is 256.
 	MaxConcurrent int
 }
 
+// decoder makes pieces of a program's standard output. What its errors quote has been through
+// redact, and was not cut before.
+type decoder func(output io.Reader, redact func(string) string) iter.Seq2[*parleyv1.RespondResponse, error]
+
 // Agent runs a program for every turn.
 type Agent struct {
 	config    Config
-	decode    func(io.Reader) iter.Seq2[*parleyv1.RespondResponse, error]
+	decode    decoder
 	slots     *agent.Slots
 	killAfter time.Duration
 }
@@ -116,7 +122,9 @@ func New(config Config) (*Agent, error) {
 	}
 	switch config.Format {
 	case "", FormatText:
-		a.decode = decodeText
+		a.decode = func(output io.Reader, _ func(string) string) iter.Seq2[*parleyv1.RespondResponse, error] {
+			return decodeText(output)
+		}
 	case FormatStreamJSON:
 		a.decode = decodeStream
 	default:
@@ -185,7 +193,7 @@ func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.Respo
 			err = p.failure("ended with exit code 0, but without a result line: the answer may not be whole")
 		}
 	}()
-	for piece, err := range a.decode(p.stdout) {
+	for piece, err := range a.decode(p.stdout, p.redact) {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			unfinished = true // How the program ends may tell why.
 			break

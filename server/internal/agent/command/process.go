@@ -36,7 +36,8 @@ type process struct {
 	stdin     io.WriteCloser
 	stdout    *output
 	stderr    *output
-	said      tail // the end of standard error
+	said      tail     // the end of standard error
+	secrets   []string // that nobody is shown
 	killAfter time.Duration
 
 	ended chan struct{} // closed when the program is gone; said and err are final then
@@ -53,14 +54,13 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 		ended:     make(chan struct{}),
 	}
 	p.cmd.Dir = a.config.Dir
-	p.cmd.Env = environment(os.Environ(), a.config.Env)
+	p.cmd.Env, p.secrets = environment(os.Environ(), a.config.Env)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Cancel = func() error { return p.signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = a.killAfter
 	if err := p.launch(); err != nil {
 		release()
-		lasting := errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
-		return nil, &agent.Error{Message: fmt.Sprintf("%s could not be started: %v", p.name, err), Retryable: !lasting}
+		return nil, p.unstarted(err)
 	}
 	// A program that has been told to end must not hang in a write that nobody reads,
 	// nor the reader in a read of what no longer counts.
@@ -71,6 +71,28 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 		close(p.ended)
 	}()
 	return p, nil
+}
+
+// unstarted is why the program could not be started, without the paths that the error has.
+func (p *process) unstarted(err error) error {
+	lasting := errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+	if fault, ok := errors.AsType[*fs.PathError](err); ok {
+		err = fault.Err
+	} else if fault, ok := errors.AsType[*exec.Error](err); ok {
+		err = fault.Err
+	}
+	why := err.Error()
+	// The system tells of a directory in the very words in which it does of a program.
+	if p.cmd.Dir != "" {
+		dir, err := os.Stat(p.cmd.Dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			lasting, why = true, "its dir does not exist"
+		case err == nil && !dir.IsDir():
+			lasting, why = true, "its dir is not a directory"
+		}
+	}
+	return &agent.Error{Message: fmt.Sprintf("%s could not be started: %s", p.name, why), Retryable: !lasting}
 }
 
 // launch makes the pipes and starts the program. After an error no descriptor is left.
@@ -160,22 +182,30 @@ func (p *process) wait(ctx context.Context) error {
 // standard error.
 func (p *process) failure(what string) error {
 	message := p.name + " " + what
-	if said := p.said.String(); said != "" {
+	if said := p.said.text(p.secrets); said != "" {
 		message += ": " + said
 	}
 	return &agent.Error{Message: message, Retryable: true}
 }
 
-// environment is the part of the server's environment that the program gets.
-func environment(all, names []string) []string {
-	return slices.DeleteFunc(slices.Clone(all), func(entry string) bool {
-		name, _, _ := strings.Cut(entry, "=")
-		switch name {
-		case "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR":
-			return false
+// redact is the text without the secrets that the program was given.
+func (p *process) redact(text string) string { return agent.Redact(text, p.secrets...) }
+
+// environment is the part of the server's environment that the program gets, and which values
+// of it are secrets: those that it gets by name only.
+func environment(all, names []string) (given, secrets []string) {
+	for _, entry := range all {
+		name, value, _ := strings.Cut(entry, "=")
+		switch {
+		case strings.HasPrefix(name, "LC_") || slices.Contains([]string{"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR"}, name):
+			given = append(given, entry)
+		case slices.Contains(names, name):
+			given = append(given, entry)
+			// As the program may write it, and as control characters are taken out of what it wrote.
+			secrets = append(secrets, value, printable(value))
 		}
-		return !strings.HasPrefix(name, "LC_") && !slices.Contains(names, name)
-	})
+	}
+	return given, secrets
 }
 
 // tail keeps the last bytes written to it.
@@ -190,18 +220,30 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String is what was kept as text for people: valid UTF-8 without control characters,
-// save tabs and line feeds, and without white space around it.
-func (t *tail) String() string {
+// text is what was kept as text for people: printable, without the secrets, and without white
+// space around it.
+func (t *tail) text(secrets []string) string {
 	kept := t.kept
 	if len(kept) == tailBytes {
 		// The cut may have left the end of a rune in front.
 		kept = bytes.TrimLeftFunc(kept, func(r rune) bool { return r == utf8.RuneError })
 	}
-	return strings.TrimSpace(strings.Map(func(r rune) rune {
+	text := agent.RedactEnd(printable(string(kept)), secrets...)
+	if extra := len(text) - tailBytes; extra > 0 { // short secrets make it longer
+		for !utf8.RuneStart(text[extra]) {
+			extra++
+		}
+		text = text[extra:]
+	}
+	return strings.TrimSpace(text)
+}
+
+// printable is the text in valid UTF-8 without control characters, save tabs and line feeds.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' {
 			return -1
 		}
 		return r
-	}, string(kept)))
+	}, text)
 }

@@ -31,10 +31,12 @@ func TestFailures(t *testing.T) {
 	}{
 		{"exit code", running(t, "failing"), "half an ", []string{filepath.Base(self) + " ended with exit code 3: ", "chatter\nshop: no sugar left"}, true, tailBytes + 100},
 		{"signal", running(t, "killed"), "", []string{filepath.Base(self) + " was ended by a signal (killed)"}, true, 100},
-		{"no such program", made(t, Config{Command: []string{"no-such-program-here"}}), "", []string{"no-such-program-here could not be started: ", "executable file not found in $PATH"}, false, 200},
-		{"no such file", made(t, Config{Command: []string{"/nowhere/agent"}}), "", []string{"agent could not be started: ", "no such file or directory"}, false, 200},
-		{"not a program", made(t, Config{Command: []string{os.DevNull}}), "", []string{"null could not be started: ", "permission denied"}, false, 200},
-		{"no such directory", made(t, inDir("/nowhere")), "", []string{filepath.Base(self) + " could not be started: ", "no such file or directory"}, false, 300},
+		{"no such program", made(t, Config{Command: []string{"no-such-program-here"}}), "", []string{"no-such-program-here could not be started: executable file not found in $PATH"}, false, 200},
+		{"no such file", made(t, Config{Command: []string{"/nowhere/agent"}}), "", []string{"agent could not be started: no such file or directory"}, false, 200},
+		{"not a program", made(t, Config{Command: []string{os.DevNull}}), "", []string{"null could not be started: permission denied"}, false, 200},
+		{"no such directory", made(t, inDir("/nowhere")), "", []string{filepath.Base(self) + " could not be started: its dir does not exist"}, false, 300},
+		{"no directory", made(t, inDir(self)), "", []string{filepath.Base(self) + " could not be started: its dir is not a directory"}, false, 300},
+		{"no such file in a directory", made(t, Config{Command: []string{"./agent"}, Dir: t.TempDir()}), "", []string{"agent could not be started: no such file or directory"}, false, 200},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

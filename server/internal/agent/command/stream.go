@@ -41,13 +41,15 @@ const (
 //     messages: by the format, a run that was not cut off ends with one, and nothing else
 //     tells a whole answer from half of one.
 //
-// What subagents say is not part of the answer. Lines of other types are passed over; a
-// line that is no JSON object, or longer than 1 MiB, is an error.
-func decodeStream(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
+// What subagents say is not part of the answer. Lines of other types are passed over, and so
+// are those longer than 1 MiB, whatever they are: they hold what tools have read, and a result
+// that long is missed as one that is not there. A line that is no JSON object is an error.
+func decodeStream(r io.Reader, redact func(string) string) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		var s stream
+		s := stream{redact: redact}
 		lines := bufio.NewScanner(r)
 		lines.Buffer(nil, maxLine+1) // the line feed has to fit as well
+		lines.Split(shortLines())
 		for lines.Scan() {
 			pieces, err := s.line(lines.Bytes())
 			for _, piece := range pieces {
@@ -62,8 +64,6 @@ func decodeStream(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
 		}
 		err := lines.Err()
 		switch {
-		case errors.Is(err, bufio.ErrTooLong):
-			yield(nil, &agent.Error{Message: fmt.Sprintf("the program printed a line of more than %d bytes", maxLine)})
 		case err != nil:
 			yield(nil, err)
 		case s.failure != nil:
@@ -71,6 +71,23 @@ func decodeStream(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
 		case !s.ended:
 			yield(nil, io.ErrUnexpectedEOF)
 		}
+	}
+}
+
+// shortLines splits into the lines of at most maxLine bytes, and drops longer ones as they come.
+func shortLines() bufio.SplitFunc {
+	dropping := false
+	return func(data []byte, atEOF bool) (advance int, line []byte, err error) {
+		advance, line, err = bufio.ScanLines(data, atEOF)
+		switch {
+		case advance == 0 && len(data) > maxLine:
+			dropping = true
+			return len(data), nil, nil
+		case advance > 0 && (dropping || len(line) > maxLine):
+			dropping = false
+			return advance, nil, nil
+		}
+		return advance, line, err
 	}
 }
 
@@ -119,6 +136,8 @@ type streamMessage struct {
 // stream is what a run has told so far. Only the main agent's lines count, save for
 // progress.
 type stream struct {
+	redact func(string) string // what errors quote
+
 	spoken  bool // there has been text
 	pausing bool // a tool was called, or a result given, since the last text
 
@@ -140,7 +159,7 @@ func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
 	// A field that is not of the type known here is left empty: lines of other types,
 	// and those of versions to come, may use the same names for other things.
 	if field := new(json.UnmarshalTypeError); b[0] != '{' || err != nil && !errors.As(err, &field) {
-		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", clipped(mended(b), 80))}
+		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", clipped(s.redact(mended(b)), 80))}
 	}
 	switch line.Type {
 	case "assistant":
@@ -182,7 +201,7 @@ func (s *stream) whole(line *streamLine) []*parleyv1.RespondResponse {
 		s.note(message.Model, message.StopReason)
 		s.ended, s.failure = false, nil // the run goes on
 		if line.Error != "" {
-			s.failure = failed(line.Error, line.Error, 0)
+			s.failure = s.failed(line.Error, line.Error, 0)
 		}
 	}
 	var pieces []*parleyv1.RespondResponse
@@ -193,7 +212,7 @@ func (s *stream) whole(line *streamLine) []*parleyv1.RespondResponse {
 			pieces = append(pieces, progressPiece(block.Name))
 		case block.Type != "text" || block.Text == "" || !mine:
 		case line.Error != "":
-			s.failure.Message = clipped(block.Text, maxReport)
+			s.failure.Message = clipped(s.redact(block.Text), maxReport)
 		case !known:
 			pieces = append(pieces, s.say(block.Text))
 		}
@@ -208,7 +227,7 @@ func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	switch {
 	case line.IsError || strings.HasPrefix(line.Subtype, "error"):
 		passing := s.failure != nil && s.failure.Retryable // the message before tells more
-		s.failure = failed(cmp.Or(line.Result, strings.Join(line.Errors, "; "), line.Subtype), "", line.Status)
+		s.failure = s.failed(cmp.Or(line.Result, strings.Join(line.Errors, "; "), line.Subtype), "", line.Status)
 		s.failure.Retryable = s.failure.Retryable || passing
 	case !s.spoken && s.failure == nil && line.Result != "":
 		pieces = append(pieces, s.say(line.Result))
@@ -251,9 +270,9 @@ func (s *stream) note(model, stopReason string) {
 
 // failed is the error for what the program reported; kind and status are those of the
 // model's API, where they are known.
-func failed(text, kind string, status int) *agent.Error {
+func (s *stream) failed(text, kind string, status int) *agent.Error {
 	passing := kind == "rate_limit" || kind == "overloaded" || kind == "server_error" || status == 429 || status >= 500
-	return &agent.Error{Message: cmp.Or(clipped(text, maxReport), "the program reports a failure and does not say which"), Retryable: passing}
+	return &agent.Error{Message: cmp.Or(clipped(s.redact(text), maxReport), "the program reports a failure and does not say which"), Retryable: passing}
 }
 
 // tokens is the sum as the API can hold it.

@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -257,7 +258,7 @@ func TestDecodeStreamWantsAResult(t *testing.T) {
 }
 
 func decoded(lines string) (pieces []*parleyv1.RespondResponse, err error) {
-	for piece, err := range decodeStream(strings.NewReader(lines)) {
+	for piece, err := range decodeStream(strings.NewReader(lines), func(text string) string { return text }) {
 		if err != nil {
 			return pieces, err
 		}
@@ -277,11 +278,52 @@ func TestDecodeStreamBoundsLines(t *testing.T) {
 		if !errors.Is(err, io.ErrUnexpectedEOF) || len(pieces) == 0 || len(pieces[0].GetText()) != maxLine-len(frame) {
 			t.Errorf("line of 1 MiB: %d pieces, %v", len(pieces), err)
 		}
-		pieces, err = decoded(line + " " + end)
-		if len(pieces) != 0 || err == nil || err.Error() != "the program printed a line of more than 1048576 bytes" {
-			t.Errorf("line of 1 MiB and a byte: %d pieces, %v", len(pieces), err)
+		for _, extra := range []int{1, 2, maxLine - 1, maxLine, maxLine + 1, 3*maxLine + 7} {
+			pieces, err = decoded(line + strings.Repeat(" ", extra) + end + "\n" + wholeDone + "\n" + resultDone)
+			want := []string{"One file."}
+			if strings.Contains(end, "Hello") {
+				want = []string{"Hello", "One file."}
+			}
+			var texts []string
+			for _, piece := range pieces {
+				if text := piece.GetText(); text != "" {
+					texts = append(texts, text)
+				}
+			}
+			if diff := cmp.Diff(want, texts); diff != "" || err != nil {
+				t.Errorf("line of 1 MiB and %d bytes: %v (-want +got):\n%s", extra, err, diff)
+			}
+		}
+		if pieces, err := decoded(wholeHello + "\n" + resultDone[:len(resultDone)-1] + strings.Repeat(" ", maxLine) + "}" + end); len(pieces) < 1 || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a result that is too long: %d pieces, %v", len(pieces), err)
 		}
 	}
+}
+
+// TestDecodeStreamBoundsMemory has a line without an end.
+func TestDecodeStreamBoundsMemory(t *testing.T) {
+	const length = 256 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for piece, err := range decodeStream(io.LimitReader(endless{}, length), nil) {
+		if piece != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%v, %v", piece, err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if used := after.TotalAlloc - before.TotalAlloc; used > 16*maxLine {
+		t.Errorf("%d bytes were allocated for a line of %d", used, length)
+	}
+}
+
+// endless is a line without an end.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
 }
 
 func FuzzDecodeStream(f *testing.F) {

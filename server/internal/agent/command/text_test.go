@@ -113,7 +113,7 @@ func TestTail(t *testing.T) {
 		_, _ = long.Write([]byte("日本"))
 	}
 	_, _ = long.Write([]byte(" the end\n"))
-	got := long.String()
+	got := long.text(nil)
 	if !utf8.ValidString(got) || strings.ContainsRune(got, utf8.RuneError) || !strings.HasSuffix(got, "日本 the end") {
 		t.Errorf("%.20q … %q", got, got[len(got)-20:])
 	}
@@ -122,7 +122,7 @@ func TestTail(t *testing.T) {
 	}
 	var short tail
 	_, _ = short.Write([]byte("\n\x1b[31mred\x07\ttab\r\n line \xff\n\n"))
-	if got, want := short.String(), "[31mred\ttab\n line \uFFFD"; got != want {
+	if got, want := short.text(nil), "[31mred\ttab\n line \uFFFD"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

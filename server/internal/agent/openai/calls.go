@@ -94,11 +94,16 @@ func argumentsPart(value string) string {
 	return inside(value)
 }
 
-// done are the calls, each with an id that no other of the answer has.
-func (c *calls) done() ([]*parleyv1.ToolCall, error) {
+// done are the calls of an answer that ended for this reason, each with an id that no other of
+// the answer has.
+func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 	var done []*parleyv1.ToolCall
 	ids := make(map[string]bool)
 	for _, call := range c.list {
+		whole := &parleyv1.ToolCall{Arguments: unescaped(call.arguments.String())}
+		if !agent.IsWhole(whole, finish) {
+			continue
+		}
 		if err := agent.CheckCallName(call.name); err != nil {
 			return nil, err
 		}
@@ -107,9 +112,8 @@ func (c *calls) done() ([]*parleyv1.ToolCall, error) {
 			id = "call_" + rand.Text()
 		}
 		ids[id] = true
-		done = append(done, &parleyv1.ToolCall{
-			Id: agent.Clipped(id, maxNameBytes), Name: agent.Clipped(call.name, maxNameBytes), Arguments: unescaped(call.arguments.String()),
-		})
+		whole.Id, whole.Name = agent.Clipped(id, maxNameBytes), agent.Clipped(call.name, maxNameBytes)
+		done = append(done, whole)
 	}
 	return done, nil
 }

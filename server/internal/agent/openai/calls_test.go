@@ -1,13 +1,16 @@
 package openai
 
 import (
+	"errors"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
 )
 
@@ -112,6 +115,63 @@ func TestToolCalls(t *testing.T) {
 			}
 			if diff := cmp.Diff(append(test.want, finishPiece("tool_calls")), pieces, protocmp.Transform()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestCallsThatAreCutOff: a call that is no JSON is passed on where the model meant to end there,
+// and no other one.
+func TestCallsThatAreCutOff(t *testing.T) {
+	list := callPiece("c1", "list", "{}")
+	for finish, want := range map[string][]*parleyv1.RespondResponse{
+		"length":         {list},
+		"content_filter": {list},
+		"tool_calls":     {list, callPiece("c2", "look_up", `{"product": "Su`)},
+		"function_call":  {list, callPiece("c2", "look_up", `{"product": "Su`)},
+		"stop":           {list, callPiece("c2", "look_up", `{"product": "Su`)},
+		"":               {list, callPiece("c2", "look_up", `{"product": "Su`)},
+	} {
+		t.Run(finish, func(t *testing.T) {
+			chunks := []string{`{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"list","arguments":"{}"}},` +
+				`{"index":1,"id":"c2","function":{"name":"look_up","arguments":"{\"product\": \"Su"}}]}}]}`}
+			if finish != "" {
+				chunks = append(chunks, openaitest.Finish(finish))
+				want = append(want, finishPiece(finish))
+			}
+			s := openaitest.New(t, openaitest.Events(append(chunks, openaitest.Done)...))
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			if diff := cmp.Diff(want, pieces, protocmp.Transform()); diff != "" || err != nil {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestNothingIsThere: an answer of which nothing is there is a failure where its end tells why.
+// What it cost is told all the same.
+func TestNothingIsThere(t *testing.T) {
+	cutOff := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}})
+	nameless := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c"})
+	for name, test := range map[string]struct {
+		delta, finish, want string
+	}{
+		"all tokens went into reasoning": {openaitest.Delta(map[string]any{"reasoning_content": "Hm"}), "length", "max_output_tokens"},
+		"only white space":               {openaitest.Delta(map[string]any{"content": " \n"}), "length", "max_output_tokens"},
+		"the only call is cut off":       {cutOff, "length", "max_output_tokens"},
+		"a call is cut off in its name":  {nameless, "length", "max_output_tokens"},
+		"filtered":                       {openaitest.Delta(nil), "content_filter", "filter"},
+		"refused":                        {openaitest.Delta(nil), "refusal", "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openaitest.New(t, openaitest.Events(test.delta, openaitest.Finish(test.finish), openaitest.Usage(9, 100), openaitest.Done))
+			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			failure, ok := errors.AsType[*agent.Error](err)
+			if !ok || !strings.HasPrefix(failure.Message, "there is no answer: ") || !strings.Contains(failure.Message, test.want) || failure.Retryable {
+				t.Errorf("error is %+v", err)
+			}
+			if n := len(pieces); n < 2 || pieces[n-2].GetUsage().GetOutputTokens() != 100 || pieces[n-1].GetFinishReason() != test.finish {
+				t.Errorf("pieces are %v", pieces)
 			}
 		})
 	}

@@ -6,8 +6,9 @@
 //
 // One streamed request a turn. The system prompt comes first, then the messages in their
 // order and roles, every tool call followed by its result. Structured data is JSON in the
-// message's text, as [agent.Text] writes it. An image of a user's message is an image_url
-// part; any other attachment is a line of text with its address and media type.
+// message's text, as [agent.Text] writes it. An image of a user's message, as [agent.IsImage]
+// knows one, is an image_url part; any other attachment is a line of text with its address and
+// media type.
 //
 // Requests carry the key, the headers and the query of base_url as configured, and nothing
 // of the server's environment: OPENAI_API_KEY and its kin are not read. Only a proxy is
@@ -20,7 +21,9 @@
 // Text is passed on as it comes, and so is a refusal; reasoning is not, though a note
 // tells of it now and then. Tool calls come whole at the end, then the usage if the
 // provider told it, then the finish_reason. The answer is whole when the model gave its
-// finish_reason, or the provider said [DONE]: a stream that just ends was cut off.
+// finish_reason, or the provider said [DONE]: a stream that just ends was cut off. A call that
+// the token limit cut off is left out, see [agent.IsWhole]; an answer of which nothing is there
+// for such a reason is a failure, see [agent.CheckEmpty].
 //
 // A failure says what the provider said of it, without the key, the headers, and what
 // base_url may hold in secrets. Connection errors, 408, 409, 429 and 5xx are tried again

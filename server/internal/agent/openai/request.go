@@ -78,10 +78,10 @@ func toParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
 }
 
 func userParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
-	said := text(message, func(a *parleyv1.Attachment) bool { return !isImage(a) })
+	said := text(message, func(a *parleyv1.Attachment) bool { return !agent.IsImage(a) })
 	var parts []sdk.ChatCompletionContentPartUnionParam
 	for _, attachment := range message.GetAttachments() {
-		if isImage(attachment) {
+		if agent.IsImage(attachment) {
 			parts = append(parts, sdk.ImageContentPart(sdk.ChatCompletionContentPartImageImageURLParam{URL: attachment.GetUri()}))
 		}
 	}
@@ -161,7 +161,3 @@ func joined(first, second string) string {
 }
 
 func isAny(*parleyv1.Attachment) bool { return true }
-
-func isImage(attachment *parleyv1.Attachment) bool {
-	return strings.HasPrefix(strings.ToLower(attachment.GetMediaType()), "image/")
-}

@@ -47,6 +47,8 @@ func TestMessages(t *testing.T) {
 		{Uri: "https://files/b.pdf", MediaType: "application/pdf", Filename: "b.pdf"},
 		{Uri: "https://files/c.jpg", MediaType: "image/jpeg"},
 		{Uri: "https://files/d"},
+		{Uri: "https://files/e.svg", MediaType: "image/svg+xml"},
+		{Uri: "s3://files/f.png", MediaType: "image/png"},
 	}
 	tests := []struct {
 		name    string
@@ -73,9 +75,10 @@ func TestMessages(t *testing.T) {
 			{Role: user, Attachments: attachments[:1]},
 			{Role: user, Attachments: attachments[1:2]},
 			{Role: assistant, Content: "Here.", Attachments: attachments[:1]},
-			{Role: system, Attachments: attachments[3:]},
+			{Role: system, Attachments: attachments[3:4]},
 		}}, []string{
-			`{"content":[{"text":"Look.\n\n[attachment application/pdf]: https://files/b.pdf\n[attachment]: https://files/d","type":"text"},` +
+			`{"content":[{"text":"Look.\n\n[attachment application/pdf]: https://files/b.pdf\n[attachment]: https://files/d` +
+				`\n[attachment image/svg+xml]: https://files/e.svg\n[attachment image/png]: s3://files/f.png","type":"text"},` +
 				`{"image_url":{"url":"https://files/a.png"},"type":"image_url"},{"image_url":{"url":"https://files/c.jpg"},"type":"image_url"}],"role":"user"}`,
 			`{"content":[{"image_url":{"url":"https://files/a.png"},"type":"image_url"}],"role":"user"}`,
 			`{"content":"[attachment application/pdf]: https://files/b.pdf","role":"user"}`,

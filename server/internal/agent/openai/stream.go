@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"strings"
 	"time"
 
 	sdk "github.com/openai/openai-go/v3"
@@ -31,6 +32,7 @@ type stream struct {
 	giveUp  func() // makes the body end
 
 	told   time.Time // when the last piece was emitted
+	spoken bool      // there has been text other than white space
 	text   joiner
 	calls  calls
 	usage  *parleyv1.Usage
@@ -108,6 +110,7 @@ func (s *stream) add(eventType string, data []byte) error {
 func (s *stream) addDelta(delta *sdk.ChatCompletionChunkChoiceDelta) error {
 	for _, value := range []string{delta.JSON.Refusal.Raw(), delta.JSON.Content.Raw()} {
 		if text := s.text.add(inside(value)); text != "" {
+			s.spoken = s.spoken || strings.TrimSpace(text) != ""
 			if err := s.yield(textPiece(text)); err != nil {
 				return err
 			}
@@ -123,12 +126,13 @@ func (s *stream) addDelta(delta *sdk.ChatCompletionChunkChoiceDelta) error {
 
 // end passes on what comes behind the text.
 func (s *stream) end() error {
-	calls, err := s.calls.done()
+	calls, err := s.calls.done(s.finish)
 	if err != nil {
 		return err
 	}
 	var pieces []*parleyv1.RespondResponse
 	if rest := s.text.rest(); rest != "" {
+		s.spoken = true
 		pieces = append(pieces, textPiece(rest))
 	}
 	for _, call := range calls {
@@ -146,10 +150,13 @@ func (s *stream) end() error {
 	}
 	for _, piece := range pieces {
 		if !s.emit(piece) {
-			break
+			return nil
 		}
 	}
-	return nil
+	if s.spoken || len(calls) > 0 {
+		return nil
+	}
+	return agent.CheckEmpty(s.finish)
 }
 
 func (s *stream) yield(piece *parleyv1.RespondResponse) error {

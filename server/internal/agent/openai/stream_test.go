@@ -69,7 +69,8 @@ func TestStreams(t *testing.T) {
 			usagePiece(&parleyv1.Usage{Model: "test-model", OutputTokens: math.MaxInt32}),
 		}},
 		{"cut by the limit", data(hi, openaitest.Finish("length")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")}},
-		{"filtered", data(openaitest.Finish("content_filter")), []*parleyv1.RespondResponse{finishPiece("content_filter")}},
+		{"filtered", data(hi, openaitest.Finish("content_filter")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("content_filter")}},
+		{"nothing to say", data(openaitest.Finish("stop")), []*parleyv1.RespondResponse{finishPiece("stop")}},
 		{"refusal", data(`{"choices":[{"delta":{"refusal":"I can't."}}]}`, openaitest.Finish("stop")), []*parleyv1.RespondResponse{
 			textPiece("I can't."), finishPiece("stop"),
 		}},

@@ -42,9 +42,10 @@ func TestAgentsOwnWord(t *testing.T) {
 		{status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"), "the agent said: no such key as [redacted]", false},
 		{status.Error(codes.Unauthenticated, "nor marked-key-1234-and-more"), "the agent said: nor [redacted]", false},
 		{status.Error(codes.Unauthenticated, "token marked-\x00key-1234?"), "the agent said: token [redacted]?", false},
+		{status.Error(codes.Unauthenticated, "not c2hvcnQ, Basic or not"), "the agent said: not [redacted], Basic or not", false},
 		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent said: tier 1: [redacted]", false},
 	}
-	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "tier": "1"}
+	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "third": "Basic c2hvcnQ", "tier": "1"}
 	for _, begun := range []bool{false, true} {
 		var end error
 		s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {

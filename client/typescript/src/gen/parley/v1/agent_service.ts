@@ -63,7 +63,10 @@ export interface RespondResponse {
      */
     { $case: "summary"; value: string }
     | //
-    /** For the current answer message; the last one counts. */
+    /**
+     * For the current answer message; the last one counts. Behind a last tool_result it is
+     * for the agent's last message.
+     */
     { $case: "usage"; value: Usage }
     | //
     /** Becomes Message.finish_reason. Up to 128 bytes. */

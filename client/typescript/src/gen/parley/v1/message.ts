@@ -205,7 +205,7 @@ export interface StructuredData {
 /** ToolCall is a call that an assistant message asks for. */
 export interface ToolCall {
   /**
-   * Names the call within its conversation, so that its result finds it. Required, up
+   * Names the call, so that its result finds it: see ToolResult.call_id. Required, up
    * to 128 bytes.
    */
   id: string;
@@ -217,7 +217,15 @@ export interface ToolCall {
 
 /** ToolResult answers one ToolCall. */
 export interface ToolResult {
-  /** ToolCall.id of the call that this answers. Required, up to 128 bytes. */
+  /**
+   * ToolCall.id of the call that this answers. Required, up to 128 bytes.
+   *
+   * Providers use ids again, so the place in the history says which: of the newest
+   * message ahead of the result that calls by this id, the first such call without a
+   * result. A call is open until it has a result or a later message calls by the same
+   * id, and gets none any more then: a model reads "no result" for it. A result for
+   * which no call is open answers nothing.
+   */
   callId: string;
   /** The tool that was called, up to 128 bytes. */
   name: string;

@@ -41,7 +41,7 @@ export interface RoutingSummary {
    * answered it. An answer that was cut off is an answer.
    */
   awaitingAnswer: boolean;
-  /** Calls that no ROLE_TOOL message has answered. */
+  /** Open calls, oldest first; see ToolResult.call_id. */
   pendingToolCalls: ToolCall[];
   /** Turn that is being answered right now, if any. */
   activeTurnId: string;

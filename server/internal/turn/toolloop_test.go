@@ -1,0 +1,135 @@
+package turn
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+// newKeeper is newPuppet whose store keeps so many messages of a conversation, and so many
+// bytes of them; 0 is the default.
+func newKeeper(t *testing.T, messages, bytes int) (*fixture, *puppet) {
+	t.Helper()
+	s := memstore.New(store.Options{MaxMessages: messages, MaxConversationBytes: bytes})
+	f, p := newPuppet(t, func(o *Options) {
+		if err := o.Store.Close(); err != nil {
+			t.Error(err)
+		}
+		o.Store, o.MaxConversationBytes = s, bytes
+	})
+	f.store = s
+	return f, p
+}
+
+// One question takes more calls than the history keeps: the agent is given all that is kept
+// of the exchange, from a message with calls on, although the question is not.
+func TestToolLoopOutgrowsTheHistory(t *testing.T) {
+	const rounds, calls = 8, 3
+	one := &parleyv1.ContextWindow{MaxMessages: 1}
+	for _, window := range []*parleyv1.ContextWindow{nil, one, {MaxMessages: 10, CacheStable: true}} {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, failing %t", window, fails), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f, p := newKeeper(t, 20, 0)
+					request := asks("q", 0)
+					for round := range rounds {
+						request.Window = window
+						f.begin(t, request)
+						if fails {
+							p.last().fail()
+							f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: window})
+						}
+						given := p.last().request.GetMessages()
+						for _, m := range agent.Answered(given)[1:] {
+							if m.GetRole() == parleyv1.Role_ROLE_USER {
+								t.Errorf("round %d: a result without its call: %v", round, m)
+							}
+						}
+						if first := given[0]; round > 0 && len(f.kept(t)) == 20 && len(first.GetToolCalls()) == 0 {
+							t.Errorf("round %d begins with %v", round, first)
+						}
+						kept := f.kept(t)
+						for len(kept) == 20 && strings.HasPrefix(kept[0], "tool") {
+							kept = kept[1:]
+						}
+						if diff := cmp.Diff(kept, lines(given)); diff != "" {
+							t.Errorf("round %d: the agent was given (-kept +given):\n%s", round, diff)
+						}
+						var ids []string
+						for i := range calls {
+							ids = append(ids, fmt.Sprintf("%d.%d", round, i))
+							p.last().do(step{pieces: []*parleyv1.RespondResponse{call(ids[i])}})
+						}
+						p.last().end()
+						request = brings("", ids...)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Results that would push the calls out which they answer are refused, and nothing is stored.
+func TestResultsThatLeaveNoRoomForTheirCalls(t *testing.T) {
+	large := strings.Repeat("x", 2<<10)
+	tests := []struct {
+		name            string
+		messages, bytes int
+		past            []string
+		words           string
+		ids             []string
+		content         string
+		want            *NoRoomError // nil: they are taken
+	}{
+		{"just enough", 5, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", nil},
+		{"the words are too many", 4, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
+		{"more than may be kept", 2, 0, []string{"calls:1 2 3"}, "", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 2}},
+		{"the others of many", 4, 0, []string{"calls:1 2 3 4", "tool:1", "tool:2"}, "", []string{"4", "3"}, "", &NoRoomError{CallID: "4", MaxMessages: 4}},
+		{"one of them is old", 4, 0, []string{"calls:1", "calls:2"}, "", []string{"2", "1"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
+		{"bytes, just enough", 20, 6 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, nil},
+		{"bytes", 20, 4 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, &NoRoomError{CallID: "1", MaxMessages: 20, MaxBytes: 4 << 10}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, p := newKeeper(t, test.messages, test.bytes)
+				past(t, f, p, test.past...)
+				before, asked := f.kept(t), p.count()
+				request := brings(test.words, test.ids...)
+				for _, r := range request.GetToolResults() {
+					r.Content += test.content
+				}
+				r := f.begin(t, request)
+				got, _ := errors.AsType[*NoRoomError](r.err)
+				switch {
+				case !cmp.Equal(test.want, got), test.want == nil && p.count() != asked+1:
+					t.Errorf("read %q, %v; want %v", r.seen(), r.err, test.want)
+				case test.want != nil && (!cmp.Equal(before, f.kept(t)) || p.count() != asked):
+					t.Errorf("%d agents were asked, kept %q", p.count()-asked, f.kept(t))
+				}
+			})
+		})
+	}
+}
+
+// Results that will be refused cut nothing off.
+func TestResultsWithoutRoomDoNotInterrupt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newKeeper(t, 3, 0)
+		past(t, f, p, "calls:1 2")
+		other := f.begin(t, asks("meanwhile", 0))
+		request := brings("", "1", "2")
+		request.OnBusy = interrupt
+		if r := f.begin(t, request); !errors.As(r.err, new(*NoRoomError)) || other.over {
+			t.Errorf("read %q, %v; the other turn is over: %t", r.seen(), r.err, other.over)
+		}
+	})
+}
