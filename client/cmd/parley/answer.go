@@ -34,7 +34,7 @@ type question struct {
 // turn, whose end is then the last event; another one, or one before there is a turn to
 // cancel, ends the call. The view says how far that went, also when there is an error.
 func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, q question) (view, error) {
-	got := view{named: request.GetConversationId() != "", again: q.again}
+	got := view{agent: request.GetAgent(), named: request.GetConversationId() != "", again: q.again}
 	ctx, leave := context.WithCancelCause(ctx)
 	var opts []grpc.CallOption
 	var late <-chan time.Time

@@ -15,8 +15,8 @@ const aboutChat = `Ask an agent and see its answer as it comes.
 
 With TEXT, or with a message on standard input (- says so, where there is a terminal), one
 question is asked: the answer goes to standard output, all else to standard error, and the
-exit code is 1 when the turn did not complete. Without, on a terminal, chat asks line by
-line: /quit, Ctrl-D, or Ctrl-C at the prompt leaves.
+exit code is 1 when the turn did not complete, but 0 when it waits for results of tools.
+Without, on a terminal, chat asks line by line: /quit, Ctrl-D, or Ctrl-C at the prompt leaves.
 
 Ctrl-C during an answer cancels the turn: the agent stops, and what had arrived is kept as
 an incomplete message. Another Ctrl-C does not wait for that: it ends the program or, where
@@ -129,9 +129,9 @@ func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []str
 		case err != nil:
 			fmt.Fprintf(a.err, "see what came of it with: %s resume %s %s\n", a.self(), got.conversation, got.turnID)
 		case got.worthAsking():
-			fmt.Fprintf(a.err, "ask again with: %s chat -c %s --again\n", a.self(), got.conversation)
+			fmt.Fprintf(a.err, "ask again with: %s --again\n", harmless(got.chat(a.self())))
 		case !got.named && !got.waits():
-			fmt.Fprintf(a.err, "continue with: %s chat -c %s ...\n", a.self(), got.conversation)
+			fmt.Fprintf(a.err, "continue with: %s ...\n", harmless(got.chat(a.self())))
 		}
 		if err != nil {
 			return err

@@ -66,7 +66,8 @@ func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.C
 // leave says how to come back to a conversation that had no name at first.
 func (a *app) leave(first, last *parleyv1.ChatRequest) error {
 	if first.GetConversationId() != last.GetConversationId() {
-		fmt.Fprintf(a.err, "continue with: %s chat -c %s\n", a.self(), last.GetConversationId())
+		went := view{conversation: last.GetConversationId(), agent: last.GetAgent()}
+		fmt.Fprintf(a.err, "continue with: %s\n", harmless(went.chat(a.self())))
 	}
 	return nil
 }

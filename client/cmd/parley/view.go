@@ -17,11 +17,12 @@ type view struct {
 	turnID       string         // Empty until the first event.
 	turn         *parleyv1.Turn // As it ended; nil until then.
 
-	named   bool  // The question named its conversation.
-	resumed bool  // It was asked for with resume, not with a question.
-	again   bool  // The question may have been asked before.
-	inLine  bool  // The text so far does not end with a line feed.
-	place   int32 // In the queue, as told last.
+	agent   string // That the question named; empty: none.
+	named   bool   // The question named its conversation.
+	resumed bool   // It was asked for with resume, not with a question.
+	again   bool   // The question may have been asked before.
+	inLine  bool   // The text so far does not end with a line feed.
+	place   int32  // In the queue, as told last.
 }
 
 // show shows one event: as a line of JSON or, for people, as showEvent does.
@@ -145,7 +146,7 @@ func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
 			open = slices.Delete(open, i, i+1)
 		}
 	}
-	words := []string{a.self(), "chat", "-c", got.conversation}
+	words := []string{got.chat(a.self())}
 	for _, id := range open {
 		if strings.Contains(id, "=") {
 			return fmt.Sprintf("--tool-result cannot name call %q, since that has a \"=\": go on with tool_results of Chat", id)
@@ -153,6 +154,16 @@ func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
 		words = append(words, "--tool-result", quoted(id)+"=...")
 	}
 	return "go on with: " + harmless(strings.Join(words, " "))
+}
+
+// chat is the command line that goes on with the conversation and, where the question named
+// one, its agent.
+func (v view) chat(self string) string {
+	line := self + " chat -c " + v.conversation
+	if v.agent != "" {
+		line += " --agent " + quoted(v.agent)
+	}
+	return line
 }
 
 // worthAsking reports whether the same may be answered when asked again.

@@ -20,10 +20,12 @@ const noResult = "no result"
 // message with tool calls stand the results of its calls, one for each, in the order of
 // the calls, and nowhere else is there a result. All other messages keep their order.
 //
-//   - A result may be anywhere behind its call. Which call it answers is the rule of
-//     ToolResult.call_id.
-//   - A call without a result, open or not, gets one that says "no result".
-//   - A result without a call becomes a user message that tells it in words.
+//   - Which call a result answers is the rule of ToolResult.call_id.
+//   - A call without a result, open or not, gets one that says "no result". So does one whose
+//     result came when others had spoken since.
+//   - Such a late result, and one without a call, becomes a user message that tells it in
+//     words where it stands: the model has been told "no result" by then, and is to answer
+//     what is new at the end.
 //   - A call whose id is empty, or has been used before, gets another, and so does its
 //     result. Ids are told apart from the oldest on, so that more messages at the end
 //     change nothing ahead of them, and a provider's prompt cache stays good.
@@ -63,12 +65,12 @@ func pair(messages []*parleyv1.Message) (calls [][]*call, taken []bool) {
 	open := make(map[string][]*call) // by their own id, each of one message; the first one gets the next result
 	for i, message := range messages {
 		switch message.GetRole() {
+		case parleyv1.Role_ROLE_USER:
+			clear(open)
 		case parleyv1.Role_ROLE_ASSISTANT:
+			clear(open)
 			for _, c := range message.GetToolCalls() {
 				calls[i] = append(calls[i], &call{ToolCall: c, id: ids.next(c.GetId())})
-			}
-			for _, c := range calls[i] {
-				open[c.GetId()] = nil // Of an older message.
 			}
 			for _, c := range calls[i] {
 				open[c.GetId()] = append(open[c.GetId()], c)
