@@ -163,9 +163,9 @@ func TestMessages(t *testing.T) {
 		"results first, with what they carry": {
 			[]*parleyv1.Message{
 				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list", Arguments: `{"n":1}`}, &parleyv1.ToolCall{Id: "b", Name: "list"}, &parleyv1.ToolCall{Id: "c", Name: "list"}),
-				{Role: user, Content: "Well?"},
 				result("c", "", false), result("b", "", true),
 				{Role: tool, Content: "See:", Attachments: []*parleyv1.Attachment{png}, ToolResult: &parleyv1.ToolResult{CallId: "a", Content: "one"}},
+				{Role: user, Content: "Well?"},
 			},
 			[]string{
 				asksHi,
