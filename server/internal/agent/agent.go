@@ -2,6 +2,10 @@
 // interface, the [Error] by which one says why it failed, and the [Set] of agents
 // that the configuration names. Begin with Agent; each kind of agent has a package
 // of its own below this one.
+//
+// What several kinds have in common is here as well: the history as models take it
+// ([Answered], [Text]), data within text ([Blocks]), how many answer at once ([Limit]),
+// the HTTP API that a model is behind ([Provider]), and hiding secrets ([Redact]).
 package agent
 
 import (

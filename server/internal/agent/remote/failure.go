@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
@@ -135,9 +134,5 @@ func (a *Agent) reason(s *status.Status) string {
 		return text
 	}
 	const more = "…"
-	end := maxReasonBytes - len(more)
-	for !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + more
+	return agent.Clipped(text, maxReasonBytes-len(more)) + more
 }
