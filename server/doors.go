@@ -7,9 +7,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -48,8 +48,7 @@ type doors struct {
 	grpc         *grpc.Server
 	health       *health.Server
 	grpcListener net.Listener
-	http         *http.Server
-	httpListener net.Listener // nil: off
+	http         *httpDoor // nil: off
 	ready        atomic.Bool
 }
 
@@ -60,7 +59,6 @@ func openDoors(ctx context.Context, c *config.Config, service *rpc.Server, log *
 	service.Register(d.grpc)
 	healthv1.RegisterHealthServer(d.grpc, d.health)
 	reflection.Register(d.grpc)
-	d.http = &http.Server{Handler: d.httpHandler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	var err error
 	if d.grpcListener, err = listen(ctx, c.GRPCAddress); err != nil {
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
@@ -68,10 +66,8 @@ func openDoors(ctx context.Context, c *config.Config, service *rpc.Server, log *
 	if c.HTTPAddress == "" {
 		return d, nil
 	}
-	if d.httpListener, err = listen(ctx, c.HTTPAddress); err != nil {
-		return nil, errors.Join(
-			fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err),
-			d.grpcListener.Close())
+	if d.http, err = openHTTP(ctx, c, service, &d.ready, log); err != nil {
+		return nil, errors.Join(err, d.grpcListener.Close())
 	}
 	return d, nil
 }
@@ -142,33 +138,6 @@ func (d *doors) serveGRPC() error {
 	return nil // It was stopped before it was begun.
 }
 
-func (d *doors) serveHTTP() error {
-	if d.httpListener == nil {
-		return nil
-	}
-	d.log.Info("serving http", "address", d.httpListener.Addr().String())
-	if err := d.http.Serve(d.httpListener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
-}
-
-// httpHandler answers whether the process lives, and whether it takes calls.
-func (d *doors) httpHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !d.ready.Load() {
-			http.Error(w, "not serving", http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	return mux
-}
-
 // stop ends service in order: no new turns, waiting readers leave, running turns get the
 // grace, in which they can be read, resumed and cancelled; then no new calls, streams send
 // their last events, and whatever is left is cut off.
@@ -181,17 +150,16 @@ func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manag
 	grown, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	turns.Stop(grown)
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
+	last, cancelLast := context.WithTimeout(ctx, min(lastWords, time.Until(latest)))
+	defer cancelLast()
+	var draining sync.WaitGroup
+	draining.Go(func() {
+		defer context.AfterFunc(last, d.grpc.Stop)()
 		d.grpc.GracefulStop()
-	}()
-	select {
-	case <-drained:
-	case <-time.After(min(lastWords, time.Until(latest))):
-		d.grpc.Stop()
-		<-drained
+	})
+	if d.http != nil {
+		draining.Go(func() { d.http.stop(last) })
 	}
-	_ = d.http.Close() // Probes only: nothing to wait for.
+	draining.Wait()
 	d.log.Info("stopped")
 }

@@ -81,7 +81,10 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	defer stopWork()
 	group, broken := errgroup.WithContext(work)
 	group.Go(doors.serveGRPC)
-	group.Go(doors.serveHTTP)
+	if doors.http != nil {
+		group.Go(doors.http.loopback.serve)
+		group.Go(doors.http.serve)
+	}
 	group.Go(func() error { sweep(broken, kept, log); return nil })
 	group.Go(func() error {
 		defer stopWork()

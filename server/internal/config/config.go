@@ -28,7 +28,9 @@ const (
 type Config struct {
 	GRPCAddress string // host:port or unix:PATH
 	HTTPAddress string // host:port; empty: no HTTP
-	insecure    bool
+	Insecure    bool   // any address, host and network is allowed
+	// HTTPAllowedOrigins are those of web pages that may call, as in "https://app.example".
+	HTTPAllowedOrigins []string
 
 	Store                string        // "memory" or "bolt"
 	DataDir              string        // where bolt keeps its file; may be missing
@@ -66,8 +68,10 @@ func (c *Config) settings() []*setting {
 		newSetting("grpc-address", grpcAddress(&c.GRPCAddress, "127.0.0.1:50051"),
 			"where gRPC is served: host:port (port 0 picks one) or unix:PATH"),
 		newSetting("http-address", httpAddress(&c.HTTPAddress, "127.0.0.1:8080"),
-			"where HTTP (/healthz, /readyz) is served; empty: off"),
-		newSetting("insecure", boolean(&c.insecure, false),
+			"where JSON over HTTP, MCP (/mcp), /healthz and /readyz are served; empty: off"),
+		newSetting("http-allowed-origins", origins(&c.HTTPAllowedOrigins),
+			"origins of web pages that may call over HTTP: https://app.example, separated by commas; none otherwise"),
+		newSetting("insecure", boolean(&c.Insecure, false),
 			"allow other than loopback addresses without TLS and sign-in"),
 		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt", "redis"),
 			"where conversations are kept; redis comes with a later version"),

@@ -90,6 +90,7 @@ func TestConfigFlags(t *testing.T) {
 		{"config", ""},
 		{"grpc-address", "127.0.0.1:50051"},
 		{"http-address", "127.0.0.1:8080"},
+		{"http-allowed-origins", ""},
 		{"insecure", "false"},
 		{"store", "bolt"},
 		{"data-dir", "./data"},
@@ -169,7 +170,7 @@ func TestConfigOrderOfSources(t *testing.T) {
 // Every setting can be set by flag, environment and file alike.
 func TestConfigSourcesAreAlike(t *testing.T) {
 	texts := map[string]string{
-		"grpc-address": "[::1]:0", "http-address": "localhost:0", "insecure": "true", "store": "memory",
+		"grpc-address": "[::1]:0", "http-address": "localhost:0", "http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
 		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
 		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s", "memory-warning-bytes": "7GiB",

@@ -15,6 +15,7 @@ import (
 func TestConfigFaults(t *testing.T) {
 	const elsewhere = "can be reached from other machines, and there is neither TLS nor sign-in; " +
 		"use a loopback address, or --insecure on a network that you trust"
+	const noOrigin = "is no origin; write scheme and host, as in https://app.example or http://localhost:3000"
 	for _, test := range []struct {
 		args, environ string // parted by blanks
 		want          string
@@ -99,6 +100,16 @@ func TestConfigFaults(t *testing.T) {
 		{"--grpc-address=:1 --insecure", "PARLEY_HTTP_ADDRESS=example.org:1", ""},
 		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
 		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},
+
+		// Origins.
+		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + noOrigin},
+		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + noOrigin},
+		{"--http-allowed-origins=https://*.example", "", `--http-allowed-origins: "https://*.example" ` + noOrigin},
+		{"--http-allowed-origins=a.example", "", `--http-allowed-origins: "a.example" ` + noOrigin},
+		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + noOrigin},
+		{"--http-allowed-origins=https://a.example,,", "", `--http-allowed-origins: "" ` + noOrigin},
+		{"--http-allowed-origins=null", "", `--http-allowed-origins: "null" ` + noOrigin},
+		{"--http-allowed-origins=https://a.example,http://localhost:3000", "", ""},
 
 		// Settings that do not fit each other.
 		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB is more than a conversation may have; " +

@@ -201,7 +201,7 @@ func (l *loader) check() {
 // checkReach allows an address that only this machine can reach, and with --insecure any.
 func (l *loader) checkReach(name, hostPort string) {
 	host, _, _ := net.SplitHostPort(hostPort) // found good by its setting
-	if !isLoopback(host) && !l.config.insecure {
+	if !isLoopback(host) && !l.config.Insecure {
 		l.fault(l.place(name), "%.80q can be reached from other machines, and there is neither TLS nor sign-in; "+
 			"use a loopback address, or --insecure on a network that you trust", hostPort)
 	}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/gateway"
+	"github.com/parleyhq/parley/server/internal/rpc"
+)
+
+// httpDoor serves the API to those who speak HTTP, and probes.
+type httpDoor struct {
+	log      *slog.Logger
+	server   *http.Server
+	listener net.Listener
+	loopback *loopback
+}
+
+// openHTTP listens; nothing is served yet. ready says whether the server takes calls.
+func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool, log *slog.Logger) (*httpDoor, error) {
+	d := &httpDoor{log: log}
+	var err error
+	if d.loopback, err = newLoopback(service); err != nil {
+		return nil, err
+	}
+	handler, err := d.handler(ctx, c, ready)
+	if err != nil {
+		return nil, err
+	}
+	d.server = &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what clients do, not what we must know
+	}
+	listen := listenConfig(c.KeepaliveTime)
+	if d.listener, err = listen.Listen(ctx, "tcp", c.HTTPAddress); err != nil {
+		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
+	}
+	return d, nil
+}
+
+// listenConfig has the network find clients that have vanished, as gRPC's keepalive does:
+// within keepalive and a third of it.
+func listenConfig(keepalive time.Duration) net.ListenConfig {
+	return net.ListenConfig{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3},
+		Control:         controlUserTimeout(keepalive + keepalive/3),
+	}
+}
+
+func (d *httpDoor) handler(ctx context.Context, c *config.Config, ready *atomic.Bool) (http.Handler, error) {
+	api, err := gateway.New(ctx, d.loopback.conn)
+	if err != nil {
+		return nil, err
+	}
+	guarded, err := gateway.Guard(api, c.HTTPAllowedOrigins, c.Insecure)
+	if err != nil {
+		return nil, fmt.Errorf("http-allowed-origins: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", guarded)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !ready.Load() {
+			http.Error(w, "not serving", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	return mux, nil
+}
+
+func (d *httpDoor) serve() error {
+	d.log.Info("serving http", "address", d.listener.Addr().String())
+	if err := d.server.Serve(d.listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// stop lets the requests that are under way end, until ctx does.
+func (d *httpDoor) stop(ctx context.Context) {
+	d.loopback.stop(ctx)
+	if d.server.Shutdown(ctx) != nil {
+		_ = d.server.Close()
+	}
+}
