@@ -1,5 +1,5 @@
-# Needs Go, make and git; `make test` also a C compiler, for -race, and Python and Node, for the
-# tests of their clients. `make` lists the targets.
+# Needs Go, make and git; `make test` also a C compiler, for -race, Python and Node, for the tests
+# of their clients, and Chromium for one of a page. `make` lists the targets.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
@@ -17,6 +17,7 @@ TYPESCRIPT := client/typescript
 
 # Whether Python and Node are here, as old as they may be; Debian 12 has 3.11 and 18.20.
 HAVE_PYTHON := python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+HAVE_BROWSER := [ -n "$${PARLEY_CHROMIUM:-}" ] || command -v chromium >/dev/null || command -v google-chrome >/dev/null
 HAVE_NODE := command -v npm >/dev/null && node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 20) ? 0 : 1)' 2>/dev/null
 
 SHELL := /bin/sh
@@ -125,7 +126,7 @@ compiler:
 		echo "go test -race needs a C compiler, and $$1 is not here; on Debian: apt-get install gcc libc6-dev" >&2; exit 1; \
 	fi
 
-# Sets up Python and Node for the tests that need them. Where one is missing and cannot be
+# Sets up Python, Node and a browser for the tests that need them. Where one is missing and cannot be
 # installed it says which tests do not run; continuous integration must run all.
 .PHONY: languages
 languages:
@@ -134,6 +135,8 @@ languages:
 		echo "installing $$*"; apt-get update -qq && apt-get install -qq -y --no-install-recommends "$$@"; }; }; \
 	$(HAVE_PYTHON) || install python3 python3-venv || true; \
 	$(HAVE_NODE) || install nodejs npm || true; \
+	$(HAVE_BROWSER) || install chromium || true; \
+	$(HAVE_BROWSER) || missing 'the test of a page in a browser, which needs Chromium; on Debian: apt-get install chromium'; \
 	if $(HAVE_PYTHON); then $(MAKE) --no-print-directory $(PYTHON)/.venv/.stamp; \
 	else missing 'tests of $(PYTHON) and of its agent, which need Python 3.10 with venv; on Debian: apt-get install python3 python3-venv'; fi; \
 	if $(HAVE_NODE); then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.stamp; cd $(TYPESCRIPT); npm run --silent build; \

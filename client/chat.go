@@ -63,10 +63,7 @@ func (c *Client) Chat(ctx context.Context, request *parleyv1.ChatRequest, opts .
 func (c *Client) ResumeTurn(ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		f := follower{patience: patience{conn: c.conn}, client: c, opts: opts, conversation: request.GetConversationId()}
-		f.view = view{turn: request.GetTurnId(), last: request.GetAfterIndex()}
-		if f.view.last != 0 {
-			f.view.bytes = unknown
-		}
+		f.view = viewFrom(request.GetTurnId(), request.GetAfterIndex())
 		f.run(ctx, yield)
 	}
 }

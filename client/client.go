@@ -5,7 +5,7 @@
 // [Client.WatchConversations]. None of them minds a connection that breaks or a server that
 // restarts meanwhile. Every other call is a method of the generated stubs that [Client]
 // embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on. [Reason]
-// tells errors apart.
+// tells errors apart. The examples append to a conversation, load it, chat, route, and watch.
 //
 // Three things hold for every call:
 //

@@ -32,6 +32,15 @@ type view struct {
 	repeats bool
 }
 
+// viewFrom is the view of a caller that has the events up to that one from elsewhere; 0: none.
+func viewFrom(turn string, after int32) view {
+	v := view{turn: turn, last: after}
+	if after != 0 {
+		v.bytes = unknown
+	}
+	return v
+}
+
 // next is where the next stream has to begin: the index behind which it does.
 func (v *view) next() int32 {
 	if v.merged && v.bytes != unknown {

@@ -1,0 +1,153 @@
+package client_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/parleyhq/parley/client"
+)
+
+// programs are the server, built at most once a run of the tests, and what was started of it
+// where no test could end it: by examples.
+var programs = &serverPrograms{}
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(cleanRun{m})
+}
+
+// cleanRun is a run of the tests that leaves no process and no file.
+type cleanRun struct{ *testing.M }
+
+func (r cleanRun) Run() (code int) {
+	defer func() {
+		if err := programs.close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}()
+	return r.M.Run()
+}
+
+type serverPrograms struct {
+	once     sync.Once
+	dir      string // Where the server is, if it could be built.
+	buildErr error
+
+	mu      sync.Mutex
+	running []*serverProcess
+}
+
+// build returns the path of the server program.
+func (p *serverPrograms) build() (string, error) {
+	name := "parleyd"
+	if runtime.GOOS == "windows" {
+		name += ".exe"
+	}
+	p.once.Do(func() {
+		if p.dir, p.buildErr = os.MkdirTemp("", "parley-client-test-"); p.buildErr != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(p.dir, name), "../server")
+		if output, err := build.CombinedOutput(); err != nil {
+			p.buildErr = fmt.Errorf("build the server: %w\n%s", err, output)
+		}
+	})
+	return filepath.Join(p.dir, name), p.buildErr
+}
+
+// start starts a server that close ends.
+func (p *serverPrograms) start(args ...string) (*serverProcess, error) {
+	s, err := startProcess(args...)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = append(p.running, s)
+	return s, nil
+}
+
+func (p *serverPrograms) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.running {
+		s.kill()
+	}
+	if p.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(p.dir)
+}
+
+// serverProcess is a running server that keeps everything in memory.
+type serverProcess struct {
+	address string
+	command *exec.Cmd
+	reading sync.WaitGroup
+}
+
+// startProcess returns once the server serves. Whoever starts it kills it.
+func startProcess(args ...string) (*serverProcess, error) {
+	program, err := programs.build()
+	if err != nil {
+		return nil, err
+	}
+	args = append([]string{"--store", "memory", "--interaction-log=false", "--grpc-address", "127.0.0.1:0", "--http-address", "", "--log-format", "json"}, args...)
+	s := &serverProcess{command: exec.Command(program, args...)}
+	stderr, err := s.command.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.command.Start(); err != nil {
+		return nil, err
+	}
+	log := bufio.NewReader(stderr)
+	var before strings.Builder
+	for {
+		line, err := log.ReadBytes('\n')
+		before.Write(line)
+		if err != nil {
+			s.kill()
+			return nil, fmt.Errorf("the server does not serve: %s", before.String())
+		}
+		var entry struct{ Msg, Address string }
+		if json.Unmarshal(line, &entry) == nil && entry.Msg == "serving grpc" {
+			s.address = entry.Address
+			s.reading.Go(func() { _, _ = io.Copy(io.Discard, log) })
+			return s, nil
+		}
+	}
+}
+
+func (s *serverProcess) kill() {
+	_ = s.command.Process.Kill()
+	s.reading.Wait()
+	_ = s.command.Wait()
+}
+
+// dialServer returns a client of a server of the test's own. Both end with the test.
+func dialServer(t *testing.T, args ...string) *client.Client {
+	t.Helper()
+	s, err := startProcess(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.kill)
+	c, err := client.Dial(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}

@@ -1,0 +1,288 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestTheTableOfCalls makes the calls of calls.json, which says itself how it is read.
+func TestTheTableOfCalls(t *testing.T) {
+	text, err := os.ReadFile("testdata/calls.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table struct {
+		About []string   `json:"about"`
+		Steps []callStep `json:"steps"`
+	}
+	if err := decodeStrictly(text, &table); err != nil || len(table.Steps) == 0 {
+		t.Fatalf("%d steps, %v", len(table.Steps), err)
+	}
+	run := &tableRun{client: dialServer(t), saved: map[string]string{}}
+	for _, step := range table.Steps {
+		if err := run.make(t.Context(), step); err != nil {
+			t.Errorf("%s: %v", step.Name, err)
+		}
+	}
+}
+
+type callStep struct {
+	Name    string          `json:"name"`
+	Call    string          `json:"call"`
+	Request json.RawMessage `json:"request"`
+
+	// One of these.
+	Want    any         `json:"want"`
+	Error   *wantError  `json:"error"`
+	Turn    *wantedTurn `json:"turn"`
+	Changes []any       `json:"changes"`
+
+	Save map[string]string `json:"save"`
+}
+
+type wantError struct {
+	Code   string   `json:"code"`
+	Reason string   `json:"reason"`
+	Fields []string `json:"fields"`
+}
+
+type wantedTurn struct {
+	Text     string `json:"text"`
+	State    string `json:"state"`
+	Messages []any  `json:"messages"`
+}
+
+// tableRun makes steps one after the other.
+type tableRun struct {
+	client *client.Client
+	saved  map[string]string
+}
+
+// make makes a step and returns what is wrong with what it gave.
+func (r *tableRun) make(ctx context.Context, step callStep) error {
+	if wants := []bool{step.Want != nil, step.Error != nil, step.Turn != nil, step.Changes != nil}; count(wants) != 1 {
+		return errors.New("a step needs one of want, error, turn and changes")
+	}
+	reply, err := r.call(ctx, step)
+	if step.Error != nil {
+		return step.Error.compare(err)
+	}
+	if err != nil {
+		return fmt.Errorf("reason %q: %w", client.Reason(err), err)
+	}
+	want := step.Want
+	switch {
+	case step.Turn != nil:
+		want = map[string]any{"text": step.Turn.Text, "state": step.Turn.State, "messages": step.Turn.Messages}
+	case step.Changes != nil:
+		want = step.Changes
+	}
+	if faults := differences("", want, reply); len(faults) > 0 {
+		return errors.New(strings.Join(faults, "\n"))
+	}
+	for name, path := range step.Save {
+		value, ok := at(reply, path).(string)
+		if !ok || value == "" {
+			return fmt.Errorf("save %s: there is no text at %s", name, path)
+		}
+		r.saved[name] = value
+	}
+	return nil
+}
+
+func count(all []bool) (n int) {
+	for _, is := range all {
+		if is {
+			n++
+		}
+	}
+	return n
+}
+
+// call makes the call and returns what it gave as the step wants it told: a reply, a turn or
+// changes, as JSON.
+func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
+	text := string(step.Request)
+	for name, value := range r.saved {
+		text = strings.ReplaceAll(text, "${"+name+"}", value)
+	}
+	if strings.Contains(text, "${") {
+		return nil, fmt.Errorf("nothing was saved for %s", text)
+	}
+	method := reflect.ValueOf(r.client).MethodByName(step.Call)
+	if !method.IsValid() {
+		return nil, fmt.Errorf("there is no method %q", step.Call)
+	}
+	request, ok := reflect.TypeAssert[proto.Message](reflect.New(method.Type().In(1).Elem()))
+	if !ok {
+		return nil, fmt.Errorf("%s takes no single request", step.Call)
+	}
+	if err := protojson.Unmarshal([]byte(text), request); err != nil {
+		return nil, err
+	}
+	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(request)})
+	switch result := results[0].Interface().(type) {
+	case iter.Seq2[*parleyv1.TurnEvent, error]:
+		return toldTurn(result)
+	case iter.Seq2[*parleyv1.ConversationChange, error]:
+		return toldChanges(result, len(step.Changes))
+	case proto.Message:
+		if !results[1].IsNil() {
+			err, _ := reflect.TypeAssert[error](results[1])
+			return nil, err
+		}
+		return toldMessage(result)
+	default:
+		return nil, fmt.Errorf("%s gives %T", step.Call, result)
+	}
+}
+
+func toldTurn(events iter.Seq2[*parleyv1.TurnEvent, error]) (any, error) {
+	var text strings.Builder
+	finished := &parleyv1.TurnFinished{}
+	for event, err := range events {
+		if err != nil {
+			return nil, err
+		}
+		text.WriteString(event.GetTextDelta().GetText())
+		finished = event.GetFinished()
+	}
+	messages := []any{}
+	for _, message := range finished.GetMessages() {
+		told, err := toldMessage(message)
+		if err != nil {
+			return nil, err
+		}
+		messages = append(messages, told)
+	}
+	return map[string]any{"text": text.String(), "state": finished.GetTurn().GetState().String(), "messages": messages}, nil
+}
+
+// toldChanges leaves the stream after so many.
+func toldChanges(changes iter.Seq2[*parleyv1.ConversationChange, error], n int) (any, error) {
+	told := []any{}
+	for change, err := range changes {
+		if err != nil {
+			return nil, err
+		}
+		one, err := toldMessage(change)
+		if err != nil {
+			return nil, err
+		}
+		if told = append(told, one); len(told) >= n {
+			break
+		}
+	}
+	return told, nil
+}
+
+func toldMessage(message proto.Message) (told any, err error) {
+	text, err := protojson.Marshal(message)
+	if err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal(text, &told)
+	return told, err
+}
+
+// compare returns in what err is another one.
+func (w wantError) compare(err error) error {
+	if err == nil {
+		return fmt.Errorf("no error, want %s, %s", w.Code, w.Reason)
+	}
+	s := status.Convert(err)
+	got := wantError{Code: code.Code(s.Code()).String(), Reason: client.Reason(err)}
+	for _, detail := range s.Details() {
+		if bad, is := detail.(*errdetails.BadRequest); is {
+			for _, violation := range bad.GetFieldViolations() {
+				got.Fields = append(got.Fields, violation.GetField())
+			}
+		}
+	}
+	slices.Sort(got.Fields)
+	slices.Sort(w.Fields)
+	if got.Code != w.Code || got.Reason != w.Reason || !slices.Equal(got.Fields, w.Fields) {
+		return fmt.Errorf("error %+v, want %+v: %w", got, w, err)
+	}
+	return nil
+}
+
+// differences says where got is not what is wanted.
+func differences(path string, want, got any) (faults []string) {
+	switch want := want.(type) {
+	case map[string]any:
+		object, is := got.(map[string]any)
+		if !is {
+			return []string{fmt.Sprintf("%s is %v, want an object", path, got)}
+		}
+		for name, value := range want {
+			inner := strings.TrimPrefix(path+"."+name, ".")
+			if field, has := object[name]; !has {
+				faults = append(faults, fmt.Sprintf("%s is missing, want %v", inner, value))
+			} else {
+				faults = append(faults, differences(inner, value, field)...)
+			}
+		}
+		return faults
+	case []any:
+		list, is := got.([]any)
+		if !is || len(list) != len(want) {
+			return []string{fmt.Sprintf("%s is %v, want %d elements", path, got, len(want))}
+		}
+		for i, value := range want {
+			faults = append(faults, differences(strings.TrimPrefix(fmt.Sprint(path, ".", i), "."), value, list[i])...)
+		}
+		return faults
+	}
+	if text, is := got.(string); is && text != "" && want == "*" {
+		return nil
+	}
+	if want != got {
+		return []string{fmt.Sprintf("%s is %#v, want %#v", path, got, want)}
+	}
+	return nil
+}
+
+// at returns what is at the path, nil if nothing is.
+func at(value any, path string) any {
+	for step := range strings.SplitSeq(path, ".") {
+		switch inner := value.(type) {
+		case map[string]any:
+			value = inner[step]
+		case []any:
+			place, err := strconv.Atoi(step)
+			if err != nil || place < 0 || place >= len(inner) {
+				return nil
+			}
+			value = inner[place]
+		default:
+			return nil
+		}
+	}
+	return value
+}
+
+func decodeStrictly(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
