@@ -91,6 +91,7 @@ checkgenerate: bin/.buf ## fail when gen/ or the stubs are not what proto/ gives
 	same() { diff -rq -x __pycache__ "$$1" "$$2" || { echo "$$1 is stale: run make generate" >&2; exit 1; }; }; \
 	$(BUF) generate --output "$$fresh"; \
 	same gen "$$fresh/gen"; \
+	same server/internal/gateway/openapi/gen "$$fresh/server/internal/gateway/openapi/gen"; \
 	if $(HAVE_PYTHON); then $(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; fi; \
 	if $(HAVE_NODE); then $(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"; fi
 

@@ -61,7 +61,10 @@ func allowedArrows() []arrow {
 		{"server/internal/config", []string{"server/internal/agent", api}},
 		{"server/internal/config/configtest", nil}, // a file that tests read
 		{"server/internal/auth", nil},
-		{"server/internal/gateway", []string{api, "gen/gateway/parley/v1"}},
+		{"server/internal/gateway", []string{api, "gen/gateway/parley/v1", "server/internal/gateway/openapi"}},
+		{"server/internal/gateway/openapi", nil},
+		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
+		{"server/internal/interactionlog", []string{"store", api}},
 		{"server/internal/agent", []string{api}},
 		{"server/internal/agent/providertest", nil}, // servers that the tests of agents talk to
 		{"server/internal/agent/*/*test", []string{"server/internal/agent/providertest"}},

@@ -1,0 +1,212 @@
+package openapi_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/gateway/openapi"
+)
+
+func TestDocumentIsValid(t *testing.T) {
+	document := load(t, served(t))
+	if err := document.Validate(t.Context(), openapi3.EnableMultiError()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDocumentHasEveryCall compares the operations with the RPCs and with http.yaml: each is
+// there, under its path, and nothing else is.
+func TestDocumentHasEveryCall(t *testing.T) {
+	document := load(t, served(t))
+	described := map[string]string{} // "GET /v1/agents" → "ListAgents"
+	for path, item := range document.Paths.Map() {
+		for method, operation := range item.Operations() {
+			described[method+" "+bare(path)] = strings.TrimRight(operation.OperationID, "0123456789")
+		}
+	}
+	if diff := cmp.Diff(ruled(t), described); diff != "" {
+		t.Errorf("http.yaml and the document differ (-http.yaml +document):\n%s", diff)
+	}
+
+	reached := map[string]bool{}
+	for _, name := range described {
+		reached[name] = true
+	}
+	for name := range methods() {
+		if !reached[name] {
+			t.Errorf("%s is not in the document", name)
+		}
+	}
+}
+
+// ruled gives the paths of http.yaml as they are described.
+func ruled(t *testing.T) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile("../../../../proto/parley/v1/http.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var service struct {
+		HTTP struct{ Rules []map[string]any }
+	}
+	if err := yaml.Unmarshal(data, &service); err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string]string{}
+	for _, rule := range service.HTTP.Rules {
+		selector, _ := rule["selector"].(string)
+		ways := []any{rule}
+		if more, ok := rule["additional_bindings"].([]any); ok {
+			ways = append(ways, more...)
+		}
+		for _, way := range ways {
+			way, _ := way.(map[string]any)
+			for key, value := range way {
+				if path, _ := value.(string); strings.HasPrefix(path, "/") {
+					paths[strings.ToUpper(key)+" "+bare(path)] = selector[strings.LastIndex(selector, ".")+1:]
+				}
+			}
+		}
+	}
+	return paths
+}
+
+// bare takes the names out of a path: "/v1/conversations/{}".
+func bare(path string) string {
+	return regexp.MustCompile(`\{.*?\}`).ReplaceAllString(path, "{}")
+}
+
+// methods gives all RPCs that clients call, by name.
+func methods() map[string]protoreflect.MethodDescriptor {
+	found := map[string]protoreflect.MethodDescriptor{}
+	for _, file := range []protoreflect.FileDescriptor{
+		parleyv1.File_parley_v1_conversation_service_proto,
+		parleyv1.File_parley_v1_interaction_log_service_proto,
+		parleyv1.File_parley_v1_admin_service_proto,
+	} {
+		for i := range file.Services().Len() {
+			all := file.Services().Get(i).Methods()
+			for j := range all.Len() {
+				found[string(all.Get(j).Name())] = all.Get(j)
+			}
+		}
+	}
+	return found
+}
+
+func served(t *testing.T) []byte {
+	t.Helper()
+	recorder := httptest.NewRecorder()
+	openapi.Serve(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/openapi.json", http.NoBody))
+	if got := recorder.Header().Get("Content-Type"); got != "application/json" {
+		t.Errorf("Content-Type is %q", got)
+	}
+	return recorder.Body.Bytes()
+}
+
+func load(t *testing.T, data []byte) *openapi3.T {
+	t.Helper()
+	document, err := openapi3.NewLoader().LoadFromData(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return document
+}
+
+// closed is the document with schemas that let no property pass that they do not name.
+func closed(t *testing.T, data []byte) []byte {
+	t.Helper()
+	var document map[string]any
+	if err := json.Unmarshal(data, &document); err != nil {
+		t.Fatal(err)
+	}
+	components, _ := document["components"].(map[string]any)
+	schemas, _ := components["schemas"].(map[string]any)
+	for _, each := range schemas {
+		if schema, _ := each.(map[string]any); schema["type"] == "object" {
+			schema["additionalProperties"] = false
+		}
+	}
+	data, err := json.Marshal(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestDocumentSays looks at one example of each thing that the document has to say.
+func TestDocumentSays(t *testing.T) {
+	var document any
+	if err := json.Unmarshal(served(t), &document); err != nil {
+		t.Fatal(err)
+	}
+	const pattern = `"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"`
+	for _, test := range []struct{ where, want string }{
+		{"components schemas Retention properties maxMessages minimum", `0`},
+		{"components schemas Retention properties maxMessages maximum", `1000`},
+		{"components schemas Retention properties ttl pattern", `"^-?[0-9]+(\\.[0-9]{1,9})?s$"`},
+		{"components schemas Conversation properties labels maxProperties", `64`},
+		{"components schemas Conversation properties labels propertyNames", `{"maxLength": 64, "minLength": 1}`},
+		{"components schemas Conversation properties labels additionalProperties", `{"type": "string", "maxLength": 1024}`},
+		{"components schemas Conversation required", `null`},
+		{"components schemas Message required", `["role"]`},
+		{"components schemas Message properties createTime format", `"date-time"`},
+		{"components schemas ToolCall required", `["id", "name"]`},
+		{"components schemas StructuredData required", `["type", "value"]`},
+		{"components schemas AppendMessagesRequest properties messages maxItems", `100`},
+		{"components schemas AppendMessagesRequest properties conversationId", `null`},
+		{"components schemas ChatRequest properties conversationId pattern", pattern},
+		{"components schemas GetStatsResponse properties dataBytes type", `"string"`},
+		{"components schemas OnDisconnect enum", `["ON_DISCONNECT_UNSPECIFIED", "ON_DISCONNECT_CONTINUE", "ON_DISCONNECT_CANCEL"]`},
+		{"components schemas ForkOrigin description", `"ForkOrigin names the conversation and message that a fork was made at."`},
+		{"paths /v1/conversations/{conversationId} patch requestBody content application/json schema $ref", `"#/components/schemas/Conversation"`},
+		{"paths /v1/conversations/{conversationId} get parameters 0 schema pattern", pattern},
+		{"paths /v1/conversations get parameters 2 style", `"deepObject"`},
+		{"paths /v1/conversations/{conversationId}/turns/{turnId}/cancel post requestBody", `null`},
+		{"paths /v1/import post requestBody content application/x-ndjson schema $ref", `"#/components/schemas/ImportConversationsRequest"`},
+		{"paths /v1/watch get responses 200 content text/event-stream schema $ref", `"#/components/schemas/EventStream"`},
+		{"paths /v1/watch get parameters 4 name", `"Last-Event-ID"`},
+		{"paths /v1/export get parameters 1", `null`},
+		{"paths /v1/chat post summary", `"Chat stores the user's message, has an agent answer, streams the answer, and stores it."`},
+		{"paths /v1/chat post tags", `["ConversationService"]`},
+	} {
+		var want any
+		if err := json.Unmarshal([]byte(test.want), &want); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, at(document, strings.Fields(test.where))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.where, diff)
+		}
+	}
+}
+
+// at goes down by keys and indexes; nil where there is nothing.
+func at(value any, keys []string) any {
+	for _, key := range keys {
+		switch within := value.(type) {
+		case map[string]any:
+			value = within[key]
+		case []any:
+			i, err := strconv.Atoi(key)
+			if err != nil || i >= len(within) {
+				return nil
+			}
+			value = within[i]
+		default:
+			return nil
+		}
+	}
+	return value
+}
