@@ -10,17 +10,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/parleyhq/parley/client"
+	"github.com/parleyhq/parley/client/mcp"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/gateway"
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
-// httpDoor serves the API to those who speak HTTP, and probes.
+// mcpTimeout bounds what tools ask, questions aside, which have the limits of turns.
+const mcpTimeout = 30 * time.Second
+
+// httpDoor serves the API to those who speak HTTP or MCP, and probes.
 type httpDoor struct {
 	log      *slog.Logger
 	server   *http.Server
 	listener net.Listener
 	loopback *loopback
+	client   *client.Client // of the MCP tools, over the loopback
 }
 
 // openHTTP listens; nothing is served yet. ready says whether the server takes calls.
@@ -28,6 +34,9 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	d := &httpDoor{log: log}
 	var err error
 	if d.loopback, err = newLoopback(service); err != nil {
+		return nil, err
+	}
+	if d.client, err = client.Dial("passthrough:loopback", d.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
 	handler, err := d.handler(ctx, c, ready)
@@ -59,7 +68,10 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, ready *atomic.
 	if err != nil {
 		return nil, err
 	}
-	guarded, err := gateway.Guard(api, c.HTTPAllowedOrigins, c.Insecure)
+	doors := http.NewServeMux()
+	doors.Handle("/", api)
+	doors.Handle("/mcp", mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout}).Handler())
+	guarded, err := gateway.Guard(doors, c.HTTPAllowedOrigins, c.Insecure)
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
@@ -89,6 +101,7 @@ func (d *httpDoor) serve() error {
 // stop lets the requests that are under way end, until ctx does.
 func (d *httpDoor) stop(ctx context.Context) {
 	d.loopback.stop(ctx)
+	_ = d.client.Close() // Its streams would be asked for again.
 	if d.server.Shutdown(ctx) != nil {
 		_ = d.server.Close()
 	}

@@ -12,8 +12,16 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
-// pipeBytes is what either direction of a loopback connection holds.
-const pipeBytes = 256 << 10
+// What a loopback connection may hold: in either direction, and for a stream until its
+// reader goes on. Fixed windows spare it gRPC's measuring of a network that is not there.
+const (
+	pipeBytes   = 256 << 10
+	streamBytes = 256 << 10
+	connBytes   = 16 << 20
+)
+
+// loopbackWorkers are goroutines that stay, as those of the other door do.
+const loopbackWorkers = 32
 
 // loopback is the server's way to itself, for the doors that speak something else and
 // translate: connections in memory, which nobody else can open, to a grpc.Server of their
@@ -31,6 +39,11 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 		grpc.MaxRecvMsgSize(maxGRPCBytes),
 		grpc.MaxSendMsgSize(maxGRPCBytes),
 		grpc.WaitForHandlers(true),
+		grpc.NumStreamWorkers(loopbackWorkers),
+		grpc.StaticStreamWindowSize(streamBytes),
+		grpc.StaticConnWindowSize(connBytes),
+		grpc.WriteBufferSize(0), // No system calls to be spared.
+		grpc.ReadBufferSize(0),
 	}, service.Interceptors()...)...)
 	service.Register(l.server)
 	var err error
@@ -44,6 +57,10 @@ func (l *loopback) dialOptions() []grpc.DialOption {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxGRPCBytes), grpc.MaxCallSendMsgSize(maxGRPCBytes)),
+		grpc.WithStaticStreamWindowSize(streamBytes),
+		grpc.WithStaticConnWindowSize(connBytes),
+		grpc.WithWriteBufferSize(0),
+		grpc.WithReadBufferSize(0),
 	}
 }
 

@@ -114,7 +114,7 @@ func (a *app) newRootCommand() *cobra.Command {
 		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
 		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
 		a.newExportCommand(), a.newImportCommand(),
-		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newVersionCommand(),
+		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newMCPCommand(), a.newVersionCommand(),
 	)
 	return root
 }

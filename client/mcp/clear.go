@@ -1,0 +1,70 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const clearInput = `{
+  "type": "object",
+  "additionalProperties": false,
+  "required": ["conversation_id"],
+  "properties": {
+    "conversation_id": {
+      "type": "string",
+      "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+      "description": "The conversation to clear."
+    }
+  }
+}`
+
+const clearOutput = `{
+  "type": "object",
+  "required": ["conversation_id", "message_count", "last_sequence"],
+  "properties": {
+    "conversation_id": {"type": "string"},
+    "message_count": {"type": "integer", "description": "Messages that are kept now."},
+    "last_sequence": {"type": "integer", "description": "Sequence of the newest message ever: the next one counts on from there."}
+  }
+}`
+
+func (s *Server) clearConversation() tool {
+	return tool{
+		described: &sdk.Tool{
+			Name:  "clear_conversation",
+			Title: "Clear a conversation",
+			Description: "Remove all messages of a conversation for good; it stays, with its id and settings, and its agent begins anew. " +
+				"Use it only when the user asks for that. It is refused while a question is being answered there.",
+			InputSchema:  json.RawMessage(clearInput),
+			OutputSchema: json.RawMessage(clearOutput),
+			Annotations:  &sdk.ToolAnnotations{DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: new(false)},
+		},
+		call: s.clear,
+	}
+}
+
+// cleared is the result of clear_conversation.
+type cleared struct {
+	ConversationID string `json:"conversation_id"`
+	MessageCount   int32  `json:"message_count"`
+	LastSequence   int32  `json:"last_sequence"`
+}
+
+func (s *Server) clear(ctx context.Context, r *request) (*sdk.CallToolResult, error) {
+	clearing := &parleyv1.ClearConversationRequest{ConversationId: r.required("conversation_id")}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	reply, err := s.parley.ClearConversation(ctx, clearing)
+	if err != nil {
+		return nil, err
+	}
+	c := reply.GetConversation()
+	return structured(cleared{ConversationID: c.GetId(), MessageCount: c.GetMessageCount(), LastSequence: c.GetLastSequence()})
+}

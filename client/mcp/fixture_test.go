@@ -1,0 +1,236 @@
+package mcp
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// programs is the folder of the two programs that the tests run.
+var programs string
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(withPrograms{m})
+}
+
+// withPrograms is a run of the tests that builds the programs first.
+type withPrograms struct{ *testing.M }
+
+func (r withPrograms) Run() int {
+	dir, err := os.MkdirTemp("", "parley-mcp-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	programs = dir
+	for name, source := range map[string]string{"parleyd": "../../server", "parley": "../cmd/parley"} {
+		if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", program(name), source).CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", source, err, output)
+			return 1
+		}
+	}
+	return r.M.Run()
+}
+
+func program(name string) string {
+	if runtime.GOOS == "windows" {
+		name += ".exe"
+	}
+	return filepath.Join(programs, name)
+}
+
+// memory answers how many questions it was given, and the first of them.
+const memory = `/^\[USER\]: / { n++; if (n == 1) first = substr($0, 9) } END { printf "%d questions, the first: %s", n, first }`
+
+// startParley starts a server with the agents memory, a program; broken, another, which
+// fails; puppet, which does what it is told; and other, to whom puppet can hand over. It
+// returns where the server is, and a client of it.
+func startParley(t *testing.T) (address string, c *client.Client) {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "server.yaml")
+	settings, err := json.Marshal(map[string]any{
+		"default_agent": "memory",
+		"agents": map[string]any{
+			"memory": map[string]any{"kind": "command", "command": []string{"awk", memory}},
+			"broken": map[string]any{"kind": "command", "command": []string{"sh", "-c", "printf 'half an ans'; echo out of ideas >&2; exit 3"}},
+			"puppet": map[string]any{"kind": "remote", "address": servePuppet(t)},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, settings, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := exec.Command(program("parleyd"), "--store", "memory", "--grpc-address", "127.0.0.1:0", "--http-address", "",
+		"--config", config, "--log-format", "json", "--max-message-bytes", "1MiB")
+	stderr, err := server.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	log := bufio.NewReader(stderr)
+	var reading sync.WaitGroup
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		reading.Wait()
+		_ = server.Wait()
+	})
+	address = servingAddress(t, log)
+	reading.Go(func() { _, _ = io.Copy(io.Discard, log) })
+	if c, err = client.Dial(address); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return address, c
+}
+
+// servingAddress reads a server's log up to where it says its address.
+func servingAddress(t *testing.T, log *bufio.Reader) string {
+	t.Helper()
+	var before strings.Builder
+	for {
+		line, err := log.ReadString('\n')
+		before.WriteString(line)
+		if err != nil {
+			t.Fatalf("the server does not serve: %s", before.String())
+		}
+		var entry struct{ Msg, Address string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving grpc" {
+			return entry.Address
+		}
+	}
+}
+
+func servePuppet(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	parleyv1.RegisterAgentServiceServer(server, puppet{})
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	return listener.Addr().String()
+}
+
+// puppet is an agent that is told what to do.
+type puppet struct {
+	parleyv1.UnimplementedAgentServiceServer
+}
+
+// Respond does what the question says.
+func (puppet) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	text := func(s string) *parleyv1.RespondResponse {
+		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
+	}
+	call := func(id, name string) *parleyv1.RespondResponse {
+		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: "{}"}}}
+	}
+	var pieces []*parleyv1.RespondResponse
+	switch question := request.GetMessages()[len(request.GetMessages())-1].GetContent(); question {
+	case "think":
+		pieces = []*parleyv1.RespondResponse{text("half a thou")}
+	case "silence":
+	case "everything":
+		list, err := structpb.NewValue([]any{"Redux"})
+		if err != nil {
+			return err
+		}
+		pieces = []*parleyv1.RespondResponse{
+			{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "looking\nit up"}}},
+			text("One moment."),
+			call("c1", "price"),
+			{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50"}}},
+			{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "library_list", Value: list}}},
+			text("It is Redux."),
+			{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "other"}},
+			text("And I agree."),
+		}
+	case "call":
+		pieces = []*parleyv1.RespondResponse{call("c1", "price"), call("c2", "stock")}
+	default:
+		pieces = []*parleyv1.RespondResponse{text(question)}
+	}
+	for _, piece := range pieces {
+		if err := stream.Send(piece); err != nil {
+			return err
+		}
+	}
+	if request.GetMessages()[len(request.GetMessages())-1].GetContent() == "think" {
+		<-stream.Context().Done() // And never comes to an end.
+	}
+	return nil
+}
+
+// door is a way in: it connects a client of the official SDK.
+type door struct {
+	name    string
+	connect func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession
+}
+
+// doors are all ways in to the Parley server that c is connected to: a process on standard
+// input and output, HTTP, and HTTP as it was before protocol 2026-07-28.
+func doors(address string, c *client.Client) []door {
+	return []door{
+		{"stdio", func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+			t.Helper()
+			command := exec.Command(program("parley"), "mcp", "--address", address)
+			command.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+			return connect(t, &sdk.CommandTransport{Command: command}, o, "")
+		}},
+		{"http", func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+			t.Helper()
+			return connect(t, serveHTTP(t, c), o, "")
+		}},
+		{"http of 2025", func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+			t.Helper()
+			return connect(t, serveHTTP(t, c), o, "2025-06-18")
+		}},
+	}
+}
+
+func serveHTTP(t *testing.T, c *client.Client) *sdk.StreamableClientTransport {
+	t.Helper()
+	server := httptest.NewServer(New(c, Options{}).Handler())
+	t.Cleanup(server.Close)
+	return &sdk.StreamableClientTransport{Endpoint: server.URL, HTTPClient: server.Client(), MaxRetries: -1}
+}
+
+func connect(t *testing.T, transport sdk.Transport, o *sdk.ClientOptions, protocol string) *sdk.ClientSession {
+	t.Helper()
+	c := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o)
+	session, err := c.Connect(t.Context(), transport, &sdk.ClientSessionOptions{ProtocolVersion: protocol})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := session.Close(); err != nil {
+			t.Errorf("close the session: %v", err)
+		}
+	})
+	return session
+}

@@ -1,0 +1,128 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+const (
+	sessionHeader = "Mcp-Session-Id"
+	// maxWriteTime is how long a client may take nothing of what is sent to it.
+	maxWriteTime = 30 * time.Second
+)
+
+// Handler serves clients over streamable HTTP, at whatever path it is mounted. Every request
+// stands for itself: there are no sessions to run out of or to lose in a restart, and any of
+// several servers can take the next request. A request may have 4 MiB (413 beyond); a client
+// that takes nothing for 30 s loses its connection; and a call ends with its request: to hang
+// up is to cancel.
+//
+// It does not look at Host and Origin. Whoever mounts it keeps out the pages of other origins
+// that a browser on the same machine may show.
+func (s *Server) Handler() http.Handler {
+	options := &sdk.StreamableHTTPOptions{
+		Stateless:           true,
+		MaxRequestBodyBytes: maxRequestBytes,
+		// It would refuse hosts that the settings of the server allow.
+		DisableLocalhostProtection: true,
+	}
+	return &handler{
+		calls: newCalls(),
+		next:  sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return s.server }, options),
+	}
+}
+
+type handler struct {
+	next  http.Handler
+	calls *calls
+}
+
+// ServeHTTP adds to the SDK's handler that calls end with their requests, that the
+// notification that a call is cancelled finds it, and that writes have a limit.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	if err != nil {
+		code := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			code = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+
+	caller, leave := context.WithCancel(r.Context())
+	defer leave()
+	session := r.Header.Get(sessionHeader)
+	switch m := readMessage(body); m.Method {
+	case "initialize":
+		w.Header().Set(sessionHeader, rand.Text())
+	case "tools/call":
+		remove := h.calls.add(callName{session, string(m.ID)}, leave)
+		defer remove()
+	case "notifications/cancelled":
+		h.calls.cancel(callName{session, string(m.Params.RequestID)})
+	}
+
+	controller := http.NewResponseController(w)
+	defer func() { _ = controller.SetWriteDeadline(time.Time{}) }() // The connection is for others, too.
+	h.next.ServeHTTP(&boundedWriter{w, controller}, r.WithContext(context.WithValue(caller, callerKey{}, caller)))
+}
+
+// callerKey is of the context that ends when the client of a request has left. The SDK hands
+// the values of a context down to the tools, but not its end.
+type callerKey struct{}
+
+// untilCallerLeaves returns a context that ends with ctx, and with the HTTP request behind it
+// if there is one. cancel must be called.
+func untilCallerLeaves(ctx context.Context) (until context.Context, cancel context.CancelFunc) {
+	until, end := context.WithCancel(ctx)
+	caller, ok := ctx.Value(callerKey{}).(context.Context)
+	if !ok {
+		return until, end
+	}
+	stop := context.AfterFunc(caller, end)
+	return until, func() { stop(); end() }
+}
+
+// message is what has to be known of one here.
+type message struct {
+	Method string          `json:"method"`
+	ID     json.RawMessage `json:"id"`
+	Params struct {
+		RequestID json.RawMessage `json:"requestId"`
+	} `json:"params"`
+}
+
+// readMessage returns an empty one for what is none, and for a batch: the SDK deals with both.
+func readMessage(body []byte) message {
+	var m message
+	if json.Unmarshal(body, &m) != nil {
+		return message{}
+	}
+	return m
+}
+
+// boundedWriter gives each write maxWriteTime. The request ends with one that takes longer.
+type boundedWriter struct {
+	http.ResponseWriter
+
+	controller *http.ResponseController
+}
+
+// Write writes in time or not at all.
+func (w *boundedWriter) Write(p []byte) (int, error) {
+	_ = w.controller.SetWriteDeadline(time.Now().Add(maxWriteTime))
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for the SDK, which flushes.
+func (w *boundedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,165 @@
+package mcp
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// post sends a message as a client of a protocol before 2026-07-28 does.
+func post(t *testing.T, server *httptest.Server, session, message string) *http.Response {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader(message))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json, text/event-stream")
+	request.Header.Set("Mcp-Protocol-Version", "2025-06-18")
+	if session != "" {
+		request.Header.Set(sessionHeader, session)
+	}
+	response, err := server.Client().Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return response
+}
+
+// A client of an old protocol keeps its request open and cancels by another one. Only that
+// of its own session counts.
+func TestCancelByNotification(t *testing.T) {
+	_, c := startParley(t)
+	server := httptest.NewServer(New(c, Options{}).Handler())
+	t.Cleanup(server.Close)
+
+	sessions := make([]string, 2)
+	for i := range sessions {
+		hello := post(t, server, "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+		if sessions[i] = hello.Header.Get(sessionHeader); sessions[i] == "" || hello.StatusCode != http.StatusOK {
+			t.Fatalf("initialize: %s, session %q", hello.Status, sessions[i])
+		}
+	}
+	asked := post(t, server, sessions[0], `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"ask_question",
+		"arguments":{"question":"think","agent":"puppet","conversation_id":"old"},"_meta":{"progressToken":1}}}`)
+	lines := bufio.NewReader(asked.Body)
+	for line := ""; !strings.Contains(line, "half a thou"); {
+		var err error
+		if line, err = lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, other := range []struct{ session, id string }{{sessions[1], "2"}, {sessions[0], "3"}, {"", "2"}, {sessions[0], `"2"`}} {
+		post(t, server, other.session, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+other.id+`}}`)
+	}
+	// What runs still can be answered in its own session, and is not by then.
+	busy := post(t, server, sessions[0], `{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"clear_conversation","arguments":{"conversation_id":"old"}}}`)
+	if body, err := io.ReadAll(busy.Body); err != nil || !strings.Contains(string(body), "CONVERSATION_BUSY") {
+		t.Errorf("after cancelled notifications of others: %s, %v", body, err)
+	}
+
+	if accepted := post(t, server, sessions[0], `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`); accepted.StatusCode != http.StatusAccepted {
+		t.Errorf("cancelled notification: %s", accepted.Status)
+	}
+	endsCancelled(t, c, "old")
+	if _, err := io.Copy(io.Discard, lines); err != nil {
+		t.Errorf("the stream of the call: %v", err)
+	}
+}
+
+func TestHTTPLimits(t *testing.T) {
+	_, c := startParley(t)
+	s := New(c, Options{})
+	server := httptest.NewServer(s.Handler())
+	t.Cleanup(server.Close)
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
+
+	if response := post(t, server, "", `{"jsonrpc":"2.0","id":1,"method":"`+strings.Repeat("x", maxRequestBytes)+`"}`); response.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("a large request: %s", response.Status)
+	}
+	if response := post(t, server, "", "no JSON"); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("no JSON: %s", response.Status)
+	}
+	for _, method := range []string{http.MethodGet, http.MethodDelete} {
+		request, err := http.NewRequestWithContext(t.Context(), method, server.URL, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := server.Client().Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %s", method, response.Status)
+		}
+	}
+
+	for range maxCalls {
+		s.calls <- struct{}{}
+	}
+	if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"code":-32603`) || !strings.Contains(string(body), "TOO_MANY_CALLS") {
+		t.Errorf("one call too many: %s, %v", body, err)
+	}
+	<-s.calls
+	for range 2 { // The place is given back.
+		if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"total_size":0`) {
+			t.Errorf("a call in the last place: %s, %v", body, err)
+		}
+	}
+}
+
+// deadlines is a response that keeps what its writes were given.
+type deadlines struct {
+	*httptest.ResponseRecorder
+
+	set []time.Time
+}
+
+// SetWriteDeadline notes t.
+func (d *deadlines) SetWriteDeadline(t time.Time) error {
+	d.set = append(d.set, t)
+	return nil
+}
+
+// A client that takes nothing does not hold a call for ever; and what was set for this
+// response does not cut off another one of the connection.
+func TestWritesAreBounded(t *testing.T) {
+	_, c := startParley(t)
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json, text/event-stream")
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	before := time.Now()
+	New(c, Options{}).Handler().ServeHTTP(w, request)
+	if !strings.Contains(w.Body.String(), "ask_question") || !w.Flushed {
+		t.Errorf("the response, flushed %t: %s", w.Flushed, w.Body)
+	}
+	if len(w.set) != 2 || w.set[0].Before(before.Add(maxWriteTime)) || !w.set[1].IsZero() {
+		t.Errorf("deadlines %v, want one in %v, then none", w.set, maxWriteTime)
+	}
+}
+
+// Names of calls are no store for whoever makes them up.
+func TestCallNames(t *testing.T) {
+	c, cancelled := newCalls(), 0
+	cancel := func() { cancelled++ }
+	remove := c.add(callName{"s", "1"}, cancel)
+	c.add(callName{"s", "1"}, cancel)()
+	c.add(callName{"", "1"}, cancel)()
+	c.add(callName{strings.Repeat("s", maxNamedBytes), "1"}, cancel)()
+	if len(c.cancels) != 1 {
+		t.Errorf("%d names, want 1", len(c.cancels))
+	}
+	c.cancel(callName{"s", "1"})
+	remove()
+	c.cancel(callName{"s", "1"})
+	if cancelled != 1 || len(c.cancels) != 0 {
+		t.Errorf("cancelled %d times, %d names left", cancelled, len(c.cancels))
+	}
+}

@@ -1,0 +1,124 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const listInput = `{
+  "type": "object",
+  "additionalProperties": false,
+  "properties": {
+    "page_size": {
+      "type": "integer",
+      "minimum": 0,
+      "maximum": 1000,
+      "description": "Conversations to return at most; 50 when left out."
+    },
+    "page_token": {
+      "type": "string",
+      "description": "next_page_token of the page before."
+    }
+  }
+}`
+
+const listOutput = `{
+  "type": "object",
+  "required": ["conversations", "total_size"],
+  "properties": {
+    "conversations": {
+      "type": "array",
+      "description": "Newest first.",
+      "items": {
+        "type": "object",
+        "required": ["conversation_id", "message_count", "preview"],
+        "properties": {
+          "conversation_id": {"type": "string"},
+          "title": {"type": "string"},
+          "agent": {"type": "string", "description": "Name of its own agent, where it has one."},
+          "message_count": {"type": "integer", "description": "Messages that are kept."},
+          "preview": {"type": "string", "description": "The first 120 characters of the newest message; get_history has all of it."},
+          "create_time": {"type": "string", "format": "date-time"},
+          "update_time": {"type": "string", "format": "date-time"},
+          "expire_time": {"type": "string", "format": "date-time", "description": "When it ends unless something is said in it."},
+          "active_turn_id": {"type": "string", "description": "Set while a question is being answered."}
+        }
+      }
+    },
+    "next_page_token": {"type": "string", "description": "There are more: call again with it as page_token. Left out on the last page."},
+    "total_size": {"type": "integer", "description": "Conversations that there are in all."}
+  }
+}`
+
+func (s *Server) listConversations() tool {
+	return tool{
+		described: &sdk.Tool{
+			Name:  "list_conversations",
+			Title: "List conversations",
+			Description: "List the conversations that are kept, newest first, each with the beginning of its newest message. " +
+				"Use it to find the conversation_id of one that the user speaks of.",
+			InputSchema:  json.RawMessage(listInput),
+			OutputSchema: json.RawMessage(listOutput),
+			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},
+		},
+		call: s.list,
+	}
+}
+
+// conversationList is the result of list_conversations.
+type conversationList struct {
+	Conversations []conversationRow `json:"conversations"`
+	NextPageToken string            `json:"next_page_token,omitempty"`
+	TotalSize     int64             `json:"total_size"`
+}
+
+// conversationRow is what helps to choose one: rows are many.
+type conversationRow struct {
+	ConversationID string `json:"conversation_id"`
+	Title          string `json:"title,omitempty"`
+	Agent          string `json:"agent,omitempty"`
+	MessageCount   int32  `json:"message_count"`
+	Preview        string `json:"preview"`
+	CreateTime     string `json:"create_time"`
+	UpdateTime     string `json:"update_time"`
+	ExpireTime     string `json:"expire_time"`
+	ActiveTurnID   string `json:"active_turn_id,omitempty"`
+}
+
+func (s *Server) list(ctx context.Context, r *request) (*sdk.CallToolResult, error) {
+	list := &parleyv1.ListConversationsRequest{PageSize: r.number("page_size"), PageToken: r.text("page_token")}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.limited(ctx)
+	defer cancel()
+	reply, err := s.parley.ListConversations(ctx, list)
+	if err != nil {
+		return nil, err
+	}
+	page := conversationList{
+		Conversations: make([]conversationRow, len(reply.GetConversations())),
+		NextPageToken: reply.GetNextPageToken(),
+		TotalSize:     reply.GetTotalSize(),
+	}
+	for i, entry := range reply.GetConversations() {
+		c := entry.GetConversation()
+		page.Conversations[i] = conversationRow{
+			ConversationID: c.GetId(), Title: c.GetTitle(), Agent: c.GetAgent(),
+			MessageCount: c.GetMessageCount(), Preview: entry.GetPreview(), ActiveTurnID: c.GetActiveTurnId(),
+			CreateTime: stamp(c.GetCreateTime()), UpdateTime: stamp(c.GetUpdateTime()), ExpireTime: stamp(c.GetExpireTime()),
+		}
+	}
+	return structured(page)
+}
+
+// stamp is a time in RFC 3339, to the second.
+func stamp(t *timestamppb.Timestamp) string {
+	return t.AsTime().Format(time.RFC3339)
+}

@@ -1,0 +1,89 @@
+package mcp
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// refusal is the status that a call to the Parley server ended with.
+type refusal struct {
+	status    *status.Status
+	info      *errdetails.ErrorInfo // Nil: it was not the server that refused.
+	bad       []*errdetails.BadRequest_FieldViolation
+	retryable bool
+}
+
+// refusalOf returns nil when err has no status.
+func refusalOf(err error) *refusal {
+	var carrier interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &carrier) {
+		return nil
+	}
+	r := &refusal{status: carrier.GRPCStatus()}
+	r.retryable = r.status.Code() == codes.Unavailable
+	for _, detail := range r.status.Details() {
+		switch d := detail.(type) {
+		case *errdetails.ErrorInfo:
+			r.info = d
+		case *errdetails.BadRequest:
+			r.bad = d.GetFieldViolations()
+		case *errdetails.RetryInfo:
+			r.retryable = true
+		}
+	}
+	return r
+}
+
+// faults are what is wrong with the arguments of the call; none where other arguments would
+// not have helped.
+func (r *refusal) faults() []fault {
+	message := r.status.Message()
+	switch r.info.GetReason() {
+	case "CONVERSATION_NOT_FOUND":
+		return []fault{{"conversation_id", message + "; list_conversations has those that do"}}
+	case "MESSAGE_TOO_LARGE":
+		return []fault{{"question", message}}
+	case "AGENT_NOT_CONFIGURED":
+		return []fault{{"agent", message + "; name one that there is: " + r.info.GetMetadata()["known_agents"]}}
+	}
+	var faults []fault
+	for _, violation := range r.bad {
+		name := violation.GetField()
+		if name == "content" {
+			name = "question"
+		}
+		faults = append(faults, fault{name, violation.GetDescription()})
+	}
+	return faults
+}
+
+// text says what went wrong, and what to do, in the words of a tool.
+func (r *refusal) text() string {
+	message, code := r.status.Message(), r.status.Code()
+	switch reason := r.info.GetReason(); {
+	case reason == "CONVERSATION_BUSY":
+		return fmt.Sprintf("a question is being answered there, turn %s: try again when that has ended (%s)", r.info.GetMetadata()["active_turn_id"], reason)
+	case reason != "":
+		return message + " (" + reason + ")"
+	case code == codes.Unavailable:
+		return "the Parley server cannot be reached; is it running, and at this address? " + message
+	case code == codes.DeadlineExceeded:
+		return "the Parley server did not reply in time"
+	default:
+		return message + " (" + code.String() + ")"
+	}
+}
+
+func (r *refusal) data() errorData {
+	code := r.status.Code().String()
+	data := errorData{Reason: strings.ToUpper(code), Status: code, Retryable: r.retryable}
+	if r.info != nil {
+		data.Reason, data.Metadata = r.info.GetReason(), r.info.GetMetadata()
+	}
+	return data
+}

@@ -1,0 +1,122 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/parleyhq/parley/client"
+)
+
+// served is a server that serves one client through pipes.
+type served struct {
+	session *sdk.ClientSession
+	input   *io.PipeWriter // Of the server.
+	stop    context.CancelFunc
+	ended   chan error
+}
+
+func serve(t *testing.T, c *client.Client, o *sdk.ClientOptions) *served {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	toServer, input := io.Pipe()
+	toClient, output := io.Pipe()
+	s := &served{input: input, stop: stop, ended: make(chan error, 1)}
+	go func() {
+		s.ended <- New(c, Options{}).Serve(ctx, toServer, output)
+		output.Close()
+	}()
+	t.Cleanup(func() { input.Close() }) // A read may hang there.
+	s.session = connect(t, &sdk.IOTransport{Reader: toClient, Writer: unclosed{input}}, o, "")
+	return s
+}
+
+// However it ends, the question that is being answered is cancelled.
+func TestServeEnds(t *testing.T) {
+	_, c := startParley(t)
+	ways := map[string]func(*served){
+		"input":   func(s *served) { s.input.Close() },
+		"context": func(s *served) { s.stop() },
+	}
+	for name, end := range ways {
+		t.Run(name, func(t *testing.T) {
+			told, options := listen()
+			s := serve(t, c, options)
+			asked := make(chan error, 1)
+			go func() {
+				_, err := s.session.CallTool(t.Context(), asking(object{"question": "think", "agent": "puppet", "conversation_id": name}, 1))
+				asked <- err
+			}()
+			told.until(t, "half a thou")
+			end(s)
+			if err := <-s.ended; err != nil {
+				t.Errorf("Serve: %v", err)
+			}
+			endsCancelled(t, c, name)
+			if err := <-asked; err == nil {
+				t.Error("the question was answered")
+			}
+		})
+	}
+}
+
+func TestServeRefusesWhatIsNoMessage(t *testing.T) {
+	_, c := startParley(t)
+	for _, input := range []string{"no JSON\n", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", maxRequestBytes+1<<20) + "\"}\n"} {
+		var out strings.Builder
+		if err := New(c, Options{}).Serve(t.Context(), strings.NewReader(input), &out); err == nil {
+			t.Errorf("%.20q was a message", input)
+		}
+	}
+	broken := errors.New("the line is cut")
+	if err := New(c, Options{}).Serve(t.Context(), io.MultiReader(strings.NewReader("\n"), failing{broken}), io.Discard); err == nil {
+		t.Error("a broken input was its end")
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func TestNoServer(t *testing.T) {
+	c, err := client.Dial("unix:" + t.TempDir() + "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	session := serve(t, c, nil).session
+	for tool, arguments := range map[string]object{"ask_question": {"question": "x"}, "list_conversations": {}} {
+		failure, data := refused(t, session, tool, arguments)
+		if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
+			!strings.HasPrefix(failure.Message, "the Parley server cannot be reached; is it running, and at this address? ") {
+			t.Errorf("%s: error %d, %+v: %s", tool, failure.Code, data, failure.Message)
+		}
+	}
+}
+
+func TestTexts(t *testing.T) {
+	tests := []struct {
+		text                string
+		limit               int
+		shortened, theirEnd string
+	}{
+		{"", 4, "", ""},
+		{"four", 4, "four", "four"},
+		{"fives", 4, "f…", "ives"},
+		{"éééé", 5, "é…", "éé"},
+		{"日本", 4, "…", "本"},
+	}
+	for _, test := range tests {
+		if got := shortened(test.text, test.limit); got != test.shortened || !utf8.ValidString(got) {
+			t.Errorf("%q shortened to %d: %q, want %q", test.text, test.limit, got, test.shortened)
+		}
+		if got := ending(test.text, test.limit); got != test.theirEnd || !utf8.ValidString(got) {
+			t.Errorf("%q's end of %d: %q, want %q", test.text, test.limit, got, test.theirEnd)
+		}
+	}
+}

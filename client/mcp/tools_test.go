@@ -1,0 +1,201 @@
+package mcp
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestListHistoryClear(t *testing.T) {
+	address, c := startParley(t)
+	for _, d := range doors(address, c) {
+		t.Run(d.name, func(t *testing.T) {
+			session := d.connect(t, nil)
+			id := "shop-" + strings.ReplaceAll(d.name, " ", "-")
+			request := &parleyv1.AppendMessagesRequest{ConversationId: id}
+			for i := range 5 {
+				request.Messages = append(request.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("message %d", i+1)})
+			}
+			if _, err := c.AppendMessages(t.Context(), request); err != nil {
+				t.Fatal(err)
+			}
+
+			list := call(t, session, "list_conversations", object{"page_size": 1})
+			row := at(list, "conversations", 0)
+			if len(listed(t, list, "conversations")) != 1 || at(row, "conversation_id") != id || at(row, "preview") != "message 5" || at(row, "message_count") != 5.0 {
+				t.Errorf("list: %v", list)
+			}
+			if all := call(t, session, "list_conversations", nil); all["total_size"] != list["total_size"] {
+				t.Errorf("list of all: %v", all)
+			}
+
+			var got []any
+			arguments := object{"conversation_id": id, "page_size": 2}
+			for more := true; more; {
+				page := call(t, session, "get_history", arguments)
+				for _, message := range listed(t, page, "messages") {
+					got = append(got, at(message, "content"))
+				}
+				arguments["page_token"], more = page["next_page_token"]
+			}
+			if diff := cmp.Diff([]any{"message 1", "message 2", "message 3", "message 4", "message 5"}, got); diff != "" {
+				t.Errorf("history (-want +got):\n%s", diff)
+			}
+			newest := call(t, session, "get_history", object{"conversation_id": id, "newest_first": true, "after_sequence": 3})
+			if len(listed(t, newest, "messages")) != 2 || at(newest, "messages", 0, "sequence") != 5.0 || newest["last_sequence"] != 5.0 || newest["oldest_sequence"] != 1.0 {
+				t.Errorf("the newest: %v", newest)
+			}
+
+			for range 2 {
+				want := object{"conversation_id": id, "message_count": 0.0, "last_sequence": 5.0}
+				if diff := cmp.Diff(want, call(t, session, "clear_conversation", object{"conversation_id": id})); diff != "" {
+					t.Errorf("clear (-want +got):\n%s", diff)
+				}
+			}
+			if empty := call(t, session, "get_history", object{"conversation_id": id}); len(listed(t, empty, "messages")) != 0 || empty["oldest_sequence"] != 6.0 {
+				t.Errorf("history after clear: %v", empty)
+			}
+		})
+	}
+}
+
+// Pages have a size that clients can take; what does not fit comes with the next one.
+func TestLargeHistory(t *testing.T) {
+	_, c := startParley(t)
+	words := strings.Repeat(`"`, 300<<10) // Each is two bytes in JSON, and four in JSON in JSON.
+	for range 2 {
+		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}
+		if _, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	session := connect(t, serveHTTP(t, c), nil, "")
+	arguments, pages := object{"conversation_id": "large"}, 0
+	for more := true; more; pages++ {
+		page := call(t, session, "get_history", arguments)
+		messages := listed(t, page, "messages")
+		if len(messages) != 1 || at(messages, 0, "sequence") != float64(pages+1) || at(messages, 0, "content") != words {
+			t.Fatalf("page %d has %d messages, or another one", pages+1, len(messages))
+		}
+		arguments["page_token"], more = page["next_page_token"]
+	}
+	if pages != 2 {
+		t.Errorf("%d pages, want 2", pages)
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	const asks, reads = "is unknown, ask_question takes question, conversation_id, agent", "is unknown, get_history takes conversation_id, page_size, page_token, newest_first, after_sequence"
+	type faults = map[string]string
+	tests := []struct {
+		tool, arguments string // as JSON
+		reason          string
+		want            faults
+	}{
+		{"ask_question", `{}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
+		{"ask_question", `null`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
+		{"ask_question", `{"question": ""}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
+		{"ask_question", `{"question": null}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
+		{"ask_question", `{"question": 7, "agent": ["a"], "Question": "x", "model": "m"}`, "INVALID_REQUEST", faults{
+			"question": "must be a string, not a number", "agent": "must be a string, not a list", "Question": asks, "model": asks,
+		}},
+		{"ask_question", `{"question": {"text": "x"}}`, "INVALID_REQUEST", faults{"question": "must be a string, not an object"}},
+		{"ask_question", `["x"]`, "INVALID_REQUEST", faults{"arguments": "must be an object, not a list"}},
+		{"ask_question", `{"question": "x", "conversation_id": "no such id"}`, "INVALID_REQUEST", faults{"conversation_id": "must be 1 to 128 of A-Z"}},
+		{"ask_question", `{"question": "x", "agent": "nobody"}`, "UNKNOWN_AGENT", faults{"agent": "broken, echo, memory, puppet"}},
+		{"list_conversations", `{"page_size": "many"}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number, not a string"}},
+		{"list_conversations", `{"page_size": 1.5}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number of 32 bits, not 1.5"}},
+		{"list_conversations", `{"page_size": 1e10}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number of 32 bits, not 1e+10"}},
+		{"list_conversations", `{"page_size": -1}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
+		{"list_conversations", `{"page_size": 1001}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
+		{"list_conversations", `{"page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not from this list"}},
+		{"get_history", `{"newest_first": "yes", "last": 3}`, "INVALID_REQUEST", faults{
+			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string", "last": reads,
+		}},
+		{"get_history", `{"conversation_id": "x", "page_token": true}`, "INVALID_REQUEST", faults{"page_token": "must be a string, not true or false"}},
+		{"get_history", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
+		{"clear_conversation", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
+		{"clear_conversation", `{"conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must be 1 to 128 of A-Z"}},
+		{"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE", faults{"question": "the limit is 1048576"}},
+	}
+	address, c := startParley(t)
+	for _, d := range doors(address, c) {
+		t.Run(d.name, func(t *testing.T) {
+			session := d.connect(t, nil)
+			for _, test := range tests {
+				failure, data := refused(t, session, test.tool, json.RawMessage(test.arguments))
+				name := fmt.Sprintf("%s(%.60s)", test.tool, test.arguments)
+				if failure.Code != -32602 || data.Reason != test.reason {
+					t.Errorf("%s: error %d, %s: %s, want -32602, %s", name, failure.Code, data.Reason, failure.Message, test.reason)
+				}
+				if diff := cmp.Diff(slices.Sorted(maps.Keys(test.want)), slices.Sorted(maps.Keys(data.Arguments))); diff != "" {
+					t.Errorf("%s: arguments (-want +got):\n%s", name, diff)
+				}
+				for argument, problem := range test.want {
+					if !strings.Contains(data.Arguments[argument], problem) || !strings.Contains(failure.Message, argument+": ") {
+						t.Errorf("%s: %s: %s, want %q; the message is %s", name, argument, data.Arguments[argument], problem, failure.Message)
+					}
+				}
+			}
+			if failure, _ := refused(t, session, "get_history", object{"conversation_id": "nowhere"}); failure.Message !=
+				`conversation_id: conversation "nowhere" does not exist: it was never made, has expired, or was deleted; list_conversations has those that do` {
+				t.Errorf("not found: %s", failure.Message)
+			}
+		})
+	}
+}
+
+// What clients are told of the tools is what the tools take.
+func TestSchemas(t *testing.T) {
+	_, c := startParley(t)
+	session := connect(t, serveHTTP(t, c), nil, "")
+	tools, err := session.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, tool := range tools.Tools {
+		names = append(names, tool.Name)
+		properties, ok := at(tool.InputSchema, "properties").(object)
+		if !ok || at(tool.InputSchema, "additionalProperties") != false {
+			t.Errorf("%s takes additional properties", tool.Name)
+		}
+		wrong := object{}
+		for name, property := range properties {
+			if at(property, "description") == nil {
+				t.Errorf("%s does not describe %s", tool.Name, name)
+			}
+			wrong[name] = object{"of": "no type that any argument has"}
+		}
+		wrong["nonsense"] = 1
+		_, data := refused(t, session, tool.Name, wrong)
+		if diff := cmp.Diff(slices.Sorted(maps.Keys(wrong)), slices.Sorted(maps.Keys(data.Arguments))); diff != "" {
+			t.Errorf("%s refuses (-want +got):\n%s", tool.Name, diff)
+		}
+		required := map[any]bool{}
+		if all, ok := at(tool.InputSchema, "required").([]any); ok {
+			for _, name := range all {
+				required[name] = true
+			}
+		}
+		_, data = refused(t, session, tool.Name, object{"nonsense": 1})
+		delete(data.Arguments, "nonsense")
+		missing := map[any]bool{}
+		for name := range data.Arguments {
+			missing[name] = true
+		}
+		if diff := cmp.Diff(required, missing); diff != "" {
+			t.Errorf("%s requires (-want +got):\n%s", tool.Name, diff)
+		}
+	}
+	if diff := cmp.Diff([]string{"ask_question", "clear_conversation", "get_history", "list_conversations"}, names); diff != "" {
+		t.Errorf("tools (-want +got):\n%s", diff)
+	}
+}
