@@ -10,8 +10,15 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
 
-import { createServer, ServerError, Status, type Server } from "nice-grpc";
-import { AgentServiceDefinition, type AgentServiceImplementation, type Message } from "parley";
+import {
+  Agent,
+  AgentError,
+  type Answering,
+  type Message,
+  type Piece,
+  type RespondRequest,
+  serve,
+} from "parley";
 
 /** What the assistant says, and what goes with it. */
 interface Answer {
@@ -29,37 +36,35 @@ interface Product {
   sold_out?: boolean;
 }
 
-const agent: AgentServiceImplementation = {
+class ShopAgent extends Agent {
   /** Streams the answer to the last message. */
-  async *respond({ messages }, { signal }) {
+  override async *respond({ messages }: RespondRequest, { signal }: Answering): AsyncGenerator<Piece> {
     const last = messages.at(-1);
     if (!last) {
-      throw new ServerError(Status.INVALID_ARGUMENT, "messages is empty: there is nothing to answer");
+      throw new AgentError("INVALID_ARGUMENT", "messages is empty: there is nothing to answer");
     }
     switch (last.content.trim().toLowerCase()) {
       case "fail":
-        yield { piece: { $case: "text", value: "This will " } };
-        // A status other than OK is how an agent says that it failed. Parley keeps what came
-        // before as an incomplete message and shows the text to the user.
-        throw new ServerError(Status.UNAVAILABLE, "the shop is closed");
+        yield "This will ";
+        // This is how an agent says that it failed. Parley keeps what came before as an
+        // incomplete message and shows the text to the user.
+        throw new AgentError("UNAVAILABLE", "the shop is closed");
       case "slow":
         for (let tick = 0; tick < 300; tick++) {
-          yield { piece: { $case: "text", value: "tick " } };
+          yield "tick ";
           await sleep(200, undefined, { signal }); // Throws when Parley gives the answer up.
         }
-        yield { piece: { $case: "summary", value: "ticked for a minute" } };
+        yield { summary: "ticked for a minute" };
         return;
     }
     const { text, summary, products } = answer(last.content, messages);
-    for (const word of text.split(/(?<=\s)(?=\S)/)) {
-      yield { piece: { $case: "text", value: word } };
-    }
+    yield* text.split(/(?<=\s)(?=\S)/);
     if (products) {
-      yield { piece: { $case: "structuredData", value: { type: "product_list", value: products } } };
+      yield { structuredData: { type: "product_list", value: products } };
     }
-    yield { piece: { $case: "summary", value: summary } };
-  },
-};
+    yield { summary };
+  }
+}
 
 function answer(content: string, messages: Message[]): Answer {
   const words = content.trim();
@@ -75,7 +80,10 @@ function answer(content: string, messages: Message[]): Answer {
   if (ordinal) {
     return markSoldOut(newestProducts(messages), ordinal.toLowerCase());
   }
-  return { text: `You said: ${content}. I know ${messages.length} messages.`, summary: "repeated what was said" };
+  return {
+    text: `You said: ${content}. I know ${messages.length} messages.`,
+    summary: "repeated what was said",
+  };
 }
 
 /** Gives the product of that name, in whatever case, its price. */
@@ -118,37 +126,10 @@ function isProductList(value: unknown): value is Product[] {
   return Array.isArray(value) && value.every((entry) => typeof entry?.name === "string");
 }
 
-/**
- * Serves the agent at HOST:PORT until SIGINT or SIGTERM; port 0 picks one. There is no TLS:
- * keep it to this machine or to a network that you trust.
- */
-async function serve(address: string): Promise<void> {
-  const [, host, port] = /^(.+):(\d+)$/.exec(address) ?? [];
-  if (!host || Number(port) > 65535) {
-    throw new Error(`--address is ${JSON.stringify(address)}, want HOST:PORT`);
-  }
-  const server = createServer();
-  server.add(AgentServiceDefinition, agent);
-  const bound = await server.listen(address);
-  for (const signal of ["SIGINT", "SIGTERM"] as const) {
-    process.once(signal, () => stop(server)); // The same signal again ends the process at once.
-  }
-  console.log(`agent serves AgentService address=${host}:${bound}`);
-}
-
-/** Takes no more calls, and cuts off the answers that are still under way after 2 s. */
-async function stop(server: Server): Promise<void> {
-  const patience = setTimeout(() => {
-    console.error("agent: cut off the answers that were still under way 2 s after the signal");
-    server.forceShutdown();
-  }, 2000);
-  await server.shutdown();
-  clearTimeout(patience);
-}
-
 try {
   const { values } = parseArgs({ options: { address: { type: "string", default: "127.0.0.1:7003" } } });
-  await serve(values.address);
+  const { address } = await serve(new ShopAgent(), values.address, { grace: 2000 });
+  console.log(`agent serves AgentService address=${address}`);
 } catch (error) {
   console.error(`agent: ${(error as Error).message}`);
   process.exitCode = 1;

@@ -5,7 +5,19 @@ import { Attachment, CreateConversationRequest, Message, Role, StructuredData, T
 
 test("structured data is plain JSON", () => {
   const deep = (levels: number): unknown => (levels === 1 ? [] : { a: deep(levels - 1) });
-  const table = [null, false, "", 0, -1.5, "ü", [], {}, [null, [1, {}]], { a: { b: [null, "c"] }, "": 1 }, deep(16)];
+  const table = [
+    null,
+    false,
+    "",
+    0,
+    -1.5,
+    "ü",
+    [],
+    {},
+    [null, [1, {}]],
+    { a: { b: [null, "c"] }, "": 1 },
+    deep(16),
+  ];
   for (const value of table) {
     const sent = StructuredData.encode(StructuredData.fromPartial({ type: "t", value })).finish();
     assert.deepEqual(StructuredData.decode(sent), { type: "t", value });
@@ -26,7 +38,9 @@ test("times are dates, durations seconds, enums names", () => {
   const request = CreateConversationRequest.fromPartial({
     conversation: { createTime: new Date("2026-02-03T04:05:06.789Z"), retention: { ttl: { seconds: 90 } } },
   });
-  const back = CreateConversationRequest.decode(CreateConversationRequest.encode(request).finish()).conversation;
+  const back = CreateConversationRequest.decode(
+    CreateConversationRequest.encode(request).finish(),
+  ).conversation;
   assert.deepEqual(back?.createTime, new Date("2026-02-03T04:05:06.789Z"));
   assert.deepEqual(back?.retention?.ttl, { seconds: 90, nanos: 0 });
 

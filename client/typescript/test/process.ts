@@ -4,6 +4,9 @@ import { createInterface } from "node:readline";
 import type { TestContext } from "node:test";
 import { fileURLToPath } from "node:url";
 
+/** The folder of this package, where programs are started: they may import it by its name. */
+export const folder = fileURLToPath(new URL("../..", import.meta.url));
+
 /** The example agent, as tsc made it. */
 export const shopAgent = fileURLToPath(new URL("../examples/shop-agent.js", import.meta.url));
 
@@ -21,7 +24,7 @@ export interface Program {
 
 /** Starts a program, which is killed at the end of the test if it still runs. */
 export function start(t: TestContext, command: string, ...args: string[]): Program {
-  const child = spawn(command, args, { stdio: ["ignore", "pipe", "pipe"] });
+  const child = spawn(command, args, { cwd: folder, stdio: ["ignore", "pipe", "pipe"] });
   const lines: string[] = [];
   const news = new EventEmitter();
   for (const output of [child.stdout, child.stderr]) {

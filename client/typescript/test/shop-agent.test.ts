@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
-import { test, type TestContext } from "node:test";
+import { type TestContext, test } from "node:test";
 
-import { ClientError, createChannel, createClient, Status, type Client } from "nice-grpc";
-import { AgentServiceDefinition, Message, Role, type RespondResponse } from "parley";
+import { type Client, ClientError, createChannel, createClient, Status } from "nice-grpc";
+import { AgentServiceDefinition, Message, type RespondResponse, Role } from "parley";
 
 import { shopAgent, start, startShop } from "./process.js";
 
@@ -45,39 +45,130 @@ test("answers", { timeout: 60_000 }, async (t) => {
   const noProducts = ["There ", "are ", "no ", "products ", "yet.", { summary: "found no products" }];
   const none = { summary: "did not find a product" };
   const table: { name: string; history?: Message[]; content: string; want: unknown[] }[] = [
-    { name: "create", content: "create three products",
-      want: ["Created ", "Flour, ", "Sugar ", "and ", "Salt.", ...change("created three products", created)] },
-    { name: "price", history: [list], content: "Sugar costs 50 cents",
-      want: ["Sugar ", "costs ", "50 ", "cents.", ...change("set a price", priced)] },
-    { name: "price in another case", history: [list], content: "sUGAR costs 50 cents",
-      want: ["Sugar ", "costs ", "50 ", "cents.", ...change("set a price", priced)] },
-    { name: "price of nothing", history: [list], content: "Pepper costs 1 cents",
-      want: ["There ", "is ", "no ", "product ", "Pepper.", none] },
+    {
+      name: "create",
+      content: "create three products",
+      want: ["Created ", "Flour, ", "Sugar ", "and ", "Salt.", ...change("created three products", created)],
+    },
+    {
+      name: "price",
+      history: [list],
+      content: "Sugar costs 50 cents",
+      want: ["Sugar ", "costs ", "50 ", "cents.", ...change("set a price", priced)],
+    },
+    {
+      name: "price in another case",
+      history: [list],
+      content: "sUGAR costs 50 cents",
+      want: ["Sugar ", "costs ", "50 ", "cents.", ...change("set a price", priced)],
+    },
+    {
+      name: "price of nothing",
+      history: [list],
+      content: "Pepper costs 1 cents",
+      want: ["There ", "is ", "no ", "product ", "Pepper.", none],
+    },
     { name: "price without a list", content: "Sugar costs 50 cents", want: noProducts },
-    { name: "first", history: [list], content: "the first one is sold out",
-      want: ["Flour ", "is ", "sold ", "out.", ...change("marked a product as sold out",
-        [{ name: "Flour", sold_out: true }, { name: "Sugar" }, { name: "Salt" }])] },
-    { name: "second", history: [list], content: "The second one is sold out",
-      want: ["Sugar ", "is ", "sold ", "out.", ...change("marked a product as sold out",
-        [{ name: "Flour" }, { name: "Sugar", sold_out: true }, { name: "Salt" }])] },
-    { name: "third", history: [list], content: "the third one is sold out",
-      want: ["Salt ", "is ", "sold ", "out.", ...change("marked a product as sold out",
-        [{ name: "Flour" }, { name: "Sugar" }, { name: "Salt", sold_out: true }])] },
-    { name: "third of one", content: "the third one is sold out",
+    {
+      name: "first",
+      history: [list],
+      content: "the first one is sold out",
+      want: [
+        "Flour ",
+        "is ",
+        "sold ",
+        "out.",
+        ...change("marked a product as sold out", [
+          { name: "Flour", sold_out: true },
+          { name: "Sugar" },
+          { name: "Salt" },
+        ]),
+      ],
+    },
+    {
+      name: "second",
+      history: [list],
+      content: "The second one is sold out",
+      want: [
+        "Sugar ",
+        "is ",
+        "sold ",
+        "out.",
+        ...change("marked a product as sold out", [
+          { name: "Flour" },
+          { name: "Sugar", sold_out: true },
+          { name: "Salt" },
+        ]),
+      ],
+    },
+    {
+      name: "third",
+      history: [list],
+      content: "the third one is sold out",
+      want: [
+        "Salt ",
+        "is ",
+        "sold ",
+        "out.",
+        ...change("marked a product as sold out", [
+          { name: "Flour" },
+          { name: "Sugar" },
+          { name: "Salt", sold_out: true },
+        ]),
+      ],
+    },
+    {
+      name: "third of one",
+      content: "the third one is sold out",
       history: [listed(["product_list", [{ name: "Tea" }]])],
-      want: ["There ", "is ", "no ", "third ", "product.", none] },
+      want: ["There ", "is ", "no ", "third ", "product.", none],
+    },
     { name: "sold out without a list", content: "the second one is sold out", want: noProducts },
-    { name: "the newest list counts, and all that is in it", content: "the second one is sold out",
+    {
+      name: "the newest list counts, and all that is in it",
+      content: "the second one is sold out",
       history: [list, listed(["product_list", priced]), listed(["note", ["Tea"]]), user("hm")],
-      want: ["Sugar ", "is ", "sold ", "out.", ...change("marked a product as sold out",
-        [{ name: "Flour" }, { name: "Sugar", cents: 50, sold_out: true }, { name: "Salt" }])] },
-    { name: "what is no list is passed over", content: "Salt costs 7 cents",
+      want: [
+        "Sugar ",
+        "is ",
+        "sold ",
+        "out.",
+        ...change("marked a product as sold out", [
+          { name: "Flour" },
+          { name: "Sugar", cents: 50, sold_out: true },
+          { name: "Salt" },
+        ]),
+      ],
+    },
+    {
+      name: "what is no list is passed over",
+      content: "Salt costs 7 cents",
       history: [list, listed(["product_list", "Salt"], ["product_list", [null]], ["product_list", null])],
-      want: ["Salt ", "costs ", "7 ", "cents.", ...change("set a price",
-        [{ name: "Flour" }, { name: "Sugar" }, { name: "Salt", cents: 7 }])] },
-    { name: "anything else", history: [user("hello"), listed()], content: "How  are you?",
-      want: ["You ", "said: ", "How  ", "are ", "you?. ", "I ", "know ", "3 ", "messages.",
-        { summary: "repeated what was said" }] },
+      want: [
+        "Salt ",
+        "costs ",
+        "7 ",
+        "cents.",
+        ...change("set a price", [{ name: "Flour" }, { name: "Sugar" }, { name: "Salt", cents: 7 }]),
+      ],
+    },
+    {
+      name: "anything else",
+      history: [user("hello"), listed()],
+      content: "How  are you?",
+      want: [
+        "You ",
+        "said: ",
+        "How  ",
+        "are ",
+        "you?. ",
+        "I ",
+        "know ",
+        "3 ",
+        "messages.",
+        { summary: "repeated what was said" },
+      ],
+    },
   ];
   for (const { name, history = [], content, want } of table) {
     await t.test(name, async () => {

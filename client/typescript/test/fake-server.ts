@@ -1,0 +1,69 @@
+import { once } from "node:events";
+import type { TestContext } from "node:test";
+
+import { type CallContext, createServer, type ServerError } from "nice-grpc";
+import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
+import { type ChatRequest, ConversationServiceDefinition, type TurnEvent } from "parley";
+
+import { short } from "./model.js";
+
+/** What a call has brought, and how it ended. */
+export interface Asked {
+  readonly method: string;
+  readonly requestId: string;
+  readonly metadata: CallContext["metadata"];
+  readonly signal: AbortSignal;
+}
+
+/** A ConversationService that answers everybody the same, and writes down what it was asked. */
+export class FakeServer {
+  readonly asked: Asked[] = [];
+  /** What the calls to come fail with, one after the other. */
+  failures: ServerError[] = [];
+  /** Answers Chat. */
+  turn = async function* (_: ChatRequest, __: CallContext): AsyncGenerator<TurnEvent> {
+    yield* short();
+  };
+
+  /** Serves on a port of its own until the end of the test; returns the address. */
+  async serve(t: TestContext): Promise<string> {
+    const server = createServer({ "grpc.max_receive_message_length": 4 << 20 }).use(
+      errorDetailsServerMiddleware,
+    );
+    const implementation: Record<string, unknown> = {};
+    for (const [name, { responseStream }] of Object.entries(ConversationServiceDefinition.methods)) {
+      const note = this.#note.bind(this, name);
+      const turn = (request: ChatRequest, context: CallContext) => this.turn(request, context);
+      implementation[name] = responseStream
+        ? async function* (request: ChatRequest, context: CallContext) {
+            note(request, context);
+            for await (const event of turn(request, context)) {
+              yield { event };
+            }
+          }
+        : async (request: object, context: CallContext) => {
+            note(request, context);
+            return {};
+          };
+    }
+    server.add(ConversationServiceDefinition, implementation as never);
+    const port = await server.listen("127.0.0.1:0");
+    t.after(() => server.forceShutdown());
+    return `127.0.0.1:${port}`;
+  }
+
+  #note(method: string, request: { requestId?: string }, { metadata, signal }: CallContext): void {
+    this.asked.push({ method, requestId: request.requestId ?? "", metadata, signal });
+    const failure = this.failures.shift();
+    if (failure) {
+      throw failure;
+    }
+  }
+}
+
+/** Ends when the signal does. */
+export async function end(signal: AbortSignal): Promise<void> {
+  if (!signal.aborted) {
+    await once(signal, "abort");
+  }
+}

@@ -1,0 +1,350 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ChatRequest, ParleyError, ResumeTurnRequest, type TurnEvent } from "parley";
+
+import { Follower, type Turns } from "../src/follow.js";
+import { unbroken } from "../src/unbroken.js";
+import { FakeClock } from "./clock.js";
+import { finished, long, merged, numbered, queued, short, started, story, text } from "./model.js";
+import { breaks, hang, reachable, read, refusals, refused, unreachable } from "./streams.js";
+
+/** A call of Chat or ResumeTurn. */
+interface Asked {
+  /** Of such calls, from 0. */
+  nth: number;
+  chat?: ChatRequest;
+  resume?: ResumeTurnRequest;
+  signal: AbortSignal;
+}
+
+const hello = ChatRequest.fromPartial({ conversationId: "c", content: "hello", requestId: "r" });
+
+/** A server that answers so, what it was asked, and streams of it. */
+class Fake {
+  readonly clock = new FakeClock();
+  readonly asked: Asked[] = [];
+  line = reachable;
+  readonly #turns: Turns;
+
+  constructor(answer: (asked: Asked) => AsyncIterable<TurnEvent>) {
+    const stream = async function* (this: Fake, asked: Omit<Asked, "nth">) {
+      this.asked.push({ ...asked, nth: this.asked.length });
+      for await (const event of answer(this.asked.at(-1)!)) {
+        yield { event };
+      }
+    }.bind(this);
+    this.#turns = {
+      chat: (chat, { signal }) => stream({ chat, signal }),
+      resumeTurn: (resume, { signal }) => stream({ resume, signal }),
+    };
+  }
+
+  chat(signal = new AbortController().signal, ownID = true): AsyncIterable<TurnEvent> {
+    return unbroken(Follower.chat(this.#turns, hello, ownID), this.line, signal, this.clock);
+  }
+
+  resume(request: Partial<ResumeTurnRequest>): AsyncIterable<TurnEvent> {
+    const follower = Follower.resume(this.#turns, ResumeTurnRequest.fromPartial(request));
+    return unbroken(follower, this.line, new AbortController().signal, this.clock);
+  }
+}
+
+for (const [name, end] of Object.entries(breaks)) {
+  test(`a break behind any event goes unnoticed: ${name}`, async () => {
+    const events = long();
+    for (let k = 0; k < events.length; k++) {
+      const fake = new Fake(async function* ({ nth, resume }) {
+        yield* nth > 0 ? events.slice(resume?.afterIndex) : events.slice(0, k);
+        if (nth === 0 && end) {
+          throw end;
+        }
+      });
+      const { items, error } = await fake.clock.run(read(fake.chat()));
+      assert.ifError(error);
+      assert.deepEqual(items, events);
+      const [, second, ...more] = fake.asked;
+      assert.equal(more.length, 0);
+      if (k === 0) {
+        assert.deepEqual(second?.chat, hello);
+      } else {
+        assert.deepEqual(second?.resume, { conversationId: "c", turnId: "t", afterIndex: k });
+      }
+      assert.equal(fake.clock.pending, 0);
+    }
+  });
+}
+
+for (const [name, end] of Object.entries(refusals)) {
+  test(`what is no break is the end: ${name}`, async () => {
+    const fake = new Fake(async function* () {
+      yield* short().slice(0, 2);
+      throw end;
+    });
+    const { items, error } = await fake.clock.run(read(fake.chat()));
+    assert.equal(error, end);
+    assert.deepEqual(items, short().slice(0, 2));
+    assert.equal(fake.asked.length, 1);
+  });
+}
+
+// The events are gone behind any event k, the replay is of any time n, and breaks behind any of its
+// events j.
+test("events that are gone", async () => {
+  const events = long();
+  for (let k = 1; k < events.length; k++) {
+    for (let n = k; n <= events.length; n += 5) {
+      for (let j = 0; j <= events.length; j += 2) {
+        let time = n;
+        const fake = new Fake(async function* ({ nth, resume }) {
+          if (nth === 0) {
+            yield* events.slice(0, k);
+            throw k % 2 === 0 ? breaks["the server restarts"] : refused("OUT_OF_RANGE", "EVENTS_GONE");
+          }
+          if (resume?.afterIndex) {
+            throw refused("OUT_OF_RANGE", "EVENTS_GONE");
+          }
+          const replay = [...merged(events.slice(0, time)), ...events.slice(time)];
+          time = Math.min(time + 1, events.length); // The next one is of a later time.
+          yield* nth < 3 ? replay.slice(0, j) : replay;
+        });
+        const { items, error } = await fake.clock.run(read(fake.chat()));
+        const where = `behind ${k}, replay of ${n}, broken behind ${j}`;
+        assert.ifError(error);
+        assert.deepEqual(story(items), story(events), where);
+        assert.ok(
+          items.every(({ index }, i) => i === 0 || index > items[i - 1]!.index),
+          where,
+        );
+      }
+    }
+  }
+});
+
+test("a crash of the server", async () => {
+  const events = numbered("t", started("c"), text("Once"), text(" upon"), text(" a ti"));
+  const end = { ...numbered("t", finished())[0]!, index: 1 << 20 };
+  const fake = new Fake(async function* ({ nth, resume }) {
+    if (nth === 0) {
+      yield* events;
+      throw breaks["something in between is away"];
+    }
+    if (resume!.afterIndex > 3) {
+      throw refused("OUT_OF_RANGE", "EVENTS_GONE");
+    }
+    yield* [...merged(events.slice(0, 3)), end]; // The last piece had not been saved.
+  });
+  const { items, error } = await fake.clock.run(read(fake.chat()));
+  assert.ifError(error);
+  assert.deepEqual(items, [...events, end]);
+});
+
+test("who waits in a queue lines up again", async () => {
+  const before = numbered("first", queued(2), queued(1));
+  const after = numbered("second", queued(1), started("c"), text("hi"), finished());
+  const fake = new Fake(async function* ({ nth }) {
+    yield* nth === 0 ? before : after;
+  });
+  const { items, error } = await fake.clock.run(read(fake.chat()));
+  assert.ifError(error);
+  assert.deepEqual(items, [...before, ...after]);
+  assert.deepEqual(fake.asked[1]?.chat, hello);
+});
+
+test("replayed is for the callers of others", async () => {
+  for (const ownID of [true, false]) {
+    const fake = new Fake(() =>
+      (async function* () {
+        yield* numbered("t", started("c", true), finished());
+      })(),
+    );
+    const { items } = await fake.clock.run(read(fake.chat(undefined, ownID)));
+    const first = items[0]?.event;
+    assert.equal(first?.$case === "started" && first.value.replayed, !ownID);
+  }
+});
+
+test("resuming", async (t) => {
+  const events = long();
+  await t.test("from the last event", async () => {
+    const fake = new Fake(async function* () {});
+    const { items, error } = await fake.clock.run(read(fake.resume({ conversationId: "c", afterIndex: 9 })));
+    assert.deepEqual({ items, error }, { items: [], error: undefined });
+    assert.equal(fake.asked.length, 1);
+  });
+  await t.test("from elsewhere", async () => {
+    const fake = new Fake(async function* ({ nth, resume }) {
+      yield* events.slice(resume!.afterIndex, nth === 0 ? 8 : undefined);
+    });
+    const request = { conversationId: "c", turnId: "", afterIndex: 5 };
+    const { items, error } = await fake.clock.run(read(fake.resume(request)));
+    assert.ifError(error);
+    assert.deepEqual(items, events.slice(5));
+    assert.deepEqual(
+      fake.asked.map(({ resume }) => resume),
+      [request, { conversationId: "c", turnId: "t", afterIndex: 8 }],
+    );
+  });
+  await t.test("from where nothing is kept", async () => {
+    const gone = refused("OUT_OF_RANGE", "EVENTS_GONE");
+    const fake = new Fake(() =>
+      (async function* () {
+        yield* [];
+        throw gone;
+      })(),
+    );
+    const { error } = await fake.clock.run(read(fake.resume({ conversationId: "c", afterIndex: 5 })));
+    assert.equal(error, gone);
+    assert.equal(fake.asked.length, 1);
+  });
+});
+
+const givingUp: Record<
+  string,
+  { answer: (asked: Asked) => AsyncIterable<TurnEvent>; code: string; reason?: string }
+> = {
+  "a server that stops and stops": {
+    async *answer() {
+      yield* [];
+      throw breaks["the server restarts"];
+    },
+    code: "UNAVAILABLE",
+    reason: "SHUTTING_DOWN",
+  },
+  "streams without events": { async *answer() {}, code: "UNKNOWN" },
+  "a server that stops, then hangs": {
+    async *answer({ nth, signal }) {
+      yield* [];
+      throw nth > 20 ? await hang(signal) : breaks["the server restarts"];
+    },
+    code: "UNAVAILABLE",
+    reason: "SHUTTING_DOWN",
+  },
+  "streams that hang": {
+    async *answer({ signal }) {
+      yield* [];
+      await hang(signal);
+    },
+    code: "UNAVAILABLE",
+  },
+  "streams of what is known": {
+    async *answer() {
+      yield* short().slice(0, 2);
+      throw breaks["something in between resets it"];
+    },
+    code: "INTERNAL",
+  },
+};
+for (const [name, { answer, code, reason = "" }] of Object.entries(givingUp)) {
+  test(`gives up after a minute: ${name}`, async () => {
+    const fake = new Fake(async function* (asked) {
+      if (asked.nth > 0) {
+        return yield* answer(asked);
+      }
+      yield* short().slice(0, 2);
+      throw breaks["something in between is away"];
+    });
+    const { items, error } = await fake.clock.run(read(fake.chat()));
+    assert.deepEqual(items, short().slice(0, 2));
+    assert.ok(error instanceof ParleyError);
+    assert.deepEqual({ code: error.code, reason: error.reason }, { code, reason });
+    assert.ok(fake.clock.now() > 57_000 && fake.clock.now() <= 60_000, `after ${fake.clock.now()} ms`);
+    assert.ok(fake.asked.length <= 60, `asked ${fake.asked.length} times`);
+    assert.equal(fake.clock.pending, 0);
+  });
+}
+
+test("each event gives the server another minute", async () => {
+  const events = long();
+  let away = 0;
+  const fake: Fake = new Fake(async function* ({ resume }) {
+    if (fake.clock.now() < away) {
+      throw breaks["the server restarts"];
+    }
+    yield events[resume?.afterIndex ?? 0]!;
+    away = fake.clock.now() + 50_000;
+  });
+  const { items, error } = await fake.clock.run(read(fake.chat()));
+  assert.ifError(error);
+  assert.deepEqual(items, events);
+});
+
+test("a stream that hangs", async () => {
+  const fake = new Fake(async function* ({ nth, resume, signal }) {
+    yield* nth > 0 ? long().slice(resume!.afterIndex) : long().slice(0, 5);
+    await (nth > 0 ? undefined : hang(signal));
+  });
+  const { items, error } = await fake.clock.run(read(fake.chat()));
+  assert.ifError(error);
+  assert.deepEqual(items, long());
+  assert.ok(fake.clock.now() >= 45_000 && fake.clock.now() < 46_000, `borne for ${fake.clock.now()} ms`);
+});
+
+test("the caller may take its time", async () => {
+  const fake: Fake = new Fake(async function* () {
+    for (const event of long()) {
+      yield event;
+      await fake.clock.sleep(15_000);
+    }
+  });
+  const step = (_: TurnEvent, count: number) => (count === 3 ? fake.clock.sleep(120_000) : undefined);
+  const { items, error } = await fake.clock.run(read(fake.chat(), step));
+  assert.ifError(error);
+  assert.deepEqual(items, long());
+  assert.equal(fake.asked.length, 1);
+});
+
+test("no server at first is the end", async () => {
+  const away = new ParleyError("UNAVAILABLE", "connection refused");
+  const fake = new Fake(() =>
+    (async function* () {
+      yield* [];
+      throw away;
+    })(),
+  );
+  let listeners = 0;
+  fake.line = {
+    onReady() {
+      listeners++;
+      return () => listeners--;
+    },
+  };
+  const { error } = await fake.clock.run(read(fake.chat()));
+  assert.equal(listeners, 0);
+  assert.equal(error, away);
+  assert.equal(fake.asked.length, 1);
+  assert.equal(fake.clock.now(), 0);
+});
+
+test("a server that answers only later is waited for", async () => {
+  const fake: Fake = new Fake(async function* () {
+    await fake.clock.sleep(300_000);
+    yield* short();
+  });
+  fake.line = unreachable;
+  const { items, error } = await fake.clock.run(read(fake.chat()));
+  assert.ifError(error);
+  assert.deepEqual(items, short());
+});
+
+test("the end of the signal ends the wait", async (t) => {
+  const ends: Record<string, (signal: AbortSignal) => Promise<unknown> | undefined> = {
+    "for an event": hang,
+    "for another ask": () => undefined,
+  };
+  for (const [name, end] of Object.entries(ends)) {
+    await t.test(name, async () => {
+      const fake = new Fake(async function* ({ signal }) {
+        yield* short().slice(0, 1);
+        await end(signal);
+      });
+      const controller = new AbortController();
+      const reason = new Error("enough");
+      fake.clock.after(10_000, () => controller.abort(reason));
+      const { error } = await fake.clock.run(read(fake.chat(controller.signal)));
+      assert.equal(error, reason);
+      assert.equal(fake.clock.now(), 10_000);
+      assert.equal(fake.clock.pending, 0);
+    });
+  }
+});

@@ -1,0 +1,38 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  AdminServiceDefinition,
+  Client,
+  ConversationServiceDefinition,
+  InteractionLogServiceDefinition,
+} from "parley";
+
+import { start } from "./process.js";
+
+test("the client has every call", () => {
+  for (const { methods } of [
+    ConversationServiceDefinition,
+    InteractionLogServiceDefinition,
+    AdminServiceDefinition,
+  ]) {
+    for (const name of Object.keys(methods)) {
+      assert.equal(typeof Client.prototype[name as keyof Client], "function", name);
+    }
+  }
+});
+
+test("the package holds what its users need and nothing else", { timeout: 60_000 }, async (t) => {
+  const pack = start(t, "npm", "pack", "--dry-run", "--json", "--ignore-scripts", "--loglevel=error");
+  assert.equal(await pack.ended, 0, pack.lines.join("\n"));
+  const json = pack.lines.slice(pack.lines.findIndex((line) => /^[[{]/.test(line))).join("\n");
+  const [{ files }] = Object.values(JSON.parse(json)) as [{ files: { path: string }[] }];
+  const paths = files.map(({ path }) => path);
+  for (const path of ["LICENSE", "README.md", "package.json", "dist/src/index.js", "dist/src/index.d.ts"]) {
+    assert.ok(paths.includes(path), `${path} is missing`);
+  }
+  const rest = paths.filter(
+    (path) => !/^(LICENSE|README\.md|package\.json|dist\/src\/.*\.(js|d\.ts))$/.test(path),
+  );
+  assert.deepEqual(rest, []);
+});
