@@ -19,18 +19,14 @@ import argparse
 import asyncio
 import json
 import re
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import grpc
 from google.protobuf import json_format, struct_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
-from parley.v1 import agent_service_pb2_grpc
-from parley.v1.agent_service_pb2 import RespondRequest, RespondResponse
-from parley.v1.message_pb2 import Message, StructuredData
+import parley
+from parley import Message, Piece, RespondRequest, RespondResponse, StructuredData
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -121,80 +117,36 @@ def newest_products(messages: Sequence[Message]) -> list[Product]:
     return []
 
 
-class Shop(agent_service_pb2_grpc.AgentServiceServicer):
-    """AgentService as the shop implements it."""
+class Shop(parley.Agent):
+    """The shop as an agent."""
 
-    async def Respond(
-        self,
-        request: RespondRequest,
-        context: grpc.aio.ServicerContext[RespondRequest, RespondResponse],
-    ) -> AsyncIterator[RespondResponse]:
-        """Stream the answer to the last message.
-
-        Each word is sent as soon as it is there. When Parley gives the answer up, because
-        its time is over or the user cancelled, gRPC cancels this coroutine: whatever it
-        awaits ends with CancelledError.
-        """
-        if not request.messages:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "messages is empty: there is nothing to answer"
-            )
+    async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+        """Stream the answer to the last message, each word as soon as it is there."""
         match request.messages[-1].content.strip().lower():
             case "fail":
                 for word in words_of("This will "):
-                    yield RespondResponse(text=word)
-                # A status other than OK is how an agent says that it failed. Parley keeps
-                # what came before as an incomplete message and shows the text to the user.
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
+                    yield word
+                # Parley keeps what came before as an incomplete message and shows the text of
+                # the error to the user.
+                raise parley.Error(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
             case "slow":
                 for _ in range(TICKS):
-                    yield RespondResponse(text="tick ")
+                    yield "tick "
                     await asyncio.sleep(TICK_SECONDS)
                 yield RespondResponse(summary="ticked for a minute")
             case _:
                 said = answer(request.messages)
                 for word in words_of(said.text):
-                    yield RespondResponse(text=word)
+                    yield word
                 if said.products is not None:
                     value = json_format.Parse(json.dumps(said.products), struct_pb2.Value())
-                    yield RespondResponse(
-                        structured_data=StructuredData(type=PRODUCT_LIST, value=value)
-                    )
+                    yield StructuredData(type=PRODUCT_LIST, value=value)
                 yield RespondResponse(summary=said.summary)
 
 
 def words_of(text: str) -> Iterator[str]:
     """Cut the text ahead of each word; the pieces together are the text."""
     yield from re.split(r"(?<=\s)(?=\S)", text)
-
-
-async def serve(address: str) -> None:
-    """Serve the shop and gRPC health at HOST:PORT until SIGINT or SIGTERM; port 0 picks one.
-
-    Without TLS, so keep it to loopback or a network that you trust. An address that cannot
-    be listened on ends the program with exit code 1.
-    """
-    # By default gRPC shares a port with whoever else asks for it to be shared: two agents
-    # started by mistake on one port would take turns.
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(Shop(), server)
-    health = health_aio.HealthServicer()
-    await health.set("parley.v1.AgentService", health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise SystemExit(f"cannot listen on {address}: {error}") from error
-    await server.start()
-
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    host = address.rpartition(":")[0]
-    print(f"agent serves AgentService address={host}:{port}", flush=True)
-    await stop.wait()
-    await health.enter_graceful_shutdown()
-    await server.stop(STOP_SECONDS)
 
 
 def host_and_port(text: str) -> str:
@@ -215,7 +167,16 @@ def main() -> None:
         metavar="HOST:PORT",
         help="where to serve AgentService, port 0 picks one (default %(default)s)",
     )
-    asyncio.run(serve(parser.parse_args().address))
+    address = parser.parse_args().address
+    try:
+        Shop().serve(address, grace=STOP_SECONDS, on_start=announce)
+    except OSError as error:
+        raise SystemExit(str(error)) from error
+
+
+def announce(address: str) -> None:
+    """Say where the agent serves."""
+    print(f"agent serves AgentService address={address}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -58,41 +60,62 @@ def refusal(*arguments: str) -> tuple[int, str]:
             process.kill()
 
 
-@contextmanager
-def parleyd(binary: str, folder: Path, config: str) -> Iterator[str]:
-    """Run the server with that configuration until the block ends; give its address."""
-    path = folder / "parleyd.yaml"
-    path.write_text(config)
-    with subprocess.Popen(
-        [
+class Server:
+    """A parleyd on a port and with data of its own, which it has again after a restart."""
+
+    def __init__(self, folder: Path, config: str = "", *, store: str = "memory") -> None:
+        """Keep configuration and data in that folder."""
+        binary = os.environ.get("PARLEYD")
+        if not binary:
+            pytest.skip("PARLEYD is not set to the path of a parleyd")
+        path = folder / "parleyd.yaml"
+        path.write_text(config)
+        self._command = [
             binary,
             f"--config={path}",
             f"--data-dir={folder / 'data'}",
-            "--grpc-address=127.0.0.1:0",
+            f"--store={store}",
             "--http-address=",
             "--log-format=json",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        log = process.stderr
+        ]
+        self.address = "127.0.0.1:0"
+
+    def start(self) -> None:
+        """Start it, and return once it serves."""
+        self._process = subprocess.Popen(
+            [*self._command, f"--grpc-address={self.address}"], stderr=subprocess.PIPE, text=True
+        )
+        log = self._process.stderr
         assert log
-        address = ""
+        served = ""
         for line in log:
             print(line, end="", file=sys.stderr)
             entry = json.loads(line) if line.startswith("{") else {}
             if entry.get("msg") == "serving grpc":
-                address = entry["address"]
+                served = entry["address"]
                 break
         # A full pipe would stop the server.
-        rest = threading.Thread(target=pass_on, args=(log,))
-        rest.start()
-        try:
-            assert address, "parleyd ended before it served"
-            yield address
-        finally:
-            process.kill()
-            rest.join()
+        self._rest = threading.Thread(target=pass_on, args=(log,))
+        self._rest.start()
+        assert served, "parleyd ended before it served"
+        self.address = served
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._process.kill()
+        self._process.wait()
+        self._rest.join()
+
+
+@contextmanager
+def parleyd(folder: Path, config: str = "", *, store: str = "memory") -> Iterator[Server]:
+    """Run the server until the block ends."""
+    server = Server(folder, config, store=store)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 def pass_on(log: IO[str]) -> None:

@@ -1,0 +1,141 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from parley._aio_calls import AsyncCalls
+from parley._aio_stream import AsyncCall, AsyncStream
+from parley._course import TurnCourse, WatchCourse
+from parley._options import CallOptions, channel_options, is_local
+from parley._patience import Patience
+from parley.v1.admin_service_pb2_grpc import AdminServiceStub
+from parley.v1.conversation_service_pb2 import (
+    ChatRequest,
+    ConversationChange,
+    ResumeTurnRequest,
+    WatchConversationsRequest,
+)
+from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
+from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+    from parley.v1.turn_pb2 import TurnEvent
+
+
+class AsyncClient(AsyncCalls):
+    """A connection to one Parley server, for asyncio.
+
+    It is :class:`parley.Client` with ``await`` and ``async for``: the same methods with the same
+    promises. It belongs to the event loop that runs when it is made. A call whose task is
+    cancelled ends at once, with asyncio.CancelledError as usual.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        plaintext: bool | None = None,
+        options: Sequence[tuple[str, Any]] = (),
+        compression: grpc.Compression | None = None,
+    ) -> None:
+        """Make a client of the server at target; see :meth:`close`.
+
+        Args:
+            target: "host:port", "unix:PATH", or any other target that gRPC can resolve.
+            credentials: For TLS; the system's certificates unless set.
+            plaintext: Whether to do without TLS. Unless set, a target on this machine (a
+                loopback address, localhost or a Unix socket) is spoken to in plaintext if there
+                are no credentials, and any other with TLS.
+            options: More options of the channel, as gRPC knows them; they replace the defaults.
+            compression: How to compress what is sent.
+
+        """
+        if plaintext is None:
+            plaintext = credentials is None and is_local(target)
+        settings = channel_options(options)
+        if plaintext:
+            channel = grpc.aio.insecure_channel(target, settings, compression)
+        else:
+            credentials = credentials or grpc.ssl_channel_credentials()
+            channel = grpc.aio.secure_channel(target, credentials, settings, compression)
+        self._channel = channel
+        super().__init__(
+            ConversationServiceStub(channel),
+            InteractionLogServiceStub(channel),
+            AdminServiceStub(channel),
+        )
+
+    async def close(self) -> None:
+        """End the connection; calls that are under way fail with CANCELLED.
+
+        Turns that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
+        """
+        self._closed = True
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        await self.close()
+
+    def chat(self, request: ChatRequest, **options: Unpack[CallOptions]) -> AsyncStream[TurnEvent]:
+        """Say something and stream the events of the turn as they come.
+
+        It keeps each promise of :meth:`parley.Client.chat`.
+        """
+        return self._turn(request, options)
+
+    def resume_turn(
+        self, request: ResumeTurnRequest, **options: Unpack[CallOptions]
+    ) -> AsyncStream[TurnEvent]:
+        """Stream the events of a turn behind request.after_index, whether it runs or has ended.
+
+        It keeps each promise of :meth:`parley.Client.resume_turn`.
+        """
+        return self._turn(request, options)
+
+    def watch_conversations(
+        self, request: WatchConversationsRequest, **options: Unpack[CallOptions]
+    ) -> AsyncStream[ConversationChange]:
+        """Stream changes as they are committed, behind request.cursor, else from now on.
+
+        It keeps each promise of :meth:`parley.Client.watch_conversations`.
+        """
+
+        def open_call(request: WatchConversationsRequest, timeout: float | None) -> AsyncCall:
+            self._check_open()
+            each = options | CallOptions(timeout=timeout)
+            return self._conversations.WatchConversations(request, **each)
+
+        course = WatchCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        return AsyncStream(course, open_call, options.get("timeout"))
+
+    def _turn(
+        self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
+    ) -> AsyncStream[TurnEvent]:
+        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
+            self._check_open()
+            each = options | CallOptions(timeout=timeout)
+            if isinstance(request, ChatRequest):
+                return self._conversations.Chat(request, **each)
+            return self._conversations.ResumeTurn(request, **each)
+
+        course = TurnCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        return AsyncStream(course, open_call, options.get("timeout"))

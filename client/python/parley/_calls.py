@@ -1,0 +1,314 @@
+"""The calls of the sync client that are one call of gRPC's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from parley._course import OneCall
+from parley._error import Error, from_rpc
+from parley._options import CallOptions, with_request_id
+from parley._stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from google.protobuf.message import Message
+    from typing_extensions import Unpack
+
+    from parley._stream import Call
+    from parley.v1.admin_service_pb2 import (
+        BackupStoreRequest,
+        BackupStoreResponse,
+        GetStatsRequest,
+        GetStatsResponse,
+    )
+    from parley.v1.admin_service_pb2_grpc import AdminServiceStub
+    from parley.v1.conversation_service_pb2 import (
+        AppendMessagesRequest,
+        AppendMessagesResponse,
+        BatchGetRoutingSummariesRequest,
+        BatchGetRoutingSummariesResponse,
+        CancelTurnRequest,
+        CancelTurnResponse,
+        ClearConversationRequest,
+        ClearConversationResponse,
+        CreateConversationRequest,
+        CreateConversationResponse,
+        DeleteConversationRequest,
+        DeleteConversationResponse,
+        ExportConversationsRequest,
+        ExportConversationsResponse,
+        ForkConversationRequest,
+        ForkConversationResponse,
+        GetContextRequest,
+        GetContextResponse,
+        GetConversationRequest,
+        GetConversationResponse,
+        GetRoutingSummaryRequest,
+        GetRoutingSummaryResponse,
+        GetTurnRequest,
+        GetTurnResponse,
+        ImportConversationsRequest,
+        ImportConversationsResponse,
+        ListAgentsRequest,
+        ListAgentsResponse,
+        ListConversationsRequest,
+        ListConversationsResponse,
+        ListMessagesRequest,
+        ListMessagesResponse,
+        ListTurnsRequest,
+        ListTurnsResponse,
+        LoadConversationRequest,
+        LoadConversationResponse,
+        PurgeConversationsRequest,
+        PurgeConversationsResponse,
+        SetActiveAgentRequest,
+        SetActiveAgentResponse,
+        UpdateConversationRequest,
+        UpdateConversationResponse,
+    )
+    from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
+    from parley.v1.interaction_log_service_pb2 import (
+        DeleteInteractionsRequest,
+        DeleteInteractionsResponse,
+        ListInteractionsRequest,
+        ListInteractionsResponse,
+        SearchInteractionsRequest,
+        SearchInteractionsResponse,
+    )
+    from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
+
+Q = TypeVar("Q", bound="Message")
+R = TypeVar("R")
+
+
+class Calls:
+    """Every call that is not gone on with after a break, under its name in Python's spelling.
+
+    Each takes the request of the contract and, as keyword arguments, the :class:`CallOptions`;
+    each returns the reply of the contract or raises :class:`parley.Error`. What the fields
+    mean, and their limits, is in the docstrings of the requests and replies.
+    """
+
+    def __init__(
+        self,
+        conversations: ConversationServiceStub,
+        interactions: InteractionLogServiceStub,
+        admin: AdminServiceStub,
+    ) -> None:
+        """Call through these stubs."""
+        self._conversations = conversations
+        self._interactions = interactions
+        self._admin = admin
+        self._closed = False
+
+    def create_conversation(
+        self, request: CreateConversationRequest, **options: Unpack[CallOptions]
+    ) -> CreateConversationResponse:
+        """Make an empty conversation. A retry with the same request_id finds it."""
+        return self._unary(self._conversations.CreateConversation, request, options)
+
+    def load_conversation(
+        self, request: LoadConversationRequest, **options: Unpack[CallOptions]
+    ) -> LoadConversationResponse:
+        """Return a conversation with its newest messages; make it first when it does not exist."""
+        return self._unary(self._conversations.LoadConversation, request, options)
+
+    def get_conversation(
+        self, request: GetConversationRequest, **options: Unpack[CallOptions]
+    ) -> GetConversationResponse:
+        """Return the header of a conversation."""
+        return self._unary(self._conversations.GetConversation, request, options)
+
+    def update_conversation(
+        self, request: UpdateConversationRequest, **options: Unpack[CallOptions]
+    ) -> UpdateConversationResponse:
+        """Change the fields of a conversation that update_mask names. Sent once."""
+        return self._unary(self._conversations.UpdateConversation, request, options)
+
+    def list_conversations(
+        self, request: ListConversationsRequest, **options: Unpack[CallOptions]
+    ) -> ListConversationsResponse:
+        """Return a page of the live conversations."""
+        return self._unary(self._conversations.ListConversations, request, options)
+
+    def delete_conversation(
+        self, request: DeleteConversationRequest, **options: Unpack[CallOptions]
+    ) -> DeleteConversationResponse:
+        """Remove a conversation and its messages; a running turn is cancelled. Sent once."""
+        return self._unary(self._conversations.DeleteConversation, request, options)
+
+    def clear_conversation(
+        self, request: ClearConversationRequest, **options: Unpack[CallOptions]
+    ) -> ClearConversationResponse:
+        """Remove messages and keep the conversation; sequences go on. Sent once."""
+        return self._unary(self._conversations.ClearConversation, request, options)
+
+    def purge_conversations(
+        self, request: PurgeConversationsRequest, **options: Unpack[CallOptions]
+    ) -> PurgeConversationsResponse:
+        """Remove conversations that have been inactive for a time. Sent once."""
+        return self._unary(self._conversations.PurgeConversations, request, options)
+
+    def fork_conversation(
+        self, request: ForkConversationRequest, **options: Unpack[CallOptions]
+    ) -> ForkConversationResponse:
+        """Copy a conversation, up to a message, into a new one."""
+        return self._unary(self._conversations.ForkConversation, request, options)
+
+    def append_messages(
+        self, request: AppendMessagesRequest, **options: Unpack[CallOptions]
+    ) -> AppendMessagesResponse:
+        """Add messages in one atomic step, also while a turn runs."""
+        return self._unary(self._conversations.AppendMessages, request, options)
+
+    def list_messages(
+        self, request: ListMessagesRequest, **options: Unpack[CallOptions]
+    ) -> ListMessagesResponse:
+        """Return a page of the kept messages, in either direction."""
+        return self._unary(self._conversations.ListMessages, request, options)
+
+    def get_context(
+        self, request: GetContextRequest, **options: Unpack[CallOptions]
+    ) -> GetContextResponse:
+        """Return the system prompt and the history window for a model call."""
+        return self._unary(self._conversations.GetContext, request, options)
+
+    def get_routing_summary(
+        self, request: GetRoutingSummaryRequest, **options: Unpack[CallOptions]
+    ) -> GetRoutingSummaryResponse:
+        """Return what a coordinator needs to route the next message.
+
+        With wait_timeout it waits for news; a timeout of the call has to be longer than that.
+        """
+        return self._unary(self._conversations.GetRoutingSummary, request, options)
+
+    def batch_get_routing_summaries(
+        self, request: BatchGetRoutingSummariesRequest, **options: Unpack[CallOptions]
+    ) -> BatchGetRoutingSummariesResponse:
+        """Return the summaries of up to 100 conversations."""
+        return self._unary(self._conversations.BatchGetRoutingSummaries, request, options)
+
+    def set_active_agent(
+        self, request: SetActiveAgentRequest, **options: Unpack[CallOptions]
+    ) -> SetActiveAgentResponse:
+        """Give an agent the routing lease of a conversation, or take it away. Sent once."""
+        return self._unary(self._conversations.SetActiveAgent, request, options)
+
+    def list_agents(
+        self, request: ListAgentsRequest, **options: Unpack[CallOptions]
+    ) -> ListAgentsResponse:
+        """Return the agents that the server can call."""
+        return self._unary(self._conversations.ListAgents, request, options)
+
+    def get_turn(self, request: GetTurnRequest, **options: Unpack[CallOptions]) -> GetTurnResponse:
+        """Return the state of a turn."""
+        return self._unary(self._conversations.GetTurn, request, options)
+
+    def list_turns(
+        self, request: ListTurnsRequest, **options: Unpack[CallOptions]
+    ) -> ListTurnsResponse:
+        """Return the newest turns of a conversation, newest first, 32 at most."""
+        return self._unary(self._conversations.ListTurns, request, options)
+
+    def cancel_turn(
+        self, request: CancelTurnRequest, **options: Unpack[CallOptions]
+    ) -> CancelTurnResponse:
+        """Stop a running or queued turn; what had arrived is kept as an incomplete message."""
+        return self._unary(self._conversations.CancelTurn, request, options)
+
+    def export_conversations(
+        self, request: ExportConversationsRequest, **options: Unpack[CallOptions]
+    ) -> Stream[ExportConversationsResponse]:
+        """Stream whole conversations out, the oldest first; a large one in several replies.
+
+        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        """
+        return self._stream(self._conversations.ExportConversations, request, options)
+
+    def import_conversations(
+        self, requests: Iterable[ImportConversationsRequest], **options: Unpack[CallOptions]
+    ) -> ImportConversationsResponse:
+        """Take whole conversations in, as they were exported. Sent once.
+
+        What requests itself raises ends the call and is raised as it is.
+        """
+        return self._upload(self._conversations.ImportConversations, requests, options)
+
+    def list_interactions(
+        self, request: ListInteractionsRequest, **options: Unpack[CallOptions]
+    ) -> ListInteractionsResponse:
+        """Return a page of one day of the log, of a recent span, or of one conversation."""
+        return self._unary(self._interactions.ListInteractions, request, options)
+
+    def search_interactions(
+        self, request: SearchInteractionsRequest, **options: Unpack[CallOptions]
+    ) -> SearchInteractionsResponse:
+        """Return a page of the lines of the last days that have a text, newest first."""
+        return self._unary(self._interactions.SearchInteractions, request, options)
+
+    def delete_interactions(
+        self, request: DeleteInteractionsRequest, **options: Unpack[CallOptions]
+    ) -> DeleteInteractionsResponse:
+        """Erase all lines of a conversation. It needs the admin role. Sent once."""
+        return self._unary(self._interactions.DeleteInteractions, request, options)
+
+    def get_stats(
+        self, request: GetStatsRequest, **options: Unpack[CallOptions]
+    ) -> GetStatsResponse:
+        """Return counts of what the service holds, over all tenants. It needs the admin role."""
+        return self._unary(self._admin.GetStats, request, options)
+
+    def backup_store(
+        self, request: BackupStoreRequest, **options: Unpack[CallOptions]
+    ) -> Stream[BackupStoreResponse]:
+        """Stream a consistent copy of the store. It needs the admin role.
+
+        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        """
+        return self._stream(self._admin.BackupStore, request, options)
+
+    def _unary(
+        self, rpc: grpc.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
+    ) -> R:
+        self._check_open()
+        try:
+            return rpc(with_request_id(request), **options)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from error
+
+    def _stream(
+        self, rpc: grpc.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
+    ) -> Stream[R]:
+        def open_call(request: Q, timeout: float | None) -> Call:
+            self._check_open()
+            return rpc(request, **options | CallOptions(timeout=timeout))
+
+        return Stream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
+
+    def _upload(
+        self, rpc: grpc.StreamUnaryMultiCallable[Q, R], requests: Iterable[Q], options: CallOptions
+    ) -> R:
+        self._check_open()
+        failures: list[BaseException] = []
+
+        def sent() -> Iterator[Q]:
+            # gRPC runs this in a thread of its own and says only that it failed.
+            try:
+                yield from requests
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        try:
+            return rpc(sent(), **options)
+        except grpc.RpcError as error:
+            if failures:
+                raise failures[0] from None
+            raise from_rpc(error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Error(grpc.StatusCode.CANCELLED, "the client is closed")

@@ -1,0 +1,256 @@
+"""Agents of one's own: what they yield, how they fail, how they are served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from fake import Gated, running, text_of
+from google.protobuf import struct_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from programs import parleyd
+
+import parley
+from parley import (
+    Agent,
+    ChatRequest,
+    Client,
+    Error,
+    Message,
+    Piece,
+    RespondRequest,
+    RespondResponse,
+    Role,
+    StructuredData,
+    ToolCall,
+    ToolResult,
+    TurnEvent,
+    TurnProgress,
+    TurnState,
+    Usage,
+)
+from parley.v1.agent_service_pb2_grpc import AgentServiceStub
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+ASK = RespondRequest(messages=[Message(role=Role.ROLE_USER, content="hi")], turn_id="t1")
+LIMIT = 20.0  # seconds; only a test that fails takes so long
+DATA = StructuredData(type="list", value=struct_pb2.Value(string_value="one"))
+
+
+class Versatile(Agent):
+    """Answers with all kinds of pieces."""
+
+    async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+        """See Agent."""
+        yield TurnProgress(text="thinking")
+        yield f"{len(request.messages)}: "
+        yield DATA
+        yield ToolCall(id="1", name="look")
+        yield Usage(model="m", output_tokens=7)
+        yield ToolResult(call_id="1", content="found")
+        yield "done"
+        yield RespondResponse(summary="did it")
+
+
+class Failing(Agent):
+    """Says a word and fails."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        """Fail with this, or yield what is no piece."""
+        self._failure = failure
+
+    async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+        """See Agent."""
+        del request
+        yield "well"
+        if self._failure:
+            raise self._failure
+        yield 7  # type: ignore[misc]
+
+
+def pieces_of(address: str, request: RespondRequest = ASK) -> list[RespondResponse]:
+    """Return the whole answer of an agent."""
+    with grpc.insecure_channel(address) as channel:
+        return list(AgentServiceStub(channel).Respond(request))
+
+
+def failure_of(agent: Agent, request: RespondRequest = ASK) -> tuple[grpc.StatusCode, str]:
+    """Return the status with which an agent fails."""
+    with running(agent) as address, pytest.raises(grpc.RpcError) as failure:
+        pieces_of(address, request)
+    return failure.value.code(), failure.value.details() or ""
+
+
+def test_pieces() -> None:
+    """Each type becomes the piece that it is."""
+    with running(Versatile()) as address:
+        kinds = [piece.WhichOneof("piece") for piece in pieces_of(address)]
+    assert kinds == [
+        "progress",
+        "text",
+        "structured_data",
+        "tool_call",
+        "usage",
+        "tool_result",
+        "text",
+        "summary",
+    ]
+
+
+def test_fails_with_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Code and message are the agent's; the log has them without a traceback."""
+    error = Error(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
+    assert failure_of(Failing(error)) == (error.code, error.message)
+    (record,) = [record for record in caplog.records if record.name == "parley.agent"]
+    assert record.levelno == logging.WARNING
+    assert "turn t1: UNAVAILABLE: the shop is closed" in record.getMessage()
+    assert not record.exc_info
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"), [(KeyError("s3cret"), "KeyError"), (None, "TypeError")]
+)
+def test_fails(failure: Exception | None, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The status names the type only; the log has all of it."""
+    code, details = failure_of(Failing(failure))
+    assert (code, details) == (
+        grpc.StatusCode.INTERNAL,
+        f"it failed with {name}; its log says more",
+    )
+    (record,) = [record for record in caplog.records if record.name == "parley.agent"]
+    assert "t1" in record.getMessage()
+    assert record.exc_info
+    assert record.exc_info[0]
+    assert record.exc_info[0].__name__ == name
+
+
+def test_refuses_a_request_without_messages() -> None:
+    """An agent may rely on one."""
+    code, details = failure_of(Versatile(), RespondRequest())
+    assert (code, "nothing to answer" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+def test_a_cancelled_answer_is_closed() -> None:
+    """What the agent opened for it is closed at once, also where it waits for nothing."""
+    agent = Gated(["well"], [])
+    with running(agent) as address, grpc.insecure_channel(address) as channel:
+        answer = AgentServiceStub(channel).Respond(ASK)
+        assert next(answer).text == "well"
+        answer.cancel()
+        assert agent.left.wait(LIMIT)
+
+
+def test_an_answer_is_closed_before_its_status_is_sent() -> None:
+    """Also one that breaks off where the agent has just yielded."""
+    closed = []
+
+    class Careless(Agent):
+        async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+            try:
+                yield request  # type: ignore[misc]
+            finally:
+                await asyncio.sleep(0.01)  # as whoever closes a connection
+                closed.append(request.turn_id)
+
+    with running(Careless()) as address:
+        with pytest.raises(grpc.RpcError):
+            pieces_of(address)
+        assert closed == ["t1"]
+
+
+def test_the_end_gives_answers_their_grace() -> None:
+    """One that is under way may come to its end; no new one begins, and health says so."""
+    agent = Gated(["well"], [" done"])
+
+    async def run() -> None:
+        async with agent.serving(grace=LIMIT) as server:
+            channel = grpc.aio.insecure_channel(server.address)
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service="parley.v1.AgentService"))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            answer: Any = AgentServiceStub(channel).Respond(ASK)
+            assert (await answer.read()).text == "well"
+            ending = asyncio.create_task(server.__aexit__(None, None, None))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            agent.open()
+            assert (await answer.read()).text == " done"
+            watch.cancel()
+            await ending
+            await channel.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("address", ["", "7002", "localhost", "localhost:", "localhost:http"])
+def test_refuses_what_is_no_address(address: str) -> None:
+    """It says what one is."""
+    with pytest.raises(ValueError, match="neither HOST:PORT nor unix:PATH"):
+        Versatile().serving(address)
+
+
+def test_refuses_an_address_that_is_taken() -> None:
+    """Two agents do not share a port."""
+    with (
+        running(Versatile()) as address,
+        pytest.raises(OSError, match=f"cannot listen on {address}"),
+    ):
+        Versatile().serve(address)
+
+
+def test_serves_at_a_path(tmp_path: Path) -> None:
+    """A Unix socket is an address too."""
+
+    async def run() -> None:
+        async with Versatile().serving(f"unix:{tmp_path}/agent") as server:
+            assert await asyncio.to_thread(pieces_of, server.address)
+
+    asyncio.run(run())
+
+
+def test_answers_through_parleyd(tmp_path: Path) -> None:
+    """Its pieces become the messages of the conversation."""
+    with running(Versatile()) as good, running(Failing(KeyError("s3cret"))) as bad:
+        agents = {"good": good, "bad": bad}
+        lines = [f'  {name}: {{kind: remote, address: "{at}"}}' for name, at in agents.items()]
+        config = "\n".join(["agents:", *lines, ""])
+        with parleyd(tmp_path, config) as server, Client(server.address) as client:
+            events = list(client.chat(ChatRequest(content="hi", agent="good")))
+            assert text_of(events) == "1: done"
+            first, tool, last = events[-1].finished.messages
+            assert first.structured_data[0] == DATA
+            assert [call.name for call in first.tool_calls] == ["look"]
+            assert tool.tool_result.content == "found"
+            assert (last.content, last.summary) == ("done", "did it")
+            notes = [event.progress.text for event in events if event.HasField("progress")]
+            assert "thinking" in notes
+
+            events = list(client.chat(ChatRequest(content="hi", agent="bad")))
+            turn = events[-1].finished.turn
+            assert turn.state == TurnState.TURN_STATE_FAILED
+            assert turn.error.reason == "AGENT_FAILED"
+            assert "it failed with KeyError; its log says more" in turn.error.message
+            assert "s3cret" not in turn.error.message
+
+
+def test_parleyd_cancels_an_answer(tmp_path: Path) -> None:
+    """CancelTurn reaches the agent."""
+    agent = Gated(["well"], [])
+    with running(agent) as address:
+        config = f'agents:\n  gated: {{kind: remote, address: "{address}"}}\n'
+        with parleyd(tmp_path, config) as server, Client(server.address) as client:
+            events: list[TurnEvent] = []
+            request = ChatRequest(conversation_id="c", content="hi", agent="gated")
+            for event in client.chat(request):
+                events.append(event)
+                if event.HasField("text_delta"):
+                    client.cancel_turn(
+                        parley.CancelTurnRequest(conversation_id="c", turn_id=event.turn_id)
+                    )
+            assert events[-1].finished.turn.state == TurnState.TURN_STATE_CANCELLED
+            assert agent.left.wait(LIMIT)

@@ -1,0 +1,377 @@
+"""Calls that are one call of gRPC's: retries, errors, options, and that none is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from fake import fail, hang, serving
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+
+import parley
+import parley.v1
+from parley import (
+    AppendMessagesRequest,
+    AppendMessagesResponse,
+    AsyncClient,
+    AsyncStream,
+    Client,
+    Conversation,
+    Error,
+    FieldViolation,
+    GetConversationRequest,
+    GetConversationResponse,
+    ImportConversationsRequest,
+    ImportConversationsResponse,
+    Stream,
+    UpdateConversationRequest,
+    _error,
+    _options,
+)
+from parley.v1 import admin_service_pb2, conversation_service_pb2, interaction_log_service_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+PACKAGE = Path(parley.__file__).parent
+METHODS = [
+    method
+    for module in (conversation_service_pb2, interaction_log_service_pb2, admin_service_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+GET = GetConversationRequest(conversation_id="c")
+
+
+def snake(name: str) -> str:
+    """Return a name in Python's spelling."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_every_call_has_a_method(client: type, method: Any) -> None:
+    """It takes and returns the messages of the contract, and says what it does."""
+    function = getattr(client, snake(method.name))
+    assert inspect.getdoc(function)
+    hints = function.__annotations__
+    request, reply = method.input_type.name, method.output_type.name
+    asked = hints.get("request", hints.get("requests"))
+    if method.client_streaming:
+        assert f"Iterable[{request}]" in asked
+    else:
+        assert asked == request
+    if method.server_streaming:
+        kind = AsyncStream if client is AsyncClient else Stream
+        item = {"Chat": "TurnEvent", "ResumeTurn": "TurnEvent"}.get(method.name, reply)
+        item = "ConversationChange" if method.name == "WatchConversations" else item
+        assert hints["return"] == f"{kind.__name__}[{item}]"
+    else:
+        assert hints["return"] == reply
+        assert inspect.iscoroutinefunction(function) is (client is AsyncClient)
+
+
+def test_every_message_is_exported() -> None:
+    """And every enum; __all__ is sorted and has nothing that is not there."""
+    exported = set(parley.__all__)
+    for path in sorted((PACKAGE / "v1").glob("*_pb2.py")):
+        module = getattr(__import__(f"parley.v1.{path.stem}").v1, path.stem)
+        descriptor = module.DESCRIPTOR
+        for name in (*descriptor.message_types_by_name, *descriptor.enum_types_by_name):
+            assert name in exported
+            assert getattr(parley, name) is getattr(module, name)
+    assert parley.__all__ == sorted(exported)
+    for name in exported:
+        assert inspect.getdoc(getattr(parley, name)), f"{name} has no docstring"
+
+
+def test_retried_methods_are_those_of_the_go_client() -> None:
+    """The service config is the same file, in so far as this package can have it."""
+    of_go = Path(__file__).parents[2] / "service_config.json"
+    ours = json.loads((PACKAGE / "service_config.json").read_text("utf-8"))
+    assert ours == json.loads(of_go.read_text("utf-8"))
+    (config,) = ours["methodConfig"]
+    retried = {(name["service"], name["method"]) for name in config["name"]}
+    known = {(method.containing_service.full_name, method.name) for method in METHODS}
+    assert retried <= known
+    for method in METHODS:  # Whatever carries a request_id may be sent again.
+        if "request_id" in method.input_type.fields_by_name:
+            assert (method.containing_service.full_name, method.name) in retried
+
+
+class Flaky:
+    """Is UNAVAILABLE for the first calls."""
+
+    def __init__(self, times: int) -> None:
+        """Fail so many times."""
+        self._times = times
+        self.requests: list[Any] = []
+
+    def append(self, request: Any, context: Any) -> AppendMessagesResponse:
+        """Answer AppendMessages."""
+        self._take(request, context)
+        return AppendMessagesResponse(conversation=Conversation(id="c"))
+
+    def update(self, request: Any, context: Any) -> None:
+        """Answer UpdateConversation."""
+        self._take(request, context)
+
+    def _take(self, request: Any, context: Any) -> None:
+        self.requests.append(request)
+        if len(self.requests) <= self._times:
+            fail(context, grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+
+
+def test_retries_carry_one_request_id() -> None:
+    """It is filled on a copy of the request."""
+    for asynchronous in (False, True):
+        flaky, request = Flaky(3), AppendMessagesRequest(conversation_id="c")
+        with serving(AppendMessages=flaky.append) as address:
+            reply = call(address, "append_messages", request, asynchronous=asynchronous)
+        assert reply.conversation.id == "c"
+        ids = [request.request_id for request in flaky.requests]
+        assert len(ids) == 4
+        assert len(set(ids)) == 1
+        assert re.fullmatch(r"[0-9a-f-]{36}", ids[0])
+        assert not request.request_id
+
+
+def test_a_request_id_of_the_callers_own_is_kept() -> None:
+    """It is what a retry after the caller's own restart needs."""
+    flaky = Flaky(0)
+    with serving(AppendMessages=flaky.append) as address:
+        call(address, "append_messages", AppendMessagesRequest(request_id="mine"))
+    assert flaky.requests[0].request_id == "mine"
+
+
+def test_retries_end() -> None:
+    """After five attempts the server's own error is told."""
+    flaky = Flaky(99)
+    with serving(AppendMessages=flaky.append) as address, pytest.raises(Error) as raised:
+        call(address, "append_messages", AppendMessagesRequest())
+    assert raised.value.reason == "SHUTTING_DOWN"
+    assert len(flaky.requests) == 5
+
+
+def test_what_carries_no_request_id_is_sent_once() -> None:
+    """A change may have been made although the call failed."""
+    flaky = Flaky(1)
+    with serving(UpdateConversation=flaky.update) as address, pytest.raises(Error) as raised:
+        call(address, "update_conversation", UpdateConversationRequest())
+    assert raised.value.code is grpc.StatusCode.UNAVAILABLE
+    assert len(flaky.requests) == 1
+
+
+def call(
+    address: str, name: str, request: Any, *, asynchronous: bool = False, **options: Any
+) -> Any:
+    """Make one call with a client of its own."""
+
+    async def make() -> Any:
+        async with AsyncClient(address) as client:
+            return await getattr(client, name)(request, **options)
+
+    if asynchronous:
+        return asyncio.run(make())
+    with Client(address) as client:
+        return getattr(client, name)(request, **options)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
+def test_no_server(*, asynchronous: bool) -> None:
+    """It is told soon, by streams too."""
+    with serving() as address:
+        pass
+    with pytest.raises(Error) as raised:
+        call(address, "get_conversation", GET, asynchronous=asynchronous)
+    assert raised.value.code is grpc.StatusCode.UNAVAILABLE
+    assert raised.value.reason == ""
+    assert isinstance(raised.value.__cause__, grpc.RpcError)
+
+    async def chat() -> None:
+        async with AsyncClient(address) as client:
+            await anext(client.chat(parley.ChatRequest()))
+
+    with pytest.raises(Error) as raised, Client(address) as client:
+        asyncio.run(chat()) if asynchronous else next(client.chat(parley.ChatRequest()))
+    assert raised.value.code is grpc.StatusCode.UNAVAILABLE
+    assert "nothing new" not in raised.value.message
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
+def test_options_reach_grpc(*, asynchronous: bool) -> None:
+    """Metadata and timeout are what the server sees."""
+    seen: dict[str, Any] = {}
+
+    def get(_: Any, context: grpc.ServicerContext) -> GetConversationResponse:
+        seen.update(context.invocation_metadata())
+        seen["left"] = context.time_remaining()
+        return GetConversationResponse()
+
+    with serving(GetConversation=get) as address:
+        call(
+            address,
+            "get_conversation",
+            GET,
+            asynchronous=asynchronous,
+            metadata=(("x-who", "me"),),
+            timeout=50,
+        )
+    assert seen["x-who"] == "me"
+    assert 40 < seen["left"] < 51
+    assert seen["user-agent"].startswith("parley-client-python")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
+def test_deadline(*, asynchronous: bool) -> None:
+    """A timeout that is over is an Error like any other."""
+    with (
+        serving(GetConversation=lambda _, context: hang(context)) as address,
+        pytest.raises(Error) as raised,
+    ):
+        call(address, "get_conversation", GET, asynchronous=asynchronous, timeout=0.1)
+    assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Taking:
+    """Counts what is imported."""
+
+    def take(self, requests: Any, _: Any) -> ImportConversationsResponse:
+        """Answer ImportConversations."""
+        return ImportConversationsResponse(imported_count=sum(1 for _ in requests))
+
+    def refuse(self, requests: Any, context: Any) -> None:
+        """Refuse the first request."""
+        next(requests)
+        fail(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+
+
+def parts(count: int) -> Iterator[ImportConversationsRequest]:
+    """Yield requests."""
+    for _ in range(count):
+        yield ImportConversationsRequest()
+
+
+async def async_parts(count: int) -> AsyncIterator[ImportConversationsRequest]:
+    """Yield requests."""
+    for part in parts(count):
+        yield part
+
+
+def broken_parts() -> Iterator[ImportConversationsRequest]:
+    """Yield a request and fail."""
+    yield ImportConversationsRequest()
+    raise LookupError("the file is damaged")
+
+
+def test_import() -> None:
+    """Iterables of both kinds are sent whole."""
+    with serving(ImportConversations=Taking().take) as address:
+        assert call(address, "import_conversations", parts(3)).imported_count == 3
+        assert call(address, "import_conversations", [*parts(2)]).imported_count == 2
+        for given in (parts(3), async_parts(3)):
+            reply = call(address, "import_conversations", given, asynchronous=True)
+            assert reply.imported_count == 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
+def test_import_that_fails(*, asynchronous: bool) -> None:
+    """What the iterable raises is raised; a server that refuses is told of, as early as it does."""
+    with (
+        serving(ImportConversations=Taking().take) as address,
+        pytest.raises(LookupError, match="damaged"),
+    ):
+        call(address, "import_conversations", broken_parts(), asynchronous=asynchronous)
+    with serving(ImportConversations=Taking().refuse) as address, pytest.raises(Error) as raised:
+        call(address, "import_conversations", parts(100_000), asynchronous=asynchronous)
+    assert raised.value.reason == "INVALID_REQUEST"
+
+
+def test_error_has_all_details() -> None:
+    """Those of Parley's status, and none of what others pack into one."""
+    status = Status()
+    for detail in (
+        BadRequest(field_violations=[BadRequest.FieldViolation(field="a.b", description="bad")]),
+        RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000)),
+    ):
+        status.details.add().Pack(detail)
+    error = Error(grpc.StatusCode.ABORTED, "busy")
+    _error.read_details(error, status.SerializeToString())
+    assert error.field_violations == (FieldViolation("a.b", "bad"),)
+    assert error.retry_delay == 1.5
+    assert error.reason == ""
+    _error.read_details(error, b"\xff\xff")  # It cannot be read, and that is all.
+    assert str(error) == "ABORTED: busy"
+
+
+def test_error_can_be_pickled() -> None:
+    """As concurrent.futures and multiprocessing do."""
+    error = Error(grpc.StatusCode.ABORTED, "busy", reason="CONVERSATION_BUSY", retry_delay=1)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - it is our own
+    assert (str(again), again.retry_delay) == ("ABORTED CONVERSATION_BUSY: busy", 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [
+        ("localhost:50051", True),
+        ("LOCALHOST", True),
+        ("127.0.0.1:50051", True),
+        ("127.9.9.9", True),
+        ("[::1]:50051", True),
+        ("::1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        (":50051", True),
+        ("unix:/run/parley.sock", True),
+        ("unix-abstract:parley", True),
+        ("dns:localhost:50051", True),
+        ("dns:///localhost:50051", True),
+        ("dns://10.0.0.53/localhost:50051", True),
+        ("", False),
+        ("10.0.0.1:50051", False),
+        ("[2001:db8::1]:50051", False),
+        ("localhost.example.com:50051", False),
+        ("dns:///parley.example.com:50051", False),
+        ("xds:///localhost", False),
+    ],
+)
+def test_plaintext_stays_on_this_machine(target: str, *, local: bool) -> None:
+    """What is not understood may leave it."""
+    assert _options.is_local(target) is local
+
+
+def test_options_of_the_caller_replace_ours() -> None:
+    """Each is there once."""
+    options = _options.channel_options([("grpc.keepalive_time_ms", 5), ("more", 1)])
+    assert dict(options)["grpc.keepalive_time_ms"] == 5
+    assert dict(options)["more"] == 1
+    assert len(options) == len(dict(options))
+
+
+def test_another_machine_is_spoken_to_with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the caller says otherwise."""
+    made, plaintext = [], grpc.insecure_channel
+
+    def channel(kind: str) -> Any:
+        def make(*_: Any) -> grpc.Channel:
+            made.append(kind)
+            return plaintext("127.0.0.1:1")
+
+        return make
+
+    monkeypatch.setattr(grpc, "secure_channel", channel("tls"))
+    monkeypatch.setattr(grpc, "insecure_channel", channel("plaintext"))
+    Client("parley.example.com:443").close()
+    Client("127.0.0.1:1").close()
+    Client("parley.example.com:443", plaintext=True).close()
+    Client("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()).close()
+    assert made == ["tls", "plaintext", "plaintext", "tls"]

@@ -1,0 +1,91 @@
+"""The snippets of README.md, as they stand there but for addresses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from programs import output_of, parleyd
+
+from parley import Message, RespondRequest, Role
+from parley.v1.agent_service_pb2_grpc import AgentServiceStub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+SERVER, AGENT = "127.0.0.1:50051", "127.0.0.1:7002"
+
+# What each prints, in the order in which they are run.
+PRINTS = {
+    "Install": "",
+    "Append": "[1, 2]\n",
+    "Load": "ROLE_USER Which libraries keep state?\nROLE_ASSISTANT Zustand and Jotai do.\n",
+    "Chat": "Tell me more.\nTURN_STATE_COMPLETED\n",
+    "Route": "Previous: listed two libraries, Tell me more.\n['echo', 'librarian']\n",
+    "Watch": "libraries 5 Which libraries keep state?\n",
+    "With asyncio": "hello there",
+    "Errors": "INVALID_ARGUMENT INVALID_REQUEST\nconversation_id\n",
+}
+
+
+def snippets() -> dict[str, str]:
+    """Return the Python of each section, by its heading."""
+    found = {}
+    for section in re.split(r"^## ", README, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        if code := re.findall(r"^```python\n(.*?)^```$", body, re.MULTILINE | re.DOTALL):
+            (found[heading],) = code
+    return found
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give a server's address, and the names that one snippet leaves to the next."""
+    with parleyd(tmp_path_factory.mktemp("readme")) as server:
+        names: dict[str, Any] = {}
+        yield server.address, names
+        names["client"].close()
+
+
+@pytest.mark.parametrize("heading", PRINTS)
+def test_snippet(
+    session: tuple[str, dict[str, Any]], heading: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs and prints what it says."""
+    address, names = session
+    code = snippets()[heading].replace(SERVER, address)
+    exec(compile(code, heading, "exec"), names)  # noqa: S102 - it is our own
+    assert capsys.readouterr().out == PRINTS[heading]
+
+
+def test_every_snippet_is_run() -> None:
+    """No section is left out, and the five come in their order."""
+    headings = list(snippets())
+    assert set(headings) == {*PRINTS, "An agent of your own"}
+    assert headings[1:6] == ["Append", "Load", "Chat", "Route", "Watch"]
+
+
+def test_agent(tmp_path: Path) -> None:
+    """The agent serves and answers."""
+    program = tmp_path / "parrot.py"
+    code = snippets()["An agent of your own"]
+    program.write_text(code.replace(AGENT, "127.0.0.1:0"))
+    with subprocess.Popen(
+        [sys.executable, "-u", str(program)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            address = output_of(process).readline().strip()
+            ask = RespondRequest(messages=[Message(role=Role.ROLE_USER, content="say it")])
+            with grpc.insecure_channel(address) as channel:
+                pieces = [piece.text for piece in AgentServiceStub(channel).Respond(ask)]
+            assert pieces == ["say ", "it "]
+            process.terminate()
+            assert process.wait() == 0
+        finally:
+            process.kill()
