@@ -44,6 +44,7 @@ type benchServer struct {
 	agents  *agent.Set
 	hub     *watch.Hub
 	conn    *grpc.ClientConn
+	http    string // address
 	client  parleyv1.ConversationServiceClient
 	ids     []string // of the conversations
 	message *parleyv1.Message
@@ -52,7 +53,7 @@ type benchServer struct {
 // openBenchServer serves that many conversations until the benchmark ends.
 func openBenchServer(b *testing.B, conversations int) *benchServer {
 	b.Helper()
-	c := load(b, []string{"--grpc-address=127.0.0.1:0", "--http-address=", "--data-dir=" + b.TempDir(), "--max-conversations=0"}, nil)
+	c := load(b, []string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0"}, nil)
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
 	check(b, err)
 	b.Cleanup(func() { lines.Close() })
@@ -103,9 +104,11 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	check(b, err)
 	doors.grpc.RegisterService(plainService(), nil)
 	var serving errgroup.Group
-	serving.Go(doors.serveGRPC)
+	doors.serve(&serving)
+	s.http = doors.http.listener.Addr().String()
 	b.Cleanup(func() {
 		doors.grpc.Stop()
+		doors.http.stop(context.WithoutCancel(s.ctx))
 		check(b, serving.Wait())
 	})
 	return connect(b, doors.grpcListener)

@@ -17,6 +17,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -121,6 +122,15 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return l, os.Chmod(path, 0o600)
 }
 
+// serve has the group serve at all doors until they are stopped.
+func (d *doors) serve(group *errgroup.Group) {
+	group.Go(d.serveGRPC)
+	if d.http != nil {
+		group.Go(d.http.loopback.serve)
+		group.Go(d.http.serve)
+	}
+}
+
 func (d *doors) serveGRPC() error {
 	for service := range d.grpc.GetServiceInfo() {
 		d.health.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
@@ -154,7 +164,8 @@ func (d *doors) stop(ctx context.Context, grace time.Duration, turns *turn.Manag
 	defer cancelLast()
 	var draining sync.WaitGroup
 	draining.Go(func() {
-		defer context.AfterFunc(last, d.grpc.Stop)()
+		cut := context.AfterFunc(last, d.grpc.Stop)
+		defer cut()
 		d.grpc.GracefulStop()
 	})
 	if d.http != nil {

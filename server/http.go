@@ -39,7 +39,7 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	if d.client, err = client.Dial("passthrough:loopback", d.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
-	handler, err := d.handler(ctx, c, ready)
+	handler, err := d.handler(ctx, c, service, ready)
 	if err != nil {
 		return nil, err
 	}
@@ -63,31 +63,33 @@ func listenConfig(keepalive time.Duration) net.ListenConfig {
 	}
 }
 
-func (d *httpDoor) handler(ctx context.Context, c *config.Config, ready *atomic.Bool) (http.Handler, error) {
-	api, err := gateway.New(ctx, d.loopback.conn)
+func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
+	api, err := gateway.New(ctx, service.Direct(d.loopback.conn))
 	if err != nil {
 		return nil, err
 	}
-	doors := http.NewServeMux()
-	doors.Handle("/", api)
-	doors.Handle("/mcp", mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout}).Handler())
-	guarded, err := gateway.Guard(doors, c.HTTPAllowedOrigins, c.Insecure)
+	tools := mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout}).Handler()
+	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/mcp" {
+			tools.ServeHTTP(w, r)
+			return
+		}
+		api.ServeHTTP(w, r)
+	}), c.HTTPAllowedOrigins, c.Insecure)
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("/", guarded)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !ready.Load() {
+	// No http.ServeMux: it would send a path with an empty id to that of another call.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/healthz", r.URL.Path == "/readyz" && ready.Load():
+			_, _ = w.Write([]byte("ok\n"))
+		case r.URL.Path == "/readyz":
 			http.Error(w, "not serving", http.StatusServiceUnavailable)
-			return
+		default:
+			guarded.ServeHTTP(w, r)
 		}
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	return mux, nil
+	}), nil
 }
 
 func (d *httpDoor) serve() error {

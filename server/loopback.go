@@ -73,7 +73,8 @@ func (l *loopback) serve() error {
 
 // stop lets the calls that are under way end, until ctx does.
 func (l *loopback) stop(ctx context.Context) {
-	defer context.AfterFunc(ctx, l.server.Stop)()
+	cut := context.AfterFunc(ctx, l.server.Stop)
+	defer cut()
 	l.server.GracefulStop()
 	_ = l.conn.Close()
 }

@@ -80,11 +80,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	work, stopWork := context.WithCancel(ctx)
 	defer stopWork()
 	group, broken := errgroup.WithContext(work)
-	group.Go(doors.serveGRPC)
-	if doors.http != nil {
-		group.Go(doors.http.loopback.serve)
-		group.Go(doors.http.serve)
-	}
+	doors.serve(group)
 	group.Go(func() error { sweep(broken, kept, log); return nil })
 	group.Go(func() error {
 		defer stopWork()

@@ -47,16 +47,19 @@ var (
 // the outside, so that no other place makes one. A stream's limits come ahead of recovery:
 // they run the rest in another goroutine.
 func (s *Server) Interceptors() []grpc.ServerOption {
-	caught := recovery.WithRecoveryHandler(panicked)
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(
-			s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(caught),
-			s.authUnary, s.limitUnary, validateUnary,
-		),
+		grpc.ChainUnaryInterceptor(s.unaryInterceptors()...),
 		grpc.ChainStreamInterceptor(
-			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(caught),
+			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicked)),
 			s.authStream, validateStream,
 		),
+	}
+}
+
+func (s *Server) unaryInterceptors() []grpc.UnaryServerInterceptor {
+	return []grpc.UnaryServerInterceptor{
+		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicked)),
+		s.authUnary, s.limitUnary, validateUnary,
 	}
 }
 

@@ -1,0 +1,147 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const importLine = `{"conversation":{"id":%q,"version":1,"createTime":"2026-01-01T00:00:00Z","updateTime":"2026-01-01T00:00:00Z",` +
+	`"lastAppendTime":"2099-01-01T00:00:00Z"},"overwrite":%t}`
+
+// takesAll answers an import with what each line was: its id, and whether to overwrite.
+func takesAll(got *[]string) *scripted {
+	return &scripted{take: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+		for {
+			r, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return stream.SendAndClose(&parleyv1.ImportConversationsResponse{ImportedCount: int64(len(*got))})
+			}
+			if err != nil {
+				return err
+			}
+			*got = append(*got, fmt.Sprint(r.GetConversation().GetId(), " ", r.GetOverwrite()))
+		}
+	}}
+}
+
+func scriptedServer(s *scripted) *grpc.Server {
+	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(2*maxBodyBytes))
+	parleyv1.RegisterConversationServiceServer(g, s)
+	return g
+}
+
+func TestImportLines(t *testing.T) {
+	a, b := fmt.Sprintf(importLine, "a", false), fmt.Sprintf(importLine, "b", true)
+	for _, c := range []struct {
+		name, query, body string
+		want              string
+	}{
+		{"nothing", "", "", "[]"},
+		{"lines", "", a + "\n" + b + "\n", "[a false b true]"},
+		{"no line end at the end", "", a + "\n" + b, "[a false b true]"},
+		{"blank lines, from Windows", "", "\r\n" + a + "\r\n \t\r\n\n" + b + "\r\n\r\n", "[a false b true]"},
+		{"overwrite all", "?overwrite=true", a + "\n" + b, "[a true b true]"},
+		{"overwrite none", "?overwrite=false", a + "\n" + b, "[a false b false]"},
+		{"a long line", "", strings.Replace(a, "{", "{"+strings.Repeat(" ", 1<<20), 1) + "\n" + b, "[a false b true]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := []string{}
+			f := serve(t, dial(t, scriptedServer(takesAll(&got))))
+			reply := new(parleyv1.ImportConversationsResponse)
+			text := f.do(t, "POST", "/v1/import"+c.query, c.body).wantOK(t)
+			if err := protojson.Unmarshal([]byte(text), reply); err != nil || int(reply.GetImportedCount()) != len(got) || fmt.Sprint(got) != c.want {
+				t.Errorf("%s, with %v taken, want %s; %v", text, got, c.want, err)
+			}
+		})
+	}
+}
+
+// A line with a fault ends the import; its error names the line and what came ahead of it.
+func TestImportFaults(t *testing.T) {
+	good := func(id string) string { return fmt.Sprintf(importLine, id, false) + "\n" }
+	for _, c := range []struct {
+		name, query, body string
+		code              int
+		reason            string
+		at                []string
+		imported          int
+	}{
+		{"cut off", "", good("a") + "\n" + good("b") + `{"conversation":{`, 400, "INVALID_REQUEST", []string{"line 4"}, 2},
+		{"no JSON", "", "id,title\n" + good("a"), 400, "INVALID_REQUEST", []string{"line 1"}, 0},
+		{"a list", "", good("a") + "[" + strings.TrimSpace(good("b")) + "]\n", 400, "INVALID_REQUEST", []string{"line 2"}, 1},
+		{"two in a line", "", good("a") + strings.TrimSpace(good("b")) + good("c"), 400, "INVALID_REQUEST", []string{"line 2"}, 1},
+		{"fields", "", good("a") + `{"conversation":{"titel":"t","version":"x"}}`, 400, "INVALID_REQUEST", []string{"line 2.conversation.titel", "line 2.conversation.version"}, 1},
+		{"too large a message", "", good("a") + `{"conversation":{"title":"` + strings.Repeat("x", maxBodyBytes) + `"}}`, 413, reasonBodyTooLarge, []string{"line 2"}, 1},
+		{"too long", "", good("a") + strings.Repeat(" ", maxLineBytes+100<<10), 413, reasonBodyTooLarge, []string{"line 2"}, 1},
+		{"no boolean", "?overwrite=all", good("a"), 400, "INVALID_REQUEST", []string{"overwrite"}, -1},
+		{"another parameter", "?overwrite=true&force=1", good("a"), 400, "INVALID_REQUEST", []string{"force"}, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := []string{}
+			f := serve(t, dial(t, scriptedServer(takesAll(&got))))
+			a := f.do(t, "POST", "/v1/import"+c.query, c.body)
+			a.wantError(t, c.code, c.reason, c.at...)
+			told := -1
+			for _, detail := range a.status(t).Details() {
+				if taken, ok := detail.(*parleyv1.ImportConversationsResponse); ok {
+					told = int(taken.GetImportedCount())
+				}
+			}
+			if told != c.imported || len(got) != max(0, c.imported) {
+				t.Errorf("it tells of %d, want %d; taken were %v: %s", told, c.imported, got, a.body)
+			}
+		})
+	}
+}
+
+// What the server says ahead of the end is the answer at once, also to a client that goes on
+// or is silent; the next request is none the worse.
+func TestImportEndsEarly(t *testing.T) {
+	full := func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+		return newStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
+	}
+	for _, silent := range []bool{true, false} {
+		t.Run(fmt.Sprint("silent: ", silent), func(t *testing.T) {
+			f := serve(t, dial(t, scriptedServer(&scripted{take: full})))
+			from, to := io.Pipe()
+			sent := make(chan struct{})
+			go func() {
+				defer close(sent)
+				for range 1000 {
+					if _, err := fmt.Fprintf(to, importLine+"\n", "a", false); err != nil || silent {
+						return
+					}
+				}
+				to.Close()
+			}()
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/import", from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reply, err := f.client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reply.Body.Close()
+			text, err := io.ReadAll(reply.Body)
+			if err != nil || reply.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), "STORE_FULL") {
+				t.Errorf("status %d with %s, %v", reply.StatusCode, text, err)
+			}
+			from.Close()
+			<-sent
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestFaultsOfQueries(t *testing.T) {
+	f := open(t)
+	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
+	for _, test := range []struct {
+		name, method, path, body string
+		fields                   []string
+		text                     string
+	}{
+		{name: "unknown", method: "GET", path: "/v1/conversations?pagesize=3&labels[a]=b", fields: []string{"pagesize"}, text: "this call takes pageSize, pageToken, labels"},
+		{name: "unknown, unfit to be shown", method: "GET", path: "/v1/conversations?%0A=3", fields: []string{`"\n"`}},
+		{name: "of no parameters", method: "GET", path: "/v1/agents?x=1", fields: []string{"x"}, text: "takes none"},
+		{
+			name: "wrong types", method: "GET", path: "/v1/conversations?page_size=x&order=newest&labels=a&labels[k]=a&labels[k]=b&x=1",
+			fields: []string{"page_size", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
+		},
+		{name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"page_size"}, text: "once"},
+		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"page_size"}},
+		{name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"}, text: "window.maxMessages"},
+		{name: "in an object", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=x&window.y=1", fields: []string{"window.max_messages", "window.y"}},
+		{name: "too deep", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages.z=1", fields: []string{"window.maxMessages.z"}},
+		{name: "duration", method: "GET", path: "/v1/conversations/a:b/routing-summary?waitTimeout=5", fields: []string{"wait_timeout"}, text: `"90s"`},
+		{name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"include_turn_events"}, text: "true or false"},
+		{name: "both of a choice", method: "GET", path: "/v1/interactions?date=2026-11-20&within=5s", fields: []string{"within"}, text: "span"},
+		{name: "another id", method: "GET", path: "/v1/conversations/a:b?conversationId=c", fields: []string{"conversation_id"}, text: "the path"},
+		{name: "beside a body", method: "POST", path: "/v1/chat?agent=echo&x=1", body: `{"content": "hi"}`, fields: []string{"agent", "x"}, text: "body"},
+		{name: "of the body", method: "PATCH", path: "/v1/conversations/a:b?conversation.title=x&ifVersion=x", body: `{}`, fields: []string{"conversation.title", "if_version"}},
+		{name: "beside faults of the body", method: "PATCH", path: "/v1/conversations/a:b?x=1", body: `{"title": 5}`, fields: []string{"conversation.title", "x"}},
+		{name: "another id in the body", method: "POST", path: "/v1/conversations/a:b/chat", body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversation_id"}, text: "the path"},
+		{name: "another id in a body to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"id": "c"}`, fields: []string{"conversation.id"}, text: "the path"},
+		{name: "no id", method: "GET", path: "/v1/conversations/", fields: []string{"conversation_id"}},
+		{name: "no UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"}},
+		{name: "no UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"page_token"}},
+		{name: "no query", method: "GET", path: "/v1/conversations?a=%zz", fields: []string{"query"}},
+		{name: "a body for none", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`, fields: []string{"body"}},
+		{name: "a rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"page_size"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := f.do(t, test.method, test.path, test.body)
+			a.wantError(t, 400, "INVALID_REQUEST", test.fields...)
+			if message := a.status(t).Message(); !strings.Contains(message, test.text) {
+				t.Errorf("%q does not say %q", message, test.text)
+			}
+		})
+	}
+}
+
+// Either spelling does, and what the path says may be said again.
+func TestQueries(t *testing.T) {
+	f := open(t)
+	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
+	for _, path := range []string{
+		"/v1/conversations?page_size=1&labels%5Bteam%5D=x&labels[a.b]=&order=LIST_ORDER_UPDATE_TIME_DESC",
+		"/v1/conversations?pageSize=1&order=2",
+		"/v1/conversations/a:b?conversation_id=a:b",
+		"/v1/conversations/a%3Ab",
+		"/v1/conversations/a:b/context?window.max_messages=3&window.cacheStable=true",
+		"/v1/conversations/a:b/routing-summary?knownVersion=7&waitTimeout=0s&messageLimit=0",
+	} {
+		f.do(t, "GET", path, "").wantOK(t)
+	}
+	if got := f.do(t, "POST", "/v1/conversations/a:b/chat", ` {"conversationId": "a:b", "content": "conversation_id"}`); got.code != 200 {
+		t.Errorf("the id of the path in the body: %d %s", got.code, got.body)
+	}
+}
+
+func TestUpdates(t *testing.T) {
+	f := open(t)
+	const made = `{"conversation": {"id": "a:b", "title": "T", "labels": {"k": "v", "l": "w"}, "agent": "echo", "systemPrompt": "Be brief.",
+		"retention": {"maxMessages": 5, "ttl": "100s"}}}`
+	for _, test := range []struct {
+		name, query, body string
+		want              string // of title, labels, agent, system prompt and retention, in this order
+	}{
+		{name: "nothing", body: `{}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "no body", want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "a field", body: `{"title": "U"}`, want: "U map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "snake case", body: `{"system_prompt": "U"}`, want: "T map[k:v l:w] echo U 5 100s"},
+		{name: "cleared", body: `{"title": "", "systemPrompt": null, "agent": ""}`, want: " map[k:v l:w]   5 100s"},
+		{name: "labels as a whole", body: `{"labels": {"k": "x"}}`, want: "T map[k:x] echo Be brief. 5 100s"},
+		{name: "no labels", body: `{"labels": {}}`, want: "T map[] echo Be brief. 5 100s"},
+		{name: "a part", body: `{"retention": {"ttl": "200s"}}`, want: "T map[k:v l:w] echo Be brief. 5 200s"},
+		{name: "the other part", body: `{"retention": {"max_messages": 6}}`, want: "T map[k:v l:w] echo Be brief. 6 100s"},
+		{name: "what the server sets", body: `{"id": "a:b", "version": 99, "uid": "x", "activeAgent": {"agent": "y"}, "createTime": "2001-01-01T00:00:00Z"}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "mask", query: "?updateMask=title", body: `{"title": "U", "agent": "y"}`, want: "U map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "mask that clears", query: "?update_mask=title,systemPrompt", want: " map[k:v l:w] echo  5 100s"},
+		{name: "mask in camel case", query: "?updateMask=retention.maxMessages,labels", body: `{"retention": {"maxMessages": 7}, "labels": {"a.b": "c"}}`, want: "T map[a.b:c] echo Be brief. 7 100s"},
+		{name: "mask in snake case", query: "?update_mask=retention.max_messages", body: `{"retention": {"maxMessages": 7}}`, want: "T map[k:v l:w] echo Be brief. 7 100s"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f.do(t, "POST", "/v1/conversations", made).wantOK(t)
+			f.do(t, "PATCH", "/v1/conversations/a:b"+test.query, test.body, "Content-Type: application/x-www-form-urlencoded").wantOK(t)
+			var got parleyv1.GetConversationResponse
+			text := f.do(t, "GET", "/v1/conversations/a:b", "").wantOK(t)
+			if err := protojson.Unmarshal([]byte(text), &got); err != nil {
+				t.Fatal(err)
+			}
+			c := got.GetConversation()
+			if got := fmt.Sprint(c.GetTitle(), " ", c.GetLabels(), " ", c.GetAgent(), " ", c.GetSystemPrompt(), " ",
+				c.GetRetention().GetMaxMessages(), " ", c.GetRetention().GetTtl().GetSeconds(), "s"); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			f.do(t, "DELETE", "/v1/conversations/a:b", "").wantOK(t)
+		})
+	}
+}
+
+// A conversation that was read can be changed and sent back as a whole.
+func TestReadChangeAndWrite(t *testing.T) {
+	f := open(t)
+	f.do(t, "POST", "/v1/chat", `{"conversationId": "c", "content": "hi"}`).wantOK(t)
+	f.do(t, "PUT", "/v1/conversations/c/active-agent", `{"agent": "echo", "reason": "r"}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d"}`).wantOK(t)
+	for _, id := range []string{"c", "d"} {
+		var read struct{ Conversation map[string]any }
+		if err := json.Unmarshal([]byte(f.do(t, "GET", "/v1/conversations/"+id, "").wantOK(t)), &read); err != nil {
+			t.Fatal(err)
+		}
+		read.Conversation["title"] = "changed"
+		changed, err := json.Marshal(read.Conversation)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.do(t, "PATCH", "/v1/conversations/"+id, string(changed)).wantOK(t); !strings.Contains(got, `"changed"`) {
+			t.Error(got)
+		}
+	}
+}

@@ -1,0 +1,340 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+func TestUnknownPathsAndMethods(t *testing.T) {
+	f := open(t)
+	for _, test := range []struct {
+		method, path string
+		code         int
+		allow, text  string
+	}{
+		{method: "GET", path: "/", code: 404, text: "/openapi.json"},
+		{method: "GET", path: "/v1/conversation", code: 404},
+		{method: "POST", path: "/v1/conversations/a:load", code: 405, allow: "DELETE, GET, HEAD, PATCH"},
+		{method: "GET", path: "/v1/conversations/a%2Fb", code: 404},
+		{method: "GET", path: "/v1/agents/", code: 404, text: `"/v1/agents"`},
+		{method: "GET", path: "/agents", code: 404, text: `"/v1/agents"`},
+		{method: "GET", path: "/" + strings.Repeat("long", 1000), code: 404},
+		{method: "GET", path: "/v1/chat", code: 405, allow: "POST", text: "POST"},
+		{method: "POST", path: "/v1/agents", code: 405, allow: "GET, HEAD"},
+		{method: "POST", path: "/openapi.json", code: 405, allow: "GET, HEAD"},
+		{method: "PUT", path: "/v1/conversations", code: 405, allow: "GET, HEAD, POST"},
+		{method: "OPTIONS", path: "/v1/conversations:load", code: 405, allow: "POST"},
+		{method: "BREW", path: "/v1/conversations/a/messages", code: 405, allow: "DELETE, GET, HEAD, POST"},
+	} {
+		a := f.do(t, test.method, test.path, "", "Content-Type: application/x-www-form-urlencoded", "X-HTTP-Method-Override: GET")
+		reason := reasonPathNotFound
+		if test.code == 405 {
+			reason = reasonMethodNotAllowed
+		}
+		a.wantError(t, test.code, reason)
+		if got := a.header.Get("Allow"); got != test.allow {
+			t.Errorf("%s %s: Allow is %q, want %q", test.method, test.path, got, test.allow)
+		}
+		if message := a.status(t).Message(); !strings.Contains(message, test.text) || len(message) > maxTextBytes {
+			t.Errorf("%s %s: %q does not say %q", test.method, test.path, message, test.text)
+		}
+	}
+}
+
+func TestHead(t *testing.T) {
+	f := open(t)
+	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
+	for path, code := range map[string]int{
+		"/v1/conversations/a:b": 200, "/v1/conversations/c": 404, "/v1/chat": 405, "/v1/nothing": 404, "/v1/agents?x=1": 400,
+		// These would stay open.
+		"/v1/watch": 200, "/v1/conversations/a:b/turns/1/events": 404,
+		documentPath: 200,
+	} {
+		if a := f.do(t, "HEAD", path, ""); a.code != code || a.body != "" {
+			t.Errorf("HEAD %s: %d %q, want %d", path, a.code, a.body, code)
+		}
+	}
+}
+
+// Whatever a body is said to be, it is JSON, and stays where it is.
+func TestMediaTypesAndOverrides(t *testing.T) {
+	f := open(t)
+	for i, header := range []string{
+		"Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain; charset=latin1", "Content-Type: ;;;",
+		"Content-Type: multipart/form-data", "Content-Type: text/event-stream", "X-HTTP-Method-Override: DELETE", "Accept: text/html, */*", "TE: trailers",
+	} {
+		id := fmt.Sprint("c", i)
+		a := f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "`+id+`"}`, header, "Content-Type: application/x-www-form-urlencoded")
+		if !strings.Contains(a.wantOK(t), `"`+id+`"`) {
+			t.Errorf("%s: %s", header, a.body)
+		}
+		for name := range a.header {
+			if strings.HasPrefix(name, "Grpc-") || name == "Trailer" {
+				t.Errorf("%s: the answer has the header %s", header, name)
+			}
+		}
+		if a = f.do(t, "PATCH", "/v1/conversations/"+id, `{"title": "T"}`, header); !strings.Contains(a.wantOK(t), `"T"`) {
+			t.Errorf("%s: %s", header, a.body)
+		}
+	}
+}
+
+func TestLargeBodies(t *testing.T) {
+	f := open(t)
+	fits := strings.Repeat(" ", maxBodyBytes-2) + "{}"
+	f.do(t, "POST", "/v1/conversations:load", fits).wantOK(t)
+	for _, method := range []string{"POST", "GET"} {
+		path := map[string]string{"POST": "/v1/conversations:load", "GET": "/v1/agents"}[method]
+		f.do(t, method, path, fits+" ").wantError(t, 413, reasonBodyTooLarge)
+	}
+	// Nobody knows ahead how much will come.
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/conversations:load", io.MultiReader(strings.NewReader(fits), strings.NewReader(" ")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := f.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusRequestEntityTooLarge || !response.Close {
+		t.Errorf("got %v, want 413 and the end of the connection", response)
+	}
+	// A message may be too large for the store.
+	f.do(t, "POST", "/v1/chat", `{"content": "`+strings.Repeat("x", 300<<10)+`"}`).wantError(t, 413, "MESSAGE_TOO_LARGE")
+}
+
+// A body that fits may be a message that does not.
+func TestLargeMessage(t *testing.T) {
+	small := grpc.NewServer(grpc.MaxRecvMsgSize(100), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		return stream.RecvMsg(new(emptypb.Empty))
+	}))
+	f := serve(t, dial(t, small))
+	f.do(t, "POST", "/v1/chat", `{"content": "`+strings.Repeat("x", 100)+`"}`).wantError(t, 413, reasonBodyTooLarge)
+}
+
+// An announced body that is too large is refused before it comes.
+func TestLargeBodyIsNotReadFirst(t *testing.T) {
+	f := open(t)
+	c := rawDial(t, f)
+	fmt.Fprintf(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxBodyBytes+1)
+	if response := readResponse(t, c); response.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("got %v", response.Status)
+	}
+}
+
+// A body that does not come holds its connection for a while only.
+func TestSlowBody(t *testing.T) {
+	d, err := newDoor(t.Context(), openService(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.maxBodyTime = time.Millisecond
+	s := httptest.NewServer(withOutlet(d))
+	defer s.Close()
+	c := rawDial(t, &fixture{url: s.URL})
+	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	response := readResponse(t, c)
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&answer{code: response.StatusCode, header: response.Header, body: string(text)}).wantError(t, 408, reasonBodyTooSlow)
+}
+
+func TestBodyThatEndsEarly(t *testing.T) {
+	f := open(t)
+	c := rawDial(t, f)
+	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	if tcp, ok := c.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
+		t.Fatal("cannot close")
+	}
+	if response := readResponse(t, c); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("got %v", response.Status)
+	}
+}
+
+func rawDial(t *testing.T, f *fixture) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
+
+func readResponse(t *testing.T, c net.Conn) *http.Response {
+	t.Helper()
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return response
+}
+
+// stand is a service that answers every call by a function.
+func stand(t *testing.T, answer func(ctx context.Context, method string) error) *fixture {
+	t.Helper()
+	return serve(t, dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(stream)
+		return answer(stream.Context(), method)
+	}))))
+}
+
+func TestEveryCodeHasItsStatus(t *testing.T) {
+	var answered error
+	f := stand(t, func(context.Context, string) error { return answered })
+	for code, want := range map[codes.Code]int{
+		codes.Canceled: 499, codes.Unknown: 500, codes.InvalidArgument: 400, codes.DeadlineExceeded: 504, codes.NotFound: 404,
+		codes.AlreadyExists: 409, codes.PermissionDenied: 403, codes.Unauthenticated: 401, codes.ResourceExhausted: 429,
+		codes.FailedPrecondition: 400, codes.Aborted: 409, codes.OutOfRange: 400, codes.Unimplemented: 501, codes.Internal: 500,
+		codes.Unavailable: 503, codes.DataLoss: 500,
+	} {
+		answered = newStatus(code, "REASON", "the text", &errdetails.RetryInfo{RetryDelay: durationpb.New(1500 * time.Millisecond)}).Err()
+		for _, path := range []string{"/v1/agents", "/v1/watch"} { // one reply, and many
+			a := f.do(t, "GET", path, "")
+			a.wantError(t, want, "REASON")
+			if s := a.status(t); s.Code() != code || s.Message() != "the text" || a.header.Get("Retry-After") != "2" {
+				t.Errorf("%v: got %v, Retry-After %q", code, s, a.header.Get("Retry-After"))
+			}
+			if challenge := a.header.Get("WWW-Authenticate"); (challenge != "") != (want == 401) || strings.Contains(challenge, "text") {
+				t.Errorf("%v: WWW-Authenticate is %q", code, challenge)
+			}
+		}
+	}
+}
+
+// What gRPC itself has to say gets a reason, and a text for those who do not know it is there.
+func TestErrorsWithoutReason(t *testing.T) {
+	var answered error
+	f := stand(t, func(context.Context, string) error { return answered })
+	for _, test := range []struct {
+		err    error
+		code   int
+		reason string
+	}{
+		{errors.New("secret"), 500, "INTERNAL"},
+		{status.Error(codes.Internal, "secret"), 500, "INTERNAL"},
+		{status.Error(codes.InvalidArgument, "secret"), 500, "INTERNAL"},
+		{status.Error(codes.Unavailable, "secret"), 503, "SHUTTING_DOWN"},
+		{status.Error(codes.Canceled, "secret"), 503, "SHUTTING_DOWN"},
+		{status.Error(codes.ResourceExhausted, "secret"), 413, reasonBodyTooLarge},
+		{status.Error(codes.DeadlineExceeded, "secret"), 504, "DEADLINE_EXCEEDED"},
+		{status.Error(codes.Unimplemented, "unknown"), 501, "UNIMPLEMENTED"},
+	} {
+		answered = test.err
+		a := f.do(t, "GET", "/v1/agents", "")
+		a.wantError(t, test.code, test.reason)
+		if strings.Contains(a.body, "secret") {
+			t.Errorf("%v: %s", test.err, a.body)
+		}
+	}
+	f.conn.Close()
+	f.do(t, "GET", "/v1/agents", "").wantError(t, 503, "SHUTTING_DOWN")
+	f.do(t, "GET", "/v1/watch", "").wantError(t, 503, "SHUTTING_DOWN")
+}
+
+// Of the header, the call gets what is meant for it.
+func TestMetadata(t *testing.T) {
+	var got metadata.MD
+	var timely bool
+	f := stand(t, func(ctx context.Context, _ string) error {
+		got, _ = metadata.FromIncomingContext(ctx)
+		_, timely = ctx.Deadline()
+		return newStatus(codes.Aborted, "SEEN", "").Err()
+	})
+	for _, path := range []string{"/v1/agents", "/v1/watch"} {
+		f.do(t, "GET", path, "", "Authorization: Bearer x", "Traceparent: 00-1-2-3", "Grpc-Metadata-Tenant: other", "Grpc-Timeout: 50S",
+			"X-Forwarded-For: 1.2.3.4", "Cookie: a=b", "Tenant: other", "X-Bin: !").wantError(t, 409, "SEEN")
+		for key, values := range got {
+			switch key {
+			case "authorization", "traceparent":
+			case ":authority", "content-type", "user-agent", "grpc-accept-encoding":
+			default:
+				t.Errorf("%s: the call has %s: %s", path, key, values)
+			}
+		}
+		if fmt.Sprint(got["authorization"], got["traceparent"], timely) != "[Bearer x] [00-1-2-3] true" {
+			t.Errorf("%s: the call has %s, and a deadline: %v", path, got, timely)
+		}
+		f.do(t, "GET", path, "", "Authorization: Bearer \xff").wantError(t, 409, "SEEN")
+		if len(got["authorization"]) > 0 || timely {
+			t.Errorf("%s: the call has %s, and a deadline: %v", path, got, timely)
+		}
+	}
+	for _, timeout := range []string{"5", "S", "0S", "-5S", "123456789S", "5s", "5 S", strings.Repeat("9", 5000) + "S"} {
+		f.do(t, "GET", "/v1/agents", "", "Grpc-Timeout: "+timeout).wantError(t, 400, "INVALID_REQUEST", "Grpc-Timeout")
+	}
+}
+
+// A client that goes away takes its call along.
+func TestLeaving(t *testing.T) {
+	begun, ended := make(chan struct{}), make(chan struct{})
+	f := stand(t, func(ctx context.Context, _ string) error {
+		close(begun)
+		<-ctx.Done()
+		close(ended)
+		return ctx.Err()
+	})
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/conversations:load", strings.NewReader(`{"conversationId": "c"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-begun
+		leave()
+	}()
+	if response, err := f.client.Do(r); err == nil {
+		response.Body.Close()
+		t.Errorf("got %v, want an error", response.Status)
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the call goes on")
+	}
+}
+
+// deadlines is a writer that keeps the last read deadline.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	all []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error {
+	d.all = append(d.all, t)
+	return nil
+}
+
+// The time for a body ends with the body: the call may take longer.
+func TestBodyDeadlineIsLifted(t *testing.T) {
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat", strings.NewReader("{}"))
+	if text, err := readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
+		t.Fatalf("%q, %v", text, err)
+	}
+	if len(w.all) != 2 || w.all[0].IsZero() || !w.all[1].IsZero() {
+		t.Errorf("got the deadlines %v, want one and then none", w.all)
+	}
+}

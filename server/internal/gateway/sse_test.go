@@ -1,0 +1,116 @@
+package gateway
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestAcceptsEvents(t *testing.T) {
+	for _, c := range []struct {
+		accept []string
+		want   bool
+	}{
+		{nil, false},
+		{[]string{"*/*"}, false},
+		{[]string{"text/*"}, false},
+		{[]string{"application/json"}, false},
+		{[]string{"text/event-stream"}, true},
+		{[]string{"Text/Event-Stream; charset=utf-8"}, true},
+		{[]string{"application/json, text/event-stream"}, true},
+		{[]string{"text/event-stream;q=0.5,application/json"}, true},
+		{[]string{"application/json", "text/event-stream"}, true},
+		{[]string{"text/event-stream;q=0"}, false},
+		{[]string{"text/event-stream;q=0.000, */*"}, false},
+		{[]string{"text/event-streams"}, false},
+		{[]string{";, /,,"}, false},
+	} {
+		if got := acceptsEvents(http.Header{"Accept": c.accept}); got != c.want {
+			t.Errorf("%q: %t", c.accept, got)
+		}
+	}
+}
+
+func valueEvent(index int32) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_StructuredData{StructuredData: &parleyv1.StructuredData{}}}
+}
+
+func finishedEvent(index int32) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{}}}
+}
+
+func startedEvent(index int32, replayed bool) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Index: index, TurnId: "t", Event: &parleyv1.TurnEvent_Started{
+		Started: &parleyv1.TurnStarted{Conversation: &parleyv1.Conversation{Id: "c"}, Replayed: replayed},
+	}}
+}
+
+func queuedEvent(index int32) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Index: index, TurnId: "t", Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}}}
+}
+
+// An event that may have come ahead of text has an id that says so.
+func TestEventIDs(t *testing.T) {
+	toolCall := &parleyv1.TurnEvent{Index: 9, Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{}}}
+	answer := &parleyv1.TurnEvent{Index: 12, Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{}}}
+	for _, c := range []struct {
+		name   string
+		after  int32
+		events []*parleyv1.TurnEvent
+		want   []string
+	}{
+		{"one by one", 0, []*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), valueEvent(3), textEvent(4, "b"), finishedEvent(5)}, []string{"1", "2", "3", "4", "5"}},
+		{"gone on with", 2, []*parleyv1.TurnEvent{valueEvent(3), textEvent(4, "b")}, []string{"3", "4"}},
+		{"merged", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), toolCall, textEvent(10, "ab"), valueEvent(11), finishedEvent(99)}, []string{"1", "3~", "9~", "10", "11", "99"}},
+		{"merged, then the next message", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), answer, valueEvent(13), valueEvent(15)}, []string{"1", "3~", "12", "13", "15~"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n, got := eventIDs{last: c.after}, []string(nil)
+			for _, event := range c.events {
+				reply, ok := n.number(&parleyv1.ResumeTurnResponse{Event: event}).(numbered)
+				if !ok {
+					t.Fatalf("%v has no id", event)
+				}
+				got = append(got, reply.id)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("the ids are %q, want %q", got, c.want)
+			}
+		})
+	}
+	change := &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{Cursor: "x"}}
+	if got, ok := new(eventIDs).number(change).(numbered); !ok || got.id != "x" {
+		t.Errorf("the id of a change is %v", got)
+	}
+	if export, ok := new(eventIDs).number(&parleyv1.ExportConversationsResponse{}).(numbered); ok {
+		t.Errorf("an exported conversation has the id %q", export.id)
+	}
+}
+
+func TestParseEventID(t *testing.T) {
+	for _, c := range []struct {
+		id        string
+		index     int32
+		ahead, ok bool
+	}{
+		{"0", 0, false, true},
+		{"17", 17, false, true},
+		{"17~", 17, true, true},
+		{"2147483647", 2147483647, false, true},
+		{"2147483648", 0, false, false},
+		{"-1", 0, false, false},
+		{"+1", 0, false, false},
+		{"1.0", 0, false, false},
+		{" 1", 0, false, false},
+		{"~", 0, false, false},
+		{"1~~", 0, false, false},
+		{"", 0, false, false},
+		{"x", 0, false, false},
+	} {
+		if index, ahead, ok := parseEventID(c.id); ok != c.ok || ok && (index != c.index || ahead != c.ahead) {
+			t.Errorf("%q is %d, %t, %t", c.id, index, ahead, ok)
+		}
+	}
+}

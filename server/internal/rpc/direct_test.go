@@ -1,0 +1,79 @@
+package rpc
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+)
+
+// A call that is made directly gives what it gives over a connection: the same reply, parts
+// that were encoded before included, the same status with the same details.
+func TestDirectIsLikeAConnection(t *testing.T) {
+	var seen []string
+	f := open(t, func(s *setup) {
+		s.Authenticate = func(ctx context.Context) (auth.Principal, error) {
+			md, _ := metadata.FromIncomingContext(ctx)
+			seen = md.Get("authorization")
+			return auth.Principal{Tenant: auth.DefaultTenant, Roles: []string{adminRole}}, nil
+		}
+	})
+	f.append(t, "c", user("Find me libraries"), &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Two.", StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue("Redux")}},
+	}, user("The second one"))
+	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(f.server.Direct(f.conn))
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
+	type both func(parleyv1.ConversationServiceClient) (proto.Message, error)
+	for name, call := range map[string]both{
+		"load": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
+			return c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: "c"})
+		},
+		"summary": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
+			return c.GetRoutingSummary(ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", MessageLimit: proto.Int32(1)})
+		},
+		"list": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
+			return c.ListConversations(ctx, &parleyv1.ListConversationsRequest{})
+		},
+		"missing": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
+			return c.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: "nowhere"})
+		},
+		"invalid": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
+			return c.ListMessages(ctx, &parleyv1.ListMessagesRequest{PageSize: -1})
+		},
+	} {
+		want, wantErr := call(client)
+		seen = nil
+		got, err := call(direct)
+		if diff := cmp.Diff(status.Convert(wantErr).Proto(), status.Convert(err).Proto(), protocmp.Transform()); diff != "" {
+			t.Errorf("%s: status (-connection +direct):\n%s", name, diff)
+		}
+		if diff := cmp.Diff([]string{"Bearer me"}, seen); diff != "" {
+			t.Errorf("%s: credential (-want +got):\n%s", name, diff)
+		}
+		if wantErr != nil {
+			continue
+		}
+		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+			t.Errorf("%s (-connection +direct):\n%s", name, diff)
+		}
+		if unknown := got.ProtoReflect().GetUnknown(); len(unknown) > 0 {
+			t.Errorf("%s: %d bytes were not decoded", name, len(unknown))
+		}
+	}
+
+	stream, err := direct.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exported, err := stream.Recv(); err != nil || len(exported.GetMessages()) != 3 {
+		t.Errorf("a stream gave %v, %v", exported, err)
+	}
+}
