@@ -36,6 +36,9 @@ type importer struct {
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
+	// A deadline may end the body, see await, and net/http takes one that comes just behind
+	// its end for the end of the connection.
+	w.Header().Set("Connection", "close")
 	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r, parleyv1.ConversationService_ImportConversations_FullMethodName)
 	if err == nil {
 		var reply *parleyv1.ImportConversationsResponse

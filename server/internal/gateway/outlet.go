@@ -53,6 +53,7 @@ func withOutlet(next http.Handler) http.Handler {
 			r.Header["Accept"] = []string{mediaEvents}
 		}
 		next.ServeHTTP(o, r)
+		o.renew() // What is left goes out now.
 	})
 }
 
@@ -135,13 +136,17 @@ func (o *outlet) try(write func() error) {
 	if o.broken {
 		return
 	}
-	if !o.patient {
-		// It fails for writers without a network, in tests.
-		_ = o.control.SetWriteDeadline(time.Now().Add(maxWriteTime))
-	}
+	o.renew()
 	if write() != nil {
 		o.broken = true
 		o.leave()
+	}
+}
+
+// renew gives the next write its time. net/http takes it back behind the answer.
+func (o *outlet) renew() {
+	if !o.patient {
+		_ = o.control.SetWriteDeadline(time.Now().Add(maxWriteTime)) // In vain only for writers without a network.
 	}
 }
 

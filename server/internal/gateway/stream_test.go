@@ -215,18 +215,23 @@ func TestConnectionIsNoneTheWorse(t *testing.T) {
 		}
 		return nil
 	}
-	inBubble(t, &scripted{resume: sends(textEvent(1, "a")), watch: watch}, func(t *testing.T, d *inMemory) {
+	var got []string
+	inBubble(t, &scripted{resume: sends(textEvent(1, "a")), watch: watch, take: takesAll(&got).take}, func(t *testing.T, d *inMemory) {
 		t.Helper()
 		for _, c := range []struct {
-			path string
-			want []string
-		}{{eventsPath, []string{"1"}}, {"/v1/watch", []string{"0", "1", "2"}}, {eventsPath, []string{"1"}}} {
-			if ids := fieldsOf(t, d.ask(t, c.path, "", wantsEvents), "id"); !slices.Equal(ids, c.want) {
-				t.Errorf("%s: the ids are %q, want %q", c.path, ids, c.want)
+			path, body  string
+			want        []string
+			connections int
+		}{
+			{eventsPath, "", []string{"1"}, 1},
+			{"/v1/watch", "", []string{"0", "1", "2"}, 1},
+			{"/v1/import", fmt.Sprintf(importLine, "a", true), nil, 1},
+			{eventsPath, "", []string{"1"}, 2}, // An import ends its own.
+		} {
+			reply := d.ask(t, c.path, c.body, wantsEvents)
+			if ids := fieldsOf(t, reply, "id"); reply.StatusCode != http.StatusOK || !slices.Equal(ids, c.want) || d.dialled != c.connections {
+				t.Errorf("%s: status %d, the ids are %q over %d connections, want %q over %d", c.path, reply.StatusCode, ids, d.dialled, c.want, c.connections)
 			}
-		}
-		if d.dialled != 1 {
-			t.Errorf("there were %d connections", d.dialled)
 		}
 	})
 }
