@@ -81,6 +81,14 @@ func (g *generator) parameters(call *protogen.Method, way binding) ([]*parameter
 		}
 		made = append(made, query...)
 	}
+	if field := lookup(call.Input, "overwrite"); field != nil && call.Desc.IsStreamingClient() {
+		of, err := g.schemas.field(field)
+		if err != nil {
+			return nil, err
+		}
+		of.Description = "Instead of what each line says: " + of.Description
+		made = append(made, inParameter("query", "overwrite", of, false))
+	}
 	if text := resuming(call); text != "" {
 		made = append(made, &parameter{Name: "Last-Event-ID", In: "header", Description: text, Schema: &schema{Type: "string"}})
 	}
