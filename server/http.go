@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +19,12 @@ import (
 	"github.com/parleyhq/parley/server/internal/gateway"
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
+
+// importPath has bodies of any length, with limits of their own.
+const importPath = "/v1/import"
+
+// maxBodyTime is how long a client may take to send a body, other than that of an import.
+const maxBodyTime = time.Minute
 
 // mcpTimeout bounds what tools ask, questions aside, which have the limits of turns.
 const mcpTimeout = 30 * time.Second
@@ -68,7 +77,7 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.S
 	if err != nil {
 		return nil, err
 	}
-	tools := mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout}).Handler()
+	tools := mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout, Log: d.log}).Handler()
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/mcp" {
 			tools.ServeHTTP(w, r)
@@ -81,6 +90,10 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.S
 	}
 	// No http.ServeMux: it would send a path with an empty id to that of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { d.logPanic(r, recover()) }()
+		if r.Body != http.NoBody && r.URL.Path != importPath {
+			r.Body = newTimedBody(w, r.Body, maxBodyTime)
+		}
 		switch {
 		case r.URL.Path == "/healthz", r.URL.Path == "/readyz" && ready.Load():
 			_, _ = w.Write([]byte("ok\n"))
@@ -90,6 +103,42 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.S
 			guarded.ServeHTTP(w, r)
 		}
 	}), nil
+}
+
+// logPanic logs the cause of a handler's panic, nil if there was none, and lets go on only
+// that this request is at its end.
+func (d *httpDoor) logPanic(r *http.Request, cause any) {
+	switch cause {
+	case nil:
+	case http.ErrAbortHandler:
+		panic(cause)
+	default:
+		d.log.Error("panic in an HTTP request", "method", r.Method, "path", r.URL.Path, "error", cause, "stack", string(debug.Stack()))
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// timedBody is a body that must have come within a time, whoever reads it or does not:
+// net/http itself waits for the rest of one before it answers.
+type timedBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+}
+
+func newTimedBody(w http.ResponseWriter, body io.ReadCloser, within time.Duration) timedBody {
+	b := timedBody{body, http.NewResponseController(w)}
+	_ = b.control.SetReadDeadline(time.Now().Add(within)) // A connection can.
+	return b
+}
+
+// Read reads. At the end it gives the connection its time back: to be at the end of a
+// deadline is taken for the client's leaving.
+func (b timedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		_ = b.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }
 
 func (d *httpDoor) serve() error {
@@ -102,9 +151,13 @@ func (d *httpDoor) serve() error {
 
 // stop lets the requests that are under way end, until ctx does.
 func (d *httpDoor) stop(ctx context.Context) {
+	var ending sync.WaitGroup
+	ending.Go(func() {
+		if d.server.Shutdown(ctx) != nil {
+			_ = d.server.Close()
+		}
+	})
 	d.loopback.stop(ctx)
 	_ = d.client.Close() // Its streams would be asked for again.
-	if d.server.Shutdown(ctx) != nil {
-		_ = d.server.Close()
-	}
+	ending.Wait()
 }

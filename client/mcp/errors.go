@@ -15,6 +15,7 @@ import (
 var (
 	errTooManyCalls = fmt.Errorf("%d calls are under way, no more may be: try again when one has ended", maxCalls)
 	errLeft         = errors.New("the call was cancelled, and with it the turn")
+	errInternal     = errors.New("internal error")
 )
 
 // errorData is what programs are told of an error, as error.data.

@@ -13,6 +13,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"log/slog"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -37,6 +38,8 @@ type Options struct {
 	// Timeout bounds each call to the Parley server, ask_question aside, whose turns have
 	// limits of their own; 0: no bound.
 	Timeout time.Duration
+	// Log is told of faults of this package itself; nil: nobody is.
+	Log *slog.Logger
 }
 
 // Server is an MCP server before one Parley server. It keeps no state between calls and may
@@ -44,6 +47,7 @@ type Options struct {
 type Server struct {
 	parley  *client.Client
 	timeout time.Duration
+	log     *slog.Logger
 	server  *sdk.Server
 	calls   chan struct{} // One for each call that is under way.
 }
@@ -54,6 +58,7 @@ func New(c *client.Client, o Options) *Server {
 	s := &Server{
 		parley:  c,
 		timeout: o.Timeout,
+		log:     o.Log,
 		calls:   make(chan struct{}, maxCalls),
 		server: sdk.NewServer(implementation, &sdk.ServerOptions{
 			Instructions: instructions,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"runtime/debug"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -31,7 +32,13 @@ type request struct {
 
 // handler runs t for one call: within the limit, and no longer than the client is there.
 func (s *Server) handler(t tool) sdk.ToolHandler {
-	return func(ctx context.Context, call *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+	return func(ctx context.Context, call *sdk.CallToolRequest) (result *sdk.CallToolResult, err error) {
+		defer func() { // The SDK would let it end the program.
+			if cause := recover(); cause != nil {
+				s.log.ErrorContext(ctx, "panic in an MCP tool", "tool", t.described.Name, "error", cause, "stack", string(debug.Stack()))
+				result, err = nil, toRPC(errInternal)
+			}
+		}()
 		select {
 		case s.calls <- struct{}{}:
 			defer func() { <-s.calls }()
@@ -44,8 +51,7 @@ func (s *Server) handler(t tool) sdk.ToolHandler {
 		if err != nil {
 			return nil, toRPC(err)
 		}
-		result, err := t.call(ctx, &request{arguments: arguments, progress: newProgress(ctx, call)})
-		if err != nil {
+		if result, err = t.call(ctx, &request{arguments: arguments, progress: newProgress(ctx, call)}); err != nil {
 			return nil, toRPC(err)
 		}
 		return result, nil
