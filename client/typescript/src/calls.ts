@@ -1,9 +1,7 @@
-import { randomUUID } from "node:crypto";
-
 import { type CallOptions, ClientError, type ClientMiddleware } from "nice-grpc";
 
 import { fromClientError, ParleyError } from "./errors.js";
-import { carriesRequestID } from "./retry.js";
+import { requestTypes, Thrown, unsendable, whole, wholes } from "./request.js";
 
 /** A call under way. */
 export interface Call {
@@ -49,20 +47,21 @@ export class Calls {
   }
 
   /**
-   * Goes with every call, ahead of gRPC's retries: fills an empty requestId, on a copy and once for
-   * all attempts, and makes errors ours.
+   * Goes with every call, ahead of gRPC's retries: makes whole copies of the requests, once for all
+   * attempts, and makes errors ours.
    */
   middleware(): ClientMiddleware {
-    const carriers = carriesRequestID();
+    const types = requestTypes();
     const begin = (signal?: AbortSignal) => this.begin(signal);
     return async function* middleware(call, options: CallOptions) {
       const { signal, end } = begin(options.signal);
-      const request = carriers.has(call.method.path) ? withRequestID(call.request) : call.request;
+      const type = types.get(call.method.path)!;
       try {
-        return yield* call.next(request, { ...options, signal });
+        const request = call.requestStream ? wholes(type, call.request) : whole(type, call.request);
+        return yield* call.next(request as typeof call.request, { ...options, signal });
       } catch (error) {
         signal.throwIfAborted();
-        throw error instanceof ClientError ? fromClientError(error) : error;
+        throw ours(error);
       } finally {
         end();
       }
@@ -74,7 +73,14 @@ function closed(): ParleyError {
   return new ParleyError("CANCELLED", "the client is closed");
 }
 
-/** The request itself, or a copy with a random requestId when it has none. */
-export function withRequestID<T>(request: T): T {
-  return (request as { requestId?: string }).requestId ? request : { ...request, requestId: randomUUID() };
+/** What a caller is told of an error. */
+function ours(error: unknown): unknown {
+  if (error instanceof Thrown) {
+    return error.reason;
+  }
+  if (error instanceof ParleyError) {
+    return error;
+  }
+  // What is not of the call itself is of its metadata: gRPC refuses them before it sends anything.
+  return error instanceof ClientError ? fromClientError(error) : unsendable((error as Error).message, error);
 }

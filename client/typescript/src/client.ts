@@ -4,13 +4,13 @@ import {
   Channel,
   ChannelCredentials,
   type ChannelOptions,
+  type CompatServiceDefinition,
   createClientFactory,
-  type Client as Stub,
+  type Client as RawStub,
 } from "nice-grpc";
 import { errorDetailsClientMiddleware } from "nice-grpc-error-details";
 
-import { Calls, withRequestID } from "./calls.js";
-import { ParleyError } from "./errors.js";
+import { Calls } from "./calls.js";
 import { Follower } from "./follow.js";
 import {
   AdminServiceDefinition,
@@ -76,7 +76,9 @@ import {
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
 import type { Line } from "./patience.js";
+import { copied } from "./request.js";
 import { serviceConfig } from "./retry.js";
+import type { Service } from "./services.js";
 import { restartable } from "./stream.js";
 import { isLocal } from "./target.js";
 import { unbroken } from "./unbroken.js";
@@ -89,6 +91,21 @@ const maxMessageBytes = 4 << 20;
  * 1 MiB is less than a batch of messages may have.
  */
 const maxRetryBytes = maxMessageBytes + (64 << 10);
+
+/** The calls of a service, which take an Input: they make it whole before it is sent. */
+type Stub<S extends Service & CompatServiceDefinition> = {
+  [M in keyof S["methods"] & keyof RawStub<S>]: (
+    request: Requests<S["methods"][M]>,
+    options?: CallOptions,
+  ) => RawStub<S>[M] extends (...args: never) => infer Result ? Result : never;
+};
+
+/** What a method of a service is called with. */
+type Requests<M> = M extends { requestType: { decode(...args: never): infer T }; requestStream: infer S }
+  ? S extends true
+    ? Iterable<Input<T>> | AsyncIterable<Input<T>>
+    : Input<T>
+  : never;
 
 /** How a {@link Client} connects. */
 export interface ClientOptions {
@@ -113,7 +130,8 @@ export interface ClientOptions {
  *
  * - Messages are plain objects, in both directions. What is left out of a request has its default.
  * - It fails with a {@link ParleyError}, or with the reason of `options.signal` once that has ended it:
- *   an AbortError, a TimeoutError.
+ *   an AbortError, a TimeoutError. A request that cannot be sent, such as one with 1.5 for an integer,
+ *   is an INVALID_ARGUMENT.
  * - An empty `requestId` is filled with a random UUID, on a copy of the request. The server does the
  *   work of a requestId once, so a call that carries one may be sent again. A program that repeats a
  *   call itself, say after its own restart, sets the requestId itself, to the same value each time.
@@ -164,9 +182,11 @@ export class Client {
     });
     this.#readiness = new Readiness(this.#channel);
     const stubs = createClientFactory().use(errorDetailsClientMiddleware).use(this.#calls.middleware());
-    this.#conversations = stubs.create(ConversationServiceDefinition, this.#channel);
-    this.#interactions = stubs.create(InteractionLogServiceDefinition, this.#channel);
-    this.#admin = stubs.create(AdminServiceDefinition, this.#channel);
+    const stub = <S extends Service & CompatServiceDefinition>(service: S) =>
+      stubs.create(service, this.#channel) as unknown as Stub<S>;
+    this.#conversations = stub(ConversationServiceDefinition);
+    this.#interactions = stub(InteractionLogServiceDefinition);
+    this.#admin = stub(AdminServiceDefinition);
   }
 
   /**
@@ -298,7 +318,7 @@ export class Client {
   }
 
   /** Returns the agents that this server can call. */
-  listAgents(request: Input<ListAgentsRequest>, options?: CallOptions): Promise<ListAgentsResponse> {
+  listAgents(request: Input<ListAgentsRequest> = {}, options?: CallOptions): Promise<ListAgentsResponse> {
     return this.#conversations.listAgents(request, options);
   }
 
@@ -334,11 +354,10 @@ export class Client {
    * the same requestId: the same turn, never a second one.
    */
   chat(request: Input<ChatRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
-    const filled = ChatRequest.fromPartial(withRequestID(request));
-    let ownID = !request.requestId;
+    const copy = copied(ChatRequest, request);
+    let ownID = !request?.requestId;
     return restartable(this.#calls, options.signal, (signal) => {
-      checkEncodes(ChatRequest, filled);
-      const follower = Follower.chat(this.#attempts(options), filled, ownID);
+      const follower = Follower.chat(this.#attempts(options), copy(), ownID);
       ownID = false;
       return unbroken(follower, this.#readiness, signal);
     });
@@ -356,10 +375,9 @@ export class Client {
    * TextDelta.offset.
    */
   resumeTurn(request: Input<ResumeTurnRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
-    const copy = ResumeTurnRequest.fromPartial(request);
+    const copy = copied(ResumeTurnRequest, request);
     return restartable(this.#calls, options.signal, (signal) => {
-      checkEncodes(ResumeTurnRequest, copy);
-      return unbroken(Follower.resume(this.#attempts(options), copy), this.#readiness, signal);
+      return unbroken(Follower.resume(this.#attempts(options), copy()), this.#readiness, signal);
     });
   }
 
@@ -414,10 +432,9 @@ export class Client {
     request: Input<WatchConversationsRequest> = {},
     options: CallOptions = {},
   ): AsyncIterable<ConversationChange> {
-    const copy = WatchConversationsRequest.fromPartial(request);
+    const copy = copied(WatchConversationsRequest, request);
     return restartable(this.#calls, options.signal, (signal) => {
-      checkEncodes(WatchConversationsRequest, copy);
-      return unbroken(new Watcher(this.#attempts(options), copy), this.#readiness, signal);
+      return unbroken(new Watcher(this.#attempts(options), copy()), this.#readiness, signal);
     });
   }
 
@@ -434,9 +451,12 @@ export class Client {
     return this.#conversations.exportConversations(request, options);
   }
 
-  /** Takes whole conversations in, with their ids, sequences and times, and evicts nothing. */
+  /**
+   * Takes whole conversations in, with their ids, sequences and times, and evicts nothing. What the
+   * iterable throws ends the import and is thrown on as it is.
+   */
   importConversations(
-    request: AsyncIterable<Input<ImportConversationsRequest>>,
+    request: Iterable<Input<ImportConversationsRequest>> | AsyncIterable<Input<ImportConversationsRequest>>,
     options?: CallOptions,
   ): Promise<ImportConversationsResponse> {
     return this.#conversations.importConversations(request, options);
@@ -467,7 +487,7 @@ export class Client {
   }
 
   /** Counts what the service holds, over all tenants. It needs the admin role. */
-  getStats(request: Input<GetStatsRequest>, options?: CallOptions): Promise<GetStatsResponse> {
+  getStats(request: Input<GetStatsRequest> = {}, options?: CallOptions): Promise<GetStatsResponse> {
     return this.#admin.getStats(request, options);
   }
 
@@ -475,7 +495,10 @@ export class Client {
    * Streams a consistent copy of the store, taken while it serves. It needs the admin role. A stream
    * that breaks is not gone on with; leaving the loop ends it.
    */
-  backupStore(request: Input<BackupStoreRequest>, options?: CallOptions): AsyncIterable<BackupStoreResponse> {
+  backupStore(
+    request: Input<BackupStoreRequest> = {},
+    options?: CallOptions,
+  ): AsyncIterable<BackupStoreResponse> {
     return this.#admin.backupStore(request, options);
   }
 
@@ -490,17 +513,6 @@ export class Client {
       watchConversations: (request, { signal } = {}) =>
         stub.watchConversations(request, { ...options, signal: signal! }),
     };
-  }
-}
-
-/** Throws what is wrong with a request that no attempt could send. */
-function checkEncodes<T>(type: { encode(message: T): unknown }, request: T): void {
-  try {
-    type.encode(request);
-  } catch (error) {
-    throw new ParleyError("INVALID_ARGUMENT", `the request cannot be sent: ${(error as Error).message}`, {
-      cause: error,
-    });
   }
 }
 

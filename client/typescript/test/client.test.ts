@@ -165,15 +165,106 @@ test("errors say why", options, async (t) => {
   }
 });
 
-test("a request that cannot be sent is said to be so at once", options, async (t) => {
+const unsendable: Record<string, { call: (client: Client) => unknown; why: RegExp }> = {
+  "a call": { call: (client) => client.listMessages({ pageSize: 1.5 }), why: /1\.5/ },
+  "a call with a requestId": {
+    call: (client) => client.appendMessages({ messages: [{ sequence: 1.5 }] }),
+    why: /1\.5/,
+  },
+  "a call with null": { call: (client) => client.appendMessages(null!), why: /it is null, want an object/ },
+  "a call with nothing": {
+    call: (client) => client.getConversation(undefined!),
+    why: /it is undefined, want an object/,
+  },
+  "a call with a text": { call: (client) => client.getStats("all" as never), why: /it is string/ },
+  "a call with null in a list": {
+    call: (client) => client.appendMessages({ messages: [null!] }),
+    why: /null/,
+  },
+  "a call with metadata of another kind": {
+    call: (client) => client.getConversation({}, { metadata: { name: "x" } as never }),
+    why: /not iterable/,
+  },
+  "a stream": { call: (client) => client.exportConversations(null!), why: /null/ },
+  "a turn": { call: (client) => client.chat({ content: "hello", ifVersion: 1.5 }), why: /1\.5/ },
+  "a turn with null": { call: (client) => client.chat(null!), why: /it is null/ },
+  "a turn anew": { call: (client) => client.resumeTurn({ afterIndex: 1.5 }), why: /1\.5/ },
+  "a turn anew with null": { call: (client) => client.resumeTurn(null!), why: /it is null/ },
+  "a watch with null": { call: (client) => client.watchConversations(null!), why: /it is null/ },
+  "an import": {
+    call: (client) => client.importConversations([{}, { conversation: { version: 1.5 } }]),
+    why: /1\.5/,
+  },
+  "an import of null": { call: (client) => client.importConversations(null!), why: /wants an iterable/ },
+  "an import of one": {
+    call: (client) => client.importConversations({} as never),
+    why: /wants an iterable/,
+  },
+  "an import with null": { call: (client) => client.importConversations([null!]), why: /it is null/ },
+};
+for (const [name, { call, why }] of Object.entries(unsendable)) {
+  test(`what cannot be sent is said to be so at once: ${name}`, options, async (t) => {
+    const server = new FakeServer();
+    const client = new Client(await server.serve(t));
+    t.after(() => client.close());
+    const called = call(client);
+    const end = async () => {
+      if (called instanceof Promise) {
+        return await called;
+      }
+      return (await read(called as AsyncIterable<unknown>)).error;
+    };
+    const error = await end().catch((error) => error);
+    assert.ok(error instanceof ParleyError, `${error}`);
+    assert.equal(error.code, "INVALID_ARGUMENT");
+    assert.match(error.message, why);
+    assert.deepEqual(server.asked, []);
+  });
+}
+
+test("requests that may be left out", options, async (t) => {
+  const client = new Client(await new FakeServer().serve(t));
+  t.after(() => client.close());
+  await client.listAgents();
+  // The fake server has no AdminService, and that is as far as these come.
+  await assert.rejects(client.getStats(), { code: "UNIMPLEMENTED" });
+  const { error } = await read(client.backupStore());
+  assert.equal((error as ParleyError).code, "UNIMPLEMENTED");
+});
+
+test("an import takes what can be iterated over", options, async (t) => {
   const server = new FakeServer();
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
-  await client.getConversation({});
-  const { error } = await read(client.chat({ content: "hello", ifVersion: 1.5 }));
-  assert.ok(error instanceof ParleyError);
-  assert.match(error.message, /^INVALID_ARGUMENT: .*1\.5/);
-  await assert.rejects(client.listMessages({ pageSize: 1.5 }), /1\.5/);
+  const requests = ["a", "b"].map((id) => ({ conversation: { id } }));
+  const sources: Record<string, Parameters<Client["importConversations"]>[0]> = {
+    "an array": requests,
+    "a readonly array": Object.freeze([...requests]),
+    "a set": new Set(requests),
+    "a generator": requests.values(),
+    "an async generator": (async function* () {
+      yield* requests;
+    })(),
+  };
+  for (const [name, source] of Object.entries(sources)) {
+    server.imported.length = 0;
+    await client.importConversations(source);
+    const ids = server.imported.map(({ conversation }) => conversation?.id);
+    assert.deepEqual(ids, ["a", "b"], name);
+  }
+});
+
+test("what the source of an import throws is thrown on", options, async (t) => {
+  const client = new Client(await new FakeServer().serve(t));
+  t.after(() => client.close());
+  const failures = [new Error("of the caller's own"), new DOMException("of the caller's own", "AbortError")];
+  for (const failure of failures) {
+    const source = async function* () {
+      yield {};
+      throw failure;
+    };
+    await assert.rejects(client.importConversations(source()), (error) => error === failure);
+  }
 });
 
 test("metadata goes with every attempt", options, async (t) => {

@@ -3,7 +3,12 @@ import type { TestContext } from "node:test";
 
 import { type CallContext, createServer, type ServerError } from "nice-grpc";
 import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
-import { type ChatRequest, ConversationServiceDefinition, type TurnEvent } from "parley";
+import {
+  type ChatRequest,
+  ConversationServiceDefinition,
+  type ImportConversationsRequest,
+  type TurnEvent,
+} from "parley";
 
 import { short } from "./model.js";
 
@@ -18,6 +23,8 @@ export interface Asked {
 /** A ConversationService that answers everybody the same, and writes down what it was asked. */
 export class FakeServer {
   readonly asked: Asked[] = [];
+  /** What was imported. */
+  readonly imported: ImportConversationsRequest[] = [];
   /** What the calls to come fail with, one after the other. */
   failures: ServerError[] = [];
   /** Answers Chat. */
@@ -46,6 +53,12 @@ export class FakeServer {
             return {};
           };
     }
+    implementation["importConversations"] = async (requests: AsyncIterable<ImportConversationsRequest>) => {
+      for await (const request of requests) {
+        this.imported.push(request);
+      }
+      return {};
+    };
     server.add(ConversationServiceDefinition, implementation as never);
     const port = await server.listen("127.0.0.1:0");
     t.after(() => server.forceShutdown());

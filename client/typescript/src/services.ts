@@ -1,0 +1,26 @@
+import {
+  AdminServiceDefinition,
+  ConversationServiceDefinition,
+  InteractionLogServiceDefinition,
+} from "./gen/index.parley.v1.js";
+
+/** A message as the generated code describes it. */
+export interface MessageType<T = object> {
+  fromPartial(object: object): T;
+  encode(message: T): unknown;
+}
+
+/** A service as the generated code describes it. */
+export interface Service {
+  readonly fullName: string;
+  readonly methods: Readonly<
+    Record<string, { readonly name: string; readonly requestType: Pick<MessageType, "fromPartial"> }>
+  >;
+}
+
+/** The services that a client calls. */
+export const services: readonly Service[] = [
+  ConversationServiceDefinition,
+  InteractionLogServiceDefinition,
+  AdminServiceDefinition,
+];

@@ -1,0 +1,66 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  AppendMessagesRequest,
+  type BatchGetRoutingSummariesRequest,
+  type Client,
+  type ImportConversationsRequest,
+  type Input,
+  type Message,
+  TurnEvent,
+} from "parley";
+
+// That this compiles is half of each test.
+
+test("lists may be readonly", () => {
+  const messages: readonly Input<Message>[] = [{ role: "ROLE_USER", content: "hello" }];
+  const append: Input<AppendMessagesRequest> = { conversationId: "a", messages };
+  const batch: Input<BatchGetRoutingSummariesRequest> = { conversationIds: ["a"] as const };
+  const calls = (client: Client) => [
+    client.appendMessages({ messages }),
+    client.batchGetRoutingSummaries({ conversationIds: ["a"] as const }),
+    client.watchConversations({ conversationIds: ["a"] as const }),
+  ];
+  assert.equal(typeof calls, "function");
+  assert.equal(append.messages, messages);
+  assert.deepEqual(batch.conversationIds, ["a"]);
+});
+
+test("what is undefined has its default", () => {
+  const message: Input<Message> = {
+    role: undefined,
+    content: undefined,
+    sequence: undefined,
+    structuredData: undefined,
+    usage: undefined,
+    metadata: { present: "x", absent: undefined },
+    createTime: undefined,
+  };
+  const request: Input<AppendMessagesRequest> = { requestId: undefined, messages: [message] };
+  const got = AppendMessagesRequest.fromPartial(request as object);
+  const want = AppendMessagesRequest.fromPartial({ messages: [{ metadata: { present: "x" } }] });
+  assert.deepEqual(got, want);
+  assert.deepEqual(
+    AppendMessagesRequest.fromPartial({ messages: undefined } as object),
+    AppendMessagesRequest.fromPartial({}),
+  );
+  const event: Input<TurnEvent> = { event: { $case: "textDelta", value: undefined } };
+  assert.equal(TurnEvent.fromPartial(event as object).event, undefined);
+});
+
+test("what is wrong does not compile", () => {
+  const wrong = (client: Client) => {
+    const one: Input<ImportConversationsRequest> = {};
+    client.importConversations([one]);
+    // @ts-expect-error: a field that there is not
+    client.getConversation({ conversation: "a" });
+    // @ts-expect-error: a number for a text
+    client.appendMessages({ conversationId: 1 });
+    // @ts-expect-error: a role that there is not
+    client.appendMessages({ messages: [{ role: "ROLE_NOBODY" }] });
+    // @ts-expect-error: one where there are many
+    client.importConversations(one);
+  };
+  assert.equal(typeof wrong, "function");
+});
