@@ -2,14 +2,19 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 const (
@@ -24,6 +29,12 @@ const (
 	lingerBytes = 16 * maxBodyBytes
 	// firstBodyBytes is what a body is given to begin with, whatever its sender announces.
 	firstBodyBytes = 64 << 10
+	// largeBodyBytes is what a body, or a line of an import, is large above, maxLargeBodies
+	// how many of those are decoded and called with at once, and maxLargeWait how long another
+	// waits for that.
+	largeBodyBytes = 256 << 10
+	maxLargeBodies = 8
+	maxLargeWait   = 5 * time.Second
 )
 
 // body is that of a request, read as a whole ahead of the call. Who knows it may take the
@@ -78,15 +89,50 @@ func readBody(w http.ResponseWriter, r *http.Request, within time.Duration) ([]b
 }
 
 // linger has a client whose body was refused read the answer, which has been written, and
-// ends the connection.
-func linger(w http.ResponseWriter, r *http.Request) {
+// ends the connection. It waits for another reader of the body, if there is one: a deadline
+// ends what that waits for.
+func linger(w http.ResponseWriter, r *http.Request, reader *sync.WaitGroup) {
 	control := http.NewResponseController(w)
-	if control.Flush() == nil && control.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+	limited := control.Flush() == nil && control.SetReadDeadline(time.Now().Add(lingerTime)) == nil
+	reader.Wait()
+	if limited {
 		_, _ = io.CopyN(io.Discard, r.Body, lingerBytes)
 	}
 }
 
+// sendLess is what to do about what is too large.
+const sendLess = "send less at once, or keep large data elsewhere and attach a reference"
+
 func bodyTooLarge() error {
-	return newStatus(codes.ResourceExhausted, reasonBodyTooLarge, fmt.Sprintf("the body of the request is larger than %d bytes: "+
-		"send less at once, or keep large data elsewhere and attach a reference", maxBodyBytes)).Err()
+	return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+		fmt.Sprintf("the body of the request is larger than %d bytes: %s", maxBodyBytes, sendLess)).Err()
+}
+
+// largeBodies bounds how many are values in memory at once: one is up to a hundred times as
+// large as its text.
+type largeBodies chan struct{}
+
+// enter waits for its turn with a body of so many bytes, which lasts until leave is called,
+// once or more. An error is a status: too many have been ahead for so long, where 0 is no
+// limit, or ctx has ended.
+func (l largeBodies) enter(ctx context.Context, size int, within time.Duration) (leave func(), err error) {
+	if size <= largeBodyBytes {
+		return func() {}, nil
+	}
+	var late <-chan time.Time
+	if within > 0 {
+		timer := time.NewTimer(within)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case l <- struct{}{}:
+		return sync.OnceFunc(func() { <-l }), nil
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-late:
+		return nil, newStatus(codes.ResourceExhausted, reasonTooManyBodies,
+			fmt.Sprintf("the server is busy with other bodies larger than %d bytes: send fewer of them at once, and this one again", largeBodyBytes),
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(retrySoon)}).Err()
+	}
 }

@@ -3,8 +3,10 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -33,7 +35,7 @@ func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	if err != nil {
 		return nil, err
 	}
-	return &checkedStream{ClientStream: stream, look: func(m any) error { return c.look(x, m) }}, nil
+	return &checkedStream{ClientStream: stream, conn: c, x: x}, nil
 }
 
 // look checks a request message that is about to be sent.
@@ -45,6 +47,12 @@ func (c *conn) look(x *exchange, message any) error {
 	if err := c.check(x, request); err != nil {
 		return err
 	}
+	// Not every connection has this bound of gRPC, and a list of numbers, say, is longer as a
+	// message than in JSON.
+	if size := proto.Size(request); size > maxBodyBytes {
+		return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+			fmt.Sprintf("the request is %d bytes as a message, and may be %d: %s", size, maxBodyBytes, sendLess)).Err()
+	}
 	x.sent = true
 	return nil
 }
@@ -52,12 +60,15 @@ func (c *conn) look(x *exchange, message any) error {
 // checkedStream is a stream whose request messages are checked.
 type checkedStream struct {
 	grpc.ClientStream
-	look func(m any) error
+	conn *conn
+	x    *exchange
 }
 
-// SendMsg sends a message that passes.
+// SendMsg sends a message that passes. It is the only one of its stream, which may be a long
+// one: what follows is not large any more.
 func (s *checkedStream) SendMsg(m any) error {
-	if err := s.look(m); err != nil {
+	defer s.x.leave()
+	if err := s.conn.look(s.x, m); err != nil {
 		return err
 	}
 	return s.ClientStream.SendMsg(m)

@@ -26,6 +26,8 @@ const (
 	reasonMethodNotAllowed = "METHOD_NOT_ALLOWED"
 	reasonBodyTooLarge     = "BODY_TOO_LARGE"
 	reasonBodyTooSlow      = "BODY_TOO_SLOW"
+	reasonTooManyBodies    = "TOO_MANY_BODIES"
+	reasonReplyTooLarge    = "REPLY_TOO_LARGE"
 )
 
 // retrySoon is when to try again what waiting helps.
@@ -76,6 +78,8 @@ func httpStatus(st *status.Status) int {
 		return http.StatusRequestEntityTooLarge
 	case reasonBodyTooSlow:
 		return http.StatusRequestTimeout
+	case reasonReplyTooLarge:
+		return http.StatusInternalServerError // To try again later is of no use.
 	}
 	return runtime.HTTPStatusFromCode(st.Code())
 }
@@ -92,9 +96,7 @@ func reasonOf(st *status.Status) string {
 
 // handleError answers a call that failed before its answer began.
 func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
-	if r.URL.Path == importPath {
-		// What ends its body early is a deadline, and one that comes when the body has just
-		// ended by itself takes the connection along.
+	if r.URL.Path == importPath { // The rest of its body is on the way.
 		w.Header().Set("Connection", "close")
 	}
 	writeStatus(w, statusOf(ctx, err))
@@ -125,22 +127,22 @@ func statusOf(ctx context.Context, err error) *status.Status {
 	case codes.Unimplemented:
 		return newStatus(st.Code(), "UNIMPLEMENTED", "this server cannot do that yet: "+st.Message())
 	case codes.ResourceExhausted:
-		return newStatus(st.Code(), reasonBodyTooLarge, fmt.Sprintf("the request, or its reply, is larger than %d bytes as a message", maxBodyBytes))
+		// Requests that are too large do not come that far; see conn.look.
+		return newStatus(st.Code(), reasonReplyTooLarge,
+			fmt.Sprintf("the reply is larger than %d bytes as a message: ask for less at once, as with a smaller page", maxBodyBytes))
 	}
 	return newStatus(codes.Internal, "INTERNAL", "internal error")
 }
 
 // handleRoutingError answers a request that is none of the API.
 func (d *door) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, _ int) {
-	if exchangeOf(ctx).asking {
+	x := exchangeOf(ctx)
+	if x.asking {
 		return
 	}
-	path, method := r.URL.Path, r.Method
+	path := r.URL.Path
 	if allowed := d.methods(r, path); len(allowed) > 0 {
-		all := strings.Join(allowed, ", ")
-		w.Header().Set("Allow", all)
-		writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
-			fmt.Sprintf("%.80q has no %.16s: it has %s; %s lists all paths", path, method, all, documentPath)))
+		d.refuseMethod(w, x, allowed)
 		return
 	}
 	near := ""
@@ -152,4 +154,12 @@ func (d *door) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ ru
 	}
 	writeStatus(w, newStatus(codes.NotFound, reasonPathNotFound,
 		fmt.Sprintf("%.80q is no path of this server%s; %s lists all paths", path, near, documentPath)))
+}
+
+// refuseMethod answers a request with a method that its path does not have.
+func (d *door) refuseMethod(w http.ResponseWriter, x *exchange, allowed []string) {
+	all := strings.Join(allowed, ", ")
+	w.Header().Set("Allow", all)
+	writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
+		fmt.Sprintf("%.80q has no %.16s: it has %s; %s lists all paths", x.request.URL.Path, x.request.Method, all, documentPath)))
 }

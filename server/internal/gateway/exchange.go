@@ -26,8 +26,12 @@ type exchange struct {
 	// sent says that a request message has left: from then on errors are the server's.
 	sent bool
 
-	// asking says that nothing is to be called: known shall say whether the path is.
-	asking, known bool
+	// leave ends the time of a large body; nil for an import.
+	leave func()
+
+	// asking says that nothing is to be called: known shall say whether the path is, and
+	// streams whether it is that of a stream.
+	asking, known, streams bool
 }
 
 // exchangeOf returns the exchange that the context of a call, or of its HTTP request, belongs

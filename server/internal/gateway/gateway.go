@@ -1,6 +1,7 @@
 // Package gateway serves the API as JSON over HTTP. It translates and nothing else: every
-// request becomes a call over a gRPC connection to this very server, so that rules, limits
-// and errors are those of gRPC. Which path is which call stands in proto/parley/v1/http.yaml.
+// request becomes a call over the connection that [New] is given, which runs the interceptors
+// and handlers of gRPC, so that rules, limits and errors are the same. Which path is which
+// call stands in proto/parley/v1/http.yaml.
 // Begin with [New].
 package gateway
 
@@ -8,6 +9,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -29,17 +31,20 @@ const (
 type door struct {
 	mux         *runtime.ServeMux
 	maxBodyTime time.Duration
+
+	large        largeBodies
+	maxLargeWait time.Duration
 }
 
 // New returns the handler of all paths under /v1/, and of /openapi.json. The calls go over
 // conn, which it does not close.
 func New(ctx context.Context, over grpc.ClientConnInterface) (http.Handler, error) {
 	d, err := newDoor(ctx, over)
-	return withHead(withOutlet(d)), err
+	return withOutlet(d), err
 }
 
 func newDoor(ctx context.Context, over grpc.ClientConnInterface) (*door, error) {
-	d := &door{maxBodyTime: maxBodyTime}
+	d := &door{maxBodyTime: maxBodyTime, large: make(largeBodies, maxLargeBodies), maxLargeWait: maxLargeWait}
 	nothing := func(string) (string, bool) { return "", false }
 	d.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), outletOptions()),
 		runtime.WithMiddlewares(d.prepare),
@@ -70,7 +75,7 @@ func newDoor(ctx context.Context, over grpc.ClientConnInterface) (*door, error) 
 		}
 	}
 	// Goes ahead of the one that is generated.
-	imports := &importer{client: parleyv1.NewConversationServiceClient(under), mux: d.mux}
+	imports := &importer{client: parleyv1.NewConversationServiceClient(under), mux: d.mux, large: d.large}
 	if err := d.mux.HandlePath(http.MethodPost, importPath, imports.serve); err != nil {
 		return nil, err
 	}
@@ -79,13 +84,17 @@ func newDoor(ctx context.Context, over grpc.ClientConnInterface) (*door, error) 
 
 // ServeHTTP answers one request.
 func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == documentPath && r.Method == http.MethodGet {
+	isHead := r.Method == http.MethodHead
+	if r.URL.Path == documentPath && (isHead || r.Method == http.MethodGet) {
 		openapi.Serve(w, r)
 		return
 	}
 	x := &exchange{request: r}
 	call := r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	call.Header = x.readHeader()
+	if isHead {
+		call.Method = http.MethodGet // The server leaves the body out.
+	}
 	d.mux.ServeHTTP(w, call)
 }
 
@@ -94,8 +103,13 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
 		x := exchangeOf(r.Context())
+		pattern, _ := runtime.HTTPPattern(r.Context())
+		x.known, x.streams = true, r.Method == http.MethodGet && isStream(pattern)
 		if x.asking {
-			x.known = true
+			return
+		}
+		if x.streams && x.request.Method == http.MethodHead {
+			d.refuseMethod(w, x, d.methods(r, r.URL.Path))
 			return
 		}
 		if err := x.begin(r, params); err != nil {
@@ -108,7 +122,11 @@ func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 				d.refuseBody(w, r, err)
 				return
 			}
-			if err := x.setBody(text); err != nil {
+			if x.leave, err = d.large.enter(r.Context(), len(text), d.maxLargeWait); err == nil {
+				defer x.leave()
+				err = x.setBody(text)
+			}
+			if err != nil {
 				handleError(r.Context(), d.mux, nil, w, r, err)
 				return
 			}
@@ -118,13 +136,23 @@ func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 	}
 }
 
+// isStream says whether the GET of a path is a stream. Those have no HEAD: a stream does
+// things by being there, a watch may delete.
+func isStream(pattern runtime.Pattern) bool {
+	switch pattern.String() {
+	case "/v1/backup", "/v1/export", "/v1/watch", "/v1/conversations/{conversation_id=*}/turns/{turn_id=*}/events":
+		return true
+	}
+	return false
+}
+
 // refuseBody answers a request whose body was not read to its end. Its connection is of no
 // use any more.
 func (d *door) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 	w.Header().Set("Connection", "close")
 	handleError(r.Context(), d.mux, nil, w, r, err)
 	if status.Code(err) == codes.ResourceExhausted {
-		linger(w, r)
+		linger(w, r, new(sync.WaitGroup))
 	}
 }
 
@@ -134,6 +162,7 @@ func (d *door) methods(r *http.Request, path string) []string {
 		return []string{http.MethodGet, http.MethodHead}
 	}
 	var known []string
+	streams := false
 	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
 		// The mux knows, but only tells by doing.
 		x := &exchange{asking: true}
@@ -142,40 +171,11 @@ func (d *door) methods(r *http.Request, path string) []string {
 		d.mux.ServeHTTP(nil, ask)
 		if x.known {
 			known = append(known, method)
+			streams = streams || x.streams
 		}
 	}
-	if i := slices.Index(known, http.MethodGet); i >= 0 {
+	if i := slices.Index(known, http.MethodGet); i >= 0 && !streams {
 		known = slices.Insert(known, i+1, http.MethodHead)
 	}
 	return known
 }
-
-// withHead has a HEAD be a GET, whose body the server leaves out: it ends where the body
-// begins, so that one of a stream does as well.
-func withHead(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodHead {
-			ctx, leave := context.WithCancel(r.Context())
-			defer leave()
-			r = r.WithContext(ctx)
-			r.Method = http.MethodGet
-			w = &headWriter{ResponseWriter: w, leave: leave}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// headWriter writes the answer to a HEAD request.
-type headWriter struct {
-	http.ResponseWriter
-	leave context.CancelFunc // ends the call
-}
-
-// WriteHeader writes what is wanted of the answer.
-func (w *headWriter) WriteHeader(code int) {
-	w.ResponseWriter.WriteHeader(code)
-	w.leave()
-}
-
-// Unwrap is for http.ResponseController.
-func (w *headWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

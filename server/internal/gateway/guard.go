@@ -10,9 +10,7 @@ import (
 	"strings"
 
 	"github.com/rs/cors"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // Guard lets next answer only whom it is meant for. A server on a loopback address has no
@@ -50,27 +48,19 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !anyHost && !isLoopback(r.Host) && !slices.Contains(hosts, r.Host) {
-			writeStatus(w, refused("HOST_NOT_ALLOWED", fmt.Sprintf("the host %.80q is not this server's: call it by a loopback address, "+
+			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf("the host %.80q is not this server's: call it by a loopback address, "+
 				"or name the origin of a proxy ahead of it in --http-allowed-origins", r.Host)))
 			return
 		}
 		asWrite := *r // The library lets reads pass.
 		asWrite.Method = http.MethodPost
 		if err := protection.Check(&asWrite); err != nil {
-			writeStatus(w, refused("ORIGIN_NOT_ALLOWED", fmt.Sprintf("pages of the origin %.80q may not call this server: "+
+			writeStatus(w, newStatus(codes.PermissionDenied, "ORIGIN_NOT_ALLOWED", fmt.Sprintf("pages of the origin %.80q may not call this server: "+
 				"name it in --http-allowed-origins", r.Header.Get("Origin"))))
 			return
 		}
 		shared.ServeHTTP(w, r)
 	}), nil
-}
-
-func refused(reason, text string) *status.Status {
-	st := status.New(codes.PermissionDenied, text)
-	if detailed, err := st.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "parley"}); err == nil {
-		return detailed
-	}
-	return st
 }
 
 // isLoopback reports whether a Host header names this machine, whatever its network does.

@@ -11,7 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
+	"sync"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -33,50 +33,66 @@ const maxLineBytes = 6 * maxBodyBytes
 type importer struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
+	large  largeBodies
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
-	// A deadline may end the body, see await, and net/http takes one that comes just behind
-	// its end for the end of the connection.
-	w.Header().Set("Connection", "close")
+	// What the server says ahead of the end of the body is the answer at once.
+	_ = http.NewResponseController(w).EnableFullDuplex() // In vain only for writers without a network.
+	var sending sync.WaitGroup
 	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r, parleyv1.ConversationService_ImportConversations_FullMethodName)
 	if err == nil {
 		var reply *parleyv1.ImportConversationsResponse
-		if reply, err = i.run(ctx, w, r); err == nil {
+		if reply, err = i.run(ctx, r, &sending); err == nil {
 			runtime.ForwardResponseMessage(ctx, i.mux, new(marshaler), w, r, reply)
 			return
 		}
 	}
 	runtime.HTTPError(r.Context(), i.mux, nil, w, r, err)
-	linger(w, r)
+	linger(w, r, &sending)
 }
 
-// run imports the body of the request. An error is a status.
-func (i *importer) run(ctx context.Context, w http.ResponseWriter, r *http.Request) (*parleyv1.ImportConversationsResponse, error) {
+// run imports the body of the request. An error is a status, with which the body may still be
+// in use as long as sending says so.
+func (i *importer) run(ctx context.Context, r *http.Request, sending *sync.WaitGroup) (*parleyv1.ImportConversationsResponse, error) {
 	x := exchangeOf(r.Context())
 	overwrite, err := overwrites(x.query)
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := outlasting(ctx)
+	defer end()
 	stream, err := i.client.ImportConversations(x.outgoing(ctx))
 	if err != nil {
 		return nil, err
 	}
 	x.sent = true
-	u := &upload{stream: stream, overwrite: overwrite, control: http.NewResponseController(w), ended: make(chan struct{})}
-	go u.await()
-	fault := u.sendAll(r.Body)
-	if err := stream.CloseSend(); err != nil {
+	u := &upload{stream: stream, overwrite: overwrite, large: i.large}
+	var fault *lineFault
+	sending.Go(func() {
+		fault = u.sendAll(r.Body)
+		_ = stream.CloseSend() // It never fails.
+	})
+	reply := new(parleyv1.ImportConversationsResponse)
+	if err := stream.RecvMsg(reply); err != nil {
 		return nil, err
 	}
-	<-u.ended
-	switch {
-	case u.err != nil:
-		return nil, u.err
-	case fault != nil:
-		return nil, fault.status(u.reply).Err()
+	sending.Wait() // There is a reply since all has been sent.
+	if fault != nil {
+		return nil, fault.status(reply).Err()
 	}
-	return u.reply, nil
+	return reply, nil
+}
+
+// outlasting is ctx without the end that a client gives it: net/http takes a body that breaks
+// off for the client's leaving, but what was taken in ahead is to be told. The call ends all
+// the same, since without a body there is nothing more to send.
+func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	alone := context.WithoutCancel(ctx)
+	if deadline, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(alone, deadline)
+	}
+	return context.WithCancel(alone)
 }
 
 // overwrites reads the query of an import: whether all or none are to be overwritten; nil:
@@ -103,20 +119,7 @@ func overwrites(query url.Values) (*bool, error) {
 type upload struct {
 	stream    grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
 	overwrite *bool
-	control   *http.ResponseController
-
-	ended chan struct{} // Closed when there is a reply, or an error.
-	reply *parleyv1.ImportConversationsResponse
-	err   error
-}
-
-// await waits for what the server says. If that is ahead of the end of the body it is why
-// the rest is not wanted, also while the client sends nothing.
-func (u *upload) await() {
-	defer close(u.ended)
-	u.reply = new(parleyv1.ImportConversationsResponse)
-	u.err = u.stream.RecvMsg(u.reply)
-	_ = u.control.SetReadDeadline(time.Now()) // In vain only for writers without a network.
+	large     largeBodies
 }
 
 // sendAll sends what is in the body, up to a line that has a fault. It returns early when
@@ -127,15 +130,11 @@ func (u *upload) sendAll(body io.Reader) *lineFault {
 		fault := &lineFault{line: n}
 		line, err := readLine(lines)
 		if len(bytes.TrimSpace(line)) > 0 && (err == nil || errors.Is(err, io.EOF)) {
-			request := new(parleyv1.ImportConversationsRequest)
-			if fault.search(line, request) {
+			if goesOn := u.send(line, fault); !goesOn {
+				if len(fault.violations) == 0 {
+					return nil
+				}
 				return fault
-			}
-			if u.overwrite != nil {
-				request.Overwrite = *u.overwrite
-			}
-			if u.stream.Send(request) != nil {
-				return nil // The server says why.
 			}
 		}
 		switch {
@@ -150,6 +149,23 @@ func (u *upload) sendAll(body io.Reader) *lineFault {
 			return fault
 		}
 	}
+}
+
+// send sends a line, unless there is a fault in it, and reports whether the server wants more.
+func (u *upload) send(line []byte, fault *lineFault) bool {
+	leave, err := u.large.enter(u.stream.Context(), len(line), 0)
+	if err != nil {
+		return false // The call has ended, and says why.
+	}
+	defer leave()
+	request := new(parleyv1.ImportConversationsRequest)
+	if fault.search(line, request) {
+		return false
+	}
+	if u.overwrite != nil {
+		request.Overwrite = *u.overwrite
+	}
+	return u.stream.Send(request) == nil // If not, the server says why.
 }
 
 // errLineTooLong says that a line is longer than maxLineBytes.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -144,4 +145,63 @@ func TestImportEndsEarly(t *testing.T) {
 			<-sent
 		})
 	}
+}
+
+// A body that breaks off is a line with a fault: its client may still be there to read what
+// was taken in ahead. A call whose client has gone ends as well.
+func TestImportBreaksOff(t *testing.T) {
+	line := fmt.Sprintf(importLine, "a", false) + "\n"
+	for _, c := range []struct{ name, head, body string }{
+		{"short", "Content-Length: 5000", line + `{"conversation":`},
+		{"no more chunks", "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", len(line), line)},
+	} {
+		for _, gone := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.name, ", gone: ", gone), func(t *testing.T) {
+				var got []string
+				first, ended := make(chan struct{}), make(chan struct{})
+				take := func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+					defer close(ended)
+					if _, err := stream.Recv(); err != nil {
+						return err
+					}
+					close(first)
+					got = append(got, "a")
+					return takesAll(&got).take(stream)
+				}
+				f := serve(t, dial(t, scriptedServer(&scripted{take: take})))
+				conn := rawDial(t, f)
+				fmt.Fprintf(conn, "POST /v1/import HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s", c.head, c.body)
+				<-first
+				if gone {
+					conn.Close()
+					<-ended
+					return
+				}
+				if tcp, ok := conn.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
+					t.Fatal("cannot close")
+				}
+				reply := readResponse(t, conn)
+				text, err := io.ReadAll(reply.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				a := &answer{code: reply.StatusCode, header: reply.Header, body: string(text)}
+				a.wantError(t, 400, "INVALID_REQUEST", "line 2")
+				if !strings.Contains(a.body, "is not complete") || !strings.Contains(a.body, "1 conversations were imported") {
+					t.Errorf("it does not say what has become of it: %s", a.body)
+				}
+			})
+		}
+	}
+}
+
+// What ends an import that goes on without its client is the time that this client gave it.
+func TestImportInTime(t *testing.T) {
+	f := serve(t, dial(t, scriptedServer(&scripted{
+		take: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+			<-stream.Context().Done()
+			return stream.Context().Err()
+		},
+	})))
+	f.do(t, "POST", "/v1/import", fmt.Sprintf(importLine, "a", false), "Grpc-Timeout: 20m").wantError(t, 504, "DEADLINE_EXCEEDED")
 }

@@ -84,7 +84,7 @@ func (m *marshaler) marshalError(status proto.Message) ([]byte, error) {
 		return appendEvent("event", "error", status)
 	}
 	line := []byte(`{"error":`)
-	line, err := protojson.MarshalOptions{}.MarshalAppend(line, status)
+	line, err := appendJSON(line, status)
 	return append(line, '}'), err
 }
 

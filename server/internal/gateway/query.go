@@ -64,16 +64,23 @@ func (x *exchange) faults(ctx context.Context, refusal *status.Status) *faults {
 // known.
 func inputOf(ctx context.Context) protoreflect.MessageDescriptor {
 	name, _ := runtime.RPCMethod(ctx)
+	method := methodOf(name)
+	if method == nil {
+		return nil
+	}
+	return method.Input()
+}
+
+// methodOf finds a method by its name on the wire, "/package.Service/Method"; nil when there
+// is none.
+func methodOf(name string) protoreflect.MethodDescriptor {
 	name = strings.ReplaceAll(strings.TrimPrefix(name, "/"), "/", ".")
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 	if err != nil {
 		return nil
 	}
-	method, ok := found.(protoreflect.MethodDescriptor)
-	if !ok {
-		return nil
-	}
-	return method.Input()
+	method, _ := found.(protoreflect.MethodDescriptor)
+	return method
 }
 
 // inPath searches the parameters in the path, each of which may be any bytes but "/".

@@ -1,14 +1,10 @@
 package gateway
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +15,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 func TestUnknownPathsAndMethods(t *testing.T) {
@@ -63,12 +58,36 @@ func TestHead(t *testing.T) {
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
 	for path, code := range map[string]int{
 		"/v1/conversations/a:b": 200, "/v1/conversations/c": 404, "/v1/chat": 405, "/v1/nothing": 404, "/v1/agents?x=1": 400,
-		// These would stay open.
-		"/v1/watch": 200, "/v1/conversations/a:b/turns/1/events": 404,
 		documentPath: 200,
 	} {
 		if a := f.do(t, "HEAD", path, ""); a.code != code || a.body != "" {
 			t.Errorf("HEAD %s: %d %q, want %d", path, a.code, a.body, code)
+		}
+	}
+}
+
+// A stream does things by being there: a HEAD does not reach it.
+func TestStreamsHaveNoHead(t *testing.T) {
+	reached := false
+	f := stand(t, func(context.Context, string) error {
+		reached = true
+		return newStatus(codes.Aborted, "REACHED", "").Err()
+	})
+	for _, b := range bindings(t) {
+		if b.method != http.MethodGet {
+			continue
+		}
+		reached = false
+		method := methodOf(b.call)
+		if method == nil {
+			t.Fatalf("%s is not known", b.call)
+		}
+		path := strings.NewReplacer("{conversation_id}", "c", "{turn_id}", "t").Replace(b.path)
+		a := f.do(t, "HEAD", path, "")
+		if streams := method.IsStreamingServer(); reached == streams || (a.code == http.StatusMethodNotAllowed) != streams {
+			t.Errorf("HEAD %s: %d, reached: %t", path, a.code, reached)
+		} else if allow := a.header.Get("Allow"); streams && allow != "GET" {
+			t.Errorf("HEAD %s: Allow is %q", path, allow)
 		}
 	}
 }
@@ -94,102 +113,6 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 			t.Errorf("%s: %s", header, a.body)
 		}
 	}
-}
-
-func TestLargeBodies(t *testing.T) {
-	f := open(t)
-	fits := strings.Repeat(" ", maxBodyBytes-2) + "{}"
-	f.do(t, "POST", "/v1/conversations:load", fits).wantOK(t)
-	for _, method := range []string{"POST", "GET"} {
-		path := map[string]string{"POST": "/v1/conversations:load", "GET": "/v1/agents"}[method]
-		f.do(t, method, path, fits+" ").wantError(t, 413, reasonBodyTooLarge)
-	}
-	// Nobody knows ahead how much will come.
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/conversations:load", io.MultiReader(strings.NewReader(fits), strings.NewReader(" ")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := f.client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusRequestEntityTooLarge || !response.Close {
-		t.Errorf("got %v, want 413 and the end of the connection", response)
-	}
-	// A message may be too large for the store.
-	f.do(t, "POST", "/v1/chat", `{"content": "`+strings.Repeat("x", 300<<10)+`"}`).wantError(t, 413, "MESSAGE_TOO_LARGE")
-}
-
-// A body that fits may be a message that does not.
-func TestLargeMessage(t *testing.T) {
-	small := grpc.NewServer(grpc.MaxRecvMsgSize(100), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		return stream.RecvMsg(new(emptypb.Empty))
-	}))
-	f := serve(t, dial(t, small))
-	f.do(t, "POST", "/v1/chat", `{"content": "`+strings.Repeat("x", 100)+`"}`).wantError(t, 413, reasonBodyTooLarge)
-}
-
-// An announced body that is too large is refused before it comes.
-func TestLargeBodyIsNotReadFirst(t *testing.T) {
-	f := open(t)
-	c := rawDial(t, f)
-	fmt.Fprintf(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxBodyBytes+1)
-	if response := readResponse(t, c); response.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Errorf("got %v", response.Status)
-	}
-}
-
-// A body that does not come holds its connection for a while only.
-func TestSlowBody(t *testing.T) {
-	d, err := newDoor(t.Context(), openService(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.maxBodyTime = time.Millisecond
-	s := httptest.NewServer(withOutlet(d))
-	defer s.Close()
-	c := rawDial(t, &fixture{url: s.URL})
-	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-	response := readResponse(t, c)
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	(&answer{code: response.StatusCode, header: response.Header, body: string(text)}).wantError(t, 408, reasonBodyTooSlow)
-}
-
-func TestBodyThatEndsEarly(t *testing.T) {
-	f := open(t)
-	c := rawDial(t, f)
-	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-	if tcp, ok := c.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
-		t.Fatal("cannot close")
-	}
-	if response := readResponse(t, c); response.StatusCode != http.StatusBadRequest {
-		t.Errorf("got %v", response.Status)
-	}
-}
-
-func rawDial(t *testing.T, f *fixture) net.Conn {
-	t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
-	return c
-}
-
-func readResponse(t *testing.T, c net.Conn) *http.Response {
-	t.Helper()
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { response.Body.Close() })
-	return response
 }
 
 // stand is a service that answers every call by a function.
@@ -238,7 +161,7 @@ func TestErrorsWithoutReason(t *testing.T) {
 		{status.Error(codes.InvalidArgument, "secret"), 500, "INTERNAL"},
 		{status.Error(codes.Unavailable, "secret"), 503, "SHUTTING_DOWN"},
 		{status.Error(codes.Canceled, "secret"), 503, "SHUTTING_DOWN"},
-		{status.Error(codes.ResourceExhausted, "secret"), 413, reasonBodyTooLarge},
+		{status.Error(codes.ResourceExhausted, "secret"), 500, reasonReplyTooLarge},
 		{status.Error(codes.DeadlineExceeded, "secret"), 504, "DEADLINE_EXCEEDED"},
 		{status.Error(codes.Unimplemented, "unknown"), 501, "UNIMPLEMENTED"},
 	} {
@@ -313,28 +236,5 @@ func TestLeaving(t *testing.T) {
 	case <-ended:
 	case <-time.After(patience):
 		t.Error("the call goes on")
-	}
-}
-
-// deadlines is a writer that keeps the last read deadline.
-type deadlines struct {
-	*httptest.ResponseRecorder
-	all []time.Time
-}
-
-func (d *deadlines) SetReadDeadline(t time.Time) error {
-	d.all = append(d.all, t)
-	return nil
-}
-
-// The time for a body ends with the body: the call may take longer.
-func TestBodyDeadlineIsLifted(t *testing.T) {
-	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
-	r := httptest.NewRequest(http.MethodPost, "/v1/chat", strings.NewReader("{}"))
-	if text, err := readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
-		t.Fatalf("%q, %v", text, err)
-	}
-	if len(w.all) != 2 || w.all[0].IsZero() || !w.all[1].IsZero() {
-		t.Errorf("got the deadlines %v, want one and then none", w.all)
 	}
 }

@@ -29,6 +29,9 @@ func (r *replies) SendMsg(m any) error {
 			return err
 		}
 	}
+	if request, ok := m.(*parleyv1.ResumeTurnRequest); ok {
+		r.outlet.ids.last = request.GetAfterIndex() // The header and the URL are as good.
+	}
 	return r.ClientStream.SendMsg(m)
 }
 
@@ -57,10 +60,9 @@ func (r *replies) goOn(m any) error {
 	}
 	if request, ok := m.(*parleyv1.ResumeTurnRequest); ok {
 		request.AfterIndex = index
-	} else {
-		r.after = index
+		return nil
 	}
-	r.outlet.ids.last = index
+	r.after, r.outlet.ids.last = index, index
 	return nil
 }
 

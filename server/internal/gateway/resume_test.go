@@ -54,6 +54,29 @@ func TestLastEventIDIsSentOn(t *testing.T) {
 	})
 }
 
+// Text is missing ahead of a value only if there is room for it behind where the client goes
+// on, which the URL says as well as the header.
+func TestEventIDsBehindAfterIndex(t *testing.T) {
+	s := &scripted{resume: sends(valueEvent(6), finishedEvent(7))}
+	inBubble(t, s, func(t *testing.T, d *inMemory) {
+		t.Helper()
+		for _, c := range []struct {
+			path, id string
+			want     []string
+		}{
+			{eventsPath + "?afterIndex=5", "", []string{"6", "7"}},
+			{eventsPath + "?afterIndex=4", "", []string{"6~", "7"}},
+			{eventsPath + "?afterIndex=4", "5", []string{"6", "7"}},
+			{eventsPath + "?afterIndex=5", "4", []string{"6~", "7"}},
+			{eventsPath, "", []string{"6~", "7"}},
+		} {
+			if ids := fieldsOf(t, d.ask(t, c.path, "", wantsEvents, "Last-Event-ID: "+c.id), "id"); !slices.Equal(ids, c.want) {
+				t.Errorf("%s with %q has the ids %q, want %q", c.path, c.id, ids, c.want)
+			}
+		}
+	})
+}
+
 func TestLastEventIDFaults(t *testing.T) {
 	refuse := func(r *parleyv1.WatchConversationsRequest, _ grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
 		bad := &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "cursor", Description: r.GetCursor()}}}

@@ -25,6 +25,7 @@ type scripted struct {
 	resume func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error
 	watch  func(*parleyv1.WatchConversationsRequest, grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
 	export func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
+	load   func(context.Context, *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error)
 	take   func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
 
@@ -42,6 +43,10 @@ func (s *scripted) WatchConversations(r *parleyv1.WatchConversationsRequest, str
 
 func (s *scripted) ExportConversations(r *parleyv1.ExportConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error {
 	return s.export(r, stream)
+}
+
+func (s *scripted) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+	return s.load(ctx, r)
 }
 
 func (s *scripted) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -111,14 +109,9 @@ func (r *replies) RecvMsg(m any) error {
 
 // replyTo makes an empty reply of a method.
 func replyTo(method string) (proto.Message, error) {
-	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
-	if err != nil {
-		return nil, err
-	}
-	descriptor, ok := found.(protoreflect.MethodDescriptor)
-	if !ok {
-		return nil, errors.New(name + " is no method")
+	descriptor := methodOf(method)
+	if descriptor == nil {
+		return nil, errors.New(method + " is no method")
 	}
 	reply, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.Output().FullName())
 	if err != nil {

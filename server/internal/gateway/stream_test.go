@@ -226,7 +226,7 @@ func TestConnectionIsNoneTheWorse(t *testing.T) {
 			{eventsPath, "", []string{"1"}, 1},
 			{"/v1/watch", "", []string{"0", "1", "2"}, 1},
 			{"/v1/import", fmt.Sprintf(importLine, "a", true), nil, 1},
-			{eventsPath, "", []string{"1"}, 2}, // An import ends its own.
+			{eventsPath, "", []string{"1"}, 1},
 		} {
 			reply := d.ask(t, c.path, c.body, wantsEvents)
 			if ids := fieldsOf(t, reply, "id"); reply.StatusCode != http.StatusOK || !slices.Equal(ids, c.want) || d.dialled != c.connections {

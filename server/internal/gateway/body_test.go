@@ -1,0 +1,199 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestLargeBodies(t *testing.T) {
+	f := open(t)
+	fits := strings.Repeat(" ", maxBodyBytes-2) + "{}"
+	f.do(t, "POST", "/v1/conversations:load", fits).wantOK(t)
+	for _, method := range []string{"POST", "GET"} {
+		path := map[string]string{"POST": "/v1/conversations:load", "GET": "/v1/agents"}[method]
+		f.do(t, method, path, fits+" ").wantError(t, 413, reasonBodyTooLarge)
+	}
+	// Nobody knows ahead how much will come.
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/conversations:load", io.MultiReader(strings.NewReader(fits), strings.NewReader(" ")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := f.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusRequestEntityTooLarge || !response.Close {
+		t.Errorf("got %v, want 413 and the end of the connection", response)
+	}
+	// A message may be too large for the store.
+	f.do(t, "POST", "/v1/chat", `{"content": "`+strings.Repeat("x", 300<<10)+`"}`).wantError(t, 413, "MESSAGE_TOO_LARGE")
+}
+
+// A body that fits may be a message that does not, also where the connection has no bound.
+func TestLargeMessage(t *testing.T) {
+	f := serve(t, dial(t, scriptedServer(&scripted{
+		chat: func(*parleyv1.ChatRequest, grpc.ServerStreamingServer[parleyv1.ChatResponse]) error { return nil },
+	})))
+	numbers := func(n int) string {
+		return `{"structuredData": [{"type": "t", "value": [` + strings.TrimSuffix(strings.Repeat("1,", n), ",") + `]}]}`
+	}
+	f.do(t, "POST", "/v1/chat", numbers(300_000)).wantOK(t)
+	f.do(t, "POST", "/v1/chat", numbers(500_000)).wantError(t, 413, reasonBodyTooLarge)
+}
+
+// So many large bodies are in work at once; others wait, and not for ever. What is large about
+// a stream is its request.
+func TestManyLargeBodies(t *testing.T) {
+	begun, leave := make(chan struct{}), make(chan struct{})
+	held := func(ctx context.Context) {
+		select {
+		case begun <- struct{}{}:
+		case <-ctx.Done():
+		}
+		select {
+		case <-leave:
+		case <-ctx.Done():
+		}
+	}
+	d, err := newDoor(t.Context(), dial(t, scriptedServer(&scripted{
+		chat: func(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
+			held(stream.Context())
+			return nil
+		},
+		load: func(ctx context.Context, _ *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+			held(ctx)
+			return &parleyv1.LoadConversationResponse{}, nil
+		},
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.large, d.maxLargeWait = make(largeBodies, 1), time.Millisecond
+	s := httptest.NewServer(withOutlet(d))
+	defer s.Close()
+	f := &fixture{url: s.URL, client: s.Client()}
+	var asking sync.WaitGroup
+	ask := func(path, body string) {
+		asking.Go(func() {
+			if a := f.do(t, "POST", path, body); a.code != http.StatusOK {
+				t.Errorf("%s: %d %s", path, a.code, a.body)
+			}
+		})
+		<-begun
+	}
+	blanks := strings.Repeat(" ", largeBodyBytes)
+	ask("/v1/chat", `{"content": "a"}`+blanks)
+	ask("/v1/chat", `{"content": "b"}`+blanks)
+	ask("/v1/conversations:load", "{}"+blanks)
+	a := f.do(t, "POST", "/v1/conversations:load", "{}"+blanks)
+	a.wantError(t, 429, reasonTooManyBodies)
+	if a.header.Get("Retry-After") == "" {
+		t.Error("it does not say when to try again")
+	}
+	ask("/v1/conversations:load", "{}")
+	close(leave)
+	asking.Wait()
+	leave = make(chan struct{})
+	ask("/v1/conversations:load", "{}"+blanks)
+	close(leave)
+	asking.Wait()
+}
+
+// An announced body that is too large is refused before it comes.
+func TestLargeBodyIsNotReadFirst(t *testing.T) {
+	f := open(t)
+	c := rawDial(t, f)
+	fmt.Fprintf(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxBodyBytes+1)
+	if response := readResponse(t, c); response.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("got %v", response.Status)
+	}
+}
+
+// A body that does not come holds its connection for a while only.
+func TestSlowBody(t *testing.T) {
+	d, err := newDoor(t.Context(), openService(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.maxBodyTime = time.Millisecond
+	s := httptest.NewServer(withOutlet(d))
+	defer s.Close()
+	c := rawDial(t, &fixture{url: s.URL})
+	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	response := readResponse(t, c)
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&answer{code: response.StatusCode, header: response.Header, body: string(text)}).wantError(t, 408, reasonBodyTooSlow)
+}
+
+func TestBodyThatEndsEarly(t *testing.T) {
+	f := open(t)
+	c := rawDial(t, f)
+	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+	if tcp, ok := c.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
+		t.Fatal("cannot close")
+	}
+	if response := readResponse(t, c); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("got %v", response.Status)
+	}
+}
+
+func rawDial(t *testing.T, f *fixture) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
+
+func readResponse(t *testing.T, c net.Conn) *http.Response {
+	t.Helper()
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return response
+}
+
+// deadlines is a writer that keeps the last read deadline.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	all []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error {
+	d.all = append(d.all, t)
+	return nil
+}
+
+// The time for a body ends with the body: the call may take longer.
+func TestBodyDeadlineIsLifted(t *testing.T) {
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat", strings.NewReader("{}"))
+	if text, err := readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
+		t.Fatalf("%q, %v", text, err)
+	}
+	if len(w.all) != 2 || w.all[0].IsZero() || !w.all[1].IsZero() {
+		t.Errorf("got the deadlines %v, want one and then none", w.all)
+	}
+}
