@@ -128,7 +128,7 @@ class Shop(parley.Agent):
                     yield word
                 # Parley keeps what came before as an incomplete message and shows the text of
                 # the error to the user.
-                raise parley.Error(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
+                raise parley.AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
             case "slow":
                 for _ in range(TICKS):
                     yield "tick "

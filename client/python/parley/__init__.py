@@ -6,7 +6,7 @@ contract are here too; their docstrings say what each field means. An enum's val
 attributes: ``Role.ROLE_USER``.
 """
 
-from parley._agent import Agent, AgentServer, Piece
+from parley._agent import Agent, AgentError, AgentServer, Piece
 from parley._aio_client import AsyncClient
 from parley._aio_stream import AsyncStream
 from parley._client import Client
@@ -130,6 +130,7 @@ from parley.v1.turn_pb2 import (
 __all__ = [
     "ActiveAgent",
     "Agent",
+    "AgentError",
     "AgentInfo",
     "AgentServer",
     "AgentUse",

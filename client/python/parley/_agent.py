@@ -8,14 +8,12 @@ import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from parley._error import Error
+from parley._health import Health
 from parley._options import MAX_MESSAGE_BYTES
 from parley.v1.agent_service_pb2 import DESCRIPTOR, RespondRequest, RespondResponse
 from parley.v1.agent_service_pb2_grpc import (
@@ -35,6 +33,7 @@ logger = logging.getLogger("parley.agent")
 
 SERVICE = DESCRIPTOR.services_by_name["AgentService"].full_name
 STOP_GRACE = 10.0  # seconds
+CLOSING_TIME = 1.0  # seconds that answers that are cut off may take to end
 
 Piece: TypeAlias = (
     str | StructuredData | ToolCall | ToolResult | Usage | TurnProgress | RespondResponse
@@ -67,11 +66,14 @@ class Agent(ABC):
         ends. When Parley gives the answer up, because its time is over or the user has
         cancelled, whatever is awaited ends with asyncio.CancelledError.
 
-        An :class:`parley.Error` that it raises fails the turn, and its message is shown to the
-        user: ``raise Error(grpc.StatusCode.UNAVAILABLE, "the shop is closed")``. So does any
-        other exception, of which only the type is shown, since its text may hold what is not
-        for users; the log (logging, "parley.agent") has it whole. What was sent before is kept
-        as incomplete.
+        All answers share one event loop: a respond that blocks, say in time.sleep or a sync
+        client, stalls all of them. Await instead, or use asyncio.to_thread.
+
+        An :class:`AgentError` that it raises fails the turn, and its message is shown to the
+        user. So does any other exception, :class:`parley.Error` of the agent's own calls
+        included, of which only the type is shown, since its text may hold what is not for
+        users; the log (logging, "parley.agent") has it whole. What was sent before is kept as
+        incomplete.
         """
         raise NotImplementedError
 
@@ -86,10 +88,12 @@ class Agent(ABC):
         """Serve the agent, and gRPC health, until SIGINT or SIGTERM; then return.
 
         It runs an event loop of its own and handles the signals, so call it on the main thread.
+        It is for Unix: on Windows asyncio handles no signals; there use :meth:`serving`.
 
         Args:
             address: "HOST:PORT" or "unix:PATH"; port 0 picks one.
-            grace: Seconds that answers under way have at a stop before they are cancelled.
+            grace: Seconds that answers under way have at a stop before they are cut off, with
+                UNAVAILABLE.
             credentials: For TLS. Unset is plaintext: keep to loopback or a network you trust.
             on_start: Called once it serves, with the address, its real port filled in.
 
@@ -136,6 +140,29 @@ class Agent(ABC):
                     loop.remove_signal_handler(number)
 
 
+class AgentError(Exception):
+    """Raised by :meth:`Agent.respond`: why there is no answer, in words that the user may read.
+
+    For instance ``AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")``.
+    """
+
+    code: grpc.StatusCode
+    """The gRPC code. After UNAVAILABLE and RESOURCE_EXHAUSTED the user is told that asking again
+    may help."""
+    message: str
+    """For the user."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        """Make an error; the parameters are its attributes. The code is not OK."""
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        """Give code and message in one line."""
+        return f"{self.code.name}: {self.message}"
+
+
 class AgentServer:
     """A server of one agent, from :meth:`Agent.serving`; an async context manager."""
 
@@ -160,7 +187,8 @@ class AgentServer:
 
     async def __aenter__(self) -> Self:
         """Start to serve."""
-        self._health = health_aio.HealthServicer()
+        self._health = Health(SERVICE)
+        self._servicer = Servicer(self._agent)
         self._server = grpc.aio.server(
             options=[
                 # By default gRPC shares a port with whoever else asks for it to be shared: two
@@ -169,9 +197,8 @@ class AgentServer:
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ]
         )
-        add_AgentServiceServicer_to_server(Servicer(self._agent), self._server)
+        add_AgentServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        await self._health.set(SERVICE, HealthCheckResponse.SERVING)
         try:
             if self._credentials:
                 port = self._server.add_secure_port(self.address, self._credentials)
@@ -191,9 +218,13 @@ class AgentServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop: take no more calls, and cancel those that the grace is not enough for."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._grace)
+        """Stop: take no more calls, and cut off those that the grace is not enough for."""
+        self._health.stop()
+        # gRPC would cut answers off with a text of its own; it does for those that do not heed
+        # their cancellation.
+        stopping = asyncio.ensure_future(self._server.stop(self._grace + CLOSING_TIME))
+        await self._servicer.finish(self._grace)
+        await stopping
 
 
 class Servicer(AgentServiceServicer):
@@ -202,6 +233,8 @@ class Servicer(AgentServiceServicer):
     def __init__(self, agent: Agent) -> None:
         """Have this agent answer."""
         self._agent = agent
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._cut = False  # The grace of a stop is over.
 
     async def Respond(  # type: ignore[override] # gRPC also takes a coroutine that writes
         self,
@@ -217,23 +250,56 @@ class Servicer(AgentServiceServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "messages is empty: there is nothing to answer"
             )
-        answer = self._agent.respond(request)
+        if self._cut:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent is stopping; ask again")
+        answering = asyncio.current_task()
+        assert answering  # noqa: S101 - gRPC runs each call as a task
+        self._answering.add(answering)
         try:
-            async for piece in answer:
-                await context.write(response(piece))
-        except Error as error:
+            failure = await self._answer(request, context)
+        except asyncio.CancelledError:
+            if not self._cut or context.cancelled():
+                raise
+            logger.warning("turn %s: cut off by the stop", request.turn_id)
+            failure = AgentError(
+                grpc.StatusCode.UNAVAILABLE,
+                "the agent was stopped before its answer was whole; ask again",
+            )
+        finally:
+            self._answering.discard(answering)
+        if failure:
+            await context.abort(failure.code, failure.message)
+
+    async def _answer(
+        self,
+        request: RespondRequest,
+        context: grpc.aio.ServicerContext[RespondRequest, RespondResponse],
+    ) -> AgentError | None:
+        """Write the answer; return what the user is told where it fails."""
+        try:
+            answer = self._agent.respond(request)
+            try:
+                async for piece in answer:
+                    await context.write(response(piece))
+            finally:
+                if isinstance(answer, AsyncGenerator):
+                    await answer.aclose()
+        except AgentError as error:
             logger.warning("turn %s: %s", request.turn_id, error, exc_info=error.__cause__)
-            failure = error.code, error.message
+            return error
         except Exception as error:
             logger.exception("turn %s: the agent has failed", request.turn_id)
             text = f"it failed with {type(error).__name__}; its log says more"
-            failure = grpc.StatusCode.INTERNAL, text
-        else:
-            return
-        finally:
-            if isinstance(answer, AsyncGenerator):
-                await answer.aclose()
-        await context.abort(*failure)
+            return AgentError(grpc.StatusCode.INTERNAL, text)
+        return None
+
+    async def finish(self, grace: float) -> None:
+        """Give the answers under way so many seconds, and cut off those that take longer."""
+        if self._answering:
+            await asyncio.wait(set(self._answering), timeout=grace)
+        self._cut = True
+        for answering in self._answering:
+            answering.cancel()
 
 
 def response(piece: Piece) -> RespondResponse:

@@ -13,7 +13,7 @@ import grpc
 from parley._aio_stream import AsyncStream
 from parley._course import OneCall
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, with_request_id
+from parley._options import CallOptions, for_grpc, with_request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -281,16 +281,15 @@ class AsyncCalls:
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        self._check_open()
-        with self._raising():
-            return await rpc(with_request_id(request), **options)
+        with self._opening(), self._raising():
+            return await rpc(with_request_id(request), **for_grpc(options))
 
     def _stream(
         self, rpc: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> AsyncStream[R]:
         def open_call(request: Q, timeout: float | None) -> AsyncCall:
-            self._check_open()
-            return rpc(request, **options | CallOptions(timeout=timeout))
+            with self._opening():
+                return rpc(request, **for_grpc(options, timeout))
 
         return AsyncStream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
 
@@ -300,8 +299,8 @@ class AsyncCalls:
         requests: Iterable[Q] | AsyncIterable[Q],
         options: CallOptions,
     ) -> R:
-        self._check_open()
-        call = rpc(**options)
+        with self._opening():
+            call = rpc(**for_grpc(options))
         try:
             with self._raising():
                 try:
@@ -326,6 +325,16 @@ class AsyncCalls:
             # since the client was closed.
             if self._closed and not is_cancelled():
                 raise Error(grpc.StatusCode.CANCELLED, "the client was closed") from None
+            raise
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Make a call in the block; metadata may be code of the caller's that closes the client."""
+        self._check_open()
+        try:
+            yield
+        except grpc.aio.UsageError:  # which gRPC raises for a channel that is closed
+            self._check_open()
             raise
 
     def _check_open(self) -> None:

@@ -9,7 +9,8 @@ import grpc
 from parley._aio_calls import AsyncCalls
 from parley._aio_stream import AsyncCall, AsyncStream
 from parley._course import TurnCourse, WatchCourse
-from parley._options import CallOptions, channel_options, is_local
+from parley._line import AsyncLine
+from parley._options import CallOptions, channel_options, for_grpc, is_local
 from parley._patience import Patience
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2 import (
@@ -34,8 +35,8 @@ class AsyncClient(AsyncCalls):
     """A connection to one Parley server, for asyncio.
 
     It is :class:`parley.Client` with ``await`` and ``async for``: the same methods with the same
-    promises. It belongs to the event loop that runs when it is made. A call whose task is
-    cancelled ends at once, with asyncio.CancelledError as usual.
+    promises. It must be made inside the running event loop, to which it belongs then. A call
+    whose task is cancelled ends at once, with asyncio.CancelledError as usual.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AsyncClient(AsyncCalls):
         """
         if plaintext is None:
             plaintext = credentials is None and is_local(target)
-        settings = channel_options(options)
+        settings = channel_options(target, options)
         if plaintext:
             channel = grpc.aio.insecure_channel(target, settings, compression)
         else:
@@ -118,24 +119,34 @@ class AsyncClient(AsyncCalls):
 
         It keeps each promise of :meth:`parley.Client.watch_conversations`.
         """
+        line = AsyncLine(self._channel)
 
         def open_call(request: WatchConversationsRequest, timeout: float | None) -> AsyncCall:
-            self._check_open()
-            each = options | CallOptions(timeout=timeout)
-            return self._conversations.WatchConversations(request, **each)
+            with self._opening():
+                each = for_grpc(options, timeout)
+                call = self._conversations.WatchConversations(request, **each)
+                line.open()
+                return call
 
-        course = WatchCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
+        course = WatchCourse(request, patience)
         return AsyncStream(course, open_call, options.get("timeout"))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> AsyncStream[TurnEvent]:
-        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
-            self._check_open()
-            each = options | CallOptions(timeout=timeout)
-            if isinstance(request, ChatRequest):
-                return self._conversations.Chat(request, **each)
-            return self._conversations.ResumeTurn(request, **each)
+        line = AsyncLine(self._channel)
 
-        course = TurnCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
+            with self._opening():
+                each = for_grpc(options, timeout)
+                if isinstance(request, ChatRequest):
+                    call: AsyncCall = self._conversations.Chat(request, **each)
+                else:
+                    call = self._conversations.ResumeTurn(request, **each)
+                line.open()
+                return call
+
+        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
+        course = TurnCourse(request, patience)
         return AsyncStream(course, open_call, options.get("timeout"))

@@ -91,6 +91,7 @@ class AsyncStream(Generic[S]):
         if self._call and self._loop and not (self._closed.is_set() or self._loop.is_closed()):
             # Any thread may collect garbage.
             self._loop.call_soon_threadsafe(self._call.cancel)
+            self._loop.call_soon_threadsafe(self._course.close)
 
     async def aclose(self) -> None:
         """End the stream, and the loop over it if there is one."""
@@ -113,6 +114,7 @@ class AsyncStream(Generic[S]):
         self._closed.set()
         if self._call:
             self._call.cancel()
+        self._course.close()
 
     async def _receive(self) -> tuple[Any, Error | None]:
         """Wait for a reply, of a new call if there is none; None: the call has ended."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from parley._course import OneCall
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, with_request_id
+from parley._options import CallOptions, for_grpc, with_request_id
 from parley._stream import Stream
 
 if TYPE_CHECKING:
@@ -273,25 +274,24 @@ class Calls:
     def _unary(
         self, rpc: grpc.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        self._check_open()
-        try:
-            return rpc(with_request_id(request), **options)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from error
+        with self._opening():
+            try:
+                return rpc(with_request_id(request), **for_grpc(options))
+            except grpc.RpcError as error:
+                raise from_rpc(error) from error
 
     def _stream(
         self, rpc: grpc.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> Stream[R]:
         def open_call(request: Q, timeout: float | None) -> Call:
-            self._check_open()
-            return rpc(request, **options | CallOptions(timeout=timeout))
+            with self._opening():
+                return rpc(request, **for_grpc(options, timeout))
 
         return Stream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
 
     def _upload(
         self, rpc: grpc.StreamUnaryMultiCallable[Q, R], requests: Iterable[Q], options: CallOptions
     ) -> R:
-        self._check_open()
         failures: list[BaseException] = []
 
         def sent() -> Iterator[Q]:
@@ -302,12 +302,23 @@ class Calls:
                 failures.append(error)
                 raise
 
+        with self._opening():
+            try:
+                return rpc(sent(), **for_grpc(options))
+            except grpc.RpcError as error:
+                if not failures:
+                    raise from_rpc(error) from error
+        raise failures[0]  # behind the block: it may be any exception
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Make a call in the block; another thread may close the client meanwhile."""
+        self._check_open()
         try:
-            return rpc(sent(), **options)
-        except grpc.RpcError as error:
-            if failures:
-                raise failures[0] from None
-            raise from_rpc(error) from error
+            yield
+        except ValueError:  # which gRPC raises for a channel that is closed
+            self._check_open()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:

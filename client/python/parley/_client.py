@@ -8,7 +8,8 @@ import grpc
 
 from parley._calls import Calls
 from parley._course import TurnCourse, WatchCourse
-from parley._options import CallOptions, channel_options, is_local
+from parley._line import SyncLine
+from parley._options import CallOptions, channel_options, for_grpc, is_local
 from parley._patience import Patience
 from parley._stream import Call, Stream
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -76,7 +77,7 @@ class Client(Calls):
         """
         if plaintext is None:
             plaintext = credentials is None and is_local(target)
-        settings = channel_options(options)
+        settings = channel_options(target, options)
         if plaintext:
             channel = grpc.insecure_channel(target, settings, compression)
         else:
@@ -191,24 +192,34 @@ class Client(Calls):
         for that minute, since its own broken stream may still be counted. Time that the loop's
         body takes counts for the timeout only.
         """
+        line = SyncLine(self._channel)
 
         def open_call(request: WatchConversationsRequest, timeout: float | None) -> Call:
-            self._check_open()
-            each = options | CallOptions(timeout=timeout)
-            return self._conversations.WatchConversations(request, **each)
+            with self._opening():
+                each = for_grpc(options, timeout)
+                call = self._conversations.WatchConversations(request, **each)
+                line.open()
+                return call
 
-        course = WatchCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
+        course = WatchCourse(request, patience)
         return Stream(course, open_call, options.get("timeout"))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> Stream[TurnEvent]:
-        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> Call:
-            self._check_open()
-            each = options | CallOptions(timeout=timeout)
-            if isinstance(request, ChatRequest):
-                return self._conversations.Chat(request, **each)
-            return self._conversations.ResumeTurn(request, **each)
+        line = SyncLine(self._channel)
 
-        course = TurnCourse(request, Patience(wait_for_ready=bool(options.get("wait_for_ready"))))
+        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> Call:
+            with self._opening():
+                each = for_grpc(options, timeout)
+                if isinstance(request, ChatRequest):
+                    call: Call = self._conversations.Chat(request, **each)
+                else:
+                    call = self._conversations.ResumeTurn(request, **each)
+                line.open()
+                return call
+
+        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
+        course = TurnCourse(request, patience)
         return Stream(course, open_call, options.get("timeout"))

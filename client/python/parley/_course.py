@@ -59,6 +59,10 @@ class Course(Protocol[Q_co, R_contra, S_co]):
         """Return the error of a call that was given up since left has gone by."""
         ...
 
+    def close(self) -> None:
+        """Note that the stream is over; more than once, too."""
+        ...
+
     def end(self, error: Error | None) -> float | None:
         """Take the end of the call, None being a regular one.
 
@@ -93,6 +97,9 @@ class OneCall(Generic[Q, R]):
     def silence(self) -> Error:
         """See Course; there is no limit, and so no silence."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """See Course."""
 
     def end(self, error: Error | None) -> None:
         """See Course."""
@@ -165,6 +172,10 @@ class TurnCourse:
         """See Course."""
         return self._patience.silence()
 
+    def close(self) -> None:
+        """See Course."""
+        self._patience.close()
+
     def end(self, error: Error | None) -> float | None:
         """See Course."""
         if self._over:
@@ -228,6 +239,10 @@ class WatchCourse:
     def silence(self) -> Error:
         """See Course."""
         return self._patience.silence()
+
+    def close(self) -> None:
+        """See Course."""
+        self._patience.close()
 
     def end(self, error: Error | None) -> float:
         """See Course."""

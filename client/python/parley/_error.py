@@ -31,8 +31,8 @@ class FieldViolation:
 class Error(Exception):
     """A call that failed. Every call of the clients raises this and nothing else.
 
-    Its cause (``__cause__``) is what gRPC raised, if gRPC did. An agent raises one itself to
-    fail with a code and a message of its choice, see :meth:`parley.Agent.respond`.
+    Its cause (``__cause__``) is what gRPC raised, if gRPC did. An agent that is to fail with a
+    text for its user raises :class:`parley.AgentError` instead.
     """
 
     code: grpc.StatusCode

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import uuid
+from collections.abc import Sequence  # noqa: TC003 - typing.get_type_hints needs it
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import grpc
 
-    import grpc
+from parley._error import Error
+
+if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 # The same as the server's, so that whatever it sends can be read.
@@ -18,6 +21,9 @@ MAX_MESSAGE_BYTES = 4 << 20
 # gRPC sends a call again only while it remembers it whole, framing included; its own default
 # of 256 KiB is less than a batch of messages may have.
 MAX_RETRY_BYTES = MAX_MESSAGE_BYTES + (64 << 10)
+
+HEADER_KEY = re.compile("[a-z0-9_.-]+")
+HEADER_VALUE = re.compile(b"[ -~]*")
 
 M = TypeVar("M", bound="Message")
 
@@ -31,8 +37,8 @@ class CallOptions(TypedDict, total=False):
 
     timeout: float | None
     """Seconds until the call fails with DEADLINE_EXCEEDED; None: no limit."""
-    metadata: tuple[tuple[str, str | bytes], ...] | None
-    """Headers to send."""
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    """Headers to send; the names are in lower case."""
     credentials: grpc.CallCredentials | None
     """Say who calls; they need a connection with TLS."""
     wait_for_ready: bool | None
@@ -41,8 +47,8 @@ class CallOptions(TypedDict, total=False):
     """How to compress what is sent."""
 
 
-def channel_options(more: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the options of a client's channel; more come after the defaults and replace them."""
+def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the options of a channel to target; more come after the defaults and replace them."""
     # The retried methods, each by name; a test compares the list with the Go client's.
     service_config = resources.files("parley").joinpath("service_config.json").read_text("utf-8")
     options: dict[str, Any] = {
@@ -62,7 +68,43 @@ def channel_options(more: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
         "grpc.min_reconnect_backoff_ms": 10_000,
         "grpc.max_reconnect_backoff_ms": 5_000,
     }
+    if is_local(target):
+        # A proxy that the environment names would have what is said in plaintext, and would
+        # take "localhost" for itself; gRPC makes no exception of its own for loopback.
+        options["grpc.enable_http_proxy"] = 0
     return list((options | dict(more)).items())
+
+
+def for_grpc(options: CallOptions, *timeout: float | None) -> dict[str, Any]:
+    """Return options as gRPC takes them, with another timeout if one is given.
+
+    Raises:
+        Error: INVALID_ARGUMENT: metadata has what no header may have. gRPC would say so no sooner
+            than when it sends the call, and as if the server had failed.
+
+    """
+    given: dict[str, Any] = {**options}
+    if timeout:
+        (given["timeout"],) = timeout
+    if given.get("metadata"):
+        given["metadata"] = tuple(given["metadata"])
+        for key, value in given["metadata"]:
+            check_header(key, value)
+    return given
+
+
+def check_header(key: str, value: str | bytes) -> None:
+    """Raise an Error unless gRPC can send it."""
+    wrong = ""
+    if not HEADER_KEY.fullmatch(key):
+        wrong = "its name may have a-z, 0-9, '-', '_' and '.'"
+    elif key.endswith("-bin"):
+        if not isinstance(value, bytes):
+            wrong = f"its value must be bytes, as -bin says, and is {type(value).__name__}"
+    elif not HEADER_VALUE.fullmatch(value.encode() if isinstance(value, str) else value):
+        wrong = "its value may have printable ASCII only; a name that ends in -bin may have bytes"
+    if wrong:
+        raise Error(grpc.StatusCode.INVALID_ARGUMENT, f"metadata {key!r}: {wrong}")
 
 
 def is_local(target: str) -> bool:

@@ -14,6 +14,8 @@ from parley._error import Error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parley._line import Line
+
 # All in seconds.
 GIVE_UP_AFTER = 60.0
 """How long is asked in a row without anything new: the server sends something every 15 s at
@@ -24,19 +26,20 @@ those are missing. It leaves time to ask once more."""
 FIRST_DELAY, MAX_DELAY = 0.1, 2.0
 """The wait before the next ask doubles from the one to the other until there is something new.
 Each ask may be up to five attempts of gRPC's own."""
-NO_SERVER = (1.0, 4.0)
-"""Where no server listens, gRPC says UNAVAILABLE after its five attempts: between these. It does
-not tell whether it had connected, but sooner it had, since it sends nothing again once headers
-have come; and later it had, since the call went on."""
 
 
 class Patience:
     """How long one stream waits, and when it gives up."""
 
     def __init__(
-        self, *, wait_for_ready: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        line: Line,
+        *,
+        wait_for_ready: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin before the first ask. The clock tells seconds."""
+        self._line = line
         self.delay = FIRST_DELAY
         self.news = False  # Something new has come since the last ask.
         self._wait_for_ready = wait_for_ready  # gRPC waits for the server and tells of none.
@@ -56,7 +59,12 @@ class Patience:
         """Note that the server has sent something."""
         if not self._connected:
             self._connected = True
+            self._line.close()
             self.calm()
+
+    def close(self) -> None:
+        """Let go of the line."""
+        self._line.close()
 
     def calm(self) -> None:
         """Begin to count anew how long there has been nothing new."""
@@ -81,6 +89,7 @@ class Patience:
             if not self._reached(error):
                 raise error
             self._connected = True
+            self._line.close()
             self.calm()
             if not self._wait_for_ready:
                 self._give_up = self._asked + GIVE_UP_AFTER
@@ -91,12 +100,11 @@ class Patience:
         return delay
 
     def _reached(self, error: Error) -> bool:
-        return (
-            error.code is not grpc.StatusCode.UNAVAILABLE
-            or error.reason != ""
-            or self._wait_for_ready
-            or not NO_SERVER[0] < self._clock() - self._asked < NO_SERVER[1]
-        )
+        if error.reason:
+            return True  # The server has said so.
+        # Who waits for the server is told of UNAVAILABLE only once it has been there.
+        waited = self._wait_for_ready and error.code is grpc.StatusCode.UNAVAILABLE
+        return waited or self._line.reached()
 
 
 def is_break(error: Error) -> bool:

@@ -56,7 +56,7 @@ class Stream(Generic[S]):
         is how many there are.
         """
         self._watchdog = Watchdog()
-        self._lock = threading.Lock()  # guards _call
+        self._lock = threading.RLock()  # guards _call; garbage may be collected inside
         self._closed = threading.Event()
         self._call: Call | None = None
         self._course = course
@@ -95,6 +95,7 @@ class Stream(Generic[S]):
             if self._call:
                 self._call.cancel()
         self._watchdog.close()
+        self._course.close()
 
     def __enter__(self) -> Self:
         """Return the stream itself."""

@@ -74,7 +74,7 @@ class View:
         if known >= len(text):
             return None  # All of it; or a crash has taken the end of what was shown.
         event = copy_of(event)
-        event.text_delta.text = text[known:].decode()
+        event.text_delta.text = text[known:].decode(errors="replace")
         event.text_delta.offset = begin + known
         return event
 

@@ -16,6 +16,7 @@ from programs import parleyd
 import parley
 from parley import (
     Agent,
+    AgentError,
     ChatRequest,
     Client,
     Error,
@@ -105,7 +106,7 @@ def test_pieces() -> None:
 
 def test_fails_with_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """Code and message are the agent's; the log has them without a traceback."""
-    error = Error(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
+    error = AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
     assert failure_of(Failing(error)) == (error.code, error.message)
     (record,) = [record for record in caplog.records if record.name == "parley.agent"]
     assert record.levelno == logging.WARNING
@@ -114,7 +115,12 @@ def test_fails_with_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize(
-    ("failure", "name"), [(KeyError("s3cret"), "KeyError"), (None, "TypeError")]
+    ("failure", "name"),
+    [
+        (KeyError("s3cret"), "KeyError"),
+        (Error(grpc.StatusCode.NOT_FOUND, "s3cret"), "Error"),  # of a call of its own
+        (None, "TypeError"),
+    ],
 )
 def test_fails(failure: Exception | None, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The status names the type only; the log has all of it."""
@@ -128,6 +134,32 @@ def test_fails(failure: Exception | None, name: str, caplog: pytest.LogCaptureFi
     assert record.exc_info
     assert record.exc_info[0]
     assert record.exc_info[0].__name__ == name
+
+
+class Plain(Agent):
+    """Fails before there is an answer to read."""
+
+    def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+        """See Agent."""
+        raise KeyError("s3cret", request.turn_id)
+
+
+class Untidy(Agent):
+    """Fails when its answer is closed."""
+
+    async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
+        """See Agent."""
+        try:
+            yield request  # type: ignore[misc]
+        finally:
+            raise KeyError("s3cret")
+
+
+@pytest.mark.parametrize("agent", [Plain(), Untidy()], ids=["in respond", "in aclose"])
+def test_fails_outside_of_the_generator(agent: Agent) -> None:
+    """Its text is not for users either."""
+    text = "it failed with KeyError; its log says more"
+    assert failure_of(agent) == (grpc.StatusCode.INTERNAL, text)
 
 
 def test_refuses_a_request_without_messages() -> None:
@@ -178,11 +210,53 @@ def test_the_end_gives_answers_their_grace() -> None:
             assert (await answer.read()).text == "well"
             ending = asyncio.create_task(server.__aexit__(None, None, None))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.read() is grpc.aio.EOF, "the watch would hold the stop"
             agent.open()
             assert (await answer.read()).text == " done"
-            watch.cancel()
             await ending
             await channel.close()
+
+    asyncio.run(run())
+
+
+def test_the_end_cuts_off_what_takes_longer() -> None:
+    """The user is told what to do, and the agent is told to end."""
+    agent = Gated(["well"], [])
+
+    async def run() -> None:
+        server = await agent.serving(grace=0.05).__aenter__()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            answer: Any = AgentServiceStub(channel).Respond(ASK)
+            assert (await answer.read()).text == "well"
+            await server.__aexit__(None, None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await answer.read()
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            text = "the agent was stopped before its answer was whole; ask again"
+            assert raised.value.details() == text
+            assert agent.left.is_set()
+
+    asyncio.run(run())
+
+
+def test_health() -> None:
+    """It knows the service and the server, and nothing else."""
+
+    async def run() -> None:
+        async with (
+            Versatile().serving(grace=LIMIT) as server,
+            grpc.aio.insecure_channel(server.address) as channel,
+        ):
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "parley.v1.AgentService"):
+                reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            other = health_pb2.HealthCheckRequest(service="other")
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await health.Check(other)
+            assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+            state = await health.Watch(other).read()
+            assert state.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
     asyncio.run(run())
 

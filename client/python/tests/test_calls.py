@@ -7,12 +7,13 @@ import inspect
 import json
 import pickle
 import re
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import grpc
 import pytest
-from fake import fail, hang, serving
+from fake import LIMIT, fail, hang, serving
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -24,6 +25,7 @@ from parley import (
     AppendMessagesResponse,
     AsyncClient,
     AsyncStream,
+    CallOptions,
     Client,
     Conversation,
     Error,
@@ -349,10 +351,38 @@ def test_plaintext_stays_on_this_machine(target: str, *, local: bool) -> None:
     assert _options.is_local(target) is local
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_no_proxy_for_this_machine(
+    variable: str, monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool
+) -> None:
+    """One that the environment names sees nothing of what stays on this machine."""
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+        serving(GetConversation=lambda *_: GetConversationResponse()) as address,
+    ):
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        call(address, "get_conversation", GET, asynchronous=asynchronous, timeout=LIMIT)
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+def test_options_of_a_call_have_types_at_run_time() -> None:
+    """Tools that read them, such as validators, find them."""
+    assert get_type_hints(CallOptions)["timeout"] == float | None
+
+
 def test_options_of_the_caller_replace_ours() -> None:
     """Each is there once."""
-    options = _options.channel_options([("grpc.keepalive_time_ms", 5), ("more", 1)])
+    options = _options.channel_options(
+        "localhost",
+        [("grpc.keepalive_time_ms", 5), ("grpc.enable_http_proxy", 1), ("more", 1)],
+    )
     assert dict(options)["grpc.keepalive_time_ms"] == 5
+    assert dict(options)["grpc.enable_http_proxy"] == 1
     assert dict(options)["more"] == 1
     assert len(options) == len(dict(options))
 

@@ -52,6 +52,23 @@ class Clock:
         return self.now
 
 
+class Line:
+    """A connection of which a test says whether it has been there."""
+
+    def __init__(self, *, reached: bool = False) -> None:
+        """Begin open."""
+        self._reached = reached
+        self.closed = False
+
+    def reached(self) -> bool:
+        """See SyncLine."""
+        return self._reached
+
+    def close(self) -> None:
+        """See SyncLine."""
+        self.closed = True
+
+
 def text(words: str) -> TurnEvent:
     """Return a piece of text."""
     return TurnEvent(text_delta=TextDelta(text=words))
@@ -130,7 +147,7 @@ def test_a_break_behind_any_event_goes_unnoticed(error: Error | None) -> None:
             return replies(events[request.after_index :]), None
 
         clock = Clock()
-        course = TurnCourse(ChatRequest(content="hi"), Patience(clock=clock))
+        course = TurnCourse(ChatRequest(content="hi"), Patience(Line(), clock=clock))
         assert read(course, server, clock) == unreplayed(long_turn()), f"behind event {count}"
         assert asked[0].request_id
         assert asked[1] == ResumeTurnRequest(conversation_id="c", turn_id="t", after_index=count)
@@ -147,7 +164,7 @@ def test_a_break_ahead_of_all_events_asks_again(error: Error) -> None:
 
     clock = Clock()
     request = ChatRequest(content="hi")
-    shown = read(TurnCourse(request, Patience(clock=clock)), server, clock)
+    shown = read(TurnCourse(request, Patience(Line(), clock=clock)), server, clock)
     assert shown == unreplayed(long_turn())
     assert len(ids) == 4
     assert len(set(ids)) == 1
@@ -168,7 +185,7 @@ def test_events_gone() -> None:
         return replies(merged), None
 
     clock = Clock()
-    shown = read(TurnCourse(ChatRequest(), Patience(clock=clock)), server, clock)
+    shown = read(TurnCourse(ChatRequest(), Patience(Line(), clock=clock)), server, clock)
     assert text_of(shown) == "größer als und mehr"
     assert [event.index for event in shown] == [1, 2, 30, 31]
 
@@ -176,7 +193,7 @@ def test_events_gone() -> None:
 def test_replayed_is_told_to_whom_brought_the_id() -> None:
     """With an id of the caller's own the turn may be an earlier one."""
     clock = Clock()
-    course = TurnCourse(ChatRequest(request_id="mine"), Patience(clock=clock))
+    course = TurnCourse(ChatRequest(request_id="mine"), Patience(Line(), clock=clock))
     assert read(course, lambda _: (replies(long_turn()), None), clock) == long_turn()
 
 
@@ -186,7 +203,9 @@ def test_a_place_in_the_queue_that_is_lost() -> None:
     anew = numbered(TurnEvent(queued=TurnQueued(position=3)), *turn(text("hi")), turn="t2")
     answers = iter([(replies(waited), AWAY), (replies(anew), None)])
     clock = Clock()
-    shown = read(TurnCourse(ChatRequest(), Patience(clock=clock)), lambda _: next(answers), clock)
+    shown = read(
+        TurnCourse(ChatRequest(), Patience(Line(), clock=clock)), lambda _: next(answers), clock
+    )
     assert [(event.turn_id, event.index) for event in shown] == [
         ("t1", 1),
         ("t2", 1),
@@ -200,7 +219,9 @@ def test_resume_behind_the_last_event_is_empty() -> None:
     """There is nothing more, and that is no break."""
     clock = Clock()
     request = ResumeTurnRequest(conversation_id="c", after_index=9)
-    assert read(TurnCourse(request, Patience(clock=clock)), lambda _: ([], None), clock) == []
+    assert (
+        read(TurnCourse(request, Patience(Line(), clock=clock)), lambda _: ([], None), clock) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,26 +240,34 @@ def test_what_is_no_break_is_raised(error: Error) -> None:
     clock = Clock()
     request = ResumeTurnRequest(conversation_id="c", after_index=4)
     with pytest.raises(Error) as raised:
-        read(TurnCourse(request, Patience(clock=clock)), lambda _: ([], error), clock)
+        read(TurnCourse(request, Patience(Line(), clock=clock)), lambda _: ([], error), clock)
     assert raised.value is error
 
 
-def test_no_server_at_first() -> None:
-    """What gRPC could not send in all its attempts is not asked for again."""
-    clock = Clock()
+@pytest.mark.parametrize("lasted", [0.0, 1.8, 10.0, 58.0])
+@pytest.mark.parametrize("error", [AWAY, Error(CODES.INTERNAL, "Invalid metadata")], ids=str)
+def test_no_server_at_first(error: Error, lasted: float) -> None:
+    """However long gRPC took, what has not reached a server is not asked for again."""
+    clock, line = Clock(), Line()
 
     def server(_: ChatRequest) -> Answer:
-        clock.now += 1.8
-        return [], AWAY
+        clock.now += lasted
+        return [], error
 
+    course = TurnCourse(ChatRequest(), Patience(line, clock=clock))
     with pytest.raises(Error) as raised:
-        read(TurnCourse(ChatRequest(), Patience(clock=clock)), server, clock)
-    assert raised.value is AWAY
+        read(course, server, clock)
+    assert raised.value is error
+    course.close()
+    assert line.closed
 
 
-@pytest.mark.parametrize(("waits", "lasted"), [(False, 10.0), (False, 0.5), (True, 1.5)])
-def test_a_server_that_was_there_and_is_silent(*, waits: bool, lasted: float) -> None:
-    """Calls that take other than gRPC's five attempts have reached one; so have those that wait."""
+@pytest.mark.parametrize(("waits", "reached"), [(False, True), (True, False)])
+@pytest.mark.parametrize("lasted", [0.5, 1.8, 10.0])
+def test_a_server_that_was_there_and_is_silent(
+    *, waits: bool, reached: bool, lasted: float
+) -> None:
+    """Who waits for it is told of UNAVAILABLE only behind a connection."""
     clock = Clock()
     answers = iter([([], AWAY), ([], AWAY), (replies(long_turn()), None)])
 
@@ -246,8 +275,8 @@ def test_a_server_that_was_there_and_is_silent(*, waits: bool, lasted: float) ->
         clock.now += lasted
         return next(answers)
 
-    course = TurnCourse(ChatRequest(), Patience(wait_for_ready=waits, clock=clock))
-    assert len(read(course, server, clock)) == len(long_turn())
+    patience = Patience(Line(reached=reached), wait_for_ready=waits, clock=clock)
+    assert len(read(TurnCourse(ChatRequest(), patience), server, clock)) == len(long_turn())
 
 
 GIVE_UPS: dict[str, tuple[Error | None, grpc.StatusCode, str]] = {
@@ -272,7 +301,7 @@ def test_gives_up_after_a_minute(error: Error | None, code: grpc.StatusCode, rea
         return (replies(long_turn()[:2]), AWAY) if isinstance(request, ChatRequest) else ([], error)
 
     with pytest.raises(Error, match="nothing new for 60 s") as raised:
-        read(TurnCourse(ChatRequest(), Patience(clock=clock)), server, clock)
+        read(TurnCourse(ChatRequest(), Patience(Line(), clock=clock)), server, clock)
     assert (raised.value.code, raised.value.reason) == (code, reason)
     assert 57 < clock.now - 1000 <= 60
     assert asks < 60
@@ -292,14 +321,14 @@ def test_each_event_gives_another_minute() -> None:
         index = 0 if isinstance(request, ChatRequest) else request.after_index
         return replies(events[index : index + 1]), AWAY
 
-    course = TurnCourse(ChatRequest(), Patience(clock=clock))
+    course = TurnCourse(ChatRequest(), Patience(Line(), clock=clock))
     assert read(course, server, clock) == unreplayed(long_turn())
 
 
 def test_silence() -> None:
     """A silent stream counts as broken after 45 s, and what broke before says more."""
     clock = Clock()
-    course = TurnCourse(ChatRequest(), Patience(clock=clock))
+    course = TurnCourse(ChatRequest(), Patience(Line(), clock=clock))
     course.ask()
     for reply in replies(long_turn()[:2]):
         course.take(reply)
@@ -343,7 +372,7 @@ def test_a_watch_goes_on_behind_the_last_change() -> None:
 
     clock = Clock()
     request = WatchConversationsRequest(cursor="0")
-    course = WatchCourse(request, Patience(clock=clock))
+    course = WatchCourse(request, Patience(Line(), clock=clock))
     shown = read(course, server, clock, limit=5)
     assert [change.cursor for change in shown] == ["1", "2", "2", "", "3"]
     assert cursors == ["0", "2", "2", "2"]
@@ -354,7 +383,7 @@ def test_a_new_watch_over_the_limit_is_refused() -> None:
     """Only one that was let in before has a stream of its own that may still be counted."""
     clock = Clock()
     full = Error(CODES.RESOURCE_EXHAUSTED, "", reason="TOO_MANY_WATCHERS")
-    course = WatchCourse(WatchConversationsRequest(), Patience(clock=clock))
+    course = WatchCourse(WatchConversationsRequest(), Patience(Line(), clock=clock))
     with pytest.raises(Error) as raised:
         read(course, lambda _: ([], full), clock)
     assert raised.value is full
@@ -363,7 +392,7 @@ def test_a_new_watch_over_the_limit_is_refused() -> None:
 def test_a_watch_that_breaks_behind_each_heartbeat_is_asked_for_ever_more_slowly() -> None:
     """The delay grows to two seconds, since a heartbeat is nothing new."""
     clock = Clock()
-    course = WatchCourse(WatchConversationsRequest(), Patience(clock=clock))
+    course = WatchCourse(WatchConversationsRequest(), Patience(Line(), clock=clock))
     asked: list[float] = []
 
     def server(_: WatchConversationsRequest) -> Answer:

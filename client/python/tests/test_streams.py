@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +33,14 @@ from parley import (
     ResumeTurnRequest,
     ResumeTurnResponse,
     TurnEvent,
+    WatchConversationsRequest,
     _patience,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+both = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 
 
 def test_a_stream_begins_with_its_loop(hanging: Hanging, address: str) -> None:
@@ -67,6 +72,157 @@ def test_closing_the_client_ends_its_streams(hanging: Hanging, address: str) -> 
     ):
         with pytest.raises(Error, match="CANCELLED: the client is closed"):
             late()
+
+
+@both
+def test_a_host_without_an_address(*, asynchronous: bool) -> None:
+    """There is no server, and that is told once gRPC has given up."""
+    begin = time.monotonic()
+    error = failure_of("parley.invalid:50051", asynchronous=asynchronous)
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert "nothing new" not in error.message
+    assert time.monotonic() - begin < LIMIT
+
+
+@both
+def test_a_listener_that_never_answers(*, asynchronous: bool) -> None:
+    """It is no server: a connection stands once both sides have spoken."""
+    begin = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        error = failure_of(
+            f"127.0.0.1:{mute.getsockname()[1]}",
+            # How long gRPC waits for it to speak.
+            options=[("grpc.min_reconnect_backoff_ms", 200)],
+            asynchronous=asynchronous,
+        )
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert "nothing new" not in error.message
+    assert time.monotonic() - begin < LIMIT
+
+
+@both
+def test_a_connection_ahead_of_all_events(*, asynchronous: bool) -> None:
+    """It was there, though it brought nothing: the stream goes on when it breaks."""
+    asks = []
+
+    def chat(request: Any, context: Any) -> Iterator[ChatResponse]:
+        asks.append(request.request_id)
+        if len(asks) < 3:
+            fail(context, grpc.StatusCode.INTERNAL)
+        yield from map(reply, TURN)
+
+    async def run(address: str) -> list[TurnEvent]:
+        async with AsyncClient(address) as client:
+            return [event async for event in client.chat(HELLO)]
+
+    with serving(Chat=chat) as address:
+        if asynchronous:
+            assert asyncio.run(run(address)) == TURN
+        else:
+            with Client(address) as client:
+                assert list(client.chat(HELLO)) == TURN
+    assert len(asks) == 3
+    assert len(set(asks)) == 1
+
+
+@both
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("X-Who", "me", "'X-Who': its name may have a-z"),
+        ("x-who", "me\n", "'x-who': its value may have printable ASCII only"),
+        ("x-bin", "me", "'x-bin': its value must be bytes"),
+    ],
+)
+def test_metadata_that_cannot_be_sent(
+    address: str, key: str, value: str, text: str, *, asynchronous: bool
+) -> None:
+    """It is the caller's fault, also on a connection that stands."""
+    error = failure_of(address, asynchronous=asynchronous, metadata=[(key, value)])
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text in error.message
+
+
+def failure_of(
+    address: str, *, asynchronous: bool, options: Sequence[tuple[str, Any]] = (), **given: Any
+) -> Error:
+    """Return what a chat fails with."""
+
+    async def fail_async() -> None:
+        async with AsyncClient(address, plaintext=True, options=options) as client:
+            await anext(client.chat(HELLO, **given))
+
+    def chat() -> None:
+        if asynchronous:
+            asyncio.run(fail_async())
+        else:
+            with Client(address, plaintext=True, options=options) as client:
+                next(client.chat(HELLO, **given))
+
+    with pytest.raises(Error) as raised:
+        chat()
+    return raised.value
+
+
+class Closing(list[tuple[str, str]]):
+    """Metadata that closes a client when it is read, as another thread might."""
+
+    def __init__(self, client: Client) -> None:
+        """Close this one."""
+        super().__init__([("x-who", "me")])
+        self._client = client
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Close it."""
+        self._client.close()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, given: next(client.chat(HELLO, **given)),
+        lambda client, given: next(
+            client.watch_conversations(WatchConversationsRequest(), **given)
+        ),
+        lambda client, given: client.get_conversation(GetConversationRequest(), **given),
+        lambda client, given: next(
+            client.export_conversations(ExportConversationsRequest(), **given)
+        ),
+        lambda client, given: client.import_conversations([], **given),
+    ],
+    ids=["chat", "watch", "unary", "export", "import"],
+)
+def test_closing_the_client_while_a_call_begins(address: str, call: Any) -> None:
+    """It is an Error, whichever of the two is first."""
+    client = Client(address)
+    with pytest.raises(Error, match="CANCELLED: the client is closed"):
+        call(client, {"metadata": Closing(client)})
+
+
+def test_closing_the_client_ends_its_calls(hanging: Hanging, address: str) -> None:
+    """They fail with CANCELLED in the threads that wait for them."""
+    client = Client(address)
+    errors: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            client.get_conversation(GetConversationRequest(conversation_id="c"))
+        except BaseException as error:  # noqa: BLE001 - it is looked at
+            errors.append(error)
+
+    threads = [threading.Thread(target=get) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert hanging.begun.acquire(timeout=LIMIT)
+    client.close()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert [type(error) for error in errors] == [Error] * 3
+    assert {error.code for error in errors if isinstance(error, Error)} == {
+        grpc.StatusCode.CANCELLED
+    }
 
 
 def test_closing_the_async_client_ends_its_calls(hanging: Hanging, address: str) -> None:
@@ -117,7 +273,7 @@ def test_a_cancelled_call_stays_cancelled(hanging: Hanging, address: str) -> Non
 def test_timeout_of_a_stream(address: str) -> None:
     """It bounds the loop as a whole."""
     with Client(address) as client:
-        events = client.chat(HELLO, timeout=0.3)
+        events = client.chat(HELLO, timeout=2)
         assert [next(events).index, next(events).index] == [1, 2]
         with pytest.raises(Error) as raised:
             next(events)
@@ -131,7 +287,7 @@ def test_timeout_of_an_async_stream(address: str) -> None:
     async def run() -> None:
         async with AsyncClient(address) as client:
             with pytest.raises(Error) as raised:
-                async for _ in client.chat(HELLO, timeout=0.3):
+                async for _ in client.chat(HELLO, timeout=2):
                     pass
             assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -173,7 +329,7 @@ class Forgotten:
 
 def test_a_silent_stream_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence that lasts too long is a break, for both clients."""
-    monkeypatch.setattr(_patience, "MAX_SILENCE", 0.3)
+    monkeypatch.setattr(_patience, "MAX_SILENCE", 1.0)
     forgotten = Forgotten()
 
     async def run(address: str) -> list[TurnEvent]:
@@ -189,7 +345,7 @@ def test_a_silent_stream_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_readers_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream is not silent while nobody listens."""
-    monkeypatch.setattr(_patience, "MAX_SILENCE", 0.2)
+    monkeypatch.setattr(_patience, "MAX_SILENCE", 1.0)
     calls = []
 
     def chat(request: Any, _: Any) -> Iterator[ChatResponse]:
@@ -200,6 +356,7 @@ def test_the_readers_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
         shown = []
         for event in client.chat(HELLO):
             shown.append(event)
-            time.sleep(0.25)  # longer than the limit
+            if len(shown) == 2:
+                time.sleep(1.2)  # longer than the limit
     assert text_of(shown) == "hello there"
     assert len(calls) == 1

@@ -39,3 +39,14 @@ def test_view(case: dict[str, Any]) -> None:
                 assert got == want, where
             case _:
                 pytest.fail(f"{where} is of no known kind")
+
+
+def test_a_cut_within_a_character() -> None:
+    """A stream whose offsets are wrong is shown as well as can be."""
+    view = View("t", 1, 3)
+    view.begin(0)
+    event = TurnEvent(turn_id="t", index=2)
+    event.text_delta.text = "größer"
+    shown = view.take(event)
+    assert shown
+    assert shown.text_delta.text == "\ufffdßer"
