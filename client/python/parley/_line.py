@@ -42,11 +42,15 @@ class Seen:
     def note(self, state: grpc.ChannelConnectivity) -> None:
         """Take the next state."""
         with self.changed:
-            # Only a connection leads back to IDLE, one perhaps too short for its READY to be seen.
-            again = state is STATES.IDLE and self.last not in (None, STATES.IDLE)
-            self.ready = self.ready or again or state is STATES.READY
+            self.ready = self.ready or state is STATES.READY
             self.last = state
             self.changed.notify_all()
+
+    def reached(self) -> bool:
+        """Tell whether there has been a connection, once a call has failed."""
+        # A call makes the channel connect, and from there only a connection leads back to IDLE:
+        # one that was perhaps too short for its READY to be seen.
+        return self.ready or self.last is STATES.IDLE
 
 
 class SyncLine:
@@ -70,7 +74,7 @@ class SyncLine:
         """See Line; what gRPC has not told yet is waited for."""
         with self._seen.changed:
             self._seen.changed.wait_for(lambda: self._seen.ready, LAG)
-            return self._seen.ready
+            return self._seen.reached()
 
     def close(self) -> None:
         """See Line."""
@@ -99,7 +103,7 @@ class AsyncLine:
     def reached(self) -> bool:
         """See Line."""
         self._look()
-        return self._seen.ready
+        return self._seen.reached()
 
     def close(self) -> None:
         """See Line; only the loop's thread may."""

@@ -60,6 +60,8 @@ def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[
         # The server cuts off clients that ask more often than every 10 s.
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
+        # Core waits a minute for answers to its other pings, and meanwhile sends none for keepalive.
+        "grpc.http2.ping_timeout_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
         # Connect anew as quickly as calls are retried: they would else all fail on the
