@@ -60,7 +60,7 @@ def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[
         # The server cuts off clients that ask more often than every 10 s.
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
-        # Core waits a minute for answers to its other pings, and meanwhile sends none for keepalive.
+        # Core gives its other pings a minute, and sends none for keepalive meanwhile.
         "grpc.http2.ping_timeout_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
