@@ -82,24 +82,31 @@ func TestManyLargeBodies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.large, d.maxLargeWait = make(largeBodies, 1), time.Millisecond
+	d.large, d.maxLargeWait = make(largeBodies, 1), patience
 	s := httptest.NewServer(withOutlet(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
 	var asking sync.WaitGroup
 	ask := func(path, body string) {
+		answered := make(chan struct{})
 		asking.Go(func() {
+			defer close(answered)
 			if a := f.do(t, "POST", path, body); a.code != http.StatusOK {
 				t.Errorf("%s: %d %s", path, a.code, a.body)
 			}
 		})
-		<-begun
+		select {
+		case <-begun:
+		case <-answered:
+			t.Errorf("%s was answered without a call", path)
+		}
 	}
 	blanks := strings.Repeat(" ", largeBodyBytes)
 	ask("/v1/chat", `{"content": "a"}`+blanks)
 	ask("/v1/chat", `{"content": "b"}`+blanks)
 	ask("/v1/conversations:load", "{}"+blanks)
-	a := f.do(t, "POST", "/v1/conversations:load", "{}"+blanks)
+	d.maxLargeWait = time.Millisecond
+	a := f.do(t, "POST", "/v1/conversations:load", "{}"+blanks, "Grpc-Timeout: 30S")
 	a.wantError(t, 429, reasonTooManyBodies)
 	if a.header.Get("Retry-After") == "" {
 		t.Error("it does not say when to try again")
@@ -107,7 +114,7 @@ func TestManyLargeBodies(t *testing.T) {
 	ask("/v1/conversations:load", "{}")
 	close(leave)
 	asking.Wait()
-	leave = make(chan struct{})
+	leave, d.maxLargeWait = make(chan struct{}), patience
 	ask("/v1/conversations:load", "{}"+blanks)
 	close(leave)
 	asking.Wait()
