@@ -1,0 +1,313 @@
+package interactionlog
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What the files of BenchmarkRead hold: 7 days, in a temporary folder. PARLEY_BENCH_LOG_LINES
+// and PARLEY_BENCH_ROUNDS make it shorter.
+const (
+	benchLines   = 1_000_000
+	benchRounds  = 9
+	benchDays    = 7
+	benchRare    = "quarterly goals"
+	benchSession = "5e551017-0000-4000-8000-000000000100"
+)
+
+// BenchmarkRead measures searches and the listing of a session, in turns with grep on the same
+// files.
+func BenchmarkRead(b *testing.B) {
+	if b.N > 1 {
+		b.Skip("takes its own time: use -benchtime 1x")
+	}
+	lines, rounds := benchSetting(b, "PARLEY_BENCH_LOG_LINES", benchLines), benchSetting(b, "PARLEY_BENCH_ROUNDS", benchRounds)
+	dir := b.TempDir()
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	size := writeBenchFiles(b, dir, dayOf(now), lines)
+	files, err := filepath.Glob(filepath.Join(dir, "*"+fileSuffix))
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := newReader(dir, slog.New(slog.DiscardHandler), func() time.Time { return now })
+	search := func(text string, want int) func() {
+		return func() {
+			page, err := r.search(b.Context(), &Search{Tenant: "default", Query: text})
+			if err != nil || len(page.Interactions) != want {
+				b.Fatalf("%q: %d interactions, %v", text, len(page.Interactions), err)
+			}
+		}
+	}
+	grep := func(locale, text string) func() {
+		return func() {
+			cmd := exec.CommandContext(b.Context(), "grep", append([]string{"-ih", "--", text}, files...)...)
+			cmd.Env = append(os.Environ(), "LC_ALL="+locale)
+			var out bytes.Buffer // Into a pipe: grep stops early where nobody reads.
+			cmd.Stdout = &out
+			if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != 1 {
+				b.Fatal(err)
+			}
+		}
+	}
+	session := func() {
+		page, err := r.list(b.Context(), &List{Tenant: "default", ConversationID: benchSession, PageSize: 1000})
+		if err != nil || len(page.Interactions) != 100 {
+			b.Fatalf("session: %d interactions, %v", len(page.Interactions), err)
+		}
+	}
+	cold := func() {
+		indexes, err := filepath.Glob(filepath.Join(dir, ".*.sessions"))
+		for _, path := range indexes {
+			if err := os.Remove(path); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		session()
+	}
+	runs := []benchRun{
+		{"rare word", search(benchRare, 20), 1000},
+		{"  LC_ALL=C grep -i", grep("C", benchRare), 0},
+		{"  grep -i", grep("C.UTF-8", benchRare), 0},
+		{"word of other parts of the lines", search("status", 0), 0},
+		{"frequent word, first page", search("the", 50), 0},
+		{"  LC_ALL=C grep -i of a frequent word", grep("C", "the"), 0},
+		{"word of frequent letters, no match", search("tennereado", 0), 0},
+		{"  LC_ALL=C grep -i", grep("C", "tennereado"), 0},
+		{"  grep -i", grep("C.UTF-8", "tennereado"), 0},
+		{"ÄPFEL, no match", search("ÄPFEL", 0), 0},
+		{"  grep -i", grep("C.UTF-8", "ÄPFEL"), 0},
+		{"session of 100, no index yet", cold, 0},
+		{"session of 100", session, 50},
+	}
+	took := make([][]float64, len(runs))
+	peak := make([]float64, len(runs))
+	for round := range rounds + 1 { // The first warms up.
+		for i, run := range runs {
+			debug.FreeOSMemory()
+			before := resident(b, true)
+			start := time.Now()
+			run.do()
+			millis := float64(time.Since(start).Microseconds()) / 1000
+			if round > 0 {
+				took[i] = append(took[i], millis)
+				peak[i] = max(peak[i], float64(resident(b, false)-before)/(1<<20))
+			}
+		}
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%d lines, %d MiB, %d processors; median of %d rounds in ms, least to most, and how many MiB the process grew by at most\n",
+		lines, size>>20, runtime.GOMAXPROCS(0), rounds)
+	ours := 0.0
+	for i, run := range runs {
+		slices.Sort(took[i])
+		middle := took[i][len(took[i])/2]
+		fmt.Fprintf(&table, "  %-40s %9.2f  %.2f–%.2f", run.name, middle, took[i][0], took[i][len(took[i])-1])
+		if strings.Contains(run.name, "grep") {
+			fmt.Fprintf(&table, "  ours takes %.2f of it", ours/middle)
+		} else {
+			ours = middle
+			fmt.Fprintf(&table, "  %.1f MiB", peak[i])
+		}
+		if run.most > 0 {
+			fmt.Fprintf(&table, "  expected at most %g: %t", run.most, middle <= run.most)
+		}
+		table.WriteByte('\n')
+	}
+	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.Log(table.String())
+}
+
+type benchRun struct {
+	name string
+	do   func()
+	most float64 // milliseconds; 0: no expectation
+}
+
+func benchSetting(b *testing.B, name string, value int) int {
+	b.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return value
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		b.Fatalf("%s=%s is no number", name, text)
+	}
+	return n
+}
+
+// resident is the most memory that the process has had, in bytes, since it was asked last
+// with reset. 0 where that is not known.
+func resident(b *testing.B, reset bool) int64 {
+	b.Helper()
+	if runtime.GOOS != "linux" {
+		return 0
+	}
+	if reset {
+		if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kilobytes int64
+	if _, err := fmt.Sscan(rest, &kilobytes); err != nil {
+		b.Fatal(err)
+	}
+	return kilobytes << 10
+}
+
+// writeBenchFiles writes so many lines into the files of the days up to one, and returns
+// their size. Sessions have 5 to 60 lines, of which eight are under way at a time; one has 100
+// lines over all days. Twenty lines hold benchRare.
+func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64) {
+	b.Helper()
+	random := rand.New(rand.NewPCG(1, 2))
+	words := benchWords(random)
+	type session struct {
+		id         string
+		turn, left int
+	}
+	live := make([]session, 8)
+	number := 0
+	for d := range benchDays {
+		today := last - benchDays + 1 + day(d)
+		f, err := os.Create(filepath.Join(dir, today.fileName()))
+		if err != nil {
+			b.Fatal(err)
+		}
+		out := bufio.NewWriterSize(f, 1<<20)
+		here := lines * (d + 1) / benchDays
+		first := number
+		for ; number < here; number++ {
+			s := &live[random.IntN(len(live))]
+			if s.left == 0 {
+				*s = session{id: benchID(random), left: 5 + random.IntN(56)}
+			}
+			s.turn, s.left = s.turn+1, s.left-1
+			id, turn := s.id, s.turn
+			if number%(lines/100) == 0 {
+				id, turn = benchSession, number/(lines/100)+1
+			}
+			text := benchText(random, words)
+			if number%(lines/20) == 7 {
+				text += ` About the Quarterly Goals of the team.`
+			}
+			at := today.start().Add(time.Duration(number-first) * 100 * time.Millisecond)
+			agent, role := "User", "user"
+			if turn%2 == 0 {
+				agent, role = "planner", "assistant"
+			}
+			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"%s","role":"%s","content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
+				at.Format(timestampLayout), id, agent, role, text, turn, (turn+1)/2, benchID(random))
+		}
+		if err := out.Flush(); err != nil {
+			b.Fatal(err)
+		}
+		info, err := f.Stat()
+		if err := errors.Join(err, f.Close()); err != nil {
+			b.Fatal(err)
+		}
+		size += info.Size()
+		at := (today + 1).start().Add(-time.Second)
+		if d == benchDays-1 {
+			at = today.start().Add(11 * time.Hour)
+		}
+		if err := os.Chtimes(f.Name(), at, at); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return size
+}
+
+func benchID(random *rand.Rand) string {
+	var id [16]byte
+	for i := range id {
+		id[i] = byte(random.Uint32())
+	}
+	text := hex.EncodeToString(id[:])
+	return text[:8] + "-" + text[8:12] + "-4" + text[13:16] + "-8" + text[17:20] + "-" + text[20:]
+}
+
+// benchWords are made of the letters of English, as often as they come there.
+func benchWords(random *rand.Rand) []string {
+	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbbvkxjqz"
+	words := []string{"the", "and", "of", "to", "a", "in", "is", "you", "that", "it"}
+	for len(words) < 5000 {
+		word := make([]byte, 2+random.IntN(9))
+		for i := range word {
+			word[i] = letters[random.IntN(len(letters))]
+		}
+		words = append(words, string(word))
+	}
+	return words
+}
+
+// benchText is prose of 60 to 430 bytes or so, as JSON has it between quotes.
+func benchText(random *rand.Rand, words []string) string {
+	var text strings.Builder
+	for range 8 + random.IntN(60) {
+		word := words[min(random.IntN(len(words)), random.IntN(len(words)), random.IntN(len(words)))]
+		if random.IntN(4) == 0 {
+			word = words[random.IntN(10)]
+		}
+		switch random.IntN(30) {
+		case 0:
+			word = strings.ToUpper(word[:1]) + word[1:] + "."
+		case 1:
+			word += `\n`
+		case 2:
+			word = `\"` + word + `\"`
+		case 3:
+			word += ","
+		}
+		text.WriteString(word)
+		text.WriteByte(' ')
+	}
+	return text.String()
+}
+
+// BenchmarkLongLines measures the memory for lines that are nearly as long as any may be, which
+// have to be parsed.
+func BenchmarkLongLines(b *testing.B) {
+	const most, lines = 64, 12
+	r := newReading(b)
+	long := strings.Repeat("x", maxLineBytes-1000)
+	r.put(b, "2026-11-20", strings.Repeat(entry{content: long}.String(), lines)+strings.Repeat(some(strings.Repeat("y", 1<<20)), lines))
+	var peak float64
+	for b.Loop() {
+		debug.FreeOSMemory()
+		before := resident(b, true)
+		for _, text := range []string{"", "xxxx", "xz"} {
+			if _, err := r.search(b.Context(), &Search{Tenant: "default", Query: text, PageSize: maxPageSize}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		peak = max(peak, float64(resident(b, false)-before)/(1<<20))
+	}
+	b.ReportMetric(peak, "MiB")
+	if peak > most {
+		b.Errorf("the process grew by %.1f MiB, expected at most %d", peak, most)
+	}
+}

@@ -1,0 +1,237 @@
+package interactionlog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	checkpointName = "checkpoint.json"
+	// checkpointBytes is the length of its file, which is written over: a disk that is full
+	// has room for that, and a sector is written as a whole or not at all.
+	checkpointBytes = 256
+	// idleFor is how long before now the checkpoint is where nothing is written.
+	idleFor = time.Minute
+)
+
+// checkpoint is what is remembered of the files beside them.
+type checkpoint struct {
+	// Clean: the log was closed with nothing missing.
+	Clean bool `json:"clean"`
+	// Whole: no line is missing, even after a power cut, of a message that was committed before
+	// the first one of this time.
+	Whole time.Time `json:"whole_until"`
+	// Lost and Since are those of failing.
+	Lost  int64     `json:"lost_lines"`
+	Since time.Time `json:"lost_since,omitzero"`
+}
+
+// pending is what a crash may take.
+type pending struct {
+	saved checkpoint // as the next start will find it
+	// unsure: the files may lack more than what came since then, and nothing but CatchUp can
+	// tell.
+	unsure bool
+	// The lines that are perhaps not durable yet: the days of their files, the earliest time
+	// of them, the earliest of those in the newest batch.
+	days             map[day]bool
+	earliest, newest time.Time
+	renamed          bool // the directory has a new file
+	// What the process before has lost, and says so nowhere.
+	missing struct {
+		lost  int64
+		since time.Time
+	}
+	// The conversations imported since the checkpoint's time: the newest, and the bytes that
+	// remember them.
+	imported     time.Time
+	importsBytes int
+}
+
+func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, checkpointName) }
+
+// begin reads the checkpoint that the process before has left, and leaves one that says that
+// this process has not come to its end. A log without one is new: it lacks nothing.
+func (l *Log) begin() error {
+	p := &l.pending
+	found, size, err := readCheckpoint(l.checkpointPath())
+	switch {
+	case err != nil:
+		p.saved.Whole = l.options.Now().Add(1) // What there was is not its own.
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	default:
+		p.saved, p.unsure = found, !found.Clean
+		p.missing.lost, p.missing.since = found.Lost, found.Since
+		p.importsBytes, p.imported = max(0, size-checkpointBytes), l.options.Now()
+	}
+	p.saved.Clean = false
+	if saved := l.save(true); saved != nil {
+		return errors.Join(err, saved)
+	}
+	return errors.Join(err, syncDir(l.options.Dir))
+}
+
+// readCheckpoint returns the checkpoint that a file begins with, and the size of the file.
+func readCheckpoint(path string) (c checkpoint, size int, err error) {
+	f, info, err := openFile(path, os.O_RDONLY)
+	if err != nil {
+		return c, 0, err
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, checkpointBytes))
+	if err != nil {
+		return c, 0, err
+	}
+	err = json.Unmarshal(text, &c)
+	if err == nil && c.Whole.IsZero() {
+		err = errors.New("whole_until is missing")
+	}
+	if err != nil {
+		return c, 0, fmt.Errorf("%s: %w: lines that were lost before this start will not be added", path, err)
+	}
+	return c, int(info.Size()), nil
+}
+
+// save writes the checkpoint. Before Open has returned, and then with l.mu held.
+func (l *Log) save(durable bool) error {
+	p := &l.pending
+	p.saved.Lost, p.saved.Since = p.missing.lost+l.failing.lost, l.failing.since
+	if p.missing.lost > 0 {
+		p.saved.Since = p.missing.since
+	}
+	text, err := json.Marshal(&p.saved)
+	if err != nil {
+		return err
+	}
+	text = append(text, bytes.Repeat([]byte{' '}, max(0, checkpointBytes-1-len(text)))...)
+	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(append(text, '\n'), 0)
+	if err == nil && p.importsBytes > 0 && p.saved.Whole.After(p.imported) {
+		err = f.Truncate(checkpointBytes)
+		p.importsBytes = 0
+	}
+	if durable && err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// note remembers that lines were written, or lost, of which the earliest is of that time.
+func (l *Log) note(earliest time.Time) {
+	p := &l.pending
+	p.newest = earliest
+	if p.earliest.IsZero() || earliest.Before(p.earliest) {
+		p.earliest = earliest
+	}
+	if earliest.Before(p.saved.Whole) && !l.closed { // The clock was set back.
+		p.saved.Whole = earliest
+		if err := l.save(false); err != nil {
+			l.pending.unsure = true
+		}
+	}
+}
+
+// sync makes durable what was written until now, while messages go on coming, and says so in
+// the checkpoint.
+func (l *Log) sync() error {
+	u := l.takeUnsynced()
+	if u == nil {
+		return l.idle()
+	}
+	return l.synced(u, u.sync(l.options.Dir))
+}
+
+// unsynced is what is to be made durable.
+type unsynced struct {
+	days    map[day]bool
+	renamed bool
+	whole   time.Time // the checkpoint's when that is done; zero: as it is
+}
+
+// takeUnsynced returns what has been written since it was called last; nil if nothing has.
+func (l *Log) takeUnsynced() *unsynced {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := &l.pending
+	if len(p.days) == 0 && !p.renamed && p.saved.Lost == p.missing.lost+l.failing.lost {
+		return nil
+	}
+	u := &unsynced{days: p.days, renamed: p.renamed, whole: p.newest}
+	if now := l.options.Now(); now.Before(u.whole) {
+		u.whole = now // The clock was set back: what comes next may be as early.
+	}
+	p.days, p.renamed, p.earliest = nil, false, time.Time{}
+	return u
+}
+
+func (u *unsynced) sync(dir string) error {
+	var err error
+	for d := range u.days {
+		err = errors.Join(err, syncFile(filepath.Join(dir, d.fileName())))
+	}
+	if u.renamed {
+		if fault := syncDir(dir); !errors.Is(fault, fs.ErrNotExist) {
+			err = errors.Join(err, fault)
+		}
+	}
+	return err
+}
+
+// synced moves the checkpoint on, but not beyond a line that has come meanwhile.
+func (l *Log) synced(u *unsynced, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := &l.pending
+	// What failed once may succeed the next time without anything being on the disk.
+	p.unsure = p.unsure || err != nil
+	if !p.earliest.IsZero() && p.earliest.Before(u.whole) {
+		u.whole = p.earliest
+	}
+	if !p.unsure && l.failing.lost == 0 && !u.whole.IsZero() {
+		p.saved.Whole = u.whole
+	}
+	return errors.Join(err, l.save(false))
+}
+
+// idle moves the checkpoint on when there is nothing to make durable, so that CatchUp does not
+// look far back. A commit that takes longer than idleFor is not on its way.
+func (l *Log) idle() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p, now := &l.pending, l.options.Now()
+	if p.unsure || l.failing.lost > 0 || len(p.days) > 0 || now.Sub(p.saved.Whole) < 2*idleFor {
+		return nil
+	}
+	p.saved.Whole = now.Add(-idleFor)
+	return l.save(false)
+}
+
+// syncFile makes a file durable that has been written to. It may have been removed since.
+func syncFile(path string) error {
+	f, _, err := openFile(path, os.O_RDONLY)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, ErrRefused):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// end says in the checkpoint that the log was closed, if it lacks nothing.
+func (l *Log) end() error {
+	l.pending.saved.Clean = !l.pending.unsure && l.failing.lost == 0
+	return l.save(true)
+}

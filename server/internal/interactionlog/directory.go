@@ -1,0 +1,80 @@
+package interactionlog
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// parseDay reads "2026-11-20"; ok is false for what is no such day.
+func parseDay(s string) (d day, ok bool) {
+	at, err := time.Parse(dayLayout, s)
+	return dayOf(at), err == nil
+}
+
+// days lists those of a span, both ends included, that have a file, oldest first. A missing
+// directory has none.
+func (r *reader) days(first, last day) ([]day, error) {
+	dir, err := os.Open(r.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	names, err := dir.Readdirnames(-1)
+	if err := cmp.Or(err, dir.Close()); err != nil {
+		return nil, err
+	}
+	var found []day
+	for _, name := range names {
+		if d, ok := parseFileName(name); ok && d >= first && d <= last {
+			found = append(found, d)
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}
+
+// fingerprint tells whether a file is still the one that it was, with the same content.
+type fingerprint struct {
+	size     int64
+	modified int64 // nanoseconds since 1970
+	inode    uint64
+}
+
+func fingerprintOf(info fs.FileInfo) fingerprint {
+	p := fingerprint{size: info.Size(), modified: info.ModTime().UnixNano()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		p.inode = stat.Ino
+	}
+	return p
+}
+
+// openedFile is a file as it was when it was opened: what is appended later is not read.
+type openedFile struct {
+	*os.File
+	fingerprint
+}
+
+// openToRead opens a file of the directory. Nil without an error: there is none, or
+// it is a link, a directory or anything else that is no regular file.
+func (r *reader) openToRead(name string) (*openedFile, error) {
+	// Not blocking: somebody may have put a named pipe there.
+	f, err := os.OpenFile(filepath.Join(r.dir, name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO):
+		return nil, nil //nolint:nilnil // None is no error here.
+	case err != nil:
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, f.Close())
+	}
+	return &openedFile{File: f, fingerprint: fingerprintOf(info)}, nil
+}

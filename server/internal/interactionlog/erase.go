@@ -1,0 +1,180 @@
+package interactionlog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+)
+
+// maxRewrites is how often a file is begun anew that is edited meanwhile.
+const maxRewrites = 10
+
+// Erase takes all lines of a tenant's conversation out of the files of all days, and returns
+// how many. None is no error, and to erase again is harmless; what is written while it runs may
+// stay. Lines come and are read meanwhile: a file that holds such lines is written anew beside
+// the old one, with all others as they are, byte for byte, and takes its place when it is on the
+// disk. A crash leaves the one or the other. One that is edited by hand meanwhile is begun anew.
+//
+// What cannot be read is nobody's and stays, such as the half of a line that a crash has left;
+// operators are told of lines that mention the conversation's id. After an error, which is that
+// of ctx or of the file system, some files may have been rewritten.
+func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, error) {
+	select {
+	case l.erasing <- struct{}{}:
+		defer func() { <-l.erasing }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	e := &erasure{
+		Log: l, query: &query{filter: filter{tenant: tenant, session: conversationID}},
+		buffer: make([]byte, copyBytes), seed: maphash.MakeSeed(),
+	}
+	erased, err := e.run(ctx)
+	if err != nil {
+		return erased, fmt.Errorf("interaction log: erase: %w", err)
+	}
+	return erased, nil
+}
+
+// erasure is an Erase under way.
+type erasure struct {
+	*Log
+
+	query  *query // for the lines
+	buffer []byte
+	seed   maphash.Seed
+	// mentions counts the lines of the file at hand that cannot be read and hold the id.
+	mentions int
+}
+
+func (e *erasure) run(ctx context.Context) (erased int64, err error) {
+	if err := e.forget(); err != nil {
+		return 0, err
+	}
+	days, err := e.reader.days(math.MinInt, math.MaxInt)
+	if err != nil {
+		return 0, err
+	}
+	for _, d := range days {
+		n, err := e.day(ctx, d)
+		erased += n
+		if err != nil {
+			return erased, err
+		}
+	}
+	return erased, nil
+}
+
+// forget keeps CatchUp from adding again what is erased, as far as it was said until now.
+func (e *erasure) forget() error {
+	e.mu.Lock()
+	now := e.options.Now()
+	err := errClosed
+	if !e.closed {
+		err = e.save(false) // Somebody may have removed it.
+	}
+	if err == nil {
+		err = e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: now}, now)
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return syncFile(e.checkpointPath())
+}
+
+// day erases from the file of a day.
+func (e *erasure) day(ctx context.Context, d day) (int64, error) {
+	path := filepath.Join(e.options.Dir, d.fileName())
+	for range maxRewrites {
+		erased, err := e.rewrite(ctx, d, path)
+		switch {
+		case errors.Is(err, errMoved):
+			continue
+		case err == nil && e.mentions > 0:
+			e.options.Log.Warn("lines of the interaction log that cannot be read mention a conversation that was erased, and stay; look for the id in the file",
+				"file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.session)
+		}
+		return erased, err
+	}
+	return 0, fmt.Errorf("%s: %w, %d times in a row: try again when nobody edits it", path, errMoved, maxRewrites)
+}
+
+// rewrite is one try to do that. Errors: errMoved.
+func (e *erasure) rewrite(ctx context.Context, d day, path string) (int64, error) {
+	f, err := e.reader.openToRead(d.fileName())
+	if f == nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	found, err := e.holds(ctx, f, d)
+	if err != nil || !found {
+		return 0, err
+	}
+	w := &rewrite{erasure: e, from: f, path: path}
+	w.read.SetSeed(e.seed)
+	e.mentions = 0
+	err = w.run(ctx)
+	if w.to != nil {
+		err = errors.Join(err, w.to.Close(), os.Remove(w.to.Name()))
+	}
+	if err != nil {
+		return 0, err
+	}
+	_ = os.Remove(filepath.Join(e.options.Dir, indexName(d))) // It would be made anew.
+	return w.erased, nil
+}
+
+// holds reports whether a file has a line of the conversation.
+func (e *erasure) holds(ctx context.Context, f *openedFile, d day) (bool, error) {
+	end, err := e.reader.beginScan(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer end()
+	s := &stretch{file: f, size: f.size, end: f.size, wants: e.query.wants}
+	e.mentions = 0
+	for _, err := range e.matches(f, e.reader.lines(ctx, f, d, e.query, s)) {
+		return err == nil, err
+	}
+	return false, nil
+}
+
+// matches yields those of a file's lines that are the conversation's, and counts those that
+// mention it and cannot be read.
+func (e *erasure) matches(f *openedFile, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
+	return func(yield func(rawLine, error) bool) {
+		for at, err := range lines {
+			if err != nil {
+				yield(at, err)
+				return
+			}
+			l, err := read(at)
+			switch {
+			case err == nil && l.tenant == e.query.tenant && l.interaction.ConversationId == e.query.session:
+				if !yield(at, nil) {
+					return
+				}
+			case err != nil && e.mentioned(f, at):
+				e.mentions++
+			}
+		}
+	}
+}
+
+// mentioned reports whether a line holds the conversation's id; of one that is too long, whether
+// its beginning does.
+func (e *erasure) mentioned(f *openedFile, at rawLine) bool {
+	text := at.text
+	if at.long {
+		n, _ := f.ReadAt(e.buffer, at.from) // What is not there mentions nothing.
+		text = e.buffer[:n]
+	}
+	return bytes.Contains(text, []byte(e.query.session))
+}

@@ -1,0 +1,181 @@
+package interactionlog
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestNotAFile has other things than a regular file under the name of a day: lines are lost,
+// and counted, until somebody removes it.
+func TestNotAFile(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		make func(path string) error
+		want string // by operators
+	}{
+		{"link", func(path string) error { return os.Symlink("target", path) }, "is a link: remove it"},
+		{"dangling link", func(path string) error { return os.Symlink("nothing", path) }, "is a link: remove it"},
+		{"pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "no regular file: remove it"},
+		{"directory", func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file: remove it"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "interactions")
+			do(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "target"), []byte("precious"), 0o644),
+				test.make(filepath.Join(dir, "2026-11-20.jsonl")))
+			w := openWriting(t, dir, Options{})
+			if said := w.said.take(); !strings.Contains(said, test.want) || !strings.Contains(said, w.today()) {
+				t.Errorf("at the start operators read %q", said)
+			}
+			w.say("one", "two")
+			w.advance(time.Second)
+			w.say("three")
+			w.probe()
+			if w.Lost() != 3 {
+				t.Errorf("%d lines are lost, want 3", w.Lost())
+			}
+			w.report(nil, false)
+			if said := w.said.take(); !strings.Contains(said, test.want) || !strings.Contains(said, "lost_lines=3") {
+				t.Errorf("operators read %q", said)
+			}
+			do(t, os.Remove(w.today()))
+			w.say("four")
+			w.wants("-3", "four")
+			text, err := os.ReadFile(w.path("target"))
+			do(t, err)
+			if string(text) != "precious" || mode(t, w.path("target")) != 0o644 {
+				t.Errorf("what the link led to is %q", text)
+			}
+			if _, err := os.Lstat(w.path("nothing")); err == nil {
+				t.Error("a link was followed")
+			}
+			if w.Lost() != 3 {
+				t.Errorf("%d lines are lost, want 3", w.Lost())
+			}
+		})
+	}
+}
+
+// TestNotAFileLater has the day's file replaced by a link while it is written.
+func TestNotAFileLater(t *testing.T) {
+	w := newWriting(t)
+	w.say("one")
+	do(t, os.Rename(w.today(), w.path("moved")), os.Symlink("moved", w.today()))
+	w.say("two")
+	do(t, os.Remove(w.today()), os.Rename(w.path("moved"), w.today()))
+	w.say("three")
+	w.wants("one", "-1", "three")
+
+	do(t, os.Rename(w.dir, w.dir+".real"), os.Symlink(w.dir+".real", w.dir))
+	do(t, os.Remove(w.today())) // What is open is the same file still.
+	w.say("four")
+	do(t, os.Remove(w.dir), os.Rename(w.dir+".real", w.dir))
+	w.say("five")
+	w.wants("-1", "five")
+}
+
+// TestLossLine looks at how the log tells of lines that are missing.
+func TestLossLine(t *testing.T) {
+	w := newWriting(t)
+	do(t, os.Mkdir(w.today(), 0o700))
+	w.say("one", "two")
+	w.advance(time.Minute)
+	do(t, os.Remove(w.today()))
+	w.say("three")
+	text, err := os.ReadFile(w.today())
+	do(t, err)
+	line, _, _ := strings.Cut(string(text), "\n")
+	want := `{"timestamp":"2026-11-20T12:01:00.123456Z","session_id":"*","tenant":"*","agent":"parley","role":"system",` +
+		`"content":"2 lines could not be written since 2026-11-20T12:00:00.123456Z",` +
+		`"metadata":{"turn_number":0,"lost_lines":2,"lost_since":"2026-11-20T12:00:00.123456Z"}}`
+	if diff := cmp.Diff(want, line); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	page, err := w.List(t.Context(), &List{Tenant: "acme", Date: "2026-11-20"})
+	do(t, err)
+	if len(page.Interactions) != 1 || page.Skipped != 0 {
+		t.Errorf("a tenant sees %v and %d are skipped, want its own line alone", page.Interactions, page.Skipped)
+	}
+}
+
+// TestProbe tells of lost lines although no message comes any more.
+func TestProbe(t *testing.T) {
+	w := newWriting(t)
+	do(t, os.Mkdir(w.today(), 0o700))
+	w.say("one")
+	w.probe()
+	do(t, os.Remove(w.today()))
+	w.probe()
+	w.probe()
+	w.wants("-1")
+}
+
+// TestReport counts what operators are told.
+func TestReport(t *testing.T) {
+	w := newWriting(t)
+	told := func(want string) {
+		t.Helper()
+		w.report(nil, false)
+		var got []string
+		for line := range strings.Lines(w.said.take()) {
+			_, line, _ = strings.Cut(line, "level=")
+			level, rest, _ := strings.Cut(line, " ")
+			_, lost, _ := strings.Cut(rest, "lost_lines=")
+			lost, _, _ = strings.Cut(lost, " ")
+			got = append(got, level+lost)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("at %v operators are told %q, want %q", w.clock(), got, want)
+		}
+	}
+	fail := func(lines int) {
+		w.Log.mu.Lock()
+		defer w.Log.mu.Unlock()
+		w.lose(lines, syscall.EIO)
+	}
+	told("")
+	fail(1)
+	told("WARN1")
+	told("")
+	fail(2)
+	w.advance(59 * time.Second)
+	told("")
+	w.advance(time.Second)
+	fail(1)
+	told("WARN3")
+	w.say("again")
+	told("INFO")
+	told("")
+	fail(5)
+	w.say("again")
+	told("")
+	w.advance(time.Minute)
+	told("WARN5 INFO")
+	w.advance(-time.Hour)
+	fail(1)
+	told("WARN1")
+	fail(7)
+	do(t, w.Close())
+	if said := w.said.take(); !strings.Contains(said, "lost_lines=7") {
+		t.Errorf("at the end operators read %q", said)
+	}
+}
+
+// TestReportUnsynced warns of files that cannot be made durable, likewise.
+func TestReportUnsynced(t *testing.T) {
+	w := newWriting(t)
+	for i, want := range []int{1, 0, 1} {
+		w.report(syscall.EIO, false)
+		if got := strings.Count(w.said.take(), "may not outlast"); got != want {
+			t.Errorf("report %d warns %d times, want %d", i, got, want)
+		}
+		if i > 0 {
+			w.advance(time.Minute)
+		}
+	}
+}

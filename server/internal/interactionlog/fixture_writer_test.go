@@ -1,0 +1,200 @@
+package interactionlog
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// writingLog is a log in a directory, its clock, and what it says to operators.
+type writingLog struct {
+	*Log
+
+	tb   testing.TB
+	dir  string
+	said *said
+
+	mu  sync.Mutex
+	now time.Time
+}
+
+// said is what a log says to operators, by whichever goroutine.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+// take returns what was said since the last call.
+func (s *said) take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := s.text.String()
+	s.text.Reset()
+	return text
+}
+
+// newWriting opens a log in a directory that is still to be made.
+func newWriting(tb testing.TB) *writingLog {
+	tb.Helper()
+	return openWriting(tb, filepath.Join(tb.TempDir(), "data", "interactions"), Options{})
+}
+
+func openWriting(tb testing.TB, dir string, o Options) *writingLog {
+	tb.Helper()
+	w := &writingLog{tb: tb, dir: dir, said: new(said), now: noon}
+	o.Dir, o.Now, o.Log = dir, w.clock, slog.New(slog.NewTextHandler(w.said, nil))
+	w.Log = newLog(tb, o)
+	return w
+}
+
+func (w *writingLog) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now
+}
+
+func (w *writingLog) advance(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = w.now.Add(d)
+}
+
+// say commits messages of a conversation, as one batch, at the time of the clock.
+func (w *writingLog) say(texts ...string) {
+	w.tb.Helper()
+	w.Committed(messagesAt(w, w.clock(), texts...))
+}
+
+func (w *writingLog) message(at time.Time, text string) store.Change {
+	w.tb.Helper()
+	return appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
+}
+
+// crash leaves the log as a process does that is killed.
+func (w *writingLog) crash() {
+	w.tb.Helper()
+	w.Log.mu.Lock()
+	defer w.Log.mu.Unlock()
+	var err error
+	for _, f := range w.open {
+		err = errors.Join(err, f.Close())
+	}
+	if w.lock != nil {
+		err = errors.Join(err, w.lock.Close())
+	}
+	if w.open, w.lock, w.closed = nil, nil, true; err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+// saidBy is what the files of a directory say, by name: of each line the text, or "!" and
+// the line if it cannot be read, or of a line about lost ones "-" and their number.
+func saidBy(tb testing.TB, dir string) map[string][]string {
+	tb.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		tb.Fatal(err)
+	}
+	found := map[string][]string{}
+	for _, entry := range entries {
+		if _, isDay := parseFileName(entry.Name()); !isDay || !entry.Type().IsRegular() {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			tb.Fatal(err)
+		}
+		found[entry.Name()] = []string{}
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSuffix(line, "\n") // The last one may get it from the next.
+			l, err := parseLine([]byte(line))
+			say := "!" + line
+			switch {
+			case err != nil:
+			case l.tenant == nobody:
+				say = fmt.Sprint("-", l.interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
+			default:
+				say = l.interaction.GetContent()
+			}
+			found[entry.Name()] = append(found[entry.Name()], say)
+		}
+	}
+	return found
+}
+
+// wants compares the file of the clock's day with what it should say.
+func (w *writingLog) wants(lines ...string) {
+	w.tb.Helper()
+	got := saidBy(w.tb, w.dir)[dayOf(w.clock()).fileName()]
+	if !slices.Equal(got, lines) {
+		w.tb.Errorf("the file says %q, want %q", got, lines)
+	}
+}
+
+// mode is what rights there are to a file.
+func mode(tb testing.TB, path string) fs.FileMode {
+	tb.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return info.Mode().Perm()
+}
+
+// do fails the test at the first error.
+func do(tb testing.TB, errs ...error) {
+	tb.Helper()
+	if err := cmp.Or(errs...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (w *writingLog) path(name string) string { return filepath.Join(w.dir, name) }
+
+// today is the path of the file of the clock's day.
+func (w *writingLog) today() string { return w.path(dayOf(w.clock()).fileName()) }
+
+// maintain runs Maintain until the test ends.
+func maintain(tb testing.TB, l *Log) {
+	tb.Helper()
+	ctx, stop := context.WithCancel(tb.Context())
+	var running sync.WaitGroup
+	running.Go(func() { l.Maintain(ctx) })
+	tb.Cleanup(func() {
+		stop()
+		running.Wait()
+	})
+}
+
+// messagesAt are the changes that messages of that time make.
+func messagesAt(w *writingLog, at time.Time, texts ...string) []store.Change {
+	w.tb.Helper()
+	var changes []store.Change
+	for _, text := range texts {
+		changes = append(changes, w.message(at, text))
+	}
+	return changes
+}

@@ -1,0 +1,204 @@
+package interactionlog
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"math"
+	"slices"
+)
+
+// An index lists the lines of a file by the hash of their session. It is a header and pages
+// of entries, sorted by hash and offset, each page with a checksum over itself and its place:
+//
+//	header  16 magic, 8 size, 8 modified, 8 inode of the file, 8 number of entries, 4 checksum
+//	page    255 × (8 hash, 8 offset), zeros behind the last entry, 12 zeros, 4 checksum
+//
+// The entries point at lines that may be of a session: whoever uses them parses the lines.
+const (
+	indexMagic  = "parley session 1"
+	headerBytes = len(indexMagic) + 4*8 + 4
+	pageBytes   = 4096
+	entryBytes  = 16
+	pageEntries = pageBytes/entryBytes - 1
+	// maxIndexed bounds the memory that it takes to make an index: 16 MiB.
+	maxIndexed = 1 << 20
+	// tooMany is the number of entries in place of more than maxIndexed, of which none is
+	// there.
+	tooMany = math.MaxUint64
+	// unreadable is the hash of the session of lines that cannot be read.
+	unreadable = 0
+	// maxFound is how many lines find returns at a time.
+	maxFound = 2048
+)
+
+// errIndex says that an index is damaged, or not of the file.
+var errIndex = errors.New("index is damaged or of another file")
+
+type indexEntry struct {
+	hash   uint64
+	offset int64
+}
+
+func (e indexEntry) compare(other indexEntry) int {
+	return cmp.Or(cmp.Compare(e.hash, other.hash), cmp.Compare(e.offset, other.offset))
+}
+
+func sortEntries(entries []indexEntry) { slices.SortFunc(entries, indexEntry.compare) }
+
+// hashSession is FNV-1a, and never unreadable.
+func hashSession(id []byte) uint64 {
+	h := uint64(14695981039346656037)
+	for _, b := range id {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return max(h, unreadable+1)
+}
+
+// indexSum is the checksum of a header or a page, by its number.
+func indexSum(b []byte, page int64) uint32 {
+	seed := binary.BigEndian.AppendUint64(nil, uint64(page))
+	table := crc32.MakeTable(crc32.Castagnoli)
+	return crc32.Update(crc32.Checksum(seed, table), table, b)
+}
+
+// writeIndex writes the index of a file; nil entries: there are too many.
+func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
+	out := bufio.NewWriterSize(w, 64<<10)
+	count := uint64(len(entries))
+	if entries == nil {
+		count = tooMany
+	}
+	header := appendHeader(nil, of, count)
+	_, err := out.Write(binary.BigEndian.AppendUint32(header, indexSum(header, -1)))
+	page := make([]byte, 0, pageBytes)
+	for number := int64(0); err == nil && len(entries) > 0; number++ {
+		page = page[:0]
+		n := min(len(entries), pageEntries)
+		for _, e := range entries[:n] {
+			page = binary.BigEndian.AppendUint64(page, e.hash)
+			page = binary.BigEndian.AppendUint64(page, uint64(e.offset))
+		}
+		entries = entries[n:]
+		used := len(page)
+		page = page[:pageBytes-4]
+		clear(page[used:])
+		_, err = out.Write(binary.BigEndian.AppendUint32(page, indexSum(page, number)))
+	}
+	return cmp.Or(err, out.Flush())
+}
+
+func appendHeader(b []byte, of fingerprint, count uint64) []byte {
+	b = append(b, indexMagic...)
+	for _, n := range [...]uint64{uint64(of.size), uint64(of.modified), of.inode, count} {
+		b = binary.BigEndian.AppendUint64(b, n)
+	}
+	return b
+}
+
+// index is one that was opened, for one goroutine.
+type index struct {
+	file interface {
+		io.ReaderAt
+		io.Closer
+	}
+	count int64
+	many  bool // there are too many entries, and none here
+	page  [pageBytes]byte
+	held  int64 // number of the page + 1
+}
+
+func (x *index) close() { _ = x.file.Close() }
+
+// readHeader checks that the index was made from a file as it is.
+func (x *index) readHeader(of fingerprint) error {
+	b := x.page[:headerBytes]
+	if _, err := x.file.ReadAt(b, 0); err != nil {
+		return errIndex
+	}
+	body, sum := b[:headerBytes-4], binary.BigEndian.Uint32(b[headerBytes-4:])
+	count := binary.BigEndian.Uint64(body[len(body)-8:])
+	if sum != indexSum(body, -1) || !bytes.Equal(body, appendHeader(nil, of, count)) {
+		return errIndex
+	}
+	if x.many = count == tooMany; !x.many {
+		x.count = int64(count)
+	}
+	return nil
+}
+
+// entry reads one, by its number.
+func (x *index) entry(i int64) (indexEntry, error) {
+	number := i / pageEntries
+	if x.held != number+1 {
+		x.held = 0
+		if _, err := x.file.ReadAt(x.page[:], int64(headerBytes)+number*pageBytes); err != nil {
+			return indexEntry{}, errIndex
+		}
+		body, sum := x.page[:pageBytes-4], binary.BigEndian.Uint32(x.page[pageBytes-4:])
+		if sum != indexSum(body, number) {
+			return indexEntry{}, errIndex
+		}
+		x.held = number + 1
+	}
+	b := x.page[i%pageEntries*entryBytes:]
+	return indexEntry{binary.BigEndian.Uint64(b), int64(binary.BigEndian.Uint64(b[8:]))}, nil
+}
+
+// search returns the number of the first entry that is not less than another.
+func (x *index) search(e indexEntry) (int64, error) {
+	low, high := int64(0), x.count
+	for low < high {
+		middle := low + (high-low)/2
+		found, err := x.entry(middle)
+		if err != nil {
+			return 0, err
+		}
+		if found.compare(e) < 0 {
+			low = middle + 1
+		} else {
+			high = middle
+		}
+	}
+	return low, nil
+}
+
+// find returns where lines start that may be of a session, at first or behind it and ahead of
+// end, those that cannot be read among them: the nearest in a direction, in that order. More
+// reports whether there are others.
+func (x *index) find(session string, first, end int64, backward bool) (offsets []int64, more bool, err error) {
+	for _, hash := range [...]uint64{unreadable, hashSession([]byte(session))} {
+		from, err := x.search(indexEntry{hash, first})
+		if err != nil {
+			return nil, false, err
+		}
+		to, err := x.search(indexEntry{hash, end})
+		if err != nil {
+			return nil, false, err
+		}
+		if backward {
+			from = max(from, to-maxFound-1)
+		} else {
+			to = min(to, from+maxFound+1)
+		}
+		for i := from; i < to; i++ {
+			e, err := x.entry(i)
+			if err != nil {
+				return nil, false, err
+			}
+			offsets = append(offsets, e.offset)
+		}
+	}
+	slices.Sort(offsets)
+	if backward {
+		slices.Reverse(offsets)
+	}
+	if more = len(offsets) > maxFound; more {
+		offsets = offsets[:maxFound]
+	}
+	return offsets, more, nil
+}

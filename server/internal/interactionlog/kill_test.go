@@ -1,0 +1,168 @@
+package interactionlog
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore"
+)
+
+const (
+	// childEnv makes the test program a child that keeps a store and a log in its directory.
+	childEnv     = "PARLEY_INTERACTIONLOG_CHILD"
+	childWriters = 16
+)
+
+// openBoth opens the store and the log of a directory, and has the log catch up.
+func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
+	l, err := Open(Options{Dir: filepath.Join(dir, "interactions"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := boltstore.Open(filepath.Join(dir, "parley.db"), boltstore.Options{Options: store.Options{
+		MaxMessages: 1000, Observe: l.Committed,
+	}})
+	if err != nil {
+		return nil, nil, cmp.Or(l.Close(), err)
+	}
+	err = l.CatchUp(ctx, s, "default")
+	return s, l, err
+}
+
+// child appends to one conversation a goroutine, and says so on standard output after each
+// acknowledgement, until it is killed.
+func child() int {
+	ctx := context.Background()
+	s, l, err := openBoth(ctx, ".")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	go l.Maintain(ctx)
+	var group sync.WaitGroup
+	for writer := range childWriters {
+		group.Go(func() {
+			for i := 0; ; i++ {
+				result, err := s.Append(ctx, &store.Append{Tenant: "default", ConversationID: fmt.Sprint("c", writer), Messages: []*parleyv1.Message{
+					{Id: "q", Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("question ", 1+i%50)},
+					{Id: "a", Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "writer", Content: strings.Repeat("answer\n", 1+i%90)},
+				}})
+				if err != nil {
+					fmt.Fprintln(os.Stderr, err)
+					os.Exit(1)
+				}
+				fmt.Printf("c%d %d\n", writer, result.Appended[1].GetSequence())
+			}
+		})
+	}
+	group.Wait()
+	return 0
+}
+
+// TestKill kills a process that writes, several times: what was acknowledged is in the log as
+// soon as the process is gone, and all that the store keeps once the next one has caught up.
+func TestKill(t *testing.T) {
+	dir := t.TempDir()
+	for round := range 5 {
+		acknowledged := killAfter(t, dir, 150+70*round, func() bool { return true })
+		logged := inLog(t, dir, round+1)
+		for id, n := range acknowledged {
+			if logged[id] < n {
+				t.Errorf("%s has %d messages in the log, %d were acknowledged", id, logged[id], n)
+			}
+		}
+		caughtUp(t, dir, round+1, acknowledged)
+	}
+}
+
+// caughtUp starts the next process, stops it, and checks that the log has all that the store
+// keeps, and that this is at least what was acknowledged. It returns what the log has.
+func caughtUp(t *testing.T, dir string, maxBroken int, acknowledged map[string]int) map[string]int {
+	t.Helper()
+	s, l, err := openBoth(t.Context(), dir)
+	do(t, err)
+	logged := inLog(t, dir, maxBroken)
+	for id, n := range acknowledged {
+		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "default", ConversationID: id})
+		do(t, err)
+		if last := int(snapshot.Conversation.GetLastSequence()); last != logged[id] || last < n {
+			t.Errorf("%s has %d messages, %d in the log, and %d were acknowledged", id, last, logged[id], n)
+		}
+	}
+	do(t, s.Close(), l.Close())
+	return logged
+}
+
+// inLog checks that the log of a directory has the messages of each conversation once and in
+// order, and at most so many broken lines. It returns how many messages there are.
+func inLog(t *testing.T, dir string, maxBroken int) map[string]int {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "interactions", "*"+fileSuffix))
+	do(t, err)
+	slices.Sort(paths)
+	last, broken := map[string]int{}, 0
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		do(t, err)
+		for text := range strings.Lines(string(text)) {
+			l, err := parseLine([]byte(text))
+			if err != nil {
+				broken++
+				continue
+			}
+			id, n := l.interaction.GetConversationId(), int(l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
+			last[id]++
+			if n != last[id] {
+				t.Fatalf("%s has message %d where %d should be", id, n, last[id])
+			}
+			if role := l.interaction.GetRole(); (role == parleyv1.Role_ROLE_USER) != (n%2 == 1) {
+				t.Fatalf("message %d of %s is of %v", n, id, role)
+			}
+		}
+	}
+	if broken > maxBroken {
+		t.Errorf("there are %d broken lines, at most %d", broken, maxBroken)
+	}
+	return last
+}
+
+// killAfter kills a child after so many acknowledgements or, from then on, as soon as it is
+// ready for that, and returns the last sequence that was acknowledged of each conversation.
+func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[string]int {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), childEnv+"=1"), t.Output()
+	out, err := cmd.StdoutPipe()
+	do(t, err)
+	do(t, cmd.Start())
+	acknowledged := map[string]int{}
+	scanner, n, killed := bufio.NewScanner(out), 0, false
+	for ; scanner.Scan(); n++ {
+		var id string
+		var sequence int
+		if _, err := fmt.Sscan(scanner.Text(), &id, &sequence); err != nil {
+			t.Fatalf("%q: %v", scanner.Text(), err)
+		}
+		acknowledged[id] = sequence
+		if !killed && n >= lines && ready() {
+			killed = true
+			do(t, cmd.Process.Kill())
+		}
+	}
+	if err := cmd.Wait(); err == nil || !killed {
+		t.Fatalf("the child ended after %d lines: %v", n, err)
+	}
+	return acknowledged
+}

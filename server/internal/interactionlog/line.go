@@ -1,0 +1,205 @@
+package interactionlog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const (
+	// defaultTenant is whose a line without tenant is.
+	defaultTenant = "default"
+	// timestampLayout is how the encoder writes times. Such times of the same length are in
+	// the order of their bytes.
+	timestampLayout = "2006-01-02T15:04:05.000000Z"
+	// maxMetadataDepth is how many levels of objects and lists metadata may have: more than
+	// some clients can decode has only been made to break them.
+	maxMetadataDepth = 16
+)
+
+// errLine is a line that is not one of the log, or no longer.
+var errLine = errors.New("not a line of the interaction log")
+
+// line is one line of the log, by whomever it was written.
+type line struct {
+	tenant      string
+	interaction *parleyv1.Interaction
+}
+
+// parseLine reads a line in any spelling that JSON has. Of the keys timestamp, session_id, role
+// and content are required, each a string; a time without a zone is UTC. Keys that it does not
+// know are passed over. The error is errLine, wrapped; it quotes no content.
+func parseLine(b []byte) (*line, error) {
+	var raw struct {
+		Timestamp *string        `json:"timestamp"`
+		SessionID *string        `json:"session_id"`
+		Tenant    string         `json:"tenant"`
+		Agent     string         `json:"agent"`
+		Role      *string        `json:"role"`
+		Content   *string        `json:"content"`
+		Metadata  map[string]any `json:"metadata"`
+	}
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return nil, fmt.Errorf("%w: %w", errLine, err)
+	}
+	if raw.Timestamp == nil || raw.SessionID == nil || raw.Role == nil || raw.Content == nil {
+		return nil, fmt.Errorf("%w: timestamp, session_id, role and content are required", errLine)
+	}
+	at, err := parseTimestamp(*raw.Timestamp)
+	if err != nil {
+		return nil, err
+	}
+	role := parseRole(*raw.Role)
+	if role == parleyv1.Role_ROLE_UNSPECIFIED {
+		return nil, fmt.Errorf(`%w: role is none of "user", "assistant", "system" and "tool"`, errLine)
+	}
+	metadata, err := newMetadata(raw.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	if raw.Tenant == "" {
+		raw.Tenant = defaultTenant
+	}
+	return &line{tenant: raw.Tenant, interaction: &parleyv1.Interaction{
+		Timestamp: at, ConversationId: *raw.SessionID, Agent: raw.Agent, Role: role, Content: *raw.Content, Metadata: metadata,
+	}}, nil
+}
+
+func parseTimestamp(text string) (*timestamppb.Timestamp, error) {
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		at, err = time.Parse("2006-01-02T15:04:05.999999999", text)
+	}
+	stamp := timestamppb.New(at)
+	if err != nil || !stamp.IsValid() {
+		return nil, fmt.Errorf("%w: timestamp is not an ISO 8601 time such as %s", errLine, timestampLayout)
+	}
+	return stamp, nil
+}
+
+func newMetadata(raw map[string]any) (*structpb.Struct, error) {
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	if deeperThan(raw, maxMetadataDepth) {
+		return nil, fmt.Errorf("%w: metadata has more than %d levels", errLine, maxMetadataDepth)
+	}
+	metadata, err := structpb.NewStruct(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%w: metadata: %w", errLine, err)
+	}
+	return metadata, nil
+}
+
+// deeperThan reports whether a value has more levels of objects and lists than that.
+func deeperThan(value any, levels int) bool {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, inner := range v {
+			if levels == 0 || deeperThan(inner, levels-1) {
+				return true
+			}
+		}
+		return levels == 0
+	case []any:
+		for _, inner := range v {
+			if levels == 0 || deeperThan(inner, levels-1) {
+				return true
+			}
+		}
+		return levels == 0
+	}
+	return false
+}
+
+// roleName is a role as lines have it.
+func roleName(role parleyv1.Role) string {
+	switch role {
+	case parleyv1.Role_ROLE_USER:
+		return "user"
+	case parleyv1.Role_ROLE_ASSISTANT:
+		return "assistant"
+	case parleyv1.Role_ROLE_SYSTEM:
+		return "system"
+	case parleyv1.Role_ROLE_TOOL:
+		return "tool"
+	default: // Refused on input.
+		return "unspecified"
+	}
+}
+
+func parseRole(name string) parleyv1.Role {
+	for role := range parleyv1.Role_name {
+		if role != 0 && roleName(parleyv1.Role(role)) == name {
+			return parleyv1.Role(role)
+		}
+	}
+	return parleyv1.Role_ROLE_UNSPECIFIED
+}
+
+// lineHead is what a line begins with when the encoder wrote it: enough to pass over most
+// lines without parsing them.
+type lineHead struct {
+	timestamp []byte // in timestampLayout
+	sessionID []byte
+	tenant    []byte
+}
+
+const (
+	timestampKey = `{"timestamp":"`
+	sessionIDKey = `","session_id":"`
+	tenantKey    = `","tenant":"`
+)
+
+// parseHead reads the head of a line that begins as those of the encoder do; false for all
+// others, such as those that people wrote, and lines with an id that JSON escapes. That the
+// rest of the line is whole it does not say.
+func parseHead(b []byte) (lineHead, bool) {
+	var h lineHead
+	rest, ok := bytes.CutPrefix(b, []byte(timestampKey))
+	if !ok || len(rest) < len(timestampLayout) {
+		return h, false
+	}
+	h.timestamp, rest = rest[:len(timestampLayout)], rest[len(timestampLayout):]
+	if !isTimestamp(h.timestamp) {
+		return h, false
+	}
+	if rest, ok = bytes.CutPrefix(rest, []byte(sessionIDKey)); !ok {
+		return h, false
+	}
+	end := bytes.IndexByte(rest, '"')
+	if end < 0 {
+		return h, false
+	}
+	h.sessionID, rest = rest[:end], rest[end:]
+	if rest, ok = bytes.CutPrefix(rest, []byte(tenantKey)); !ok {
+		return h, false
+	}
+	if end = bytes.IndexByte(rest, '"'); end < 0 {
+		return h, false
+	}
+	h.tenant = rest[:end]
+	return h, end > 0 && bytes.IndexByte(h.sessionID, '\\') < 0 && bytes.IndexByte(h.tenant, '\\') < 0
+}
+
+// isTimestamp reports whether b looks as in timestampLayout, by its length and its signs.
+func isTimestamp(b []byte) bool {
+	for i, c := range b {
+		switch sign := timestampLayout[i]; {
+		case sign >= '0' && sign <= '9':
+			if c < '0' || c > '9' {
+				return false
+			}
+		case c != sign:
+			return false
+		}
+	}
+	return len(b) == len(timestampLayout)
+}

@@ -1,0 +1,321 @@
+package interactionlog
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// some are lines of contents, all else the same.
+func some(contents ...string) string {
+	var b strings.Builder
+	for _, content := range contents {
+		b.WriteString(entry{content: content}.String())
+	}
+	return b.String()
+}
+
+func TestList(t *testing.T) {
+	r := newReading(t)
+	at := func(date, clock string) string { return date + "T" + clock + ".000000Z" }
+	r.put(t, "2026-11-18", some("old")+entry{at: at("2026-11-18", "23:50:00"), session: "c", content: "before"}.String())
+	r.put(t, "2026-11-19", entry{at: at("2026-11-19", "11:00:00"), content: "25 h"}.String()+
+		entry{at: at("2026-11-19", "12:00:00"), session: "c", content: "24 h"}.String()+
+		entry{at: at("2026-11-19", "13:00:00"), tenant: "other", session: "c", content: "theirs"}.String())
+	r.put(t, "2026-11-20", entry{at: at("2026-11-20", "00:10:00"), session: "c", agent: "planner", role: "assistant", content: "midnight"}.String()+
+		entry{at: at("2026-11-20", "11:59:59"), content: "now"}.String())
+	r.put(t, "2026-11-21", some("tomorrow"))
+	for _, tt := range []struct {
+		name string
+		list List
+		want string
+	}{
+		{"last 24 h, newest first", List{}, "now midnight 24 h"},
+		{"last hour", List{Within: time.Hour}, "now"},
+		{"longer than there are files", List{Within: 1 << 62}, "now midnight 24 h 25 h before old"},
+		{"a day, oldest first", List{Date: "2026-11-19"}, "25 h 24 h"},
+		{"a day without a file", List{Date: "2026-11-17"}, ""},
+		{"a day to come", List{Date: "2026-11-21"}, "tomorrow"},
+		{"a conversation over all days, oldest first", List{ConversationID: "c"}, "before 24 h midnight"},
+		{"a conversation on a day", List{ConversationID: "c", Date: "2026-11-20"}, "midnight"},
+		{"a conversation lately, newest first", List{ConversationID: "c", Within: 12 * time.Hour}, "midnight"},
+		{"a conversation over midnight", List{ConversationID: "c", Within: 48 * time.Hour}, "midnight 24 h before"},
+		{"an unknown conversation", List{ConversationID: "d"}, ""},
+		{"another tenant's", List{Tenant: "other", Date: "2026-11-19"}, "theirs"},
+		{"a day goes ahead of a span", List{Date: "2026-11-18", Within: time.Hour}, "old before"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.list.Tenant == "" {
+				tt.list.Tenant = "default"
+			}
+			page, err := r.list(t.Context(), &tt.list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := contents(page); got != tt.want || page.NextPageToken != "" || page.Skipped != 0 {
+				t.Errorf("%q, token %q, skipped %d; want %q", got, page.NextPageToken, page.Skipped, tt.want)
+			}
+		})
+	}
+	if _, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-02-30"}); !errors.Is(err, ErrDate) {
+		t.Errorf("%v for a day that never was", err)
+	}
+}
+
+func TestListWithoutDirectory(t *testing.T) {
+	r := newReading(t)
+	r.dir = filepath.Join(r.dir, "missing")
+	page, err := r.list(t.Context(), &List{Tenant: "default"})
+	if err != nil || len(page.Interactions) != 0 {
+		t.Errorf("%d interactions, %v", len(page.Interactions), err)
+	}
+}
+
+// TestListPassesOver what is no file of a day, without following or waiting.
+func TestListPassesOver(t *testing.T) {
+	r := newReading(t)
+	elsewhere := filepath.Join(t.TempDir(), "2026-11-20.jsonl")
+	if err := errors.Join(
+		os.WriteFile(elsewhere, []byte(some("linked")), 0o600),
+		os.Symlink(elsewhere, filepath.Join(r.dir, "2026-11-20.jsonl")),
+		os.Mkdir(filepath.Join(r.dir, "2026-11-19.jsonl"), 0o700),
+		syscall.Mkfifo(filepath.Join(r.dir, "2026-11-18.jsonl"), 0o600),
+		os.Symlink("2026-11-17.jsonl", filepath.Join(r.dir, "2026-11-17.jsonl")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	r.put(t, "2026-13-01", some("no month"))
+	r.put(t, "2026-11-16~", some("backup"))
+	r.put(t, "notes", some("notes"))
+	r.put(t, "2026-11-16", some("file"))
+	page, err := r.list(t.Context(), &List{Tenant: "default", Within: 1000 * time.Hour})
+	page2, err2 := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"})
+	if err != nil || err2 != nil || contents(page) != "file" || contents(page2) != "file" {
+		t.Errorf("%v, %v, %v, %v", page, err, page2, err2)
+	}
+}
+
+func TestListReadsWhatEditorsWrite(t *testing.T) {
+	const lines = "\ufeff" + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user","content":"a"}` + "\r\n\r\n \t\r\n" +
+		`  { "content" : "\u0062", "role":"assistant", "session_id":"\u0073", "timestamp":"2026-11-20T09:00:00+01:00", "more": [1] }  ` + "\r\n" +
+		`{"timestamp":"2026-11-20T09:00:00.5Z","session_id":"s","tenant":"default","role":"tool","content":"c"}`
+	r := newReading(t)
+	r.put(t, "2026-11-20", lines)
+	for _, l := range []List{{Date: "2026-11-20"}, {ConversationID: "s"}} {
+		l.Tenant = "default"
+		page, err := r.list(t.Context(), &l)
+		if err != nil || contents(page) != "a b c" || page.Skipped != 0 {
+			t.Errorf("%+v: %v, %v", l, page, err)
+		}
+	}
+	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "B"}); err != nil || contents(page) != "b" {
+		t.Errorf("%v, %v", page, err)
+	}
+}
+
+// TestLinesOutOfOrder: older lines in a row end a span, fewer do not.
+func TestLinesOutOfOrder(t *testing.T) {
+	older := entry{at: "2026-11-20T01:00:00.000000Z", content: "older"}.String()
+	for count, want := range map[int]string{maxOlder - 1: "new later late", maxOlder: "new"} {
+		r := newReading(t)
+		r.put(t, "2026-11-20", some("late")+strings.Repeat(older, count)+some("later")+strings.Repeat(older, count)+some("new"))
+		page, err := r.list(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
+		if err != nil || contents(page) != want {
+			t.Errorf("%d older lines: %q, %v; want %q", count, contents(page), err, want)
+		}
+	}
+}
+
+func TestSkippedLines(t *testing.T) {
+	head := strings.TrimSuffix(some("x"), "}}\n")
+	lines := some("a") + "broken\n\n" + head + "\n" + some("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
+		some("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + entry{content: strings.Repeat("x", maxPageBytes)}.String() + some("d")
+	r := newReading(t)
+	r.put(t, "2026-11-20", lines)
+	for _, tt := range []struct {
+		name    string
+		query   func() (*Page, error)
+		want    string
+		skipped int
+	}{
+		{"day", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"}) }, "a b c d", 5},
+		{"recent", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default"}) }, "d c b a", 5},
+		{"conversation", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"}) }, "a b c d", 5},
+		// Two are enclosed in braces and without the text.
+		{"search", func() (*Page, error) { return r.search(t.Context(), &Search{Tenant: "default", Query: "B"}) }, "b", 3},
+	} {
+		page, err := tt.query()
+		if err != nil || contents(page) != tt.want || page.Skipped != tt.skipped || page.NextPageToken != "" {
+			t.Errorf("%s: %q, skipped %d, %v; want %q, %d", tt.name, contents(page), page.Skipped, err, tt.want, tt.skipped)
+		}
+	}
+	r.put(t, "2026-11-19", strings.TrimSuffix(some("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
+	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
+		t.Errorf("a line that holds the text and does not end: %v, %v", page, err)
+	}
+	// Warned of once, in any order of reading.
+	got, want := r.warned(t), []string{"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9", "2026-11-19.jsonl:1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings: -want +got\n%s", diff)
+	}
+	if strings.Contains(r.said.String(), "xxx") {
+		t.Error("a warning holds the line's text")
+	}
+}
+
+// TestSkippedLinesByPage: each is counted on one page.
+func TestSkippedLinesByPage(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", "x\n"+some("a")+"x\ny\n"+some("b")+"x\n"+some("c")+"x\n")
+	for _, l := range []List{{Date: "2026-11-20", PageSize: 1}, {PageSize: 1}, {ConversationID: "s", PageSize: 2}} {
+		l.Tenant = "default"
+		if all, skipped := r.listAll(t, l); len(all) != 3 || skipped != 5 {
+			t.Errorf("%+v: %d lines, skipped %d; want 3, 5", l, len(all), skipped)
+		}
+	}
+}
+
+func TestWarningsEnd(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", strings.Repeat("broken\n", maxTold+10))
+	for range 2 {
+		if page, err := r.list(t.Context(), &List{Tenant: "default"}); err != nil || page.Skipped != maxTold+10 {
+			t.Fatalf("%+v, %v", page, err)
+		}
+	}
+	if got := len(r.warned(t)); got != maxTold+1 {
+		t.Errorf("%d warnings, want %d and one of the rest", got, maxTold)
+	}
+	for _, news := range []bool{true, false} {
+		if r.told.add(dayOf(readNow)+1, 0) != news {
+			t.Errorf("of the first time %t", news)
+		}
+	}
+	for d := range day(2 * maxToldDays) {
+		r.told.add(d, 1)
+	}
+	if n := len(r.told.days); n > maxToldDays {
+		t.Errorf("remembers %d days", n)
+	}
+}
+
+// TestLastLine: while it may still be growing it is no fault, later it is.
+func TestLastLine(t *testing.T) {
+	whole := some("a", "b")
+	for cut := len(some("a")) + 1; cut < len(whole); cut++ {
+		r := newReading(t)
+		r.put(t, "2026-11-20", whole[:cut])
+		path := filepath.Join(r.dir, "2026-11-20.jsonl")
+		for _, age := range []time.Duration{0, writing} {
+			if err := os.Chtimes(path, readNow, readNow.Add(-age)); err != nil {
+				t.Fatal(err)
+			}
+			want, skipped := "a", int(age/writing)
+			if cut == len(whole)-1 {
+				want, skipped = "a b", 0 // Only the line break is missing.
+			}
+			page, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"})
+			if err != nil || contents(page) != want || page.Skipped != skipped {
+				t.Fatalf("cut at %d, %s ago: %v, %v; want %q, skipped %d", cut, age, page, err, want, skipped)
+			}
+		}
+	}
+}
+
+func TestPageSizes(t *testing.T) {
+	r := newReading(t)
+	var lines strings.Builder
+	for i := range maxPageSize + 1 {
+		lines.WriteString(some(fmt.Sprint(i)))
+	}
+	r.put(t, "2026-11-20", lines.String())
+	for size, want := range map[int]int{-1: 50, 0: 50, 1: 1, 50: 50, 1000: 1000, 1001: 1000, 1 << 40: 1000} {
+		page, err := r.list(t.Context(), &List{Tenant: "default", PageSize: size})
+		if err != nil || len(page.Interactions) != want || page.NextPageToken == "" {
+			t.Errorf("page size %d: %d interactions, %v; want %d", size, len(page.Interactions), err, want)
+		}
+	}
+	r.put(t, "2026-11-20", strings.Repeat(some(strings.Repeat("x", 1<<20-200)), 4))
+	page, err := r.list(t.Context(), &List{Tenant: "default"})
+	if err != nil || len(page.Interactions) != 3 || page.NextPageToken == "" {
+		t.Errorf("%d interactions of 1 MiB, %v; want 3", len(page.Interactions), err)
+	}
+	if all, skipped := r.listAll(t, List{Tenant: "default"}); len(all) != 4 || skipped != 0 {
+		t.Errorf("%d interactions of 1 MiB, skipped %d; want 4", len(all), skipped)
+	}
+}
+
+func TestNoTokenWhereThePageHoldsAll(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-19", some("a"))
+	r.put(t, "2026-11-20", some("b"))
+	for _, l := range []List{{ConversationID: "s"}, {Within: 48 * time.Hour}} {
+		l.Tenant, l.PageSize = "default", 2
+		page, err := r.list(t.Context(), &l)
+		if err != nil || len(page.Interactions) != 2 || page.NextPageToken != "" {
+			t.Errorf("%+v: %v, %v", l, page, err)
+		}
+	}
+}
+
+func TestLinesWithoutTenantAreDefaults(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", strings.Replace(some("a"), `"tenant":"default",`, "", 1))
+	for tenant, want := range map[string]string{"default": "a", "other": "", "": ""} {
+		page, err := r.list(t.Context(), &List{Tenant: tenant})
+		if err != nil || contents(page) != want {
+			t.Errorf("tenant %q: %v, %v", tenant, page, err)
+		}
+	}
+	if !slices.Equal(r.warned(t), nil) {
+		t.Error(r.warned(t))
+	}
+}
+
+// TestReadingWhileOthersWrite: whatever piece of a line is there already, only whole lines are
+// read, from the first on, and none is a fault.
+func TestReadingWhileOthersWrite(t *testing.T) {
+	r := newReading(t)
+	r.now = time.Now
+	today := dayOf(time.Now())
+	f, err := os.Create(filepath.Join(r.dir, today.fileName()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() {
+		defer f.Close()
+		for i := range 500 {
+			line := entry{content: fmt.Sprint(i)}.String()
+			for cut := i % 100; line != ""; cut = len(line) {
+				if _, err := f.WriteString(line[:cut]); err != nil {
+					t.Error(err)
+					return
+				}
+				line = line[cut:]
+			}
+		}
+	})
+	for read := 0; read < 500; {
+		page, err := r.list(t.Context(), &List{Tenant: "default", Date: today.String(), PageSize: 1000})
+		if err != nil || page.Skipped > 0 || len(page.Interactions) < read {
+			t.Fatalf("%d lines after %d, skipped %d, %v", len(page.Interactions), read, page.Skipped, err)
+		}
+		read = len(page.Interactions)
+		for i, in := range page.Interactions {
+			if in.Content != fmt.Sprint(i) {
+				t.Fatalf("line %d is %q", i, in.Content)
+			}
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package interactionlog
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// names lists a directory.
+func names(tb testing.TB, dir string) []string {
+	tb.Helper()
+	entries, err := os.ReadDir(dir)
+	do(tb, err)
+	var found []string
+	for _, entry := range entries {
+		found = append(found, entry.Name())
+	}
+	return found
+}
+
+// TestRetention removes the files of old days at the start and at each midnight, and nothing
+// else.
+func TestRetention(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "interactions")
+	do(t, os.MkdirAll(filepath.Join(dir, "1999-12-01.jsonl"), 0o700))
+	stay := []string{
+		"1999-12-01.jsonl", "1999-12-02.jsonl", "1999-12-30.jsonl", "1999-12-31.jsonl", "2000-01-01.jsonl", "2000-02-01.jsonl", "1999-12-29.jsonl.1", "1999-12-29.json",
+	}
+	do(t, os.Symlink("1999-12-31.jsonl", filepath.Join(dir, "1999-12-02.jsonl")))
+	for _, name := range append([]string{"1999-12-29.jsonl", ".1999-12-29.sessions", "1970-01-01.jsonl"}, stay[2:]...) {
+		do(t, os.WriteFile(filepath.Join(dir, name), nil, fileMode))
+	}
+	stay = append(stay, checkpointName)
+	slices.Sort(stay)
+	synctest.Test(t, func(t *testing.T) {
+		w := openWriting(t, dir, Options{RetentionDays: 2})
+		w.options.Now = time.Now // It is the first of January 2000.
+		maintain(t, w.Log)
+		check := func() {
+			t.Helper()
+			synctest.Wait()
+			if got := names(t, dir); !slices.Equal(got, stay) {
+				t.Errorf("at %v there are %q, want %q", time.Now(), got, stay)
+			}
+		}
+		check()
+		if said := w.said.take(); strings.Count(said, "file removed") != 2 {
+			t.Errorf("operators read %q, want two removals", said)
+		}
+		<-time.After(24*time.Hour - 1)
+		check()
+		<-time.After(2 * time.Second)
+		stay = slices.DeleteFunc(stay, func(name string) bool { return name == "1999-12-30.jsonl" })
+		check()
+	})
+}
+
+// TestRetentionOff keeps all.
+func TestRetentionOff(t *testing.T) {
+	w := newWriting(t)
+	do(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, fileMode))
+	w.removeOld(dayOf(noon))
+	if got := names(t, w.dir); !slices.Contains(got, "1970-01-01.jsonl") {
+		t.Errorf("there are %q", got)
+	}
+}
+
+// TestMaintain makes lines durable within a second, and says so in the checkpoint.
+func TestMaintain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "interactions")
+	synctest.Test(t, func(t *testing.T) {
+		w := openWriting(t, dir, Options{})
+		w.options.Now = time.Now
+		maintain(t, w.Log)
+		start := time.Now()
+		whole := func(want time.Time) {
+			t.Helper()
+			synctest.Wait()
+			c, _, err := readCheckpoint(w.checkpointPath())
+			if err != nil || !c.Whole.Equal(want) || c.Clean {
+				t.Errorf("at %v the checkpoint is %+v, %v, want %v", time.Now(), c, err, want)
+			}
+		}
+		whole(noon.Add(1)) // The clock of Open.
+		w.Log.mu.Lock()
+		w.pending.saved.Whole = start
+		w.Log.mu.Unlock()
+		<-time.After(5500 * time.Millisecond)
+		w.Committed(append(messagesAt(w, start.Add(5*time.Second), "one"), messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
+		<-time.After(time.Second)
+		whole(start.Add(5 * time.Second))
+		// Nothing happens for long.
+		<-time.After(2*idleFor - 2*time.Second)
+		whole(start.Add(5 * time.Second))
+		<-time.After(time.Second)
+		synctest.Wait()
+		c, _, err := readCheckpoint(w.checkpointPath())
+		if ago := time.Since(c.Whole); err != nil || ago < idleFor || ago > idleFor+2*time.Second {
+			t.Errorf("at %v the checkpoint is %+v, %v, want a minute ago", time.Now(), c, err)
+		}
+	})
+}
+
+// TestSyncMeanwhile has an older message come while the files are made durable.
+func TestSyncMeanwhile(t *testing.T) {
+	w := newWriting(t)
+	w.advance(time.Hour)
+	w.say("one")
+	u := w.takeUnsynced()
+	w.Committed(messagesAt(w, noon.Add(time.Minute), "two"))
+	do(t, w.synced(u, u.sync(w.dir)))
+	if whole := w.pending.saved.Whole; !whole.Equal(noon.Add(time.Minute)) {
+		t.Errorf("the checkpoint is at %v", whole)
+	}
+	w.say("three")
+	do(t, w.sync())
+	if whole := w.pending.saved.Whole; !whole.Equal(w.clock()) {
+		t.Errorf("the checkpoint is at %v", whole)
+	}
+	w.say("four")
+	u = w.takeUnsynced()
+	w.advance(time.Minute)
+	w.say("five")
+	if err := w.synced(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
+		t.Errorf("an error of the disk is %v", err)
+	}
+	do(t, w.sync(), w.Close())
+	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || c.Clean || !c.Whole.Equal(w.clock().Add(-time.Minute)) {
+		t.Errorf("after an error of the disk the checkpoint is %+v, %v", c, err)
+	}
+}
+
+// TestConcurrent writes, maintains and reads at once.
+func TestConcurrent(t *testing.T) {
+	w := newWriting(t)
+	done := make(chan struct{})
+	var others sync.WaitGroup
+	for _, other := range []func() error{
+		func() error { w.tend(); return nil },
+		func() error { w.removeOld(dayOf(noon)); return nil },
+		func() error {
+			_, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: "c1"})
+			return err
+		},
+	} {
+		others.Go(func() {
+			for {
+				if err := other(); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for i := range 300 {
+		w.say(fmt.Sprint(i), "answer")
+		if i%10 == 9 {
+			w.advance(12 * time.Hour)
+		}
+	}
+	close(done)
+	others.Wait()
+	count := 0
+	for _, lines := range saidBy(t, w.dir) {
+		count += len(lines)
+	}
+	if count != 600 || w.Lost() != 0 {
+		t.Errorf("there are %d lines, and %d are lost; want 600", count, w.Lost())
+	}
+}

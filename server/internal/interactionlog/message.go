@@ -1,0 +1,171 @@
+package interactionlog
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// message is what a line tells of a Message. Its slices are parts of the encoded one.
+type message struct {
+	role               parleyv1.Role
+	status             parleyv1.MessageStatus
+	sequence, exchange int32
+	seconds, nanos     int64 // create_time
+	content            []byte
+	agent, turnID      []byte
+	tool, result       []byte // name and content of a tool's result
+	model              []byte
+	tokens             [4]int32 // see tokenNames
+	types              [][]byte // of structured data
+	metadata           []pair
+}
+
+// pair is an entry of a message's metadata.
+type pair struct{ key, value []byte }
+
+// decode reads an encoded Message, without copying it and, when m was used before, without
+// taking memory: the generated code would take longer than all the rest of making a line. As
+// the wire form has it, the last value of a field wins, and of a message that comes twice the
+// fields do. That strings are UTF-8 is not checked.
+func (m *message) decode(body []byte) error {
+	*m = message{types: m.types[:0], metadata: m.metadata[:0]}
+	f := wireFields{rest: body}
+	for f.next() {
+		switch f.tag {
+		case 2<<3 | wireNumber:
+			m.sequence = int32(f.number)
+		case 3<<3 | wireNumber:
+			m.role = parleyv1.Role(int32(f.number))
+		case 4<<3 | wireBytes:
+			m.content = f.bytes
+		case 5<<3 | wireBytes:
+			m.decodeData(&f)
+		case 7<<3 | wireBytes:
+			m.decodeResult(&f)
+		case 8<<3 | wireBytes:
+			m.agent = f.bytes
+		case 10<<3 | wireNumber:
+			m.status = parleyv1.MessageStatus(int32(f.number))
+		case 11<<3 | wireBytes:
+			m.turnID = f.bytes
+		case 12<<3 | wireNumber:
+			m.exchange = int32(f.number)
+		case 13<<3 | wireBytes:
+			m.decodeUsage(&f)
+		case 14<<3 | wireBytes:
+			m.decodeMetadata(&f)
+		case 15<<3 | wireBytes:
+			m.decodeTime(&f)
+		}
+	}
+	return f.err
+}
+
+func (m *message) decodeData(outer *wireFields) {
+	var name []byte
+	f := wireFields{rest: outer.bytes}
+	for f.next() {
+		if f.tag == 1<<3|wireBytes {
+			name = f.bytes
+		}
+	}
+	m.types, outer.err = append(m.types, name), f.err
+}
+
+func (m *message) decodeResult(outer *wireFields) {
+	f := wireFields{rest: outer.bytes}
+	for f.next() {
+		switch f.tag {
+		case 2<<3 | wireBytes:
+			m.tool = f.bytes
+		case 3<<3 | wireBytes:
+			m.result = f.bytes
+		}
+	}
+	outer.err = f.err
+}
+
+func (m *message) decodeUsage(outer *wireFields) {
+	f := wireFields{rest: outer.bytes}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | wireBytes:
+			m.model = f.bytes
+		case 2<<3 | wireNumber, 3<<3 | wireNumber, 4<<3 | wireNumber, 5<<3 | wireNumber:
+			m.tokens[f.tag>>3-2] = int32(f.number)
+		}
+	}
+	outer.err = f.err
+}
+
+func (m *message) decodeMetadata(outer *wireFields) {
+	var p pair
+	f := wireFields{rest: outer.bytes}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | wireBytes:
+			p.key = f.bytes
+		case 2<<3 | wireBytes:
+			p.value = f.bytes
+		}
+	}
+	m.metadata, outer.err = append(m.metadata, p), f.err
+}
+
+func (m *message) decodeTime(outer *wireFields) {
+	f := wireFields{rest: outer.bytes}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | wireNumber:
+			m.seconds = int64(f.number)
+		case 2<<3 | wireNumber:
+			m.nanos = int64(int32(f.number))
+		}
+	}
+	outer.err = f.err
+}
+
+// The kinds of fields that a message has.
+const (
+	wireNumber = uint64(protowire.VarintType)
+	wireBytes  = uint64(protowire.BytesType)
+)
+
+// wireFields steps through the fields of an encoded message.
+type wireFields struct {
+	rest   []byte
+	tag    uint64 // number<<3 | kind
+	number uint64 // where the kind is wireNumber
+	bytes  []byte // where it is wireBytes
+	err    error
+}
+
+// next steps to the next field of one of the two kinds; false at the end, and when f.err is set.
+func (f *wireFields) next() bool {
+	for len(f.rest) > 0 && f.err == nil {
+		number, kind, n := protowire.ConsumeTag(f.rest)
+		if n < 0 {
+			f.err = protowire.ParseError(n)
+			return false
+		}
+		f.tag, f.rest = uint64(number)<<3|uint64(kind), f.rest[n:]
+		switch kind {
+		case protowire.VarintType:
+			f.number, n = protowire.ConsumeVarint(f.rest)
+		case protowire.BytesType:
+			f.bytes, n = protowire.ConsumeBytes(f.rest)
+		default:
+			n = protowire.ConsumeFieldValue(number, kind, f.rest)
+		}
+		if n < 0 {
+			f.err = protowire.ParseError(n)
+			return false
+		}
+		f.rest = f.rest[n:]
+		if kind == protowire.VarintType || kind == protowire.BytesType {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,170 @@
+package interactionlog
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// crashes is a service that dies again and again, and what it must not forget.
+type crashes struct {
+	*service
+
+	t       *rapid.T
+	said    map[string]int   // messages of each conversation
+	synced  map[string]int64 // size of each file when it was last made durable
+	durable []byte           // the checkpoint at that time, or one before
+	unwhole int              // lines that were left without their end
+}
+
+// TestCrashes has every message in the files once and in order, whatever the order in which
+// messages, syncs, editors, crashes, power cuts, and changes of the clock follow.
+func TestCrashes(t *testing.T) {
+	run := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		run++
+		c := &crashes{service: newService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, said: map[string]int{}}
+		c.remember()
+		rt.Repeat(map[string]func(*rapid.T){
+			"append": func(*rapid.T) { c.append(false) },
+			"sync":   func(*rapid.T) { do(t, c.log.sync()); c.remember() },
+			"stop":   func(*rapid.T) { do(t, c.log.Close()); c.open(); do(t, c.catchUp()); c.remember() },
+			"crash":  func(*rapid.T) { c.crash() },
+			"power":  func(*rapid.T) { c.powerCut() },
+			"editor": func(*rapid.T) { c.edit() },
+			"clock": func(rt *rapid.T) {
+				by := time.Duration(rapid.Int64Range(-int64(time.Hour), int64(7*time.Hour)).Draw(rt, "by"))
+				if c.now = c.now.Add(by); by < 0 {
+					// Of a message that is the first to be older than the checkpoint the log must hear.
+					c.said["acme new"+fmt.Sprint(len(c.said))]++
+					c.add("acme", "new"+fmt.Sprint(len(c.said)-1), fmt.Sprint("acme new", len(c.said)-1, " 1"))
+				}
+			},
+			"": func(*rapid.T) { c.check() },
+		})
+		c.crash()
+		c.check()
+		do(t, c.log.Close())
+	})
+}
+
+// append has somebody say something, and perhaps the log not hear of it.
+func (c *crashes) append(deaf bool) {
+	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
+	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
+	var texts []string
+	for range rapid.IntRange(1, 3).Draw(c.t, "messages") {
+		c.said[tenant+" "+id]++
+		texts = append(texts, fmt.Sprint(tenant, " ", id, " ", c.said[tenant+" "+id]))
+	}
+	c.deaf = deaf
+	c.add(tenant, id, texts...)
+	c.deaf = false
+}
+
+// sizes of the day files.
+func (c *crashes) sizes() map[string]int64 {
+	sizes := map[string]int64{}
+	for name := range saidBy(c.tb, c.dir) {
+		info, err := os.Stat(filepath.Join(c.dir, name))
+		do(c.tb, err)
+		sizes[name] = info.Size()
+	}
+	return sizes
+}
+
+// remember what a power cut leaves.
+func (c *crashes) remember() {
+	var err error
+	c.synced = c.sizes()
+	c.durable, err = os.ReadFile(c.log.checkpointPath())
+	do(c.tb, err)
+}
+
+// crash kills the process after some commits of which the log has not heard.
+func (c *crashes) crash() {
+	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
+		c.append(true)
+	}
+	c.restart()
+	c.remember()
+}
+
+// powerCut takes from the files what was not made durable.
+func (c *crashes) powerCut() {
+	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
+		c.append(true)
+	}
+	c.log.crash()
+	sizes := c.sizes()
+	for _, name := range slices.Sorted(maps.Keys(sizes)) {
+		size := rapid.Int64Range(c.synced[name], sizes[name]).Draw(c.t, name)
+		do(c.tb, os.Truncate(filepath.Join(c.dir, name), size))
+	}
+	c.unwhole += len(sizes)
+	now, _, err := readCheckpoint(c.log.checkpointPath())
+	do(c.tb, err)
+	old := filepath.Join(c.dir, "old")
+	do(c.tb, os.WriteFile(old, c.durable, fileMode))
+	before, _, err := readCheckpoint(old)
+	do(c.tb, err)
+	if !before.Whole.After(now.Whole) && rapid.Bool().Draw(c.t, "old checkpoint") {
+		do(c.tb, os.Rename(old, c.log.checkpointPath()))
+	}
+	c.open()
+	do(c.tb, c.catchUp())
+	do(c.tb, c.log.sync())
+	c.remember()
+}
+
+// edit leaves a line without its end at the end of a file.
+func (c *crashes) edit() {
+	names := slices.Sorted(maps.Keys(c.sizes()))
+	if len(names) == 0 {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(c.dir, rapid.SampledFrom(names).Draw(c.t, "file")), os.O_WRONLY|os.O_APPEND, 0)
+	do(c.tb, err)
+	_, err = f.WriteString(`{"by":"hand"`)
+	do(c.tb, err, f.Close())
+	c.unwhole++
+}
+
+// check looks at all files. While the service runs they hold what it was told.
+func (c *crashes) check() {
+	found, broken := map[string]int{}, 0
+	files := saidBy(c.tb, c.dir)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		for _, line := range files[name] {
+			if strings.HasPrefix(line, "!") {
+				broken++
+				continue
+			}
+			var tenant, id string
+			var n int
+			if _, err := fmt.Sscan(line, &tenant, &id, &n); err != nil {
+				c.t.Fatalf("%s says %q", name, line)
+			}
+			found[tenant+" "+id]++
+			if found[tenant+" "+id] != n {
+				c.t.Fatalf("%s has message %d of %s %s where %d should be: %q", name, n, tenant, id, found[tenant+" "+id], files)
+			}
+		}
+	}
+	if !maps.Equal(found, c.said) {
+		c.t.Fatalf("the files have so many messages: %v, want %v", found, c.said)
+	}
+	if broken > c.unwhole {
+		c.t.Fatalf("%d lines are broken, at most %d", broken, c.unwhole)
+	}
+	if c.log.Lost() != 0 {
+		c.t.Fatalf("%d lines are lost", c.log.Lost())
+	}
+}

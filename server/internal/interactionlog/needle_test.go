@@ -1,0 +1,213 @@
+package interactionlog
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf16"
+
+	"pgregory.net/rapid"
+)
+
+func TestNeedleIgnoresCase(t *testing.T) {
+	for _, tt := range []struct {
+		needle, text string
+		found        bool
+	}{
+		{"", "", true},
+		{"goals", "Quarterly GOALS", true},
+		{"goals", "goal s", false},
+		{"ÄPFEL", "Die äpfel", true},
+		{"äpfel", "DIE ÄPFEL", true},
+		{"strasse", "Straße", false},
+		{"STRAẞE", "straße", true},
+		{"σοφός", "ΣΟΦΌΣ", true},
+		{"kelvin", "300 \u212Aelvin", true},
+		{"\u212A", "k", true},
+		{"wusste", "wu\u017Fſte", true},
+		{"привет", "ПРИВЕТ", true},
+		{"日本", "今日本屋", true},
+		{"𐐨", "𐐀", true},
+		{`say "hi"`, `SAY "HI"`, true},
+		{"a\nb", "A\nB", true},
+		{`c:\temp`, `C:\Temp`, true},
+		{"\xff", "\ufffd", true},
+	} {
+		n := newNeedle(tt.needle)
+		if got := n.in(tt.text); got != tt.found {
+			t.Errorf("%q in %q: %t", tt.needle, tt.text, got)
+		}
+		line := entry{content: tt.text}.String()
+		f := filter{tenant: "default", text: n}
+		if got := f.wants([]byte(line[:len(line)-1])); tt.found && !got {
+			t.Errorf("%q: passed over %s", tt.needle, line)
+		}
+	}
+}
+
+// TestSpellings are some that are easily mistaken for others.
+func TestSpellings(t *testing.T) {
+	for _, tt := range []struct{ needle, raw string }{
+		{"\ufffd", "\xff"},
+		{"\ufffd", `\ud800`},
+		{"nq", `\\nq`},
+		{"\nq", `\nq`},
+		{"\\\nq", `\\\nq`},
+		{"u006eq", `\\u006eq`},
+		{"nq", `\u006Eq`},
+		{"quark", `\u0051uark`},
+		{"quark", `Quar\u212a`},
+		{"/q", `\/q`},
+		{`"`, `\"`},
+		{`"`, `\u0022`},
+		{"\u2028q", `\u2028Q`},
+		{"😀", `\ud83d\ude00`},
+		{"q😀", `q\ud83d\ude00`},
+		{"😀q", `\ud83d\ude00q`},
+		{"ÄQ", `\u00e4q`},
+	} {
+		line := strings.Replace(strings.TrimSuffix(entry{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
+		l, err := parseLine([]byte(line))
+		if n := newNeedle(tt.needle); err != nil || !n.in(l.interaction.Content) {
+			t.Errorf("%q is not in %s, %v", tt.needle, line, err)
+		} else if f := (filter{tenant: "default", text: n}); !f.wants([]byte(line)) {
+			t.Errorf("%q is hidden in %s", tt.needle, line)
+		}
+	}
+}
+
+// TestFilterRefuses holds the filter to its purpose: lines that are parsed for nothing cost a
+// hundred times as much.
+func TestFilterRefuses(t *testing.T) {
+	for _, tt := range []struct{ name, needle, content, session string }{
+		{"other text", "goals", "goal", ""},
+		{"a key of the line", "timestamp", "x", ""},
+		{"a word of the metadata", "turn_number", "x", ""},
+		{"beside escapes", "xgoals", "\n\"goals\"\\goals\tgoals", ""},
+		{"behind a backslash and the quote at the end", ",", "x\\", ""},
+		{"other escape", "\t", "\u0001\n", ""},
+		{"other session", "goals", "goals", "other"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			line := entry{content: tt.content}.String()
+			f := filter{tenant: "default", text: newNeedle(tt.needle), session: tt.session}
+			if f.wants([]byte(line[:len(line)-1])) {
+				t.Errorf("%q wants %s", tt.needle, line)
+			}
+		})
+	}
+	line := entry{}.String()
+	if (&filter{tenant: "other"}).wants([]byte(line[:len(line)-1])) {
+		t.Error("wants a line of another tenant")
+	}
+}
+
+// runes that are hard to find: with more than two forms, of different lengths, which JSON
+// escapes or which stand in escapes.
+func hardRune() *rapid.Generator[rune] {
+	return rapid.SampledFrom([]rune("kKK\u212AsSſßẞäÄσΣςθΘϑϴ\u0345\u1fbeǅ𐐀𐐨😀日\"\\/\b\f\n\r\t\x01u0nrtbfaAdD41 \ufffdﬅﬆ"))
+}
+
+func hardText(limit int) *rapid.Generator[string] {
+	return rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(hardRune(), 0, limit).Draw(t, "runes")) })
+}
+
+// recase changes the case of some runes.
+func recase(t *rapid.T, text string) string {
+	return strings.Map(func(r rune) rune {
+		for range rapid.IntRange(0, 3).Draw(t, "folds") {
+			r = unicode.SimpleFold(r)
+		}
+		return r
+	}, text)
+}
+
+// spell writes a JSON string, with escapes where there need be none.
+func spell(t *rapid.T, text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		how := rapid.IntRange(0, 5).Draw(t, "spelling")
+		short := strings.IndexRune(shortRunes, r)
+		switch {
+		case how == 0 && r > 0xFFFF:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04X`, high, low)
+		case how == 0 || r < ' ' && short < 0:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		case how == 1 && r == '\ufffd':
+			b.WriteString(`\ud800`) // Half a pair is read so.
+		case how == 2 && r == '\ufffd':
+			b.WriteByte(0xff)
+		case short >= 0 && (r != '/' || how == 1):
+			b.WriteByte('\\')
+			b.WriteByte(shortEscapes[short])
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// TestNothingIsHidden searches for texts in lines of any spelling: what a naive search finds in
+// the parsed line is not passed over.
+func TestNothingIsHidden(t *testing.T) { rapid.Check(t, checkNeedle) }
+
+func FuzzNeedle(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkNeedle)) }
+
+func checkNeedle(t *rapid.T) {
+	content := hardText(12).Draw(t, "content")
+	var text string
+	if runes := []rune(content); len(runes) > 0 && rapid.Bool().Draw(t, "part") {
+		from := rapid.IntRange(0, len(runes)-1).Draw(t, "from")
+		text = recase(t, string(runes[from:rapid.IntRange(from, len(runes)).Draw(t, "to")]))
+	} else {
+		text = hardText(4).Draw(t, "text")
+	}
+	canonical := entry{agent: hardText(3).Draw(t, "agent")}.String()
+	line := strings.Replace(canonical, `"content":""`, `"content":"`+spell(t, content)+`"`, 1)
+	line = strings.TrimSuffix(line, "\n")
+	parsed, err := parseLine([]byte(line))
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	truth := strings.Contains(naiveFold(parsed.interaction.Content), naiveFold(text))
+	n := newNeedle(text)
+	if got := n.in(parsed.interaction.Content); got != truth {
+		t.Fatalf("%q in %q: %t, want %t", text, parsed.interaction.Content, got, truth)
+	}
+	f := filter{tenant: "default", text: n}
+	if truth && !f.wants([]byte(line)) {
+		t.Fatalf("%q is hidden in %s", text, line)
+	}
+}
+
+// naiveFold writes every rune as the least of its forms.
+func naiveFold(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		forms := []rune{r}
+		for other := unicode.SimpleFold(r); other != r; other = unicode.SimpleFold(other) {
+			forms = append(forms, other)
+		}
+		b.WriteRune(slices.Min(forms))
+	}
+	return b.String()
+}
+
+// TestLongNeedle: neither the needle nor the line is so long that their product is taken.
+func TestLongNeedle(t *testing.T) {
+	n := newNeedle(strings.Repeat("a", 1<<20) + "b")
+	line := entry{content: strings.Repeat("a", 1<<20)}.String()
+	f := filter{tenant: "default", text: n}
+	if f.wants([]byte(line[:len(line)-1])) && n.in(line) {
+		t.Error("found what is not there")
+	}
+}
+
+func FuzzMayBeIn(f *testing.F) {
+	f.Add("a", []byte(`\u006`))
+	f.Add("\"", []byte(`\`))
+	f.Fuzz(func(_ *testing.T, text string, raw []byte) { newNeedle(text).mayBeIn(raw) })
+}

@@ -1,0 +1,178 @@
+package interactionlog
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parleyhq/parley/store"
+)
+
+func TestPageTokensAreOfTheirQuery(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", some("a", "b", "c"))
+	list := func(l List) func(token string) (*Page, error) {
+		return func(token string) (*Page, error) {
+			l.PageSize, l.PageToken = 1, token
+			return r.list(t.Context(), &l)
+		}
+	}
+	search := func(s Search) func(token string) (*Page, error) {
+		return func(token string) (*Page, error) {
+			s.PageSize, s.PageToken = 1, token
+			return r.search(t.Context(), &s)
+		}
+	}
+	queries := []func(token string) (*Page, error){
+		list(List{Tenant: "default"}),
+		list(List{Tenant: "default", Within: time.Hour * 23}),
+		list(List{Tenant: "default", Date: "2026-11-20"}),
+		list(List{Tenant: "default", ConversationID: "s"}),
+		list(List{Tenant: "default", ConversationID: "s", Date: "2026-11-20"}),
+		search(Search{Tenant: "default", Query: ""}),
+		search(Search{Tenant: "default", Query: "", Days: 8}),
+		search(Search{Tenant: "default", Query: "", ConversationID: "s"}),
+		list(List{Tenant: "other"}),
+		search(Search{Tenant: "default", Query: "x"}),
+	}
+	for i, query := range queries {
+		page, err := query("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if page.NextPageToken == "" {
+			continue
+		}
+		for j, other := range queries {
+			next, err := other(page.NextPageToken)
+			if i == j && (err != nil || contents(next) != "b") {
+				t.Errorf("query %d: second page %v, %v", i, next, err)
+			}
+			if i != j && !errors.Is(err, ErrPageToken) {
+				t.Errorf("query %d takes the token of %d: %v, %v", j, i, next, err)
+			}
+		}
+	}
+	q := &query{scope: []string{"list", "default", "", "0s", ""}}
+	wrong := []string{"x", q.seal(place{1, 0}), q.seal(place{0, -1}), store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...)}
+	for _, token := range wrong {
+		if page, err := list(List{Tenant: "default"})(token); !errors.Is(err, ErrPageToken) {
+			t.Errorf("token %q: %v, %v", token, page, err)
+		}
+	}
+	if page, err := list(List{Tenant: "default"})(q.seal(place{})); err != nil || len(page.Interactions) != 0 {
+		t.Errorf("a span of 1970: %v, %v", page, err)
+	}
+}
+
+// TestPagesGoOnWhileLinesCome: those that came after the first page are on no page of what
+// goes back, and at the end of what goes forward.
+func TestPagesGoOnWhileLinesCome(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		list       List
+	}{
+		{"recent", "b a", List{}},
+		{"day", "a b later", List{Date: "2026-11-20"}},
+		{"conversation", "a b later", List{ConversationID: "s"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newReading(t)
+			r.put(t, "2026-11-20", some("a", "b"))
+			tt.list.Tenant, tt.list.PageSize = "default", 1
+			page, err := r.list(t.Context(), &tt.list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.put(t, "2026-11-20", some("a", "b", "later"))
+			tt.list.PageToken, tt.list.PageSize = page.NextPageToken, 10
+			rest, err := r.list(t.Context(), &tt.list)
+			if got := contents(page) + " " + contents(rest); err != nil || got != tt.want {
+				t.Errorf("%q, %v; want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// TestSpanOfThePages is that of the first one, though time goes on.
+func TestSpanOfThePages(t *testing.T) {
+	r := newReading(t)
+	now := readNow
+	r.now = func() time.Time { return now }
+	r.put(t, "2026-11-19", some("a"))
+	r.put(t, "2026-11-20", some("b", "c"))
+	for _, get := range []func(token string) (*Page, error){
+		func(token string) (*Page, error) {
+			return r.search(t.Context(), &Search{Tenant: "default", Days: 2, PageSize: 1, PageToken: token})
+		},
+		func(token string) (*Page, error) {
+			return r.list(t.Context(), &List{Tenant: "default", Within: 36 * time.Hour, PageSize: 1, PageToken: token})
+		},
+	} {
+		now = readNow
+		page, err := get("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		now = readNow.Add(72 * time.Hour)
+		all, _ := allPages(t, func(token string) (*Page, error) {
+			if token == "" {
+				token = page.NextPageToken
+			}
+			return get(token)
+		})
+		if got := contents(page) + " " + strings.Join(texts(all), " "); got != "c b a" {
+			t.Errorf("%q, want those of the span as it was", got)
+		}
+	}
+}
+
+// TestPagesOfAFileThatIsEdited give lines that are there, whole, and end.
+func TestPagesOfAFileThatIsEdited(t *testing.T) {
+	before := some("a", "b", "c", "d")
+	for name, after := range map[string]string{
+		"added ahead":    some("first") + before,
+		"removed ahead":  some("b", "c", "d"),
+		"changed":        some("a", "changed", "c", "d"),
+		"cut off":        before[:len(before)/3],
+		"empty":          "",
+		"removed":        "-",
+		"without breaks": strings.ReplaceAll(before, "\n", " "),
+	} {
+		there := map[string]bool{}
+		for text := range strings.Lines(after) {
+			if l, err := parseLine([]byte(text)); err == nil {
+				there[l.interaction.Content] = true
+			}
+		}
+		for _, l := range []List{{}, {Date: "2026-11-20"}, {ConversationID: "s"}} {
+			l.Tenant, l.PageSize = "default", 2
+			r := newReading(t)
+			r.put(t, "2026-11-20", before)
+			page, err := r.list(t.Context(), &l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.put(t, "2026-11-20", after)
+			if after == "-" {
+				if err := os.Remove(filepath.Join(r.dir, "2026-11-20.jsonl")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rest, _ := allPages(t, func(token string) (*Page, error) {
+				if l.PageToken = token; token == "" {
+					l.PageToken = page.NextPageToken
+				}
+				return r.list(t.Context(), &l)
+			})
+			for _, content := range texts(rest) {
+				if !there[content] {
+					t.Errorf("%s, %+v: %q is not in the file", name, l, content)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package interactionlog
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// disk is a file system that can lose its power.
+type disk struct {
+	t           *testing.T
+	image, path string
+}
+
+func newDisk(t *testing.T) *disk {
+	t.Helper()
+	dir := t.TempDir()
+	d := &disk{t: t, image: filepath.Join(dir, "image"), path: filepath.Join(dir, "disk")}
+	do(t, os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, 64<<20), os.Mkdir(d.path, 0o700))
+	if out, err := exec.CommandContext(t.Context(), "mkfs.ext4", "-q", d.image).CombinedOutput(); err != nil {
+		t.Skipf("no file system can be made: %v\n%s", err, out)
+	}
+	if err := d.mount(); err != nil {
+		t.Skipf("only root can mount a file system: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(d.path, syscall.MNT_DETACH) })
+	return d
+}
+
+func (d *disk) mount() error {
+	return exec.CommandContext(d.t.Context(), "mount", "-o", "loop", d.image, d.path).Run()
+}
+
+// cut stops all writing at once: what is not on the disk now never gets there.
+func (d *disk) cut() {
+	d.t.Helper()
+	const shutdown, withoutFlush = 0x8004587d, 2
+	f, err := os.Open(d.path)
+	do(d.t, err)
+	defer f.Close()
+	how := uint32(withoutFlush)
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), shutdown, uintptr(unsafe.Pointer(&how))); errno != 0 {
+		d.t.Fatal(errno)
+	}
+}
+
+// TestPowerCut takes the power from a machine on which a process writes, several times: what the
+// store keeps is in the log once the next process has caught up.
+func TestPowerCut(t *testing.T) {
+	d := newDisk(t)
+	missing := 0
+	for round := range 4 {
+		var first time.Time // that the child's checkpoint has
+		acknowledged := killAfter(t, d.path, 100+100*round, func() bool {
+			// In every other round something must have been made durable.
+			path := filepath.Join(d.path, "interactions", checkpointName)
+			c, _, err := readCheckpoint(path)
+			do(t, err)
+			if first.IsZero() {
+				first = c.Whole
+			}
+			if round%2 == 0 && c.Whole.Equal(first) {
+				return false
+			}
+			do(t, syncFile(path)) // It may get to the disk at any time, ahead of all else.
+			d.cut()
+			return true
+		})
+		do(t, syscall.Unmount(d.path, 0), d.mount())
+		left := inLog(t, d.path, round+1)
+		for id, n := range caughtUp(t, d.path, round+1, acknowledged) {
+			missing += n - left[id]
+		}
+	}
+	if missing == 0 {
+		t.Error("no power cut took a line: the test shows nothing")
+	}
+	t.Logf("%d lines were added", missing)
+}

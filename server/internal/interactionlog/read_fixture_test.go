@@ -1,0 +1,195 @@
+package interactionlog
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// readNow is the time in the tests of reading.
+var readNow = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+// reading is a reader of a directory, with what it says.
+type reading struct {
+	*reader
+
+	said bytes.Buffer
+	puts int
+}
+
+func newReading(tb testing.TB) *reading {
+	tb.Helper()
+	r := &reading{}
+	r.reader = newReader(tb.TempDir(), slog.New(slog.NewJSONHandler(&r.said, nil)), func() time.Time { return readNow })
+	return r
+}
+
+// put writes the file of a day, as of an hour ago; no two are of the same time.
+func (r *reading) put(tb testing.TB, date, content string) {
+	tb.Helper()
+	path := filepath.Join(r.dir, date+fileSuffix)
+	err := os.WriteFile(path, []byte(content), 0o600)
+	if err == nil {
+		err = os.Chtimes(path, readNow, readNow.Add(time.Duration(r.puts)-time.Hour))
+	}
+	r.puts++
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// entry is a line to write; what is empty gets a value.
+type entry struct{ at, session, tenant, agent, role, content string }
+
+// String is the line as the encoder writes it, with the line break.
+func (e entry) String() string {
+	or := func(s *string, value string) {
+		if *s == "" {
+			*s = value
+		}
+	}
+	or(&e.at, "2026-11-20T09:00:00.000000Z")
+	or(&e.session, "s")
+	or(&e.tenant, "default")
+	or(&e.agent, "User")
+	or(&e.role, "user")
+	b := append([]byte(timestampKey), e.at...)
+	for _, part := range []struct{ key, value string }{
+		{sessionIDKey, e.session}, {tenantKey, e.tenant}, {`","agent":"`, e.agent}, {`","role":"`, e.role}, {`","content":"`, e.content},
+	} {
+		b = appendText(append(b, part.key...), []byte(part.value))
+	}
+	return string(b) + `","metadata":{"turn_number":1}}` + "\n"
+}
+
+// said returns the lines of a file that were warned of, as "file:line".
+func (r *reading) warned(t *testing.T) (lines []string) {
+	t.Helper()
+	for text := range strings.Lines(r.said.String()) {
+		var record struct {
+			File string
+			Line int
+		}
+		if err := json.Unmarshal([]byte(text), &record); err != nil {
+			t.Fatal(err)
+		}
+		number, _ := json.Marshal(record.Line)
+		lines = append(lines, filepath.Base(record.File)+":"+string(number))
+	}
+	return lines
+}
+
+func contents(page *Page) string {
+	var all []string
+	for _, i := range page.Interactions {
+		all = append(all, i.Content)
+	}
+	return strings.Join(all, " ")
+}
+
+// listAll returns all pages of a list, and how many lines were skipped.
+func (r *reading) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction, skipped int) {
+	tb.Helper()
+	return allPages(tb, func(token string) (*Page, error) {
+		l.PageToken = token
+		return r.list(tb.Context(), &l)
+	})
+}
+
+// searchAll is listAll for a search.
+func (r *reading) searchAll(tb testing.TB, s Search) (all []*parleyv1.Interaction, skipped int) {
+	tb.Helper()
+	return allPages(tb, func(token string) (*Page, error) {
+		s.PageToken = token
+		return r.search(tb.Context(), &s)
+	})
+}
+
+func allPages(tb testing.TB, get func(token string) (*Page, error)) (all []*parleyv1.Interaction, skipped int) {
+	tb.Helper()
+	for token := ""; ; {
+		page, err := get(token)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if token = page.NextPageToken; token != "" && len(page.Interactions) == 0 {
+			tb.Fatal("empty page with a token")
+		}
+		all, skipped = append(all, page.Interactions...), skipped+page.Skipped
+		if token == "" {
+			return all, skipped
+		}
+	}
+}
+
+// texts are the contents of interactions.
+func texts(all []*parleyv1.Interaction) []string {
+	found := []string{}
+	for _, i := range all {
+		found = append(found, i.Content)
+	}
+	return found
+}
+
+// naive is what a query is to find, by way of parsing every line.
+type naive struct {
+	tenant, session, text string
+	since                 time.Time
+	backward              bool
+}
+
+// of returns what is found in files, given from the oldest on, and how many lines cannot be read.
+func (n naive) of(files ...string) (found []string, skipped int) {
+	var parsed []naiveFile
+	for _, file := range files {
+		parsed = append(parsed, parseNaively(file))
+	}
+	return n.in(parsed...)
+}
+
+func (n naive) in(files ...naiveFile) (found []string, skipped int) {
+	found = []string{}
+	for _, file := range files {
+		skipped += file.faults
+		for _, l := range file.lines {
+			in := l.interaction
+			if l.tenant == n.tenant && (n.session == "" || in.ConversationId == n.session) &&
+				!in.Timestamp.AsTime().Before(n.since) && strings.Contains(foldText(in.Content), foldText(n.text)) {
+				found = append(found, in.Content)
+			}
+		}
+	}
+	if n.backward {
+		slices.Reverse(found)
+	}
+	return found, skipped
+}
+
+// naiveFile is what there is to read in a file.
+type naiveFile struct {
+	lines  []*line
+	faults int
+}
+
+func parseNaively(file string) (parsed naiveFile) {
+	for text := range strings.SplitSeq(strings.TrimPrefix(file, "\ufeff"), "\n") {
+		text = strings.Trim(text, " \t\r")
+		if text == "" {
+			continue
+		}
+		if l, err := parseLine([]byte(text)); err != nil || len(text) > maxLineBytes {
+			parsed.faults++
+		} else {
+			parsed.lines = append(parsed.lines, l)
+		}
+	}
+	return parsed
+}

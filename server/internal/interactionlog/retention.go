@@ -1,0 +1,35 @@
+package interactionlog
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// removeOld removes the files of days that lie more than Options.RetentionDays before today's,
+// with their indexes.
+func (l *Log) removeOld(today day) {
+	if l.options.RetentionDays <= 0 {
+		return
+	}
+	entries, err := os.ReadDir(l.options.Dir)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			l.options.Log.Warn("interaction log: old files stay", "error", err)
+		}
+		return
+	}
+	for _, entry := range entries {
+		d, isDay := parseFileName(entry.Name())
+		if !isDay || !entry.Type().IsRegular() || d >= today-day(l.options.RetentionDays) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(l.options.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			l.options.Log.Warn("interaction log: an old file stays", "error", err)
+			continue
+		}
+		_ = os.Remove(filepath.Join(l.options.Dir, indexName(d))) // Perhaps there is one.
+		l.options.Log.Info("interaction log: file removed, see --log-retention-days", "file", entry.Name())
+	}
+}

@@ -1,0 +1,206 @@
+package interactionlog
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"hash/maphash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+const (
+	// unfinishedSuffix ends the name of a file that is to take the place of another one.
+	unfinishedSuffix = ".unfinished"
+	// copyBytes is how much is copied at a time.
+	copyBytes = 256 << 10
+	// lockedBytes is how much of a file may be left to look at while nothing can be appended.
+	lockedBytes = 256 << 10
+	// maxRounds is how often it is run after a file that grows before that has to wait.
+	maxRounds = 10
+)
+
+// rewrite is a file that is written anew.
+type rewrite struct {
+	*erasure
+
+	from *openedFile
+	path string
+	to   *os.File // nil: it is not there, or has taken the place of the old one
+	done int64    // up to where the old file has been looked at
+	read maphash.Hash
+	// erased counts lines.
+	erased int64
+}
+
+// run writes the new file: most of it while lines are appended to the old one.
+func (w *rewrite) run(ctx context.Context) error {
+	unfinished := filepath.Join(w.options.Dir, "."+filepath.Base(w.path)+unfinishedSuffix)
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var err error
+	if w.to, err = os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode); err != nil {
+		return err
+	}
+	if err := w.to.Chmod(fileMode); err != nil { // Whatever the umask.
+		return err
+	}
+	size := w.from.size
+	for round := 0; round == 0 || round < maxRounds && size-w.done > lockedBytes; round++ {
+		if err := w.advance(ctx, size); err != nil {
+			return err
+		}
+		if size, err = w.size(); err != nil {
+			return err
+		}
+	}
+	if err := w.compare(ctx); err != nil {
+		return err
+	}
+	if size, err = w.size(); err != nil {
+		return err
+	}
+	if err := w.advance(ctx, size); err != nil {
+		return err
+	}
+	return w.replace(ctx)
+}
+
+// compare reports with errMoved whether somebody has edited the old file in place.
+func (w *rewrite) compare(ctx context.Context) error {
+	var now maphash.Hash
+	now.SetSeed(w.seed)
+	if err := w.copy(ctx, &now, 0, w.done); err != nil {
+		return err
+	}
+	if now.Sum64() != w.read.Sum64() {
+		return errMoved
+	}
+	return nil
+}
+
+// size is that of the old file.
+func (w *rewrite) size() (int64, error) {
+	info, err := w.from.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// advance takes over the lines that have come to their end ahead of a place, and brings them to
+// the disk.
+func (w *rewrite) advance(ctx context.Context, size int64) error {
+	end, err := w.lastBreak(size)
+	if err != nil {
+		return err
+	}
+	if err := w.copy(ctx, &w.read, w.done, end); err != nil {
+		return err
+	}
+	if still, err := w.lastBreak(end); err != nil || still != end {
+		return cmp.Or(err, errMoved) // From here on compare would find that.
+	}
+	done, err := w.reader.beginScan(ctx)
+	if err != nil {
+		return err
+	}
+	err = w.take(ctx, end, true)
+	done()
+	return cmp.Or(err, w.to.Sync())
+}
+
+// lastBreak is the place behind the last line break ahead of a place, of what is still to be
+// looked at.
+func (w *rewrite) lastBreak(end int64) (int64, error) {
+	for end > w.done {
+		from := max(w.done, end-int64(len(w.buffer)))
+		n, err := w.from.ReadAt(w.buffer[:end-from], from)
+		if errors.Is(err, io.EOF) {
+			return 0, errMoved
+		} else if err != nil {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(w.buffer[:n], '\n'); i >= 0 {
+			return from + int64(i) + 1, nil
+		}
+		end = from
+	}
+	return w.done, nil
+}
+
+// take writes what is not erased of the old file up to a size.
+func (w *rewrite) take(ctx context.Context, size int64, parallel bool) error {
+	s := &stretch{file: w.from, size: size, first: w.done, end: size, wants: w.query.wants}
+	for at, err := range w.matches(w.from, w.reader.wholeLines(ctx, s, parallel)) {
+		if err == nil {
+			err = w.copy(ctx, w.to, w.done, at.from)
+		}
+		if err != nil {
+			return err
+		}
+		w.done = at.next
+		w.erased++
+	}
+	err := w.copy(ctx, w.to, w.done, size)
+	w.done = size
+	return err
+}
+
+// replace takes over what is left of the old file, and puts the new one in its place, while
+// nothing is appended. All of it is on the disk then: the checkpoint may say so.
+func (w *rewrite) replace(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return errClosed
+	}
+	info, err := w.from.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := os.Lstat(w.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errMoved
+	case err != nil:
+		return err
+	case !os.SameFile(info, named), info.Size() < w.done:
+		return errMoved
+	}
+	if err := w.take(ctx, info.Size(), false); err != nil {
+		return err
+	}
+	if err := errors.Join(w.to.Sync(), w.to.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(w.to.Name(), w.path); err != nil {
+		return err
+	}
+	w.to = nil
+	return syncDir(w.options.Dir)
+}
+
+// copy copies a part of the old file. Errors: errMoved, when it is shorter now.
+func (w *rewrite) copy(ctx context.Context, to io.Writer, from, end int64) error {
+	for from < end {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := w.from.ReadAt(w.buffer[:min(int64(len(w.buffer)), end-from)], from)
+		if errors.Is(err, io.EOF) {
+			return errMoved
+		} else if err != nil {
+			return err
+		}
+		if _, err := to.Write(w.buffer[:n]); err != nil {
+			return err
+		}
+		from += int64(n)
+	}
+	return nil
+}

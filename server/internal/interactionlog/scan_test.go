@@ -1,0 +1,212 @@
+package interactionlog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// scanned returns the lines of a stretch as "offset-next text", long ones read alone.
+func scanned(t rapid.TB, r *reader, s *stretch, parallel bool) []string {
+	lines := []string{}
+	var buffer []byte
+	for line, err := range r.scan(context.Background(), s, parallel) {
+		if err == nil && line.long {
+			line, err = readLine(s.file, s.size, line.from, &buffer)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(line.text) > 0 || line.long {
+			lines = append(lines, describe(line))
+		}
+	}
+	return lines
+}
+
+func describe(line rawLine) string {
+	text := string(line.text)
+	if len(text) > 100 {
+		text = text[:50] + "…" + text[len(text)-50:]
+	}
+	next := line.next
+	if line.long {
+		text, next = "too long", 0
+	}
+	return fmt.Sprintf("%d-%d open=%t %q", line.from, next, line.open, text)
+}
+
+// naiveLines splits a file at line breaks.
+func naiveLines(file []byte, first, end int64, backward bool) []string {
+	lines := []string{}
+	for at := 0; at < len(file); {
+		line := rawLine{from: int64(at)}
+		if length := bytes.IndexByte(file[at:], '\n'); length < 0 {
+			line.text, line.open, at = file[at:], true, len(file)
+		} else {
+			line.text, at = file[at:at+length], at+length+1
+		}
+		line.next = int64(at)
+		if line.from == 0 {
+			line.text = bytes.TrimPrefix(line.text, []byte("\ufeff"))
+		}
+		if line.long = len(line.text) > maxLineBytes; line.long {
+			line.open = false
+		}
+		line.text = bytes.Trim(line.text, " \t\r")
+		if len(line.text) > 0 && line.from >= first && line.from < end {
+			lines = append(lines, describe(line))
+		}
+	}
+	if backward {
+		slices.Reverse(lines)
+	}
+	return lines
+}
+
+func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
+	for _, backward := range []bool{false, true} {
+		want := naiveLines(file, first, end, backward)
+		for _, parallel := range []bool{false, true} {
+			s := &stretch{file: bytes.NewReader(file), size: int64(len(file)), first: first, end: end, backward: backward}
+			if diff := cmp.Diff(want, scanned(t, r, s, parallel)); diff != "" {
+				t.Fatalf("lines from %d to %d, backward %t, parallel %t: -want +got\n%s", first, end, backward, parallel, diff)
+			}
+		}
+	}
+}
+
+// TestScan reads files whose lines end about where chunks do.
+func TestScan(t *testing.T) {
+	r := newReading(t).reader
+	rapid.Check(t, func(t *rapid.T) {
+		var file []byte
+		if rapid.Bool().Draw(t, "mark") {
+			file = []byte("\ufeff")
+		}
+		edges := rapid.SampledFrom([]int{0, 0, 1, 50, tailBytes, chunkBytes, chunkBytes + tailBytes, 2 * chunkBytes, 3*chunkBytes + 7})
+		ends := rapid.SampledFrom([]string{"\n", "\n", "\r\n", "\n\n", " \n"})
+		for range rapid.IntRange(0, 6).Draw(t, "lines") {
+			length := max(0, edges.Draw(t, "length")+rapid.IntRange(-3, 3).Draw(t, "more"))
+			letter := rapid.SampledFrom([]byte("abc ")).Draw(t, "letter")
+			file = append(append(file, bytes.Repeat([]byte{letter}, length)...), ends.Draw(t, "end")...)
+		}
+		if rapid.Bool().Draw(t, "torn") {
+			file = bytes.TrimRight(file, "\r\n")
+		}
+		place := rapid.Int64Range(0, int64(len(file))+3)
+		first, end := int64(0), int64(math.MaxInt64)
+		if rapid.Bool().Draw(t, "part") {
+			first, end = place.Draw(t, "first"), place.Draw(t, "end")
+		}
+		checkScan(t, r, file, first, end)
+	})
+}
+
+// TestScanAtTheEdges has lines start and files end at every place about an edge.
+func TestScanAtTheEdges(t *testing.T) {
+	r := newReading(t).reader
+	for _, edge := range []int{chunkBytes, 2 * chunkBytes, 3 * chunkBytes, chunkBytes + tailBytes, 2*chunkBytes + tailBytes} {
+		for length := edge - 4; length <= edge+4; length++ {
+			line := strings.Repeat("x", length)
+			for _, file := range []string{line, line + "\n", line + "\ny", line + "\n\ny\n"} {
+				checkScan(t, r, []byte(file), 0, math.MaxInt64)
+			}
+		}
+	}
+}
+
+func TestScanLongLines(t *testing.T) {
+	r := newReading(t).reader
+	for _, length := range []int{maxLineBytes - 1, maxLineBytes, maxLineBytes + 1, 2 * maxLineBytes} {
+		long := strings.Repeat("x", length)
+		for _, file := range []string{long, "a\n" + long, "a\n" + long + "\nb\n"} {
+			checkScan(t, r, []byte(file), 0, math.MaxInt64)
+		}
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	f.Add([]byte("\xef\xbb\xbfa\r\n\n b\nc"), uint32(0), int64(0), int64(9))
+	f.Add([]byte("\n"), uint32(chunkBytes-1), int64(5), int64(chunkBytes))
+	f.Fuzz(func(t *testing.T, file []byte, ahead uint32, first, end int64) {
+		// What is ahead moves it to an end of a chunk.
+		file = append(bytes.Repeat([]byte{'x'}, int(ahead%(2*chunkBytes))), file...)
+		checkScan(t, newReader(t.TempDir(), nil, nil), file, max(first, 0), end)
+	})
+}
+
+// cutOff is a file that is shorter by now than it was when it was opened.
+type cutOff struct{ *bytes.Reader }
+
+func TestScanOfAFileThatIsCutOffMeanwhile(t *testing.T) {
+	r := newReading(t).reader
+	file := []byte(strings.Repeat("0123456789\n", chunkBytes/5))
+	for _, parallel := range []bool{false, true} {
+		s := &stretch{file: cutOff{bytes.NewReader(file)}, size: 3 * int64(len(file)), end: math.MaxInt64, backward: true}
+		if lines := scanned(t, r, s, parallel); len(lines) != chunkBytes/5 {
+			t.Errorf("parallel %t: %d lines, want %d", parallel, len(lines), chunkBytes/5)
+		}
+	}
+	var buffer []byte
+	for name, start := range map[string]int64{"behind the end": int64(len(file)) + 5, "amid a line": 5} {
+		if line, err := readLine(cutOff{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, errMoved) {
+			t.Errorf("%s: %+v, %v; want errMoved", name, line, err)
+		}
+	}
+}
+
+// broken is a file that cannot be read behind a place.
+type broken struct {
+	*bytes.Reader
+
+	behind int64
+}
+
+func (b broken) ReadAt(p []byte, at int64) (int, error) {
+	if at > b.behind {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return b.Reader.ReadAt(p, at)
+}
+
+func TestScanEndsWithTheFirstError(t *testing.T) {
+	r := newReading(t).reader
+	file := []byte(strings.Repeat("0123456789\n", chunkBytes))
+	s := stretch{file: broken{bytes.NewReader(file), 2 * chunkBytes}, size: int64(len(file)), end: math.MaxInt64}
+	whole := s
+	whole.file = bytes.NewReader(file)
+	for _, parallel := range []bool{false, true} {
+		if err := lastError(t.Context(), r, s, parallel, func() {}); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("parallel %t: %v", parallel, err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		err := lastError(ctx, r, whole, parallel, stop)
+		stop()
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("parallel %t: %v after the context's end", parallel, err)
+		}
+	}
+}
+
+// lastError scans to the end, and calls a function at each line.
+func lastError(ctx context.Context, r *reader, s stretch, parallel bool, each func()) error {
+	var failed error
+	for _, err := range r.scan(ctx, &s, parallel) {
+		if failed != nil {
+			return errors.New("goes on behind an error")
+		}
+		failed = err
+		each()
+	}
+	return failed
+}

@@ -1,0 +1,93 @@
+package interactionlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSearch(t *testing.T) {
+	r := newReading(t)
+	for i := range 9 {
+		d := dayOf(readNow) + 1 - day(i)
+		r.put(t, d.String(), entry{at: d.start().Format(timestampLayout), session: fmt.Sprint("s", i%2), content: "Quarterly Goals " + d.String()}.String()+
+			entry{at: d.start().Format(timestampLayout), tenant: "other", content: "quarterly goals of others"}.String()+
+			entry{at: d.start().Format(timestampLayout), agent: "quarterly goals", content: "nothing"}.String())
+	}
+	for _, tt := range []struct {
+		name   string
+		search Search
+		days   []int // of November, newest first
+	}{
+		{"seven days, newest first", Search{Query: "quarterly goals"}, []int{20, 19, 18, 17, 16, 15, 14}},
+		{"today", Search{Query: "QUARTERLY", Days: 1}, []int{20}},
+		{"more days than there are", Search{Query: "ls 2026", Days: 1 << 31}, []int{20, 19, 18, 17, 16, 15, 14, 13}},
+		{"one conversation", Search{Query: "goals", ConversationID: "s0"}, []int{19, 17, 15}},
+		{"one of one day", Search{Query: "2026-11-17"}, []int{17}},
+		{"no match", Search{Query: "quarterly  goals"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var want []string
+			for _, d := range tt.days {
+				want = append(want, fmt.Sprintf("Quarterly Goals 2026-11-%d", d))
+			}
+			for _, size := range []int{1, 2, 50} {
+				tt.search.Tenant, tt.search.PageSize = "default", size
+				all, skipped := r.searchAll(t, tt.search)
+				if diff := cmp.Diff(append([]string{}, want...), texts(all)); diff != "" || skipped != 0 {
+					t.Errorf("pages of %d: skipped %d, -want +got\n%s", size, skipped, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestSearchFollowsEdits: files are the only truth.
+func TestSearchFollowsEdits(t *testing.T) {
+	r := newReading(t)
+	for _, content := range []string{some("one goal"), some("one goal", "a goal more"), some("a goal more"), some("a goal MORE", "nothing"), ""} {
+		r.put(t, "2026-11-20", content)
+		want, _ := naive{tenant: "default", text: "goal", backward: true}.of(content)
+		all, _ := r.searchAll(t, Search{Tenant: "default", Query: "GOAL"})
+		if diff := cmp.Diff(want, texts(all)); diff != "" {
+			t.Errorf("-want +got\n%s", diff)
+		}
+	}
+}
+
+// TestSearchesAtOnce: many more than may look through files at once all come to an end.
+func TestSearchesAtOnce(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", strings.Repeat(some(strings.Repeat("x", 1000)), 2000)+some("goal"))
+	var running sync.WaitGroup
+	for range 16 {
+		running.Go(func() {
+			page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "GOAL"})
+			if err != nil || contents(page) != "goal" {
+				t.Errorf("%v, %v", page, err)
+			}
+		})
+	}
+	running.Wait()
+}
+
+func TestSearchEndsWithItsContext(t *testing.T) {
+	r := newReading(t)
+	r.put(t, "2026-11-20", some("a"))
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for range maxScans {
+		r.scans <- struct{}{}
+	}
+	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("waiting for others: %v", err)
+	}
+}

@@ -1,0 +1,342 @@
+package interactionlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// yesterday has enough lines for an index: many sessions of ten, and broken lines.
+func yesterday(t *testing.T, r *reading) string {
+	t.Helper()
+	var b strings.Builder
+	for i := range 1000 {
+		b.WriteString(entry{session: fmt.Sprint("s", i%100), content: fmt.Sprint("content-", i)}.String())
+		if i%250 == 0 {
+			b.WriteString("broken\n")
+		}
+	}
+	r.put(t, "2026-11-19", b.String())
+	return b.String()
+}
+
+func session(t *testing.T, r *reading, id string) []string {
+	t.Helper()
+	all, _ := r.listAll(t, List{Tenant: "default", ConversationID: id, PageSize: 3})
+	return texts(all)
+}
+
+func (r *reading) index(t *testing.T) os.FileInfo {
+	t.Helper()
+	info, err := os.Lstat(filepath.Join(r.dir, ".2026-11-19.sessions"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func TestIndex(t *testing.T) {
+	r := newReading(t)
+	file := yesterday(t, r)
+	want, skipped := naive{tenant: "default", session: "s7"}.of(file)
+	if r.index(t) != nil {
+		t.Fatal("an index that nobody has asked for")
+	}
+	for range 2 {
+		all, got := r.listAll(t, List{Tenant: "default", ConversationID: "s7", PageSize: 3})
+		if diff := cmp.Diff(want, texts(all)); diff != "" || got != skipped {
+			t.Errorf("skipped %d, want %d, -want +got\n%s", got, skipped, diff)
+		}
+	}
+	made := r.index(t)
+	if made == nil || made.Mode() != 0o600 {
+		t.Fatalf("index %v, want mode 0600", made)
+	}
+	// It is what is used: of a line that it does not know nothing is found.
+	f, err := r.openToRead("2026-11-19.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
+	if err == nil {
+		err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{}), out.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := session(t, r, "s7"); len(got) != 0 {
+		t.Errorf("the index is not used: %v", got)
+	}
+}
+
+// TestIndexIsMadeAnew whenever the file is another, or the index is damaged.
+func TestIndexIsMadeAnew(t *testing.T) {
+	for name, change := range map[string]func(path string, content []byte) error{
+		"line added": func(path string, content []byte) error {
+			return os.WriteFile(path, append(content, entry{session: "s7", content: "added"}.String()...), 0o600)
+		},
+		"same size, other time": func(path string, content []byte) error {
+			return errors.Join(os.WriteFile(path, []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
+				os.Chtimes(path, readNow, readNow.Add(-time.Minute)))
+		},
+		"same size and time, other file": func(path string, content []byte) error {
+			info, err := os.Stat(path)
+			return errors.Join(err, os.WriteFile(path+"~", []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
+				os.Rename(path+"~", path), os.Chtimes(path, readNow, info.ModTime()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newReading(t)
+			yesterday(t, r)
+			session(t, r, "s7")
+			path := filepath.Join(r.dir, "2026-11-19.jsonl")
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := change(path, content); err != nil {
+				t.Fatal(err)
+			}
+			if content, err = os.ReadFile(path); err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range []string{"s7", "s8"} {
+				want, _ := naive{tenant: "default", session: id}.of(string(content))
+				if diff := cmp.Diff(want, session(t, r, id)); diff != "" {
+					t.Errorf("session %s: -want +got\n%s", id, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestDamagedIndex: wherever a bit is wrong, everything is found, and the index made anew.
+func TestDamagedIndex(t *testing.T) {
+	r := newReading(t)
+	file := yesterday(t, r)
+	want := session(t, r, "s7")
+	if n, _ := (naive{tenant: "default", session: "s7"}).of(file); !slices.Equal(n, want) {
+		t.Fatal(want)
+	}
+	path := filepath.Join(r.dir, ".2026-11-19.sessions")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damages := [][]byte{nil, whole[:headerBytes], whole[:len(whole)-1], whole[:headerBytes+pageBytes]}
+	for at := 0; at < len(whole); at += 97 {
+		damaged := slices.Clone(whole)
+		damaged[at] ^= 4
+		damages = append(damages, damaged)
+	}
+	for _, damaged := range damages {
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, session(t, r, "s7")); diff != "" {
+			t.Fatalf("-want +got\n%s", diff)
+		}
+	}
+}
+
+// TestIndexIsNotTrusted: where it says that a line is, something else may be.
+func TestIndexIsNotTrusted(t *testing.T) {
+	r := newReading(t)
+	inner := strings.TrimSuffix(entry{session: "s7", content: "inner"}.String(), "\n")
+	r.put(t, "2026-11-19", some(inner)+entry{session: "s7", content: strings.Repeat("x", minIndexed)}.String())
+	f, err := r.openToRead("2026-11-19.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, offset := range []int64{0, 1, 100, f.size - 1, f.size, f.size + 5} {
+		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
+		if err == nil {
+			err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{{hashSession([]byte("s7")), offset}}), out.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, content := range session(t, r, "s7") {
+			if content != strings.Repeat("x", minIndexed) {
+				t.Errorf("offset %d: found %q", offset, content)
+			}
+		}
+	}
+}
+
+func TestNoIndex(t *testing.T) {
+	t.Run("today", func(t *testing.T) {
+		r := newReading(t)
+		yesterday(t, r)
+		if err := os.Rename(filepath.Join(r.dir, "2026-11-19.jsonl"), filepath.Join(r.dir, "2026-11-20.jsonl")); err != nil {
+			t.Fatal(err)
+		}
+		if got := session(t, r, "s7"); len(got) != 10 {
+			t.Errorf("%v", got)
+		}
+		if found, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(found) > 0 || err != nil {
+			t.Errorf("%v, %v", found, err)
+		}
+	})
+	t.Run("just written", func(t *testing.T) {
+		r := newReading(t)
+		yesterday(t, r)
+		if err := os.Chtimes(filepath.Join(r.dir, "2026-11-19.jsonl"), readNow, readNow.Add(-time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if got := session(t, r, "s7"); len(got) != 10 || r.index(t) != nil {
+			t.Errorf("%v, index %v", got, r.index(t))
+		}
+	})
+	t.Run("too many lines", func(t *testing.T) {
+		r := newReading(t)
+		yesterday(t, r)
+		f, err := r.openToRead("2026-11-19.jsonl")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
+		if err == nil {
+			err = errors.Join(writeIndex(out, f.fingerprint, nil), out.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := session(t, r, "s7"); len(got) != 10 || r.index(t).Size() != int64(headerBytes) {
+			t.Errorf("%v, index %v", got, r.index(t))
+		}
+	})
+	t.Run("cannot be written", func(t *testing.T) {
+		r := newReading(t)
+		yesterday(t, r)
+		// In the place of the unfinished one, not even root can remove this.
+		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions.new", "full"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if got := session(t, r, "s7"); len(got) != 10 {
+				t.Errorf("%v", got)
+			}
+		}
+		if n := strings.Count(r.said.String(), "index of the interaction log cannot be written"); n != 1 {
+			t.Errorf("%d warnings, want 1 a minute\n%s", n, r.said.String())
+		}
+	})
+	t.Run("link", func(t *testing.T) {
+		r := newReading(t)
+		yesterday(t, r)
+		elsewhere := filepath.Join(t.TempDir(), "file")
+		if err := errors.Join(os.WriteFile(elsewhere, []byte("kept"), 0o600),
+			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions")),
+			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions.new"))); err != nil {
+			t.Fatal(err)
+		}
+		if got := session(t, r, "s7"); len(got) != 10 || !r.index(t).Mode().IsRegular() {
+			t.Errorf("%v, index %v", got, r.index(t))
+		}
+		if kept, err := os.ReadFile(elsewhere); string(kept) != "kept" {
+			t.Errorf("%q, %v", kept, err)
+		}
+	})
+}
+
+// TestIndexIsMadeOnce for many queries at once.
+func TestIndexIsMadeOnce(t *testing.T) {
+	r := newReading(t)
+	yesterday(t, r)
+	// Whoever makes it again replaces the file by another one.
+	var first os.FileInfo
+	var once sync.Once
+	var running sync.WaitGroup
+	for range 8 {
+		running.Go(func() {
+			page, err := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s7"})
+			if err != nil || len(page.Interactions) != 10 {
+				t.Errorf("%v, %v", page, err)
+			}
+			once.Do(func() { first = r.index(t) })
+		})
+	}
+	running.Wait()
+	if last := r.index(t); first == nil || !os.SameFile(first, last) || !first.ModTime().Equal(last.ModTime()) {
+		t.Error("made more than once")
+	}
+}
+
+func TestIndexIsNotMadeWithoutTime(t *testing.T) {
+	r := newReading(t)
+	yesterday(t, r)
+	f, err := r.openToRead("2026-11-19.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	r.indexes.building <- struct{}{}
+	if x := r.reader.index(ctx, f, dayOf(readNow)-1); x != nil {
+		t.Error("an index out of nothing")
+	}
+	<-r.indexes.building
+	if x := r.reader.index(ctx, f, dayOf(readNow)-1); x != nil || r.index(t) != nil || r.said.Len() > 0 {
+		t.Errorf("index %v, said %s", x, r.said.String())
+	}
+	if left, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(left) > 0 || err != nil {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestIndexOfALongSession is read a part at a time, in both directions.
+func TestIndexOfALongSession(t *testing.T) {
+	r := newReading(t)
+	const lines = 2*maxFound + 10
+	var b strings.Builder
+	for i := range lines {
+		b.WriteString(entry{at: "2026-11-19T13:00:00.000000Z", content: fmt.Sprint(i)}.String())
+		if i%3 == 0 {
+			b.WriteString("broken\n")
+		}
+	}
+	r.put(t, "2026-11-19", b.String())
+	want, skipped := naive{tenant: "default", session: "s"}.of(b.String())
+	for _, l := range []List{{}, {Within: 24 * time.Hour}} {
+		l.Tenant, l.ConversationID, l.PageSize = "default", "s", 1000
+		all, got := r.listAll(t, l)
+		found := texts(all)
+		if l.Within > 0 {
+			slices.Reverse(found)
+		}
+		if diff := cmp.Diff(want, found); diff != "" || got != skipped {
+			t.Errorf("%+v: skipped %d, want %d, -want +got\n%s", l, got, skipped, diff)
+		}
+	}
+}
+
+// TestIndexOfAnothersSession of the same name: far more lines than are looked up at a time have
+// to be passed over, in both directions.
+func TestIndexOfAnothersSession(t *testing.T) {
+	r := newReading(t)
+	theirs := strings.Repeat(entry{tenant: "other"}.String(), maxFound-2) // The next one ends a part.
+	r.put(t, "2026-11-19", some("first")+theirs+some("middle")+theirs+theirs+some("last"))
+	if got := session(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
+		t.Error(got)
+	}
+	all, _ := r.searchAll(t, Search{Tenant: "default", ConversationID: "s", PageSize: 1})
+	if got := texts(all); !slices.Equal(got, []string{"last", "middle", "first"}) {
+		t.Error(got)
+	}
+}

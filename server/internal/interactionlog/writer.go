@@ -1,0 +1,139 @@
+package interactionlog
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+const (
+	// maxOpen is how many files are kept open: at midnight lines go to two.
+	maxOpen = 2
+	// maxWriteBytes is when a batch is written in parts, each whole lines.
+	maxWriteBytes = 8 << 20
+	// keptBuffer is the most memory for lines that is kept from one batch to the next.
+	keptBuffer = 1 << 20
+)
+
+// Committed writes a line for each MESSAGE_APPENDED change: an observer of the store, see
+// [store.Options]. When it returns the lines are with the operating system, and outlast a
+// crash of the process, or they are counted as lost. It waits for no disk but where the system
+// makes a write wait.
+func (l *Log) Committed(changes []store.Change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.commit(changes)
+}
+
+// commit writes the lines in one write, in two when midnight lies between them. l.mu is held.
+func (l *Log) commit(changes []store.Change) {
+	l.buffer = append(l.buffer[:0], '\n') // See appendFile.append.
+	lines := l.buffer
+	var current day
+	var earliest time.Time
+	for i := range changes {
+		c := &changes[i]
+		if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CREATED {
+			l.noteImport(c, changes[i+1:])
+		}
+		if c.Kind != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
+			continue
+		}
+		end := len(lines)
+		longer, at, err := l.encoder.appendLine(lines, c)
+		if err != nil {
+			l.lose(1, err)
+			continue
+		}
+		if earliest.IsZero() || at.Before(earliest) {
+			earliest = at
+		}
+		d := dayOf(at)
+		if end > 1 && (d != current || len(longer) > maxWriteBytes) {
+			l.write(current, longer[:end])
+			longer = append(longer[:1], longer[end:]...)
+		}
+		lines, current = longer, d
+	}
+	if len(lines) > 1 {
+		l.write(current, lines)
+	}
+	if l.buffer = lines; cap(lines) > keptBuffer {
+		l.buffer = nil
+	}
+	if !earliest.IsZero() {
+		l.note(earliest)
+	}
+}
+
+// write puts lines, which come behind a line break, into the file of a day, or counts them as
+// lost. While the log fails they must get there all together with a line that says so, else
+// those that find room do, and the others get a second try.
+func (l *Log) write(d day, lines []byte) {
+	if l.failing.lost > 0 {
+		l.writeBehindLoss(d, lines[1+len(timestampKey):][:len(timestampLayout)], lines)
+		return
+	}
+	n, err := l.append(d, lines, false)
+	if err != nil {
+		rest := lines[n:] // Begins with the line break of the last line that was written.
+		n, err = l.append(d, rest, false)
+		lines = rest
+	}
+	if err != nil {
+		l.lose(bytes.Count(lines[n+1:], []byte{'\n'}), err)
+	}
+}
+
+// append writes lines to the file of a day, as appendFile.append does. After an error the file
+// is opened anew.
+func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
+	if l.closed {
+		return 0, errClosed
+	}
+	f, size, err := l.file(d)
+	if err != nil {
+		return 0, err
+	}
+	kept, err = f.append(size, lines, all)
+	if kept > 0 {
+		if l.pending.days == nil {
+			l.pending.days = map[day]bool{}
+		}
+		l.pending.days[d] = true
+	}
+	if err != nil {
+		l.letGo(f)
+	}
+	return kept, err
+}
+
+// file returns the file of a day and its size. It is the one that has the name now, whatever
+// was done to the one before.
+func (l *Log) file(d day) (f *appendFile, size int64, err error) {
+	if i := slices.IndexFunc(l.open, func(f *appendFile) bool { return f.day == d }); i >= 0 {
+		f = l.open[i]
+		if size, same := f.check(); same {
+			return f, size, nil
+		}
+		l.letGo(f)
+	}
+	if f, err = openAppend(l.options.Dir, d); err != nil {
+		return nil, 0, err
+	}
+	if len(l.open) == maxOpen {
+		l.letGo(l.open[0])
+	}
+	l.open = append(l.open, f)
+	l.pending.renamed = true
+	return f, f.info.Size(), nil
+}
+
+// letGo closes a file. What was written to it is with the system, which tells nothing new here.
+func (l *Log) letGo(f *appendFile) {
+	l.open = slices.DeleteFunc(l.open, func(other *appendFile) bool { return other == f })
+	_ = f.Close()
+}
