@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
@@ -27,7 +28,7 @@ const (
 	exitUsage   = 64 // bad flags or configuration
 	exitDamaged = 65 // the store's file is damaged, or of another version
 	exitIO      = 74 // the disk, an address or the store failed
-	exitInUse   = 75 // another process has the store
+	exitInUse   = 75 // another process has the store or the log
 )
 
 func main() {
@@ -64,7 +65,7 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 		return exitUsage
 	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
 		return exitDamaged
-	case errors.Is(err, boltstore.ErrInUse):
+	case errors.Is(err, boltstore.ErrInUse), errors.Is(err, interactionlog.ErrInUse):
 		return exitInUse
 	}
 	return exitIO

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/config"
@@ -14,8 +13,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/boltstore"
-	"github.com/parleyhq/parley/store/memstore"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 )
@@ -30,23 +27,20 @@ const (
 // it begins to, for whatever reason, and returns what went wrong.
 func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
-	hub, changes := watch.New(watch.Options{MaxWatchers: c.MaxWatchers}), newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))
+	hub := watch.New(watch.Options{MaxWatchers: c.MaxWatchers})
 	// Ends when the store has failed: nothing that a turn says can be kept any more.
 	healthy, failed := context.WithCancelCause(context.WithoutCancel(ctx))
-	kept, err := openStore(c, log, func(committed []store.Change) {
+	kept, err := openStorage(ctx, c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
-		changes.Committed(committed)
 	}, failed)
 	if err != nil {
 		failed(nil)
 		return err
 	}
-	go changes.write(context.WithoutCancel(ctx), kept.Stats)
 	defer func() {
 		err = errors.Join(err, kept.Close())
 		failed(nil)
-		changes.Close() // after the last change
 	}()
 	agents, err := newAgents(c)
 	if err != nil {
@@ -68,7 +62,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	}
 	service, err := rpc.New(rpc.Options{
 		Store: kept, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
-		MaxMessageBytes: c.MaxMessageBytes, Version: version, Log: log,
+		Interactions: kept.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Log: log,
 	})
 	if err != nil {
 		return err
@@ -82,6 +76,9 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	group, broken := errgroup.WithContext(work)
 	doors.serve(group)
 	group.Go(func() error { sweep(broken, kept, log); return nil })
+	if kept.interactions != nil {
+		group.Go(func() error { kept.interactions.Maintain(broken); return nil })
+	}
 	group.Go(func() error {
 		defer stopWork()
 		select {
@@ -93,26 +90,6 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 		return context.Cause(healthy)
 	})
 	return group.Wait()
-}
-
-// openStore opens the store that the settings name. A failure from which it cannot recover
-// goes to failed.
-func openStore(c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
-	o := store.Options{
-		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
-		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,
-	}
-	if c.Store == "memory" {
-		log.Info("store opened", "store", c.Store, "durable", false)
-		return memstore.New(o), nil
-	}
-	path := filepath.Join(c.DataDir, "parley.db")
-	s, err := boltstore.Open(path, boltstore.Options{Options: o, OnFailure: failed})
-	if err != nil {
-		return nil, err
-	}
-	log.Info("store opened", "store", c.Store, "durable", true, "path", path)
-	return s, nil
 }
 
 // sweep removes what has expired or is over capacity, every few seconds.

@@ -11,6 +11,7 @@ import (
 	"context"
 	"log/slog"
 	"math"
+	"regexp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,7 +50,9 @@ type Config struct {
 	KeepaliveTime  time.Duration // of a client's silence until it is asked whether it is there
 
 	MemoryWarningBytes int // of all conversations; 0: no warning
-	interactionLog     bool
+	InteractionLog     bool
+	LogRedact          []*regexp.Regexp // what they match is not to reach the interaction log
+	LogRetentionDays   int              // of the interaction log, before today; 0: all are kept
 	LogLevel           slog.Level
 	LogFormat          string // "text" or "json"; empty: text on a terminal, else JSON
 
@@ -76,7 +79,7 @@ func (c *Config) settings() []*setting {
 		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt", "redis"),
 			"where conversations are kept; redis comes with a later version"),
 		newSetting("data-dir", text(&c.DataDir, "./data", 1, 4096, "path"),
-			"holds parley.db; made when missing, for this user only"),
+			"holds parley.db and interactions/; made when missing, for this user only"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
 			"messages kept per conversation unless it says otherwise, oldest dropped first"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),
@@ -103,8 +106,12 @@ func (c *Config) settings() []*setting {
 			"ask a client that was silent so long whether it is there; it has a third of that to answer"),
 		newSetting("memory-warning-bytes", size(&c.MemoryWarningBytes, 100*mib, 0, math.MaxInt),
 			"warn when conversations take more than this; 0: never"),
-		newSetting("interaction-log", boolean(&c.interactionLog, true),
-			"keep a daily log of every word under data-dir; no effect in this version"),
+		newSetting("interaction-log", boolean(&c.InteractionLog, true),
+			"keep a daily log of every word in data-dir/interactions; with the memory store only when set"),
+		newSetting("log-redact", expressions(&c.LogRedact),
+			"regular expressions, one a line, whose matches that log has as [redacted]"),
+		newSetting("log-retention-days", count(&c.LogRetentionDays, 0, 0, 36500),
+			"days of that log that are kept before today's; 0: all"),
 		newSetting("log-level", level(&c.LogLevel, slog.LevelInfo),
 			"least level of the lines on standard error"),
 		newSetting("log-format", choice(&c.LogFormat, "", "text", "json"),

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,7 @@ func inFile(t *testing.T, text string) string {
 
 func diff(want, got any) string {
 	return cmp.Diff(want, got, cmp.AllowUnexported(Config{}, Agent{}, Secret{}, TLS{}), protocmp.Transform(),
+		cmp.Comparer(func(a, b *regexp.Regexp) bool { return a.String() == b.String() }),
 		cmp.Comparer(func(a, b *tls.Config) bool { return (a == nil) == (b == nil) }),
 		cmp.Transformer("JSON", func(tool agent.Tool) string {
 			text, err := json.Marshal(tool)
@@ -64,7 +66,7 @@ func defaults() *Config {
 		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20,
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, StopGrace: 30 * time.Second,
 		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, KeepaliveTime: time.Minute,
-		MemoryWarningBytes: 100 << 20, interactionLog: true, LogLevel: slog.LevelInfo,
+		MemoryWarningBytes: 100 << 20, InteractionLog: true, LogLevel: slog.LevelInfo,
 		DefaultAgent: "echo", Agents: []Agent{{Name: "echo", Kind: "echo"}},
 	}
 }
@@ -108,6 +110,8 @@ func TestConfigFlags(t *testing.T) {
 		{"keepalive-time", "1m"},
 		{"memory-warning-bytes", "100MiB"},
 		{"interaction-log", "true"},
+		{"log-redact", ""},
+		{"log-retention-days", "0"},
 		{"log-level", "info"},
 		{"log-format", ""},
 	}
@@ -174,7 +178,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
 		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s", "memory-warning-bytes": "7GiB",
-		"interaction-log": "false", "log-level": "warn", "log-format": "json",
+		"interaction-log": "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn", "log-format": "json",
 	}
 	for _, s := range new(Config).settings() {
 		text, known := texts[s.name]
@@ -208,7 +212,7 @@ func TestConfigFile(t *testing.T) {
 	want.GRPCAddress, want.HTTPAddress = "unix:/run/parley.sock", ""
 	want.MaxMessages, want.MaxMessageBytes, want.MaxConversations = 50, 512<<10, 0
 	want.TTL = 30 * 24 * time.Hour
-	want.interactionLog, want.LogLevel = false, slog.LevelDebug
+	want.InteractionLog, want.LogLevel = false, slog.LevelDebug
 	want.DefaultAgent = "writer"
 	want.Agents = []Agent{
 		{Name: "Reviewer-2.x", Kind: "command", Command: []string{"python3", "writer.py", "5"}, Format: "text"},
@@ -242,6 +246,28 @@ func TestConfigSizesAndDurations(t *testing.T) {
 	} {
 		if n, err := parseDuration(text); err != nil || formatDuration(n) != want {
 			t.Errorf("%s is %s, %v; want %s", text, formatDuration(n), err, want)
+		}
+	}
+}
+
+// The memory store forgets everything, and so does its log unless somebody wants one.
+func TestConfigLogFollowsTheStore(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want bool
+	}{
+		{nil, true},
+		{[]string{"--interaction-log=false"}, false},
+		{[]string{"--store=memory"}, false},
+		{[]string{"--store=memory", "--interaction-log"}, true},
+		{[]string{"--config", inFile(t, "store: memory\ninteraction_log: true\n")}, true},
+	} {
+		c, err := load(t, test.args, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.InteractionLog != test.want {
+			t.Errorf("%q: the log is %t, want %t", test.args, c.InteractionLog, test.want)
 		}
 	}
 }

@@ -101,6 +101,10 @@ func TestConfigFaults(t *testing.T) {
 		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
 		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},
 
+		{"--log-redact=[", "", "--log-redact: \"[\" is no regular expression: error parsing regexp: missing closing ]: `[`"},
+		{"--log-redact=x*", "", `--log-redact: "x*" matches the empty text, and so everywhere`},
+		{"--log-retention-days=-1", "", "--log-retention-days: -1 is too small; the least is 0"},
+
 		// Origins.
 		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + noOrigin},
 		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + noOrigin},

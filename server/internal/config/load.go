@@ -31,6 +31,7 @@ type setting struct {
 	value       pflag.Value
 	given       []string // by the command line
 	place       string   // where the value in force stands; the flag while it is the default
+	isSet       bool     // it is not the default, or as good as
 }
 
 func newSetting(name string, value pflag.Value, usage string) *setting {
@@ -107,7 +108,7 @@ func (l *loader) set(s *setting, place, text string) {
 		l.fault(place, "%v", err)
 		return
 	}
-	s.place = place
+	s.place, s.isSet = place, true
 }
 
 // variable is the environment's value of that name, empty if there is none.
@@ -185,6 +186,9 @@ func (l *loader) check() {
 	if c.Store == "redis" {
 		l.fault(l.place("store"), "redis comes with a later version; use bolt or memory")
 	}
+	if c.Store == "memory" && !l.setting("interaction-log").isSet {
+		c.InteractionLog = false // What is to be forgotten is not on a disk, unless somebody says so.
+	}
 	if !strings.HasPrefix(c.GRPCAddress, socketPrefix) {
 		l.checkReach("grpc-address", c.GRPCAddress)
 	}
@@ -221,7 +225,8 @@ func (l *loader) checkFits(name string, bytes int) {
 }
 
 // place is where the value in force of a setting stands.
-func (l *loader) place(name string) string {
-	i := slices.IndexFunc(l.settings, func(s *setting) bool { return s.name == name })
-	return l.settings[i].place
+func (l *loader) place(name string) string { return l.setting(name).place }
+
+func (l *loader) setting(name string) *setting {
+	return l.settings[slices.IndexFunc(l.settings, func(s *setting) bool { return s.name == name })]
 }

@@ -64,6 +64,7 @@ func TestCheckConfigCanBeRead(t *testing.T) {
 		{"--config", path},
 		{"--config", "testdata/good.yaml"},
 		{"--http-address=", "--log-format=json", "--memory-warning-bytes=0", "--data-dir=~", "--stop-grace=0"},
+		{"--log-redact=[0-9]{4}\n: # \"'\n", "--http-allowed-origins=https://a.example"},
 	} {
 		printed, _ := checkConfig(t, args, environ)
 		again := []string{"--config", inFile(t, printed)}

@@ -19,7 +19,9 @@ import (
 // to a grpc.Server with this server's services.
 func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterface {
 	d := &direct{ClientConnInterface: streams, server: s, methods: make(map[string]grpc.MethodDesc), chain: s.unaryInterceptors()}
-	for _, service := range []*grpc.ServiceDesc{&parleyv1.ConversationService_ServiceDesc, &parleyv1.AdminService_ServiceDesc} {
+	for _, service := range []*grpc.ServiceDesc{
+		&parleyv1.ConversationService_ServiceDesc, &parleyv1.InteractionLogService_ServiceDesc, &parleyv1.AdminService_ServiceDesc,
+	} {
 		for _, method := range service.Methods {
 			d.methods["/"+service.ServiceName+"/"+method.MethodName] = method
 		}

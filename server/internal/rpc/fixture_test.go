@@ -34,6 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixture is a server on memstore with the echo agent, and a client of it.
 type fixture struct {
 	parleyv1.ConversationServiceClient
+	parleyv1.InteractionLogServiceClient
 	admin  parleyv1.AdminServiceClient
 	conn   *grpc.ClientConn
 	server *Server
@@ -71,6 +72,9 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	f.hub = s.Hub
 	var turns *turn.Manager
 	s.stored.Observe = func(changes []store.Change) {
+		if s.Interactions != nil {
+			s.Interactions.Committed(changes)
+		}
 		f.hub.Committed(changes)
 		turns.Committed(changes)
 		f.mu.Lock()
@@ -116,6 +120,7 @@ func (f *fixture) serve(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.conn, f.ConversationServiceClient, f.admin = conn, parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
+	f.InteractionLogServiceClient = parleyv1.NewInteractionLogServiceClient(conn)
 	t.Cleanup(func() {
 		f.server.Stop()
 		conn.Close()

@@ -18,6 +18,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -53,6 +54,9 @@ type Options struct {
 	Turns Turns
 	// Hub wakes the readers that wait for a change.
 	Hub *watch.Hub
+	// Interactions is the interaction log, which Store feeds. Nil: there is none, and calls of
+	// InteractionLogService are refused.
+	Interactions *interactionlog.Log
 	// Agents that ListAgents lists.
 	Agents *agent.Set
 	// MaxMessageBytes bounds the encoded form of one message; 0 is 256 KiB.
@@ -68,17 +72,20 @@ type Options struct {
 	Authenticate func(ctx context.Context) (auth.Principal, error)
 }
 
-// Server is ConversationService and AdminService. Make one with New, give its
-// Interceptors to the grpc.Server, Register it there, and Stop it ahead of GracefulStop.
+// Server is ConversationService, InteractionLogService and AdminService. Make one with New,
+// give its Interceptors to the grpc.Server, Register it there, and Stop it ahead of
+// GracefulStop.
 type Server struct {
 	// What a later version brings answers UNIMPLEMENTED.
 	parleyv1.UnimplementedConversationServiceServer
+	parleyv1.UnimplementedInteractionLogServiceServer
 	parleyv1.UnimplementedAdminServiceServer
 
 	store           store.Store
 	storeName       string
 	turns           Turns
 	hub             *watch.Hub
+	interactions    *interactionlog.Log
 	agents          *agent.Set
 	maxMessageBytes int
 	version         string
@@ -107,16 +114,17 @@ func New(o Options) (*Server, error) {
 	}
 	stopping := make(chan struct{})
 	return &Server{
-		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, agents: o.Agents,
+		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
 		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }
 
-// Register adds both services to a grpc.Server that has the server's Interceptors.
+// Register adds the services to a grpc.Server that has the server's Interceptors.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	parleyv1.RegisterConversationServiceServer(r, s)
+	parleyv1.RegisterInteractionLogServiceServer(r, s)
 	parleyv1.RegisterAdminServiceServer(r, s)
 }
 

@@ -222,6 +222,8 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 			"send content, or tool_results where calls are open", subject)
 	case errors.Is(err, turn.ErrShuttingDown), errors.Is(err, store.ErrClosed):
 		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again").retryable()
+	case errors.Is(err, errInteractionLogOff):
+		return refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF", "this server keeps no interaction log: start it with --interaction-log")
 	case errors.Is(err, errUnauthenticated):
 		return refuse(codes.Unauthenticated, "UNAUTHENTICATED", "sign in: the call carries no credential that is good here")
 	case errors.Is(err, errNotAllowed):

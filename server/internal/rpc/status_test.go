@@ -65,6 +65,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: &turn.NoOpenCallError{CallID: "x", Open: []string{"a", "b"}}, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER", metadata: map[string]string{"open_call_ids": "a, b"}},
 		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_messages": "20"}},
 		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20, MaxBytes: 9}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_conversation_bytes": "9"}},
+		{err: errInteractionLogOff, code: codes.FailedPrecondition, reason: "INTERACTION_LOG_OFF"},
 		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
 		{err: errNotAllowed, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
 		{err: store.ErrCorrupt, code: codes.DataLoss, reason: "RECORD_CORRUPT", logged: true},
