@@ -81,7 +81,7 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 	if err := os.WriteFile(config, settings, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server := exec.Command(program("parleyd"), "--store", "memory", "--grpc-address", "127.0.0.1:0", "--http-address", "",
+	server := exec.Command(program("parleyd"), "--store", "memory", "--interaction-log", "--data-dir", t.TempDir(), "--grpc-address", "127.0.0.1:0", "--http-address", "",
 		"--config", config, "--log-format", "json", "--max-message-bytes", "1MiB")
 	stderr, err := server.StderrPipe()
 	if err != nil {

@@ -20,7 +20,7 @@ type tool struct {
 
 // tools are all that there are. Another one is another entry.
 func (s *Server) tools() []tool {
-	return []tool{s.askQuestion(), s.listConversations(), s.getHistory(), s.clearConversation()}
+	return []tool{s.askQuestion(), s.listConversations(), s.getHistory(), s.searchInteractions(), s.clearConversation()}
 }
 
 // request is one call of a tool.

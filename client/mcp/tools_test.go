@@ -123,6 +123,10 @@ func TestBadArguments(t *testing.T) {
 		{"get_history", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
 		{"clear_conversation", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
 		{"clear_conversation", `{"conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must be 1 to 128 of A-Z"}},
+		{"search_interactions", `{}`, "INVALID_REQUEST", faults{"query": "is required and must not be empty"}},
+		{"search_interactions", `{"query": "x", "days": -1, "page_size": 2000}`, "INVALID_REQUEST", faults{"days": "must be", "page_size": "must be"}},
+		{"search_interactions", `{"query": "x", "conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must be 1 to 128 of A-Z"}},
+		{"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not from this list"}},
 		{"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE", faults{"question": "the limit is 1048576"}},
 	}
 	address, c := startParley(t)
@@ -195,7 +199,7 @@ func TestSchemas(t *testing.T) {
 			t.Errorf("%s requires (-want +got):\n%s", tool.Name, diff)
 		}
 	}
-	if diff := cmp.Diff([]string{"ask_question", "clear_conversation", "get_history", "list_conversations"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"ask_question", "clear_conversation", "get_history", "list_conversations", "search_interactions"}, names); diff != "" {
 		t.Errorf("tools (-want +got):\n%s", diff)
 	}
 }

@@ -35,6 +35,7 @@ const about = `parley talks to a Parley server, which keeps multi-turn conversat
   parley show ID --output json         one conversation, for programs
   parley export > all.jsonl            all of them, for parley import
   parley watch                         what happens, as it happens
+  parley log search quarterly goals    who said that, in the last days
 
 What was asked for goes to standard output, all else to standard error. The exit code is 0,
 1 when the server or an agent failed, 64 when the command line makes no sense.`
@@ -105,13 +106,13 @@ func (a *app) newRootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", address, "server, as host:port or unix:PATH; or set PARLEY_ADDRESS")
 	flags.StringVar(&a.output, "output", "table", "table for people, json for programs: one document a reply, one line an event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export and import wait unless this is set")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export, import, log --follow and log erase wait unless this is set")
 	flags.BoolVar(&a.tls, "tls", false, "TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
 		a.newCreateCommand(), a.newForkCommand(), a.newAppendCommand(),
-		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
+		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(), a.newLogCommand(),
 		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
 		a.newExportCommand(), a.newImportCommand(),
 		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newMCPCommand(), a.newVersionCommand(),
@@ -181,6 +182,11 @@ var errInterrupted = errors.New("interrupted")
 func (a *app) call(ctx context.Context, f func(context.Context, *client.Client) error) error {
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
+	return a.calls(ctx, f)
+}
+
+// calls runs f, which puts each of its calls under --timeout, with a client until Ctrl-C.
+func (a *app) calls(ctx context.Context, f func(context.Context, *client.Client) error) error {
 	ctx, stop := a.interruptible(ctx)
 	defer stop()
 	return a.dialled(func(c *client.Client) error {

@@ -98,8 +98,8 @@ func (l *changeLines) head(change *parleyv1.ConversationChange) string {
 }
 
 // painted returns s in a colour where there are colours.
-func (l *changeLines) painted(in colour, s string) string {
-	if in == plain || !l.outTerminal || l.getenv("NO_COLOR") != "" {
+func (a *app) painted(in colour, s string) string {
+	if in == plain || !a.outTerminal || a.getenv("NO_COLOR") != "" {
 		return s
 	}
 	return string(in) + s + endColour
@@ -122,7 +122,7 @@ func (l *changeLines) describe(change *parleyv1.ConversationChange) (string, col
 		}
 		return what, plain
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
-		return describeMessage(change.GetMessage()), colourOf(change.GetMessage())
+		return describeMessage(change.GetMessage()), colourOf(change.GetMessage().GetRole())
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
 		return "cleared, " + count(int(c.GetMessageCount()), "message") + " left", yellow
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
@@ -183,8 +183,8 @@ func describeMessage(m *parleyv1.Message) string {
 	return head + ": " + short(oneLine(strings.Join(parts, "; ")), maxInLine)
 }
 
-func colourOf(m *parleyv1.Message) colour {
-	switch m.GetRole() {
+func colourOf(role parleyv1.Role) colour {
+	switch role {
 	case parleyv1.Role_ROLE_USER:
 		return cyan
 	case parleyv1.Role_ROLE_ASSISTANT:
