@@ -73,6 +73,7 @@ func (a *app) printStats(w io.Writer, s *parleyv1.GetStatsResponse) {
 		[]string{"watchers", fmt.Sprint(s.GetWatcherCount())},
 		[]string{"expired", fmt.Sprint(s.GetExpiredTotal())},
 		[]string{"evicted", fmt.Sprint(s.GetEvictedTotal())},
+		[]string{"log lines lost", fmt.Sprint(s.GetLostInteractionTotal())},
 	)...)
 }
 

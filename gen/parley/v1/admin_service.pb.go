@@ -87,9 +87,11 @@ type GetStatsResponse struct {
 	// Conversations that made room for others, since the start.
 	EvictedTotal int64 `protobuf:"varint,12,opt,name=evicted_total,json=evictedTotal,proto3" json:"evicted_total,omitempty"`
 	// When this server started.
-	StartTime     *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Lines that the interaction log could not write, since the start.
+	LostInteractionTotal int64 `protobuf:"varint,14,opt,name=lost_interaction_total,json=lostInteractionTotal,proto3" json:"lost_interaction_total,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *GetStatsResponse) Reset() {
@@ -213,6 +215,13 @@ func (x *GetStatsResponse) GetStartTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *GetStatsResponse) GetLostInteractionTotal() int64 {
+	if x != nil {
+		return x.LostInteractionTotal
+	}
+	return 0
+}
+
 // BackupStoreRequest asks for a copy of the store.
 type BackupStoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -310,7 +319,7 @@ var File_parley_v1_admin_service_proto protoreflect.FileDescriptor
 const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"\x1dparley/v1/admin_service.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
-	"\x0fGetStatsRequest\"\xf8\x03\n" +
+	"\x0fGetStatsRequest\"\xae\x04\n" +
 	"\x10GetStatsResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12-\n" +
@@ -328,7 +337,8 @@ const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\rexpired_total\x18\v \x01(\x03R\fexpiredTotal\x12#\n" +
 	"\revicted_total\x18\f \x01(\x03R\fevictedTotal\x129\n" +
 	"\n" +
-	"start_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\"\x14\n" +
+	"start_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x124\n" +
+	"\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\"\x14\n" +
 	"\x12BackupStoreRequest\"J\n" +
 	"\x13BackupStoreResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x1d\n" +

@@ -236,9 +236,10 @@ type ListInteractionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A day or a conversation: oldest first. A recent span: newest first.
 	Interactions []*Interaction `protobuf:"bytes,1,rep,name=interactions,proto3" json:"interactions,omitempty"`
-	// Empty on the last page.
+	// Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+	// hand and an erase between two pages may.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Lines that could not be read and were skipped.
+	// Lines that could not be read and were skipped on the way to this page.
 	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -298,7 +299,8 @@ func (x *ListInteractionsResponse) GetSkippedCount() int32 {
 // SearchInteractionsRequest says what to look for.
 type SearchInteractionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Case-insensitive text. Required.
+	// Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
+	// for ß). Other fields are not searched. Required.
 	Query string `protobuf:"bytes,1,opt,name=query,proto3" json:"query,omitempty"`
 	// Today and the days before it; 7 when 0.
 	Days int32 `protobuf:"varint,2,opt,name=days,proto3" json:"days,omitempty"`
@@ -382,9 +384,10 @@ type SearchInteractionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Newest first.
 	Interactions []*Interaction `protobuf:"bytes,1,rep,name=interactions,proto3" json:"interactions,omitempty"`
-	// Empty on the last page.
+	// Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+	// hand and an erase between two pages may.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Lines that could not be read and were skipped.
+	// Lines that could not be read and were skipped on the way to this page.
 	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -557,9 +560,10 @@ const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\x18ListInteractionsResponse\x12:\n" +
 	"\finteractions\x18\x01 \x03(\v2\x16.parley.v1.InteractionR\finteractions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
-	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"\xf7\x01\n" +
-	"\x19SearchInteractionsRequest\x12\x1d\n" +
-	"\x05query\x18\x01 \x01(\tB\a\xbaH\x04r\x02 \x01R\x05query\x12\x1b\n" +
+	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"\xfa\x01\n" +
+	"\x19SearchInteractionsRequest\x12 \n" +
+	"\x05query\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\bR\x05query\x12\x1b\n" +
 	"\x04days\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\x04days\x12V\n" +
 	"\x0fconversation_id\x18\x03 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12'\n" +
 	"\tpage_size\x18\x04 \x01(\x05B\n" +

@@ -20,12 +20,16 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 	if err != nil {
 		return nil, err
 	}
+	var lost int64
+	if s.interactions != nil {
+		lost = s.interactions.Lost()
+	}
 	return &parleyv1.GetStatsResponse{
 		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
 		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
 		MemoryBytes: heapBytes(), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
-		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
+		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted, LostInteractionTotal: lost,
 	}, nil
 }
 

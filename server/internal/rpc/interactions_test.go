@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,6 +125,8 @@ func TestInteractions(t *testing.T) {
 		{Query: "long", Days: days}:             {"long ago"},
 		{Query: "t", ConversationId: "b"}:       {"THREE"},
 		{Query: "long", ConversationId: "none"}: {},
+
+		{Query: strings.Repeat("x", 1024)}: {},
 	} {
 		reply, err := f.SearchInteractions(t.Context(), request)
 		if err != nil || !slices.Equal(contents(reply.GetInteractions()), want) {
@@ -173,6 +176,7 @@ func TestInteractionsRefused(t *testing.T) {
 		{"page_token", &parleyv1.ListInteractionsRequest{PageToken: "x"}},
 		{"page_token", &parleyv1.ListInteractionsRequest{PageToken: token, ConversationId: "a"}},
 		{"query", &parleyv1.SearchInteractionsRequest{}},
+		{"query", &parleyv1.SearchInteractionsRequest{Query: strings.Repeat("x", 1025)}},
 		{"days", &parleyv1.SearchInteractionsRequest{Query: "x", Days: -1}},
 		{"page_token", &parleyv1.SearchInteractionsRequest{Query: "x", PageToken: token}},
 		{"conversation_id", &parleyv1.SearchInteractionsRequest{Query: "x", ConversationId: "/"}},

@@ -122,9 +122,11 @@ class ListInteractionsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page."""
+    """Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+    hand and an erase between two pages may.
+    """
     skipped_count: _builtins.int
-    """Lines that could not be read and were skipped."""
+    """Lines that could not be read and were skipped on the way to this page."""
     @_builtins.property
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
         """A day or a conversation: oldest first. A recent span: newest first."""
@@ -156,7 +158,9 @@ class SearchInteractionsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     query: _builtins.str
-    """Case-insensitive text. Required."""
+    """Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
+    for ß). Other fields are not searched. Required.
+    """
     days: _builtins.int
     """Today and the days before it; 7 when 0."""
     conversation_id: _builtins.str
@@ -192,9 +196,11 @@ class SearchInteractionsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page."""
+    """Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+    hand and an erase between two pages may.
+    """
     skipped_count: _builtins.int
-    """Lines that could not be read and were skipped."""
+    """Lines that could not be read and were skipped on the way to this page."""
     @_builtins.property
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
         """Newest first."""

@@ -37,7 +37,11 @@ export interface GetStatsResponse {
   /** Conversations that made room for others, since the start. */
   evictedTotal: number;
   /** When this server started. */
-  startTime?: Date | undefined;
+  startTime?:
+    | Date
+    | undefined;
+  /** Lines that the interaction log could not write, since the start. */
+  lostInteractionTotal: number;
 }
 
 /** BackupStoreRequest asks for a copy of the store. */
@@ -110,6 +114,7 @@ function createBaseGetStatsResponse(): GetStatsResponse {
     expiredTotal: 0,
     evictedTotal: 0,
     startTime: undefined,
+    lostInteractionTotal: 0,
   };
 }
 
@@ -153,6 +158,9 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     }
     if (message.startTime !== undefined) {
       Timestamp.encode(toTimestamp(message.startTime), writer.uint32(106).fork()).join();
+    }
+    if (message.lostInteractionTotal !== 0) {
+      writer.uint32(112).int64(message.lostInteractionTotal);
     }
     return writer;
   },
@@ -274,6 +282,14 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
             message.startTime = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
+          case 14: {
+            if (tag !== 112) {
+              break;
+            }
+
+            message.lostInteractionTotal = longToNumber(reader.int64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -304,6 +320,7 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     message.expiredTotal = object.expiredTotal ?? 0;
     message.evictedTotal = object.evictedTotal ?? 0;
     message.startTime = object.startTime ?? undefined;
+    message.lostInteractionTotal = object.lostInteractionTotal ?? 0;
     return message;
   },
 };

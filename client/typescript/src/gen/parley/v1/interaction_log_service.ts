@@ -53,15 +53,21 @@ export interface ListInteractionsRequest {
 export interface ListInteractionsResponse {
   /** A day or a conversation: oldest first. A recent span: newest first. */
   interactions: Interaction[];
-  /** Empty on the last page. */
+  /**
+   * Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+   * hand and an erase between two pages may.
+   */
   nextPageToken: string;
-  /** Lines that could not be read and were skipped. */
+  /** Lines that could not be read and were skipped on the way to this page. */
   skippedCount: number;
 }
 
 /** SearchInteractionsRequest says what to look for. */
 export interface SearchInteractionsRequest {
-  /** Case-insensitive text. Required. */
+  /**
+   * Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
+   * for ß). Other fields are not searched. Required.
+   */
   query: string;
   /** Today and the days before it; 7 when 0. */
   days: number;
@@ -77,9 +83,12 @@ export interface SearchInteractionsRequest {
 export interface SearchInteractionsResponse {
   /** Newest first. */
   interactions: Interaction[];
-  /** Empty on the last page. */
+  /**
+   * Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
+   * hand and an erase between two pages may.
+   */
   nextPageToken: string;
-  /** Lines that could not be read and were skipped. */
+  /** Lines that could not be read and were skipped on the way to this page. */
   skippedCount: number;
 }
 
