@@ -61,19 +61,18 @@ func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, chec
 // this process has not come to its end. A log without one is new: it lacks nothing.
 func (l *Log) begin() error {
 	p := &l.pending
+	now := l.options.Now()
 	found, size, err := readCheckpoint(l.checkpointPath())
-	switch {
-	case err != nil:
-		p.saved.Whole = l.options.Now().Add(1) // What there was is not its own.
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-	default:
-		p.saved, p.unsure = found, !found.Clean
+	if p.unsure = err == nil && !found.Clean; p.unsure {
+		p.saved = found
 		p.missing.lost, p.missing.since = found.Lost, found.Since
-		p.importsBytes, p.imported = max(0, size-checkpointBytes), l.options.Now()
+	} else {
+		p.saved.Whole = now.Add(1) // What the store keeps from before is in the files, or was never to be.
 	}
-	p.saved.Clean = false
+	p.importsBytes, p.imported = max(0, size-checkpointBytes), now
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
 	if saved := l.save(true); saved != nil {
 		return errors.Join(err, saved)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // parseDay reads "2026-11-20"; ok is false for what is no such day.
@@ -40,19 +42,23 @@ func (r *reader) days(first, last day) ([]day, error) {
 	return found, nil
 }
 
-// fingerprint tells whether a file is still the one that it was, with the same content.
+// fingerprint tells whether a file is still the one that it was, with the same content. Times
+// are in nanoseconds since 1970.
 type fingerprint struct {
 	size     int64
-	modified int64 // nanoseconds since 1970
+	modified int64
+	changed  int64 // as modified, but nobody can set it back
 	inode    uint64
 }
 
-func fingerprintOf(info fs.FileInfo) fingerprint {
+func fingerprintOf(f *os.File, info fs.FileInfo) (fingerprint, error) {
 	p := fingerprint{size: info.Size(), modified: info.ModTime().UnixNano()}
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-		p.inode = stat.Ino
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return p, &fs.PathError{Op: "stat", Path: f.Name(), Err: err}
 	}
-	return p
+	p.changed, p.inode = stat.Ctim.Nano(), stat.Ino
+	return p, nil
 }
 
 // openedFile is a file as it was when it was opened: what is appended later is not read.
@@ -74,7 +80,11 @@ func (r *reader) openToRead(name string) (*openedFile, error) {
 	}
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {
-		return nil, cmp.Or(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
-	return &openedFile{File: f, fingerprint: fingerprintOf(info)}, nil
+	is, err := fingerprintOf(f, info)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &openedFile{File: f, fingerprint: is}, nil
 }

@@ -19,7 +19,8 @@ const maxRewrites = 10
 // how many. None is no error, and to erase again is harmless; what is written while it runs may
 // stay. Lines come and are read meanwhile: a file that holds such lines is written anew beside
 // the old one, with all others as they are, byte for byte, and takes its place when it is on the
-// disk. A crash leaves the one or the other. One that is edited by hand meanwhile is begun anew.
+// disk. A crash leaves the one or the other, and CatchUp adds no line again unless the clock was
+// set back. A file that is edited by hand meanwhile is begun anew.
 //
 // What cannot be read is nobody's and stays, such as the half of a line that a crash has left;
 // operators are told of lines that mention the conversation's id. After an error, which is that

@@ -277,9 +277,12 @@ func TestEraseEnds(t *testing.T) {
 	<-w.erasing
 
 	w.put(unfinished, content[:20])
+	w.put("notes"+unfinishedSuffix, "not ours")
+	w.put(".2026-11-20.sessions"+unfinishedSuffix, "half")
+	w.put(".2026-11-19.sessions", "of a file that somebody has removed")
 	w.crash()
 	w = openWriting(t, w.dir, Options{})
-	if names := w.names(); names != "2026-11-20.jsonl checkpoint.json" {
+	if names := w.names(); names != "2026-11-20.jsonl checkpoint.json notes.unfinished" {
 		t.Errorf("files %s after a crash", names)
 	}
 	w.put(unfinished, content[:20])

@@ -203,6 +203,27 @@ func TestFullDiskForMaintain(t *testing.T) {
 	w.accounted(51)
 }
 
+// TestEraseFullDisk leaves a file as it is that there is no room to write anew.
+func TestEraseFullDisk(t *testing.T) {
+	const name = "2026-11-20.jsonl"
+	dir := small(t)
+	w := openWriting(t, filepath.Join(dir, "interactions"), Options{})
+	content := strings.Repeat(ours()[0]+theirs()[0], 1000)
+	w.put(name, content)
+	empty := fill(t, dir)
+	if n, err := w.Erase(t.Context(), "acme", "gone"); n != 0 || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("%d lines erased, error %v", n, err)
+	}
+	if names := w.names(); w.read(name) != content || names != name+" "+checkpointName {
+		t.Errorf("files %s, or another content", names)
+	}
+	empty()
+	w.erase("gone", 1000)
+	if w.read(name) != strings.Repeat(theirs()[0], 1000) {
+		t.Error("something else is left")
+	}
+}
+
 // TestMend gives the owner back what somebody took from it. It needs a user who is not root,
 // whom no mode keeps out.
 func TestMend(t *testing.T) {

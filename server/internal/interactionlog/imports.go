@@ -35,14 +35,15 @@ func (i imported) key() imported {
 }
 
 // noteImport remembers a change, followed by others, if it is an import. What is begun by an
-// append is followed by its messages, and a fork says itself what it is.
+// append is followed by messages of the same version, and a fork says itself what it is: with
+// more messages than it was made of, it is imported.
 func (l *Log) noteImport(c *store.Change, then []store.Change) {
 	h := c.Conversation
-	if h.GetLastSequence() == 0 || h.GetForkedFrom() != nil {
+	if h.GetLastSequence() <= h.GetForkedFrom().GetSequence() {
 		return
 	}
 	if len(then) > 0 && then[0].Kind == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED &&
-		then[0].ConversationID == c.ConversationID && then[0].Tenant == c.Tenant {
+		then[0].ConversationID == c.ConversationID && then[0].Tenant == c.Tenant && then[0].Version == c.Version {
 		return
 	}
 	// If that fails, what came from elsewhere may get lines after a crash.
@@ -89,13 +90,14 @@ func (l *Log) imports() (map[imported]foreign, error) {
 	defer func() { _ = f.Close() }()
 	found := map[imported]foreign{}
 	lines := bufio.NewScanner(io.NewSectionReader(f, checkpointBytes, maxImportsBytes))
+	lines.Buffer(nil, maxImportsBytes+1) // A power cut may leave zeros without a line break.
 	for lines.Scan() {
 		var i imported
 		if json.Unmarshal(lines.Bytes(), &i) != nil {
 			continue // A crash has cut it off.
 		}
 		known := found[i.key()]
-		known.sequence = max(known.sequence, i.Sequence)
+		known.sequence = i.Sequence // One that is imported anew may be shorter.
 		if i.Erased.After(known.erased) {
 			known.erased = i.Erased
 		}

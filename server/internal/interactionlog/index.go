@@ -15,13 +15,13 @@ import (
 // An index lists the lines of a file by the hash of their session. It is a header and pages
 // of entries, sorted by hash and offset, each page with a checksum over itself and its place:
 //
-//	header  16 magic, 8 size, 8 modified, 8 inode of the file, 8 number of entries, 4 checksum
+//	header  16 magic, 8 size, 8 modified, 8 changed, 8 inode of the file, 8 number of entries, 4 checksum
 //	page    255 × (8 hash, 8 offset), zeros behind the last entry, 12 zeros, 4 checksum
 //
 // The entries point at lines that may be of a session: whoever uses them parses the lines.
 const (
 	indexMagic  = "parley session 1"
-	headerBytes = len(indexMagic) + 4*8 + 4
+	headerBytes = len(indexMagic) + 5*8 + 4
 	pageBytes   = 4096
 	entryBytes  = 16
 	pageEntries = pageBytes/entryBytes - 1
@@ -94,7 +94,7 @@ func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
 
 func appendHeader(b []byte, of fingerprint, count uint64) []byte {
 	b = append(b, indexMagic...)
-	for _, n := range [...]uint64{uint64(of.size), uint64(of.modified), of.inode, count} {
+	for _, n := range [...]uint64{uint64(of.size), uint64(of.modified), uint64(of.changed), of.inode, count} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
 	return b

@@ -44,11 +44,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -142,7 +142,7 @@ func (l *Log) lockDir() error {
 }
 
 // mendFiles takes from others the right to read the files that there are, and removes those
-// that an Erase has left unfinished.
+// that a crash has left unfinished, and indexes of files that are no longer there.
 func (l *Log) mendFiles() error {
 	entries, err := os.ReadDir(l.options.Dir)
 	if err != nil {
@@ -150,7 +150,7 @@ func (l *Log) mendFiles() error {
 	}
 	var faults []error
 	for _, entry := range entries {
-		if strings.HasSuffix(entry.Name(), unfinishedSuffix) {
+		if isUnfinished(entry.Name()) || l.isOrphan(entry.Name()) {
 			faults = append(faults, os.Remove(filepath.Join(l.options.Dir, entry.Name())))
 		}
 		if _, isDay := parseFileName(entry.Name()); !isDay {
@@ -163,6 +163,16 @@ func (l *Log) mendFiles() error {
 		faults = append(faults, err)
 	}
 	return errors.Join(faults...)
+}
+
+// isOrphan reports whether a file with that name is the index of one that is no longer there.
+func (l *Log) isOrphan(name string) bool {
+	d, isIndex := parseIndexName(name)
+	if !isIndex {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(l.options.Dir, d.fileName()))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // List returns a page of lines, see [List]; none is no error. Errors: ErrPageToken, those of ctx

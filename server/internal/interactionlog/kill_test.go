@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -142,7 +143,9 @@ func inLog(t *testing.T, dir string, maxBroken int) map[string]int {
 // ready for that, and returns the last sequence that was acknowledged of each conversation.
 func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[string]int {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // The child may never get ready.
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), childEnv+"=1"), t.Output()
 	out, err := cmd.StdoutPipe()
 	do(t, err)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/structpb"
@@ -22,6 +23,10 @@ const (
 	// maxMetadataDepth is how many levels of objects and lists metadata may have: more than
 	// some clients can decode has only been made to break them.
 	maxMetadataDepth = 16
+	// maxMetadataSigns is how many commas and opening brackets metadata may have: each value
+	// has one, and takes many times its bytes in memory. The service's own has fewer, even if
+	// all of its text consists of them.
+	maxMetadataSigns = 100_000
 )
 
 // errLine is a line that is not one of the log, or no longer.
@@ -38,16 +43,16 @@ type line struct {
 // know are passed over. The error is errLine, wrapped; it quotes no content.
 func parseLine(b []byte) (*line, error) {
 	var raw struct {
-		Timestamp *string        `json:"timestamp"`
-		SessionID *string        `json:"session_id"`
-		Tenant    string         `json:"tenant"`
-		Agent     string         `json:"agent"`
-		Role      *string        `json:"role"`
-		Content   *string        `json:"content"`
-		Metadata  map[string]any `json:"metadata"`
+		Timestamp *string         `json:"timestamp"`
+		SessionID *string         `json:"session_id"`
+		Tenant    string          `json:"tenant"`
+		Agent     string          `json:"agent"`
+		Role      *string         `json:"role"`
+		Content   *string         `json:"content"`
+		Metadata  json.RawMessage `json:"metadata"`
 	}
 	if err := json.Unmarshal(b, &raw); err != nil {
-		return nil, fmt.Errorf("%w: %w", errLine, err)
+		return nil, faultOf(err)
 	}
 	if raw.Timestamp == nil || raw.SessionID == nil || raw.Role == nil || raw.Content == nil {
 		return nil, fmt.Errorf("%w: timestamp, session_id, role and content are required", errLine)
@@ -84,14 +89,36 @@ func parseTimestamp(text string) (*timestamppb.Timestamp, error) {
 	return stamp, nil
 }
 
-func newMetadata(raw map[string]any) (*structpb.Struct, error) {
-	if len(raw) == 0 {
+// faultOf is what is wrong with the JSON of a line, as people say it.
+func faultOf(err error) error {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return fmt.Errorf("%w: %w", errLine, err)
+	}
+	kind, _, _ := strings.Cut(wrong.Value, " ") // What follows is the number.
+	if wrong.Field == "" {
+		return fmt.Errorf("%w: not an object, but of the JSON type %s", errLine, kind)
+	}
+	return fmt.Errorf("%w: %s is not a string, but of the JSON type %s", errLine, wrong.Field, kind)
+}
+
+func newMetadata(raw json.RawMessage) (*structpb.Struct, error) {
+	if bytes.Count(raw, []byte{','})+bytes.Count(raw, []byte{'['})+bytes.Count(raw, []byte{'{'}) > maxMetadataSigns {
+		return nil, fmt.Errorf("%w: metadata has too many values, more than about %d", errLine, maxMetadataSigns)
+	}
+	var values map[string]any
+	if raw != nil {
+		if err := json.Unmarshal(raw, &values); err != nil {
+			return nil, fmt.Errorf("%w: metadata is not an object, or has a number that is too large", errLine)
+		}
+	}
+	if len(values) == 0 {
 		return nil, nil
 	}
-	if deeperThan(raw, maxMetadataDepth) {
+	if deeperThan(values, maxMetadataDepth) {
 		return nil, fmt.Errorf("%w: metadata has more than %d levels", errLine, maxMetadataDepth)
 	}
-	metadata, err := structpb.NewStruct(raw)
+	metadata, err := structpb.NewStruct(values)
 	if err != nil {
 		return nil, fmt.Errorf("%w: metadata: %w", errLine, err)
 	}

@@ -236,6 +236,30 @@ func TestParseLine(t *testing.T) {
 	}
 }
 
+// TestLineFaults are told to whoever has edited the line.
+func TestLineFaults(t *testing.T) {
+	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
+	many := strings.Repeat(",0", maxMetadataSigns-2) // Two more are the brackets.
+	for text, want := range map[string]string{
+		`[]`:                                  "not an object, but of the JSON type array",
+		`5`:                                   "not an object, but of the JSON type number",
+		rest + `17}`:                          "session_id is not a string, but of the JSON type number",
+		rest + `"c1","metadata":[]}`:          "metadata is not an object, or has a number that is too large",
+		rest + `"c1","metadata":{"a":1e999}}`: "metadata is not an object, or has a number that is too large",
+		rest + `"c1","metadata":{"a":[0` + many + `,0]}}`: "metadata has too many values, more than about 100000",
+		rest + `"c1","metadata":{"a":[0` + many + `]}}`:   "",
+		`{"content"}`: "invalid character '}' after object key",
+	} {
+		_, err := parseLine([]byte(text))
+		if want != "" {
+			want = errLine.Error() + ": " + want
+		}
+		if got := fmt.Sprint(err); got != want && (err != nil || want != "") {
+			t.Errorf("%.100s: %s; want %s", text, got, want)
+		}
+	}
+}
+
 func TestParseHead(t *testing.T) {
 	c := appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
 	whole := encoded(t, new(encoder), &c)

@@ -1,6 +1,8 @@
 package interactionlog
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -19,19 +21,22 @@ type crashes struct {
 
 	t       *rapid.T
 	said    map[string]int   // messages of each conversation
+	erased  map[string]int   // how many of them were erased
 	synced  map[string]int64 // size of each file when it was last made durable
 	durable []byte           // the checkpoint at that time, or one before
 	unwhole int              // lines that were left without their end
 }
 
 // TestCrashes has every message in the files once and in order, whatever the order in which
-// messages, syncs, editors, crashes, power cuts, and changes of the clock follow.
+// messages, syncs, editors, crashes, power cuts, and changes of the clock follow. What was erased
+// does not come back, where the clock is not set back.
 func TestCrashes(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
-		c := &crashes{service: newService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, said: map[string]int{}}
+		c := &crashes{service: newService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, said: map[string]int{}, erased: map[string]int{}}
 		c.remember()
+		back := rapid.Bool().Draw(rt, "clock goes back")
 		rt.Repeat(map[string]func(*rapid.T){
 			"append": func(*rapid.T) { c.append(false) },
 			"sync":   func(*rapid.T) { do(t, c.log.sync()); c.remember() },
@@ -39,8 +44,17 @@ func TestCrashes(t *testing.T) {
 			"crash":  func(*rapid.T) { c.crash() },
 			"power":  func(*rapid.T) { c.powerCut() },
 			"editor": func(*rapid.T) { c.edit() },
+			"erase": func(rt *rapid.T) {
+				if back || len(c.erased) > 0 {
+					rt.Skip("one is erased, where the clock does not go back")
+				}
+				c.erase()
+			},
 			"clock": func(rt *rapid.T) {
 				by := time.Duration(rapid.Int64Range(-int64(time.Hour), int64(7*time.Hour)).Draw(rt, "by"))
+				if !back {
+					by = max(0, by)
+				}
 				if c.now = c.now.Add(by); by < 0 {
 					// Of a message that is the first to be older than the checkpoint the log must hear.
 					c.said["acme new"+fmt.Sprint(len(c.said))]++
@@ -67,6 +81,20 @@ func (c *crashes) append(deaf bool) {
 	c.deaf = deaf
 	c.add(tenant, id, texts...)
 	c.deaf = false
+}
+
+// erase has a conversation forgotten.
+func (c *crashes) erase() {
+	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
+	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
+	key := tenant + " " + id
+	n, err := c.log.Erase(context.Background(), tenant, id)
+	if want := c.said[key] - c.erased[key]; err != nil || n != int64(want) {
+		c.t.Fatalf("%d lines of %s erased, error %v; want %d", n, key, err, want)
+	}
+	c.erased[key] = c.said[key]
+	do(c.tb, c.log.sync())
+	c.remember()
 }
 
 // sizes of the day files.
@@ -124,16 +152,19 @@ func (c *crashes) powerCut() {
 	c.remember()
 }
 
-// edit leaves a line without its end at the end of a file.
+// edit leaves a line without its end at the end of a file, behind one that has its own.
 func (c *crashes) edit() {
 	names := slices.Sorted(maps.Keys(c.sizes()))
 	if len(names) == 0 {
 		return
 	}
-	f, err := os.OpenFile(filepath.Join(c.dir, rapid.SampledFrom(names).Draw(c.t, "file")), os.O_WRONLY|os.O_APPEND, 0)
+	path := filepath.Join(c.dir, rapid.SampledFrom(names).Draw(c.t, "file"))
+	text, err := os.ReadFile(path)
 	do(c.tb, err)
-	_, err = f.WriteString(`{"by":"hand"`)
-	do(c.tb, err, f.Close())
+	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
+		text = append(text, '\n') // As every editor does.
+	}
+	do(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), fileMode))
 	c.unwhole++
 }
 
@@ -153,9 +184,14 @@ func (c *crashes) check() {
 				c.t.Fatalf("%s says %q", name, line)
 			}
 			found[tenant+" "+id]++
-			if found[tenant+" "+id] != n {
-				c.t.Fatalf("%s has message %d of %s %s where %d should be: %q", name, n, tenant, id, found[tenant+" "+id], files)
+			if want := c.erased[tenant+" "+id] + found[tenant+" "+id]; want != n {
+				c.t.Fatalf("%s has message %d of %s %s where %d should be: %q", name, n, tenant, id, want, files)
 			}
+		}
+	}
+	for key, n := range c.erased {
+		if n > 0 {
+			found[key] += n
 		}
 	}
 	if !maps.Equal(found, c.said) {

@@ -165,7 +165,7 @@ func FuzzIndex(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := writeIndex(index, fingerprint{1, 2, 3}, []indexEntry{{1, 2}, {1, 3}}); err != nil {
+	if err := writeIndex(index, fingerprint{1, 2, 3, 4}, []indexEntry{{1, 2}, {1, 3}}); err != nil {
 		f.Fatal(err)
 	}
 	written, err := os.ReadFile(path)

@@ -15,6 +15,9 @@ const (
 	// maxScans is how many queries may look through whole files at once; others wait. Each
 	// takes all processors and some megabytes.
 	maxScans = 2
+	// maxLists is how many others may read at once, which wait for no scan. Each takes one
+	// processor: mostly for a page, but for all of a file whose lines are other tenants'.
+	maxLists = 4
 	// writing is how long after a file was last written a last line that cannot be read may
 	// still be growing.
 	writing = 10 * time.Second
@@ -34,6 +37,7 @@ type reader struct {
 	now     func() time.Time
 	pool    sync.Pool     // of *chunk
 	scans   chan struct{} // holds a value for each that is under way
+	lists   chan struct{} // likewise
 	indexes indexes
 	told    told
 }
@@ -42,6 +46,7 @@ func newReader(dir string, log *slog.Logger, now func() time.Time) *reader {
 	return &reader{
 		dir: dir, log: log, now: now,
 		scans:   make(chan struct{}, maxScans),
+		lists:   make(chan struct{}, maxLists),
 		indexes: indexes{building: make(chan struct{}, 1)},
 	}
 }
@@ -59,13 +64,15 @@ func (r *reader) page(ctx context.Context, q *query, token string) (*Page, error
 			return nil, err
 		}
 	}
+	turns := r.lists
 	if q.selective() {
-		end, err := r.beginScan(ctx)
-		if err != nil {
-			return nil, err
-		}
-		defer end()
+		turns = r.scans
 	}
+	leave, err := enter(ctx, turns)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	days, err := r.days(q.first, q.last)
 	if err != nil {
 		return nil, err
@@ -96,9 +103,15 @@ func (r *reader) page(ctx context.Context, q *query, token string) (*Page, error
 
 // beginScan waits for the turn to look through whole files. end must be called.
 func (r *reader) beginScan(ctx context.Context) (end func(), err error) {
+	return enter(ctx, r.scans)
+}
+
+// enter waits for a turn: until fewer are under way than there is room for. leave must be
+// called.
+func enter(ctx context.Context, turns chan struct{}) (leave func(), err error) {
 	select {
-	case r.scans <- struct{}{}:
-		return func() { <-r.scans }, nil
+	case turns <- struct{}{}:
+		return func() { <-turns }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -25,11 +25,18 @@ func (l *Log) removeOld(today day) {
 		if !isDay || !entry.Type().IsRegular() || d >= today-day(l.options.RetentionDays) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(l.options.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := l.remove(entry.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			l.options.Log.Warn("interaction log: an old file stays", "error", err)
 			continue
 		}
 		_ = os.Remove(filepath.Join(l.options.Dir, indexName(d))) // Perhaps there is one.
 		l.options.Log.Info("interaction log: file removed, see --log-retention-days", "file", entry.Name())
 	}
+}
+
+// remove removes a file of the log, not while an Erase puts another one in its place.
+func (l *Log) remove(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return os.Remove(filepath.Join(l.options.Dir, name))
 }

@@ -10,11 +10,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 const (
-	// unfinishedSuffix ends the name of a file that is to take the place of another one.
-	unfinishedSuffix = ".unfinished"
+	// unfinishedPrefix and unfinishedSuffix are about the name of a file in that of the one that
+	// is to take its place.
+	unfinishedPrefix, unfinishedSuffix = ".", ".unfinished"
 	// copyBytes is how much is copied at a time.
 	copyBytes = 256 << 10
 	// lockedBytes is how much of a file may be left to look at while nothing can be appended.
@@ -22,6 +24,16 @@ const (
 	// maxRounds is how often it is run after a file that grows before that has to wait.
 	maxRounds = 10
 )
+
+// isUnfinished reports whether a file with that name is to take the place of a day's, or of its
+// index.
+func isUnfinished(name string) bool {
+	name, unfinished := strings.CutSuffix(name, unfinishedSuffix)
+	_, isIndex := parseIndexName(name)
+	name, hidden := strings.CutPrefix(name, unfinishedPrefix)
+	_, isDay := parseFileName(name)
+	return unfinished && (isIndex || hidden && isDay)
+}
 
 // rewrite is a file that is written anew.
 type rewrite struct {
@@ -38,7 +50,7 @@ type rewrite struct {
 
 // run writes the new file: most of it while lines are appended to the old one.
 func (w *rewrite) run(ctx context.Context) error {
-	unfinished := filepath.Join(w.options.Dir, "."+filepath.Base(w.path)+unfinishedSuffix)
+	unfinished := filepath.Join(w.options.Dir, unfinishedPrefix+filepath.Base(w.path)+unfinishedSuffix)
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

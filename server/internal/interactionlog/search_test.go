@@ -84,10 +84,64 @@ func TestSearchEndsWithItsContext(t *testing.T) {
 	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	for range maxScans {
-		r.scans <- struct{}{}
+}
+
+// TestQueriesAreBounded: so many at once, of which lists do not wait for scans, nor the other way
+// around. Who waits may leave.
+func TestQueriesAreBounded(t *testing.T) {
+	r := newReading(t) // Without files: who does not wait never looks at its context.
+	scan := func(ctx context.Context) error {
+		_, err := r.search(ctx, &Search{Tenant: "default", Query: "a"})
+		return err
 	}
-	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
-		t.Errorf("waiting for others: %v", err)
+	session := func(ctx context.Context) error {
+		_, err := r.list(ctx, &List{Tenant: "default", ConversationID: "s"})
+		return err
+	}
+	day := func(ctx context.Context) error {
+		_, err := r.list(ctx, &List{Tenant: "default", Date: "2026-11-20"})
+		return err
+	}
+	span := func(ctx context.Context) error {
+		_, err := r.list(ctx, &List{Tenant: "other"})
+		return err
+	}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for _, tt := range []struct {
+		turns         chan struct{}
+		waiting, free []func(context.Context) error
+	}{
+		{r.scans, []func(context.Context) error{scan, session}, []func(context.Context) error{day, span}},
+		{r.lists, []func(context.Context) error{day, span}, []func(context.Context) error{scan, session}},
+	} {
+		for range cap(tt.turns) {
+			tt.turns <- struct{}{}
+		}
+		for i, query := range tt.waiting {
+			if err := query(left); !errors.Is(err, context.Canceled) {
+				t.Errorf("query %d of those that wait: %v", i, err)
+			}
+		}
+		for i, query := range tt.free {
+			if err := query(t.Context()); err != nil {
+				t.Errorf("query %d of the others: %v", i, err)
+			}
+		}
+		var ended sync.WaitGroup
+		for _, query := range tt.waiting {
+			ended.Go(func() {
+				if err := query(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for range cap(tt.turns) {
+			<-tt.turns
+		}
+		ended.Wait()
+		if len(tt.turns) > 0 {
+			t.Error("a turn was not given back")
+		}
 	}
 }

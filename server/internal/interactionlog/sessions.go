@@ -7,11 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 )
 
 const (
+	// indexPrefix and indexSuffix are about the day in the name of an index.
+	indexPrefix, indexSuffix = ".", ".sessions"
 	// minIndexed is from which size on a file gets an index: to read less takes about as long
 	// as to read the index.
 	minIndexed = 64 << 10
@@ -102,7 +105,15 @@ func (r *reader) index(ctx context.Context, f *openedFile, d day) *index {
 }
 
 // indexName is the name of a day's index.
-func indexName(d day) string { return "." + d.String() + ".sessions" }
+func indexName(d day) string { return indexPrefix + d.String() + indexSuffix }
+
+// parseIndexName reads a name that indexName gives.
+func parseIndexName(name string) (d day, ok bool) {
+	name, prefixed := strings.CutPrefix(name, indexPrefix)
+	name, suffixed := strings.CutSuffix(name, indexSuffix)
+	d, ok = parseDay(name)
+	return d, ok && prefixed && suffixed
+}
 
 // openIndex opens the index of a file; nil if there is none that was made from it as it is.
 func (r *reader) openIndex(f *openedFile, d day) *index {
@@ -129,7 +140,7 @@ func (r *reader) dropIndex(d day) {
 // place of the old one when it is whole.
 func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 	path := filepath.Join(r.dir, indexName(d))
-	unfinished := path + ".new"
+	unfinished := path + unfinishedSuffix
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

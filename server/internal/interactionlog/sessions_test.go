@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // yesterday has enough lines for an index: many sessions of ten, and broken lines.
@@ -81,6 +82,15 @@ func TestIndex(t *testing.T) {
 	}
 }
 
+// changeTime is when a file was last changed, which nobody can set.
+func changeTime(path string) int64 {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return 0
+	}
+	return stat.Ctim.Nano()
+}
+
 // TestIndexIsMadeAnew whenever the file is another, or the index is damaged.
 func TestIndexIsMadeAnew(t *testing.T) {
 	for name, change := range map[string]func(path string, content []byte) error{
@@ -90,6 +100,14 @@ func TestIndexIsMadeAnew(t *testing.T) {
 		"same size, other time": func(path string, content []byte) error {
 			return errors.Join(os.WriteFile(path, []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
 				os.Chtimes(path, readNow, readNow.Add(-time.Minute)))
+		},
+		"same size and time": func(path string, content []byte) error {
+			changed := []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1))
+			info, err := os.Stat(path)
+			for first := changeTime(path); err == nil && changeTime(path) == first; { // Until the kernel's clock has moved.
+				err = errors.Join(os.WriteFile(path, changed, 0o600), os.Chtimes(path, readNow, info.ModTime()))
+			}
+			return err
 		},
 		"same size and time, other file": func(path string, content []byte) error {
 			info, err := os.Stat(path)
@@ -224,7 +242,7 @@ func TestNoIndex(t *testing.T) {
 		r := newReading(t)
 		yesterday(t, r)
 		// In the place of the unfinished one, not even root can remove this.
-		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions.new", "full"), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions"+unfinishedSuffix, "full"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
@@ -242,7 +260,7 @@ func TestNoIndex(t *testing.T) {
 		elsewhere := filepath.Join(t.TempDir(), "file")
 		if err := errors.Join(os.WriteFile(elsewhere, []byte("kept"), 0o600),
 			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions")),
-			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions.new"))); err != nil {
+			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions"+unfinishedSuffix))); err != nil {
 			t.Fatal(err)
 		}
 		if got := session(t, r, "s7"); len(got) != 10 || !r.index(t).Mode().IsRegular() {

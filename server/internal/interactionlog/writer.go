@@ -21,7 +21,7 @@ const (
 // Committed writes a line for each MESSAGE_APPENDED change: an observer of the store, see
 // [store.Options]. When it returns the lines are with the operating system, and outlast a
 // crash of the process, or they are counted as lost. It waits for no disk but where the system
-// makes a write wait.
+// makes a write wait, and at the end of an Erase.
 func (l *Log) Committed(changes []store.Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

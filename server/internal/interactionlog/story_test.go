@@ -1,0 +1,41 @@
+package interactionlog
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestConversationOverMidnight is written by the clock, into two files, and read as one.
+func TestConversationOverMidnight(t *testing.T) {
+	w := newWriting(t)
+	w.advance(12*time.Hour - time.Minute)
+	w.say("late", "later")
+	w.advance(time.Minute)
+	w.say("early")
+	w.advance(6 * time.Hour)
+	w.say("in the morning")
+
+	want := map[string][]string{"2026-11-20.jsonl": {"late", "later"}, "2026-11-21.jsonl": {"early", "in the morning"}}
+	if diff := cmp.Diff(want, saidBy(t, w.dir)); diff != "" {
+		t.Errorf("the files (-want +got):\n%s", diff)
+	}
+	for _, tt := range []struct {
+		name string
+		list List
+		want string
+	}{
+		{"within 48 h", List{Within: 48 * time.Hour}, "in the morning early later late"},
+		{"of it within 48 h", List{Within: 48 * time.Hour, ConversationID: "c1"}, "in the morning early later late"},
+		{"since midnight", List{Within: 6*time.Hour + time.Second}, "in the morning early"},
+		{"the day before", List{Date: "2026-11-20"}, "late later"},
+		{"the conversation", List{ConversationID: "c1"}, "late later early in the morning"},
+	} {
+		tt.list.Tenant = "acme"
+		page, err := w.List(t.Context(), &tt.list)
+		if err != nil || contents(page) != tt.want {
+			t.Errorf("%s: %q, %v; want %q", tt.name, contents(page), err, tt.want)
+		}
+	}
+}
