@@ -17,6 +17,7 @@ const searchInput = `{
     "query": {
       "type": "string",
       "minLength": 1,
+      "maxLength": 1024,
       "description": "Text to find, in upper or lower case, as one piece: a word or a phrase as it was said."
     },
     "days": {
@@ -105,15 +106,23 @@ func (s *Server) search(ctx context.Context, r *request) (*sdk.CallToolResult, e
 		if err != nil {
 			return nil, err
 		}
-		size := 0
-		for _, interaction := range page.Interactions {
-			size += len(interaction)
-		}
-		if size <= maxPageBytes || len(page.Interactions) <= 1 {
+		fit := fitting(page.Interactions)
+		if fit == len(page.Interactions) {
 			return structured(page)
 		}
-		search.PageSize = int32(len(page.Interactions) / 2)
+		search.PageSize = int32(fit) // To search again is dear: for as many as it can be.
 	}
+}
+
+// fitting is how many, from the first on, make a page; one always does.
+func fitting(interactions []json.RawMessage) int {
+	size := 0
+	for i, interaction := range interactions {
+		if size += len(interaction); i > 0 && size > maxPageBytes {
+			return i
+		}
+	}
+	return len(interactions)
 }
 
 func (s *Server) searchPage(ctx context.Context, search *parleyv1.SearchInteractionsRequest) (*searchPage, error) {

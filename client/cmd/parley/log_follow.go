@@ -30,18 +30,23 @@ const (
 type lineKey struct {
 	conversation string
 	turn         int32
-	micros       int64 // since 1970
+	micros       int64  // since 1970
+	content      string // of lines without a turn: people write several at the same second
 }
 
 func keyOfLine(i *parleyv1.Interaction) lineKey {
 	turn := i.GetMetadata().GetFields()["turn_number"].GetNumberValue()
-	return lineKey{i.GetConversationId(), int32(turn), i.GetTimestamp().AsTime().UnixMicro()}
+	key := lineKey{conversation: i.GetConversationId(), turn: int32(turn), micros: i.GetTimestamp().AsTime().UnixMicro()}
+	if key.turn == 0 {
+		key.content = i.GetContent()
+	}
+	return key
 }
 
 // keyOfMessage is the key of the line that a message has.
 func keyOfMessage(change *parleyv1.ConversationChange) lineKey {
 	m := change.GetMessage()
-	return lineKey{change.GetConversationId(), m.GetSequence(), m.GetCreateTime().AsTime().UnixMicro()}
+	return lineKey{conversation: change.GetConversationId(), turn: m.GetSequence(), micros: m.GetCreateTime().AsTime().UnixMicro()}
 }
 
 // logFollower shows lines as they come into the log. A watch says when to look: the server

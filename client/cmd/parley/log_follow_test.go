@@ -200,6 +200,13 @@ func TestFollowLog(t *testing.T) {
 	f.changes <- two
 	f.changes <- two
 
+	// People write lines without a number, and of the same time.
+	f.say("a", 0, 4, "by hand")
+	f.say("a", 0, 4, "by hand too")
+	f.changes <- heartbeat()
+	shows("by hand")
+	shows("by hand too")
+
 	// A look that fails is made up for.
 	f.breakNext(attempts, status.Error(codes.Unavailable, "closing"))
 	f.changes <- f.say("a", 6, 5, "late")
