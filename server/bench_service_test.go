@@ -9,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/rpc"
@@ -50,30 +52,35 @@ type benchServer struct {
 	message *parleyv1.Message
 }
 
-// openBenchServer serves that many conversations until the benchmark ends.
-func openBenchServer(b *testing.B, conversations int) *benchServer {
+// openBenchServer serves that many conversations until the benchmark ends; without an
+// interaction log, unless a flag says otherwise.
+func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
-	c := load(b, []string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0"}, nil)
+	c := load(b, append([]string{
+		"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
+	}, flags...), nil)
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
 	check(b, err)
 	b.Cleanup(func() { lines.Close() })
 	log := newLogger(c, lines)
 
 	var turns *turn.Manager
-	hub, changes := watch.New(watch.Options{}), newChangeLog(log, c.LogLevel, 0)
-	kept, err := openStore(c, log, func(committed []store.Change) {
+	hub := watch.New(watch.Options{})
+	kept, err := openStorage(b.Context(), c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
-		changes.Committed(committed)
 	}, func(err error) { b.Error(err) })
 	check(b, err)
-	go changes.write(b.Context(), kept.Stats)
+	var maintaining sync.WaitGroup
+	if kept.interactions != nil {
+		maintaining.Go(func() { kept.interactions.Maintain(b.Context()) })
+	}
 	b.Cleanup(func() {
+		maintaining.Wait()
 		check(b, kept.Close())
-		changes.Close()
 	})
 	talker := newTalker()
-	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}})
+	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()}})
 	check(b, err)
 	s := &benchServer{
 		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &savesCounted{Store: kept}, talker: talker, agents: agents, hub: hub,

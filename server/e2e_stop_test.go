@@ -168,7 +168,7 @@ func TestHealthAndReflection(t *testing.T) {
 	for _, service := range list.GetListServicesResponse().GetService() {
 		names = append(names, service.GetName())
 	}
-	for _, want := range []string{"parley.v1.ConversationService", "parley.v1.AdminService", "grpc.health.v1.Health"} {
+	for _, want := range []string{"parley.v1.ConversationService", "parley.v1.AdminService", "parley.v1.InteractionLogService", "grpc.health.v1.Health"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("reflection lists %v, without %s", names, want)
 		}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// What BenchmarkSearchInteractions searches: the lines of 7 days, 20 of which hold the text.
+// PARLEY_BENCH_LOG_LINES makes them fewer.
+const (
+	benchLines = 1_000_000
+	benchDays  = 7
+	benchRare  = 20
+	benchText  = "quarterly goals"
+)
+
+// BenchmarkSearchInteractions measures a call of SearchInteractions for a rare text, from a
+// client to a server that is a process of its own, in turns with grep -i on the same files.
+func BenchmarkSearchInteractions(b *testing.B) {
+	const mostMillis = 1000
+	rounds, _ := benchRounds(b)
+	lines := benchSetting(b, "LOG_LINES", positive, benchLines)
+	dataDir := b.TempDir()
+	files, err := writeInteractions(filepath.Join(dataDir, "interactions"), lines)
+	check(b, err)
+	client := startBenchServer(b, dataDir)
+	var ours, greps, ratios []float64
+	for round := range rounds + 1 { // The first warms up.
+		start := time.Now()
+		reply, err := client.SearchInteractions(b.Context(), &parleyv1.SearchInteractionsRequest{Query: benchText})
+		call := time.Since(start)
+		check(b, err)
+		if n := len(reply.GetInteractions()); n != benchRare {
+			b.Fatalf("%d interactions found, %d are there", n, benchRare)
+		}
+		start = time.Now()
+		grep := exec.CommandContext(b.Context(), "grep", append([]string{"-ih", "--", benchText}, files...)...)
+		_, err = grep.Output() // Into a pipe: grep stops early where nobody reads.
+		check(b, err)
+		if took := time.Since(start); round > 0 {
+			ours, greps = append(ours, 1000*call.Seconds()), append(greps, 1000*took.Seconds())
+			ratios = append(ratios, call.Seconds()/took.Seconds())
+		}
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%d lines of %d days; median of %d rounds, least to most; client and server share %d processors\n",
+		lines, benchDays, rounds, runtime.GOMAXPROCS(0))
+	middle := row(&table, "SearchInteractions for a rare text, ms", ours)
+	expectAtMost(&table, middle, mostMillis)
+	row(&table, "grep -i on the files, ms", greps)
+	ratio := row(&table, "SearchInteractions / grep -i, time", ratios)
+	expectAtMost(&table, ratio, 1)
+	b.ReportMetric(middle, "search-ms")
+	b.ReportMetric(ratio, "search/grep")
+	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.Log(table.String())
+}
+
+// startBenchServer starts parleyd on a data directory until the benchmark ends.
+func startBenchServer(b *testing.B, dataDir string) parleyv1.InteractionLogServiceClient {
+	b.Helper()
+	self, err := os.Executable()
+	check(b, err)
+	process := exec.CommandContext(b.Context(), self, "--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json", "--data-dir="+dataDir)
+	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
+	process.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1")
+	stderr, err := process.StderrPipe()
+	check(b, err)
+	check(b, process.Start())
+	log, ended := logLines{more: make(chan struct{})}, make(chan struct{})
+	go func() {
+		defer close(ended)
+		log.read(stderr)
+		_ = process.Wait() // It is killed.
+	}()
+	b.Cleanup(func() {
+		_ = process.Process.Kill()
+		<-ended
+	})
+	for {
+		serving, more := log.find("serving grpc")
+		if len(serving) > 0 {
+			conn, err := grpc.NewClient(fmt.Sprint(serving[0]["address"]), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			check(b, err)
+			b.Cleanup(func() { conn.Close() })
+			return parleyv1.NewInteractionLogServiceClient(conn)
+		}
+		select {
+		case <-more:
+		case <-ended:
+			b.Fatalf("the server ended with %v", process.ProcessState)
+		}
+	}
+}
+
+// writeInteractions writes so many lines of about 500 B into the files of the days up to
+// today, evenly, and returns their paths.
+func writeInteractions(dir string, lines int) (files []string, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	words := benchWords(random)
+	today := time.Now().UTC().Truncate(24 * time.Hour)
+	for d := range benchDays {
+		day := today.AddDate(0, 0, d+1-benchDays)
+		path := filepath.Join(dir, day.Format(time.DateOnly)+".jsonl")
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		out := bufio.NewWriterSize(f, 1<<20)
+		var id uuid.UUID
+		for i, number := lines*d/benchDays, 0; i < lines*(d+1)/benchDays; i, number = i+1, number+1 {
+			turn := number%20 + 1
+			if turn == 1 {
+				id = uuid.New()
+			}
+			content := benchProse(random, words)
+			if i*benchRare%lines < benchRare {
+				content += " About the Quarterly Goals of the team."
+			}
+			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"User","role":"user","content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
+				day.Add(time.Duration(number)*100*time.Millisecond).Format("2006-01-02T15:04:05.000000Z"), id, content, turn, (turn+1)/2, id)
+		}
+		if err := errors.Join(out.Flush(), f.Close()); err != nil {
+			return nil, err
+		}
+		files = append(files, path)
+	}
+	return files, nil
+}
+
+// benchWords are words of letters as frequent as in English.
+func benchWords(random *rand.Rand) []string {
+	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbbvkxjqz"
+	words := make([]string, 5000)
+	for i := range words {
+		word := make([]byte, 2+random.IntN(9))
+		for j := range word {
+			word[j] = letters[random.IntN(len(letters))]
+		}
+		words[i] = string(word)
+	}
+	return words
+}
+
+// benchProse is a text of about 250 B as it stands in JSON, of a few lines.
+func benchProse(random *rand.Rand, words []string) string {
+	var text strings.Builder
+	for range 20 + random.IntN(40) {
+		text.WriteString(words[min(random.IntN(len(words)), random.IntN(len(words)))])
+		text.WriteString([]string{" ", " ", " ", " ", " ", " ", " ", ", ", `. \"`, `\n`}[random.IntN(10)])
+	}
+	return text.String()
+}
