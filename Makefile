@@ -61,8 +61,8 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 	cd $(TYPESCRIPT) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
 
 .PHONY: long
-long: compiler ## run the random tests of turns for longer, in about two minutes
-	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy' ./server
+long: compiler ## run the random tests of turns and of crashes for longer, in a few minutes
+	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$' ./server
 
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
@@ -97,8 +97,9 @@ checkgenerate: bin/.buf ## fail when gen/ or the stubs are not what proto/ gives
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## measure the service beside what bounds it, in a few minutes
+bench: ## measure the service beside what bounds it, in about ten minutes
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
+	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog
 
 .PHONY: fuzz
 fuzz: ## run each fuzz test for a while (FUZZTIME=10s)
