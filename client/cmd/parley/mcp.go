@@ -8,7 +8,7 @@ import (
 )
 
 const aboutMCP = `Offer the server's conversations to a client of the Model Context Protocol, as tools:
-ask_question, list_conversations, get_history and clear_conversation.
+ask_question, list_conversations, get_history, clear_conversation and search_interactions.
 
 The client starts the command and talks to it on standard input and output, so the command
 belongs into the client's configuration, which often looks like this:

@@ -20,10 +20,12 @@ const (
 
 // CatchUp adds lines for messages that the log lacks because the process before did not come to
 // its end: those that the tenants' conversations in the store still keep, that were committed
-// since the log was last known to be whole, and that were not forked, imported or erased. After a
-// clean stop, and for a log that is new, it does nothing. It is to be called before anything
-// else is written to the store or the log. When it fails, or is killed, the next start does what
-// is left; nothing is added twice. Errors: those of the store, of reading files, and of ctx.
+// since the log was last known to be whole, and that were not forked, imported or erased. Nothing
+// comes behind a later message of its conversation: what the log lacks ahead of one was lost, as
+// a line of it says, or removed by hand, and stays so. After a clean stop, and for a log that is
+// new, it does nothing. It is to be called before anything else is written to the store or the
+// log. When it fails, or is killed, the next start does what is left; nothing is added twice.
+// Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
 	l.mu.Lock()
 	since, unsure, before := l.pending.saved.Whole, l.pending.unsure, l.lost.Load()
@@ -180,6 +182,7 @@ func (c *catchUp) flush(ctx context.Context) error {
 			return err
 		}
 	}
+	c.passOver(missing)
 	slices.SortStableFunc(c.found, func(a, b candidate) int { return a.order.Compare(b.order) })
 	changes := make([]store.Change, 0, len(missing))
 	for i := range c.found {
@@ -191,6 +194,25 @@ func (c *catchUp) flush(ctx context.Context) error {
 	c.added += len(changes)
 	c.found, c.bytes = nil, 0
 	return nil
+}
+
+// passOver takes out of what is missing what has a later message of its conversation in the
+// files.
+func (c *catchUp) passOver(missing map[lineKey]bool) {
+	passed := 0
+	var behind lineKey // the conversation of which a later message has a line
+	for _, f := range slices.Backward(c.found) {
+		switch {
+		case !missing[f.line]:
+			behind = f.line
+		case f.line.tenant == behind.tenant && f.line.sessionID == behind.sessionID:
+			delete(missing, f.line)
+			passed++
+		}
+	}
+	if passed > 0 {
+		c.log.options.Log.Info("interaction log: lines stay missing, since later ones of their conversations are there", "count", passed)
+	}
 }
 
 // strike takes out of what is missing what has a line in the file of a day.

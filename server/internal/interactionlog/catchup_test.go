@@ -337,12 +337,32 @@ func TestCheckpointDamaged(t *testing.T) {
 	}
 }
 
+// TestCatchUpKeepsOrder adds nothing behind a later message of its conversation.
+func TestCatchUpKeepsOrder(t *testing.T) {
+	s := newService(t, logDir(t))
+	for _, m := range []struct {
+		id, text string
+		deaf     bool
+	}{
+		{"c1", "one", false}, {"c1", "two", true}, {"c2", "three", true}, {"c1", "four", false}, {"c3", "five", false}, {"c1", "six", true},
+	} {
+		s.deaf = m.deaf
+		s.add("acme", m.id, m.text)
+	}
+	s.restart()
+	s.wants("one", "four", "five", "three", "six")
+	if said := s.log.said.take(); !strings.Contains(said, "lines stay missing") || !strings.Contains(said, "count=1") {
+		t.Errorf("operators read %q", said)
+	}
+	do(t, s.log.Close())
+}
+
 // TestCatchUpMany goes through more than is looked for at a time.
 func TestCatchUpMany(t *testing.T) {
 	s := newService(t, logDir(t))
 	text := strings.Repeat("word ", 20_000)
 	for i := range 100 {
-		s.deaf = i%3 == 0
+		s.deaf = i >= 10
 		s.add("acme", fmt.Sprint("c", i%7), fmt.Sprint(i, " ", text))
 	}
 	s.restart()

@@ -138,7 +138,7 @@ func TestLinesOutOfOrder(t *testing.T) {
 func TestSkippedLines(t *testing.T) {
 	head := strings.TrimSuffix(some("x"), "}}\n")
 	lines := some("a") + "broken\n\n" + head + "\n" + some("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		some("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + entry{content: strings.Repeat("x", maxPageBytes)}.String() + some("d")
+		some("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + entry{content: strings.Repeat("x", maxInteractionBytes)}.String() + some("d")
 	r := newReading(t)
 	r.put(t, "2026-11-20", lines)
 	for _, tt := range []struct {

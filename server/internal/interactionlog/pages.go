@@ -14,9 +14,11 @@ import (
 const (
 	defaultPageSize = 50
 	maxPageSize     = 1000
-	// maxPageBytes bounds a page, in encoded form, and so an interaction: a larger one is
-	// skipped, since no reply could hold it.
+	// maxPageBytes bounds a page of more than one interaction, in encoded form.
 	maxPageBytes = 3 << 20
+	// maxInteractionBytes bounds one that has a page of its own: a larger one is skipped, since
+	// no reply, of 4 MiB at most, could hold it.
+	maxInteractionBytes = 4<<20 - 64<<10
 )
 
 // ErrPageToken says that a page token was made up, damaged, or given for another query. It is
@@ -36,7 +38,7 @@ type Page struct {
 	NextPageToken string
 	// Skipped counts the lines up to the last interaction of the page, or up to the end if it
 	// is the last page, that cannot be read: not JSON, without a key that is required, longer
-	// than 8 MiB, or larger than a page. A query knows of those that are not enclosed in
+	// than 8 MiB, or larger than a reply. A query knows of those that are not enclosed in
 	// braces and of those that it had to parse, and not of faults in lines that seem to be of
 	// others or without the text. A last line that is just being written does not count.
 	Skipped int
@@ -115,10 +117,11 @@ type collector struct {
 // if it can be on none.
 func (c *collector) take(d day, at rawLine, interaction *parleyv1.Interaction) bool {
 	size := proto.Size(interaction)
-	if size > maxPageBytes {
+	if size > maxInteractionBytes {
 		return false
 	}
-	if len(c.page.Interactions) == c.query.size || c.bytes+size > maxPageBytes {
+	n := len(c.page.Interactions)
+	if n == c.query.size || n > 0 && c.bytes+size > maxPageBytes {
 		c.more = true
 		return true
 	}

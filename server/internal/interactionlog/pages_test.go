@@ -68,6 +68,27 @@ func TestPageTokensAreOfTheirQuery(t *testing.T) {
 	}
 }
 
+// TestLargeLines: one that is larger than a page has one of its own.
+func TestLargeLines(t *testing.T) {
+	r := newReading(t)
+	large := strings.Repeat("x", maxPageBytes+1)
+	r.put(t, "2026-11-20", some("a")+entry{content: large}.String()+some("b", "c"))
+	list := &List{Tenant: "default", Date: "2026-11-20"}
+	for _, want := range []string{"a", large, "b c"} {
+		page, err := r.list(t.Context(), list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := contents(page); got != want {
+			t.Errorf("a page of %.10q… (%d bytes), want %.10q… (%d)", got, len(got), want, len(want))
+		}
+		list.PageToken = page.NextPageToken
+	}
+	if list.PageToken != "" {
+		t.Error("there is a token at the end")
+	}
+}
+
 // TestPagesGoOnWhileLinesCome: those that came after the first page are on no page of what
 // goes back, and at the end of what goes forward.
 func TestPagesGoOnWhileLinesCome(t *testing.T) {

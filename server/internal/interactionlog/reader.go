@@ -26,7 +26,7 @@ const (
 // What is wrong with a line that may be whole.
 var (
 	errTooLong  = errors.New("longer than 8 MiB")
-	errTooLarge = errors.New("larger than a page, 3 MiB")
+	errTooLarge = errors.New("larger than a reply, 4 MiB")
 )
 
 // reader reads the files of a directory, whoever writes them. It may be used by many
