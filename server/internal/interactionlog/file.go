@@ -131,14 +131,11 @@ func openAppend(dir string, d day) (*appendFile, error) {
 
 // check reports whether the file is still the one of its name, and mends its mode.
 func (f *appendFile) check() (size int64, same bool) {
-	info, err := os.Lstat(f.path)
-	if err != nil || !os.SameFile(info, f.info) {
+	size, permissions, same := look(f.path, f.info)
+	if !same || permissions != fileMode && f.Chmod(fileMode) != nil {
 		return 0, false
 	}
-	if info.Mode().Perm() != fileMode && f.Chmod(fileMode) != nil {
-		return 0, false
-	}
-	return info.Size(), true
+	return size, true
 }
 
 // append writes lines in one write. They come behind a line break, which is written only when
