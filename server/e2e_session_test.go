@@ -38,7 +38,7 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	// What nobody holds expires at once, and silence is noticed within seconds.
-	flags := []string{"--ttl=100ms", "--keepalive-time=1s"}
+	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
 	s := startServer(t, dataDir, flags...)
 	hole := startHole(t, s.conn.Target())
 	closed, cut, stay := make([]*session, sessionsEach), make([]*session, sessionsEach), make([]*session, sessionsEach)
