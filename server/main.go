@@ -50,7 +50,7 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 		})
 		context.AfterFunc(ctx, stopping)
 		return run(ctx, c, newLogger(c, stderr), stopping)
-	})
+	}, offlineCommands()...)
 	root.Version = version
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -69,4 +69,10 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 		return exitInUse
 	}
 	return exitIO
+}
+
+// exitWith ends the process when nothing more comes from in, whatever it is doing.
+func exitWith(in io.Reader) {
+	_, _ = io.Copy(io.Discard, in)
+	os.Exit(exitIO)
 }

@@ -60,8 +60,9 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 		}
 		return err
 	}
+	backuper, _ := kept.Store.(store.Backuper) // Nil: it has none.
 	service, err := rpc.New(rpc.Options{
-		Store: kept, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
+		Store: kept, Backuper: backuper, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
 		Interactions: kept.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Log: log,
 	})
 	if err != nil {

@@ -26,7 +26,7 @@ type storage struct {
 // cannot recover goes to failed.
 func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (*storage, error) {
 	s := &storage{changes: newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))}
-	kept, err := openStore(c, log, func(committed []store.Change) {
+	kept, err := openStore(ctx, c, log, func(committed []store.Change) {
 		if s.interactions != nil {
 			s.interactions.Committed(committed)
 		}
@@ -65,7 +65,7 @@ func (s *storage) Close() error {
 
 // openStore opens the store that the settings name. A failure from which it cannot recover
 // goes to failed.
-func openStore(c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
+func openStore(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
 	o := store.Options{
 		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
 		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,
@@ -74,8 +74,8 @@ func openStore(c *config.Config, log *slog.Logger, observe func([]store.Change),
 		log.Info("store opened", "store", c.Store, "durable", false)
 		return memstore.New(o), nil
 	}
-	path := filepath.Join(c.DataDir, "parley.db")
-	s, err := boltstore.Open(path, boltstore.Options{Options: o, OnFailure: failed})
+	path := filepath.Join(c.DataDir, storeName)
+	s, err := boltstore.Open(path, boltstore.Options{Options: o, Check: checkAtStart(ctx, log), OnFailure: failed})
 	if err != nil {
 		return nil, err
 	}

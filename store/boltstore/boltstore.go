@@ -11,7 +11,8 @@
 // leads to that key or is counted.
 //
 //	meta
-//	└── "schema"                      → version of this layout, 4 bytes
+//	├── "schema"                      → version of this layout, 4 bytes
+//	└── "closed"                      → number of the transaction that wrote this, 8 bytes
 //	tenants
 //	└── <tenant>                      → conversations, messages, bytes, CRC-32C
 //	conversations
@@ -47,6 +48,9 @@
 //     a conversation, and one entry in ends, with the same nanosecond.
 //   - tenants agrees with conversations, and has no entry for a tenant without any.
 //
+// A process that ends in order closes the file with a transaction that writes its own number
+// to "closed": where that is not the newest, the process was killed, or the machine failed.
+//
 // How many hold an id is in memory only. What another process holds, by its number, was held
 // when that process ended, and counts as released when the file was opened. Open writes so;
 // where there is no space Sweep does, later.
@@ -68,6 +72,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -85,6 +90,8 @@ var (
 	ErrDamaged = errors.New("file is damaged")
 	// ErrSchema: the file was written by a version of Parley with another layout.
 	ErrSchema = errors.New("file has another layout")
+	// ErrOwner: the file is of another user than the process.
+	ErrOwner = errors.New("file is of another user")
 )
 
 // Options of a store. The zero value is usable.
@@ -92,6 +99,10 @@ type Options struct {
 	store.Options
 	// Timeout is how long Open waits for another process to let go of the file; 0 is 1 s.
 	Timeout time.Duration
+	// Check is called ahead of opening a file that was not closed in order, with its path.
+	// Its error ends Open. It is to run CheckPages, in a process of its own. Nil: the file is
+	// opened unseen.
+	Check func(path string) error
 	// OnFailure is told, once, why the store has failed for good: from then on writes
 	// return store.ErrFailed. It must not block and must not call the store. Nil: nobody
 	// wants to know.
@@ -119,17 +130,23 @@ type Store struct {
 	tally     *tally
 	abandoned []abandoned
 	writer    *writer
+	backup    atomic.Bool // one is under way
+	failed    atomic.Bool
 	closing   sync.Once
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store    = (*Store)(nil)
+	_ store.Backuper = (*Store)(nil)
+)
 
 // Open opens the store in the file at path, and makes the file and its directory when they
 // are missing, readable for their owner only. It checks the file before it reads any
-// conversation. Errors: ErrInUse, ErrDamaged, ErrSchema, those of the file system.
+// conversation. Errors: ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those
+// of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
-	db, err := openFile(path, o.Timeout)
+	db, err := openFile(path, o)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
 	}
@@ -139,31 +156,34 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s.writer = newWriter(db, limits{
 		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
-	}, s.begin, s.committed, o.OnFailure)
+	}, s.begin, s.committed, s.fail)
 	return s, nil
+}
+
+// fail is told once why the writer has given up.
+func (s *Store) fail(err error) {
+	s.failed.Store(true)
+	s.options.OnFailure(err)
 }
 
 // load reads what is kept in memory: the counts, and which turns ran when the file was last
 // written. It releases the session memory that was held then.
-func (s *Store) load() (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, remedy)
-		}
-	}()
-	if err := s.db.View(func(tx *bolt.Tx) error {
-		if err := checkSchema(tx); err != nil {
+func (s *Store) load() error {
+	return recovered(func() error {
+		if err := s.db.View(func(tx *bolt.Tx) error {
+			if err := checkSchema(tx); err != nil {
+				return err
+			}
+			if err := s.tally.load(tx, s.options.Now()); err != nil {
+				return err
+			}
+			s.abandoned = running(tx)
+			return nil
+		}); err != nil {
 			return err
 		}
-		if err := s.tally.load(tx, s.options.Now()); err != nil {
-			return err
-		}
-		s.abandoned = running(tx)
-		return nil
-	}); err != nil {
-		return err
-	}
-	return s.beginAnew()
+		return s.beginAnew()
+	})
 }
 
 // begin starts the writer's transaction.
@@ -181,6 +201,7 @@ func (s *Store) committed(t *txn) {
 // view reads in a transaction. What lies behind the slices of bbolt is gone when read
 // returns.
 func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		// bbolt panics when it meets pages that make no sense. That cannot be told from a
 		// mistake of this package but by the stack.
@@ -207,10 +228,23 @@ func (s *Store) Close() error {
 	s.closing.Do(func() {
 		s.writer.close()
 		s.tally.versions.close()
-		err = s.db.Close()
+		err = errors.Join(s.markClosed(), s.db.Close())
 	})
 	if err != nil {
 		return fmt.Errorf("close the store: %w", err)
 	}
 	return nil
+}
+
+// markClosed notes that all is well. Where it cannot, for want of space, the next Open looks
+// at the file; so it must after a failure.
+func (s *Store) markClosed() error {
+	if s.failed.Load() {
+		return nil
+	}
+	err := recovered(func() error { return s.db.Update(markClosed) })
+	if errors.Is(err, errUnchanged) || err != nil && isFull(err) {
+		return nil
+	}
+	return err
 }

@@ -2,7 +2,6 @@ package boltstore
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -28,22 +27,14 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	c := &checker{tx: tx, opened: memory.opened, tell: func(told string) { fault("%s", told) }}
+	c.records()
 	want := map[string]counts{}
-	conversations, running := 0, 0
 	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
-		tenant, rest, ok := cutTenant(key)
-		if !ok || len(rest) != record.KeySize {
-			fault("conversations: key %x", key)
-			return nil
-		}
-		conversations++
+		tenant, rest, _ := cutTenant(key)
 		r, err := record.Unmarshal(value)
 		if err != nil {
-			fault("conversation %x: %w", key, err)
-			return nil
-		}
-		if r.Running() {
-			running++
+			return nil //nolint:nilerr // It was told.
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
 		passed := memory.passed[tenant]
@@ -51,17 +42,8 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !session.Held {
 			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
 		}
-		if err := checkConversation(tx, tenant, inner(rest), r, session); err != nil {
-			fault("conversation %q of %q: %w", r.Conversation().GetId(), tenant, err)
-		}
 		return nil
 	})
-	// Each conversation has its entries; with as many of them there are no others.
-	for bucket, n := range map[string]int{idsBucket: conversations, expiryBucket: conversations, turnsBucket: running} {
-		if got := entries(tx, bucket); got != n {
-			fault("%s has %d entries for %d", bucket, got, n)
-		}
-	}
 	got := map[string]counts{}
 	_ = tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
 		tenant, _, _ := cutTenant(key)
@@ -133,68 +115,6 @@ func checkSessions(tx *bolt.Tx, memory *tally) (faults []error) {
 		fault("in memory there are %v, %v, %v, want %d that are held, of %v", memory.holders, memory.memory, memory.some.Load(), held, want)
 	}
 	return faults
-}
-
-// checkTurns looks at the turns that are kept with a conversation: none of the events may
-// outlive its turn.
-func checkTurns(r *record.Record) error {
-	kept, err := r.AllTurns()
-	if err != nil {
-		return err
-	}
-	turns := map[string]bool{}
-	for _, t := range kept.GetTurns() {
-		turns[t.GetId()] = true
-	}
-	for _, e := range kept.GetEvents() {
-		if !turns[e.GetTurnId()] {
-			return fmt.Errorf("events of turn %q, which is not kept", e.GetTurnId())
-		}
-		delete(turns, e.GetTurnId()) // Once.
-	}
-	return nil
-}
-
-// checkConversation looks at all that must be there beside a conversation.
-func checkConversation(tx *bolt.Tx, tenant string, key inner, r *record.Record, s record.Session) error {
-	if err := checkTurns(r); err != nil {
-		return err
-	}
-	c := r.Conversation()
-	if created := int64(binary.BigEndian.Uint64(key[:])); created != c.GetCreateTime().AsTime().UnixNano() {
-		return fmt.Errorf("its key says that it was made at %d", created)
-	}
-	id := idKey(tenant, c.GetId())
-	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
-	if err != nil || p.key != key {
-		return fmt.Errorf("ids leads to %x: %w", p.key, err)
-	}
-	entry := expiryKey(p.minute, tenant, key)
-	at := tx.Bucket([]byte(expiryBucket)).Get(entry)
-	d, ok := decodeDue(entry, at)
-	switch {
-	case !ok:
-		return fmt.Errorf("its entry in expiry, minute %d, is %x", p.minute, at)
-	case minuteOf(d.at) != p.minute:
-		return fmt.Errorf("its nanosecond %d is not in minute %d", d.at, p.minute)
-	case !r.Running() && s.IsZero() && d.at > nanosecond(r.ExpireTime()):
-		return fmt.Errorf("it would be swept at %d, %d ns late", d.at, d.at-nanosecond(r.ExpireTime()))
-	}
-	value := tx.Bucket([]byte(turnsBucket)).Get(idKey(tenant, c.GetId()))
-	if !r.Running() {
-		if value != nil {
-			return errors.New("no turn runs, but turns has one")
-		}
-		return nil
-	}
-	progress, err := record.UnmarshalProgress(bytes.Clone(value))
-	if err != nil {
-		return err
-	}
-	if progress.TurnID != c.GetActiveTurnId() {
-		return fmt.Errorf("turn %q runs, but turns has %q", c.GetActiveTurnId(), progress.TurnID)
-	}
-	return nil
 }
 
 func entries(tx *bolt.Tx, bucket string) int {

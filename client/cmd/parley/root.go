@@ -106,7 +106,7 @@ func (a *app) newRootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", address, "server, as host:port or unix:PATH; or set PARLEY_ADDRESS")
 	flags.StringVar(&a.output, "output", "table", "table for people, json for programs: one document a reply, one line an event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export, import, log --follow and log erase wait unless this is set")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export, import, backup, log --follow and log erase wait unless this is set")
 	flags.BoolVar(&a.tls, "tls", false, "TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
@@ -114,7 +114,7 @@ func (a *app) newRootCommand() *cobra.Command {
 		a.newCreateCommand(), a.newForkCommand(), a.newAppendCommand(),
 		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(), a.newLogCommand(),
 		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
-		a.newExportCommand(), a.newImportCommand(),
+		a.newExportCommand(), a.newImportCommand(), a.newBackupCommand(),
 		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newMCPCommand(), a.newVersionCommand(),
 	)
 	return root

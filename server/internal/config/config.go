@@ -24,6 +24,9 @@ const (
 	day = 24 * time.Hour
 )
 
+// dataDirName is the setting that the commands on files share with the server.
+const dataDirName = "data-dir"
+
 // Config is what the server was told, read from every source and checked; NewCommand gives
 // it. Its fields are not to be changed. Sizes are in bytes.
 type Config struct {
@@ -78,7 +81,7 @@ func (c *Config) settings() []*setting {
 			"allow other than loopback addresses without TLS and sign-in"),
 		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt", "redis"),
 			"where conversations are kept; redis comes with a later version"),
-		newSetting("data-dir", text(&c.DataDir, "./data", 1, 4096, "path"),
+		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
 			"holds parley.db and interactions/; made when missing, for this user only"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
 			"messages kept per conversation unless it says otherwise, oldest dropped first"),
@@ -167,8 +170,8 @@ and answers unless default_agent says otherwise:
 // NewCommand is the command line of parleyd. It reads args (without the program's name)
 // and environ ("NAME=value") when it is executed, and calls serve with the settings, or with
 // check-config prints them. An *Error says what is wrong with them; any other comes from
-// serve or from printing. Help is printed without either.
-func NewCommand(args, environ []string, serve func(context.Context, *Config) error) *cobra.Command {
+// serve, from printing or from one of the offline commands. Help is printed without either.
+func NewCommand(args, environ []string, serve func(context.Context, *Config) error, offline ...Offline) *cobra.Command {
 	l := newLoader(environ)
 	loaded := func(use func(*cobra.Command, *Config) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, _ []string) error {
@@ -203,21 +206,24 @@ func NewCommand(args, environ []string, serve func(context.Context, *Config) err
 		FParseErrWhitelist: lenient,
 	}
 	root.AddCommand(check)
+	for _, o := range offline {
+		root.AddCommand(o.command(environ))
+	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		l.fault("command line", "%v", err)
 		return cmd.RunE(cmd, nil)
 	})
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
-	l.addFlags(root.Flags())
-	l.addFlags(check.Flags())
+	l.addFlags(root.Flags(), l.settings...)
+	l.addFlags(check.Flags(), l.settings...)
 	return root
 }
 
-// addFlags adds --config and a flag for each setting.
-func (l *loader) addFlags(flags *pflag.FlagSet) {
+// addFlags adds --config and a flag for each of the settings.
+func (l *loader) addFlags(flags *pflag.FlagSet, settings ...*setting) {
 	flags.SortFlags = false
 	flags.StringVar(&l.path, "config", "", "`path` of the YAML file; also PARLEY_CONFIG")
-	for _, s := range l.settings {
+	for _, s := range settings {
 		flag := flags.VarPF(s, s.name, "", s.usage)
 		if s.Type() == "bool" {
 			flag.NoOptDefVal = "true"

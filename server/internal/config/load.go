@@ -81,10 +81,7 @@ func newLoader(environ []string) *loader {
 // load reads file, environment and flags, the later over the earlier, and checks what they
 // say together. Values that another source overrides are checked too. The error is an *Error.
 func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
-	place := "--config"
-	if !flags.Changed("config") {
-		place, l.path = pathVariable, l.variable(pathVariable)
-	}
+	place := l.namePath(flags)
 	if l.path != "" {
 		l.readFile(place)
 	}
@@ -96,6 +93,15 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 		return nil, &Error{Faults: l.faults}
 	}
 	return l.config, nil
+}
+
+// namePath sets l.path unless a flag has, and says where the file was named.
+func (l *loader) namePath(flags *pflag.FlagSet) (place string) {
+	if flags.Changed("config") {
+		return "--config"
+	}
+	l.path = l.variable(pathVariable)
+	return pathVariable
 }
 
 func (l *loader) fault(place, format string, args ...any) {

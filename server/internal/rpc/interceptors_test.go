@@ -149,19 +149,6 @@ func TestCallsAreLogged(t *testing.T) {
 	}
 }
 
-// TestUnimplemented: what has its own issue says so, once the request is valid.
-func TestUnimplemented(t *testing.T) {
-	f := open(t, nil)
-	backup, err := f.admin.BackupStore(t.Context(), &parleyv1.BackupStoreRequest{})
-	if err == nil {
-		_, err = backup.Recv()
-	}
-	wantError(t, err, codes.Unimplemented, "")
-	if f.changeCount() != 0 {
-		t.Error("something was written")
-	}
-}
-
 // endless are Turns whose answer never ends; ended is closed when nobody takes it any more.
 func endless(ended chan struct{}) Turns {
 	piece := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1<<16)}}}

@@ -57,6 +57,8 @@ type Options struct {
 	// Interactions is the interaction log, which Store feeds. Nil: there is none, and calls of
 	// InteractionLogService are refused.
 	Interactions *interactionlog.Log
+	// Backuper copies Store. Nil: nobody can, and BackupStore is refused.
+	Backuper store.Backuper
 	// Agents that ListAgents lists.
 	Agents *agent.Set
 	// MaxMessageBytes bounds the encoded form of one message; 0 is 256 KiB.
@@ -82,6 +84,7 @@ type Server struct {
 	parleyv1.UnimplementedAdminServiceServer
 
 	store           store.Store
+	backuper        store.Backuper
 	storeName       string
 	turns           Turns
 	hub             *watch.Hub
@@ -114,7 +117,7 @@ func New(o Options) (*Server, error) {
 	}
 	stopping := make(chan struct{})
 	return &Server{
-		store: o.Store, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, interactions: o.Interactions, agents: o.Agents,
+		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
 		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),

@@ -224,6 +224,8 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again").retryable()
 	case errors.Is(err, errInteractionLogOff):
 		return refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF", "this server keeps no interaction log: start it with --interaction-log")
+	case errors.Is(err, errBackupUnsupported):
+		return refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED", "the store of this server has no backup: only one that was started with --store bolt has")
 	case errors.Is(err, errUnauthenticated):
 		return refuse(codes.Unauthenticated, "UNAUTHENTICATED", "sign in: the call carries no credential that is good here")
 	case errors.Is(err, errNotAllowed):
@@ -248,6 +250,9 @@ func refusalOfSentinel(err error, subject, id string) refusal {
 // refusalOfLimit is the part of the table about limits that are reached.
 func refusalOfLimit(err error) (refusal, bool) {
 	const code = codes.ResourceExhausted
+	if e, ok := errors.AsType[*store.BackupSpaceError](err); ok {
+		return refuse(code, "BACKUP_SPACE", "%v: make room there", e).with("needed_bytes", e.Needed), true
+	}
 	switch {
 	case errors.Is(err, store.ErrFull):
 		return refuse(code, "STORE_FULL", "there is no room for another conversation, and each that could make some has a turn that runs or is session memory: "+
@@ -267,9 +272,11 @@ func refusalOfLimit(err error) (refusal, bool) {
 			"end watches that hold some, name fewer in conversation_ids, or watch without it", store.MaxHolds), true
 	case errors.Is(err, errTooManyImports):
 		return refuse(code, "TOO_MANY_IMPORTS", "as many imports are under way as may: try again when one has ended").retryable(), true
+	case errors.Is(err, store.ErrBackupRunning):
+		return refuse(code, "BACKUP_RUNNING", "another backup is under way: try again when it has ended").retryable(), true
 	case errors.Is(err, errSlowReader):
 		return refuse(code, "SLOW_READER", "the client took nothing from its stream for %s; a turn goes on all the same, and ResumeTurn with it; "+
-			"an export must begin anew", maxSendTime), true
+			"an export or a backup must begin anew", maxSendTime), true
 	case errors.Is(err, errSlowSender):
 		return refuse(code, "SLOW_SENDER", "the client sent no request on its stream for %s; what was imported by then stays", maxReceiveTime), true
 	}

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+func TestOffline(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// What else is wrong with it is for the server.
+	file := write("file.yaml", "data_dir: from-file\nmax_turns: none\nagents: {claude: {kind: anthropic, model: m, api_key_env: MISSING}}\n")
+	tests := []struct {
+		args, environ []string
+		want          string // the data directory
+		fault         string
+	}{
+		{[]string{"mend", "x"}, nil, "./data", ""},
+		{[]string{"mend", "--twice", "x", "--data-dir", "d"}, nil, "d", ""},
+		{[]string{"--data-dir=d", "mend", "x"}, nil, "d", ""},
+		{[]string{"mend", "x"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_TTL=soon"}, "e", ""},
+		{[]string{"mend", "x", "--data-dir=d"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_CONFIG=" + file}, "d", ""},
+		{[]string{"mend", "x", "--config", file}, nil, "from-file", ""},
+		{[]string{"mend", "x"}, []string{"PARLEY_CONFIG=" + file}, "from-file", ""},
+		{[]string{"mend", "x", "--config", write("none.yaml", "# nothing\n")}, nil, "./data", ""},
+		{[]string{"mend", "x", "--config", write("bad.yaml", "data_dir: [a]\n")}, nil, "", "bad.yaml:1: data_dir: must be one value"},
+		{[]string{"mend", "x", "--config", write("broken.yaml", "data_dir: [a\n")}, nil, "", "broken.yaml: "},
+		{[]string{"mend", "x", "--config", filepath.Join(dir, "missing")}, nil, "", "--config: open "},
+		{[]string{"mend", "x", "--data-dir="}, nil, "", "--data-dir: must not be empty"},
+		{[]string{"mend"}, nil, "", "command line: accepts 1 arg(s), received 0; see 'parleyd mend --help'"},
+		{[]string{"mend", "x", "--ttl=1h"}, nil, "", "command line: unknown flag: --ttl; see 'parleyd mend --help'"},
+	}
+	for _, test := range tests {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			var got string
+			var given []string
+			twice := false
+			err := NewCommand(test.args, test.environ, nil, Offline{
+				Use: "mend FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) { f.BoolVar(&twice, "twice", false, "do it again") },
+				Run: func(_ context.Context, _ io.Writer, dataDir string, args []string) error {
+					got, given = dataDir, args
+					return nil
+				},
+			}).ExecuteContext(t.Context())
+			var bad *Error
+			switch {
+			case test.fault == "" && (err != nil || got != test.want || !slices.Equal(given, []string{"x"})):
+				t.Errorf("got %q and %q, %v; want %q", got, given, err, test.want)
+			case test.fault != "" && (!errors.As(err, &bad) || len(bad.Faults) != 1 || !strings.Contains(bad.Faults[0], test.fault)):
+				t.Errorf("got %v, want the fault %q", err, test.fault)
+			}
+			if want := slices.Contains(test.args, "--twice"); twice != want {
+				t.Errorf("--twice is %t", twice)
+			}
+		})
+	}
+}

@@ -1,0 +1,253 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// keepBackup writes a backup of s to a file and returns its path.
+func keepBackup(t *testing.T, s *Store) string {
+	t.Helper()
+	b, err := s.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := newPath(t)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, fileMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(f, b)
+	if err := errors.Join(err, b.Close(), f.Close()); err != nil || n != b.Size {
+		t.Fatalf("%d bytes of %d: %v", n, b.Size, err)
+	}
+	return path
+}
+
+// wantSound fails the test unless a check finds nothing wrong.
+func wantSound(t *testing.T, path string) Checked {
+	t.Helper()
+	done, err := Check(path, func(fault string) { t.Error(fault) })
+	if err != nil {
+		t.Error(err)
+	}
+	return done
+}
+
+// inDir returns the names of the files in a directory.
+func inDir(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestBackup makes a backup while others append, in batches, and looks at what it has: all
+// that was there before it began, and of each conversation what had come up to one instant.
+func TestBackup(t *testing.T) {
+	path := newPath(t)
+	s := open(t, path, store.Options{MaxMessages: 1000})
+	const conversations, before = 8, 40
+	appendAll := func(from int, more func(i int) bool) {
+		var group sync.WaitGroup
+		for c := range conversations {
+			group.Go(func() {
+				for i := from; more(i); i++ {
+					if _, err := s.Append(t.Context(), &store.Append{
+						Tenant: "acme", ConversationID: fmt.Sprint(c), Messages: text(fmt.Sprintf("%d %s", i, strings.Repeat("word ", 200))),
+					}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		group.Wait()
+	}
+	appendAll(0, func(i int) bool { return i < before })
+	made := make(chan struct{})
+	var backup string
+	var group sync.WaitGroup
+	group.Go(func() {
+		appendAll(before, func(i int) bool {
+			select {
+			case <-made:
+				return false
+			default:
+				return i < 900
+			}
+		})
+	})
+	backup = keepBackup(t, s)
+	close(made)
+	group.Wait()
+
+	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+		t.Errorf("beside the store there is %v", names)
+	}
+	if done := wantSound(t, backup); done.Conversations != conversations || done.Messages < conversations*before || done.Bytes == 0 {
+		t.Errorf("checked %+v", done)
+	}
+	copied := open(t, backup, store.Options{})
+	consistent(t, copied)
+	for c := range conversations {
+		snapshot, err := copied.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: fmt.Sprint(c), Newest: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := snapshot.Messages.Messages()
+		if err != nil || len(messages) < before {
+			t.Fatalf("%d messages, want %d at least: %v", len(messages), before, err)
+		}
+		for i, m := range messages {
+			if number, _, _ := strings.Cut(m.GetContent(), " "); number != fmt.Sprint(i) {
+				t.Fatalf("message %d is number %s", i, number)
+			}
+		}
+	}
+}
+
+// TestBackupIsAlone: there is one at a time, until it is closed, and closing it twice does no harm.
+func TestBackupIsAlone(t *testing.T) {
+	s := open(t, newPath(t), store.Options{})
+	first, err := s.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrBackupRunning) {
+		t.Errorf("the second: %v, want ErrBackupRunning", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	second, err := s.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrBackupRunning) {
+		t.Errorf("after the first was closed again: %v, want ErrBackupRunning", err)
+	}
+	s.Close()
+	if n, err := io.Copy(io.Discard, second); err != nil || n != second.Size {
+		t.Errorf("after the store was closed: %d bytes of %d, %v", n, second.Size, err)
+	}
+	second.Close()
+	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrClosed) {
+		t.Errorf("after Close: %v, want ErrClosed", err)
+	}
+}
+
+// TestBackupEnds: a backup whose context has ended leaves nothing, not even its turn.
+func TestBackupEnds(t *testing.T) {
+	path := newPath(t)
+	s := open(t, path, store.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Backup(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want Canceled", err)
+	}
+	// On its way as well.
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	c := &copier{ctx: ctx, file: openScratch(t), old: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
+	steps := 0
+	if _, err := c.ReadFrom(readerFunc(func(p []byte) (int, error) {
+		steps++
+		if steps == 3 {
+			cancel()
+		}
+		return len(p), nil
+	})); !errors.Is(err, context.Canceled) || steps != 3 {
+		t.Errorf("%v after %d steps, want Canceled after 3", err, steps)
+	}
+	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+		t.Errorf("beside the store there is %v", names)
+	}
+	b, err := s.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func openScratch(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "scratch"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// TestCopier writes over a file what differs from it: the first copy is of any moment.
+func TestCopier(t *testing.T) {
+	s := open(t, newPath(t), store.Options{MaxMessages: 1000})
+	fill := func(i int) {
+		for c := range 20 {
+			appendTo(t, s, fmt.Sprint(c), fmt.Sprint(i, strings.Repeat("word ", 1000)))
+		}
+	}
+	for i := range 10 {
+		fill(i)
+	}
+	c := &copier{ctx: t.Context(), file: openScratch(t), old: make([]byte, backupStep), fresh: make([]byte, backupStep)}
+	if err := c.follow(s.path, 3*backupStep/2); err != nil { // Not all of it.
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		fill(i)
+	}
+	var size int64
+	var want strings.Builder
+	if err := s.db.View(func(tx *bolt.Tx) (err error) {
+		c.at = 0
+		if size, err = tx.WriteTo(c); err == nil {
+			_, err = tx.WriteTo(&want)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(c.file.Name())
+	if err != nil || string(got) != want.String() || int64(len(got)) != size || size <= 3*backupStep/2 {
+		t.Errorf("%d bytes, want %d of the same transaction: %v", len(got), size, err)
+	}
+}
+
+// TestLeftovers: what others left behind that were killed goes with the next start.
+func TestLeftovers(t *testing.T) {
+	path := newPath(t)
+	open(t, path, store.Options{}).Close()
+	for _, suffix := range []string{unfinishedSuffix, backupSuffix} {
+		if err := os.WriteFile(path+suffix, []byte("cut off"), fileMode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(t, path, store.Options{})
+	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+		t.Errorf("beside the store there is %v", names)
+	}
+}

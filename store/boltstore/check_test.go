@@ -1,0 +1,226 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// newFilled makes a file with something in each bucket and returns its path.
+func newFilled(t *testing.T) string {
+	t.Helper()
+	path := newPath(t)
+	s := open(t, path, store.Options{})
+	for _, id := range []string{"a", "b", "c", "asked"} {
+		appendTo(t, s, id, "hello "+id)
+	}
+	if _, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "asked", Messages: text("question"), Begin: &parleyv1.Turn{Id: "t1"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	h := &store.Hold{Tenant: "acme", ConversationIDs: []string{"c"}, DeleteAfter: time.Hour}
+	if err := errors.Join(s.Hold(t.Context(), h), s.Release(t.Context(), h), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// change writes to a file past the store.
+func change(t *testing.T, path string, write func(tx *bolt.Tx) error) {
+	t.Helper()
+	db, err := bolt.Open(path, fileMode, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(write), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCheck breaks each rule of the package comment once.
+func TestCheck(t *testing.T) {
+	first := func(b *bolt.Bucket) (k, v []byte) {
+		k, v = b.Cursor().First()
+		return bytes.Clone(k), bytes.Clone(v)
+	}
+	flip := func(bucket string) func(*bolt.Tx) error {
+		return func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(bucket))
+			k, v := first(b)
+			v[len(v)-1] ^= 1
+			return b.Put(k, v)
+		}
+	}
+	drop := func(bucket string) func(*bolt.Tx) error {
+		return func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(bucket))
+			k, _ := first(b)
+			return b.Delete(k)
+		}
+	}
+	id := func(tx *bolt.Tx, id string) (entry []byte, p place) {
+		entry = idKey("acme", id)
+		p, err := decodePlace(entry, tx.Bucket([]byte(idsBucket)).Get(entry))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entry, p
+	}
+	tests := map[string]struct {
+		write func(tx *bolt.Tx) error
+		want  []string
+	}{
+		"messages": {flip(conversationsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: messages of conversation "a"`}},
+		"header": {func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(conversationsBucket))
+			k, v := first(b)
+			v[20] ^= 1
+			return b.Put(k, v)
+		}, []string{`conversation "a" of tenant "acme": record is corrupt: header`}},
+		"record lost":  {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to`, `leads to no conversation`, `it counts 4 conversations`}},
+		"id":           {flip(idsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
+		"id lost":      {drop(idsBucket), []string{`conversation "a" of tenant "acme": ids does not have it`}},
+		"expiry":       {flip(expiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
+		"expiry lost":  {drop(expiryBucket), []string{`its entry in expiry, minute`}},
+		"turn":         {flip(turnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
+		"turn lost":    {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but turns does not have it`}},
+		"counts":       {flip(tenantsBucket), []string{`tenant "acme": its counts are damaged`}},
+		"counts lost":  {drop(tenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
+		"session":      {flip(sessionsBucket), []string{`its session memory is damaged`, `does not end then`}},
+		"session lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": ends has`}},
+		"end":          {flip(endsBucket), []string{`conversation "c" of tenant "acme": its session memory ends at`, `ends: entry`}},
+		"end lost":     {drop(endsBucket), []string{`conversation "c" of tenant "acme": its session memory ends at`}},
+		"id of another": {func(tx *bolt.Tx) error {
+			entry, _ := id(tx, "a")
+			_, other := id(tx, "b")
+			return tx.Bucket([]byte(idsBucket)).Put(entry, other.encode(entry))
+		}, []string{`conversation "a" of tenant "acme": ids leads to`, `conversation "a" of tenant "acme": its id leads to conversation "b"`}},
+		"late": {func(tx *bolt.Tx) error {
+			_, p := id(tx, "a")
+			entry := expiryKey(p.minute, "acme", p.key)
+			at := int64(p.minute+1)*int64(time.Minute) - 1
+			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, at))
+		}, []string{`conversation "a" of tenant "acme": it would be swept`}},
+		"twice in expiry": {func(tx *bolt.Tx) error {
+			_, p := id(tx, "a")
+			entry := expiryKey(p.minute+1, "acme", p.key)
+			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, int64(p.minute+1)*int64(time.Minute)))
+		}, []string{`conversation "a" of tenant "acme": it has an entry in expiry for minute`}},
+		"turn of nobody": {func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "none"), nil)
+		}, []string{`conversation "none" of tenant "acme": turns has one of it`}},
+		"another's turn": {func(tx *bolt.Tx) error {
+			value, err := record.MarshalProgress(&store.Progress{TurnID: "t2"})
+			return errors.Join(err, tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "asked"), value))
+		}, []string{`conversation "asked" of tenant "acme": turn "t1" runs, but turns has "t2"`}},
+		"a turn that has ended": {func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "a"), nil)
+		}, []string{`conversation "a" of tenant "acme": no turn runs, but turns has one`}},
+		"counts of nobody": {func(tx *bolt.Tx) error {
+			key := tenantKey("none")
+			return tx.Bucket([]byte(tenantsBucket)).Put(key, counts{1, 1, 1}.encode(key))
+		}, []string{`tenant "none": it has counts and no conversation`}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			path := newFilled(t)
+			wantSound(t, path)
+			change(t, path, test.write)
+			var told []string
+			done, err := Check(path, func(fault string) { told = append(told, fault) })
+			if !errors.Is(err, ErrDamaged) || done.Faults != int64(len(told)) || !strings.Contains(err.Error(), path) {
+				t.Errorf("%d faults, %v", done.Faults, err)
+			}
+			if len(told) != len(test.want) {
+				t.Fatalf("told of %q, want %q", told, test.want)
+			}
+			for i, want := range test.want {
+				if !strings.Contains(told[i], want) {
+					t.Errorf("told of %q, want %q", told[i], want)
+				}
+			}
+			if _, err := CheckPages(path, func(fault string) { t.Error(fault) }); err != nil {
+				t.Errorf("pages: %v", err)
+			}
+		})
+	}
+}
+
+// TestCheckPages finds pages that are no tree, and looks at no record then.
+func TestCheckPages(t *testing.T) {
+	path := newFilled(t)
+	var root uint64
+	change(t, path, func(tx *bolt.Tx) error {
+		for i := range 200 { // So that it has pages of its own.
+			if err := tx.Bucket([]byte(idsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	change(t, path, func(tx *bolt.Tx) error {
+		root = uint64(tx.Bucket([]byte(idsBucket)).Root())
+		return nil
+	})
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The flags of its page say what kind it is.
+	_, err = f.WriteAt([]byte{0x10}, int64(root)*int64(os.Getpagesize())+8)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, look := range map[string]func(string, func(string)) (Checked, error){"Check": Check, "CheckPages": CheckPages} {
+		told := 0
+		done, err := look(path, func(string) { told++ })
+		if !errors.Is(err, ErrDamaged) || told == 0 && done.Faults > 0 || done.Conversations > 0 {
+			t.Errorf("%s: told of %d faults, %+v, %v", name, told, done, err)
+		}
+	}
+}
+
+func TestCheckOfOtherFiles(t *testing.T) {
+	held := newPath(t)
+	open(t, held, store.Options{})
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(held, link); err != nil {
+		t.Fatal(err)
+	}
+	newer := newFilled(t)
+	change(t, newer, func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), []byte{0, 0, 0, 2})
+	})
+	garbage := write("garbage", strings.Repeat("garbage", 10000))
+	for path, want := range map[string]error{
+		held: ErrInUse, link: ErrDamaged, dir: ErrDamaged, write("empty", ""): ErrDamaged, garbage: ErrDamaged,
+		newer: ErrSchema, filepath.Join(dir, "none"): os.ErrNotExist,
+	} {
+		if _, err := Check(path, func(fault string) { t.Error(fault) }); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want %v in one line", path, err, want)
+		}
+	}
+	if info, err := os.Stat(garbage); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("the mode was changed to %v", info.Mode())
+	}
+}

@@ -1,0 +1,54 @@
+package boltstore
+
+import (
+	"encoding/binary"
+	"errors"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// closedKey holds the number of the transaction that wrote it, the last one of a process that
+// closed the file in order.
+const closedKey = "closed"
+
+// checkClosed has a file looked at that the last process did not close in order.
+func checkClosed(path string, o Options) error {
+	if o.Check == nil {
+		return nil
+	}
+	inOrder := false
+	err := recovered(func() error {
+		db, err := readFile(path, o.Timeout)
+		if err != nil {
+			return err
+		}
+		return errors.Join(db.View(func(tx *bolt.Tx) error {
+			inOrder = isClosed(tx, tx.ID())
+			return nil
+		}), db.Close())
+	})
+	switch {
+	case errors.Is(err, ErrDamaged): // Whoever looks at it can tell more.
+	case err != nil, inOrder:
+		return err
+	}
+	return o.Check(path)
+}
+
+// isClosed reports whether the transaction of that number closed the file.
+func isClosed(tx *bolt.Tx, number int) bool {
+	meta := tx.Bucket([]byte(metaBucket))
+	if meta == nil {
+		return false
+	}
+	value := meta.Get([]byte(closedKey))
+	return len(value) == 8 && binary.BigEndian.Uint64(value) == uint64(number)
+}
+
+// markClosed notes that the file is closed in order, unless it was and nothing was written since.
+func markClosed(tx *bolt.Tx) error {
+	if isClosed(tx, tx.ID()-1) {
+		return errUnchanged
+	}
+	return tx.Bucket([]byte(metaBucket)).Put([]byte(closedKey), binary.BigEndian.AppendUint64(nil, uint64(tx.ID())))
+}

@@ -1,0 +1,109 @@
+package boltstore
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// TestClosed: a file is looked at when the last process that wrote to it did not close it.
+func TestClosed(t *testing.T) {
+	path := newPath(t)
+	looked := 0
+	look := func(at string) error {
+		looked++
+		if at != path {
+			t.Errorf("looked at %s", at)
+		}
+		return nil
+	}
+	start := func(o Options) *Store {
+		t.Helper()
+		s, err := Open(path, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	for name, run := range map[string]func(s *Store){
+		"nothing written": func(*Store) {},
+		"written":         func(s *Store) { appendTo(t, s, "a", "hello") },
+		"held": func(s *Store) {
+			if err := s.Hold(t.Context(), &store.Hold{Tenant: "acme", ConversationIDs: []string{"a"}}); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		for range 2 {
+			s := start(Options{Check: look})
+			run(s)
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if looked != 0 {
+			t.Fatalf("%s: looked at it %d times", name, looked)
+		}
+	}
+
+	s := start(Options{Check: look})
+	appendTo(t, s, "a", "hello")
+	path = keepBackup(t, s) // As if the process had been killed.
+	unsound := errors.New("unsound")
+	if _, err := Open(path, Options{Check: func(string) error { return unsound }}); !errors.Is(err, unsound) {
+		t.Errorf("%v, want what the check says", err)
+	}
+	for range 2 { // The first closes it in order.
+		start(Options{Check: look}).Close()
+	}
+	if looked != 1 {
+		t.Errorf("looked at it %d times, want once", looked)
+	}
+}
+
+// TestClosedAfterFailure: what a store leaves behind that has failed is looked at.
+func TestClosedAfterFailure(t *testing.T) {
+	path := newPath(t)
+	s, err := Open(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, s, "a", "hello")
+	s.fail(errors.New("input/output error"))
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	looked := false
+	s, err = Open(path, Options{Check: func(string) error { looked = true; return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if !looked {
+		t.Error("nobody looked at it")
+	}
+}
+
+// TestOwner: a file of another user is left alone.
+func TestOwner(t *testing.T) {
+	path := newPath(t)
+	open(t, path, store.Options{}).Close()
+	if err := os.Chown(path, os.Geteuid()+1, -1); err != nil {
+		t.Skipf("only root can give a file away: %v", err)
+	}
+	_, err := Open(path, Options{})
+	if !errors.Is(err, ErrOwner) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("%v, want ErrOwner, with the file and what to do", err)
+	}
+	if done := wantSound(t, path); done.Bytes == 0 {
+		t.Error("it cannot be checked") // Which changes nothing.
+	}
+	if _, err := Restore(t.Context(), path, filepath.Join(t.TempDir(), "parley.db"), RestoreOptions{}); err != nil {
+		t.Errorf("nor can it be restored: %v", err)
+	}
+}

@@ -1,0 +1,111 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// compactBatch is how many bytes Compact writes in one transaction.
+const compactBatch = 16 << 20
+
+// Compacted is what Compact did.
+type Compacted struct {
+	// Before and After are the bytes of the file.
+	Before, After int64
+}
+
+// Compact writes the file at path anew without the pages that nothing is in, which else stay
+// for what comes. At every instant there is the old file or the whole new one. It is to
+// be run on a file whose pages CheckPages has found sound: others may end the process. Checked is
+// called with the path of the new file before that is put in place; its error leaves all as it
+// was. Errors: ErrInUse, ErrDamaged, ErrSchema, ErrOwner, a *store.BackupSpaceError, those of
+// the file system.
+func Compact(path string, checked func(path string) error) (Compacted, error) {
+	done, err := compact(path, checked)
+	if err != nil {
+		return Compacted{}, fmt.Errorf("compact %s: %w", path, err)
+	}
+	return done, nil
+}
+
+func compact(path string, checked func(path string) error) (done Compacted, err error) {
+	if err := checkFile(path); err != nil {
+		return done, err
+	}
+	source, err := lockFile(path, readTimeout)
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	unfinished := path + unfinishedSuffix
+	if done.Before, err = compactable(path, source); err != nil {
+		return done, err
+	}
+	if err = removeIfThere(unfinished); err == nil {
+		err = recovered(func() error { return writeCompact(unfinished, source) })
+	}
+	if err == nil {
+		err = checked(unfinished)
+	}
+	if err == nil {
+		done.After, err = fileSize(unfinished)
+	}
+	if err == nil {
+		err = os.Rename(unfinished, path)
+	}
+	if err != nil {
+		return done, errors.Join(err, removeIfThere(unfinished))
+	}
+	return done, syncDir(filepath.Dir(path))
+}
+
+// compactable returns the size of the file, and an error if it is another's, or if there is no
+// room for what of it is in use.
+func compactable(path string, source *bolt.DB) (size int64, err error) {
+	if size, err = fileSize(path); err != nil {
+		return 0, err
+	}
+	free, err := freeBytes(path)
+	if err != nil {
+		return 0, err
+	}
+	return size, source.View(func(tx *bolt.Tx) error {
+		pages := source.Stats()
+		needed := tx.Size() - int64(pages.FreePageN+pages.PendingPageN)*int64(source.Info().PageSize)
+		if free < needed {
+			return &store.BackupSpaceError{Needed: needed, Free: free}
+		}
+		return checkSchema(tx)
+	})
+}
+
+// writeCompact writes what source holds to a new file, which outlasts a power cut.
+func writeCompact(path string, source *bolt.DB) error {
+	target, err := bolt.Open(path, fileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true})
+	if err != nil {
+		return err
+	}
+	err = bolt.Compact(target, source, compactBatch)
+	if err == nil {
+		err = target.Update(markClosed)
+	}
+	if err == nil {
+		err = target.Sync()
+	}
+	return errors.Join(err, target.Close())
+}
+
+func fileSize(path string) (int64, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
