@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// The ceiling is what gRPC allows on this machine: a process of its own, with the options of
+// parleyd and without any interceptor, that answers a call of nothing with as many bytes as
+// a reading of a conversation has, and reads conversations from a store as parleyd does.
+
+const (
+	// serveCeiling is the argument with which this program becomes that process.
+	serveCeiling = "serve-ceiling"
+	emptyCall    = "/bench.Ceiling/Call"
+	// readReplyBytes is about the size of a reply to a read: 20 messages with what the
+	// service knows of each, and a header. TestReadReplyBytes compares.
+	readReplyBytes = 11_450
+)
+
+// ceilingServer answers calls of nothing and reads.
+type ceilingServer struct {
+	parleyv1.UnimplementedConversationServiceServer
+	store store.Store
+}
+
+// LoadConversation does what parleyd's does for a conversation that exists.
+func (c *ceilingServer) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: r.GetConversationId(), Newest: keep})
+	if err != nil {
+		return nil, err
+	}
+	reply := &parleyv1.LoadConversationResponse{Conversation: snapshot.Conversation}
+	reply.ProtoReflect().SetUnknown(protoreflect.RawFields(snapshot.Messages))
+	return reply, nil
+}
+
+// runCeiling serves the store in dir until ctx ends, and says where.
+func runCeiling(ctx context.Context, dir string, output io.Writer) error {
+	b, err := openBolt(dir)
+	if err != nil {
+		return err
+	}
+	// As parleyd's, where they bear on speed.
+	server := grpc.NewServer(grpc.MaxConcurrentStreams(1024), grpc.WaitForHandlers(true), grpc.WriteBufferSize(64<<10), grpc.NumStreamWorkers(128))
+	parleyv1.RegisterConversationServiceServer(server, &ceilingServer{store: b.store})
+	server.RegisterService(emptyService(), nil)
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Join(err, b.close())
+	}
+	fmt.Fprintln(output, l.Addr())
+	stop := context.AfterFunc(ctx, server.Stop)
+	defer stop()
+	return errors.Join(server.Serve(l), b.close())
+}
+
+// emptyService has the call of nothing.
+func emptyService() *grpc.ServiceDesc {
+	reply := &wrapperspb.BytesValue{Value: make([]byte, readReplyBytes)}
+	return &grpc.ServiceDesc{ServiceName: "bench.Ceiling", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
+		MethodName: "Call",
+		Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			if err := decode(new(wrapperspb.StringValue)); err != nil {
+				return nil, err
+			}
+			return reply, nil
+		},
+	}}}
+}
+
+// ceiling is a client of that process.
+type ceiling struct {
+	*process
+	conn   *grpc.ClientConn
+	client parleyv1.ConversationServiceClient
+}
+
+func startCeiling(ctx context.Context, dir string) (*ceiling, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := &ceiling{}
+	if c.process, err = startProcess(dir, nil, program, serveCeiling, dir); err != nil {
+		return nil, err
+	}
+	var address string
+	if err := c.until(ctx, func(context.Context) error {
+		said, err := os.ReadFile(c.log)
+		line, _, whole := strings.Cut(string(said), "\n")
+		if err == nil && !whole {
+			err = errors.New("it does not say where it serves yet")
+		}
+		address = line
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if c.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return nil, errors.Join(err, c.stop(syscall.SIGTERM))
+	}
+	c.client = parleyv1.NewConversationServiceClient(c.conn)
+	return c, nil
+}
+
+// call makes the call of nothing.
+func (c *ceiling) call(ctx context.Context) error {
+	return c.conn.Invoke(ctx, emptyCall, wrapperspb.String(conversationID(0)), new(wrapperspb.BytesValue))
+}
+
+func (c *ceiling) read(ctx context.Context, id string) ([]string, error) {
+	return load(ctx, c.client, id)
+}
+
+func (c *ceiling) close() error {
+	return errors.Join(c.conn.Close(), c.stop(syscall.SIGTERM))
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// goal is a bound for what was measured.
+type goal struct {
+	what string
+	// values are what was measured, one of each round; none where it was not.
+	values []float64
+	// bound is the least that is allowed, or with most what it must stay below.
+	bound float64
+	most  bool
+	unit  string // after numbers
+}
+
+// met reports whether the median is within the bound.
+func (g goal) met() bool {
+	median := spreadOf(g.values).median
+	return g.most && median < g.bound || !g.most && median >= g.bound
+}
+
+// row is a line of the table of goals.
+func (g goal) row() string {
+	bound, measured, verdict := "≥ ", "not measured", "–"
+	if g.most {
+		bound = "< "
+	}
+	if len(g.values) > 0 {
+		if measured, verdict = spreadOf(g.values).format(number, g.unit), "met"; !g.met() {
+			verdict = "**missed**"
+		}
+	}
+	return fmt.Sprintf("| %s | %s%s%s | %s | %s |", g.what, bound, number(g.bound), g.unit, measured, verdict)
+}
+
+// goals are those of this run, all but the last with 64 clients.
+func (r *report) goals() []goal {
+	by := func(operation, of, than string, bound float64) goal {
+		g := goal{what: fmt.Sprintf("%s: %s ÷ %s", operation, of, than), bound: bound}
+		a, b := r.find(operation, of, maxCallers), r.find(operation, than, maxCallers)
+		if a != nil && b != nil {
+			g.values = ratios(a.rates, b.rates)
+		}
+		return g
+	}
+	return []goal{
+		by(appending, service, etcdTransaction, 1.2),
+		by(appending, service, etcdWithLease, 1.7),
+		by(appending, service, inProcess, 0.65),
+		by(reading, service, etcdTransaction, 2.5),
+		by(reading, service, etcdWithLease, 2.5),
+		by(reading, bareRead, bareCall, 0.5),
+		by(reading, service, bareCall, 0.45),
+		by(appendingSizes, sized(r.settings.large), sized(r.settings.conversations), 0.8),
+		{
+			what:   fmt.Sprintf("append: p99 while %s expired conversations are swept ÷ p99 before", count(r.settings.expired)),
+			values: ratios(r.sweeping, r.quiet), bound: 1.5, most: true,
+		},
+		{what: fmt.Sprintf("start with %s conversations, none of them in the page cache", count(r.settings.large)), values: r.starts, bound: 5, most: true, unit: " s"},
+		{what: fmt.Sprintf("memory with %s conversations beyond the page cache, after all rounds", count(r.settings.large)), values: r.memoryMB(), bound: 300, most: true, unit: " MB"},
+	}
+}
+
+// number writes a number with three digits, more only ahead of the point.
+func number(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0")
+	}
+	text := fmt.Sprintf("%.2f", v)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+}
+
+// format writes the median and both ends, the ends only where there are more values than one.
+func (s spread) format(number func(float64) string, unit string) string {
+	if s.n == 0 {
+		return "–"
+	}
+	text := number(s.median) + unit
+	if s.n > 1 {
+		text += fmt.Sprintf(" (%s–%s)", number(s.least), number(s.most))
+	}
+	return text
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// parley is this service: its real program, and a client on one connection.
+type parley struct {
+	*process
+	conn    *grpc.ClientConn
+	client  parleyv1.ConversationServiceClient
+	admin   parleyv1.AdminServiceClient
+	version string
+}
+
+// startParley starts the program on the store in dir, and returns when it serves.
+func startParley(ctx context.Context, program, dir string, flags ...string) (*parley, error) {
+	config := filepath.Join(dir, "parley.yaml")
+	if err := os.WriteFile(config, []byte(bulkyAgents()), 0o600); err != nil {
+		return nil, err
+	}
+	p := &parley{}
+	var err error
+	p.process, err = startProcess(dir, nil, program, append([]string{
+		"--config=" + config, "--grpc-address=127.0.0.1:0", "--http-address=", "--data-dir=" + dir, "--store=bolt",
+		"--max-conversations=0", "--memory-warning-bytes=0", "--log-format=json", "--stop-grace=0s",
+	}, flags...)...)
+	if err != nil {
+		return nil, err
+	}
+	var address string
+	if err := p.until(ctx, func(context.Context) error {
+		address, err = servedAddress(p.log)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if p.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return nil, errors.Join(err, p.stop(syscall.SIGTERM))
+	}
+	p.client, p.admin = parleyv1.NewConversationServiceClient(p.conn), parleyv1.NewAdminServiceClient(p.conn)
+	stats, err := p.admin.GetStats(ctx, &parleyv1.GetStatsRequest{})
+	if err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	p.version = "parleyd " + stats.GetVersion()
+	return p, nil
+}
+
+// servedAddress reads where a parleyd says that it serves.
+func servedAddress(log string) (string, error) {
+	said, err := os.ReadFile(log)
+	if err != nil {
+		return "", err
+	}
+	for text := range bytes.Lines(said) {
+		var line struct{ Msg, Address string }
+		if json.Unmarshal(text, &line) == nil && line.Msg == "serving grpc" {
+			return line.Address, nil
+		}
+	}
+	return "", errors.New("it does not say where it serves yet")
+}
+
+// bulkyAgents is a configuration whose list of agents is about as large as the reply to a
+// read. To list agents is the call that does nothing but pass all interceptors.
+func bulkyAgents() string {
+	var b strings.Builder
+	b.WriteString("agents:\n")
+	const agents, most = 12, 1000
+	for i, left := 0, readReplyBytes; i < agents && left > 100; i++ {
+		n := min(most, left-30)
+		fmt.Fprintf(&b, "  bulk%02d: {kind: echo, description: %q}\n", i, message(n))
+		left -= n + 30 // What the rest of an entry takes.
+	}
+	return b.String()
+}
+
+func (p *parley) append(ctx context.Context, id, message string) error {
+	_, err := p.client.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_USER, Content: message},
+	}})
+	return err
+}
+
+func (p *parley) read(ctx context.Context, id string) ([]string, error) {
+	return load(ctx, p.client, id)
+}
+
+// load reads a conversation from this service, or from what stands in for it.
+func load(ctx context.Context, client parleyv1.ConversationServiceClient, id string) ([]string, error) {
+	reply, err := client.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
+	if err == nil && reply.GetCreated() {
+		err = errNoConversation
+	}
+	return contents(reply.GetMessages()), err
+}
+
+func (p *parley) remaining(ctx context.Context, id string) (time.Duration, error) {
+	reply, err := p.client.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: id})
+	return time.Until(reply.GetConversation().GetExpireTime().AsTime()), err
+}
+
+// listAgents makes the call that does nothing.
+func (p *parley) listAgents(ctx context.Context) error {
+	_, err := p.client.ListAgents(ctx, &parleyv1.ListAgentsRequest{})
+	return err
+}
+
+// fill does nothing: the file was filled before the program was started.
+func (p *parley) fill(context.Context, int) error { return nil }
+
+func (p *parley) close() error {
+	return errors.Join(p.conn.Close(), p.stop(syscall.SIGTERM))
+}
