@@ -29,7 +29,7 @@ SHELL := /bin/sh
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
 run: build ## build and start the server on 127.0.0.1:50051, data in ./data
@@ -64,6 +64,18 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 long: compiler ## run the random tests of turns and of crashes for longer, in a few minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$' ./server
 
+# A module of its own. The long round is the one to quote: there everything must run.
+FAULTTEST := store/faulttest
+TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1 -v
+
+.PHONY: test-faults
+test-faults: compiler faultprograms ## break the store and what is below it, in under five minutes; most of it needs root
+	cd $(FAULTTEST) && $(TEST_FAULTS) -timeout 10m ./...
+
+.PHONY: test-faults-long
+test-faults-long: compiler faultprograms ## the same far more often, and all of it
+	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -timeout 3h ./...
+
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
@@ -71,6 +83,7 @@ lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running i
 	$(BUF) breaking --against proto/release.binpb
 	go vet ./...
 	$(GOLANGCI) run
+	cd $(FAULTTEST) && go vet ./... && ../../$(GOLANGCI) run
 
 .PHONY: format
 format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
@@ -101,6 +114,14 @@ bench: ## measure the service beside what bounds it, in about ten minutes
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog
 
+# BENCHFLAGS='-rounds 2 -slice 300ms -conversations 5000 -large 20000' is for a quick look;
+# BENCHFLAGS=-help lists all.
+.PHONY: bench-compare
+bench-compare: compiler build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in half an hour
+	@store/benchcompare/install.sh
+	cd store/benchcompare && CGO_ENABLED=1 go build -buildvcs=false -o '$(CURDIR)/bin/benchcompare' .
+	@exec bin/benchcompare -parleyd bin/parleyd $(BENCHFLAGS)
+
 .PHONY: fuzz
 fuzz: ## run each fuzz test for a while (FUZZTIME=10s)
 	@tests=$$(go test -list '^Fuzz' ./...); \
@@ -127,6 +148,15 @@ compiler:
 	else \
 		echo "go test -race needs a C compiler, and $$1 is not here; on Debian: apt-get install gcc libc6-dev" >&2; exit 1; \
 	fi
+
+# What is missing the tests say themselves.
+.PHONY: faultprograms
+faultprograms:
+	@missing=; for program in strace=strace mkfs.ext4=e2fsprogs mount=mount; do \
+		command -v "$${program%=*}" >/dev/null || missing="$$missing $${program#*=}"; \
+	done; \
+	[ -z "$$missing" ] || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
+		echo "installing$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing; } || true
 
 # Sets up Python, Node and a browser for the tests that need them. Where one is missing and cannot be
 # installed it says which tests do not run; continuous integration must run all.

@@ -1,0 +1,119 @@
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// load is clients at work on a server, until it goes.
+type load struct {
+	stop         context.CancelFunc
+	acknowledged chan struct{} // a value for each
+	group        sync.WaitGroup
+	errs         chan error // why each client has ended
+}
+
+// maxAcknowledged is how many acknowledgements a load may run ahead of who awaits them.
+const maxAcknowledged = 1 << 16
+
+// begin puts the clients to work.
+func begin(t *testing.T, s *server, clients []*client) *load {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}
+	tell := func() {
+		select {
+		case l.acknowledged <- struct{}{}:
+		case <-ctx.Done():
+		}
+	}
+	for _, c := range clients {
+		l.group.Go(func() { l.errs <- c.run(ctx, s, tell) })
+	}
+	return l
+}
+
+// await waits for so many acknowledgements, and then for a moment more. An error is one that a
+// client has met, though the server had no reason yet.
+func (l *load) await(n int, more time.Duration) error {
+	for range n {
+		select {
+		case <-l.acknowledged:
+		case err := <-l.errs:
+			l.errs <- err // for end
+			return fmt.Errorf("before the fault: %w", err)
+		}
+	}
+	<-time.After(more)
+	return nil
+}
+
+// end waits until all clients have noticed that the server is gone. It returns how many
+// acknowledgements had come beyond those that were awaited.
+func (l *load) end() int {
+	l.group.Wait()
+	l.stop()
+	return len(l.acknowledged)
+}
+
+// stallingAgent is the name of an agent that says some words of what it was told and then
+// nothing, until its caller goes.
+const stallingAgent = "staller"
+
+// stallWords is how much it says of what it was told.
+const stallWords = 2
+
+type staller struct {
+	parleyv1.UnimplementedAgentServiceServer
+}
+
+func (staller) Respond(r *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	messages := r.GetMessages()
+	if len(messages) == 0 {
+		return errors.New("there is nothing to answer")
+	}
+	words := strings.SplitAfterN(messages[len(messages)-1].GetContent(), " ", stallWords+1)
+	for _, word := range words[:min(stallWords, len(words))] {
+		if err := stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: word}}); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+// withStaller serves the stalling agent until the end of the test, and returns the flag that
+// makes a server know it.
+func withStaller(t *testing.T) (flag string) {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	parleyv1.RegisterAgentServiceServer(g, staller{})
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = g.Serve(listener) })
+	t.Cleanup(func() {
+		g.Stop()
+		serving.Wait()
+	})
+	path := filepath.Join(t.TempDir(), "parley.yaml")
+	text := fmt.Sprintf("default_agent: echo\nagents: {%s: {kind: remote, address: %q}}\n", stallingAgent, listener.Addr())
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "--config=" + path
+}
