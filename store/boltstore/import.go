@@ -42,6 +42,9 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 		if err != nil {
 			return err
 		}
+		if err := t.yield(); err != nil {
+			return err
+		}
 		result = out.Result
 		return t.takeIn(i.Tenant, old, damaged || live != nil, out, now)
 	})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -31,7 +32,8 @@ type txn struct {
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
-	written          int // bytes of values
+	written          int         // bytes of values
+	low              func() bool // what isLow says, which is asked when it is needed, and once
 	err              error
 }
 
@@ -42,6 +44,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
 		options: o, tally: memory, counts: map[string]counts{},
 		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
+		low: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
 	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
 		var err error

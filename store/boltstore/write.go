@@ -22,7 +22,7 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	size := proto.Size(c.Conversation) + len(c.Messages)
-	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, true, func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uid, now, &s.options.Options)
 	})
 }
@@ -37,21 +37,22 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	for _, m := range a.Messages {
 		size += proto.Size(m)
 	}
-	return s.change(ctx, a.Tenant, a.ConversationID, size, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	return s.change(ctx, a.Tenant, a.ConversationID, size, a.End == nil, func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Append(old, a, drafts, uid, now, &s.options.Options)
 	})
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), false, func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options.Options)
 	})
 }
 
 // change has the writer do what decide makes of the conversation that has the id; nil when
-// there is none or it has expired. Size is of what it holds in memory while it waits.
-func (s *Store) change(ctx context.Context, tenant, id string, size int,
+// there is none or it has expired. Size is of what it holds in memory while it waits. One that
+// yields is refused while the disk is nearly full.
+func (s *Store) change(ctx context.Context, tenant, id string, size int, yields bool,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
 	if n := len(tenant) + len(id); n > maxNames {
@@ -67,6 +68,11 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int,
 		out, err := decide(old.live(now), now)
 		if err != nil {
 			return err
+		}
+		if yields && out.Record != nil {
+			if err := t.yield(); err != nil {
+				return err
+			}
 		}
 		result = out.Result
 		return t.write(tenant, old, out, now)

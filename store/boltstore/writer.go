@@ -220,8 +220,10 @@ func (w *writer) oneByOne(batch []*operation) {
 	}
 }
 
-// transact runs a transaction. bbolt panics when it meets pages that make no sense.
+// transact runs a transaction. bbolt panics when it meets pages that make no sense, or reads
+// where there are none.
 func (w *writer) transact(write func(*bolt.Tx) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())

@@ -77,22 +77,22 @@ func launchTracedAs(t *testing.T, program []string, dataDir string, faults []str
 	return launch(t, dataDir, append(wrapper, program...), flags...), tr
 }
 
-func (tr *tracer) read(line string) {
+func (c *tracer) read(line string) {
 	if !strings.Contains(line, "(INJECTED)") && !strings.Contains(line, "(DELAYED)") {
 		return
 	}
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	if tr.failed = append(tr.failed, line); len(tr.failed) == 1 {
-		close(tr.first)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed = append(c.failed, line); len(c.failed) == 1 {
+		close(c.first)
 	}
 }
 
 // calls is how many calls have failed so far.
-func (tr *tracer) calls() int {
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	return len(tr.failed)
+func (c *tracer) calls() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.failed)
 }
 
 // lastWord returns the one line that a parleyd ends with which cannot go on: what is wrong,

@@ -21,7 +21,8 @@ func (s Subject) model(t *testing.T) {
 		actions := map[string]func(*rapid.T){
 			"":       m.check,
 			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
-			"import": m.imports, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge, "sweep": m.expire, "wait": m.wait, "look into progress": m.saveProgress,
+			"import": m.imports, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge,
+			"sweep": m.swept, "wait": m.wait, "save progress": m.saveProgress, "ask": m.ask, "page": m.page, "next page": m.page,
 		}
 		if s.Durable {
 			actions["reopen"] = m.reopened
@@ -34,9 +35,12 @@ func (s Subject) model(t *testing.T) {
 // machine is a store under test beside its oracle.
 type machine struct {
 	*fixture
-	oracle *oracle
-	uids   map[string]string // ids by uid, of all conversations that ever were
-	moment int
+	oracle  *oracle
+	uids    map[string]string // ids by uid, of all conversations that ever were
+	ran     map[string]string // turns by conversation id, when the store was opened
+	walk    *walk             // nil: none has begun
+	unswept bool              // the capacity was lowered, and there may still be more
+	moment  int
 }
 
 // both has the store and the oracle write, at the same time, and compares.
@@ -144,10 +148,18 @@ func (m *machine) turn(r *rapid.T) {
 	} else {
 		w.Begin = turn
 	}
+	if w.Request = aRequest(r); w.Request != nil {
+		w.Request.Method = "Chat"
+		turn.RequestId = w.Request.ID
+	}
 	if rapid.Bool().Draw(r, "events") {
 		w.Events = turnEvents(int32(m.moment))
 	}
-	for i := range rapid.IntRange(0, 2).Draw(r, "messages") {
+	n := rapid.IntRange(0, 2).Draw(r, "messages")
+	if w.Request != nil {
+		n = len(w.Request.ID)
+	}
+	for i := range n {
 		w.Messages = append(w.Messages, assistant(fmt.Sprint("answer ", i)))
 	}
 	m.both(w)
@@ -202,11 +214,6 @@ func (m *machine) purge(r *rapid.T) {
 	}
 }
 
-func (m *machine) expire(*rapid.T) {
-	m.tick()
-	m.sweep()
-}
-
 // wait moves the clock, also back, but not to where what has expired would be live again:
 // whether it is depends on what the store has removed.
 func (m *machine) wait(r *rapid.T) {
@@ -215,16 +222,4 @@ func (m *machine) wait(r *rapid.T) {
 		m.clock.Advance(d)
 	}
 	m.tick()
-}
-
-func (m *machine) saveProgress(r *rapid.T) {
-	m.tick()
-	p := &store.Progress{Tenant: tenant, ConversationID: anID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far")}}
-	want := store.ErrTurnEnded
-	if c := m.oracle.conversations[p.ConversationID]; c != nil && c.header.GetActiveTurnId() != "" && rapid.Bool().Draw(r, "running") {
-		p.TurnID, want = c.header.GetActiveTurnId(), nil
-	}
-	if err := m.store.SaveProgress(m.t.Context(), p); want == nil && err != nil || want != nil && !is(err, want) {
-		m.t.Fatalf("SaveProgress: %v, want %v", err, want)
-	}
 }

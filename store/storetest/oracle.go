@@ -34,6 +34,7 @@ type told struct {
 	turns    []*parleyv1.Turn
 	events   []*storev1.TurnEvents
 	requests []toldRequest
+	saved    *store.Progress // of the newest turn; nil: nothing
 }
 
 // toldRequest is a request that was seen and what it gave.
@@ -117,8 +118,20 @@ func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 		return nil, err
 	}
 	c := o.make(id, now)
-	c.header.Title, c.header.Version = w.Conversation.GetTitle(), 1
-	o.tell("CREATED", id, c, 0, 0)
+	c.header.Title, c.header.ForkedFrom, c.header.Version = w.Conversation.GetTitle(), w.Conversation.GetForkedFrom(), 1
+	if limit := w.Conversation.GetRetention().GetMaxMessages(); limit != 0 {
+		c.header.Retention.MaxMessages = limit
+	}
+	messages, err := w.Messages.Messages()
+	if err != nil {
+		return nil, err
+	}
+	for c.messages = messages; len(messages) > 0; messages = messages[1:] {
+		c.header.LastSequence, c.exchange = messages[0].GetSequence(), messages[0].GetExchange()
+	}
+	trimmed := c.trim()
+	c.settle()
+	o.tell("CREATED", id, c, len(c.messages), trimmed)
 	result := &store.Result{Conversation: proto.CloneOf(c.header), Created: true}
 	c.remember(w.Request, "", result)
 	return result, nil
@@ -134,25 +147,43 @@ func (o *oracle) make(id string, now time.Time) *told {
 	return c
 }
 
-// makeRoom evicts the oldest conversation without a turn or a holder when there is no room. What has
-// expired takes no room: it goes first.
+// makeRoom evicts the oldest conversations without a turn or a holder when there is no room.
+// What has expired takes no room: it goes first.
 func (o *oracle) makeRoom() error {
-	if len(o.conversations) < o.options.MaxConversations {
-		return nil
-	}
-	var oldest *told
-	for _, c := range o.conversations {
-		older := oldest == nil || c.header.GetCreateTime().AsTime().Before(oldest.header.GetCreateTime().AsTime())
-		if c.header.GetActiveTurnId() == "" && !o.held(c.header.GetId()) && older {
-			oldest = c
-		}
-	}
-	if oldest == nil {
+	n := len(o.conversations) + 1 - o.options.MaxConversations
+	oldest := o.evictable()
+	if n > len(oldest) {
 		return store.ErrFull
 	}
-	o.remove(oldest.header.GetId())
-	o.tell("EVICTED", oldest.header.GetId(), oldest, len(oldest.messages), 0)
+	o.evict(oldest[:max(0, n)])
 	return nil
+}
+
+// shrink evicts what is over the capacity, as far as it may go.
+func (o *oracle) shrink() {
+	oldest := o.evictable()
+	o.evict(oldest[:max(0, min(len(oldest), len(o.conversations)-o.options.MaxConversations))])
+}
+
+// evictable are the conversations without a turn or a holder, oldest first.
+func (o *oracle) evictable() []*told {
+	var all []*told
+	for id, c := range o.conversations {
+		if c.header.GetActiveTurnId() == "" && !o.held(id) {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, func(a, b *told) int {
+		return a.header.GetCreateTime().AsTime().Compare(b.header.GetCreateTime().AsTime())
+	})
+	return all
+}
+
+func (o *oracle) evict(all []*told) {
+	for _, c := range all {
+		o.remove(c.header.GetId())
+		o.tell("EVICTED", c.header.GetId(), c, len(c.messages), 0)
+	}
 }
 
 func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {

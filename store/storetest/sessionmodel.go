@@ -117,10 +117,3 @@ func (m *machine) release(r *rapid.T) {
 		m.t.Fatalf("Release: %v", err)
 	}
 }
-
-// reopened ends the process, as far as the store can tell, and starts the next.
-func (m *machine) reopened(*rapid.T) {
-	now := m.tick()
-	m.reopen(nil)
-	m.oracle.restart(now)
-}

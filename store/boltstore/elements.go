@@ -1,0 +1,157 @@
+package boltstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// A page begins with a header of 16 bytes: number, flags, count of elements, how many pages more
+// belong to it. Elements of 16 bytes follow, which tell where their key and value lie, counted
+// from the element. A bucket's value is its root and its sequence; a small bucket has no root,
+// and its only page follows.
+const (
+	pageHeaderSize, elementSize, bucketHeaderSize = 16, 16, 16
+
+	branchFlag    = 0x01 // of a page
+	bucketElement = 0x01 // of an element
+)
+
+// elements looks at whether keys and values lie in their pages. bbolt takes that on trust, its
+// Check too: a length that is damaged has it copy as much as the length says, or, in a small
+// bucket, point into the memory of others, which ends the process. Metas must be sound.
+func (c *checker) elements(path string) error {
+	f, err := openExisting(path, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	meta, err := newestMeta(f)
+	if err == nil {
+		e := &elementChecker{checker: c, file: f, meta: meta, seen: make([]bool, meta.pages)}
+		err = e.page(meta.root)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// newestMeta is the meta page that holds.
+func newestMeta(f *os.File) (metaPage, error) {
+	newest, err := readMeta(f, 0)
+	if err != nil {
+		return metaPage{}, err
+	}
+	for size := int64(1 << 10); size <= 16<<20; size <<= 1 {
+		second, err := readMeta(f, size)
+		if err != nil {
+			return metaPage{}, err
+		}
+		if size == second.pageSize && (!newest.valid || second.transaction > newest.transaction) {
+			newest = second
+		}
+	}
+	if !newest.valid {
+		return metaPage{}, fmt.Errorf("%w: neither of its two meta pages is whole: %s", ErrDamaged, remedy)
+	}
+	return newest, nil
+}
+
+// elementChecker walks the pages of one state of a file. An error is one of the file system.
+type elementChecker struct {
+	*checker
+
+	file *os.File
+	meta metaPage
+	seen []bool // pages, by number: where they lead in a circle, there is an end all the same
+}
+
+// page looks at a page, and at those below it.
+func (e *elementChecker) page(number uint64) error {
+	if number < 2 || number >= e.meta.pages || e.seen[number] {
+		e.fault("page %d: it is in use twice, or outside of the file", number)
+		return nil
+	}
+	e.seen[number] = true
+	var more [4]byte
+	at := int64(number) * e.meta.pageSize
+	if err := e.read(more[:], at+12); err != nil {
+		return err
+	}
+	pages := 1 + uint64(binary.NativeEndian.Uint32(more[:]))
+	if number+pages > e.meta.pages {
+		e.fault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
+		return nil
+	}
+	return e.within(number, at, int64(pages)*e.meta.pageSize)
+}
+
+// within looks at the elements of a page, which is at a place of the file and of a size; number
+// is that of the page in which a small bucket lies.
+func (e *elementChecker) within(number uint64, at, size int64) error {
+	if size < pageHeaderSize {
+		e.fault("page %d: a bucket in it is too short", number)
+		return nil
+	}
+	var header [pageHeaderSize]byte
+	if err := e.read(header[:], at); err != nil {
+		return err
+	}
+	count := int64(binary.NativeEndian.Uint16(header[10:]))
+	if pageHeaderSize+count*elementSize > size {
+		e.fault("page %d: it has no room for %d elements", number, count)
+		return nil
+	}
+	table := make([]byte, count*elementSize)
+	if err := e.read(table, at+pageHeaderSize); err != nil {
+		return err
+	}
+	branch := binary.NativeEndian.Uint16(header[8:])&branchFlag != 0
+	for i := range count {
+		here := pageHeaderSize + i*elementSize
+		field := func(n int64) int64 { return int64(binary.NativeEndian.Uint32(table[i*elementSize+4*n:])) }
+		flags, place, length := field(0), field(1), field(2)+field(3)
+		if branch {
+			flags, place, length = 0, field(0), field(1)
+		}
+		if place < (count-i)*elementSize || here+place+length > size {
+			e.fault("page %d: element %d says that it lies outside of the page", number, i)
+			continue
+		}
+		var err error
+		switch {
+		case branch:
+			err = e.page(binary.NativeEndian.Uint64(table[i*elementSize+8:]))
+		case flags&bucketElement != 0:
+			err = e.bucket(number, at+here+place+field(2), field(3))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bucket looks at the pages of a bucket, whose value is at a place of the file and of a size.
+func (e *elementChecker) bucket(number uint64, at, size int64) error {
+	if size < bucketHeaderSize {
+		e.fault("page %d: a bucket in it is too short", number)
+		return nil
+	}
+	var root [8]byte
+	if err := e.read(root[:], at); err != nil {
+		return err
+	}
+	if below := binary.NativeEndian.Uint64(root[:]); below != 0 {
+		return e.page(below)
+	}
+	return e.within(number, at+bucketHeaderSize, size-bucketHeaderSize)
+}
+
+// read reads; what lies beyond the end of the file is a fault of it.
+func (e *elementChecker) read(into []byte, at int64) error {
+	_, err := e.file.ReadAt(into, at)
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: it is cut off: %s", ErrDamaged, remedy)
+	}
+	return err
+}

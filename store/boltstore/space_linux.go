@@ -1,0 +1,24 @@
+package boltstore
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// diskSpace is how much can be written to the disk of a file, and how much it holds in all, in
+// bytes.
+func diskSpace(path string) (free, size int64, err error) {
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(path), &s); err != nil {
+		return 0, 0, &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}
+	}
+	inBytes := func(blocks uint64) int64 {
+		if blocks > math.MaxInt64/uint64(s.Bsize) {
+			return math.MaxInt64
+		}
+		return int64(blocks) * s.Bsize
+	}
+	return inBytes(s.Bavail), inBytes(s.Blocks), nil
+}

@@ -1,0 +1,214 @@
+package faulttest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// pageSize is that of bbolt on this kind of machine.
+const pageSize = 4096
+
+// damage writes a file that is damaged in some way in place of a whole one.
+type damage func(t *testing.T, path string, whole []byte, random *rand.Rand) error
+
+// damages are the kinds of damage that are tried.
+func damages() map[string]damage {
+	return map[string]damage{
+		"one meta page":           inPages("meta", 1, flipBit),
+		"both meta pages":         inPages("meta", 2, flipBit),
+		"branch page":             inPages("branch", 1, flipBit),
+		"header of a leaf page":   inPages("leaf", 1, flipHeader),
+		"leaf page":               inPages("leaf", 1, flipBit),
+		"free list":               inPages("freelist", 1, flipBit),
+		"header of the free list": inPages("freelist", 1, flipHeader),
+		"words of a message":      damageWords,
+		"leaf page of zeros":      inPages("leaf", 1, zero),
+		"branch page of zeros":    inPages("branch", 1, zero),
+		"two pages change places": swapPages,
+		"cut in half":             cutTo(func(pages int) int { return pages / 2 }),
+		"cut to one page":         cutTo(func(int) int { return 1 }),
+		"cut to nothing":          cutTo(func(int) int { return 0 }),
+		"garbage":                 garbage,
+		"another program's":       anotherProgram,
+		"directory":               func(_ *testing.T, path string, _ []byte, _ *rand.Rand) error { return os.Mkdir(path, 0o700) },
+		"link":                    link,
+	}
+}
+
+// inPages changes some pages of a kind.
+func inPages(kind string, n int, change func(page []byte, random *rand.Rand)) damage {
+	return func(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+		t.Helper()
+		pages, err := pagesOf(t, whole, kind)
+		if err != nil {
+			return err
+		}
+		random.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
+		for _, page := range pages[:n] {
+			change(whole[page*pageSize:][:pageSize], random)
+		}
+		return os.WriteFile(path, whole, 0o600)
+	}
+}
+
+// pagesOf returns the numbers of a file's pages of a kind, without those that nothing is in.
+func pagesOf(t *testing.T, whole []byte, kind string) (pages []int, err error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), fileName)
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		return nil, err
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	if err != nil {
+		return nil, err
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		for n := 0; ; {
+			page, err := tx.Page(n)
+			switch {
+			case err != nil:
+				return err
+			case page == nil:
+				return nil
+			case page.Type == "free":
+				n++
+				continue
+			case page.Type == kind:
+				pages = append(pages, n)
+			}
+			n += 1 + page.OverflowCount
+		}
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return nil, err
+	}
+	if len(pages) == 0 {
+		return nil, fmt.Errorf("the file has no %s page", kind)
+	}
+	return pages, nil
+}
+
+// flipBit flips one of the bits of a page in which there is something.
+func flipBit(page []byte, random *rand.Rand) {
+	page[random.IntN(usedBytes(page))] ^= 1 << random.IntN(8)
+}
+
+// usedBytes is how much of a page something is in. A page has a header of 16 bytes, with its
+// kind and its count of elements, then these, of which the last says where its bytes are.
+func usedBytes(page []byte) int {
+	const (
+		header            = 16
+		branch, leaf      = 1, 2
+		meta, freelist    = 4, 16
+		element, metaSize = 16, 64
+	)
+	order := binary.NativeEndian
+	n := int(order.Uint16(page[10:]))
+	last := page[header+max(0, n-1)*element:]
+	used := header
+	switch order.Uint16(page[8:]) {
+	case meta:
+		used += metaSize
+	case freelist:
+		used += n * 8
+	case branch: // position and length of the key, the page that it leads to
+		used += (n-1)*element + int(order.Uint32(last)+order.Uint32(last[4:]))
+	case leaf: // flags, position, lengths of key and value
+		used += (n-1)*element + int(order.Uint32(last[4:])+order.Uint32(last[8:])+order.Uint32(last[12:]))
+	}
+	return min(used, pageSize)
+}
+
+// flipHeader flips a bit of what bbolt says about a page, or of where its first keys are.
+func flipHeader(page []byte, random *rand.Rand) { page[random.IntN(32)] ^= 1 << random.IntN(8) }
+
+func zero(page []byte, _ *rand.Rand) { clear(page) }
+
+// damageWords flips a bit in what somebody has said.
+func damageWords(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+	t.Helper()
+	pages, err := pagesOf(t, whole, "leaf")
+	if err != nil {
+		return err
+	}
+	mark, places := []byte(" step "), []int(nil)
+	for _, page := range pages {
+		for at := page * pageSize; at < (page+1)*pageSize; at++ {
+			if bytes.HasPrefix(whole[at:], mark) {
+				places = append(places, at)
+			}
+		}
+	}
+	whole[places[random.IntN(len(places))]+random.IntN(len(mark))] ^= 1 << random.IntN(3)
+	return os.WriteFile(path, whole, 0o600)
+}
+
+func swapPages(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+	t.Helper()
+	leaves, err := pagesOf(t, whole, "leaf")
+	if err != nil {
+		return err
+	}
+	branches, err := pagesOf(t, whole, "branch")
+	if err != nil {
+		return err
+	}
+	pages := slices.Concat(leaves, branches)
+	random.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
+	a, b := whole[pages[0]*pageSize:][:pageSize], whole[pages[1]*pageSize:][:pageSize]
+	kept := bytes.Clone(a)
+	copy(a, b)
+	copy(b, kept)
+	return os.WriteFile(path, whole, 0o600)
+}
+
+// cutTo leaves some of the pages that something was ever in.
+func cutTo(left func(pages int) int) damage {
+	return func(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
+		t.Helper()
+		leaves, err := pagesOf(t, whole, "leaf")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, whole[:left(slices.Max(leaves)+1)*pageSize], 0o600)
+	}
+}
+
+func garbage(_ *testing.T, path string, whole []byte, random *rand.Rand) error {
+	for at := 0; at+8 <= len(whole); at += 8 {
+		binary.NativeEndian.PutUint64(whole[at:], random.Uint64())
+	}
+	return os.WriteFile(path, whole, 0o600)
+}
+
+// anotherProgram writes a sound bbolt file that is not of this service.
+func anotherProgram(_ *testing.T, path string, _ []byte, random *rand.Rand) error {
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		b, err := tx.CreateBucket([]byte("conversations"))
+		if err != nil {
+			return err
+		}
+		return b.Put([]byte("key"), binary.NativeEndian.AppendUint64(nil, random.Uint64()))
+	})
+	return errors.Join(err, db.Close())
+}
+
+// link puts a link to a whole file in its place.
+func link(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
+	t.Helper()
+	target := filepath.Join(t.TempDir(), fileName)
+	return errors.Join(os.WriteFile(target, whole, 0o600), os.Symlink(target, path))
+}

@@ -1,0 +1,178 @@
+package storetest
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// fork makes a conversation of the oldest messages of another.
+func (m *machine) fork(r *rapid.T) {
+	w := &store.Create{
+		Conversation: &parleyv1.Conversation{Id: anID(r), Retention: &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(0, 4).Draw(r, "max_messages"))}},
+		Request:      aRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+	}
+	of := anID(r)
+	if c := m.oracle.conversations[of]; c != nil {
+		begin := c.messages[:rapid.IntRange(0, len(c.messages)).Draw(r, "messages")]
+		w.Messages = frames(m.t, begin...)
+		w.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: of, Sequence: int32(len(begin))}
+	}
+	m.both(w)
+}
+
+// ask asks whether a conversation has seen a request.
+func (m *machine) ask(r *rapid.T) {
+	q := &store.Read{Tenant: tenant, ConversationID: anID(r), Request: aRequest(r)}
+	if q.Request == nil {
+		return
+	}
+	m.tick()
+	got, err := m.store.Read(m.t.Context(), q)
+	c := m.oracle.conversations[q.ConversationID]
+	if c == nil {
+		if !is(err, store.ErrNotFound) {
+			m.t.Fatalf("Read %s, which is not there: %v", q.ConversationID, err)
+		}
+		return
+	}
+	first, wantErr := c.seen(q.Request)
+	if wantErr != nil {
+		if !is(err, wantErr) {
+			m.t.Fatalf("Read %s with %+v: %v, want %v", q.ConversationID, q.Request, err, wantErr)
+		}
+		return
+	}
+	if err != nil {
+		m.t.Fatalf("Read %s with %+v: %v", q.ConversationID, q.Request, err)
+	}
+	var want *store.Seen
+	if first != nil {
+		want = &store.Seen{Created: first.result.Created, TurnID: first.turn}
+	}
+	same(m.t, "what the request did", got.Seen, want)
+}
+
+// walk is a list on the way from page to page, while everything changes.
+type walk struct {
+	list  store.List
+	began map[string]int32 // versions by uid, of those that were there when it began
+	seen  map[string]bool  // by uid
+}
+
+// page takes the next page of a list, or the first one of another.
+func (m *machine) page(r *rapid.T) {
+	m.tick()
+	if m.walk == nil {
+		m.walk = &walk{list: store.List{PageSize: rapid.IntRange(1, 2).Draw(r, "page size")}, began: m.versions(), seen: map[string]bool{}}
+		switch rapid.IntRange(0, 2).Draw(r, "order") {
+		case 1:
+			m.walk.list.OldestFirst = true
+		case 2:
+			m.walk.list.Order = byUpdateTime
+		}
+	}
+	w, now := m.walk, m.versions()
+	stays := func(uid string) bool {
+		version, there := now[uid]
+		return there && (version == w.began[uid] || w.list.Order != byUpdateTime)
+	}
+	page := m.list(w.list)
+	for _, e := range page.Entries {
+		uid := e.GetConversation().GetUid()
+		if w.seen[uid] && stays(uid) {
+			m.t.Fatalf("%s comes twice in %+v", e.GetConversation().GetId(), w.list)
+		}
+		w.seen[uid] = true
+	}
+	if w.list.PageToken = page.NextPageToken; w.list.PageToken != "" {
+		return
+	}
+	for uid := range w.began {
+		if stays(uid) && !w.seen[uid] {
+			m.t.Fatalf("%s is skipped by %+v", m.uids[uid], w.list)
+		}
+	}
+	m.walk = nil
+}
+
+// versions are those of all conversations, by uid.
+func (m *machine) versions() map[string]int32 {
+	versions := make(map[string]int32)
+	for _, c := range m.oracle.conversations {
+		versions[c.header.GetUid()] = c.header.GetVersion()
+	}
+	return versions
+}
+
+func (m *machine) saveProgress(r *rapid.T) {
+	m.tick()
+	m.moment++
+	p := &store.Progress{
+		Tenant: tenant, ConversationID: anID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far"), assistant("and on")},
+		Events: turnEvents(int32(m.moment)),
+	}
+	if rapid.Bool().Draw(r, "without events") {
+		p.Events = nil
+	}
+	want := store.ErrTurnEnded
+	c := m.oracle.conversations[p.ConversationID]
+	if c != nil && c.header.GetActiveTurnId() != "" && rapid.IntRange(0, 3).Draw(r, "running") > 0 {
+		p.TurnID, want = c.header.GetActiveTurnId(), nil
+		c.saved = &store.Progress{TurnID: p.TurnID, Messages: p.Messages, Events: proto.CloneOf(p.Events)}
+	}
+	if err := m.store.SaveProgress(m.t.Context(), p); want == nil && err != nil || want != nil && !is(err, want) {
+		m.t.Fatalf("SaveProgress: %v, want %v", err, want)
+	}
+}
+
+// compareAbandoned compares the turns that nobody answers any more: those that ran when the
+// store was opened, and still do.
+func (m *machine) compareAbandoned() {
+	var want []store.Progress
+	for _, id := range slices.Sorted(maps.Keys(m.oracle.conversations)) {
+		c := m.oracle.conversations[id]
+		turn := c.header.GetActiveTurnId()
+		if turn == "" || m.ran[id] != turn {
+			continue
+		}
+		p := store.Progress{ConversationID: id, TurnID: turn}
+		if c.saved != nil && c.saved.TurnID == turn {
+			p.Messages, p.Events = c.saved.Messages, c.saved.Events
+		}
+		for _, e := range c.events {
+			if p.Events == nil && e.GetTurnId() == turn {
+				p.Events = e
+			}
+		}
+		want = append(want, p)
+	}
+	m.abandoned(want)
+}
+
+// reopened ends the process, as far as the store can tell, and starts the next, with another
+// capacity.
+func (m *machine) reopened(r *rapid.T) {
+	now := m.tick()
+	capacity := rapid.IntRange(1, 4).Draw(r, "capacity")
+	m.reopen(func(o *store.Options) { o.MaxConversations = capacity })
+	m.oracle.restart(now)
+	m.oracle.options.MaxConversations, m.unswept = capacity, true
+	m.ran = make(map[string]string)
+	for id, c := range m.oracle.conversations {
+		m.ran[id] = c.header.GetActiveTurnId()
+	}
+}
+
+// swept sweeps: what has expired, and what a lowered capacity leaves no room for.
+func (m *machine) swept(*rapid.T) {
+	m.tick()
+	m.oracle.shrink()
+	m.sweep()
+	m.unswept = len(m.oracle.conversations) > m.options.MaxConversations // Turns run on them.
+}
