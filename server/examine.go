@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -22,10 +23,13 @@ import (
 const (
 	examineName = "examine" // of the command that a process is started with to look at a file
 	pagesFlag   = "pages"
-	// startCheckLimit is how long a start waits until the file was looked at that was not closed
-	// in order. That is time for some gigabytes; with more to look at the start goes on, for bbolt
-	// outlives a process that is killed, and each record has a checksum besides.
-	startCheckLimit = 3 * time.Second
+	// startCheckLimit is how long a start waits until the file was looked at, and
+	// closedCheckLimit if it was closed in order. That is time for some gigabytes; with more to
+	// look at the start goes on, for bbolt outlives a process that is killed, and each record
+	// has a checksum besides.
+	startCheckLimit, closedCheckLimit = 3 * time.Second, time.Second
+	// maxStack is for pages that lead in a circle, in which bbolt goes round for ever.
+	maxStack = 64 << 20
 	// maxTold is how many faults are told of, each by a line.
 	maxTold = 1000
 	// exitCrashed is how a Go program ends that panics or meets memory that is not there.
@@ -42,6 +46,7 @@ func examineCommand() config.Offline {
 		Flags: func(flags *pflag.FlagSet) { flags.BoolVar(&pages, pagesFlag, false, "look at nothing but the pages") },
 		Run: func(_ context.Context, out io.Writer, _ string, args []string) error {
 			go exitWith(os.Stdin)
+			debug.SetMaxStack(maxStack)
 			look := boltstore.Check
 			if pages {
 				look = boltstore.CheckPages
@@ -126,23 +131,32 @@ func (e *foundError) Error() string { return e.text }
 // Unwrap returns the cause.
 func (e *foundError) Unwrap() error { return e.cause }
 
-// checkAtStart looks at the pages of a file that was not closed in order. What it cannot find
-// out within its time is no reason not to start.
-func checkAtStart(ctx context.Context, log *slog.Logger) func(path string) error {
-	return func(path string) error {
-		start := time.Now()
-		limited, cancel := context.WithTimeout(ctx, startCheckLimit)
+// checkAtStart looks at the pages of a file ahead of opening it. What it cannot find out within
+// its time is no reason not to start.
+func checkAtStart(ctx context.Context, log *slog.Logger) func(path string, closed bool) error {
+	return func(path string, closed bool) error {
+		start, limit := time.Now(), startCheckLimit
+		if closed {
+			limit = closedCheckLimit
+		}
+		limited, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		err := examine(limited, path, true, io.Discard)
 		switch {
+		case err == nil && closed:
+			return nil
 		case err == nil:
 			log.Info("store was not closed in order; its pages are sound", "path", path, "duration", time.Since(start).String())
 			return nil
 		case ctx.Err() != nil, errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrInUse):
-			return err
+			return &foundError{strings.TrimPrefix(err.Error(), "store "+path+": "), err} // Open says it, too.
+		case closed:
+			log.Info("store could not be checked in time; look at it with parleyd check when the server does not run",
+				"path", path, "limit", limit.String(), "error", err)
+			return nil
 		}
 		log.Warn("store was not closed in order and could not be checked in time; look at it with parleyd check when the server does not run",
-			"path", path, "limit", startCheckLimit.String(), "error", err)
+			"path", path, "limit", limit.String(), "error", err)
 		return nil
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -58,11 +59,13 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(stderr, "parleyd:", err)
-	var bad *config.Error
-	switch {
-	case errors.As(err, &bad):
+	if _, bad := errors.AsType[*config.Error](err); bad {
+		fmt.Fprintln(stderr, "parleyd:", err)
 		return exitUsage
+	}
+	message, _, _ := strings.Cut(err.Error(), "\n") // Of a panic, the stack follows.
+	fmt.Fprintln(stderr, "parleyd:", message)
+	switch {
 	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
 		return exitDamaged
 	case errors.Is(err, boltstore.ErrInUse), errors.Is(err, interactionlog.ErrInUse):

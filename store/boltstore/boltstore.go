@@ -99,10 +99,10 @@ type Options struct {
 	store.Options
 	// Timeout is how long Open waits for another process to let go of the file; 0 is 1 s.
 	Timeout time.Duration
-	// Check is called ahead of opening a file that was not closed in order, with its path.
-	// Its error ends Open. It is to run CheckPages, in a process of its own. Nil: the file is
-	// opened unseen.
-	Check func(path string) error
+	// Check is called ahead of opening a file that is there already, with its path and whether
+	// the last process closed it in order. Its error ends Open. It is to run CheckPages, in a
+	// process of its own. Nil: the file is opened unseen.
+	Check func(path string, closed bool) error
 	// OnFailure is told, once, why the store has failed for good: from then on writes
 	// return store.ErrFailed. It must not block and must not call the store. Nil: nobody
 	// wants to know.

@@ -55,11 +55,14 @@ func check(path string, tell func(fault string), further func(*checker)) (done C
 	err = recovered(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			c.tx, c.opened, c.Pages = tx, opening{tx: tx.ID(), at: time.Now()}, tx.Size()/int64(db.Info().PageSize)
+			if err := c.elements(path); err != nil || c.Faults > 0 {
+				return err // What is in them is not to be trusted.
+			}
 			for fault := range tx.Check() {
 				c.fault("%v", fault)
 			}
 			if c.Faults > 0 {
-				return nil // What is in them is not to be trusted.
+				return nil
 			}
 			if err := checkSchema(tx); err != nil {
 				return err

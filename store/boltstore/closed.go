@@ -11,28 +11,26 @@ import (
 // closed the file in order.
 const closedKey = "closed"
 
-// checkClosed has a file looked at that the last process did not close in order.
-func checkClosed(path string, o Options) error {
+// checkPages has the pages of a file looked at.
+func checkPages(path string, o Options) error {
 	if o.Check == nil {
 		return nil
 	}
-	inOrder := false
+	closed := false
 	err := recovered(func() error {
 		db, err := readFile(path, o.Timeout)
 		if err != nil {
 			return err
 		}
 		return errors.Join(db.View(func(tx *bolt.Tx) error {
-			inOrder = isClosed(tx, tx.ID())
+			closed = isClosed(tx, tx.ID())
 			return nil
 		}), db.Close())
 	})
-	switch {
-	case errors.Is(err, ErrDamaged): // Whoever looks at it can tell more.
-	case err != nil, inOrder:
+	if err != nil && !errors.Is(err, ErrDamaged) { // Of damage, whoever looks at it can tell more.
 		return err
 	}
-	return o.Check(path)
+	return o.Check(path, closed)
 }
 
 // isClosed reports whether the transaction of that number closed the file.

@@ -10,12 +10,15 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestClosed: a file is looked at when the last process that wrote to it did not close it.
+// TestClosed: whoever looks at a file hears whether the last process that wrote to it closed it.
 func TestClosed(t *testing.T) {
 	path := newPath(t)
-	looked := 0
-	look := func(at string) error {
+	looked, unclosed := 0, 0
+	look := func(at string, closed bool) error {
 		looked++
+		if !closed {
+			unclosed++
+		}
 		if at != path {
 			t.Errorf("looked at %s", at)
 		}
@@ -46,23 +49,26 @@ func TestClosed(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if looked != 0 {
-			t.Fatalf("%s: looked at it %d times", name, looked)
+		if unclosed != 0 {
+			t.Fatalf("%s: %d times it was not closed in order", name, unclosed)
 		}
+	}
+	if looked != 5 { // One start has made it.
+		t.Errorf("looked at it %d times in 6 starts", looked)
 	}
 
 	s := start(Options{Check: look})
 	appendTo(t, s, "a", "hello")
 	path = keepBackup(t, s) // As if the process had been killed.
 	unsound := errors.New("unsound")
-	if _, err := Open(path, Options{Check: func(string) error { return unsound }}); !errors.Is(err, unsound) {
+	if _, err := Open(path, Options{Check: func(string, bool) error { return unsound }}); !errors.Is(err, unsound) {
 		t.Errorf("%v, want what the check says", err)
 	}
 	for range 2 { // The first closes it in order.
 		start(Options{Check: look}).Close()
 	}
-	if looked != 1 {
-		t.Errorf("looked at it %d times, want once", looked)
+	if unclosed != 1 {
+		t.Errorf("%d times it was not closed in order, want once", unclosed)
 	}
 }
 
@@ -78,14 +84,14 @@ func TestClosedAfterFailure(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	looked := false
-	s, err = Open(path, Options{Check: func(string) error { looked = true; return nil }})
+	closed := true
+	s, err = Open(path, Options{Check: func(_ string, inOrder bool) error { closed = inOrder; return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
-	if !looked {
-		t.Error("nobody looked at it")
+	if closed {
+		t.Error("it counts as closed in order")
 	}
 }
 

@@ -39,16 +39,15 @@ func openFile(path string, o Options) (*bolt.DB, error) {
 		return nil, err
 	}
 	err := checkFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := makeFile(path); err != nil {
-			return nil, err
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err = makeFile(path); err == nil {
+			err = checkFile(path)
 		}
-		err = checkFile(path)
+	case err == nil:
+		err = checkPages(path, o)
 	}
 	if err != nil {
-		return nil, err
-	}
-	if err := checkClosed(path, o); err != nil {
 		return nil, err
 	}
 	db, err := lockFile(path, o.Timeout)
