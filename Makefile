@@ -48,6 +48,7 @@ test: compiler languages build lint checkgenerate ## check everything and run al
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
 	@if $(HAVE_PYTHON); then $(MAKE) --no-print-directory testpython; fi
 	@if $(HAVE_NODE); then $(MAKE) --no-print-directory testtypescript; fi
+	@$(MAKE) --no-print-directory test-faults
 
 .PHONY: testpython
 testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its tests
@@ -66,7 +67,7 @@ long: compiler ## run the random tests of turns and of crashes for longer, in a 
 
 # A module of its own. The long round is the one to quote: there everything must run.
 FAULTTEST := store/faulttest
-TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1 -v
+TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
 test-faults: compiler faultprograms ## break the store and what is below it, in under five minutes; most of it needs root
@@ -74,7 +75,7 @@ test-faults: compiler faultprograms ## break the store and what is below it, in 
 
 .PHONY: test-faults-long
 test-faults-long: compiler faultprograms ## the same far more often, and all of it
-	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -timeout 3h ./...
+	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -v -timeout 3h ./...
 
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it

@@ -55,7 +55,7 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	free, err := freeBytes(s.path)
+	free, _, err := diskSpace(s.path)
 	if err != nil {
 		return nil, err
 	}

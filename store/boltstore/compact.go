@@ -72,7 +72,7 @@ func compactable(path string, source *bolt.DB) (size int64, err error) {
 	if size, err = fileSize(path); err != nil {
 		return 0, err
 	}
-	free, err := freeBytes(path)
+	free, _, err := diskSpace(path)
 	if err != nil {
 		return 0, err
 	}

@@ -2,23 +2,9 @@ package boltstore
 
 import (
 	"errors"
-	"math"
 	"os"
-	"path/filepath"
 	"syscall"
 )
-
-// freeBytes is how much can be written to the disk of a file that is there or will be.
-func freeBytes(path string) (int64, error) {
-	var s syscall.Statfs_t
-	if err := syscall.Statfs(filepath.Dir(path), &s); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}
-	}
-	if s.Bavail > math.MaxInt64/uint64(s.Bsize) {
-		return math.MaxInt64, nil
-	}
-	return int64(s.Bavail) * s.Bsize, nil
-}
 
 // reserve takes the space of a file ahead of its bytes. What is written there is not among
 // what ext4 must have on the disk before another file can grow.

@@ -120,7 +120,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if free, err := freeBytes(to); err != nil {
+	if free, _, err := diskSpace(to); err != nil {
 		return 0, err
 	} else if free < info.Size() {
 		return 0, &store.BackupSpaceError{Needed: info.Size(), Free: free}

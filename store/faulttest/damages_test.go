@@ -113,13 +113,12 @@ func usedBytes(page []byte) int {
 	)
 	order := binary.NativeEndian
 	n := int(order.Uint16(page[10:]))
-	last := page[header+max(0, n-1)*element:]
-	used := header
-	switch order.Uint16(page[8:]) {
-	case meta:
-		used += metaSize
-	case freelist:
-		used += n * 8
+	used, kind := header, order.Uint16(page[8:])
+	if kind == meta || kind == freelist || n == 0 {
+		return min(used+max(metaSize, n*8), pageSize)
+	}
+	last := page[header+(n-1)*element:]
+	switch kind {
 	case branch: // position and length of the key, the page that it leads to
 		used += (n-1)*element + int(order.Uint32(last)+order.Uint32(last[4:]))
 	case leaf: // flags, position, lengths of key and value

@@ -64,14 +64,21 @@ func TestFullDiskOfOthers(t *testing.T) {
 
 // The control: a server that keeps no room for answers has none when they come, and it shows.
 func TestFullDiskWithoutReserve(t *testing.T) {
-	f := newFull(t, "tmpfs", buildWith(t, "store/boltstore/space.go", "err != nil || free >= reserve", "err != nil || free >= 0"))
-	f.fill(t, 10_000)
-	close(f.agent.release)
-	const moment = 3 * time.Second // far more than they take otherwise
-	if f.answered(moment) == nil {
-		t.Error("without a reserve all answers find room: the test of full disks proves nothing")
+	greedy := buildWith(t, "store/boltstore/space.go", "err != nil || free >= reserve", "err != nil || free >= 0")
+	const (
+		most   = 10              // How large the last gap is, chance decides.
+		moment = 3 * time.Second // far more than they take otherwise
+	)
+	for range most {
+		f := newFull(t, "tmpfs", greedy)
+		f.fill(t, 10_000)
+		close(f.agent.release)
+		if f.answered(moment) != nil {
+			counts.add(t, "control: servers without room for an answer", 1)
+			return
+		}
 	}
-	counts.add(t, "control: servers without room for an answer", 1)
+	t.Error("without a reserve all answers find room: the test of full disks proves nothing")
 }
 
 // full is a server whose disk is small, its clients, and turns that run on it.
