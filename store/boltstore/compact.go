@@ -96,7 +96,7 @@ func writeCompact(path string, source *bolt.DB) error {
 	if err == nil {
 		err = target.Update(markClosed)
 	}
-	if err == nil {
+	if err == nil || errors.Is(err, errUnchanged) { // The number of the old file's may be that of the new one's.
 		err = target.Sync()
 	}
 	return errors.Join(err, target.Close())

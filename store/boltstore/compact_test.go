@@ -66,6 +66,24 @@ func TestCompact(t *testing.T) {
 	consistent(t, s)
 }
 
+// TestCompactYoungFiles: their transactions have the numbers that those of new ones have.
+func TestCompactYoungFiles(t *testing.T) {
+	path := newPath(t)
+	for n := range 6 {
+		s := open(t, path, store.Options{})
+		for i := range n {
+			appendTo(t, s, "a", fmt.Sprint(i))
+		}
+		s.Close()
+		if _, err := Compact(path, soundly); err != nil {
+			t.Errorf("after %d writes: %v", n, err)
+		}
+		if _, err := Compact(path, soundly); err != nil {
+			t.Errorf("once more: %v", err)
+		}
+	}
+}
+
 func TestCompactOfOtherFiles(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "garbage": strings.Repeat("garbage", 10_000)} {
 		path := newPath(t)
