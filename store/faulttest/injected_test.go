@@ -204,7 +204,7 @@ func (b *broken) work(t *testing.T, s *server, tr *tracer) error {
 		case err := <-l.errs:
 			l.errs <- err // for end
 			var wrong *wrongError
-			if errors.As(err, &wrong) || b.want == goesOn || b.want == degrades {
+			if errors.As(err, &wrong) || status.Code(err) == codes.DataLoss || b.want == goesOn || b.want == degrades {
 				return err
 			}
 			// It is ending: s.ended tells.
