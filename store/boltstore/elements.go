@@ -35,27 +35,6 @@ func (c *checker) elements(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// newestMeta is the meta page that holds.
-func newestMeta(f *os.File) (metaPage, error) {
-	newest, err := readMeta(f, 0)
-	if err != nil {
-		return metaPage{}, err
-	}
-	for size := int64(1 << 10); size <= 16<<20; size <<= 1 {
-		second, err := readMeta(f, size)
-		if err != nil {
-			return metaPage{}, err
-		}
-		if size == second.pageSize && (!newest.valid || second.transaction > newest.transaction) {
-			newest = second
-		}
-	}
-	if !newest.valid {
-		return metaPage{}, fmt.Errorf("%w: neither of its two meta pages is whole: %s", ErrDamaged, remedy)
-	}
-	return newest, nil
-}
-
 // elementChecker walks the pages of one state of a file. An error is one of the file system.
 type elementChecker struct {
 	*checker

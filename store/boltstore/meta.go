@@ -70,20 +70,9 @@ func findDamage(f *os.File) (cause string, err error) {
 	if info.Size() == 0 {
 		return "it is empty", nil
 	}
-	first, err := readMeta(f, 0)
+	newest, err := newestMeta(f)
 	if err != nil {
 		return "", err
-	}
-	newest := first
-	// The second page begins where the first one ends, which it does not tell if damaged.
-	for size := int64(1 << 10); size <= 16<<20; size <<= 1 {
-		second, err := readMeta(f, size)
-		if err != nil {
-			return "", err
-		}
-		if size == second.pageSize && (!first.valid || size == first.pageSize && second.transaction > first.transaction) {
-			newest = second
-		}
 	}
 	switch {
 	case !newest.valid:
@@ -101,6 +90,26 @@ type metaPage struct {
 	valid                              bool
 	pageSize                           int64
 	root, freelist, pages, transaction uint64
+}
+
+// newestMeta returns the meta page that holds; one that is not valid if neither is whole.
+func newestMeta(f *os.File) (metaPage, error) {
+	first, err := readMeta(f, 0)
+	if err != nil {
+		return metaPage{}, err
+	}
+	newest := first
+	// The second page begins where the first one ends, which it does not tell if damaged.
+	for size := int64(1 << 10); size <= 16<<20; size <<= 1 {
+		second, err := readMeta(f, size)
+		if err != nil {
+			return metaPage{}, err
+		}
+		if size == second.pageSize && (!first.valid || size == first.pageSize && second.transaction > first.transaction) {
+			newest = second
+		}
+	}
+	return newest, nil
 }
 
 // readMeta reads a meta page: a page header of 16 bytes, then magic, version, page size and

@@ -1,12 +1,7 @@
 package faulttest
 
 import (
-	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -33,28 +28,10 @@ func (h *holder) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreaming
 	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: h.answer}})
 }
 
-// withHolder serves the agent until the end of the test, and returns the flag that makes a
-// server know it.
+// withHolder serves the agent, see withAgent.
 func withHolder(t *testing.T) (h *holder, flag string) {
 	t.Helper()
 	const words = 20_000
 	h = &holder{release: make(chan struct{}), answer: strings.Repeat("answer ", words)}
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer()
-	parleyv1.RegisterAgentServiceServer(g, h)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = g.Serve(listener) })
-	t.Cleanup(func() {
-		g.Stop()
-		serving.Wait()
-	})
-	path := filepath.Join(t.TempDir(), "parley.yaml")
-	text := fmt.Sprintf("default_agent: echo\nagents: {%s: {kind: remote, address: %q}}\n", holdingAgent, listener.Addr())
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return h, "--config=" + path
+	return h, withAgent(t, holdingAgent, h)
 }

@@ -261,20 +261,3 @@ func (c *client) nextLarge() *step {
 	words := fmt.Sprintf("%s step %d: %0*x", c.id, c.steps, large, c.random.Uint64())
 	return &step{kind: appends, request: fmt.Sprint(c.id, "-", c.steps), words: []string{words}}
 }
-
-// beginEach is begin for clients that do something else than run.
-func beginEach(t *testing.T, clients []*client, do func(ctx context.Context, c *client, tell func()) error) *load {
-	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), patience)
-	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}
-	tell := func() {
-		select {
-		case l.acknowledged <- struct{}{}:
-		case <-ctx.Done():
-		}
-	}
-	for _, c := range clients {
-		l.group.Go(func() { l.errs <- do(ctx, c, tell) })
-	}
-	return l
-}

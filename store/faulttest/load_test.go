@@ -31,6 +31,12 @@ const maxAcknowledged = 1 << 16
 // begin puts the clients to work.
 func begin(t *testing.T, s *server, clients []*client) *load {
 	t.Helper()
+	return beginEach(t, clients, func(ctx context.Context, c *client, tell func()) error { return c.run(ctx, s, tell) })
+}
+
+// beginEach is begin for clients that do something else than run.
+func beginEach(t *testing.T, clients []*client, do func(ctx context.Context, c *client, tell func()) error) *load {
+	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}
 	tell := func() {
@@ -40,7 +46,7 @@ func begin(t *testing.T, s *server, clients []*client) *load {
 		}
 	}
 	for _, c := range clients {
-		l.group.Go(func() { l.errs <- c.run(ctx, s, tell) })
+		l.group.Go(func() { l.errs <- do(ctx, c, tell) })
 	}
 	return l
 }
@@ -94,16 +100,22 @@ func (staller) Respond(r *parleyv1.RespondRequest, stream grpc.ServerStreamingSe
 	return stream.Context().Err()
 }
 
-// withStaller serves the stalling agent until the end of the test, and returns the flag that
-// makes a server know it.
+// withStaller serves the stalling agent, see withAgent.
 func withStaller(t *testing.T) (flag string) {
+	t.Helper()
+	return withAgent(t, stallingAgent, staller{})
+}
+
+// withAgent serves an agent until the end of the test, and returns the flag that makes a server
+// know it by that name.
+func withAgent(t *testing.T, name string, agent parleyv1.AgentServiceServer) (flag string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := grpc.NewServer()
-	parleyv1.RegisterAgentServiceServer(g, staller{})
+	parleyv1.RegisterAgentServiceServer(g, agent)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = g.Serve(listener) })
 	t.Cleanup(func() {
@@ -111,7 +123,7 @@ func withStaller(t *testing.T) (flag string) {
 		serving.Wait()
 	})
 	path := filepath.Join(t.TempDir(), "parley.yaml")
-	text := fmt.Sprintf("default_agent: echo\nagents: {%s: {kind: remote, address: %q}}\n", stallingAgent, listener.Addr())
+	text := fmt.Sprintf("default_agent: echo\nagents: {%s: {kind: remote, address: %q}}\n", name, listener.Addr())
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
