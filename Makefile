@@ -110,7 +110,7 @@ checkgenerate: bin/.buf ## fail when gen/ or the stubs are not what proto/ gives
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## measure the service beside what bounds it, in about ten minutes
+bench: ## measure the service beside what bounds it, everything in turn
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog
 

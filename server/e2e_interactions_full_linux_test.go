@@ -59,6 +59,10 @@ func TestInteractionsFull(t *testing.T) {
 		t.Errorf("the log tells of %d lines that are lost, it was %d when there was room again", got, lost)
 	}
 	a.wantOwnLinesHidden(t)
+	stats, err := a.s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+	if err != nil || stats.GetLostInteractionTotal() != int64(lost) {
+		t.Errorf("GetStats tells of %d lines that are lost, want %d: %v", stats.GetLostInteractionTotal(), lost, err)
+	}
 	a.s.terminate()
 	a.s.wantStop(t)
 	if warned := a.warnedOf(t); warned != lost {

@@ -160,6 +160,22 @@ func TestCheck(t *testing.T) {
 
 // TestCheckPages finds pages that are no tree, and looks at no record then.
 func TestCheckPages(t *testing.T) {
+	const header, lengthOfKey = 16, 4
+	for _, tt := range []struct {
+		name, told string
+		at         int64 // in a branch page
+		bytes      []byte
+	}{
+		{"kind of a page", "", 8, []byte{0x10}},
+		{"length of a key", "lies outside of the page", header + lengthOfKey, []byte{0xff, 0xff, 0xff, 0x7f}},
+	} {
+		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.told, tt.at, tt.bytes) })
+	}
+}
+
+// checkPagesDamaged writes bytes to a place of a branch page, and wants that to be found.
+func checkPagesDamaged(t *testing.T, want string, at int64, bytes []byte) {
+	t.Helper()
 	path := newFilled(t)
 	var root uint64
 	change(t, path, func(tx *bolt.Tx) error {
@@ -178,16 +194,15 @@ func TestCheckPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The flags of its page say what kind it is.
-	_, err = f.WriteAt([]byte{0x10}, int64(root)*int64(os.Getpagesize())+8)
+	_, err = f.WriteAt(bytes, int64(root)*int64(os.Getpagesize())+at)
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for name, look := range map[string]func(string, func(string)) (Checked, error){"Check": Check, "CheckPages": CheckPages} {
-		told := 0
-		done, err := look(path, func(string) { told++ })
-		if !errors.Is(err, ErrDamaged) || told == 0 && done.Faults > 0 || done.Conversations > 0 {
-			t.Errorf("%s: told of %d faults, %+v, %v", name, told, done, err)
+		var told []string
+		done, err := look(path, func(fault string) { told = append(told, fault) })
+		if !errors.Is(err, ErrDamaged) || int64(len(told)) != done.Faults || done.Conversations > 0 || !strings.Contains(strings.Join(told, " "), want) {
+			t.Errorf("%s: told of %q, %+v, %v", name, told, done, err)
 		}
 	}
 }
