@@ -174,7 +174,7 @@ func TestCheckPages(t *testing.T) {
 }
 
 // checkPagesDamaged writes bytes to a place of a branch page, and wants that to be found.
-func checkPagesDamaged(t *testing.T, want string, at int64, bytes []byte) {
+func checkPagesDamaged(t *testing.T, want string, at int64, damage []byte) {
 	t.Helper()
 	path := newFilled(t)
 	var root uint64
@@ -194,7 +194,7 @@ func checkPagesDamaged(t *testing.T, want string, at int64, bytes []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.WriteAt(bytes, int64(root)*int64(os.Getpagesize())+at)
+	_, err = f.WriteAt(damage, int64(root)*int64(os.Getpagesize())+at)
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
