@@ -50,6 +50,7 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
+		defer leaveHeadroom(environ)()
 		return run(ctx, c, newLogger(c, stderr), stopping)
 	}, offlineCommands()...)
 	root.Version = version
