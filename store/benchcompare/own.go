@@ -135,7 +135,8 @@ func uncache(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
-// cache reads all files in a directory into the page cache.
+// cache reads all files in a directory into the page cache, as whoever reads at random does:
+// what the kernel reads ahead it keeps in large pieces, and writes to those are slow.
 func cache(ctx context.Context, dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) { // The systems are at work.
@@ -151,7 +152,13 @@ func cache(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(io.Discard, f)
+		err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
+		for buffer := make([]byte, 1<<20); err == nil; {
+			_, err = f.Read(buffer)
+		}
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
 		return errors.Join(err, f.Close())
 	})
 }

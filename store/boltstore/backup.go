@@ -135,7 +135,7 @@ type copier struct {
 
 // follow copies the first size bytes of a file that changes meanwhile, at its pace.
 func (c *copier) follow(path string, size int64) error {
-	source, err := os.Open(path)
+	source, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

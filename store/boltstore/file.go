@@ -92,7 +92,11 @@ func readFile(path string, timeout time.Duration) (*bolt.DB, error) {
 
 // openExisting opens what was checked, or nothing.
 func openExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
-	return os.OpenFile(name, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
+	f, err := os.OpenFile(name, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
+	if err == nil {
+		readNoFurther(f)
+	}
+	return f, err
 }
 
 // recovered runs what bbolt may not survive when pages make no sense.

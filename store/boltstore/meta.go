@@ -26,7 +26,7 @@ func checkFile(path string) error {
 		return fmt.Errorf("%w: it is of user %d, and this process runs as user %d: run it as that user, or give the file to this one with chown",
 			ErrOwner, s.Uid, os.Geteuid())
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

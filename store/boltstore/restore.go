@@ -136,7 +136,11 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	if size, err = io.Copy(target, &untilEnd{ctx: ctx, Reader: source}); err != nil {
 		return size, err
 	}
-	return size, target.Sync()
+	if err := target.Sync(); err != nil {
+		return size, err
+	}
+	forget(target)
+	return size, nil
 }
 
 // untilEnd is a reader that fails when its context has ended.
