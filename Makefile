@@ -48,6 +48,7 @@ test: compiler languages build lint checkgenerate ## check everything and run al
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
 	@if $(HAVE_PYTHON); then $(MAKE) --no-print-directory testpython; fi
 	@if $(HAVE_NODE); then $(MAKE) --no-print-directory testtypescript; fi
+	@$(MAKE) --no-print-directory test-faults
 
 .PHONY: testpython
 testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its tests

@@ -237,7 +237,7 @@ func TestStartHidesSecrets(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(&stopAt{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
 	c := load(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
-	if err := run(serving, c, log, func() {}); err != nil {
+	if err := run(serving, c, log, 0, func() {}); err != nil {
 		t.Errorf("run: %v", err)
 	}
 	failing := parleyd(t, "--config", path, "--store=memory", "--grpc-address=unix:"+dir)

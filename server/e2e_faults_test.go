@@ -49,6 +49,14 @@ func oneByte(t *testing.T) {
 		_, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
 		return err
 	}
+	lost := func() int64 {
+		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats.GetDataLossTotal()
+	}
+	before := lost()
 	wantError(t, get("damaged"), codes.DataLoss, "RECORD_CORRUPT")
 	_, err = s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 		ConversationId: "damaged", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
@@ -62,6 +70,9 @@ func oneByte(t *testing.T) {
 	})
 	if err != nil || len(batch.GetSummaries()) != 2 || !slices.Equal(batch.GetMissingIds(), []string{"damaged"}) {
 		t.Errorf("batch %v, %v", batch, err)
+	}
+	if got := lost() - before; got != 3 {
+		t.Errorf("%d calls on damaged data were counted, not 3", got)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	listed := make(map[string]bool)

@@ -11,15 +11,18 @@ import (
 // of all appends and reads.
 const headroomBytes = 64 << 20
 
-// leaveHeadroom gives the collector that much room until the returned function is called, unless
-// the environment says how it is to work. The room is address space which nothing ever writes to,
-// so it takes no memory itself; to raise GOGC instead would multiply all that is in use.
-func leaveHeadroom(environ []string) (end func()) {
+// headroom is room that the collector has until release. It is address space which nothing ever
+// writes to, so it takes no memory itself; to raise GOGC instead would multiply all that is in use.
+type headroom []byte
+
+// newHeadroom makes room, none if the environment says how the collector is to work.
+func newHeadroom(environ []string) headroom {
 	if slices.ContainsFunc(environ, func(variable string) bool {
 		return strings.HasPrefix(variable, "GOGC=") || strings.HasPrefix(variable, "GOMEMLIMIT=")
 	}) {
-		return func() {}
+		return nil
 	}
-	room := make([]byte, headroomBytes)
-	return func() { runtime.KeepAlive(room) }
+	return make(headroom, headroomBytes)
 }
+
+func (h headroom) release() { runtime.KeepAlive(h) }

@@ -24,11 +24,11 @@ func TestHeadroom(t *testing.T) {
 		{"GOMEMLIMIT", []string{"GOMEMLIMIT=100MiB"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			end := leaveHeadroom(test.environ)
+			room := newHeadroom(test.environ)
 			if got := goal()-before >= headroomBytes; got != test.want {
 				t.Errorf("room: %v, want %v", got, test.want)
 			}
-			end()
+			room.release()
 		})
 	}
 	if after := goal(); after-before >= headroomBytes {

@@ -50,8 +50,9 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
-		defer leaveHeadroom(environ)()
-		return run(ctx, c, newLogger(c, stderr), stopping)
+		room := newHeadroom(environ)
+		defer room.release()
+		return run(ctx, c, newLogger(c, stderr), len(room), stopping)
 	}, offlineCommands()...)
 	root.Version = version
 	root.SetOut(stdout)

@@ -24,8 +24,8 @@ const (
 )
 
 // run serves until ctx ends or the store fails, then stops in order. It calls stopping when
-// it begins to, for whatever reason, and returns what went wrong.
-func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func()) (err error) {
+// it begins to, for whatever reason, and returns what went wrong. Headroom is in bytes.
+func run(ctx context.Context, c *config.Config, log *slog.Logger, headroom int, stopping func()) (err error) {
 	var turns *turn.Manager // made before the first write
 	hub := watch.New(watch.Options{MaxWatchers: c.MaxWatchers})
 	// Ends when the store has failed: nothing that a turn says can be kept any more.
@@ -63,7 +63,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, stopping func(
 	backuper, _ := kept.Store.(store.Backuper) // Nil: it has none.
 	service, err := rpc.New(rpc.Options{
 		Store: kept, Backuper: backuper, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
-		Interactions: kept.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Log: log,
+		Interactions: kept.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Headroom: headroom, Log: log,
 	})
 	if err != nil {
 		return err

@@ -113,6 +113,8 @@ type Stats struct {
 	FileBytes, FileBytesInUse int64
 	// Expired and Evicted count conversations since the store was opened.
 	Expired, Evicted int64
+	// Corrupt counts the calls that ErrCorrupt was the answer to, since the store was opened.
+	Corrupt int64
 }
 
 // Change is one committed change of a conversation. It belongs to whoever made it: an

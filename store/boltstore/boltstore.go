@@ -130,7 +130,8 @@ type Store struct {
 	tally     *tally
 	abandoned []abandoned
 	writer    *writer
-	backup    atomic.Bool // one is under way
+	backup    atomic.Bool  // one is under way
+	corrupt   atomic.Int64 // see counted
 	failed    atomic.Bool
 	closing   sync.Once
 }
@@ -206,7 +207,7 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error)
 		// bbolt panics when it meets pages that make no sense. That cannot be told from a
 		// mistake of this package but by the stack.
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack())
+			err = s.counted(fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack()))
 		}
 	}()
 	err = s.db.View(func(tx *bolt.Tx) error {
@@ -217,6 +218,19 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error)
 	})
 	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
 		return store.ErrClosed
+	}
+	return s.counted(err)
+}
+
+// do has the writer apply an operation, see writer.do.
+func (s *Store) do(ctx context.Context, size int, apply func(*txn) error) error {
+	return s.counted(s.writer.do(ctx, size, apply))
+}
+
+// counted counts an error that is of damage.
+func (s *Store) counted(err error) error {
+	if errors.Is(err, store.ErrCorrupt) {
+		s.corrupt.Add(1)
 	}
 	return err
 }

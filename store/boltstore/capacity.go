@@ -164,7 +164,7 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 				return true, nil
 			}
 			evicted := 0
-			err := s.writer.do(ctx, 0, func(t *txn) error {
+			err := s.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
 				excess := int(t.counted(tenant).conversations - limit)
 				gone := t.victims(nil, tenant, min(excess, step), now)

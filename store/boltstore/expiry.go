@@ -48,7 +48,7 @@ func (s *Store) sweep(ctx context.Context, q queue, limit int) (left int, err er
 		var entries []due
 		entries, more, err = s.due(ctx, q, min(limit, maxStep))
 		if err == nil && len(entries) > 0 {
-			err = s.writer.do(ctx, 0, func(t *txn) error {
+			err = s.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
 				for _, e := range entries {
 					q.end(t, e, now)

@@ -27,7 +27,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	var result *store.Result
-	err = s.writer.do(ctx, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
+	err = s.do(ctx, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(i.Tenant, id, record.UnmarshalHead)
 		damaged := old != nil && errors.Is(err, store.ErrCorrupt)

@@ -22,7 +22,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 	for !w.done {
 		keys, ids, err := s.inactive(ctx, &w)
 		if err == nil && !p.DryRun && len(keys) > 0 {
-			err = s.writer.do(ctx, 0, func(t *txn) error {
+			err = s.do(ctx, 0, func(t *txn) error {
 				ids = t.purge(&w, keys, s.options.Now())
 				return nil
 			})

@@ -222,6 +222,6 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	return store.Stats{
 		Conversations: total.conversations, Messages: total.messages, Bytes: total.bytes,
 		FileBytes: file.Size(), FileBytesInUse: max(0, mapped-free),
-		Expired: expired, Evicted: evicted,
+		Expired: expired, Evicted: evicted, Corrupt: s.corrupt.Load(),
 	}, nil
 }

@@ -52,7 +52,7 @@ func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, 
 			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
 		}
 	}
-	return s.writer.do(ctx, size, func(t *txn) error { return apply(t, ids) })
+	return s.do(ctx, size, func(t *txn) error { return apply(t, ids) })
 }
 
 // beginAnew releases what the processes held that had the file before.
@@ -78,7 +78,7 @@ func (s *Store) beginAnew() error {
 // not. Where there is still no space it is left for later.
 func (s *Store) releaseLeft(ctx context.Context) error {
 	for s.tally.leftBehind() > 0 {
-		err := s.writer.do(ctx, 0, func(t *txn) error {
+		err := s.do(ctx, 0, func(t *txn) error {
 			t.releaseLeft(maxStep)
 			return nil
 		})

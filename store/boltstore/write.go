@@ -59,7 +59,7 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, yields 
 		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
 	}
 	var result *store.Result
-	err := s.writer.do(ctx, size, func(t *txn) error {
+	err := s.do(ctx, size, func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(tenant, id, record.Unmarshal)
 		if err != nil {
@@ -119,7 +119,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 // unless a version is asked for, which nobody knows. One whose entry in ids is damaged, or
 // leads nowhere, stays: the answer is store.ErrCorrupt, for nobody knows where it lies.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
-	err := s.writer.do(ctx, 0, func(t *txn) error {
+	err := s.do(ctx, 0, func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
 		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
@@ -152,7 +152,7 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 	if err != nil {
 		return fmt.Errorf("conversation %q: %w", p.ConversationID, err)
 	}
-	err = s.writer.do(ctx, len(value), func(t *txn) error {
+	err = s.do(ctx, len(value), func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(p.Tenant, p.ConversationID, record.UnmarshalHead)
 		if err != nil {

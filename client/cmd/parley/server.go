@@ -74,6 +74,7 @@ func (a *app) printStats(w io.Writer, s *parleyv1.GetStatsResponse) {
 		[]string{"expired", fmt.Sprint(s.GetExpiredTotal())},
 		[]string{"evicted", fmt.Sprint(s.GetEvictedTotal())},
 		[]string{"log lines lost", fmt.Sprint(s.GetLostInteractionTotal())},
+		[]string{"calls on damaged data", fmt.Sprint(s.GetDataLossTotal())},
 	)...)
 }
 

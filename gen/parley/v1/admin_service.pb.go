@@ -90,8 +90,11 @@ type GetStatsResponse struct {
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	// Lines that the interaction log could not write, since the start.
 	LostInteractionTotal int64 `protobuf:"varint,14,opt,name=lost_interaction_total,json=lostInteractionTotal,proto3" json:"lost_interaction_total,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Times that a conversation was asked for whose record in the store is damaged, since the
+	// start.
+	DataLossTotal int64 `protobuf:"varint,15,opt,name=data_loss_total,json=dataLossTotal,proto3" json:"data_loss_total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatsResponse) Reset() {
@@ -222,6 +225,13 @@ func (x *GetStatsResponse) GetLostInteractionTotal() int64 {
 	return 0
 }
 
+func (x *GetStatsResponse) GetDataLossTotal() int64 {
+	if x != nil {
+		return x.DataLossTotal
+	}
+	return 0
+}
+
 // BackupStoreRequest asks for a copy of the store.
 type BackupStoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -319,7 +329,7 @@ var File_parley_v1_admin_service_proto protoreflect.FileDescriptor
 const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"\x1dparley/v1/admin_service.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
-	"\x0fGetStatsRequest\"\xae\x04\n" +
+	"\x0fGetStatsRequest\"\xd6\x04\n" +
 	"\x10GetStatsResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12-\n" +
@@ -338,7 +348,8 @@ const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\revicted_total\x18\f \x01(\x03R\fevictedTotal\x129\n" +
 	"\n" +
 	"start_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x124\n" +
-	"\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\"\x14\n" +
+	"\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\x12&\n" +
+	"\x0fdata_loss_total\x18\x0f \x01(\x03R\rdataLossTotal\"\x14\n" +
 	"\x12BackupStoreRequest\"J\n" +
 	"\x13BackupStoreResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x1d\n" +

@@ -65,6 +65,8 @@ type Options struct {
 	MaxMessageBytes int
 	// Version of the program, for GetStats.
 	Version string
+	// Headroom is how many bytes of the heap hold nothing, which GetStats leaves out.
+	Headroom int
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// Log is for what clients are not told, and at debug level for every call.
@@ -92,6 +94,7 @@ type Server struct {
 	agents          *agent.Set
 	maxMessageBytes int
 	version         string
+	headroom        int
 	now             func() time.Time
 	log             *slog.Logger
 	authenticate    func(ctx context.Context) (auth.Principal, error)
@@ -118,7 +121,7 @@ func New(o Options) (*Server, error) {
 	stopping := make(chan struct{})
 	return &Server{
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, interactions: o.Interactions, agents: o.Agents,
-		maxMessageBytes: o.MaxMessageBytes, version: o.Version, now: o.Now, log: o.Log,
+		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
 		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil

@@ -54,6 +54,7 @@ class GetStatsResponse(_message.Message):
     EVICTED_TOTAL_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     LOST_INTERACTION_TOTAL_FIELD_NUMBER: _builtins.int
+    DATA_LOSS_TOTAL_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Of the server program."""
     store: _builtins.str
@@ -80,6 +81,10 @@ class GetStatsResponse(_message.Message):
     """Conversations that made room for others, since the start."""
     lost_interaction_total: _builtins.int
     """Lines that the interaction log could not write, since the start."""
+    data_loss_total: _builtins.int
+    """Times that a conversation was asked for whose record in the store is damaged, since the
+    start.
+    """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When this server started."""
@@ -101,10 +106,11 @@ class GetStatsResponse(_message.Message):
         evicted_total: _builtins.int = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         lost_interaction_total: _builtins.int = ...,
+        data_loss_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_turn_count", b"active_turn_count", "conversation_count", b"conversation_count", "data_bytes", b"data_bytes", "evicted_total", b"evicted_total", "expired_total", b"expired_total", "file_bytes", b"file_bytes", "file_bytes_in_use", b"file_bytes_in_use", "lost_interaction_total", b"lost_interaction_total", "memory_bytes", b"memory_bytes", "message_count", b"message_count", "start_time", b"start_time", "store", b"store", "version", b"version", "watcher_count", b"watcher_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_turn_count", b"active_turn_count", "conversation_count", b"conversation_count", "data_bytes", b"data_bytes", "data_loss_total", b"data_loss_total", "evicted_total", b"evicted_total", "expired_total", b"expired_total", "file_bytes", b"file_bytes", "file_bytes_in_use", b"file_bytes_in_use", "lost_interaction_total", b"lost_interaction_total", "memory_bytes", b"memory_bytes", "message_count", b"message_count", "start_time", b"start_time", "store", b"store", "version", b"version", "watcher_count", b"watcher_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,11 @@ export interface GetStatsResponse {
     | undefined;
   /** Lines that the interaction log could not write, since the start. */
   lostInteractionTotal: number;
+  /**
+   * Times that a conversation was asked for whose record in the store is damaged, since the
+   * start.
+   */
+  dataLossTotal: number;
 }
 
 /** BackupStoreRequest asks for a copy of the store. */
@@ -115,6 +120,7 @@ function createBaseGetStatsResponse(): GetStatsResponse {
     evictedTotal: 0,
     startTime: undefined,
     lostInteractionTotal: 0,
+    dataLossTotal: 0,
   };
 }
 
@@ -161,6 +167,9 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     }
     if (message.lostInteractionTotal !== 0) {
       writer.uint32(112).int64(message.lostInteractionTotal);
+    }
+    if (message.dataLossTotal !== 0) {
+      writer.uint32(120).int64(message.dataLossTotal);
     }
     return writer;
   },
@@ -290,6 +299,14 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
             message.lostInteractionTotal = longToNumber(reader.int64());
             continue;
           }
+          case 15: {
+            if (tag !== 120) {
+              break;
+            }
+
+            message.dataLossTotal = longToNumber(reader.int64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -321,6 +338,7 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     message.evictedTotal = object.evictedTotal ?? 0;
     message.startTime = object.startTime ?? undefined;
     message.lostInteractionTotal = object.lostInteractionTotal ?? 0;
+    message.dataLossTotal = object.dataLossTotal ?? 0;
     return message;
   },
 };
