@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -56,6 +57,8 @@ func runCeiling(ctx context.Context, dir string, output io.Writer) error {
 	}
 	// As parleyd's, where they bear on speed.
 	server := grpc.NewServer(grpc.MaxConcurrentStreams(1024), grpc.WaitForHandlers(true), grpc.WriteBufferSize(64<<10), grpc.NumStreamWorkers(128))
+	room := make([]byte, 64<<20) // For the collector; nothing writes to it.
+	defer runtime.KeepAlive(room)
 	parleyv1.RegisterConversationServiceServer(server, &ceilingServer{store: b.store})
 	server.RegisterService(emptyService(), nil)
 	var config net.ListenConfig

@@ -111,7 +111,8 @@ func (e *entrants) openParley(ctx context.Context, name string, conversations in
 	return p, nil
 }
 
-// copyFile copies a store, durably, so that no writing is left to be done later.
+// copyFile copies a store, durably, so that no writing is left to be done later, and leaves
+// none of it in the page cache, see cache.
 func copyFile(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -122,7 +123,7 @@ func copyFile(to, from string) error {
 		return errors.Join(err, in.Close())
 	}
 	_, err = io.Copy(out, in)
-	return errors.Join(err, in.Close(), out.Sync(), out.Close())
+	return errors.Join(err, in.Close(), out.Close(), uncache(to))
 }
 
 // uncache drops a file that is on disk from the page cache, as if the machine had just been

@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -163,21 +164,28 @@ func TestCheckPages(t *testing.T) {
 	const header, lengthOfKey = 16, 4
 	for _, tt := range []struct {
 		name, told string
-		at         int64 // in a branch page
+		leaf       bool  // else a branch
+		at         int64 // in the page
 		bytes      []byte
 	}{
-		{"kind of a page", "", 8, []byte{0x10}},
-		{"length of a key", "lies outside of the page", header + lengthOfKey, []byte{0xff, 0xff, 0xff, 0x7f}},
+		{"number of a branch", "says that it is page", false, 0, []byte{0xff, 0xff}},
+		{"kind of a branch", "neither a leaf nor a branch", false, 8, []byte{0x10}},
+		{"a branch of nothing", "with 0 elements", false, 10, []byte{0, 0}},
+		{"length of a key", "lies outside of the page", false, header + lengthOfKey, []byte{0xff, 0xff, 0xff, 0x7f}},
+		{"number of a leaf", "says that it is page", true, 0, []byte{0xff, 0xff}},
+		{"kind of a leaf", "neither a leaf nor a branch", true, 8, []byte{0x03}},
+		{"more elements than a leaf has", "no room for", true, 10, []byte{0xff, 0xff}},
+		{"more pages than the file has", "beyond the end", true, 12, []byte{0xff, 0xff, 0xff, 0xff}},
 	} {
-		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.told, tt.at, tt.bytes) })
+		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.told, tt.leaf, tt.at, tt.bytes) })
 	}
 }
 
-// checkPagesDamaged writes bytes to a place of a branch page, and wants that to be found.
-func checkPagesDamaged(t *testing.T, want string, at int64, damage []byte) {
+// checkPagesDamaged writes bytes to a place of a page, and wants that to be found.
+func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []byte) {
 	t.Helper()
 	path := newFilled(t)
-	var root uint64
+	var page uint64 // root of a bucket
 	change(t, path, func(tx *bolt.Tx) error {
 		for i := range 200 { // So that it has pages of its own.
 			if err := tx.Bucket([]byte(idsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
@@ -187,14 +195,22 @@ func checkPagesDamaged(t *testing.T, want string, at int64, damage []byte) {
 		return nil
 	})
 	change(t, path, func(tx *bolt.Tx) error {
-		root = uint64(tx.Bucket([]byte(idsBucket)).Root())
+		page = uint64(tx.Bucket([]byte(idsBucket)).Root())
 		return nil
 	})
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.WriteAt(damage, int64(root)*int64(os.Getpagesize())+at)
+	if leaf { // The first below the root.
+		const firstElement, below = 16, 8
+		child := make([]byte, 8)
+		if _, err := f.ReadAt(child, int64(page)*int64(os.Getpagesize())+firstElement+below); err != nil {
+			t.Fatal(err)
+		}
+		page = binary.NativeEndian.Uint64(child)
+	}
+	_, err = f.WriteAt(damage, int64(page)*int64(os.Getpagesize())+at)
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 const (
 	pageHeaderSize, elementSize, bucketHeaderSize = 16, 16, 16
 
-	branchFlag    = 0x01 // of a page
-	bucketElement = 0x01 // of an element
+	branchFlag, leafFlag = 0x01, 0x02 // of a page
+	bucketElement        = 0x01       // of an element
 )
 
 // elements looks at whether keys and values lie in their pages. bbolt takes that on trust, its
@@ -51,12 +51,16 @@ func (e *elementChecker) page(number uint64) error {
 		return nil
 	}
 	e.seen[number] = true
-	var more [4]byte
+	var header [pageHeaderSize]byte
 	at := int64(number) * e.meta.pageSize
-	if err := e.read(more[:], at+12); err != nil {
+	if err := e.read(header[:], at); err != nil {
 		return err
 	}
-	pages := 1 + uint64(binary.NativeEndian.Uint32(more[:]))
+	if says := binary.NativeEndian.Uint64(header[:]); says != number {
+		e.fault("page %d: it says that it is page %d", number, says)
+		return nil
+	}
+	pages := 1 + uint64(binary.NativeEndian.Uint32(header[12:]))
 	if number+pages > e.meta.pages {
 		e.fault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
 		return nil
@@ -75,7 +79,12 @@ func (e *elementChecker) within(number uint64, at, size int64) error {
 	if err := e.read(header[:], at); err != nil {
 		return err
 	}
-	count := int64(binary.NativeEndian.Uint16(header[10:]))
+	flags, count := binary.NativeEndian.Uint16(header[8:]), int64(binary.NativeEndian.Uint16(header[10:]))
+	branch := flags == branchFlag
+	if !branch && flags != leafFlag || branch && count == 0 {
+		e.fault("page %d: it is neither a leaf nor a branch, its flags are %#x, with %d elements", number, flags, count)
+		return nil
+	}
 	if pageHeaderSize+count*elementSize > size {
 		e.fault("page %d: it has no room for %d elements", number, count)
 		return nil
@@ -84,7 +93,6 @@ func (e *elementChecker) within(number uint64, at, size int64) error {
 	if err := e.read(table, at+pageHeaderSize); err != nil {
 		return err
 	}
-	branch := binary.NativeEndian.Uint16(header[8:])&branchFlag != 0
 	for i := range count {
 		here := pageHeaderSize + i*elementSize
 		field := func(n int64) int64 { return int64(binary.NativeEndian.Uint32(table[i*elementSize+4*n:])) }
