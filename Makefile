@@ -49,6 +49,7 @@ test: compiler languages build lint checkgenerate ## check everything and run al
 	@if $(HAVE_PYTHON); then $(MAKE) --no-print-directory testpython; fi
 	@if $(HAVE_NODE); then $(MAKE) --no-print-directory testtypescript; fi
 	@$(MAKE) --no-print-directory test-faults
+	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
 testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its tests
@@ -78,13 +79,18 @@ test-faults-long: compiler faultprograms ## the same far more often, and all of 
 	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -v -timeout 3h ./...
 
 .PHONY: lint
-lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
+lint: compiler bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
 	$(BUF) format --diff --exit-code --exclude-path proto/buf
 	$(BUF) breaking --against proto/release.binpb
 	go vet ./...
 	$(GOLANGCI) run
 	cd $(FAULTTEST) && go vet ./... && ../../$(GOLANGCI) run
+	@if $(ON_LINUX); then $(MAKE) --no-print-directory lintbenchcompare; fi
+
+.PHONY: lintbenchcompare
+lintbenchcompare:
+	cd $(BENCHCOMPARE) && export CGO_ENABLED=1 && go vet ./... && ../../$(GOLANGCI) run
 
 .PHONY: format
 format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
@@ -115,12 +121,20 @@ bench: ## measure the service beside what bounds it, everything in turn
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog
 
+# A module of its own, with SQLite in it, which is written in C.
+BENCHCOMPARE := store/benchcompare
+ON_LINUX := [ "$$(uname)" = Linux ]
+
+.PHONY: testbenchcompare
+testbenchcompare: compiler
+	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go test -race -timeout 10m ./...
+
 # BENCHFLAGS='-rounds 2 -slice 300ms -conversations 5000 -large 20000' is for a quick look;
 # BENCHFLAGS=-help lists all.
 .PHONY: bench-compare
-bench-compare: compiler build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in half an hour
-	@store/benchcompare/install.sh
-	cd store/benchcompare && CGO_ENABLED=1 go build -buildvcs=false -o '$(CURDIR)/bin/benchcompare' .
+bench-compare: compiler build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in a quarter of an hour
+	@$(BENCHCOMPARE)/install.sh
+	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go build -buildvcs=false -o '$(CURDIR)/bin/benchcompare' .
 	@exec bin/benchcompare -parleyd bin/parleyd $(BENCHFLAGS)
 
 .PHONY: fuzz

@@ -223,6 +223,52 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	}
 }
 
+// TestCheckPagesInUse finds pages that are free, or another's, as well. They are not the first of
+// those that belong together, at which bbolt looks itself.
+func TestCheckPagesInUse(t *testing.T) {
+	for _, tt := range []struct {
+		name, told string
+		free       bool
+	}{
+		{"and free", "in the list of free pages", true},
+		{"and in use", "is in use twice", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := newFilled(t)
+			const pages = 3
+			change(t, path, func(tx *bolt.Tx) error {
+				return tx.Bucket([]byte(turnsBucket)).Put([]byte("long"), make([]byte, pages*os.Getpagesize()))
+			})
+			var long uint64
+			change(t, path, func(tx *bolt.Tx) error {
+				long = uint64(tx.Bucket([]byte(turnsBucket)).Root())
+				return nil
+			})
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			meta, err := newestMeta(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.free {
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.freelist)*meta.pageSize+pageHeaderSize)
+			} else { // The page of the root says that it goes on to the end of the other.
+				const more = 12
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.root)), int64(meta.root)*meta.pageSize+more)
+			}
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Fatal(err)
+			}
+			var told []string
+			if _, err := CheckPages(path, func(fault string) { told = append(told, fault) }); !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(told, " "), tt.told) {
+				t.Errorf("told of %q, %v, and root is page %d, the other %d", told, err, meta.root, long)
+			}
+		})
+	}
+}
+
 func TestCheckOfOtherFiles(t *testing.T) {
 	held := newPath(t)
 	open(t, held, store.Options{})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 )
 
@@ -30,7 +31,9 @@ func (c *checker) elements(path string) error {
 	meta, err := newestMeta(f)
 	if err == nil {
 		e := &elementChecker{checker: c, file: f, meta: meta, seen: make([]bool, meta.pages)}
-		err = e.page(meta.root)
+		if err = e.page(meta.root); err == nil && c.Faults == 0 {
+			err = e.free()
+		}
 	}
 	return errors.Join(err, f.Close())
 }
@@ -50,7 +53,6 @@ func (e *elementChecker) page(number uint64) error {
 		e.fault("page %d: it is in use twice, or outside of the file", number)
 		return nil
 	}
-	e.seen[number] = true
 	var header [pageHeaderSize]byte
 	at := int64(number) * e.meta.pageSize
 	if err := e.read(header[:], at); err != nil {
@@ -65,7 +67,48 @@ func (e *elementChecker) page(number uint64) error {
 		e.fault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
 		return nil
 	}
+	for next := number; next < number+pages; next++ {
+		if e.seen[next] {
+			e.fault("page %d: page %d, which it says belongs to it, is in use twice", number, next)
+			return nil
+		}
+		e.seen[next] = true
+	}
 	return e.within(number, at, int64(pages)*e.meta.pageSize)
+}
+
+// free looks at whether a page that is in use is in the list of free ones as well. bbolt looks at
+// the first only of those that belong together.
+func (e *elementChecker) free() error {
+	const noList, manyFree = math.MaxUint64, math.MaxUint16
+	if e.meta.freelist == noList {
+		return nil
+	}
+	var header [pageHeaderSize + 8]byte
+	at := int64(e.meta.freelist) * e.meta.pageSize
+	if err := e.read(header[:], at); err != nil {
+		return err
+	}
+	count := uint64(binary.NativeEndian.Uint16(header[10:]))
+	at += pageHeaderSize
+	if count == manyFree { // Then the first entry is the count.
+		count = binary.NativeEndian.Uint64(header[pageHeaderSize:])
+		at += 8
+	}
+	if count > e.meta.pages {
+		e.fault("page %d: it says that %d pages are free, of %d", e.meta.freelist, count, e.meta.pages)
+		return nil
+	}
+	list := make([]byte, 8*count)
+	if err := e.read(list, at); err != nil {
+		return err
+	}
+	for ; len(list) > 0; list = list[8:] {
+		if number := binary.NativeEndian.Uint64(list); number < e.meta.pages && e.seen[number] {
+			e.fault("page %d: it is in use, and in the list of free pages", number)
+		}
+	}
+	return nil
 }
 
 // within looks at the elements of a page, which is at a place of the file and of a size; number
