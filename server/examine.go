@@ -24,8 +24,8 @@ const (
 	examineName = "examine" // of the command that a process is started with to look at a file
 	pagesFlag   = "pages"
 	// startCheckLimit is how long a start waits until the file was looked at, and
-	// closedCheckLimit if it was closed in order. That is time for some gigabytes; with more to
-	// look at the start goes on, for bbolt outlives a process that is killed, and each record
+	// closedCheckLimit if it was closed in order. That is time for some gigabytes that are in
+	// memory, for a tenth of that on the disk; with more to look at the start goes on, for bbolt outlives a process that is killed, and each record
 	// has a checksum besides.
 	startCheckLimit, closedCheckLimit = 3 * time.Second, time.Second
 	// maxStack is for pages that lead in a circle, in which bbolt goes round for ever.

@@ -28,7 +28,9 @@ open.`
 const aboutRestore = `Put a copy of BACKUP in the data directory, as a store that parleyd starts with. The copy is checked
 as parleyd check does before it takes its place; unless it is sound, nothing changes.
 
-A store that is there stays, unless --force moves it aside. No server may have it open.`
+A store that is there stays, unless --force moves it aside. No server may have it open.
+
+Time goes on in a backup: a conversation whose ttl has run out since is not found once it is back.`
 
 const aboutCompact = `Write the store's file anew without the room that nothing is in. Else that stays for what is to
 come: the file never shrinks by itself. The new file is checked before it takes the old one's
@@ -69,10 +71,16 @@ func restoreCommand() config.Offline {
 			path := filepath.Join(dataDir, storeName)
 			done, err := boltstore.Restore(ctx, args[0], path, boltstore.RestoreOptions{
 				Force: force,
-				Check: func(copied string) error { return examineWithin(ctx, limit, copied, false, out) },
+				Check: func(copied string) error {
+					err := examineWithin(ctx, limit, copied, false, out)
+					if errors.Is(err, boltstore.ErrDamaged) {
+						err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, args[0])
+					}
+					return err
+				},
 			})
 			if err != nil {
-				return err
+				return unchanged(ctx, err)
 			}
 			fmt.Fprintf(out, "restored %s: %d bytes\n", path, done.Bytes)
 			if done.Aside != "" {
@@ -92,18 +100,30 @@ func compactCommand() config.Offline {
 		Run: func(ctx context.Context, out io.Writer, dataDir string, _ []string) error {
 			path := filepath.Join(dataDir, storeName)
 			if err := examineWithin(ctx, limit, path, true, io.Discard); err != nil {
-				return err
+				return unchanged(ctx, err)
 			}
 			done, err := boltstore.Compact(path, func(compacted string) error {
-				return examineWithin(ctx, limit, compacted, false, out)
+				err := examineWithin(ctx, limit, compacted, false, out)
+				if errors.Is(err, boltstore.ErrDamaged) {
+					err = fmt.Errorf("%w: it has the faults above: delete what they are of through a server, or restore a backup", boltstore.ErrDamaged)
+				}
+				return err
 			})
 			if err != nil {
-				return err
+				return unchanged(ctx, err)
 			}
 			fmt.Fprintf(out, "compacted %s: %d bytes before, %d now\n", path, done.Before, done.After)
 			return nil
 		},
 	}
+}
+
+// unchanged is the error of a command that changes nothing when it is interrupted.
+func unchanged(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted, nothing has changed: %w", err)
+	}
+	return err
 }
 
 func addLimit(flags *pflag.FlagSet, limit *time.Duration) {

@@ -37,5 +37,5 @@ type BackupSpaceError struct {
 
 // Error says how much is missing.
 func (e *BackupSpaceError) Error() string {
-	return fmt.Sprintf("no room for a backup: it needs %d bytes on the disk of the store, and %d are free", e.Needed, e.Free)
+	return fmt.Sprintf("no room for a copy: it needs %d bytes on the disk of the store, and %d are free", e.Needed, e.Free)
 }

@@ -16,14 +16,16 @@ import (
 )
 
 const (
-	// backupSuffix makes the name of a copy, which it bears for an instant only.
-	backupSuffix = ".backup"
+	// backupSuffix makes the name of a copy, which it bears for an instant only. Nobody else is to
+	// choose it, for what bears it is removed.
+	backupSuffix = ".unfinished-backup"
 	// backupStep is how much of a copy is on its way to the disk at once. A commit that
 	// meets it there waits for so much.
 	backupStep = 1 << 20
 	// backupBlock is how much is written where a byte differs.
 	backupBlock = 16 << 10
-	// backupReserve is what a backup leaves free on the disk for what is written meanwhile.
+	// backupReserve is what a backup leaves free on the disk for what is written meanwhile; of a
+	// small disk one byte in reservePart.
 	backupReserve = 64 << 20
 )
 
@@ -55,11 +57,11 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	free, _, err := diskSpace(s.path)
+	free, disk, err := diskSpace(s.path)
 	if err != nil {
 		return nil, err
 	}
-	noSpace := &store.BackupSpaceError{Needed: size + backupReserve, Free: free}
+	noSpace := &store.BackupSpaceError{Needed: size + min(backupReserve, disk/reservePart), Free: free}
 	if free < noSpace.Needed {
 		return nil, noSpace
 	}
@@ -69,6 +71,8 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	}
 	defer func() {
 		if err != nil && isFull(err) { // Somebody else has filled the disk.
+			noSpace.Free, _, _ = diskSpace(s.path)
+			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // It may have room again.
 			err = noSpace
 		}
 		if err != nil {

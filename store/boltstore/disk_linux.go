@@ -36,7 +36,7 @@ func reserve(file *os.File, size int64) error {
 // good deal of memory, and has everybody wait who writes when it is too much.
 func flush(file *os.File, at, size int64) error {
 	const waitBeforeWriteWaitAfter = 1 | 2 | 4
-	err := syscall.SyncFileRange(int(file.Fd()), at, size, waitBeforeWriteWaitAfter)
+	err := unix.SyncFileRange(int(file.Fd()), at, size, waitBeforeWriteWaitAfter)
 	if errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.ESPIPE) {
 		return nil
 	}

@@ -51,7 +51,7 @@ func TestReadNoFurther(t *testing.T) {
 	}
 	t.Run("restore it", func(t *testing.T) {
 		to := newPath(t)
-		if _, err := copyFile(t.Context(), path, to); err != nil {
+		if _, err := Restore(t.Context(), path, to, RestoreOptions{Check: soundly}); err != nil {
 			t.Fatal(err)
 		}
 		restored, err := os.Open(to)

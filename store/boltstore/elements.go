@@ -80,8 +80,8 @@ func (e *elementChecker) page(number uint64) error {
 // free looks at whether a page that is in use is in the list of free ones as well. bbolt looks at
 // the first only of those that belong together.
 func (e *elementChecker) free() error {
-	const noList, manyFree = math.MaxUint64, math.MaxUint16
-	if e.meta.freelist == noList {
+	const manyFree = math.MaxUint16
+	if e.meta.freelist == noFreeList {
 		return nil
 	}
 	var header [pageHeaderSize + 8]byte

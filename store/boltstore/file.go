@@ -29,7 +29,7 @@ const (
 
 	remedy = "restore a backup, or move the file away to begin anew"
 
-	unfinishedSuffix = ".new" // of a file that is being made
+	unfinishedSuffix = ".unfinished" // of a file that is being made; another of that name is removed
 )
 
 // openFile opens the bbolt file, and makes it first when there is none. From then on nobody

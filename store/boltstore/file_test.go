@@ -157,12 +157,12 @@ func TestModes(t *testing.T) {
 
 func TestUnfinishedFile(t *testing.T) {
 	path := newPath(t)
-	if err := os.WriteFile(path+".new", []byte("half a file"), 0o600); err != nil {
+	if err := os.WriteFile(path+unfinishedSuffix, []byte("half a file"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, path, store.Options{})
 	appendTo(t, s, "a", "hello")
-	if _, err := os.Stat(path + ".new"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(path + unfinishedSuffix); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the unfinished file: %v, want none", err)
 	}
 }

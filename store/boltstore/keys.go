@@ -172,7 +172,7 @@ func (m session) released(now time.Time, after time.Duration) session {
 
 // opening is when this process opened the file.
 type opening struct {
-	tx int // the newest transaction then; that of a process which wrote meanwhile is another
+	tx int // the newest transaction then, or a later one; no process has had the same before
 	at time.Time
 }
 

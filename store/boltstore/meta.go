@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"syscall"
 )
@@ -42,7 +43,16 @@ func checkFile(path string) error {
 // checkKind finds links, directories and the like.
 func checkKind(info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%w: it is not a regular file but %s: use another file", ErrDamaged, info.Mode().Type())
+		kind := "something else"
+		switch info.Mode().Type() {
+		case fs.ModeDir:
+			kind = "a directory"
+		case fs.ModeSymlink:
+			kind = "a symbolic link"
+		case fs.ModeNamedPipe:
+			kind = "a pipe"
+		}
+		return fmt.Errorf("%w: it is not a regular file but %s: use another file", ErrDamaged, kind)
 	}
 	return nil
 }
@@ -79,11 +89,14 @@ func findDamage(f *os.File) (cause string, err error) {
 		return "neither of its two meta pages is whole", nil
 	case newest.pages > uint64(info.Size()/newest.pageSize):
 		return fmt.Sprintf("it is cut off: %d bytes of %d pages of %d", info.Size(), newest.pages, newest.pageSize), nil
-	case newest.root >= newest.pages || newest.freelist >= newest.pages:
+	case newest.root >= newest.pages || newest.freelist >= newest.pages && newest.freelist != noFreeList:
 		return "its meta page leads outside of it", nil
 	}
 	return "", nil
 }
+
+// noFreeList stands for the page of a list that was not written, which bbolt then makes anew.
+const noFreeList = math.MaxUint64
 
 // metaPage is what bbolt keeps in each of the first two pages; the newer one holds.
 type metaPage struct {

@@ -44,8 +44,12 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	if _, err := checkSound(backup); err != nil {
+	info, err := checkSound(backup)
+	if err != nil {
 		return Restored{}, fmt.Errorf("backup %s: %w", backup, err)
+	}
+	if there, err := os.Lstat(path + unfinishedSuffix); err == nil && os.SameFile(info, there) {
+		return Restored{}, fmt.Errorf("backup %s: the copy would take its place: give it another name", backup)
 	}
 	done, err := restore(ctx, backup, path, o)
 	if err != nil {
@@ -78,16 +82,52 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 	if done.Bytes, err = copyFile(ctx, backup, unfinished); err == nil && o.Check != nil {
 		err = o.Check(unfinished)
 	}
-	if err == nil && old != nil {
-		err = os.Link(path, done.Aside) // So that there is never none of that name.
-	}
-	if err == nil {
-		err = os.Rename(unfinished, path)
-	}
 	if err != nil {
 		return Restored{}, errors.Join(err, removeIfThere(unfinished))
 	}
+	if err := replace(dir, path, unfinished, &done); err != nil {
+		return Restored{}, errors.Join(err, removeIfThere(unfinished))
+	}
 	return done, dir.Sync()
+}
+
+// replace puts the copy in place of what is at path. That has its second name on the disk ahead of
+// losing its first.
+func replace(dir *os.File, path, unfinished string, done *Restored) (err error) {
+	forgetFile(unfinished)
+	if done.Aside == "" {
+		return os.Rename(unfinished, path)
+	}
+	if done.Aside, err = linkAside(path, done.Aside); err != nil {
+		return err
+	}
+	if err = dir.Sync(); err == nil {
+		err = os.Rename(unfinished, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(done.Aside))
+	}
+	return nil
+}
+
+// forgetFile takes a file out of memory, if it can.
+func forgetFile(path string) {
+	if f, err := openExisting(path, os.O_RDONLY, 0); err == nil {
+		forget(f)
+		_ = f.Close()
+	}
+}
+
+// linkAside gives a file a second name, so that there is never none of the first, and returns it:
+// that one, or if there is one of that name one with a number.
+func linkAside(path, aside string) (string, error) {
+	name := aside
+	for i := 2; ; i++ {
+		if err := os.Link(path, name); !errors.Is(err, fs.ErrExist) {
+			return name, err
+		}
+		name = fmt.Sprintf("%s-%d", aside, i)
+	}
 }
 
 // lockOld keeps other processes from opening the file that is there, until it is closed; nil
@@ -116,6 +156,9 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
+	if errors.Is(syscall.Flock(int(source.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+		return 0, fmt.Errorf("%w: a server has %s open, which changes meanwhile: take a backup of it", ErrInUse, from)
+	}
 	info, err := source.Stat()
 	if err != nil {
 		return 0, err
@@ -136,11 +179,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	if size, err = io.Copy(target, &untilEnd{ctx: ctx, Reader: source}); err != nil {
 		return size, err
 	}
-	if err := target.Sync(); err != nil {
-		return size, err
-	}
-	forget(target)
-	return size, nil
+	return size, target.Sync()
 }
 
 // untilEnd is a reader that fails when its context has ended.

@@ -54,10 +54,38 @@ func TestRestore(t *testing.T) {
 	if want := path + ".before-20260203T040506Z"; err != nil || done.Aside != want {
 		t.Fatalf("%+v, %v, want the old one in %s", done, err, want)
 	}
-	for path, want := range map[string][]string{path: {"kept"}, done.Aside: {"later", "kept"}} {
+	again, err := Restore(t.Context(), backup, path, force) // In the same second.
+	if want := done.Aside + "-2"; err != nil || again.Aside != want {
+		t.Fatalf("%+v, %v, want the old one in %s", again, err, want)
+	}
+	for path, want := range map[string][]string{path: {"kept"}, done.Aside: {"later", "kept"}, again.Aside: {"kept"}} {
 		if got := listed(t, open(t, path, store.Options{}), "acme"); !slices.Equal(got, want) {
 			t.Errorf("%s has %v, want %v", path, got, want)
 		}
+	}
+}
+
+// TestRestoreOfAnother refuses what a server has open, which changes while it is copied, and what
+// the copy would take the name of.
+func TestRestoreOfAnother(t *testing.T) {
+	source := newPath(t)
+	s := open(t, source, store.Options{})
+	if _, err := Restore(t.Context(), source, newPath(t), RestoreOptions{}); !errors.Is(err, ErrInUse) {
+		t.Errorf("of an open one: %v, want ErrInUse", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	unfinished := source + unfinishedSuffix
+	if err := os.Rename(source, unfinished); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Restore(t.Context(), unfinished, source, RestoreOptions{})
+	if err == nil || !strings.Contains(err.Error(), "give it another name") {
+		t.Errorf("of one with the name of the copy: %v", err)
+	}
+	if names := inDir(t, filepath.Dir(source)); !slices.Equal(names, []string{filepath.Base(unfinished)}) {
+		t.Errorf("there is %v", names)
 	}
 }
 

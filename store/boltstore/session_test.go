@@ -99,6 +99,31 @@ func TestSessionsRestart(t *testing.T) {
 	}
 }
 
+// TestSessionsCompact compacts the file of processes that end while they hold a conversation. The
+// transactions are counted anew then, and no process may take another's hold for its own.
+func TestSessionsCompact(t *testing.T) {
+	path, c := newPath(t), newClock()
+	for range 3 {
+		s := open(t, path, store.Options{Now: c.Now})
+		hold(t, s, time.Minute, "held")
+		appendTo(t, s, "held", "hello")
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Compact(path, soundly); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, path, store.Options{Now: c.Now})
+	sweep(t, s) // Time runs from the start on.
+	c.advance(time.Minute)
+	if lives(t, s, "held") {
+		t.Error("what an ended process held lives on")
+	}
+	sweep(t, s)
+	consistent(t, s)
+}
+
 // TestSessionsOpenUnchanged opens a file in which nothing is held: it is not written to.
 func TestSessionsOpenUnchanged(t *testing.T) {
 	s, c := three(t, store.Options{})

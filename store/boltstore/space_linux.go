@@ -15,14 +15,15 @@ func diskSpace(path string) (free, size int64, err error) {
 	if err := syscall.Statfs(filepath.Dir(path), &s); err != nil {
 		return 0, 0, &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}
 	}
-	if s.Bsize <= 0 || s.Blocks == 0 {
+	blockSize := int64(s.Bsize) //nolint:unconvert // On 32 bits it is another type.
+	if blockSize <= 0 || s.Blocks == 0 {
 		return math.MaxInt64, math.MaxInt64, nil
 	}
 	inBytes := func(blocks uint64) int64 {
-		if blocks > math.MaxInt64/uint64(s.Bsize) {
+		if blocks > math.MaxInt64/uint64(blockSize) {
 			return math.MaxInt64
 		}
-		return int64(blocks) * s.Bsize
+		return int64(blocks) * blockSize
 	}
 	return inBytes(s.Bavail), inBytes(s.Blocks), nil
 }

@@ -59,6 +59,7 @@ func (t *tally) loadSessions(tx *bolt.Tx) error {
 			t.some.Store(true)
 			if m, ok := decodeSession(key, value); ok && m.held() {
 				t.left = append(t.left, string(key))
+				t.opened.tx = max(t.opened.tx, int(1-m.ends)) // Compact begins to count transactions anew.
 			}
 		}
 		return nil

@@ -232,10 +232,15 @@ func (w *writer) transact(write func(*bolt.Tx) error) (err error) {
 	return w.db.Update(write)
 }
 
-// isFull reports whether a commit failed for want of space. Where bbolt grows the file it
+// isFull reports whether a commit failed for want of space on the disk or in a quota. Where bbolt grows the file it
 // keeps only the text of the cause.
 func isFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || strings.HasSuffix(err.Error(), syscall.ENOSPC.Error())
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		if errors.Is(err, cause) || strings.HasSuffix(err.Error(), cause.Error()) {
+			return true
+		}
+	}
+	return false
 }
 
 // undone reports whether nothing is to be seen of the transaction: it failed before its

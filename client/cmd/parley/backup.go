@@ -119,9 +119,12 @@ func (a *app) backupTo(ctx context.Context, c *client.Client, w io.Writer, quiet
 }
 
 // writeNew has write fill a new file of that name, with 0600, by way of one that is called
-// .partial, of which nothing is left if write fails. An old file stays unless force is set.
-func writeNew(name string, force bool, write func(io.Writer) error) error {
+// .partial, of which nothing is left if write fails. An old file stays unless force is set, and
+// also then if a server has it open.
+func writeNew(name string, force bool, write func(io.Writer) error) (err error) {
 	switch info, err := os.Lstat(name); {
+	case name == "":
+		return usageError("FILE is empty: name a file, or - for standard output")
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return err
@@ -129,6 +132,12 @@ func writeNew(name string, force bool, write func(io.Writer) error) error {
 		return usageError(fmt.Sprintf("%q: not a file; - is standard output", name))
 	case !force:
 		return usageError(fmt.Sprintf("%q: is there already; choose another name, or replace it with --force", name))
+	default:
+		old, err := lockReplaced(name)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, old.Close()) }()
 	}
 	partial := name + ".partial"
 	if force {
@@ -146,7 +155,11 @@ func writeNew(name string, force bool, write func(io.Writer) error) error {
 	if err == nil {
 		err = file.Sync()
 	}
-	err = errors.Join(err, file.Close())
+	own, statErr := file.Stat()
+	err = errors.Join(err, statErr, file.Close())
+	if there, statErr := os.Lstat(partial); err == nil && (statErr != nil || !os.SameFile(own, there)) {
+		return fmt.Errorf("%q: another backup took its place: nothing was written to %q", partial, name)
+	}
 	if err == nil {
 		err = os.Rename(partial, name)
 	}

@@ -116,6 +116,26 @@ func TestBackup(t *testing.T) {
 	}
 }
 
+// TestBackupReplacesNoStore: a file that a server has open stays, also with --force.
+func TestBackupReplacesNoStore(t *testing.T) {
+	dir := filled(t, map[string]string{"b.db": "old"})
+	name := filepath.Join(dir, "b.db")
+	held, err := lockReplaced(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stderr, code := once(t.Context(), "", "--address", serveBackup(t, pieces(6, nil, "one", "two")), "backup", name, "--force")
+	if !strings.Contains(stderr, "a server has it open") || code != 64 {
+		t.Errorf("standard error %q, exit code %d", stderr, code)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"b.db": "-rw------- old"}, files(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
 func TestBackupToStandardOutput(t *testing.T) {
 	address := serveBackup(t, pieces(6, nil, "one", "two"))
 	stdout, stderr, code := once(t.Context(), "", "--address", address, "backup", "-")

@@ -30,10 +30,16 @@ func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream grpc.ServerS
 	}
 	made := s.now()
 	sent, err := sendBackup(backup, stream)
-	err = errors.Join(err, backup.Close())
-	s.log.InfoContext(ctx, "backed up", "bytes", backup.Size, "sent", sent, "complete", err == nil,
-		"copying", made.Sub(start).String(), "sending", s.now().Sub(made).String())
-	return err
+	if closeErr := backup.Close(); err == nil { // An error of gRPC's is to stay one.
+		err = closeErr
+	}
+	log := s.log.With("bytes", backup.Size, "sent", sent, "copying", made.Sub(start).String(), "sending", s.now().Sub(made).String())
+	if err != nil {
+		log.InfoContext(ctx, "backup broken off")
+		return err
+	}
+	log.InfoContext(ctx, "backed up")
+	return nil
 }
 
 // sendBackup sends a copy and returns how many of its bytes.

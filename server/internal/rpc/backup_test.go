@@ -99,7 +99,7 @@ func TestBackupStore(t *testing.T) {
 				t.Errorf("%d bytes: %d responses name the sizes %v, want %d, the first with the size", size, len(sizes), sizes, want)
 			}
 		}
-		if got := f.log.lines("level=INFO", "backed up", "complete=true"); len(got) != 2 {
+		if got := f.log.lines("level=INFO", "backed up", "sent="); len(got) != 2 {
 			t.Errorf("%d lines in the log, want 2", len(got))
 		}
 	}
@@ -117,7 +117,7 @@ func TestBackupStoreThatFails(t *testing.T) {
 	if len(c.slot) != 0 {
 		t.Error("the backup was not closed")
 	}
-	if got := f.log.lines("level=INFO", "backed up", "complete=false"); len(got) != 1 {
+	if got := f.log.lines("level=INFO", "backup broken off"); len(got) != 1 {
 		t.Errorf("%d lines in the log, want 1", len(got))
 	}
 }

@@ -76,6 +76,7 @@ func ofTheAnswer(err error) bool {
 // many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
 // the turn is then left to the next start, with what was saved of it.
 func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+	told := false
 	for last := time.Now(); ; {
 		t.marks.Finished = t.events.last() + 1
 		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
@@ -88,6 +89,10 @@ func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.
 		var stop <-chan struct{}
 		if full {
 			stop = t.m.stop.Done()
+			if !told {
+				told = true
+				t.log.Warn("the answer waits for room on the disk", "error", err)
+			}
 		}
 		select {
 		case <-time.After(storeRetry):
