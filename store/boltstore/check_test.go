@@ -269,6 +269,23 @@ func TestCheckPagesInUse(t *testing.T) {
 	}
 }
 
+// TestCheckPagesWithoutList is of a file whose free pages are not listed: bbolt finds them itself.
+func TestCheckPagesWithoutList(t *testing.T) {
+	path := newFilled(t)
+	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(metaBucket)).Put([]byte("x"), nil) })
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CheckPages(path, func(fault string) { t.Error(fault) }); err != nil {
+		t.Error(err)
+	}
+	open(t, path, store.Options{})
+}
+
 func TestCheckOfOtherFiles(t *testing.T) {
 	held := newPath(t)
 	open(t, held, store.Options{})

@@ -232,8 +232,8 @@ func (w *writer) transact(write func(*bolt.Tx) error) (err error) {
 	return w.db.Update(write)
 }
 
-// isFull reports whether a commit failed for want of space on the disk or in a quota. Where bbolt grows the file it
-// keeps only the text of the cause.
+// isFull reports whether a commit failed for want of space, on the disk or in a quota. Where
+// bbolt grows the file it keeps only the text of the cause.
 func isFull(err error) bool {
 	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		if errors.Is(err, cause) || strings.HasSuffix(err.Error(), cause.Error()) {

@@ -136,6 +136,22 @@ func TestBackupReplacesNoStore(t *testing.T) {
 	}
 }
 
+// TestBackupPushedAside: a backup whose .partial another one has replaced leaves that alone.
+func TestBackupPushedAside(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "b.db")
+	err := writeNew(name, false, func(w io.Writer) error {
+		_, err := io.WriteString(w, "mine")
+		return errors.Join(err, os.Remove(name+".partial"), os.WriteFile(name+".partial", []byte("another's"), 0o600))
+	})
+	if err == nil || !strings.Contains(err.Error(), "another backup took its place") {
+		t.Errorf("error %v", err)
+	}
+	if diff := cmp.Diff(map[string]string{"b.db.partial": "-rw------- another's"}, files(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
 func TestBackupToStandardOutput(t *testing.T) {
 	address := serveBackup(t, pieces(6, nil, "one", "two"))
 	stdout, stderr, code := once(t.Context(), "", "--address", address, "backup", "-")
