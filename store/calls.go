@@ -37,7 +37,7 @@ type Create struct {
 type Import struct {
 	// Tenant that it is to belong to.
 	Tenant string
-	// Conversation is its header with all that clients see. Left to the store are
+	// Conversation is its header with all that clients see. Left to the store are uid,
 	// message_count, size_bytes, expire_time and an unset retention; active_turn_id is
 	// ignored. Its times must be set and valid, its version at least 1, and its
 	// last_sequence not below that of the newest message. Exchanges go on from that of the

@@ -48,6 +48,10 @@
 //     is so at once. A Hold within that time keeps it. What a process held when it ended,
 //     however it did, counts as released at the next start, with the DeleteAfter of its
 //     latest Hold.
+//  14. Identity: every new conversation has a uid that no conversation had before, whether
+//     Create, Append or Import makes it, and also in place of another one of its id. The store
+//     chooses the uid, whatever the caller's header says. A uid and a version together name one
+//     state of one history.
 package store
 
 import (
@@ -75,8 +79,8 @@ type Store interface {
 	// purged so far and the context's error.
 	Purge(ctx context.Context, p *Purge) (Purged, error)
 
-	// Import takes over a conversation as it was elsewhere, with its versions and times. It
-	// evicts nothing. It returns ErrConversationExists when the id is taken, unless
+	// Import takes over a conversation as it was elsewhere, with its versions and times, but
+	// under a new uid. It evicts nothing. It returns ErrConversationExists when the id is taken, unless
 	// i.Overwrite is set, then BusyError when a turn runs there; ErrExpired when the
 	// conversation would not live here, and ErrFull when there is no room.
 	Import(ctx context.Context, i *Import) (*Result, error)

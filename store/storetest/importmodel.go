@@ -50,12 +50,21 @@ func (f *fixture) importing(id string, age time.Duration) *store.Import {
 	return &store.Import{Conversation: c, Messages: frames(f.t, messages...)}
 }
 
-// imported is the header that an import gives.
-func imported(i *store.Import) *parleyv1.Conversation {
+// imported is the header that an import with this result gives. Its uid is the store's choice.
+func imported(i *store.Import, result *store.Result) *parleyv1.Conversation {
 	c := proto.CloneOf(i.Conversation)
+	c.Uid = result.Conversation.GetUid()
 	c.MessageCount, c.SizeBytes = int32(i.Messages.Count()), int32(len(i.Messages))
 	c.ExpireTime = timestamppb.New(c.GetLastAppendTime().AsTime().Add(c.GetRetention().GetTtl().AsDuration()))
 	return c
+}
+
+// uid of the conversation, empty if there is none.
+func (c *told) uid() string {
+	if c == nil {
+		return ""
+	}
+	return c.header.GetUid()
 }
 
 // imports has the oracle import.
@@ -92,13 +101,14 @@ func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) 
 	return &store.Result{Conversation: proto.CloneOf(c.header), Created: true}, nil
 }
 
-// imports takes in a conversation that was made a while ago.
+// imports takes in a conversation that was made a while ago, under the uid of another one or of
+// the one that it replaces.
 func (m *machine) imports(r *rapid.T) {
 	age := time.Duration(rapid.IntRange(0, 100).Draw(r, "age")) * time.Minute
 	m.tick() // Its create time is its own.
 	i := m.importing(anID(r), age)
 	i.Overwrite = rapid.Bool().Draw(r, "overwrite")
-	i.Conversation.Uid, i.Conversation.SystemPrompt = "", ""
+	i.Conversation.Uid, i.Conversation.SystemPrompt = m.oracle.conversations[anID(r)].uid(), ""
 	i.Conversation.Retention.MaxMessages = int32(rapid.IntRange(1, 4).Draw(r, "max_messages"))
 	i.Conversation.Retention.Ttl = durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute)
 	m.both(i)

@@ -77,7 +77,7 @@ func (s Subject) offsets(t *testing.T) {
 	source := f.read("a")
 	f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, Messages: source.Messages})
 	imported := proto.CloneOf(source.Conversation)
-	imported.Id, imported.Uid = "import", ""
+	imported.Id = "import"
 	f.do(&store.Import{Conversation: imported, Messages: source.Messages})
 	for _, id := range []string{"fork", "import"} {
 		if n := f.read(id).DroppedBytes; n != 0 {

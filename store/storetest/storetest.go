@@ -41,6 +41,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law11Capacity", s.law11Capacity},
 		{"Law12Isolation", s.law12Isolation},
 		{"Law13Sessions", s.law13Sessions},
+		{"Law14Identity", s.law14Identity},
 		{"Create", s.create},
 		{"Append", s.append},
 		{"AppendChecks", s.appendChecks},

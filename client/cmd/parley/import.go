@@ -21,9 +21,9 @@ import (
 )
 
 const aboutImport = `Take whole conversations in, as parley export wrote them, from FILE or from standard input.
-They keep their ids, sequences, versions and times, so those that have expired meanwhile are
-skipped, as are those for which there is no room. One that is there already is skipped as
-well, or replaced with --overwrite.
+They keep their ids, sequences, versions and times, but not their uids. Those that have expired
+meanwhile are skipped, as are those for which there is no room. One that is there already is
+skipped as well, or replaced with --overwrite.
 
 A line that is no conversation, that names one again, or that the server refuses is told of
 on standard error with its number and counted; the others are taken in all the same, and the

@@ -16,7 +16,6 @@ const (
 	maxImportAhead = time.Minute
 	// maxImportNumber bounds versions, sequences and exchanges: they are counted on.
 	maxImportNumber = 1 << 30
-	maxUIDBytes     = 64
 	maxTurnIDBytes  = 64
 	maxAgentBytes   = 128
 	maxReasonBytes  = 1 << 10
@@ -36,7 +35,6 @@ func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Ti
 	if c.GetId() == "" {
 		e.add("conversation.id", "is required")
 	}
-	e.checkBytes("conversation.uid", c.GetUid(), maxUIDBytes)
 	e.checkNumber("conversation.version", c.GetVersion(), 1)
 	e.checkNumber("conversation.last_sequence", c.GetLastSequence(), 0)
 	valid := e.checkTime(created, c.GetCreateTime(), now)

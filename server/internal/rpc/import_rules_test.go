@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -40,7 +41,6 @@ func TestImportFailures(t *testing.T) {
 		{"no header", "conversation: value is required", func(f *file) { f.Conversation = nil }},
 		{"no id", "conversation.id: is required", header(func(c *parleyv1.Conversation) { c.Id = "" })},
 		{"odd id", "conversation.id: must be 1 to 128", header(func(c *parleyv1.Conversation) { c.Id = "../" + c.Id })},
-		{"long uid", "conversation.uid: must be at most 64 bytes", header(func(c *parleyv1.Conversation) { c.Uid = x(65) })},
 		{"long title", "conversation.title: ", header(func(c *parleyv1.Conversation) { c.Title = x(513) })},
 		{"many labels", "conversation.labels: ", header(func(c *parleyv1.Conversation) { c.Labels = entries(65, 3, 1) })},
 		{"long prompt", "conversation.system_prompt: ", header(func(c *parleyv1.Conversation) { c.SystemPrompt = x(65537) })},
@@ -115,14 +115,14 @@ func TestImportJustWithinLimits(t *testing.T) {
 	file := fileOf("a", clock.Now())
 	c, m := file.GetConversation(), file.GetMessages()[0]
 	ahead := timestamppb.New(clock.Now().Add(time.Minute))
-	c.Version, c.LastSequence, c.UpdateTime, c.LastAppendTime, c.Uid = 1<<30, 1<<30, ahead, ahead, ""
+	c.Version, c.LastSequence, c.UpdateTime, c.LastAppendTime, c.Uid = 1<<30, 1<<30, ahead, ahead, strings.Repeat("x", 65)
 	c.ActiveAgent = &parleyv1.ActiveAgent{Agent: strings.Repeat("x", 128), Reason: strings.Repeat("x", 1024), StartTime: ahead, LeaseExpireTime: timestamppb.New(clock.Now().Add(time.Hour))}
 	c.Retention = nil
 	m.Sequence, m.Exchange, m.CreateTime, m.Status, m.TurnId = 1<<30, 1<<30, ahead, 0, strings.Repeat("x", 64)
 	m.Content = strings.Repeat("x", 300<<10) // More than AppendMessages takes.
 	f.wantImport(t, false, 1, 0, file)
 	got := f.exported(t, "a")[0]
-	if got.GetConversation().GetUid() == "" || got.GetMessages()[0].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
+	if uuid.Validate(got.GetConversation().GetUid()) != nil || got.GetMessages()[0].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
 		t.Errorf("uid %q, status %v", got.GetConversation().GetUid(), got.GetMessages()[0].GetStatus())
 	}
 	if r := got.GetConversation().GetRetention(); r.GetMaxMessages() != 20 || r.GetTtl().AsDuration() != time.Hour {

@@ -11,8 +11,8 @@ import (
 )
 
 // Import decides a store.Import. Old is the conversation that has the id, if any: where
-// there is an outcome, it is to go. History is i.Messages as NewHistory made it; uid is for
-// a conversation without one; held says that somebody holds its id.
+// there is an outcome, it is to go. History is i.Messages as NewHistory made it; uid is that of
+// the new conversation; held says that somebody holds its id.
 func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool, o *store.Options) (*Outcome, error) {
 	var changes []store.Change
 	at := now
@@ -49,10 +49,10 @@ func imported(i *store.Import, history *History, uid string, o *store.Options) *
 		Prompt: []byte(c.GetSystemPrompt()),
 	}
 	c.SystemPrompt, c.ActiveTurnId, c.MessageCount, c.SizeBytes = "", "", 0, 0
+	// Not the header's: the conversation that it was exported from may be the one that it
+	// replaces here, and that may have changed since.
+	c.Uid = uid
 	c.Retention = withDefaults(c.GetRetention(), o)
-	if c.GetUid() == "" {
-		c.Uid = uid
-	}
 	last := c.GetLastSequence() // The newest messages may have been cleared.
 	r.adopt(history)
 	c.LastSequence = last
