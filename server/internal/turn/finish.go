@@ -15,12 +15,10 @@ import (
 const storeRetry = 100 * time.Millisecond
 
 // finish makes the answer durable. It returns what to tell readers, or why their streams
-// end without.
+// end without. The store is always asked, also when the conversation is said to be gone: only
+// the store knows whether the turn still runs there, and a turn that nobody ends makes its
+// conversation busy until the next start.
 func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
-	if errors.Is(cause, ErrConversationGone) || errors.Is(cause, store.ErrNotFound) {
-		t.log.Info("turn ended with its conversation")
-		return nil, ErrConversationGone
-	}
 	var messages []*parleyv1.Message
 	messages, t.marks.Messages = t.answer.finish(cause == nil)
 	end := &parleyv1.Turn{Id: t.id}

@@ -1,0 +1,144 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// importOver imports conversation c as it is now over itself.
+func (f *fixture) importOver(t *testing.T) {
+	t.Helper()
+	exported, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.store.Import(t.Context(), &store.Import{
+		Tenant: tenant, Conversation: exported.Conversation, Messages: exported.Messages, Overwrite: true,
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantFree fails the test if a turn runs in conversation c, or if the next one cannot.
+func (f *fixture) wantFree(t *testing.T, p *puppet) {
+	t.Helper()
+	header, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if running := header.Conversation.GetActiveTurnId(); running != "" || f.Running() != 0 {
+		t.Errorf("turn %q runs in the store, and %d turns run here", running, f.Running())
+	}
+	next := f.begin(t, asks("next", 0))
+	if next.err != nil {
+		t.Errorf("the next turn: %v", next.err)
+		return
+	}
+	p.last().end()
+	if next.err != nil || stateName(next.finished().GetState()) != "COMPLETED" {
+		t.Errorf("the next turn: %q, %v", next.seen(), next.err)
+	}
+}
+
+// An import that overwrites the conversation while a turn is about to begin makes another
+// conversation. The first turn of a queue begins there, and ends there; one that waited for
+// another turn does not begin.
+func TestImportBeforeATurnBegins(t *testing.T) {
+	for name, waits := range map[string]bool{"the first in the queue": false, "after another": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := new(hooked)
+				f, p := newPuppet(t, func(o *Options) {
+					h.Store = o.Store
+					o.Store = h
+				})
+				before := f.begin(t, asks("before", 0))
+				once := sync.OnceFunc(func() { f.importOver(t) })
+				var r *reader
+				if waits {
+					r = f.begin(t, asks("q", queue))
+					h.begin = func(*store.Append) { once() }
+					p.last().end()
+					synctest.Wait()
+				} else {
+					p.last().end()
+					h.begin = func(*store.Append) { once() }
+					r = f.begin(t, asks("q", 0))
+					p.last().say("a")
+					p.last().end()
+				}
+				if before.err != nil {
+					t.Errorf("the turn before: %q, %v", before.seen(), before.err)
+				}
+				want := []string{"user: before"}
+				if waits {
+					if !errors.Is(r.err, ErrConversationGone) {
+						t.Errorf("Chat = %q, %v, want ErrConversationGone", r.seen(), r.err)
+					}
+				} else {
+					want = append(want, "user: q", "assistant: a")
+					if r.err != nil || stateName(r.finished().GetState()) != "COMPLETED" {
+						t.Errorf("Chat = %q, %v, want a complete answer", r.seen(), r.err)
+					}
+				}
+				if diff := cmp.Diff(want, f.kept(t)); diff != "" {
+					t.Errorf("kept (-want +got):\n%s", diff)
+				}
+				f.wantFree(t, p)
+			})
+		})
+	}
+}
+
+// blind does not find the conversation the first time that the whole history is read.
+type blind struct {
+	store.Store
+	once sync.Once
+}
+
+func (b *blind) Read(ctx context.Context, r *store.Read) (found *store.Snapshot, err error) {
+	found, err = b.Store.Read(ctx, r)
+	if r.Newest < 0 {
+		b.once.Do(func() { found, err = nil, store.ErrNotFound })
+	}
+	return found, err
+}
+
+// A turn that has begun is ended in the store, also when its conversation seems to be gone:
+// the store decides.
+func TestGoneIsForTheStoreToSay(t *testing.T) {
+	for name, test := range map[string]struct {
+		blind bool
+		then  func(f *fixture)
+	}{
+		"the history is not found": {blind: true, then: func(*fixture) {}},
+		"a damaged one was deleted": {then: func(f *fixture) { // It has no uid.
+			f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, p := newPuppet(t, func(o *Options) {
+					if test.blind {
+						o.Store = &blind{Store: o.Store}
+					}
+				})
+				r := f.begin(t, asks("q", 0))
+				test.then(f)
+				synctest.Wait()
+				if r.err != nil || stateName(r.finished().GetState()) != "INTERRUPTED" || !r.finished().GetError().GetRetryable() {
+					t.Errorf("Chat = %q, %v, want an interrupted turn", r.seen(), r.err)
+				}
+				f.wantFree(t, p)
+			})
+		})
+	}
+}
