@@ -55,7 +55,13 @@ func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Ti
 		e.checkLease(a, now)
 	}
 	e.checkBytes("conversation.forked_from.conversation_id", c.GetForkedFrom().GetConversationId(), maxIDBytes)
-	e.checkNumber("conversation.forked_from.sequence", c.GetForkedFrom().GetSequence(), 0)
+	const forked = "conversation.forked_from.sequence"
+	e.checkNumber(forked, c.GetForkedFrom().GetSequence(), 0)
+	// The messages up to there came from the fork's source, so that the interaction log has no
+	// entries for them. Later ones are the conversation's own.
+	if sequence := c.GetForkedFrom().GetSequence(); sequence > c.GetLastSequence() {
+		e.add(forked, "is %d, which must not be more than %d, the conversation's last_sequence", sequence, c.GetLastSequence())
+	}
 }
 
 // checkLease finds what SetActiveAgent would not have made.
