@@ -164,7 +164,9 @@ class Conversation(_message.Message):
     active_turn_id: _builtins.str
     """Turn that is being answered right now, if any."""
     uid: _builtins.str
-    """New at every creation: tells a conversation from an earlier one of the same id."""
+    """New at every creation, also by an import, whatever that says: tells a conversation from an
+    earlier one of the same id.
+    """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """At most 64 entries, keys up to 64 and values up to 1024 bytes."""

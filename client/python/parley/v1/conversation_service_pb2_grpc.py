@@ -345,8 +345,8 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversations(self, request_iterator, context):
-        """ImportConversations takes whole conversations in, with their ids, sequences and times,
-        and evicts nothing.
+        """ImportConversations takes whole conversations in, with their ids, sequences and times but
+        with new uids, and evicts nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -102,8 +102,8 @@ class ConversationServiceStub:
     call ends with DATA_LOSS and their ids.
     """
     ImportConversations: _grpc.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]
-    """ImportConversations takes whole conversations in, with their ids, sequences and times,
-    and evicts nothing.
+    """ImportConversations takes whole conversations in, with their ids, sequences and times but
+    with new uids, and evicts nothing.
     """
 
 @_typing.type_check_only
@@ -180,8 +180,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     call ends with DATA_LOSS and their ids.
     """
     ImportConversations: _aio.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]  # type: ignore[assignment]
-    """ImportConversations takes whole conversations in, with their ids, sequences and times,
-    and evicts nothing.
+    """ImportConversations takes whole conversations in, with their ids, sequences and times but
+    with new uids, and evicts nothing.
     """
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -399,8 +399,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_conversation_service_pb2.ImportConversationsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ImportConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ImportConversationsResponse]]:
-        """ImportConversations takes whole conversations in, with their ids, sequences and times,
-        and evicts nothing.
+        """ImportConversations takes whole conversations in, with their ids, sequences and times but
+        with new uids, and evicts nothing.
         """
 
 def add_ConversationServiceServicer_to_server(servicer: ConversationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

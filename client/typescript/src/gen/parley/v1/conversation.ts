@@ -194,7 +194,10 @@ export interface Conversation {
   forkedFrom?:
     | ForkOrigin
     | undefined;
-  /** New at every creation: tells a conversation from an earlier one of the same id. */
+  /**
+   * New at every creation, also by an import, whatever that says: tells a conversation from an
+   * earlier one of the same id.
+   */
   uid: string;
   /** What the ttl counts from: creation, last append or end of a turn, whichever is last. */
   lastAppendTime?: Date | undefined;

@@ -805,8 +805,9 @@ export interface ExportConversationsResponse {
 export interface ImportConversationsRequest {
   /**
    * The header. Its id, version and times are required, but for expire_time, which follows
-   * from the others. An empty uid is filled in; a message_count that is set is how many
-   * messages must come.
+   * from the others. Its uid is not kept: the imported conversation has a new one. A
+   * message_count that is set is how many messages must come. The last_sequence is at least
+   * that of the newest message and of forked_from.
    */
   conversation?:
     | Conversation
@@ -5419,8 +5420,8 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ImportConversations takes whole conversations in, with their ids, sequences and times,
-     * and evicts nothing.
+     * ImportConversations takes whole conversations in, with their ids, sequences and times but
+     * with new uids, and evicts nothing.
      */
     importConversations: {
       name: "ImportConversations",
@@ -5564,8 +5565,8 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ExportConversationsResponse>>;
   /**
-   * ImportConversations takes whole conversations in, with their ids, sequences and times,
-   * and evicts nothing.
+   * ImportConversations takes whole conversations in, with their ids, sequences and times but
+   * with new uids, and evicts nothing.
    */
   importConversations(
     request: AsyncIterable<ImportConversationsRequest>,
@@ -5701,8 +5702,8 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ExportConversationsResponse>;
   /**
-   * ImportConversations takes whole conversations in, with their ids, sequences and times,
-   * and evicts nothing.
+   * ImportConversations takes whole conversations in, with their ids, sequences and times but
+   * with new uids, and evicts nothing.
    */
   importConversations(
     request: AsyncIterable<DeepPartial<ImportConversationsRequest>>,
