@@ -28,7 +28,8 @@
 //     the order then holds for each conversation.
 //  8. Pages: a list goes on from its token although conversations come, go and change
 //     meanwhile: none that stays is skipped, none comes twice. In the order of update time
-//     that holds for those that do not change meanwhile: the others move to the front.
+//     that holds for those that do not change meanwhile: the others move to the front. One
+//     that is made or imported after the list began may be in the list or not.
 //  9. Requests: a [Request] that a conversation has seen writes nothing and returns the
 //     first result, however many callers send it at once; it is remembered by the same
 //     commit as its effect. The newest 32 of a conversation are remembered.

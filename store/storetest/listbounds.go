@@ -97,6 +97,7 @@ func (s Subject) listHeaders(t *testing.T) {
 			t.Errorf("c%d was listed %d times", i, n)
 		}
 	}
+	f.walkBesideImports()
 }
 
 // fill makes many conversations, many at once.

@@ -61,15 +61,51 @@ func (m *machine) ask(r *rapid.T) {
 // walk is a list on the way from page to page, while everything changes.
 type walk struct {
 	list  store.List
-	began map[string]int32 // versions by uid, of those that were there when it began
-	seen  map[string]bool  // by uid
+	began map[string]member // by uid, those that were there when it began
+	seen  map[string]bool   // by uid
+}
+
+// member is a conversation that a list must have.
+type member struct {
+	id      string
+	version int32
+}
+
+func newWalk(l store.List, began map[string]member) *walk {
+	return &walk{list: l, began: began, seen: make(map[string]bool)}
+}
+
+// take checks the next page, which is not the last one if there is more. Now are the
+// conversations that there are, by uid.
+func (w *walk) take(t tester, page *store.Page, now map[string]member) (more bool) {
+	t.Helper()
+	stays := func(uid string) bool {
+		c, there := now[uid]
+		return there && (c.version == w.began[uid].version || w.list.Order != byUpdateTime)
+	}
+	for _, e := range page.Entries {
+		uid := e.GetConversation().GetUid()
+		if w.seen[uid] && stays(uid) {
+			t.Fatalf("%s comes twice in %+v", e.GetConversation().GetId(), w.list)
+		}
+		w.seen[uid] = true
+	}
+	if w.list.PageToken = page.NextPageToken; w.list.PageToken != "" {
+		return true
+	}
+	for uid, c := range w.began {
+		if stays(uid) && !w.seen[uid] {
+			t.Fatalf("%s is skipped by %+v", c.id, w.list)
+		}
+	}
+	return false
 }
 
 // page takes the next page of a list, or the first one of another.
 func (m *machine) page(r *rapid.T) {
 	m.tick()
 	if m.walk == nil {
-		m.walk = &walk{list: store.List{PageSize: rapid.IntRange(1, 2).Draw(r, "page size")}, began: m.versions(), seen: map[string]bool{}}
+		m.walk = newWalk(store.List{PageSize: rapid.IntRange(1, 2).Draw(r, "page size")}, m.members())
 		switch rapid.IntRange(0, 2).Draw(r, "order") {
 		case 1:
 			m.walk.list.OldestFirst = true
@@ -77,37 +113,18 @@ func (m *machine) page(r *rapid.T) {
 			m.walk.list.Order = byUpdateTime
 		}
 	}
-	w, now := m.walk, m.versions()
-	stays := func(uid string) bool {
-		version, there := now[uid]
-		return there && (version == w.began[uid] || w.list.Order != byUpdateTime)
+	if !m.walk.take(m.t, m.list(m.walk.list), m.members()) {
+		m.walk = nil
 	}
-	page := m.list(w.list)
-	for _, e := range page.Entries {
-		uid := e.GetConversation().GetUid()
-		if w.seen[uid] && stays(uid) {
-			m.t.Fatalf("%s comes twice in %+v", e.GetConversation().GetId(), w.list)
-		}
-		w.seen[uid] = true
-	}
-	if w.list.PageToken = page.NextPageToken; w.list.PageToken != "" {
-		return
-	}
-	for uid := range w.began {
-		if stays(uid) && !w.seen[uid] {
-			m.t.Fatalf("%s is skipped by %+v", m.uids[uid], w.list)
-		}
-	}
-	m.walk = nil
 }
 
-// versions are those of all conversations, by uid.
-func (m *machine) versions() map[string]int32 {
-	versions := make(map[string]int32)
-	for _, c := range m.oracle.conversations {
-		versions[c.header.GetUid()] = c.header.GetVersion()
+// members are all conversations, by uid.
+func (m *machine) members() map[string]member {
+	members := make(map[string]member)
+	for id, c := range m.oracle.conversations {
+		members[c.header.GetUid()] = member{id, c.header.GetVersion()}
 	}
-	return versions
+	return members
 }
 
 func (m *machine) saveProgress(r *rapid.T) {

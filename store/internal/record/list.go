@@ -19,11 +19,15 @@ import (
 const KeySize = 12
 
 // Key orders the conversations of a tenant by create time. Number tells those apart that
-// were made in the same nanosecond.
+// were made in the same nanosecond. A store counts its numbers up: of two conversations the
+// later one to come has the higher number, whatever their create times.
 func Key(created time.Time, number uint32) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
 	return binary.BigEndian.AppendUint32(b, number)
 }
+
+// numberIn is the number in a key.
+func numberIn(key []byte) uint32 { return binary.BigEndian.Uint32(key[KeySize-4:]) }
 
 // Key is where the record belongs; a new one has no number until SetNumber.
 func (r *Record) Key() []byte {
@@ -158,8 +162,8 @@ func (a row) compare(b row) int {
 }
 
 // inBlockSize is the length of a position inside a block: the keys of its first and last
-// conversation, then update time and key of the last row returned.
-const inBlockSize = 3*KeySize + 8
+// conversation, the highest number in it, then update time and key of the last row returned.
+const inBlockSize = 3*KeySize + 4 + 8
 
 // updated fills the page in the order of update time, within one block of at most
 // store.MaxListHeaders conversations by create time. A position is where it stands inside
@@ -171,8 +175,9 @@ func (p *pager) updated(position []byte, newest Newest) []byte {
 		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
 		if r := p.wanted(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
-			updated := binary.BigEndian.AppendUint64(nil, uint64(returned.updated))
-			return slices.Concat(b.first, b.last, updated, returned.key)
+			at := binary.BigEndian.AppendUint32(nil, b.highest)
+			at = binary.BigEndian.AppendUint64(at, uint64(returned.updated))
+			return slices.Concat(b.first, b.last, at, returned.key)
 		}
 	}
 	if b.more {
@@ -181,41 +186,53 @@ func (p *pager) updated(position []byte, newest Newest) []byte {
 	return nil
 }
 
-// block is a run of conversations by create time.
+// block is a run of conversations by create time, as the first of its pages found it.
 type block struct {
 	first, last []byte // their keys
+	highest     uint32 // number in a key
 	rows        []row  // those that are wanted and not on a page yet
 	more        bool   // older ones follow
 }
 
 // readBlock reads the block that a position stands in or before. A block keeps its bounds
-// from page to page, whatever comes and goes, so that nothing slips from one into another.
+// from page to page, whatever comes and goes, so that nothing slips from one into another. What
+// was imported into it since its first page is left out, so that it keeps its size as well.
 func (p *pager) readBlock(position []byte, newest Newest) block {
 	before, inside := position, len(position) == inBlockSize
 	var b block
 	var returned row
 	if inside {
-		before, b.last = slices.Concat(position[:KeySize], []byte{0}), position[KeySize:2*KeySize]
-		returned.updated = int64(binary.BigEndian.Uint64(position[2*KeySize:]))
-		returned.key = position[2*KeySize+8:]
+		b.first, b.last = position[:KeySize], position[KeySize:2*KeySize]
+		before, position = slices.Concat(b.first, []byte{0}), position[2*KeySize:]
+		b.highest = binary.BigEndian.Uint32(position)
+		returned.updated, returned.key = int64(binary.BigEndian.Uint64(position[4:])), position[12:]
 	}
-	oldest, looked := b.last, 0
+	looked, end := 0, b.last
 	for key, value := range newest(before) {
-		// A block keeps its bounds; it has more only if a token was made up.
-		b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, oldest) < 0
-		if b.more {
+		if b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0; b.more {
 			break
 		}
-		if looked == 0 {
+		if inside && numberIn(key) > b.highest {
+			continue
+		}
+		if b.first == nil {
 			b.first = key
 		}
-		looked, b.last = looked+1, key
+		looked, end = looked+1, key
+		if !inside {
+			b.highest = max(b.highest, numberIn(key))
+		}
 		if r := p.wanted(key, value); r != nil {
 			at := row{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
 			if !inside || returned.compare(at) < 0 {
 				b.rows = append(b.rows, at)
 			}
 		}
+	}
+	// A block keeps its last key, also if that is gone. It is full before that only if a token was
+	// made up, or if the numbers have begun again at 0: what is left is then the next block.
+	if !inside || looked == store.MaxListHeaders {
+		b.last = end
 	}
 	return b
 }

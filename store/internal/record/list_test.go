@@ -131,7 +131,8 @@ func FuzzPosition(f *testing.F) {
 	f.Add(all[3].key, false, false)
 	f.Add(all[3].key, false, true)
 	f.Add(all[3].key, true, false)
-	f.Add(slices.Concat(all[9].key, all[2].key, make([]byte, 8), all[5].key), true, true)
+	f.Add(slices.Concat(all[9].key, all[2].key, make([]byte, 12), all[5].key), true, true)
+	f.Add(slices.Concat(all[9].key, all[2].key, []byte{0, 0, 0, 7}, make([]byte, 8), all[5].key), true, true)
 	f.Fuzz(func(t *testing.T, position []byte, byUpdateTime, oldestFirst bool) {
 		l := &store.List{Tenant: "acme", PageSize: 3, OldestFirst: oldestFirst}
 		if byUpdateTime {
@@ -153,4 +154,53 @@ func FuzzPosition(f *testing.F) {
 		}
 		t.Error("the list has no end")
 	})
+}
+
+// TestBlockIsWhatItBeganWith imports into a block after its first page. What is imported is not
+// read, and moves nothing into the next block; if the numbers have begun again at 0 since then,
+// nothing is skipped nevertheless.
+func TestBlockIsWhatItBeganWith(t *testing.T) {
+	const more = 50
+	for name, imported := range map[string]func(n int) item{
+		"later numbers": func(n int) item {
+			at := time.Unix(1_800_000_000+int64(more+n), 500)
+			return item{key: record.Key(at, uint32(2*store.MaxListHeaders+n)), value: []byte("not to be read")}
+		},
+		"numbers from 0 again": func(n int) item {
+			at := time.Unix(1_800_000_000+int64(more+n), 500)
+			return item{key: record.Key(at, uint32(n)), value: []byte("damaged")}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := items(t, store.MaxListHeaders+more)
+			l := &store.List{Tenant: "acme", PageSize: 4000, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}
+			seen, damaged, looked := make(map[string]int), 0, 0
+			for pages := 0; pages == 0 || l.PageToken != ""; pages++ {
+				page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range page.Entries {
+					seen[e.GetConversation().GetId()]++
+				}
+				l.PageToken, damaged = page.NextPageToken, damaged+page.Damaged
+				if pages == 0 {
+					for n := range 2000 {
+						all = append(all, imported(n))
+					}
+					slices.SortFunc(all, func(a, b item) int { return bytes.Compare(a.key, b.key) })
+				}
+			}
+			twice := 0
+			for _, n := range seen {
+				twice += n - 1
+			}
+			if len(seen) != store.MaxListHeaders+more {
+				t.Errorf("%d conversations were listed, want %d", len(seen), store.MaxListHeaders+more)
+			}
+			if name == "later numbers" && (twice > 0 || damaged > 0) {
+				t.Errorf("%d rows came twice, and %d imported ones were read", twice, damaged)
+			}
+		})
+	}
 }
