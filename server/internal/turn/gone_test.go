@@ -156,6 +156,41 @@ func TestDeleteBetweenTurns(t *testing.T) {
 	}
 }
 
+// Turns that wait end with their conversation also when it expires between two of them, before
+// the store reports it. The id is free: the next request makes another conversation.
+func TestExpiryBetweenTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = time.Minute
+		h := new(hooked)
+		f, p := newPuppet(t, func(o *Options) { o.Store = h })
+		f.store = memstore.New(store.Options{TTL: ttl, Observe: func(c []store.Change) { f.Committed(c) }})
+		h.Store = f.store
+		first := f.begin(t, asks("first", 0))
+		waits := []*reader{f.begin(t, asks("w1", queue)), f.begin(t, asks("w2", queue))}
+		once := sync.OnceFunc(func() { <-time.After(ttl) })
+		h.begin = func(*store.Append) { once() }
+		p.last().end()
+		<-time.After(2 * ttl)
+		synctest.Wait()
+		for _, w := range waits {
+			if !errors.Is(w.err, ErrConversationGone) {
+				t.Errorf("the conversation has expired, and %q ended with %v", w.seen(), w.err)
+			}
+		}
+		if first.err != nil || f.Running() != 0 || p.count() != 1 {
+			t.Errorf("the first turn ended with %v; %d turns run, %d agents were asked", first.err, f.Running(), p.count())
+		}
+		next := f.begin(t, asks("next", 0))
+		p.last().end()
+		if next.err != nil || !next.events[0].GetStarted().GetCreated() {
+			t.Errorf("the next turn: %q, %v, want one in a new conversation", next.seen(), next.err)
+		}
+		if diff := cmp.Diff([]string{"user: next"}, f.kept(t)); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // An id that is taken again, after the conversation has expired, has no part in the turns of
 // the one before, whether its end has been told yet or not.
 func TestRequestsOfAConversationThatIsGone(t *testing.T) {
