@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -132,7 +131,7 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 			now.GetVersion(), now.GetUid(), known.GetVersion(), known.GetUid())
 	}
 	reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
-		ConversationId: "c", KnownVersion: proto.Int32(known.GetVersion()), KnownUid: known.GetUid(),
+		ConversationId: "c", KnownVersion: new(known.GetVersion()), KnownUid: known.GetUid(),
 	})
 	if err != nil || reply.GetNotModified() {
 		t.Errorf("GetRoutingSummary, known version %d of uid %s = %v, %v, want the summary", known.GetVersion(), known.GetUid(), reply, err)

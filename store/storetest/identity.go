@@ -20,7 +20,7 @@ func (s Subject) law14Identity(t *testing.T) {
 func (s Subject) identityIsNew(t *testing.T) {
 	f := s.open(t, nil)
 	seen := make(map[string]string) // How the conversation of each uid was made.
-	made := func(how string, w any) *store.Result {
+	made := func(how string, w any) {
 		t.Helper()
 		result := f.do(w)
 		c := result.Conversation
@@ -33,11 +33,10 @@ func (s Subject) identityIsNew(t *testing.T) {
 		if created := changes[len(changes)-1]; created.UID != uid {
 			t.Errorf("%s: the change has uid %q, want %q", how, created.UID, uid)
 		}
-		return result
 	}
-	exported := func(id string) *store.Import {
+	exported := func() *store.Import {
 		t.Helper()
-		snapshot := f.read(id)
+		snapshot := f.read("a")
 		return &store.Import{Conversation: snapshot.Conversation, Messages: snapshot.Messages, Overwrite: true}
 	}
 	made("Create", &store.Create{Conversation: &parleyv1.Conversation{Id: "created", Uid: "mine"}})
@@ -52,17 +51,17 @@ func (s Subject) identityIsNew(t *testing.T) {
 	without := f.importing("without", time.Minute)
 	without.Conversation.Uid = ""
 	made("Import without a uid", without)
-	made("Import of a conversation over itself", exported("a"))
-	copied := exported("a")
+	made("Import of a conversation over itself", exported())
+	copied := exported()
 	copied.Conversation.Id = "copy"
 	made("Import of a conversation beside itself", copied)
-	deleted := exported("a")
+	deleted := exported()
 	f.do(&store.Delete{ConversationID: "a"})
 	f.seen.take()
 	made("Import after a delete", deleted)
 	f.do(&store.Delete{ConversationID: "a"})
 	made("Append after a delete", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
-	expired := exported("a")
+	expired := exported()
 	expired.Conversation.Retention.Ttl.Seconds += 60
 	f.clock.Advance(time.Hour)
 	made("Import after it expired", expired)

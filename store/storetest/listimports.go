@@ -29,7 +29,6 @@ type crowd struct {
 // deleted and expire.
 func (f *fixture) walkBesideImports() {
 	f.t.Helper()
-	const walks = 6
 	c := &crowd{fixture: f, random: rand.New(rand.NewPCG(6, 6)), there: make(map[string]*parleyv1.Conversation)}
 	f.follow(store.List{PageSize: store.MaxListHeaders, OldestFirst: true}, func(page *store.Page) {
 		for _, e := range page.Entries {
@@ -39,19 +38,12 @@ func (f *fixture) walkBesideImports() {
 			c.is(e.GetConversation())
 		}
 	})
-	for n := range walks {
+	for _, l := range []store.List{{OldestFirst: true}, {}, {Order: byUpdateTime}, {Order: byUpdateTime}} {
 		for range 20 {
 			c.shorten()
 		}
 		c.changeEndOfBlock()
-		l := store.List{PageSize: 1000 + c.random.IntN(3000)}
-		switch n % 6 {
-		case 0:
-			l.OldestFirst = true
-		case 1:
-		default:
-			l.Order = byUpdateTime
-		}
+		l.PageSize = 2500 + c.random.IntN(2500)
 		w := newWalk(l, c.members())
 		for w.take(f.t, f.list(w.list), c.members()) {
 			for range 1 + c.random.IntN(8) {
