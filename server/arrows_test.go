@@ -68,6 +68,7 @@ func allowedArrows() []arrow {
 		{"server/internal/agent", []string{api}},
 		{"server/internal/agent/providertest", nil}, // servers that the tests of agents talk to
 		{"server/internal/agent/*/*test", []string{"server/internal/agent/providertest"}},
+		{"server/internal/agent/remote", []string{"server/internal/agent", "server/internal/rules", api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
 
 		{"client", []string{api}},

@@ -56,7 +56,7 @@ type doors struct {
 // openDoors listens on the addresses of the settings; nothing is served yet.
 func openDoors(ctx context.Context, c *config.Config, service *rpc.Server, log *slog.Logger) (*doors, error) {
 	d := &doors{log: log, service: service, health: health.NewServer()}
-	d.grpc = grpc.NewServer(append(grpcOptions(c.KeepaliveTime), service.Interceptors()...)...)
+	d.grpc = grpc.NewServer(append(grpcOptions(c.KeepaliveTime), service.ServerOptions()...)...)
 	service.Register(d.grpc)
 	healthv1.RegisterHealthServer(d.grpc, d.health)
 	reflection.Register(d.grpc)

@@ -44,7 +44,7 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 		grpc.StaticConnWindowSize(connBytes),
 		grpc.WriteBufferSize(0), // No system calls to be spared.
 		grpc.ReadBufferSize(0),
-	}, service.Interceptors()...)...)
+	}, service.ServerOptions()...)...)
 	service.Register(l.server)
 	var err error
 	l.conn, err = grpc.NewClient("passthrough:loopback", l.dialOptions()...)

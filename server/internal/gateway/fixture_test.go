@@ -88,7 +88,7 @@ func openService(t *testing.T) *grpc.ClientConn {
 		turns.Stop(t.Context()) // Which has ended: nothing waits.
 		kept.Close()
 	})
-	g := grpc.NewServer(append(service.Interceptors(), grpc.WaitForHandlers(true))...)
+	g := grpc.NewServer(append(service.ServerOptions(), grpc.WaitForHandlers(true))...)
 	service.Register(g)
 	conn := dial(t, g)
 	t.Cleanup(service.Stop)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // Direct returns a connection to the server for callers in the same process. Unary calls are
@@ -66,7 +67,7 @@ func recode(to, from any) error {
 	if err != nil {
 		return fmt.Errorf("encode %T: %w", from, err)
 	}
-	return proto.Unmarshal(wire, target)
+	return rules.Unmarshal(wire, target)
 }
 
 // intercept runs the interceptors around a handler.

@@ -105,7 +105,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 func (f *fixture) serve(t *testing.T) {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	g := grpc.NewServer(append(f.server.Interceptors(), grpc.WaitForHandlers(true))...)
+	g := grpc.NewServer(append(f.server.ServerOptions(), grpc.WaitForHandlers(true))...)
 	f.server.Register(g)
 	var serving sync.WaitGroup
 	serving.Go(func() {

@@ -17,6 +17,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 const (
@@ -42,12 +43,14 @@ var (
 	errSlowSender      = errors.New("client sends nothing on its stream")
 )
 
-// Interceptors are what the grpc.Server must run around every handler, outermost first:
-// log, status, recovery, authentication, limits, validation. Errors become statuses near
-// the outside, so that no other place makes one. A stream's limits come ahead of recovery:
-// they run the rest in another goroutine.
-func (s *Server) Interceptors() []grpc.ServerOption {
+// ServerOptions are those that the grpc.Server must have: a codec that drops the unknown
+// fields of requests, see [rules.Codec], and interceptors around every handler. Outermost
+// first, these are log, status, recovery, authentication, limits, validation. Errors become
+// statuses near the outside, so that no other place makes one. A stream's limits come before
+// recovery: they run the rest in another goroutine.
+func (s *Server) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(rules.Codec()),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors()...),
 		grpc.ChainStreamInterceptor(
 			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicked)),

@@ -77,7 +77,7 @@ type Options struct {
 }
 
 // Server is ConversationService, InteractionLogService and AdminService. Make one with New,
-// give its Interceptors to the grpc.Server, Register it there, and Stop it ahead of
+// give its ServerOptions to the grpc.Server, Register it there, and Stop it ahead of
 // GracefulStop.
 type Server struct {
 	// What a later version brings answers UNIMPLEMENTED.
@@ -127,7 +127,7 @@ func New(o Options) (*Server, error) {
 	}, nil
 }
 
-// Register adds the services to a grpc.Server that has the server's Interceptors.
+// Register adds the services to a grpc.Server that has the server's ServerOptions.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	parleyv1.RegisterConversationServiceServer(r, s)
 	parleyv1.RegisterInteractionLogServiceServer(r, s)

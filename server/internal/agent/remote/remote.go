@@ -44,6 +44,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 const (
@@ -125,6 +126,7 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 		grpc.WithMaxHeaderListSize(maxHeaderBytes),
 		grpc.WithStatsHandler(listener{}),
 		grpc.WithDefaultCallOptions(
+			grpc.ForceCodecV2(rules.Codec()),
 			grpc.MaxCallRecvMsgSize(a.maxPieceBytes),
 			// A call that a closing server refuses is sent again only if it is remembered
 			// whole; its size is bounded by what a conversation may have.

@@ -1,0 +1,33 @@
+package rules
+
+import (
+	"google.golang.org/grpc/encoding"
+	protocodec "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+)
+
+// Codec returns gRPC's codec for messages, except that it receives them as [Unmarshal] does.
+// Both ends of what the server takes in use it: the server for requests, the client of a
+// remote agent for pieces.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2(protocodec.Name)} }
+
+// codec encodes as the codec inside does.
+type codec struct{ encoding.CodecV2 }
+
+// Unmarshal decodes data into v.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free()
+	return Unmarshal(b.ReadOnlyData(), m)
+}
+
+// Unmarshal decodes a message that comes from outside, and drops all fields that this version
+// does not know, at every level. No rule can bound such a field, so nothing may store it.
+func Unmarshal(b []byte, m proto.Message) error {
+	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, m)
+}
