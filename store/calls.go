@@ -208,5 +208,9 @@ const (
 	MaxListBytes = 3 << 20
 )
 
+// MaxHeaderBytes is the largest header of a conversation in encoded form, its system prompt
+// included. No header that keeps the rules of the API has that much; 135 KiB is the most.
+const MaxHeaderBytes = 256 << 10
+
 // MaxSampleIDs is how many ids a Purge returns.
 const MaxSampleIDs = 100

@@ -48,6 +48,17 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("conversation is at version %d", e.Current)
 }
 
+// HeaderTooLargeError says that a header would have more than MaxHeaderBytes.
+type HeaderTooLargeError struct {
+	// Bytes that it would have.
+	Bytes int
+}
+
+// Error says how large the header is.
+func (e *HeaderTooLargeError) Error() string {
+	return fmt.Sprintf("the header has %d bytes in encoded form with its system prompt, the limit is %d", e.Bytes, MaxHeaderBytes)
+}
+
 // BusyError says that a turn runs on the conversation.
 type BusyError struct {
 	// TurnID of the running turn.

@@ -42,6 +42,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law12Isolation", s.law12Isolation},
 		{"Law13Sessions", s.law13Sessions},
 		{"Law14Identity", s.law14Identity},
+		{"Law15Headers", s.law15Headers},
 		{"Create", s.create},
 		{"Append", s.append},
 		{"AppendChecks", s.appendChecks},

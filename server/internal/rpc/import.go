@@ -158,7 +158,10 @@ func (i *importing) take(ctx context.Context, a *arrival) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if a.fault == "" {
-		var busy *store.BusyError
+		var (
+			busy   *store.BusyError
+			header *store.HeaderTooLargeError
+		)
 		switch {
 		case err == nil:
 			i.reply.ImportedCount++
@@ -171,6 +174,8 @@ func (i *importing) take(ctx context.Context, a *arrival) error {
 			return nil
 		case errors.As(err, &busy):
 			a.fault = fmt.Sprintf("CONVERSATION_BUSY: turn %s is running on it: try again when it has ended", busy.TurnID)
+		case errors.As(err, &header):
+			a.fault = fmt.Sprintf("conversation: %v", header)
 		case errors.Is(err, store.ErrCorrupt):
 			a.fault = "RECORD_CORRUPT: the one in the store is damaged: overwrite or delete it"
 		default:

@@ -253,6 +253,9 @@ func refusalOfLimit(err error) (refusal, bool) {
 	if e, ok := errors.AsType[*store.BackupSpaceError](err); ok {
 		return refuse(code, "BACKUP_SPACE", "%v: make room there", e).with("needed_bytes", e.Needed), true
 	}
+	if e, ok := errors.AsType[*store.HeaderTooLargeError](err); ok {
+		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "conversation: %v; shorten its fields", e).badField("conversation", e.Error()), true
+	}
 	switch {
 	case errors.Is(err, store.ErrFull):
 		return refuse(code, "STORE_FULL", "there is no room for another conversation, and each that could make some has a turn that runs or is session memory: "+

@@ -48,6 +48,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: &turn.UnknownAgentError{Agent: "x", Known: known}, code: codes.InvalidArgument, reason: "UNKNOWN_AGENT", metadata: agents},
 		{err: &turn.AgentNotConfiguredError{Agent: "x", Known: known}, code: codes.FailedPrecondition, reason: "AGENT_NOT_CONFIGURED", metadata: agents},
 		{err: &tooLargeError{message: "messages[3]", size: 9, limit: 8}, code: codes.ResourceExhausted, reason: "MESSAGE_TOO_LARGE", metadata: map[string]string{"limit_bytes": "8"}},
+		{err: &store.HeaderTooLargeError{Bytes: 9}, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
 		{err: store.ErrFull, code: codes.ResourceExhausted, reason: "STORE_FULL", retry: time.Second},
 		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
 		{err: store.ErrOverloaded, code: codes.ResourceExhausted, reason: "STORE_BUSY", retry: time.Second},

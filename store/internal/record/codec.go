@@ -143,6 +143,11 @@ func unmarshal(b []byte) (*Record, error) {
 	if r.Conversation() == nil {
 		return nil, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
+	if ends[0]-at+len(r.Prompt) > store.MaxHeaderBytes { // Most headers are not even nearly as large.
+		if err := r.shrinkHeader(); err != nil {
+			return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
+		}
+	}
 	return r, nil
 }
 

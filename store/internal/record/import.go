@@ -27,6 +27,9 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 		changes = append(changes, old.Gone(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, at))
 	}
 	r := imported(i, history, uid, o)
+	if err := r.checkHeader(); err != nil {
+		return nil, err
+	}
 	r.endLapsedLease(now)
 	if !held && r.Expired(now, Session{}) {
 		return nil, store.ErrExpired

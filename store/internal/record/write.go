@@ -17,6 +17,9 @@ func Create(old *Record, c *store.Create, history *History, uid string, now time
 		return createOver(old, c, now)
 	}
 	r := begin(c.Tenant, c.Conversation, uid, now, o)
+	if err := r.checkHeader(); err != nil {
+		return nil, err
+	}
 	r.adopt(history)
 	r.touch(now)
 	r.renew(now)
@@ -209,6 +212,9 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	}
 	if u.Lease != nil {
 		c.ActiveAgent = activeAgent(u.Lease, now)
+	}
+	if err := r.checkHeader(); err != nil {
+		return nil, err
 	}
 	r.setExpireTime()
 	removed, trimmed := r.truncate(u.KeepThrough), r.trim(o)

@@ -1,0 +1,112 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// largestHeader has as much in each field as the rules allow.
+func largestHeader(id string) *parleyv1.Conversation {
+	text := func(n int) string { return strings.Repeat("x", n) }
+	at := func() *timestamppb.Timestamp {
+		return timestamppb.New(time.Now().Add(-time.Minute).Truncate(time.Second).Add(999_999_999))
+	}
+	c := &parleyv1.Conversation{
+		Id: id + text(maxIDBytes-len(id)), Title: text(512), Agent: text(128), SystemPrompt: text(64 << 10), Labels: make(map[string]string),
+		Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366*24*time.Hour - 1)},
+		Version:   maxImportNumber, LastSequence: maxImportNumber, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
+		ActiveAgent: &parleyv1.ActiveAgent{Agent: text(maxAgentBytes), Reason: text(maxReasonBytes), StartTime: at(), LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC))},
+		ForkedFrom:  &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber}, Uid: text(maxUIDBytes),
+	}
+	for i := range 64 {
+		c.Labels[fmt.Sprintf("%064d", i)] = text(1024)
+	}
+	return c
+}
+
+// TestLargestHeader imports many headers that are as large as they may be, two of them with as
+// many bytes of messages as there may be. All keep far below the limit, and every reply holds them.
+func TestLargestHeader(t *testing.T) {
+	const count = 64
+	f := open(t, nil)
+	var files []*parleyv1.ExportConversationsResponse
+	for i := range count {
+		c, size := largestHeader(fmt.Sprint("c", i)), 1
+		if i < 2 {
+			size = maxImportBytes - 100
+		}
+		files = append(files, &parleyv1.ExportConversationsResponse{Conversation: c, Messages: []*parleyv1.Message{{
+			Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("x", size), CreateTime: c.GetCreateTime(),
+		}}})
+	}
+	f.wantImport(t, false, count, 0, files...)
+	for i, file := range files {
+		id := file.GetConversation().GetId()
+		got := f.get(t, id)
+		size := proto.Size(got)
+		if i == 0 {
+			t.Logf("the largest header has %d bytes", size)
+		}
+		if size > 135<<10 || size <= proto.Size(file.GetConversation()) {
+			t.Fatalf("the header has %d bytes, %d when it was imported; the documented size is 135 KiB", size, proto.Size(file.GetConversation()))
+		}
+		if i > 1 {
+			continue
+		}
+		if reply, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id}); err != nil || len(reply.GetMessages()) != 1 {
+			t.Errorf("LoadConversation = %d messages, %v", len(reply.GetMessages()), err)
+		}
+		if reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: id}); err != nil || len(reply.GetMessages()) != 1 {
+			t.Errorf("ListMessages = %d messages, %v", len(reply.GetMessages()), err)
+		}
+		f.exported(t, id)
+		if _, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Agent: "echo", Content: "hello"}); err != nil {
+			t.Errorf("Chat: %v", err)
+		}
+	}
+	again := &parleyv1.UpdateConversationRequest{Conversation: files[0].GetConversation(), UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels", "title"}}}
+	again.GetConversation().Title = ""
+	if _, err := f.UpdateConversation(t.Context(), again); err != nil {
+		t.Errorf("UpdateConversation: %v", err)
+	}
+	listed, pages, token := 0, 0, ""
+	for pages == 0 || token != "" {
+		page, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{PageSize: 1000, PageToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		listed, pages, token = listed+len(page.GetConversations()), pages+1, page.GetNextPageToken()
+	}
+	if listed != count || pages < 2 {
+		t.Errorf("ListConversations = %d conversations in %d pages, want %d", listed, pages, count)
+	}
+}
+
+// refusing is a store that imports nothing, since all headers are too large.
+type refusing struct{ store.Store }
+
+// Import refuses the header.
+func (refusing) Import(context.Context, *store.Import) (*store.Result, error) {
+	return nil, fmt.Errorf("conversation: %w", &store.HeaderTooLargeError{Bytes: 300_000})
+}
+
+// TestImportOfHeaderThatIsTooLarge fails for that conversation alone.
+func TestImportOfHeaderThatIsTooLarge(t *testing.T) {
+	f := open(t, func(s *setup) { s.wrap = func(inner store.Store) store.Store { return refusing{inner} } })
+	failures := f.wantImport(t, false, 0, 0, fileOf("a", time.Now()), fileOf("b", time.Now()))
+	const want = "conversation: the header has 300000 bytes in encoded form with its system prompt, the limit is 262144"
+	if len(failures) != 2 || failures[0].GetReason() != want {
+		t.Errorf("ImportConversations failed for %v, want %q", failures, want)
+	}
+}
