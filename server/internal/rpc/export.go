@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// maxExportBytes bounds the messages of a response, unless one alone has more.
-	maxExportBytes = 1 << 20
+	// maxExportBytes bounds the messages of a response, unless one alone has more. A client on
+	// a slow line receives one in seconds.
+	maxExportBytes = 256 << 10
 	// exportPage is how many ids an export has in memory.
 	exportPage = 256
 	// maxDamagedIDs is how many damaged conversations an export names.

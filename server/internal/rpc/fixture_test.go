@@ -52,6 +52,8 @@ type setup struct {
 	stored store.Options
 	// wrap puts something between the server and its store.
 	wrap func(store.Store) store.Store
+	// line is what the client's connection goes over.
+	line func(net.Conn) net.Conn
 }
 
 func open(t *testing.T, change func(*setup)) *fixture {
@@ -65,6 +67,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	s := &setup{
 		Options: Options{StoreName: "memory", Hub: f.hub, Agents: agents, Version: "v0.0.0-test", Log: log},
 		wrap:    func(s store.Store) store.Store { return s },
+		line:    func(c net.Conn) net.Conn { return c },
 	}
 	if change != nil {
 		change(s)
@@ -93,7 +96,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	if f.server, err = New(s.Options); err != nil {
 		t.Fatal(err)
 	}
-	f.serve(t)
+	f.serve(t, s.line)
 	t.Cleanup(func() {
 		turns.Stop(t.Context()) // Which has ended: nothing waits.
 		f.store.Close()
@@ -102,9 +105,9 @@ func open(t *testing.T, change func(*setup)) *fixture {
 }
 
 // serve makes the connection; its end comes before that of everything opened earlier.
-func (f *fixture) serve(t *testing.T) {
+func (f *fixture) serve(t *testing.T, line func(net.Conn) net.Conn) {
 	t.Helper()
-	listener := bufconn.Listen(1 << 20)
+	listener := bufconn.Listen(32 << 10)
 	g := grpc.NewServer(append(f.server.ServerOptions(), grpc.WaitForHandlers(true))...)
 	f.server.Register(g)
 	var serving sync.WaitGroup
@@ -114,7 +117,13 @@ func (f *fixture) serve(t *testing.T) {
 		}
 	})
 	conn, err := grpc.NewClient("passthrough:///parley",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := listener.DialContext(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return line(conn), nil
+		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -23,9 +24,10 @@ import (
 const (
 	// maxUnaryTime bounds the deadline of a unary call, which clients set as they like.
 	maxUnaryTime = 10 * time.Minute
-	// maxSendTime is how long a stream waits for its client to take one message, at least;
-	// it is up to a third more.
-	maxSendTime = 30 * time.Second
+	// maxSendTime is how long a stream waits for its client to read one message, at least: a
+	// second more for each minSendBytes of it, and up to limitLook more.
+	maxSendTime  = 30 * time.Second
+	minSendBytes = 8 << 10
 	// maxReceiveTime is how long a stream waits for the next request of its client, at least;
 	// it is up to limitLook more. An import may come out of a slow pipe.
 	maxReceiveTime = 5 * time.Minute
@@ -185,8 +187,9 @@ func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		case err := <-ended:
 			return err
 		case <-look.C:
+			allowed := limited.sendTime() // Before stuck, which sees whether another send has begun since.
 			switch {
-			case limited.sends.stuck() >= maxSendTime:
+			case limited.sends.stuck() >= allowed:
 				return errSlowReader
 			case limited.receives.stuck() >= maxReceiveTime:
 				return errSlowSender
@@ -199,13 +202,25 @@ func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 type limitedStream struct {
 	grpc.ServerStream
 	sends, receives waits
+	sent            atomic.Int64 // bytes of the message before the send under way
 }
 
-// SendMsg sends.
+// sendTime is how long the send under way may take. A client that reads steadily, over a slow
+// line, needs more time for a large message.
+func (s *limitedStream) sendTime() time.Duration {
+	return maxSendTime + time.Duration(s.sent.Load()/minSendBytes)*time.Second
+}
+
+// SendMsg sends. gRPC accepts a message when less than 64 KiB of those before it wait for the
+// client. So a send waits for the message before, not for its own.
 func (s *limitedStream) SendMsg(m any) error {
 	s.sends.steps.Add(1)
 	defer s.sends.steps.Add(1)
-	return s.ServerStream.SendMsg(m)
+	err := s.ServerStream.SendMsg(m)
+	if message, ok := m.(proto.Message); ok { // gRPC has just found its size.
+		s.sent.Store(int64(proto.MarshalOptions{UseCachedSize: true}.Size(message)))
+	}
+	return err
 }
 
 // RecvMsg receives.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -149,9 +151,10 @@ func TestCallsAreLogged(t *testing.T) {
 	}
 }
 
-// endless are Turns whose answer never ends; ended is closed when nobody takes it any more.
-func endless(ended chan struct{}) Turns {
-	piece := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1<<16)}}}
+// endless are Turns whose answer never ends, in pieces of so many bytes; ended is closed when
+// nobody takes it any more.
+func endless(size int, ended chan struct{}) Turns {
+	piece := textDelta(size)
 	return turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return func(yield func(*parleyv1.TurnEvent, error) bool) {
 			defer close(ended)
@@ -161,33 +164,118 @@ func endless(ended chan struct{}) Turns {
 	})
 }
 
-// TestSlowReader: a client that takes nothing for 30 s loses its stream, not the server a
-// goroutine.
+func textDelta(size int) *parleyv1.TurnEvent {
+	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", size)}}}
+}
+
+// TestSlowReader: a client that reads nothing loses its stream, and the server loses no
+// goroutine. Small pieces have 30 s, large ones have more.
 func TestSlowReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ended := make(chan struct{})
-		f := open(t, func(s *setup) { s.Turns = endless(ended) })
-		start := time.Now()
-		stream, err := f.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello"})
-		if err != nil {
-			t.Fatal(err)
+	for _, test := range []struct {
+		size int
+		want time.Duration
+	}{{1 << 10, 30 * time.Second}, {64 << 10, 38 * time.Second}, {1 << 20, 158 * time.Second}} {
+		synctest.Test(t, func(t *testing.T) {
+			ended := make(chan struct{})
+			f := open(t, func(s *setup) { s.Turns = endless(test.size, ended) })
+			start := time.Now()
+			stream, err := f.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-ended
+			if waited := time.Since(start); waited < test.want || waited > test.want+2*limitLook {
+				t.Errorf("pieces of %d bytes: the stream ended after %v, want %v", test.size, waited, test.want)
+			}
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			wantError(t, err, codes.ResourceExhausted, "SLOW_READER")
+		})
+	}
+}
+
+// slowLine is a connection that carries so many bytes a second to its reader.
+type slowLine struct {
+	net.Conn
+	perSecond int
+}
+
+// Read reads what arrives within 50 ms.
+func (l slowLine) Read(p []byte) (int, error) {
+	<-time.After(50 * time.Millisecond)
+	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])
+}
+
+// TestSteadyReader reads large messages over a slow line, without a pause. No stream counts as
+// one that nobody reads.
+func TestSteadyReader(t *testing.T) {
+	const perSecond = 20_000
+	large := turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+		return func(yield func(*parleyv1.TurnEvent, error) bool) {
+			for _, size := range []int{1 << 20, 100, 3 << 20, 100, 100, 2 << 20} {
+				if !yield(textDelta(size), nil) {
+					return
+				}
+			}
 		}
-		<-ended
-		if waited := time.Since(start); waited < maxSendTime || waited > maxSendTime*4/3 {
-			t.Errorf("the stream ended after %v", waited)
-		}
-		for err == nil {
-			_, err = stream.Recv()
-		}
-		wantError(t, err, codes.ResourceExhausted, "SLOW_READER")
 	})
+	for name, read := range map[string]func(t *testing.T, f *fixture) (bytes int, err error){
+		"Chat": func(t *testing.T, f *fixture) (bytes int, err error) {
+			t.Helper()
+			events, err := f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
+			for _, e := range events {
+				bytes += len(e.GetTextDelta().GetText())
+			}
+			return bytes, err
+		},
+		"ExportConversations": func(t *testing.T, f *fixture) (bytes int, err error) {
+			t.Helper()
+			file := fileOf("a", time.Now())
+			m := file.GetMessages()[0]
+			m.Content, file.Messages = strings.Repeat("x", 500<<10), nil
+			for i := range 5 {
+				m = proto.CloneOf(m)
+				m.Sequence = int32(i + 1)
+				file.Messages = append(file.Messages, m)
+			}
+			f.wantImport(t, false, 1, 0, file)
+			parts, err := f.export(t.Context(), "a")
+			for _, part := range parts {
+				bytes += proto.Size(part)
+			}
+			return bytes, err
+		},
+		"BackupStore": func(t *testing.T, f *fixture) (bytes int, err error) {
+			t.Helper()
+			got, _, err := f.backUp(t.Context())
+			return len(got), err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := open(t, func(s *setup) {
+					s.Turns, s.Backuper = large, newCopies(2<<20)
+					s.line = func(c net.Conn) net.Conn { return slowLine{c, perSecond} }
+				})
+				start := time.Now()
+				bytes, err := read(t, f)
+				if err != nil || bytes < 2<<20 {
+					t.Errorf("%d bytes after %v, %v", bytes, time.Since(start), err)
+				}
+				if least := time.Duration(bytes/perSecond) * time.Second; time.Since(start) < least {
+					t.Errorf("%d bytes took %v, want %v at least: the line is not slow", bytes, time.Since(start), least)
+				}
+			})
+		})
+	}
 }
 
 // TestPatientReader: a client may be slow as long as it reads.
 func TestPatientReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan struct{})
-		f := open(t, func(s *setup) { s.Turns = endless(ended) })
+		f := open(t, func(s *setup) { s.Turns = endless(64<<10, ended) })
 		ctx, leave := context.WithCancel(t.Context())
 		stream, err := f.Chat(ctx, &parleyv1.ChatRequest{Content: "hello"})
 		if err != nil {

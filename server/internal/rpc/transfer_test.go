@@ -316,7 +316,7 @@ func TestExportParts(t *testing.T) {
 	f := open(t, func(s *setup) { s.MaxMessageBytes = 3 << 20 })
 	big := func(n int) *parleyv1.Message { return user(strings.Repeat("x", n)) }
 	f.append(t, "small", user("1"), user("2"))
-	f.append(t, "many", slices.Repeat([]*parleyv1.Message{big(200 << 10)}, 14)...)
+	f.append(t, "many", slices.Repeat([]*parleyv1.Message{big(50 << 10)}, 14)...)
 	f.append(t, "large", big(100), big(2<<20), big(100), big(100))
 	f.create(t, chosen("empty"))
 	f.append(t, "last", user("1"))
