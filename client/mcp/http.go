@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -15,14 +16,15 @@ import (
 
 const (
 	sessionHeader = "Mcp-Session-Id"
-	// maxWriteTime is how long a client may take nothing of what is sent to it.
+	// maxWriteTime is how long a client may take to read writeBytes.
 	maxWriteTime = 30 * time.Second
+	writeBytes   = 64 << 10
 )
 
 // Handler serves clients over streamable HTTP, at whatever path it is mounted. Every request
 // stands for itself: there are no sessions to run out of or to lose in a restart, and any of
 // several servers can take the next request. A request may have 4 MiB (413 beyond); a client
-// that takes nothing for 30 s loses its connection; and a call ends with its request: to hang
+// that takes 30 s to read 64 KiB loses its connection; and a call ends with its request: to hang
 // up is to cancel.
 //
 // It does not look at Host and Origin. Whoever mounts it keeps out the pages of other origins
@@ -111,7 +113,7 @@ func readMessage(body []byte) message {
 	return m
 }
 
-// boundedWriter gives each write maxWriteTime. The request ends with one that takes longer.
+// boundedWriter gives each writeBytes maxWriteTime. The request ends when that is over.
 type boundedWriter struct {
 	http.ResponseWriter
 
@@ -119,9 +121,15 @@ type boundedWriter struct {
 }
 
 // Write writes in time or not at all.
-func (w *boundedWriter) Write(p []byte) (int, error) {
-	_ = w.controller.SetWriteDeadline(time.Now().Add(maxWriteTime))
-	return w.ResponseWriter.Write(p)
+func (w *boundedWriter) Write(p []byte) (written int, err error) {
+	for part := range slices.Chunk(p, writeBytes) {
+		_ = w.controller.SetWriteDeadline(time.Now().Add(maxWriteTime))
+		n, err := w.ResponseWriter.Write(part)
+		if written += n; err != nil {
+			return written, err
+		}
+	}
+	return written, nil
 }
 
 // Unwrap is for the SDK, which flushes.

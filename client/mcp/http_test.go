@@ -145,6 +145,20 @@ func TestWritesAreBounded(t *testing.T) {
 	}
 }
 
+// TestLargeWrites writes what a client on a slow line takes a minute to read: each part of it
+// has its own time.
+func TestLargeWrites(t *testing.T) {
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	text := strings.Repeat("x", 1<<20)
+	n, err := (&boundedWriter{w, http.NewResponseController(w)}).Write([]byte(text))
+	if err != nil || n != len(text) || w.Body.String() != text {
+		t.Errorf("Write(%d bytes) = %d, %v, and wrote %d", len(text), n, err, w.Body.Len())
+	}
+	if want := len(text) / writeBytes; len(w.set) != want {
+		t.Errorf("%d deadlines, want %d", len(w.set), want)
+	}
+}
+
 // Names of calls are no store for whoever makes them up.
 func TestCallNames(t *testing.T) {
 	c, cancelled := newCalls(), 0
