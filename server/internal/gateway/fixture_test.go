@@ -107,6 +107,7 @@ func dial(t *testing.T, g *grpc.Server) *grpc.ClientConn {
 		}
 	})
 	conn, err := grpc.NewClient("passthrough:///parley",
+		grpc.WithStaticStreamWindowSize(256<<10), // As the server does.
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
