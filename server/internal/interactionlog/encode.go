@@ -22,9 +22,9 @@ type encoder struct {
 }
 
 // appendLine adds the line of a MESSAGE_APPENDED change to b, and returns the time that it has.
-// On an error it adds nothing.
+// On an error it adds nothing. An entry that no reader would accept is an error too.
 func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
-	m := &e.m
+	m, begin := &e.m, len(b)
 	if err := m.decode(c.Message.Body()); err != nil {
 		return b, at, fmt.Errorf("message of conversation %q: %w", c.ConversationID, err)
 	}
@@ -48,8 +48,11 @@ func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Ti
 	b = append(b, `","content":"`...)
 	b = appendText(b, m.text())
 	b = append(b, `","metadata":{`...)
-	b = m.appendMetadata(b)
-	return append(b, "}}\n"...), at, nil
+	b = append(m.appendMetadata(b), "}}"...)
+	if len(b)-begin > maxLineBytes {
+		return b[:begin], at, fmt.Errorf("message of conversation %q: entry is %w", c.ConversationID, errTooLong)
+	}
+	return append(b, '\n'), at, nil
 }
 
 // appendAuthor adds whose words a message is: a user by name, if its metadata tell one, else

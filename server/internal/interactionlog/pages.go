@@ -38,7 +38,7 @@ type Page struct {
 	NextPageToken string
 	// Skipped counts the lines up to the last interaction of the page, or up to the end if it
 	// is the last page, that cannot be read: not JSON, without a key that is required, longer
-	// than 8 MiB, or larger than a reply. A query knows of those that are not enclosed in
+	// than 20 MiB, or larger than a reply. A query knows of those that are not enclosed in
 	// braces and of those that it had to parse, and not of faults in lines that seem to be of
 	// others or without the text. A last line that is just being written does not count.
 	Skipped int

@@ -25,7 +25,7 @@ const (
 
 // What is wrong with a line that may be whole.
 var (
-	errTooLong  = errors.New("longer than 8 MiB")
+	errTooLong  = errors.New("longer than 20 MiB")
 	errTooLarge = errors.New("larger than a reply, 4 MiB")
 )
 

@@ -1,9 +1,20 @@
 package interactionlog
 
-import "regexp"
+import (
+	"bytes"
+	"regexp"
+)
 
-// redacted stands where something matched.
-const redacted = "[redacted]"
+const (
+	// redacted stands where something matched.
+	redacted = "[redacted]"
+	// redactedMark stands for it until all expressions were applied, so that none matches in
+	// the word itself and makes the text grow again. No UTF-8 text has this byte.
+	redactedMark = "\xff"
+	// maxRedactedBytes is as long as a message may be. A text that gets longer by redaction
+	// is redacted as a whole, since no reply could contain it.
+	maxRedactedBytes = 3 << 20
+)
 
 // redactor takes from messages what must not reach the disk.
 type redactor []*regexp.Regexp
@@ -29,6 +40,7 @@ func (r redactor) message(m *message) {
 // text is the text with redacted for every match, one expression after the other. A match of
 // nothing is none.
 func (r redactor) text(text []byte) []byte {
+	found := false
 	for _, expression := range r {
 		if len(text) == 0 || !expression.Match(text) {
 			continue
@@ -37,8 +49,16 @@ func (r redactor) text(text []byte) []byte {
 			if len(match) == 0 {
 				return nil
 			}
-			return []byte(redacted)
+			found = true
+			return []byte(redactedMark)
 		})
 	}
-	return text
+	if !found {
+		return text
+	}
+	marks := bytes.Count(text, []byte(redactedMark))
+	if len(text)+marks*(len(redacted)-len(redactedMark)) > maxRedactedBytes {
+		return []byte(redacted)
+	}
+	return bytes.ReplaceAll(text, []byte(redactedMark), []byte(redacted))
 }

@@ -17,8 +17,10 @@ const (
 	// tailBytes are read behind a chunk for the end of its last line. A line that is longer
 	// is read alone.
 	tailBytes = 64 << 10
-	// maxLineBytes bounds a line: a longer one is skipped.
-	maxLineBytes = 8 << 20
+	// maxLineBytes bounds an entry, without its line break. The encoder writes none that is
+	// longer, and a longer one is skipped. A message has at most 3 MiB, of which JSON escapes
+	// a byte as six at worst; the rest is for the keys and for redacted metadata.
+	maxLineBytes = 20 << 20
 	// maxScanners bounds the goroutines of a query, each of which holds two chunks.
 	maxScanners = 4
 )

@@ -1,0 +1,105 @@
+package interactionlog
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// longestMessages are messages of 3 MiB, the largest that a server accepts and that an agent may
+// answer with, of which entries are as long as they get.
+func longestMessages() map[string]*parleyv1.Message {
+	const most = 3 << 20
+	metadata, types := map[string]string{}, make([]*parleyv1.StructuredData, 64)
+	for i := range 64 {
+		metadata[fmt.Sprintf("%02d%s", i, strings.Repeat(",", 62))] = strings.Repeat("[", 1<<10)
+		types[i] = &parleyv1.StructuredData{Type: fmt.Sprintf("%02d%s", i, strings.Repeat("{", 126))}
+	}
+	whole := func(m *parleyv1.Message, unit string) *parleyv1.Message {
+		m.Id, m.Role = "m", parleyv1.Role_ROLE_USER
+		m.Content = strings.Repeat(unit, (most-proto.Size(m)-16)/len(unit))
+		return m
+	}
+	return map[string]*parleyv1.Message{
+		"control characters": whole(new(parleyv1.Message), "\x01"),
+		"quotes":             whole(new(parleyv1.Message), `"\`),
+		"digits":             whole(new(parleyv1.Message), "7"),
+		"metadata and types": whole(&parleyv1.Message{Metadata: metadata, StructuredData: types}, "\x01"),
+		"a tool's result": {
+			Id: "m", Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c", Name: "t", Content: strings.Repeat("\x01", most-100)},
+		},
+	}
+}
+
+// TestLongestEntries lists, finds, adds once and erases what the log has written of the largest
+// messages, with and without redaction, which may make a text longer.
+func TestLongestEntries(t *testing.T) {
+	redact := []*regexp.Regexp{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z,{[]`)}
+	for name, m := range longestMessages() {
+		for _, redact := range [][]*regexp.Regexp{nil, redact} {
+			t.Run(fmt.Sprint(name, ", expressions ", len(redact)), func(t *testing.T) {
+				s := newService(t, logDir(t))
+				s.log.encoder.redact = redact
+				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m}})
+				do(t, err)
+				if s.log.Lost() > 0 {
+					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.failing.cause)
+				}
+				path := s.log.path(dayOf(noon).fileName())
+				before, err := os.Stat(path)
+				do(t, err)
+				for range 2 {
+					s.restart()
+				}
+				after, err := os.Stat(path)
+				do(t, err)
+				if after.Size() != before.Size() {
+					t.Errorf("the file has %d bytes after two crashes, want %d", after.Size(), before.Size())
+				}
+				listed, err := s.log.List(t.Context(), &List{Tenant: "acme", ConversationID: "c"})
+				do(t, err)
+				found, err := s.log.Search(t.Context(), &Search{Tenant: "acme", Query: ""})
+				do(t, err)
+				for call, page := range map[string]*Page{"List": listed, "Search": found} {
+					if len(page.Interactions) != 1 || page.Skipped != 0 {
+						t.Errorf("%s: %d entries, %d skipped, want 1 and 0", call, len(page.Interactions), page.Skipped)
+					}
+				}
+				if n, err := s.log.Erase(t.Context(), "acme", "c"); n != 1 || err != nil {
+					t.Errorf("Erase = %d, %v, want 1", n, err)
+				}
+				if left, err := os.Stat(path); err != nil || left.Size() != 0 {
+					t.Errorf("%d bytes are left, %v", left.Size(), err)
+				}
+				do(t, s.log.Close())
+			})
+		}
+	}
+}
+
+// TestEntryTooLong counts an entry as lost that no reader would accept.
+func TestEntryTooLong(t *testing.T) {
+	w := newWriting(t)
+	w.say(strings.Repeat("\x01", maxLineBytes/6), "next")
+	if got := saidBy(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
+		t.Errorf("the file says %.100q, Lost() = %d, want an entry about the lost one, and the next", got, w.Lost())
+	}
+}
+
+// TestRedactOnce matches no expression in what another one has left.
+func TestRedactOnce(t *testing.T) {
+	r := redactor{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z]`), regexp.MustCompile(`.b`)}
+	if got, want := string(r.text([]byte("1xB"))), redacted+redacted+"B"; got != want {
+		t.Errorf("text = %q, want %q", got, want)
+	}
+	if got := string(r.text([]byte("\xffB"))); got != "\xffB" {
+		t.Errorf("text = %q, want it as it was", got)
+	}
+}
