@@ -352,7 +352,7 @@ func benchText(random *rand.Rand, words []string) string {
 // BenchmarkLongLines measures the memory for lines that are nearly as long as any may be, which
 // have to be parsed.
 func BenchmarkLongLines(b *testing.B) {
-	const most, lines = 64, 12
+	const most, lines = 128, 12
 	r := newReading(b)
 	long := strings.Repeat("x", maxLineBytes-1000)
 	r.put(b, "2026-11-20", strings.Repeat(entry{content: long}.String(), lines)+strings.Repeat(some(strings.Repeat("y", 1<<20)), lines))
