@@ -39,9 +39,9 @@ type pending struct {
 	// unsure: the files may lack more than what came since then, and nothing but CatchUp can
 	// tell.
 	unsure bool
-	// The lines that are perhaps not durable yet: the days of their files, the earliest time
-	// of them, the earliest of those in the newest batch.
-	days             map[day]bool
+	// The lines that are perhaps not durable yet: where they are in the files of which days, the
+	// earliest time of them, the earliest of those in the newest batch.
+	days             map[day]*tail
 	earliest, newest time.Time
 	renamed          bool // the directory has a new file
 	// What the process before has lost, and says so nowhere.
@@ -136,9 +136,7 @@ func (l *Log) note(earliest time.Time) {
 	}
 	if earliest.Before(p.saved.Whole) && !l.closed { // The clock was set back.
 		p.saved.Whole = earliest
-		if err := l.save(false); err != nil {
-			l.pending.unsure = true
-		}
+		_ = l.save(false) // If that fails, the next sync saves it and reports why it cannot.
 	}
 }
 
@@ -154,9 +152,11 @@ func (l *Log) sync() error {
 
 // unsynced is what is to be made durable.
 type unsynced struct {
-	days    map[day]bool
-	renamed bool
-	whole   time.Time // the checkpoint's when that is done; zero: as it is
+	days     map[day]*tail
+	earliest time.Time // of their entries
+	renamed  bool
+	whole    time.Time // the checkpoint's when that is done; zero: as it is
+	doubt    error     // errDoubt, about the files of days that are no longer in days
 }
 
 // takeUnsynced returns what has been written since it was called last; nil if nothing has.
@@ -167,7 +167,7 @@ func (l *Log) takeUnsynced() *unsynced {
 	if len(p.days) == 0 && !p.renamed && p.saved.Lost == p.missing.lost+l.failing.lost {
 		return nil
 	}
-	u := &unsynced{days: p.days, renamed: p.renamed, whole: p.newest}
+	u := &unsynced{days: p.days, earliest: p.earliest, renamed: p.renamed, whole: p.newest}
 	if now := l.options.Now(); now.Before(u.whole) {
 		u.whole = now // The clock was set back: what comes next may be as early.
 	}
@@ -175,26 +175,46 @@ func (l *Log) takeUnsynced() *unsynced {
 	return u
 }
 
+// sync makes durable what it can; the rest stays in u.
 func (u *unsynced) sync(dir string) error {
 	var err error
-	for d := range u.days {
-		err = errors.Join(err, syncFile(filepath.Join(dir, d.fileName())))
+	for d, t := range u.days {
+		fault := t.sync(filepath.Join(dir, d.fileName()))
+		if errors.Is(fault, errDoubt) {
+			u.doubt = errors.Join(u.doubt, fault)
+		} else if fault != nil {
+			err = errors.Join(err, fault)
+			continue
+		}
+		delete(u.days, d)
 	}
 	if u.renamed {
-		if fault := syncDir(dir); !errors.Is(fault, fs.ErrNotExist) {
+		fault := syncDir(dir)
+		if u.renamed = fault != nil && !errors.Is(fault, fs.ErrNotExist); u.renamed {
 			err = errors.Join(err, fault)
 		}
 	}
 	return err
 }
 
-// synced moves the checkpoint on, but not beyond a line that has come meanwhile.
+// synced moves the checkpoint on, but not beyond a line that has come meanwhile or that is not
+// durable. What is left of u is tried again by the next sync.
 func (l *Log) synced(u *unsynced, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := &l.pending
-	// What failed once may succeed the next time without anything being on the disk.
-	p.unsure = p.unsure || err != nil
+	if u.doubt != nil {
+		l.mistrust(u.doubt)
+	}
+	for d, t := range u.days {
+		l.restore(d, t)
+	}
+	if left := len(u.days) > 0 || u.renamed; left {
+		p.renamed = p.renamed || u.renamed
+		if p.earliest.IsZero() || !u.earliest.IsZero() && u.earliest.Before(p.earliest) {
+			p.earliest = u.earliest
+		}
+	}
 	if !p.earliest.IsZero() && p.earliest.Before(u.whole) {
 		u.whole = p.earliest
 	}
@@ -229,8 +249,9 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// end says in the checkpoint that the log was closed, if it lacks nothing.
+// end says in the checkpoint that the log was closed, if it lacks nothing and all of it is durable.
 func (l *Log) end() error {
-	l.pending.saved.Clean = !l.pending.unsure && l.failing.lost == 0
+	p := &l.pending
+	p.saved.Clean = !p.unsure && l.failing.lost == 0 && len(p.days) == 0 && !p.renamed
 	return l.save(true)
 }

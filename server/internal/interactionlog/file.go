@@ -115,7 +115,8 @@ type appendFile struct {
 	day  day
 	path string
 	info fs.FileInfo // tells it from another file of the same name
-	// size after our last write; if it has another one, somebody else has written to it.
+	// size up to the end of the last entry that we have written; if it has another one, somebody
+	// else has written to it.
 	size int64
 }
 
@@ -168,6 +169,7 @@ func (f *appendFile) append(size int64, lines []byte, all bool) (kept int, err e
 	if keep < n && f.cut(size+int64(n), size+int64(keep)) {
 		whole = keep
 	}
+	f.size = size + int64(whole)
 	return max(0, whole-(1-begin)), err
 }
 

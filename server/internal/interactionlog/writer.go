@@ -100,10 +100,7 @@ func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
 	}
 	kept, err = f.append(size, lines, all)
 	if kept > 0 {
-		if l.pending.days == nil {
-			l.pending.days = map[day]bool{}
-		}
-		l.pending.days[d] = true
+		l.extend(f, size, bytes.Count(lines[1:1+kept], []byte{'\n'}))
 	}
 	if err != nil {
 		l.letGo(f)

@@ -1,0 +1,122 @@
+package interactionlog
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// maxRewritten bounds how much of a file is written again after a failed sync. A longer tail is
+// left to the next start, which compares the log with the store.
+const maxRewritten = 64 << 20
+
+// errDoubt says that entries may be missing and that only CatchUp can find out which.
+var errDoubt = errors.New("entries that were not durable have changed")
+
+// tail is the part of a file that may not be durable yet.
+type tail struct {
+	// file tells the file from another one of the same name.
+	file fs.FileInfo
+	// from is where the first entry starts, to where the last one ends.
+	from, to int64
+	// entries is how many of them the log has written.
+	entries int
+	// failed says that a sync has failed.
+	failed bool
+}
+
+// mistrust leaves it to the next start to find out which entries are missing. l.mu is held.
+func (l *Log) mistrust(cause error) {
+	l.pending.unsure = true
+	l.options.Log.Warn("interaction log may lack entries after a failed sync; the next start adds what the store still keeps",
+		"error", cause)
+}
+
+// extend adds entries that were written to the end of a file at an offset. l.mu is held.
+func (l *Log) extend(f *appendFile, from int64, entries int) {
+	p := &l.pending
+	t := p.days[f.day]
+	if t != nil && !os.SameFile(t.file, f.info) {
+		if t.failed {
+			l.mistrust(fmt.Errorf("%s: %w", f.path, errDoubt))
+		}
+		t = nil
+	}
+	if t == nil {
+		if p.days == nil {
+			p.days = make(map[day]*tail)
+		}
+		t = &tail{file: f.info, from: from}
+		p.days[f.day] = t
+	}
+	t.to, t.entries = f.size, t.entries+entries
+}
+
+// restore takes back a tail that could not be made durable, and what has followed since. l.mu
+// is held.
+func (l *Log) restore(d day, t *tail) {
+	p := &l.pending
+	t.failed = true
+	if next := p.days[d]; next != nil {
+		if !os.SameFile(t.file, next.file) {
+			l.mistrust(fmt.Errorf("%s: %w", d.fileName(), errDoubt))
+			return
+		}
+		t.to, t.entries = next.to, t.entries+next.entries
+	}
+	if p.days == nil {
+		p.days = make(map[day]*tail)
+	}
+	p.days[d] = t
+}
+
+// sync makes the tail durable. A file that was removed needs that no longer. After a failed sync
+// it writes the tail again first: the system may have dropped what it could not write, and
+// reports that once only, so another sync alone proves nothing. Errors: errDoubt.
+func (t *tail) sync(path string) error {
+	flag := os.O_RDONLY
+	if t.failed {
+		flag = os.O_RDWR
+	}
+	f, info, err := openFile(path, flag)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, ErrRefused):
+		return nil
+	case err != nil:
+		return err
+	}
+	if t.failed {
+		err = t.rewrite(f, info)
+	}
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// rewrite writes the tail as it is read from the file. Errors: errDoubt, if it does not contain
+// as many complete entries as the log has written.
+func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
+	if !os.SameFile(t.file, info) || info.Size() < t.to || t.to-t.from > maxRewritten {
+		return fmt.Errorf("%s: %w", f.Name(), errDoubt)
+	}
+	lines, complete := bufio.NewReaderSize(io.NewSectionReader(f, t.from, t.to-t.from), copyBytes), 0
+	for at := t.from; at < t.to; {
+		text, err := lines.ReadBytes('\n')
+		if err != nil && !errors.Is(err, io.EOF) || len(text) == 0 {
+			return err
+		}
+		if _, err := parseLine(bytes.TrimSpace(text)); err == nil {
+			complete++
+		}
+		if _, err := f.WriteAt(text, at); err != nil {
+			return err
+		}
+		at += int64(len(text))
+	}
+	if complete < t.entries {
+		return fmt.Errorf("%s: %w", f.Name(), errDoubt)
+	}
+	return nil
+}

@@ -1,0 +1,34 @@
+package interactionlog
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestNoFileDescriptor has no file descriptor left for a sync, once.
+func TestNoFileDescriptor(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	var limit syscall.Rlimit
+	do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	none := limit
+	none.Cur = 0
+	do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
+	err := s.log.sync()
+	do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Fatalf("sync = %v, want %v", err, syscall.EMFILE)
+	}
+	s.now = s.now.Add(time.Hour)
+	s.add("acme", "c1", "two")
+	s.log.tend()
+	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
+		t.Errorf("after the next sync the log is complete until %v, want %v", whole, s.now)
+	}
+	do(t, s.log.Close())
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+		t.Errorf("after Close the checkpoint is %+v, %v, want clean", c, err)
+	}
+}

@@ -1,0 +1,159 @@
+package interactionlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// failSync has a sync fail for all that is not durable yet, as for a disk with an error.
+func (s *service) failSync() {
+	s.tb.Helper()
+	if err := s.log.synced(s.log.takeUnsynced(), syscall.EIO); !errors.Is(err, syscall.EIO) {
+		s.tb.Fatalf("synced = %v, want %v", err, syscall.EIO)
+	}
+}
+
+// TestFailedSync ends the doubt after a failed sync with a later one, and not before.
+func TestFailedSync(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	do(t, s.log.sync())
+	before := s.log.pending.saved.Whole
+	s.now = s.now.Add(time.Hour)
+	s.add("acme", "c1", "two")
+	failed := s.now
+	s.failSync()
+	for range 3 {
+		s.now = s.now.Add(time.Hour)
+		s.add("acme", "c2", "more")
+		s.failSync()
+		if whole := s.log.pending.saved.Whole; whole.Before(before) || whole.After(failed) {
+			t.Errorf("while syncs fail the log is complete until %v, want %v to %v", whole, before, failed)
+		}
+	}
+	do(t, s.log.sync())
+	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
+		t.Errorf("after a sync the log is complete until %v, want %v", whole, s.now)
+	}
+	s.wants("one", "two", "more", "more", "more")
+	do(t, s.log.Close())
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+		t.Errorf("after Close the checkpoint is %+v, %v, want clean", c, err)
+	}
+}
+
+// TestFailedSyncAtClose leaves what is not durable to the next start.
+func TestFailedSyncAtClose(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	u := s.log.takeUnsynced()
+	_ = s.log.synced(u, syscall.EIO)
+	u = s.log.takeUnsynced() // As Close does, whose sync fails too.
+	_ = s.log.synced(u, syscall.EIO)
+	s.log.Log.mu.Lock()
+	do(t, s.log.end())
+	s.log.Log.mu.Unlock()
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean || c.Whole.After(s.now) {
+		t.Errorf("the checkpoint is %+v, %v, want one that is not clean", c, err)
+	}
+	do(t, s.log.Close())
+}
+
+// TestFailedSyncThatLostEntries leaves it to the next start to add what the system has dropped
+// after a failed sync, in whichever way the file has changed.
+func TestFailedSyncThatLostEntries(t *testing.T) {
+	zero := func(text []byte) []byte {
+		end := bytes.IndexByte(text, '\n')
+		return append(bytes.Repeat([]byte{0}, end), text[end:]...)
+	}
+	for _, test := range []struct {
+		name   string
+		change func(path string, text []byte) error
+		want   string
+	}{
+		{"zeros", func(path string, text []byte) error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt(zero(text), 0)
+			return errors.Join(err, f.Close())
+		}, "! two one"},
+		{"shorter", func(path string, text []byte) error {
+			return os.Truncate(path, int64(bytes.IndexByte(text, '\n')+1))
+		}, "one two"},
+		{"another file", func(path string, text []byte) error {
+			return errors.Join(os.WriteFile(path+".new", zero(text), fileMode), os.Rename(path+".new", path))
+		}, "! two one"},
+	} {
+		for _, say := range []string{"", "three"} {
+			t.Run(fmt.Sprint(test.name, say), func(t *testing.T) {
+				s := newService(t, logDir(t))
+				s.add("acme", "c1", "one")
+				s.add("acme", "c2", "two")
+				s.failSync()
+				path := s.log.path(dayOf(noon).fileName())
+				text, err := os.ReadFile(path)
+				do(t, err, test.change(path, text))
+				before := s.log.pending.saved.Whole
+				want := strings.Fields(test.want)
+				if say != "" {
+					s.now = s.now.Add(time.Minute)
+					s.add("acme", "c3", say)
+				}
+				do(t, s.log.sync())
+				if said := s.log.said.take(); !s.log.pending.unsure || !strings.Contains(said, "may lack entries") {
+					t.Errorf("operators read %q, want a warning", said)
+				}
+				if after := s.log.pending.saved.Whole; !after.Equal(before) {
+					t.Errorf("the log is complete until %v, want %v as before", after, before)
+				}
+				do(t, s.log.Close())
+				s.open()
+				do(t, s.catchUp(), s.log.Close())
+				got := strings.Fields(strings.ReplaceAll(strings.Join(saidBy(t, s.dir)[dayOf(noon).fileName()], " "), "\x00", ""))
+				if say != "" {
+					got = remove(t, got, say)
+				}
+				if strings.Join(got, " ") != strings.Join(want, " ") {
+					t.Errorf("the file says %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+// remove returns the texts without one that must be there once.
+func remove(t *testing.T, all []string, one string) (others []string) {
+	t.Helper()
+	for _, text := range all {
+		if text != one {
+			others = append(others, text)
+		}
+	}
+	if len(others) != len(all)-1 {
+		t.Errorf("of %q there are %d in %q, want 1", one, len(all)-len(others), all)
+	}
+	return others
+}
+
+// TestFailedSyncOfMuch leaves a tail to the next start that is too long to be written again.
+func TestFailedSyncOfMuch(t *testing.T) {
+	s := newService(t, logDir(t))
+	text := strings.Repeat("\x01", 1<<20)
+	for i := range 12 {
+		s.add("acme", fmt.Sprint("c", i), text)
+	}
+	s.failSync()
+	do(t, s.log.sync())
+	if !s.log.pending.unsure {
+		t.Error("the log takes 72 MiB for durable that were not written again")
+	}
+	do(t, s.log.Close())
+}
