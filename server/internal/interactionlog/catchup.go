@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"time"
 
@@ -12,10 +13,15 @@ import (
 )
 
 const (
-	// catchUpBytes is how much of messages is looked for in the files at a time.
+	// maxSought is how many messages one walk over the files looks for. Each takes about 40
+	// bytes of memory.
+	maxSought = 4 << 20
+	// catchUpBytes is how much of messages is added at a time.
 	catchUpBytes = 8 << 20
 	// catchUpRows is how many conversations are listed at a time.
 	catchUpRows = 1000
+	// progressEvery is how often CatchUp reports how far it is.
+	progressEvery = time.Second
 )
 
 // CatchUp adds lines for messages that the log lacks because the process before did not come to
@@ -25,6 +31,12 @@ const (
 // a line of it says, or removed by hand, and stays so. After a clean stop, and for a log that is
 // new, it does nothing. It is to be called before anything else is written to the store or the
 // log. When it fails, or is killed, the next start does what is left; nothing is added twice.
+//
+// It lists the store once, and reads each file of the days since then at most once, from its end,
+// until nothing is missing any more: after a kill that has cost nothing, what was written in the
+// last two minutes. A server waits for it, since an entry that is added must not follow a later
+// one of its conversation, and it reports its progress every second.
+//
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
 	l.mu.Lock()
@@ -33,20 +45,17 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	if !unsure {
 		return nil
 	}
-	imports, err := l.imports()
+	c, err := l.newCatchUp(s, since)
+	if err == nil {
+		err = c.run(ctx, tenants)
+	}
 	if err != nil {
 		return fmt.Errorf("interaction log: catch up: %w", err)
 	}
-	c := &catchUp{log: l, store: s, since: since, imports: imports}
-	for _, tenant := range tenants {
-		if err := c.tenant(ctx, tenant); err != nil {
-			return fmt.Errorf("interaction log: catch up: %w", err)
-		}
-	}
-	if err := c.flush(ctx); err != nil {
-		return fmt.Errorf("interaction log: catch up: %w", err)
-	}
 	l.caughtUp(c.added)
+	if c.passed > 0 {
+		l.options.Log.Info("interaction log: lines stay missing, since later ones of their conversations are there", "count", c.passed)
+	}
 	if c.added > 0 {
 		l.options.Log.Info("interaction log: lines added that the last stop had left out",
 			"count", int64(c.added)-(l.lost.Load()-before), "since", since)
@@ -75,16 +84,31 @@ type catchUp struct {
 	since time.Time
 	// imports says which messages came from elsewhere, or were erased.
 	imports map[imported]foreign
-	// found is what the files may lack, in the order of the conversations' sequences.
-	found []candidate
-	bytes int
-	added int
+	seed    maphash.Seed
+
+	// suspects are conversations whose messages the files may lack, missing the keys of those
+	// that they do lack as far as the files were read.
+	suspects    []suspect
+	missing     map[uint64]struct{}
+	first, last day // of these messages
+
+	found  []candidate // to be added
+	bytes  int
+	added  int
+	passed int // messages that stay missing
+
+	progress progress
 }
 
-// candidate is a message that the log may lack.
+// suspect is a conversation with the keys of its messages since the log was complete, in order.
+type suspect struct {
+	tenant, id string
+	keys       []uint64
+}
+
+// candidate is a message that the log lacks.
 type candidate struct {
 	change store.Change
-	line   lineKey
 	order  time.Time // where it is added: never ahead of an earlier message of its conversation
 }
 
@@ -95,7 +119,28 @@ type lineKey struct {
 	micros            int64 // its time, since 1970
 }
 
-// tenant looks at the conversations of a tenant.
+// newCatchUp prepares a catchUp of what was committed since a time.
+func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
+	imports, err := l.imports()
+	if err != nil {
+		return nil, err
+	}
+	return &catchUp{
+		log: l, store: s, since: since, imports: imports, seed: maphash.MakeSeed(), missing: make(map[uint64]struct{}),
+		progress: progress{log: l, due: l.options.Now().Add(progressEvery)},
+	}, nil
+}
+
+func (c *catchUp) run(ctx context.Context, tenants []string) error {
+	for _, tenant := range tenants {
+		if err := c.tenant(ctx, tenant); err != nil {
+			return err
+		}
+	}
+	return c.flush(ctx)
+}
+
+// tenant checks the conversations of a tenant.
 func (c *catchUp) tenant(ctx context.Context, tenant string) error {
 	list := &store.List{Tenant: tenant, PageSize: catchUpRows, OldestFirst: true}
 	for {
@@ -104,10 +149,13 @@ func (c *catchUp) tenant(ctx context.Context, tenant string) error {
 			return err
 		}
 		for _, entry := range page.Entries {
-			if h := entry.GetConversation(); !h.GetLastAppendTime().AsTime().Before(c.since) {
-				if err := c.conversation(ctx, tenant, h.GetId()); err != nil {
-					return err
-				}
+			h := entry.GetConversation()
+			c.progress.conversation()
+			if h.GetLastAppendTime().AsTime().Before(c.since) {
+				continue
+			}
+			if err := c.conversation(ctx, tenant, h.GetId()); err != nil {
+				return err
 			}
 		}
 		if list.PageToken = page.NextPageToken; list.PageToken == "" {
@@ -116,8 +164,32 @@ func (c *catchUp) tenant(ctx context.Context, tenant string) error {
 	}
 }
 
-// conversation looks at the messages of a conversation.
+// conversation has the messages of a conversation looked for in the files.
 func (c *catchUp) conversation(ctx context.Context, tenant, id string) error {
+	s := suspect{tenant: tenant, id: id}
+	err := c.messages(ctx, tenant, id, func(key uint64, at time.Time, _ store.Frame) {
+		d := dayOf(at)
+		if len(c.missing) == 0 {
+			c.first, c.last = d, d
+		}
+		c.first, c.last = min(c.first, d), max(c.last, d)
+		s.keys = append(s.keys, key)
+		c.missing[key] = struct{}{}
+	})
+	if err != nil {
+		return err
+	}
+	if len(s.keys) > 0 {
+		c.suspects = append(c.suspects, s)
+	}
+	if len(c.missing) >= maxSought {
+		return c.flush(ctx)
+	}
+	return nil
+}
+
+// messages visits those of a conversation that should have lines and may have none.
+func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(key uint64, at time.Time, frame store.Frame)) error {
 	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -132,91 +204,113 @@ func (c *catchUp) conversation(ctx context.Context, tenant, id string) error {
 	h := snapshot.Conversation
 	foreign := max(h.GetForkedFrom().GetSequence(), c.imports[imported{Tenant: tenant, ID: id, UID: h.GetUid()}].sequence)
 	erased := c.imports[imported{Tenant: tenant, ID: id}].erased
-	var order time.Time
+	var m message
 	for frame := range snapshot.Messages.All() {
-		m, err := frame.Message()
-		if err != nil {
-			return err
+		if err := m.decode(frame.Body()); err != nil {
+			return fmt.Errorf("message of conversation %q: %w", id, err)
 		}
-		at := m.GetCreateTime().AsTime()
-		if m.GetSequence() <= foreign || at.Before(c.since) || !at.After(erased) {
+		at := time.Unix(m.seconds, m.nanos)
+		if m.sequence <= foreign || at.Before(c.since) || !at.After(erased) {
 			continue
 		}
-		if at.After(order) {
-			order = at
-		}
-		c.found = append(c.found, candidate{
-			change: store.Change{
-				Tenant: tenant, ConversationID: id, Kind: parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED,
-				Time: at, Message: slices.Clone(frame),
-			},
-			line:  lineKey{tenant, id, m.GetSequence(), at.UnixMicro()},
-			order: order,
-		})
-		c.bytes += len(frame)
-	}
-	if c.bytes >= catchUpBytes {
-		return c.flush(ctx)
+		visit(c.key(lineKey{tenant, id, m.sequence, at.UnixMicro()}), at, frame)
 	}
 	return nil
 }
 
-// flush adds what was found and is not in the files.
+func (c *catchUp) key(k lineKey) uint64 { return maphash.Comparable(c.seed, k) }
+
+// flush adds what the files lack of the suspects' messages.
 func (c *catchUp) flush(ctx context.Context) error {
-	if len(c.found) == 0 {
-		return nil
-	}
-	missing := make(map[lineKey]bool, len(c.found))
-	first, last := dayOf(c.found[0].change.Time), dayOf(c.found[0].change.Time)
-	for i := range c.found {
-		d := dayOf(c.found[i].change.Time)
-		first, last = min(first, d), max(last, d)
-		missing[c.found[i].line] = true
-	}
-	days, err := c.log.reader.days(first, last)
-	if err != nil {
+	if err := c.strike(ctx); err != nil {
 		return err
 	}
-	for _, d := range days {
-		if err := c.strike(ctx, d, missing); err != nil {
+	for _, s := range c.suspects {
+		from := len(s.keys)
+		for from > 0 && c.isMissing(s.keys[from-1]) {
+			from--
+		}
+		for _, key := range s.keys[:from] { // A later one of the conversation is in the files.
+			if c.isMissing(key) {
+				delete(c.missing, key)
+				c.passed++
+			}
+		}
+		if from == len(s.keys) {
+			continue
+		}
+		if err := c.add(ctx, s); err != nil {
 			return err
 		}
 	}
-	c.passOver(missing)
-	slices.SortStableFunc(c.found, func(a, b candidate) int { return a.order.Compare(b.order) })
-	changes := make([]store.Change, 0, len(missing))
-	for i := range c.found {
-		if missing[c.found[i].line] {
-			changes = append(changes, c.found[i].change)
+	c.write()
+	c.suspects, c.missing = nil, make(map[uint64]struct{})
+	return nil
+}
+
+func (c *catchUp) isMissing(key uint64) bool {
+	_, missing := c.missing[key]
+	return missing
+}
+
+// add has what is missing of a conversation added.
+func (c *catchUp) add(ctx context.Context, s suspect) error {
+	var order time.Time
+	err := c.messages(ctx, s.tenant, s.id, func(key uint64, at time.Time, frame store.Frame) {
+		if at.After(order) {
+			order = at
 		}
+		if !c.isMissing(key) {
+			return
+		}
+		c.found = append(c.found, candidate{
+			change: store.Change{
+				Tenant: s.tenant, ConversationID: s.id, Kind: parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED,
+				Time: at, Message: slices.Clone(frame),
+			},
+			order: order,
+		})
+		c.bytes += len(frame)
+	})
+	if c.bytes >= catchUpBytes {
+		c.write()
+	}
+	return err
+}
+
+// write adds what was found, of all conversations in the order of time.
+func (c *catchUp) write() {
+	slices.SortStableFunc(c.found, func(a, b candidate) int { return a.order.Compare(b.order) })
+	changes := make([]store.Change, 0, len(c.found))
+	for i := range c.found {
+		changes = append(changes, c.found[i].change)
 	}
 	c.log.Committed(changes)
 	c.added += len(changes)
 	c.found, c.bytes = nil, 0
+}
+
+// strike takes out of what is missing what has a line in the files, the newest of which are
+// read first.
+func (c *catchUp) strike(ctx context.Context) error {
+	if len(c.missing) == 0 {
+		return nil
+	}
+	days, err := c.log.reader.days(c.first, c.last)
+	if err != nil {
+		return err
+	}
+	c.progress.files(c.log.options.Dir, days)
+	for _, d := range slices.Backward(days) {
+		if err := c.strikeDay(ctx, d); err != nil || len(c.missing) == 0 {
+			return err
+		}
+	}
 	return nil
 }
 
-// passOver takes out of what is missing what has a later message of its conversation in the
-// files.
-func (c *catchUp) passOver(missing map[lineKey]bool) {
-	passed := 0
-	var behind lineKey // the conversation of which a later message has a line
-	for _, f := range slices.Backward(c.found) {
-		switch {
-		case !missing[f.line]:
-			behind = f.line
-		case f.line.tenant == behind.tenant && f.line.sessionID == behind.sessionID:
-			delete(missing, f.line)
-			passed++
-		}
-	}
-	if passed > 0 {
-		c.log.options.Log.Info("interaction log: lines stay missing, since later ones of their conversations are there", "count", passed)
-	}
-}
-
-// strike takes out of what is missing what has a line in the file of a day.
-func (c *catchUp) strike(ctx context.Context, d day, missing map[lineKey]bool) error {
+// strikeDay does that for the file of a day, from its end.
+func (c *catchUp) strikeDay(ctx context.Context, d day) error {
 	r := c.log.reader
 	f, err := r.openToRead(d.fileName())
 	if f == nil {
@@ -224,22 +318,26 @@ func (c *catchUp) strike(ctx context.Context, d day, missing map[lineKey]bool) e
 	}
 	defer func() { _ = f.Close() }()
 	since := appendTimestamp(nil, c.since.UTC())
-	s := &stretch{file: f, size: f.size, end: f.size, wants: func(text []byte) bool {
-		h, ok := parseHead(text)
-		return !ok || string(h.timestamp) >= string(since)
-	}}
-	var buffer []byte
-	for at, err := range r.scan(ctx, s, true) {
-		if err == nil && at.long {
-			at, err = readLine(s.file, s.size, at.from, &buffer)
-		}
+	s := &stretch{
+		file: &watchedFile{openedFile: f, progress: &c.progress, before: c.progress.read}, size: f.size, end: f.size, backward: true,
+		wants: func(text []byte) bool {
+			h, ok := parseHead(text)
+			return !ok || string(h.timestamp) >= string(since)
+		},
+	}
+	for at, err := range r.wholeLines(ctx, s, true) {
 		if err != nil {
 			return err
 		}
-		if l, err := read(at); err == nil {
-			turn := l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
-			stamp := l.interaction.GetTimestamp().AsTime().UnixMicro()
-			delete(missing, lineKey{l.tenant, l.interaction.GetConversationId(), int32(turn), stamp})
+		l, err := read(at)
+		if err != nil {
+			continue
+		}
+		turn := l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
+		stamp := l.interaction.GetTimestamp().AsTime().UnixMicro()
+		delete(c.missing, c.key(lineKey{l.tenant, l.interaction.GetConversationId(), int32(turn), stamp}))
+		if len(c.missing) == 0 {
+			return nil
 		}
 	}
 	return nil

@@ -1,0 +1,68 @@
+package interactionlog
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// bytesRead is how much this process has read by system calls.
+func bytesRead(t *testing.T) (n int64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "rchar: %d", &n)
+	}
+	if err != nil {
+		t.Skipf("the system does not say how much was read: %v", err)
+	}
+	return n
+}
+
+// reads returns how many bytes of the day's file a catch-up reads after a crash, and its size.
+func (s *service) reads(t *testing.T) (read, size int64) {
+	t.Helper()
+	s.log.crash()
+	s.open()
+	info, err := os.Stat(filepath.Join(s.dir, dayOf(noon).fileName()))
+	do(t, err)
+	before := bytesRead(t)
+	do(t, s.catchUp())
+	return bytesRead(t) - before, info.Size()
+}
+
+// TestCatchUpReadsOnce reads the files once, however much there is to compare with the store.
+func TestCatchUpReadsOnce(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.deaf = true
+	s.add("acme", "lost", "missing")
+	s.deaf = false
+	text := strings.Repeat("all happy families are alike ", 1600)
+	for i := range 900 {
+		s.add("acme", fmt.Sprint("c", i), text)
+	}
+	// What follows a chunk is read with it, for the end of its last entry.
+	if read, size := s.reads(t); size < 32<<20 || read > size*3/2 {
+		t.Errorf("CatchUp read %d bytes of a file of %d, want it to read the file once", read, size)
+	}
+	if got := saidBy(t, s.dir)[dayOf(noon).fileName()]; len(got) != 901 || got[900] != "missing" {
+		t.Errorf("the file has %d entries, want 901, the last of them the one that was missing", len(got))
+	}
+	do(t, s.log.Close())
+}
+
+// TestCatchUpReadsTheEnd reads no more of a large file than it must where nothing is missing.
+func TestCatchUpReadsTheEnd(t *testing.T) {
+	s := newService(t, logDir(t))
+	older := entry{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
+	do(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 40_000)), fileMode))
+	for i := range 100 {
+		s.add("acme", fmt.Sprint("c", i), "newer")
+	}
+	if read, size := s.reads(t); size < 32<<20 || read > size/4 {
+		t.Errorf("CatchUp read %d bytes of a file of %d, want the end of it", read, size)
+	}
+	do(t, s.log.Close())
+}
