@@ -83,7 +83,7 @@ type catchUp struct {
 	store store.Store
 	since time.Time
 	// imports says which messages came from elsewhere, or were erased.
-	imports map[imported]foreign
+	imports map[imported]imported
 	seed    maphash.Seed
 
 	// suspects are conversations whose messages the files may lack, missing the keys of those
@@ -202,8 +202,8 @@ func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(ke
 		return err
 	}
 	h := snapshot.Conversation
-	foreign := max(h.GetForkedFrom().GetSequence(), c.imports[imported{Tenant: tenant, ID: id, UID: h.GetUid()}].sequence)
-	erased := c.imports[imported{Tenant: tenant, ID: id}].erased
+	foreign := max(h.GetForkedFrom().GetSequence(), c.imports[imported{Tenant: tenant, ID: id, UID: h.GetUid()}].Sequence)
+	erased := c.imports[imported{Tenant: tenant, ID: id}].Erased
 	var m message
 	for frame := range snapshot.Messages.All() {
 		if err := m.decode(frame.Body()); err != nil {

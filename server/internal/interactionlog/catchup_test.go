@@ -223,6 +223,8 @@ func TestCatchUpElsewhere(t *testing.T) {
 	if s.log.pending.importsBytes == 0 {
 		t.Error("the import is forgotten")
 	}
+	s.now = s.now.Add(2 * importedAhead) // Until then a message of it may be dated.
+	s.add("acme", "c1", "six")
 	do(t, s.log.sync())
 	info, err := os.Stat(s.log.checkpointPath())
 	do(t, err)

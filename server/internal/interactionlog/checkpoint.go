@@ -49,10 +49,13 @@ type pending struct {
 		lost  int64
 		since time.Time
 	}
-	// The conversations imported since the checkpoint's time: the newest, and the bytes that
-	// remember them.
+	// latest is the latest time of an entry that this process has written.
+	latest time.Time
+	// What is remembered of imports and erasures: the latest time until which it is needed, its
+	// bytes, and with how many of them it is compacted.
 	imported     time.Time
 	importsBytes int
+	compactAt    int
 }
 
 func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, checkpointName) }
@@ -69,7 +72,7 @@ func (l *Log) begin() error {
 	} else {
 		p.saved.Whole = now.Add(1) // What the store keeps from before is in the files, or was never to be.
 	}
-	p.importsBytes, p.imported = max(0, size-checkpointBytes), now
+	p.importsBytes, p.imported, p.compactAt = max(0, size-checkpointBytes), now.Add(importedAhead), compactEvery
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -107,16 +110,15 @@ func (l *Log) save(durable bool) error {
 	if p.missing.lost > 0 {
 		p.saved.Since = p.missing.since
 	}
-	text, err := json.Marshal(&p.saved)
+	text, err := p.saved.text()
 	if err != nil {
 		return err
 	}
-	text = append(text, bytes.Repeat([]byte{' '}, max(0, checkpointBytes-1-len(text)))...)
 	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_CREATE)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(append(text, '\n'), 0)
+	_, err = f.WriteAt(text, 0)
 	if err == nil && p.importsBytes > 0 && p.saved.Whole.After(p.imported) {
 		err = f.Truncate(checkpointBytes)
 		p.importsBytes = 0
@@ -124,7 +126,21 @@ func (l *Log) save(durable bool) error {
 	if durable && err == nil {
 		err = f.Sync()
 	}
-	return errors.Join(err, f.Close())
+	err = errors.Join(err, f.Close())
+	if err == nil && p.importsBytes >= p.compactAt {
+		err = l.compact()
+	}
+	return err
+}
+
+// text is the checkpoint as its file begins.
+func (c *checkpoint) text() ([]byte, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	text = append(text, bytes.Repeat([]byte{' '}, max(0, checkpointBytes-1-len(text)))...)
+	return append(text, '\n'), nil
 }
 
 // note remembers that lines were written, or lost, of which the earliest is of that time.

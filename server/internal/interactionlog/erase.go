@@ -81,7 +81,10 @@ func (e *erasure) forget() error {
 		err = e.save(false) // Somebody may have removed it.
 	}
 	if err == nil {
-		err = e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: now}, now)
+		if e.pending.latest.After(now) {
+			now = e.pending.latest // A conversation that was imported may be ahead of the clock.
+		}
+		err = e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: now, Until: now})
 	}
 	e.mu.Unlock()
 	if err != nil {

@@ -7,14 +7,24 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// maxImportsBytes bounds what is remembered of imports, about 100 bytes for each.
-const maxImportsBytes = 16 << 20
+const (
+	// maxImportsBytes bounds what is remembered of imports and erasures, about 100 bytes for
+	// each. Imports take half of it at most, so that they never prevent an erasure.
+	maxImportsBytes = 16 << 20
+	// compactEvery is how many bytes come until what is no longer needed is dropped.
+	compactEvery = 1 << 20
+	// importedAhead is how far ahead of the clock an import may date a message.
+	importedAhead = time.Minute
+	// unfinishedCheckpoint is the name of a file that is to take the checkpoint's place.
+	unfinishedCheckpoint = unfinishedPrefix + checkpointName + unfinishedSuffix
+)
 
 // imported is a conversation that came from elsewhere with messages that have no lines here,
 // or, without UID, one whose lines were erased. Nothing in the store tells such messages from
@@ -26,12 +36,13 @@ type imported struct {
 	UID      string    `json:"uid,omitempty"`
 	Sequence int32     `json:"sequence,omitempty"` // of the newest one
 	Erased   time.Time `json:"erased_until,omitzero"`
+	// Until is the latest time that such a message may have. Earlier versions wrote none.
+	Until time.Time `json:"until,omitzero"`
 }
 
 // key is what tells the conversation from others.
 func (i imported) key() imported {
-	i.Sequence, i.Erased = 0, time.Time{}
-	return i
+	return imported{Tenant: i.Tenant, ID: i.ID, UID: i.UID}
 }
 
 // noteImport remembers a change, followed by others, if it is an import. What is begun by an
@@ -47,23 +58,28 @@ func (l *Log) noteImport(c *store.Change, then []store.Change) {
 		return
 	}
 	// If that fails, what came from elsewhere may get lines after a crash.
-	_ = l.remember(imported{Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence()}, c.Time)
+	_ = l.remember(imported{
+		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence(), Until: c.Time.Add(importedAhead),
+	})
 }
 
-// remember adds to what is remembered behind the checkpoint; it is of that time. l.mu is held.
-func (l *Log) remember(i imported, at time.Time) error {
+// remember adds to what is remembered behind the checkpoint. l.mu is held.
+func (l *Log) remember(i imported) error {
 	text, err := json.Marshal(i)
 	if err != nil {
 		return err
 	}
-	p := &l.pending
-	if p.importsBytes+len(text) > maxImportsBytes {
+	p, most := &l.pending, maxImportsBytes
+	if i.Erased.IsZero() {
+		most /= 2
+	}
+	if p.importsBytes+len(text) > most {
 		return errors.New("too much was imported and erased while the files could not be made durable")
 	}
 	text = append(append([]byte{'\n'}, text...), '\n') // A crash may have cut off the one before.
 	p.importsBytes += len(text)
-	if at.After(p.imported) {
-		p.imported = at
+	if i.Until.After(p.imported) {
+		p.imported = i.Until
 	}
 	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
@@ -73,14 +89,8 @@ func (l *Log) remember(i imported, at time.Time) error {
 	return errors.Join(err, f.Close())
 }
 
-// foreign is what was remembered of a conversation.
-type foreign struct {
-	sequence int32     // of the newest message that was imported
-	erased   time.Time // until when its lines were erased
-}
-
-// imports reads what was remembered.
-func (l *Log) imports() (map[imported]foreign, error) {
+// imports reads what was remembered, by key.
+func (l *Log) imports() (map[imported]imported, error) {
 	f, _, err := openFile(l.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -88,7 +98,7 @@ func (l *Log) imports() (map[imported]foreign, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	found := map[imported]foreign{}
+	found := map[imported]imported{}
 	lines := bufio.NewScanner(io.NewSectionReader(f, checkpointBytes, maxImportsBytes))
 	lines.Buffer(nil, maxImportsBytes+1) // A power cut may leave zeros without a line break.
 	for lines.Scan() {
@@ -96,12 +106,58 @@ func (l *Log) imports() (map[imported]foreign, error) {
 		if json.Unmarshal(lines.Bytes(), &i) != nil {
 			continue // A crash has cut it off.
 		}
+		// Of one that is imported again the last sequence counts: it may be shorter.
 		known := found[i.key()]
-		known.sequence = i.Sequence // One that is imported anew may be shorter.
-		if i.Erased.After(known.erased) {
-			known.erased = i.Erased
+		if known.Erased.After(i.Erased) {
+			i.Erased = known.Erased
 		}
-		found[i.key()] = known
+		if known.Until.After(i.Until) {
+			i.Until = known.Until
+		}
+		found[i.key()] = i
 	}
 	return found, lines.Err()
+}
+
+// compact drops what is no longer needed of what is remembered, with a new file that takes the
+// place of the checkpoint's. It must be on the disk before: an erasure relies on it. l.mu is held.
+func (l *Log) compact() error {
+	p := &l.pending
+	p.compactAt = p.importsBytes + compactEvery
+	found, err := l.imports()
+	if err != nil {
+		return err
+	}
+	text, err := p.saved.text()
+	if err != nil {
+		return err
+	}
+	for _, i := range found {
+		if i.Until.IsZero() {
+			i.Until = p.imported
+		}
+		if p.saved.Whole.After(i.Until) {
+			continue
+		}
+		line, err := json.Marshal(i)
+		if err != nil {
+			return err
+		}
+		text = append(append(text, line...), '\n')
+	}
+	path := filepath.Join(l.options.Dir, unfinishedCheckpoint)
+	f, _, err := openFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(path, l.checkpointPath())
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	p.importsBytes = len(text) - checkpointBytes
+	p.compactAt = p.importsBytes + compactEvery
+	return syncDir(l.options.Dir)
 }

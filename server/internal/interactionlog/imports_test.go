@@ -1,10 +1,15 @@
 package interactionlog
 
 import (
+	"fmt"
 	"os"
+	"strings"
 	"testing"
+	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -62,5 +67,123 @@ func TestImportsAfterPowerCut(t *testing.T) {
 	s.add("acme", "c1", "two")
 	s.restart()
 	s.wants("two")
+	do(t, s.log.Close())
+}
+
+// importAt imports a conversation with a message of a time.
+func (s *service) importAt(id string, at time.Time) {
+	s.tb.Helper()
+	stamp := timestamppb.New(at)
+	body, err := proto.Marshal(&parleyv1.Message{Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: stamp})
+	do(s.tb, err)
+	_, err = s.Import(s.tb.Context(), &store.Import{
+		Tenant:   "acme",
+		Messages: store.Frames(protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)),
+		Conversation: &parleyv1.Conversation{
+			Id: id, Version: 1, LastSequence: 1, CreateTime: stamp, UpdateTime: stamp, LastAppendTime: stamp,
+		},
+	})
+	do(s.tb, err)
+}
+
+// TestImportFromAhead writes no entries for imported messages that are dated ahead of the clock,
+// also when a crash comes after the checkpoint has passed the import.
+func TestImportFromAhead(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.now = s.now.Add(time.Hour)
+	s.importAt("elsewhere", s.now.Add(50*time.Second))
+	for range 3 {
+		s.now = s.now.Add(time.Second)
+		s.add("acme", "own", "own")
+		s.log.tend()
+	}
+	s.restart()
+	s.restart()
+	s.wants("own", "own", "own")
+	do(t, s.log.Close())
+}
+
+// TestEraseFromAhead erases an entry for good that is dated ahead of the clock, since its
+// conversation was imported from such a server.
+func TestEraseFromAhead(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.importAt("elsewhere", s.now.Add(50*time.Second))
+	s.add("acme", "elsewhere", "secret")
+	s.log.erase("elsewhere", 1)
+	s.restart()
+	s.wants()
+	do(t, s.log.Close())
+}
+
+// manyImports notes imports that take about 20 MiB to remember, one a second.
+func (s *service) manyImports() {
+	for i := range 20_000 {
+		s.now = s.now.Add(time.Second)
+		s.log.Committed([]store.Change{{
+			Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", 1000), ConversationID: fmt.Sprint("c", i), UID: "u", Time: s.now,
+			Conversation: &parleyv1.Conversation{LastSequence: 1},
+		}})
+		if i%100 == 0 {
+			s.log.tend()
+		}
+	}
+}
+
+// TestImportsForEver remembers no import for longer than it must, though one follows the other.
+func TestImportsForEver(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "gone", "one")
+	s.manyImports()
+	if bytes := s.log.pending.importsBytes; bytes > 2*compactEvery {
+		t.Errorf("%d bytes of imports are remembered, want at most %d", bytes, 2*compactEvery)
+	}
+	s.log.erase("gone", 1)
+	found, err := s.log.imports()
+	do(t, err)
+	for _, id := range []string{"c19999", "c19900"} {
+		if _, ok := found[imported{Tenant: strings.Repeat("t", 1000), ID: id, UID: "u"}]; !ok {
+			t.Errorf("the import of %s is not remembered", id)
+		}
+	}
+	s.restart()
+	s.wants()
+	do(t, s.log.Close())
+}
+
+// TestEraseDespiteImports erases although imports have taken what they may remember, since the
+// checkpoint cannot move.
+func TestEraseDespiteImports(t *testing.T) {
+	s := newService(t, logDir(t))
+	gone := strings.Repeat("gone", 50_000) // Takes more than what many imports leave by chance.
+	s.add("acme", gone, "one")
+	s.log.pending.unsure = true
+	s.manyImports()
+	s.log.erase(gone, 1)
+	s.restart()
+	s.wants()
+	do(t, s.log.Close())
+}
+
+// TestImportsOfAnEarlierVersion remembers what an earlier version has written, for a while.
+func TestImportsOfAnEarlierVersion(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.importAt("elsewhere", s.now.Add(50*time.Second))
+	path := s.log.checkpointPath()
+	text, err := os.ReadFile(path)
+	do(t, err)
+	line, _, _ := strings.Cut(strings.TrimSpace(string(text[checkpointBytes:])), `,"until"`)
+	do(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), fileMode))
+	s.restart()
+	s.wants()
+	s.log.Log.mu.Lock()
+	do(t, s.log.compact())
+	s.log.Log.mu.Unlock()
+	s.restart()
+	s.wants()
+	s.now = s.now.Add(time.Hour)
+	do(t, s.log.idle())
+	if bytes := s.log.pending.importsBytes; bytes != 0 {
+		t.Errorf("after an hour %d bytes of imports are remembered, want 0", bytes)
+	}
 	do(t, s.log.Close())
 }

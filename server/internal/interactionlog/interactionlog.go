@@ -150,7 +150,7 @@ func (l *Log) mendFiles() error {
 	}
 	var faults []error
 	for _, entry := range entries {
-		if isUnfinished(entry.Name()) || l.isOrphan(entry.Name()) {
+		if isUnfinished(entry.Name()) || entry.Name() == unfinishedCheckpoint || l.isOrphan(entry.Name()) {
 			faults = append(faults, os.Remove(filepath.Join(l.options.Dir, entry.Name())))
 		}
 		if _, isDay := parseFileName(entry.Name()); !isDay {
