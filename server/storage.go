@@ -38,12 +38,19 @@ func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observ
 	}
 	s.Store = kept
 	go s.changes.write(context.WithoutCancel(ctx), kept.Stats)
+	o := interactionlog.Options{
+		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: log,
+	}
 	if !c.InteractionLog {
+		if c.Store == "memory" {
+			return s, nil // The files are of another store.
+		}
+		if err := interactionlog.TurnOff(ctx, o, kept, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+			log.Warn("interaction log is off, and lacks messages from before the last stop", "error", err)
+		}
 		return s, nil
 	}
-	s.interactions, err = interactionlog.Open(interactionlog.Options{
-		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: log,
-	})
+	s.interactions, err = interactionlog.Open(o)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

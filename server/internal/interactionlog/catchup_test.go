@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -377,38 +376,6 @@ func TestCatchUpMany(t *testing.T) {
 	}
 	if len(got) != 100 || len(seen) != 100 {
 		t.Errorf("there are %d lines of %d messages, want 100", len(got), len(seen))
-	}
-	do(t, s.log.Close())
-}
-
-// TestCatchUpProgress reports every second how far it is, while it lists conversations and
-// while it reads files.
-func TestCatchUpProgress(t *testing.T) {
-	s := newService(t, logDir(t))
-	older := entry{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
-	do(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 4000)), fileMode))
-	s.deaf = true
-	for i := range 4 {
-		s.add("acme", fmt.Sprint("c", i), "missing")
-	}
-	s.log.crash()
-	s.open()
-	// Every look at the clock takes half a second.
-	var looks atomic.Int64
-	now := s.now
-	s.log.options.Now = func() time.Time { return now.Add(time.Duration(looks.Add(1)) * time.Second / 2) }
-	do(t, s.catchUp())
-	var reports, reading int
-	for line := range strings.Lines(s.log.said.take()) {
-		if strings.Contains(line, "comparing with the store") {
-			reports++
-		}
-		if strings.Contains(line, "conversations=4 read_bytes=") && !strings.Contains(line, "total_bytes=0") {
-			reading++
-		}
-	}
-	if reports < 4 || reading < 2 || int64(reports) > looks.Load()/2 {
-		t.Errorf("%d reports, %d of them while it read files, in %d s, want one a second", reports, reading, looks.Load()/2)
 	}
 	do(t, s.log.Close())
 }

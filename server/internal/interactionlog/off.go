@@ -1,0 +1,40 @@
+package interactionlog
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// TurnOff ends the log of a directory for a process that keeps none. It adds what the last stop
+// has left out, as CatchUp does, and closes the log: a later process with a log adds nothing that
+// was committed while it was off. Where there is no log, or it was closed in order, it does
+// nothing. It is to be called before anything else is written to the store.
+//
+// After an error, unless it is that of ctx, the log stays off all the same and what it lacks stays
+// missing. Errors: those of Open, CatchUp and Close.
+func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) error {
+	switch c, _, err := readCheckpoint(filepath.Join(o.Dir, checkpointName)); {
+	case errors.Is(err, fs.ErrNotExist), err == nil && c.Clean:
+		return nil
+	}
+	l, err := Open(o)
+	if err != nil {
+		return err
+	}
+	err = l.CatchUp(ctx, s, tenants...)
+	err = errors.Join(err, l.Close())
+	if ctx.Err() != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pending.saved.Clean {
+		return err
+	}
+	l.pending.saved.Clean = true
+	return errors.Join(err, l.save(true))
+}

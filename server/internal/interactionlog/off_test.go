@@ -1,0 +1,93 @@
+package interactionlog
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// turnOff starts a process without a log.
+func (s *service) turnOff(ctx context.Context, from store.Store) error {
+	s.deaf = true
+	return TurnOff(ctx, Options{
+		Dir: s.dir, Now: func() time.Time { return s.now }, Log: slog.New(slog.DiscardHandler),
+	}, from, "acme")
+}
+
+// turnOn starts a process with a log.
+func (s *service) turnOn() {
+	s.tb.Helper()
+	s.deaf = false
+	s.open()
+	do(s.tb, s.catchUp())
+}
+
+// TestTurnOff adds what a crash has taken, and nothing of what was said while the log was off,
+// however often processes with and without a log crash.
+func TestTurnOff(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	s.deaf = true
+	s.add("acme", "c1", "two")
+	s.log.crash()
+	for range 2 {
+		do(t, s.turnOff(t.Context(), s.Store))
+		s.add("acme", "c1", "said while it was off")
+		s.add("acme", "c2", "said while it was off")
+	}
+	s.wants("one", "two")
+	s.turnOn()
+	s.add("acme", "c1", "three")
+	s.restart()
+	s.wants("one", "two", "three")
+	do(t, s.log.Close())
+}
+
+// TestTurnOffNothing leaves alone what was closed in order, and makes no directory.
+func TestTurnOffNothing(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	do(t, s.log.Close())
+	before, err := os.ReadFile(s.log.checkpointPath())
+	do(t, err, s.turnOff(t.Context(), s.Store))
+	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || string(after) != string(before) {
+		t.Errorf("the checkpoint is %s, %v, want %s", after, err, before)
+	}
+	do(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Stat of the directory: %v, want none", err)
+	}
+}
+
+// TestTurnOffFails adds nothing later where a start without a log could not, unless that start was
+// stopped.
+func TestTurnOffFails(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.deaf = true
+	s.add("acme", "c1", "one")
+	s.log.crash()
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	failing := &failingStore{Store: s.Store, err: io.ErrUnexpectedEOF}
+	if err := s.turnOff(stopped, failing); err == nil {
+		t.Error("TurnOff = nil, want an error of the store")
+	}
+	s.turnOn()
+	s.wants("one")
+	s.deaf = true
+	s.add("acme", "c2", "two")
+	s.log.crash()
+	if err := s.turnOff(t.Context(), failing); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("TurnOff = %v, want %v", err, io.ErrUnexpectedEOF)
+	}
+	s.add("acme", "c3", "said while it was off")
+	s.turnOn()
+	s.wants("one")
+	do(t, s.log.Close())
+}
