@@ -294,3 +294,22 @@ func stacks(t *testing.T, s *server) []string {
 	}
 	return found
 }
+
+// TestAgentEnvironment: a server that has none of PATH, HOME and the like in its environment
+// does not pass the rest of it to the programs of its agents.
+func TestAgentEnvironment(t *testing.T) {
+	t.Parallel()
+	process := parleyd(t, "--store=memory", agents(t, `
+agents:
+  env: {kind: command, command: [/bin/sh, -c, "/usr/bin/env; echo complete"]}
+`))
+	process.Env = []string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "SECRET_TOKEN=sk-live"}
+	s := startProcess(t, process)
+	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
+	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
+		t.Fatalf("the turn is %v, its text %q", turn, k.text)
+	}
+	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
+		t.Errorf("the program got variables that nothing names:\n%s", k.text)
+	}
+}

@@ -62,10 +62,13 @@ type server struct {
 // at the end of the test if it still runs, and must have written nothing but log lines.
 func startServer(t *testing.T, dataDir string, flags ...string) *server {
 	t.Helper()
-	s := &server{
-		process: parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...),
-		log:     logLines{more: make(chan struct{})}, ended: make(chan struct{}),
-	}
+	return startProcess(t, parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...))
+}
+
+// startProcess is startServer for a command that the test has prepared.
+func startProcess(t *testing.T, process *exec.Cmd) *server {
+	t.Helper()
+	s := &server{process: process, log: logLines{more: make(chan struct{})}, ended: make(chan struct{})}
 	stderr, err := s.process.StderrPipe()
 	if err == nil {
 		err = s.process.Start()
