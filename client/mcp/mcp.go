@@ -12,10 +12,13 @@ package mcp
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parleyhq/parley/client"
@@ -38,7 +41,7 @@ type Options struct {
 	// Timeout bounds each call to the Parley server, ask_question aside, whose turns have
 	// limits of their own; 0: no bound.
 	Timeout time.Duration
-	// Log is told of faults of this package itself; nil: nobody is.
+	// Log receives faults of this package itself. If nil, they are not logged.
 	Log *slog.Logger
 }
 
@@ -58,7 +61,7 @@ func New(c *client.Client, o Options) *Server {
 	s := &Server{
 		parley:  c,
 		timeout: o.Timeout,
-		log:     o.Log,
+		log:     cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		calls:   make(chan struct{}, maxCalls),
 		server: sdk.NewServer(implementation, &sdk.ServerOptions{
 			Instructions: instructions,
@@ -66,10 +69,23 @@ func New(c *client.Client, o Options) *Server {
 			Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}},
 		}),
 	}
+	s.server.AddReceivingMiddleware(refuseUndeclared)
 	for _, t := range s.tools() {
 		s.server.AddTool(t.described, s.handler(t))
 	}
 	return s
+}
+
+// refuseUndeclared refuses the methods of the capabilities that New does not declare, as the
+// protocol asks. The SDK answers them with empty lists.
+func refuseUndeclared(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, request sdk.Request) (sdk.Result, error) {
+		switch capability, _, _ := strings.Cut(method, "/"); capability {
+		case "prompts", "resources", "completion", "logging":
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("method not found: %q", method)}
+		}
+		return next(ctx, method, request)
+	}
 }
 
 // Serve serves the one client that writes to in and reads from out, a message a line, until

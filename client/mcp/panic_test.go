@@ -31,3 +31,14 @@ func TestPanicInATool(t *testing.T) {
 		t.Error("the call is still counted")
 	}
 }
+
+// TestPanicWithoutALog: a panic without a logger costs no more than one with it.
+func TestPanicWithoutALog(t *testing.T) {
+	call := New(nil, Options{}).handler(tool{described: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
+		panic("a fault")
+	}})
+	_, err := call(t.Context(), &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}})
+	if refusal, ok := errors.AsType[*jsonrpc.Error](err); !ok || refusal.Code != jsonrpc.CodeInternalError {
+		t.Errorf("a tool that panics returned error %v, want code %d", err, jsonrpc.CodeInternalError)
+	}
+}

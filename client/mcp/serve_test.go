@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parleyhq/parley/client"
@@ -76,6 +77,56 @@ func TestServeRefusesWhatIsNoMessage(t *testing.T) {
 	broken := errors.New("the line is cut")
 	if err := New(c, Options{}).Serve(t.Context(), io.MultiReader(strings.NewReader("\n"), failing{broken}), io.Discard); err == nil {
 		t.Error("a broken input was its end")
+	}
+}
+
+// TestUndeclared: only tools are declared, so the methods of all other capabilities are unknown.
+func TestUndeclared(t *testing.T) {
+	c, err := client.Dial("unix:" + t.TempDir() + "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for name, session := range map[string]*sdk.ClientSession{
+		"stdio": serve(t, c, nil).session, "http": connect(t, serveHTTP(t, c), nil, ""), "http of 2025": connect(t, serveHTTP(t, c), nil, "2025-06-18"),
+	} {
+		if has := session.InitializeResult().Capabilities; has.Tools == nil || has.Prompts != nil || has.Resources != nil || has.Completions != nil {
+			t.Errorf("%s: the capabilities are %+v, want tools only", name, has)
+		}
+		if _, err := session.ListTools(t.Context(), nil); err != nil {
+			t.Errorf("%s: ListTools() = %v", name, err)
+		}
+		calls := map[string]func() error{
+			"prompts/list":   func() error { _, err := session.ListPrompts(t.Context(), nil); return err },
+			"prompts/get":    func() error { _, err := session.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "x"}); return err },
+			"resources/list": func() error { _, err := session.ListResources(t.Context(), nil); return err },
+			"resources/templates/list": func() error {
+				_, err := session.ListResourceTemplates(t.Context(), nil)
+				return err
+			},
+			"resources/read": func() error {
+				_, err := session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "x:y"})
+				return err
+			},
+			"completion/complete": func() error {
+				_, err := session.Complete(t.Context(), &sdk.CompleteParams{
+					Ref: &sdk.CompleteReference{Type: "ref/prompt", Name: "x"}, Argument: sdk.CompleteParamsArgument{Name: "x"},
+				})
+				return err
+			},
+		}
+		if name == "http of 2025" { // The protocol of 2026 has neither.
+			calls["resources/subscribe"] = func() error { return session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "x:y"}) }
+			calls["logging/setLevel"] = func() error {
+				return session.SetLoggingLevel(t.Context(), &sdk.SetLoggingLevelParams{Level: "info"}) //nolint:staticcheck // Old clients call it.
+			}
+		}
+		for method, call := range calls {
+			err := call()
+			if refusal, ok := errors.AsType[*jsonrpc.Error](err); !ok || refusal.Code != jsonrpc.CodeMethodNotFound {
+				t.Errorf("%s: %s = %v, want code %d", name, method, err, jsonrpc.CodeMethodNotFound)
+			}
+		}
 	}
 }
 
