@@ -61,8 +61,9 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 	}, flags...), nil)
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
 	check(b, err)
-	b.Cleanup(func() { lines.Close() })
-	log := newLogger(c, lines)
+	queue := newLogQueue(lines)
+	b.Cleanup(func() { queue.close(); lines.Close() })
+	log := newLogger(c, queue)
 
 	var turns *turn.Manager
 	hub := watch.New(watch.Options{})

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,16 +37,33 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
-	if os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL") == "" {
-		// What goes wrong in gRPC comes to us as an error. Its own log has neither our levels
-		// nor our form, and calls it an error that an agent serves no health.
-		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
+	stderr := newLogQueue(os.Stderr)
+	grpclog.SetLoggerV2(newGRPCLog(os.Getenv, stderr))
+	code := start(ctx, os.Args[1:], os.Environ(), os.Stdout, stderr)
+	stderr.close()
+	os.Exit(code)
+}
+
+// newGRPCLog returns the log of gRPC itself, which the environment turns on as in every
+// program with gRPC. Otherwise it writes nothing: what goes wrong in gRPC comes to us as an
+// error, and its own log has neither our levels nor our form, and calls it an error that an
+// agent serves no health.
+func newGRPCLog(getenv func(string) string, w io.Writer) grpclog.LoggerV2 {
+	infos, warnings, errs := io.Discard, io.Discard, io.Discard
+	switch strings.ToLower(getenv("GRPC_GO_LOG_SEVERITY_LEVEL")) {
+	case "info":
+		infos = w
+	case "warning":
+		warnings = w
+	case "error":
+		errs = w
 	}
-	os.Exit(start(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	verbosity, _ := strconv.Atoi(getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 if it is no number, as in gRPC.
+	return grpclog.NewLoggerV2WithVerbosity(infos, warnings, errs, verbosity)
 }
 
 // start runs the command line and returns the exit code.
-func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr *logQueue) int {
 	root := config.NewCommand(args, environ, func(ctx context.Context, c *config.Config) error {
 		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
 			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
@@ -52,7 +71,9 @@ func start(ctx context.Context, args, environ []string, stdout, stderr io.Writer
 		context.AfterFunc(ctx, stopping)
 		room := newHeadroom(environ)
 		defer room.release()
-		return run(ctx, c, newLogger(c, stderr), len(room), stopping)
+		log := newLogger(c, stderr)
+		slog.SetDefault(log) // of libraries, and of the standard log package
+		return run(ctx, c, log, len(room), stopping)
 	}, offlineCommands()...)
 	root.Version = version
 	root.SetOut(stdout)

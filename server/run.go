@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/config"
@@ -14,7 +13,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/term"
 )
 
 // Sweeping goes in bounded steps, so that writers never wait for long.
@@ -113,12 +111,16 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 	}
 }
 
-// newLogger writes text to a terminal and JSON elsewhere, unless told.
-func newLogger(c *config.Config, w io.Writer) *slog.Logger {
-	o := &slog.HandlerOptions{Level: c.LogLevel}
-	f, isFile := w.(*os.File)
-	if c.LogFormat == "text" || c.LogFormat == "" && isFile && term.IsTerminal(int(f.Fd())) {
-		return slog.New(slog.NewTextHandler(w, o))
+// newLogger returns a logger that writes to the queue: text if a terminal is behind it, else
+// JSON, unless the settings say so.
+func newLogger(c *config.Config, stderr *logQueue) *slog.Logger {
+	handler := func(w io.Writer) slog.Handler {
+		o := &slog.HandlerOptions{Level: c.LogLevel}
+		if c.LogFormat == "text" || c.LogFormat == "" && stderr.isTerminal() {
+			return slog.NewTextHandler(w, o)
+		}
+		return slog.NewJSONHandler(w, o)
 	}
-	return slog.New(slog.NewJSONHandler(w, o))
+	stderr.reportWith(handler(stderr.out))
+	return slog.New(handler(stderr))
 }

@@ -36,7 +36,9 @@ func TestStartFaults(t *testing.T) {
 		"  --max-turns: 0 is too small; the least is 1\n"
 	for _, args := range [][]string{{"--max-turns=0"}, {"check-config", "--max-turns=0"}, {"--max-turns", "0", "check-config"}} {
 		var stdout, stderr bytes.Buffer
-		code := start(t.Context(), args, []string{"PARLEY_TTL=soon"}, &stdout, &stderr)
+		log := newLogQueue(&stderr)
+		code := start(t.Context(), args, []string{"PARLEY_TTL=soon"}, &stdout, log)
+		log.close()
 		if code != exitUsage || stdout.Len() > 0 || stderr.String() != want {
 			t.Errorf("%q: exit code %d, printed %s%s", args, code, &stdout, &stderr)
 		}
@@ -51,7 +53,9 @@ func TestStartPrints(t *testing.T) {
 		{"--version", "parleyd version " + version},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := start(t.Context(), []string{test.arg}, nil, &stdout, &stderr)
+		log := newLogQueue(&stderr)
+		code := start(t.Context(), []string{test.arg}, nil, &stdout, log)
+		log.close()
 		if code != 0 || stderr.Len() > 0 || !strings.Contains(stdout.String(), test.want) {
 			t.Errorf("%s: exit code %d, printed %s%s", test.arg, code, &stdout, &stderr)
 		}

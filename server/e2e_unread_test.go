@@ -1,0 +1,93 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestUnreadLog: nobody reads standard error, and the pipe behind it is full. Turns complete,
+// and the server stops as always. If somebody reads again, the log says how much is missing.
+func TestUnreadLog(t *testing.T) {
+	t.Parallel()
+	t.Run("read again", func(t *testing.T) {
+		t.Parallel()
+		s, unread := startUnread(t)
+		chatUnread(t, s)
+		reading := make(chan struct{})
+		go func() { defer close(reading); s.log.read(unread) }()
+		if count := fmt.Sprint(s.await(t, "log entries dropped", "level=WARN")["count"]); strings.Trim(count, "0123456789") != "" || count == "0" {
+			t.Errorf("%s entries are missing, want a number above 0", count)
+		}
+		say(t, s, "read", "Hi")
+		s.await(t, "conversation created", "conversation_id=read")
+		s.terminate()
+		s.wantStop(t)
+		<-reading
+		s.await(t, "stopped")
+		if alien, _ := s.log.find(foreign); len(alien) > 0 {
+			t.Errorf("the log has what is no entry: %v", alien[0])
+		}
+	})
+	t.Run("never read", func(t *testing.T) {
+		t.Parallel()
+		s, _ := startUnread(t)
+		chatUnread(t, s)
+		s.terminate()
+		select {
+		case <-s.ended:
+		case <-time.After(patience):
+			t.Fatal("the server does not stop")
+		}
+		s.wantStop(t)
+	})
+}
+
+// startUnread starts a server whose standard error is a pipe, of which nobody has read yet.
+func startUnread(t *testing.T) (*server, *os.File) {
+	t.Helper()
+	socket := "unix:" + filepath.Join(t.TempDir(), "parley.sock")
+	unread, stderr, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unread.Close() })
+	s := &server{
+		process: parleyd(t, "--store=memory", "--grpc-address="+socket, "--log-level=debug"),
+		log:     logLines{more: make(chan struct{})}, ended: make(chan struct{}),
+	}
+	s.process.Stderr = stderr
+	err = s.process.Start()
+	stderr.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { defer close(s.ended); _ = s.process.Wait() }()
+	t.Cleanup(s.kill)
+	s.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(
+		fmt.Sprintf(`{"methodConfig": [{"name": [{}], "waitForReady": true, "timeout": "%.0fs"}]}`, patience.Seconds())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.conn.Close() })
+	s.ConversationServiceClient = parleyv1.NewConversationServiceClient(s.conn)
+	return s, unread
+}
+
+// chatUnread has 1000 turns, which log half as much again as the pipe and the queue hold.
+func chatUnread(t *testing.T, s *server) {
+	t.Helper()
+	for i := range 1000 {
+		if answer := say(t, s, fmt.Sprint(strings.Repeat("unread-", 18), i%7), "Hi"); answer != "Hi" {
+			t.Fatalf("the answer of turn %d is %q, want Hi", i, answer)
+		}
+	}
+}

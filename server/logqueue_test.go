@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parleyhq/parley/server/internal/config"
+)
+
+// TestLogQueueDrops: while nobody reads, Write returns, the queue stays bounded, and each
+// entry is either written or counted as dropped, in the form of the log.
+func TestLogQueueDrops(t *testing.T) {
+	t.Parallel()
+	for format, want := range map[string]string{"json": `"msg":"log entries dropped","count":%d}`, "text": `msg="log entries dropped" count=%d`} {
+		synctest.Test(t, func(t *testing.T) {
+			g := &gatedLog{open: make(chan struct{})}
+			q := newLogQueue(g)
+			log := newLogger(&config.Config{LogFormat: format, LogLevel: slog.LevelError}, q)
+			log.Error("first")
+			synctest.Wait() // It is being written.
+			const entries = 3000
+			for i := range entries {
+				log.Error("entry", "number", i, "padding", strings.Repeat("x", 1000))
+			}
+			if len(q.waiting) > maxQueuedLog {
+				t.Errorf("%d bytes wait, want %d at most", len(q.waiting), maxQueuedLog)
+			}
+			close(g.open)
+			synctest.Wait()
+			log.Error("last")
+			q.close()
+			text := strings.Join(g.lines, "")
+			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+			kept := strings.Count(text, "padding")
+			if kept == 0 || kept == entries {
+				t.Fatalf("%d of %d entries were written, want some", kept, entries)
+			}
+			if report := lines[len(lines)-2]; !strings.HasSuffix(report, fmt.Sprintf(want, entries-kept)) {
+				t.Errorf("%d of %d entries were written, and then: %s", kept, entries, report)
+			}
+			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") || len(lines) != kept+3 {
+				t.Errorf("%d lines, want %d; the first is %s, the last %s", len(lines), kept+3, lines[0], lines[len(lines)-1])
+			}
+		})
+	}
+}
+
+// failingWriter fails until it is mended.
+type failingWriter struct {
+	bytes.Buffer
+
+	failure error
+}
+
+func (w *failingWriter) Write(p []byte) (int, error) {
+	if w.failure != nil {
+		return 0, w.failure
+	}
+	return w.Buffer.Write(p)
+}
+
+// TestLogQueueFailure: entries that cannot be written, as on a full disk, are counted too.
+func TestLogQueueFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := &failingWriter{failure: errors.New("no space left on device")}
+		q := newLogQueue(w)
+		log := newLogger(&config.Config{LogFormat: "json"}, q)
+		for range 3 {
+			log.Info("lost")
+			synctest.Wait()
+		}
+		w.failure = nil
+		log.Info("written")
+		q.close()
+		var got []string
+		for d := json.NewDecoder(&w.Buffer); d.More(); {
+			var line logLine
+			if err := d.Decode(&line); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, fmt.Sprint(line["msg"], line["count"]))
+		}
+		if want := []string{"written<nil>", "log entries dropped3"}; fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("the log has %q, want %q", got, want)
+		}
+	})
+}
+
+// TestLogQueueClose: the end waits for entries to be written, but not for one who has taken
+// nothing for flushLimit.
+func TestLogQueueClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, stuck := range []time.Duration{0, flushLimit / 2, flushLimit, time.Hour} {
+			g := &gatedLog{open: make(chan struct{})}
+			q := newLogQueue(g)
+			fmt.Fprintln(q, "entry")
+			synctest.Wait()
+			<-time.After(stuck)
+			begun := time.Now()
+			q.close()
+			if took, want := time.Since(begun), max(0, flushLimit-stuck); took != want {
+				t.Errorf("close took %v when a write hangs for %v, want %v", took, stuck, want)
+			}
+			close(g.open)
+			<-q.ended
+		}
+		var written bytes.Buffer
+		q := newLogQueue(&written)
+		for range 1000 {
+			fmt.Fprintln(q, "entry")
+		}
+		q.close()
+		if n := strings.Count(written.String(), "entry\n"); n != 1000 {
+			t.Errorf("%d entries were written before the end, want 1000", n)
+		}
+	})
+}
