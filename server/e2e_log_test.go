@@ -93,6 +93,15 @@ func TestLogLines(t *testing.T) {
 	startServer(t, t.TempDir(), "--store=memory").await(t, "store opened", "store=memory", "durable=false")
 }
 
+// TestUnknownVariable: a variable that Kubernetes sets does not keep the server from starting.
+func TestUnknownVariable(t *testing.T) {
+	t.Parallel()
+	process := parleyd(t, "--store=memory")
+	process.Env = append(process.Env, "PARLEY_PORT=tcp://10.0.0.1:50051")
+	s := startProcess(t, process)
+	s.await(t, "doubtful setting", "level=WARN", "setting=PARLEY_PORT: unknown variable, ignored; parleyd --help lists the known ones")
+}
+
 // logLine is a line of the log in JSON.
 type logLine map[string]any
 

@@ -126,7 +126,8 @@ const about = `parleyd keeps multi-turn conversations for agent services and ser
 
 What a flag sets can also be set in the environment and in a YAML file: --max-messages
 is PARLEY_MAX_MESSAGES and max_messages. A flag goes before the environment, that before
-the file, and that before the default. Sizes are bytes, or as in 256KiB, 3MiB, 1GiB;
+the file, and that before the default. Unknown flags and keys are errors, unknown
+PARLEY_ variables warnings. Sizes are bytes, or as in 256KiB, 3MiB, 1GiB;
 durations are as in 90s, 1h30m or 7d.
 
 Agents are named in the file only; echo, which says the user's words again, always exists

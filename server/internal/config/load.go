@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -133,26 +134,73 @@ func (l *loader) lookup(name string) (value string, found bool) {
 	return "", false
 }
 
+// readEnvironment reads the variables that name settings, and warns of others of the same
+// prefix. They are no faults: another program may have set them, and Kubernetes sets several
+// in every pod beside a Service that is called parley.
 func (l *loader) readEnvironment() {
 	inKubernetes := l.variable("KUBERNETES_SERVICE_HOST") != ""
+	known := []string{pathVariable, clientVariable}
+	for _, s := range l.settings {
+		known = append(known, s.variable())
+	}
 	for _, variable := range l.environ {
 		name, text, _ := strings.Cut(variable, "=")
 		i := slices.IndexFunc(l.settings, func(s *setting) bool { return s.variable() == name })
 		switch {
 		case i >= 0:
 			l.set(l.settings[i], name, text)
-		case !strings.HasPrefix(name, variablePrefix), name == pathVariable, name == clientVariable:
-		case inKubernetes && isServiceLink(name):
+		case !strings.HasPrefix(name, variablePrefix), slices.Contains(known, name):
+		case inKubernetes && isServiceLink(name, text):
 		default:
-			l.fault(name, "unknown variable; parleyd --help tells which there are")
+			advice := "parleyd --help lists the known ones"
+			if near := nearest(strings.ToUpper(name), known); near != "" {
+				advice = "did you mean " + near + "?"
+			}
+			l.config.Warnings = append(l.config.Warnings, name+": unknown variable, ignored; "+advice)
 		}
 	}
 }
 
-// isServiceLink tells the variables that Kubernetes gives every pod beside a Service that
-// is called parley, as in PARLEY_PORT_50051_TCP_ADDR: nobody meant them as settings.
-func isServiceLink(variable string) bool {
-	return strings.Contains(variable, "_PORT") || strings.HasSuffix(variable, "_SERVICE_HOST")
+// isServiceLink reports whether Kubernetes sets such a variable for a Service, as in
+// PARLEY_PORT_50051_TCP_ADDR. No setting has a name of this form.
+func isServiceLink(name, text string) bool {
+	return strings.HasSuffix(name, "_SERVICE_HOST") || strings.Contains(name, "_SERVICE_PORT") ||
+		strings.HasSuffix(name, "_PORT") && strings.Contains(text, "://") ||
+		slices.ContainsFunc([]string{"_TCP", "_UDP", "_SCTP"}, func(protocol string) bool { return strings.Contains(name, protocol) })
+}
+
+// nearest returns the known name that is most like the given one, empty if none is: a third
+// of the characters after the prefix may differ.
+func nearest(name string, known []string) string {
+	best, least := "", math.MaxInt
+	for _, candidate := range known {
+		distance := editDistance(name, candidate)
+		if distance < least && distance <= (len(candidate)-len(variablePrefix))/3 {
+			best, least = candidate, distance
+		}
+	}
+	return best
+}
+
+// editDistance is how many bytes must be added, removed or replaced to make a of b.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1) // for what was read of a: the distance from each start of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, diagonal+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 func (l *loader) readFlags(flags *pflag.FlagSet, args []string) {

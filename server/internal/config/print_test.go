@@ -143,6 +143,16 @@ func TestCheckConfigFaults(t *testing.T) {
 	check(append(args[:4:4], "check-config", args[4], args[5])...)
 }
 
+// TestCheckConfigUnknownVariable: check-config shows what a start would log.
+func TestCheckConfigUnknownVariable(t *testing.T) {
+	_, warnings := checkConfig(t, nil, []string{"PARLEY_PORT=tcp://10.0.0.1:50051", "PARLEY_TLL=1h"})
+	const want = "parleyd: warning: PARLEY_PORT: unknown variable, ignored; parleyd --help lists the known ones\n" +
+		"parleyd: warning: PARLEY_TLL: unknown variable, ignored; did you mean PARLEY_TTL?\n"
+	if warnings != want {
+		t.Errorf("the warnings are %q, want %q", warnings, want)
+	}
+}
+
 // Warnings are beside the settings, not among them, and nothing is opened.
 func TestCheckConfigOpensNothing(t *testing.T) {
 	dir := t.TempDir()
