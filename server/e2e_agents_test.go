@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -311,5 +312,33 @@ agents:
 	}
 	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
 		t.Errorf("the program got variables that nothing names:\n%s", k.text)
+	}
+}
+
+// TestAgentsAreNotLocated: what users are told of an agent that cannot be reached has neither
+// its address nor the path of its socket. The log has both.
+func TestAgentsAreNotLocated(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "hidden.sock")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	s := startServer(t, t.TempDir(), "--store=memory", agents(t, fmt.Sprintf(`
+agents:
+  remote: {kind: remote, address: 'unix:%s'}
+  openai: {kind: openai, model: m, base_url: 'http://%s/v1'}
+  anthropic: {kind: anthropic, model: m, base_url: 'http://%[2]s'}
+`, socket, address)))
+	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
+		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).end(t).GetTurn()
+		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" || strings.Contains(message, where) || strings.Contains(message, "dial") {
+			t.Errorf("the turn of %s ended with %v", name, turn)
+		}
+		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]), where) {
+			t.Errorf("the log does not say where %s is: %v", name, line)
+		}
 	}
 }

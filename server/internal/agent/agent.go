@@ -35,8 +35,12 @@ type Agent interface {
 // time and size limits have reasons of their own, which agents need not know.
 type Error struct {
 	// Message tells a person what went wrong, without the agent's name. It is shown to
-	// users and logged: valid UTF-8, a few KiB at most, no secrets of the server's.
+	// users and logged: valid UTF-8, a few KiB at most, no secrets of the server's, and
+	// nothing of where the agent is.
 	Message string
+	// Detail is for the log only: addresses, and what the network reports. Like Message,
+	// but may be empty.
+	Detail string
 	// Retryable says that the same request may well succeed when it is made again.
 	Retryable bool
 }

@@ -29,11 +29,11 @@ func (p *Provider) NoAnswer(response *http.Response, err error) *Error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode < http.StatusBadRequest {
-		to := "another address"
+		to := ""
 		if location, err := response.Location(); err == nil {
 			to = (&url.URL{Scheme: location.Scheme, Host: location.Host, Path: location.Path}).String()
 		}
-		return &Error{Message: fmt.Sprintf("the provider redirects to %s, which is not followed; set base_url to where the API is", p.shown(to))}
+		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to where the API is", to)
 	}
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
@@ -66,7 +66,7 @@ func (p *Provider) CutOff(err error) *Error {
 	case errors.Is(err, errEventTooLarge):
 		return &Error{Message: fmt.Sprintf("the provider sent an event of more than %d bytes", maxEventBytes)}
 	case !isNoStream:
-		return p.failure(true, "the answer broke off", reason(err))
+		return p.broken(true, "the answer broke off", reason(err))
 	}
 	if r := parseReport(notStream.head); r.message != "" {
 		return p.failure(false, "the provider did not answer with a stream; check base_url and model", r.message)
@@ -76,25 +76,25 @@ func (p *Provider) CutOff(err error) *Error {
 
 // unreachable is why there is no response at all.
 func (p *Provider) unreachable(err error) *Error {
-	// The URL in the error has the query, and the server's address is told anyway.
+	// The URL in the error has the query; the log gets the server's address.
 	if fault, ok := errors.AsType[*url.Error](err); ok {
 		err = fault.Err
 	}
-	server := p.Base.Scheme + "://" + p.Base.Host
+	detail := p.Base.Scheme + "://" + p.Base.Host + ": " + reason(err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	unknown, isDNS := errors.AsType[*net.DNSError](err)
 	operation, isNet := errors.AsType[*net.OpError](err)
 	switch {
 	case untrusted:
-		return p.failure(false, "cannot connect to "+server, reason(err))
+		return p.broken(false, "cannot connect to the provider", detail)
 	case isDNS:
-		return p.failure(!unknown.IsNotFound, "cannot connect to "+server, reason(err))
+		return p.broken(!unknown.IsNotFound, "cannot connect to the provider", detail)
 	case isNet && operation.Op == "proxyconnect":
-		return p.failure(true, "cannot connect to the proxy for "+server, reason(err))
+		return p.broken(true, "cannot connect to the proxy for the provider", detail)
 	case isNet && operation.Op == "dial":
-		return p.failure(true, "cannot connect to "+server, reason(err))
+		return p.broken(true, "cannot connect to the provider", detail)
 	}
-	return p.failure(true, "no answer from "+server, reason(err))
+	return p.broken(true, "no answer from the provider", detail)
 }
 
 // reason is the error without the addresses of this machine and its resolver.
@@ -141,8 +141,13 @@ func (p *Provider) refused(status int, r report) *Error {
 	return p.failure(retryable, words, r.message)
 }
 
-// failure makes an error of words of ours and what the provider or the network said, which
-// is made fit to be shown.
+// broken makes an error of words of ours and of a detail that is for the log only.
+func (p *Provider) broken(retryable bool, words, detail string) *Error {
+	return &Error{Message: words, Detail: p.shown(detail), Retryable: retryable}
+}
+
+// failure makes an error of words of ours and what the provider said, which is made fit to be
+// shown.
 func (p *Provider) failure(retryable bool, words, said string) *Error {
 	if said = p.shown(said); said != "" {
 		words += ": " + said

@@ -29,21 +29,21 @@ func TestNetworkErrors(t *testing.T) {
 	}{
 		{
 			failing("dial", &net.DNSError{Err: "no such host", Name: "models.test", Server: "10.0.0.2:53", IsNotFound: true}),
-			agent.Error{Message: "cannot connect to https://models.test:8443: no such host"},
+			agent.Error{Message: "cannot connect to the provider", Detail: "https://models.test:8443: no such host"},
 		},
 		{
 			failing("dial", &net.DNSError{Err: "i/o timeout", Name: "models.test", Server: "10.0.0.2:53", IsTimeout: true}),
-			agent.Error{Message: "cannot connect to https://models.test:8443: i/o timeout", Retryable: true},
+			agent.Error{Message: "cannot connect to the provider", Detail: "https://models.test:8443: i/o timeout", Retryable: true},
 		},
-		{failing("dial", errors.New("no route to host")), agent.Error{Message: "cannot connect to https://models.test:8443: no route to host", Retryable: true}},
-		{failing("proxyconnect", errors.New("refused by proxy")), agent.Error{Message: "cannot connect to the proxy for https://models.test:8443: refused by proxy", Retryable: true}},
-		{failing("read", errors.New("connection reset by peer")), agent.Error{Message: "no answer from https://models.test:8443: connection reset by peer", Retryable: true}},
-		{io.EOF, agent.Error{Message: "no answer from https://models.test:8443: the connection was closed", Retryable: true}},
+		{failing("dial", errors.New("no route to host")), agent.Error{Message: "cannot connect to the provider", Detail: "https://models.test:8443: no route to host", Retryable: true}},
+		{failing("proxyconnect", errors.New("refused by proxy")), agent.Error{Message: "cannot connect to the proxy for the provider", Detail: "https://models.test:8443: refused by proxy", Retryable: true}},
+		{failing("read", errors.New("connection reset by peer")), agent.Error{Message: "no answer from the provider", Detail: "https://models.test:8443: connection reset by peer", Retryable: true}},
+		{io.EOF, agent.Error{Message: "no answer from the provider", Detail: "https://models.test:8443: the connection was closed", Retryable: true}},
 		{
 			&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}},
-			agent.Error{Message: "cannot connect to https://models.test:8443: tls: failed to verify certificate: x509: certificate signed by unknown authority"},
+			agent.Error{Message: "cannot connect to the provider", Detail: "https://models.test:8443: tls: failed to verify certificate: x509: certificate signed by unknown authority"},
 		},
-		{errors.New("odd " + p.Base.String()), agent.Error{Message: "no answer from https://models.test:8443: odd https://[redacted]@models.test:8443/v1/?[redacted]", Retryable: true}},
+		{errors.New("odd " + p.Base.String()), agent.Error{Message: "no answer from the provider", Detail: "https://models.test:8443: odd https://[redacted]@models.test:8443/v1/?[redacted]", Retryable: true}},
 	} {
 		if diff := cmp.Diff(test.want, *p.NoAnswer(nil, test.err)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -164,7 +164,7 @@ func TestCutOff(t *testing.T) {
 		want agent.Error
 	}{
 		{nil, agent.Error{Message: "the answer was cut off: the stream ended before the answer did", Retryable: true}},
-		{io.ErrUnexpectedEOF, agent.Error{Message: "the answer broke off: the connection was closed", Retryable: true}},
+		{io.ErrUnexpectedEOF, agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true}},
 		{body(strings.Repeat("data: x\n", 1<<20)), agent.Error{Message: "the provider sent an event of more than 4194304 bytes"}},
 		{body(`{"error":"not loaded"}`), agent.Error{Message: noStream + "check base_url and model: not loaded"}},
 		{body("<html>Welcome"), agent.Error{Message: noStream + `check that base_url is where its API is, written like "https://api.provider.test/v1"`}},

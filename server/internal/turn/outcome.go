@@ -58,6 +58,9 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 			Message: fmt.Sprintf("the answer of agent %s %v; what fits is kept", t.entry.Name, large),
 		}
 	case errors.As(cause, &failure):
+		if failure.Detail != "" {
+			t.log.Warn("agent failed", "error", failure.Message, "detail", strings.ToValidUTF8(failure.Detail, "\uFFFD"))
+		}
 		return failed, &parleyv1.TurnError{
 			Code: codeUnavailable, Reason: "AGENT_FAILED",
 			Message: fmt.Sprintf("agent %s failed: %s", t.entry.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,

@@ -30,7 +30,6 @@ func fault(t *testing.T, config agent.Model, reply providertest.Reply) *agent.Er
 	if !ok {
 		t.Fatalf("error %v, want one of the agent's", err)
 	}
-	e.Message = strings.ReplaceAll(e.Message, strings.TrimPrefix(fake.URL, "http://"), "HOST")
 	return e
 }
 
@@ -73,7 +72,7 @@ func TestFailures(t *testing.T) {
 			providertest.Fail(200, `{"type":"message","content":[]}`),
 			`the provider did not answer with a stream; check base_url and model: {"type":"message","content":[]}`, false,
 		},
-		"no answer": {providertest.Break, "no answer from http://HOST: the connection was closed", true},
+		"no answer": {providertest.Break, "no answer from the provider", true},
 
 		"overloaded in mid-answer":   {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
 		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed in the middle of the answer: Oops", true},
@@ -81,7 +80,7 @@ func TestFailures(t *testing.T) {
 		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed in the middle of the answer: Pff", true},
 		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed in the middle of the answer: Pff", true},
 		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed in the middle of the answer: 7", true},
-		"connection cut off":         {providertest.Sequence(once(), providertest.Break), "the answer broke off: the connection was closed", true},
+		"connection cut off":         {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
 		"ended without an end":       {once(), cutOff, true},
 		"ended without the last event": {
 			inStream(event("message_delta", object{"delta": object{"stop_reason": "end_turn"}, "usage": object{}})),
@@ -129,7 +128,8 @@ func TestNobodyThere(t *testing.T) {
 	listener.Close()
 	_, err = answer(t, made(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}), saying("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
-	if want := "cannot connect to http://" + address + ": connect: connection refused"; !ok || e.Message != want || !e.Retryable {
+	const want = "cannot connect to the provider"
+	if detail := "http://" + address + ": connect: connection refused"; !ok || e.Message != want || e.Detail != detail || !e.Retryable {
 		t.Errorf("error %v, want %q, retryable", err, want)
 	}
 }
@@ -142,7 +142,7 @@ func TestDistrust(t *testing.T) {
 	defer server.Close()
 	_, err := answer(t, made(t, agent.Model{BaseURL: server.URL}), saying("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
-	if !ok || e.Retryable || !strings.Contains(e.Message, "certificate") {
+	if !ok || e.Retryable || !strings.Contains(e.Detail, "certificate") {
 		t.Errorf("error %v, want one of the certificate that lasts", err)
 	}
 }
@@ -153,8 +153,8 @@ func TestRedirect(t *testing.T) {
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		other := anthropictest.New(t) // fails the test if it is asked
 		got := fault(t, agent.Model{Key: "sk-test-key"}, status(code, "Location", other.URL+"/v1/messages"))
-		want := "the provider redirects to " + other.URL + "/v1/messages, which is not followed; set base_url to where the API is"
-		if got.Message != want || got.Retryable {
+		const want = "the provider redirects to another address, which is not followed; set base_url to where the API is"
+		if got.Message != want || got.Detail != other.URL+"/v1/messages" || got.Retryable {
 			t.Errorf("status %d: %+v, want %s", code, got, want)
 		}
 	}

@@ -137,10 +137,10 @@ func TestUnreachable(t *testing.T) {
 		name, address string
 		want          agent.Error
 	}{
-		{"refused", withSecrets(closed.URL), agent.Error{Message: "cannot connect to " + closed.URL + ": connect: connection refused", Retryable: true}},
-		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no answer from " + strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
+		{"refused", withSecrets(closed.URL), agent.Error{Message: "cannot connect to the provider", Detail: closed.URL + ": connect: connection refused", Retryable: true}},
+		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no answer from the provider", Detail: strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
 		{"not trusted", withSecrets(secure.URL), agent.Error{
-			Message: "cannot connect to " + secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
+			Message: "cannot connect to the provider", Detail: secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
 		}},
 	}
 	for _, test := range tests {
@@ -168,16 +168,16 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 				w.Header().Set("Location", to)
 				w.WriteHeader(status)
 			})
-			want := "another address"
+			const want = "the provider redirects to another address, which is not followed; set base_url to where the API is"
+			detail := ""
 			switch {
 			case strings.HasPrefix(to, "/"):
-				want = s.URL + "/other"
+				detail = s.URL + "/other"
 			case to != "":
-				want = other.URL
+				detail = other.URL
 			}
-			want = "the provider redirects to " + want + ", which is not followed; set base_url to where the API is"
-			if got := failed(t, asking(t, s)); got.Message != want || got.Retryable {
-				t.Errorf("%d to %s: %+v, want %s", status, to, got, want)
+			if got := failed(t, asking(t, s)); got.Message != want || got.Detail != detail || got.Retryable {
+				t.Errorf("%d to %s: %+v, want %s and the detail %s", status, to, got, want, detail)
 			}
 		}
 	}
@@ -216,7 +216,8 @@ func TestNoSecretIsShown(t *testing.T) {
 				a := made(t, agent.Model{BaseURL: base, Key: key, Headers: map[string]string{
 					"X-Marked": marked, "X-Odd": odd, "X-Token": "Bearer marked-token", "X-Short": "1",
 				}})
-				got := failed(t, a).Message
+				failure := failed(t, a)
+				got := failure.Message + " " + failure.Detail
 				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") || !strings.Contains(got, "[redacted]") {
 					t.Errorf("shown: %s", got)
 				}

@@ -127,7 +127,7 @@ func TestBrokenStreams(t *testing.T) {
 		{"ends", providertest.Parts(half), "half", agent.Error{Message: cutOff, Retryable: true}},
 		{"ends in an event", providertest.Parts(half, `data: {"choices":[{"finish_reason":"stop"}]}`), "half", agent.Error{Message: cutOff, Retryable: true}},
 		{"ends in a call", providertest.Parts(data(openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}}))), "", agent.Error{Message: cutOff, Retryable: true}},
-		{"breaks", providertest.Sequence(providertest.Parts(half), providertest.Break), "half", agent.Error{Message: "the answer broke off: the connection was closed", Retryable: true}},
+		{"breaks", providertest.Sequence(providertest.Parts(half), providertest.Break), "half", agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true}},
 		{
 			"error in the stream", providertest.Parts(half + data(`{"error":{"message":"The engine is overloaded","type":"server_error","code":null}}`)), "half",
 			agent.Error{Message: "the provider failed in the middle of the answer: The engine is overloaded", Retryable: true},

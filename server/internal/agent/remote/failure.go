@@ -67,20 +67,26 @@ func (a *Agent) unopened(err error) *agent.Error {
 	if s.Code() == codes.Unavailable {
 		return a.unavailable(a.reason(s))
 	}
-	return &agent.Error{Message: "the request could not be sent: " + a.reason(s)}
+	return &agent.Error{Message: "the request could not be sent to the agent", Detail: a.detail(a.reason(s))}
 }
 
 // unavailable is that there is nobody to send a request to.
 func (a *Agent) unavailable(why string) *agent.Error {
-	return &agent.Error{Message: fmt.Sprintf("the agent at %s is not available: %s", a.address, why), Retryable: true}
+	return &agent.Error{Message: "the agent is not available", Detail: a.detail(why), Retryable: true}
 }
+
+// detail says for the log what happened, and where: gRPC's own words have paths of sockets and
+// addresses in them.
+func (a *Agent) detail(what string) string { return a.address + ": " + what }
 
 // failure is why the stream of an answer ended with err; begun says that a piece of it has
 // come.
 func (a *Agent) failure(err error, heard *hearing, begun bool) *agent.Error {
 	s := status.Convert(err)
 	if s.Code() == codes.Unimplemented {
-		return &agent.Error{Message: fmt.Sprintf("there is no %s at %s: %s", parleyv1.AgentService_ServiceDesc.ServiceName, a.address, a.reason(s))}
+		return &agent.Error{
+			Message: "the agent does not implement " + parleyv1.AgentService_ServiceDesc.ServiceName, Detail: a.detail(a.reason(s)),
+		}
 	}
 	// The trailers may have come while a message ahead of them could not be read, which gRPC
 	// tells in this way.
@@ -88,16 +94,18 @@ func (a *Agent) failure(err error, heard *hearing, begun bool) *agent.Error {
 	if heard.trailers.Load() && !unreadable {
 		return &agent.Error{Message: a.said(s), Retryable: isPassing(s.Code())}
 	}
+	failure := &agent.Error{Detail: a.detail(a.reason(s))}
 	switch {
 	case unreadable && s.Code() == codes.ResourceExhausted:
-		return &agent.Error{Message: fmt.Sprintf("the agent sent a piece of more than %d bytes: %s", a.maxPieceBytes, a.reason(s))}
+		failure.Message = fmt.Sprintf("the agent sent a piece of more than %d bytes", a.maxPieceBytes)
 	case s.Code() != codes.Unavailable && s.Code() != codes.Canceled:
-		return &agent.Error{Message: "the agent does not keep to the protocol: " + a.reason(s)}
+		failure.Message = "the agent does not keep to the protocol"
 	case begun:
-		return &agent.Error{Message: "the agent was lost in the middle of its answer: " + a.reason(s), Retryable: true}
+		failure.Message, failure.Retryable = "the agent was lost in the middle of its answer", true
 	default:
-		return &agent.Error{Message: "the agent was lost before it answered: " + a.reason(s), Retryable: true}
+		failure.Message, failure.Retryable = "the agent was lost before it answered", true
 	}
+	return failure
 }
 
 // said is what the agent tells of its failure.

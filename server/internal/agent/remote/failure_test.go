@@ -110,7 +110,7 @@ func TestLargeTrailers(t *testing.T) {
 		w.Header().Set("Grpc-Status", "0")
 	})
 	_, err := collect(t.Context(), open(t, Config{Address: s}), nil)
-	if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent does not keep to the protocol: ") || got.Retryable {
+	if got := mustFail(t, err); got.Message != "the agent does not keep to the protocol" || got.Detail == "" || got.Retryable {
 		t.Errorf("%+v", got)
 	}
 	fine := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
@@ -183,7 +183,7 @@ func TestNotAPiece(t *testing.T) {
 		a := open(t, Config{Address: s.address})
 		for range 10 {
 			_, err := collect(t.Context(), a, nil)
-			if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent does not keep to the protocol: grpc: ") || got.Retryable {
+			if got := mustFail(t, err); got.Message != "the agent does not keep to the protocol" || !strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
 				t.Fatalf("%q: %+v", sent, got)
 			}
 		}
@@ -197,7 +197,7 @@ func TestNoSuchService(t *testing.T) {
 	web := httpAgent(t, func(w http.ResponseWriter) { http.Error(w, "no such page", http.StatusNotFound) })
 	for _, address := range []string{other.address, web} {
 		_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-		if got := mustFail(t, err); !strings.HasPrefix(got.Message, "there is no parley.v1.AgentService at "+address+": ") || got.Retryable {
+		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || !strings.HasPrefix(got.Detail, address+": ") || got.Retryable {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -207,7 +207,7 @@ func TestNoSuchService(t *testing.T) {
 func TestGateway(t *testing.T) {
 	address := httpAgent(t, func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) })
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-	if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent was lost before it answered: ") || !strings.Contains(got.Message, "502") || !got.Retryable {
+	if got := mustFail(t, err); got.Message != "the agent was lost before it answered" || !strings.Contains(got.Detail, "502") || !got.Retryable {
 		t.Errorf("%+v", got)
 	}
 }
@@ -256,7 +256,7 @@ func TestNotHTTP2(t *testing.T) {
 			a := open(t, Config{Address: l.Addr().String()})
 			a.patience = 50 * time.Millisecond
 			_, err = collect(t.Context(), a, nil)
-			if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent at "+a.address+" is not available: ") || !got.Retryable {
+			if got := mustFail(t, err); got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, a.address+": ") || !got.Retryable {
 				t.Errorf("%+v", got)
 			}
 		})

@@ -39,8 +39,8 @@ func TestNotServing(t *testing.T) {
 		a.patience = 50 * time.Millisecond
 		before := asked.Load()
 		_, err := collect(t.Context(), a, nil)
-		if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent at "+s.address+" is not available: ") ||
-			!strings.Contains(got.Message, "NOT_SERVING") || !got.Retryable {
+		if got := mustFail(t, err); got.Message != "the agent is not available" ||
+			!strings.Contains(got.Detail, "NOT_SERVING") || !got.Retryable {
 			t.Errorf("%+v", got)
 		}
 		if asked.Load() != before {
@@ -86,8 +86,8 @@ func TestHealthStalls(t *testing.T) {
 	wait(t, "the health check", m.asked)
 	a.patience = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
-	want := "the agent at " + s.address + " is not available: it was not ready within 50ms"
-	if got := mustFail(t, err); got.Message != want || !got.Retryable {
+	want := s.address + ": it was not ready within 50ms"
+	if got := mustFail(t, err); got.Message != "the agent is not available" || got.Detail != want || !got.Retryable {
 		t.Errorf("%+v, want %q", got, want)
 	}
 }
@@ -117,7 +117,7 @@ func TestHeadersWithHealth(t *testing.T) {
 	until(t, a, connectivity.TransientFailure)
 	a.patience = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
-	if got := mustFail(t, err); !strings.Contains(got.Message, "who is this?") || strings.Contains(got.Message, "marked") {
+	if got := mustFail(t, err); !strings.Contains(got.Detail, "who is this?") || strings.Contains(got.Message+got.Detail, "marked") {
 		t.Errorf("%+v", got)
 	}
 }

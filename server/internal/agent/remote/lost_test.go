@@ -21,8 +21,8 @@ func TestKilled(t *testing.T) {
 		name, want string
 		first      []string
 	}{
-		{"before the first piece", "the agent was lost before it answered: ", nil},
-		{"in the middle", "the agent was lost in the middle of its answer: ", []string{"one ", "two "}},
+		{"before the first piece", "the agent was lost before it answered", nil},
+		{"in the middle", "the agent was lost in the middle of its answer", []string{"one ", "two "}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestKilled(t *testing.T) {
 				}
 			}
 			wait(t, "the agent's end", killed)
-			if failure := mustFail(t, last); !strings.HasPrefix(failure.Message, test.want) || !failure.Retryable {
+			if failure := mustFail(t, last); failure.Message != test.want || !strings.HasPrefix(failure.Detail, s.address+": ") || !failure.Retryable {
 				t.Errorf("%+v, want %q", failure, test.want)
 			}
 			if strings.Join(got, "") != strings.Join(test.first, "") {
@@ -114,8 +114,8 @@ func TestNotThere(t *testing.T) {
 	until(t, a, connectivity.TransientFailure)
 	a.patience = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
-	if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent at "+s.address+" is not available: ") ||
-		!strings.Contains(got.Message, "connection refused") || !got.Retryable {
+	if got := mustFail(t, err); got.Message != "the agent is not available" ||
+		!strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, "connection refused") || !got.Retryable {
 		t.Errorf("%+v", got)
 	}
 }

@@ -102,7 +102,7 @@ func TestTLS(t *testing.T) {
 			a.patience = 50 * time.Millisecond
 			_, err := collect(t.Context(), a, nil)
 			got := mustFail(t, err)
-			if !strings.HasPrefix(got.Message, "the agent at "+s.address+" is not available: ") || !strings.Contains(got.Message, test.want) || !got.Retryable {
+			if got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, test.want) || !got.Retryable {
 				t.Errorf("%+v, want %q in it", got, test.want)
 			}
 		})
