@@ -1,9 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic"
@@ -14,9 +19,40 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// newAgents makes the agents that the settings name. What keeps one from being made is a
+// openAgents makes the agents that the settings name, and reaps what their programs leave
+// behind until closeAgents is called. The check of the store's file, a process of its own, must
+// have ended.
+func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents *agent.Set, closeAgents func() error, err error) {
+	var processes command.Processes
+	if agents, err = newAgents(c, &processes); err != nil {
+		return nil, nil, err
+	}
+	logAgents(log, c)
+	stopReaping := reapOrphans(ctx, &processes, log)
+	return agents, func() error { stopReaping(); return agents.Close() }, nil
+}
+
+// reapOrphans reaps what the programs of agents leave behind, if that falls to this process,
+// until the returned function is called.
+func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Logger) (stop func()) {
+	if !command.Inherits() {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // Turns outlive the signal to stop.
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, syscall.SIGCHLD)
+	var reaping sync.WaitGroup
+	reaping.Go(func() { processes.Reap(ctx, died, log) })
+	return func() {
+		signal.Stop(died)
+		cancel()
+		reaping.Wait()
+	}
+}
+
+// newAgents makes the agents that the settings name; their programs are among processes. What keeps one from being made is a
 // fault of the settings; all of those are in the one error.
-func newAgents(c *config.Config) (_ *agent.Set, err error) {
+func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, err error) {
 	entries := make([]agent.Entry, 0, len(c.Agents))
 	defer func() {
 		if err == nil {
@@ -28,7 +64,7 @@ func newAgents(c *config.Config) (_ *agent.Set, err error) {
 	}()
 	var bad []string
 	for _, a := range c.Agents {
-		made, err := newAgent(a)
+		made, err := newAgent(a, processes)
 		if err != nil {
 			bad = append(bad, fmt.Sprintf("agents.%s: %v", a.Name, err))
 			continue
@@ -44,13 +80,13 @@ func newAgents(c *config.Config) (_ *agent.Set, err error) {
 }
 
 // newAgent makes what answers under the name of a.
-func newAgent(a config.Agent) (made agent.Agent, err error) {
+func newAgent(a config.Agent, processes *command.Processes) (made agent.Agent, err error) {
 	switch a.Kind {
 	case config.KindEcho:
 		made = echo.New()
 	case config.KindCommand:
 		made, err = command.New(command.Config{
-			Command: a.Command, Format: a.Format, Dir: a.Dir, Env: a.Env, MaxConcurrent: a.MaxConcurrent,
+			Command: a.Command, Format: a.Format, Dir: a.Dir, Env: a.Env, MaxConcurrent: a.MaxConcurrent, Processes: processes,
 		})
 	case config.KindOpenAI:
 		made, err = openai.New(modelOf(a))

@@ -29,7 +29,7 @@ import (
 func TestNewAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	c := load(t, []string{"--config", path}, environ)
-	set, err := newAgents(c)
+	set, err := newAgents(c, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestNewAgentKinds(t *testing.T) {
 		{config.Agent{Kind: "anthropic", Model: "m"}, "*anthropic.Agent"},
 		{config.Agent{Kind: "remote", Address: "localhost:1"}, "*remote.Agent"},
 	} {
-		made, err := newAgent(test.agent)
+		made, err := newAgent(test.agent, nil)
 		if err != nil {
 			t.Errorf("%s: %v", test.agent.Kind, err)
 			continue
@@ -91,7 +91,7 @@ func TestNewAgentKinds(t *testing.T) {
 
 func TestNewAgentStructuredBlocks(t *testing.T) {
 	const answer = "Here.\n\n```json type=list\n[1]\n```\n"
-	made, err := newAgent(config.Agent{Kind: "command", Command: []string{"printf", "%s", answer}, StructuredBlocks: true})
+	made, err := newAgent(config.Agent{Kind: "command", Command: []string{"printf", "%s", answer}, StructuredBlocks: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestNewAgentMaxConcurrent(t *testing.T) {
 		{Kind: "command", Command: []string{"sh", "-c", "echo one; exec sleep 60"}, MaxConcurrent: 1},
 	} {
 		t.Run(a.Kind, func(t *testing.T) {
-			made, err := newAgent(a)
+			made, err := newAgent(a, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -169,7 +169,7 @@ func TestNewAgentRemote(t *testing.T) {
 	defer service.Stop()
 
 	of.Address = listener.Addr().String()
-	made, err := newAgent(of)
+	made, err := newAgent(of, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestNewAgentsFaults(t *testing.T) {
 		{Name: "b", Kind: "telepathy"},
 		{Name: "echo", Kind: "echo"},
 		{Name: "planner", Kind: "remote", Address: "127.0.0.1:1"},
-	}})
+	}}, nil)
 	bad, ok := errors.AsType[*config.Error](err)
 	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") || bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {
 		t.Errorf("got %v, %v", set, err)

@@ -94,6 +94,8 @@ func fences() []fence {
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
+		// Where the server is process 1 it reaps all children but those that these start.
+		{"os/exec", []string{"server", "server/internal/agent/command"}},
 	}
 }
 
@@ -262,6 +264,7 @@ func TestArrowsCanBreak(t *testing.T) {
 		{"server", "go.etcd.io/bbolt/errors", "server must not import go.etcd.io/bbolt/errors, only store/boltstore"},
 		{"store/boltstore", "github.com/redis/rueidis", "store/boltstore must not import github.com/redis/rueidis, only store/redisstore"},
 		{"server/internal/turn", "google.golang.org/grpc/status", "server/internal/turn must not import google.golang.org/grpc/status, only " + statuses},
+		{"server/internal/rpc", "os/exec", "server/internal/rpc must not import os/exec, only server, server/internal/agent/command"},
 		{"store/memstore", "google.golang.org/grpc/codes", "store/memstore must not import google.golang.org/grpc/codes, only " + statuses},
 	}
 	for _, test := range imports {

@@ -40,12 +40,11 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, headroom int, 
 		err = errors.Join(err, kept.Close())
 		failed(nil)
 	}()
-	agents, err := newAgents(c)
+	agents, closeAgents, err := openAgents(ctx, c, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, agents.Close()) }()
-	logAgents(log, c)
+	defer func() { err = errors.Join(err, closeAgents()) }()
 	defer stopping()
 	// The turns outlive the signal to stop: they have a grace of their own.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{

@@ -79,7 +79,7 @@ func TestNewAgentsTakeWhatLoads(t *testing.T) {
 				key := mostly(`[!-~]{1,9}`, rapid.String()).Draw(t, "key")
 				var made *agent.Set
 				err = config.NewCommand([]string{"--config", path}, []string{"KEY=" + key}, func(_ context.Context, c *config.Config) (err error) {
-					made, err = newAgents(c)
+					made, err = newAgents(c, nil)
 					return err
 				}).ExecuteContext(t.Context())
 				if made == nil { // The same type of error comes from both, but only one names the file.

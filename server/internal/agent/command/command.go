@@ -50,6 +50,9 @@
 // So many processes of one agent run at once as [Config] says. A further turn waits, and
 // says so in a Progress piece. A process counts until it is really gone, even when its
 // turn has given up on it.
+//
+// A program may leave processes behind. In a container they become children of process 1, and
+// [Processes.Reap] is for a server that is process 1 itself.
 package command
 
 import (
@@ -95,6 +98,8 @@ type Config struct {
 	Env []string
 	// MaxConcurrent is how many processes run at once; 0 is 256.
 	MaxConcurrent int
+	// Processes has the program's processes among those of other agents; nil is none but its own.
+	Processes *Processes
 }
 
 // decoder makes pieces of a program's standard output. What its errors quote has been through
@@ -104,6 +109,7 @@ type decoder func(output io.Reader, redact func(string) string) iter.Seq2[*parle
 // Agent runs a program for every turn.
 type Agent struct {
 	config    Config
+	processes *Processes
 	decode    decoder
 	slots     *agent.Slots
 	killAfter time.Duration
@@ -112,7 +118,10 @@ type Agent struct {
 // New makes an agent of the program that the configuration names, which it neither
 // looks for nor starts yet. Every fault of the configuration is in the one error.
 func New(config Config) (*Agent, error) {
-	a := &Agent{config: config, slots: agent.NewSlots(cmp.Or(config.MaxConcurrent, defaultConcurrent)), killAfter: killAfter}
+	a := &Agent{
+		config: config, processes: cmp.Or(config.Processes, new(Processes)),
+		slots: agent.NewSlots(cmp.Or(config.MaxConcurrent, defaultConcurrent)), killAfter: killAfter,
+	}
 	var faults []error
 	if len(config.Command) == 0 || config.Command[0] == "" {
 		faults = append(faults, errors.New("command: is required"))

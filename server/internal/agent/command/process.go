@@ -32,6 +32,7 @@ const (
 // process is one run of the program.
 type process struct {
 	name      string
+	all       *Processes
 	cmd       *exec.Cmd
 	stdin     io.WriteCloser
 	stdout    *output
@@ -49,6 +50,7 @@ type process struct {
 func (a *Agent) start(ctx context.Context, input string, release func()) (*process, error) {
 	p := &process{
 		name:      filepath.Base(a.config.Command[0]), // its directory is nobody's business
+		all:       a.processes,
 		cmd:       exec.CommandContext(ctx, a.config.Command[0], a.config.Command[1:]...),
 		killAfter: a.killAfter,
 		ended:     make(chan struct{}),
@@ -114,7 +116,7 @@ func (p *process) launch() error {
 	p.stdout, p.stderr = stdout, stderr
 	p.cmd.Stdout, p.cmd.Stderr = out, errs
 	if p.stdin, err = p.cmd.StdinPipe(); err == nil {
-		err = p.cmd.Start()
+		err = p.all.start(p.cmd)
 	}
 	if err != nil {
 		stdout.close()
@@ -136,7 +138,7 @@ func (p *process) supervise(input string) {
 
 	// Wait looks after SIGTERM and SIGKILL when the context ends. It returns when the
 	// program itself has ended, whoever else holds its pipes, and then closes stdin.
-	p.err = p.cmd.Wait()
+	p.err = p.all.wait(p.cmd)
 	// The rest of the group. Its number is not another's yet: one that has members is
 	// not given out, and otherwise numbers go round in a circle first.
 	_ = p.signal(syscall.SIGKILL)

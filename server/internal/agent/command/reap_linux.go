@@ -1,0 +1,87 @@
+package command
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Inherits reports whether the processes that others leave behind become children of this one:
+// whether it is process 1, as in a container, or a subreaper.
+func Inherits() bool {
+	if os.Getpid() == 1 {
+		return true
+	}
+	var subreaper int32
+	//nolint:gosec // prctl returns it by a pointer.
+	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&subreaper)), 0, 0, 0)
+	return err == nil && subreaper != 0
+}
+
+// Reap takes leave of the inherited processes that have ended, which otherwise stay as zombies,
+// until ctx ends. Each signal on died makes it look for them. No process but those of p's
+// agents may be started in the meantime: their ends are taken as well.
+func (p *Processes) Reap(ctx context.Context, died <-chan os.Signal, log *slog.Logger) {
+	for {
+		again := p.reapAll(log)
+		select {
+		case <-ctx.Done():
+			return
+		case <-died:
+		case <-again:
+		}
+	}
+}
+
+// reapAll reaps what has ended. If a program of an agent has ended and stands before other
+// processes, it returns a channel that is closed when that may have changed.
+func (p *Processes) reapAll(log *slog.Logger) (again <-chan struct{}) {
+	for {
+		pid := firstEnded()
+		if pid == 0 {
+			return nil
+		}
+		isOurs, changed := p.reap(pid, log)
+		if isOurs {
+			return changed
+		}
+	}
+}
+
+// reap reaps a process that has ended unless it is a program of an agent.
+func (p *Processes) reap(pid int, log *slog.Logger) (isOurs bool, changed <-chan struct{}) {
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	if isOurs, changed = p.isOurs(pid); isOurs {
+		return true, changed
+	}
+	// If it is no child any more, its agent has waited for it in the meantime.
+	if reaped, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err == nil && reaped == pid {
+		log.Debug("orphaned process reaped", "pid", pid)
+	}
+	return false, nil
+}
+
+// firstEnded is the number of a child that has ended and was not waited for, 0 if there is none.
+// It leaves the child as it is.
+func firstEnded() (pid int) {
+	// The kernel's siginfo_t of SIGCHLD, 128 bytes. The union in it has the alignment of a pointer.
+	var info struct {
+		_     [3]int32 // si_signo, si_errno, si_code
+		union struct {
+			_   [0]uintptr
+			pid int32
+		}
+		_ [112]byte
+	}
+	for {
+		//nolint:gosec // waitid returns it by a pointer, of which x/sys knows only the common part.
+		err := unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			return int(info.union.pid)
+		}
+	}
+}
