@@ -17,6 +17,7 @@ import (
 func (s Subject) sessions(t *testing.T) {
 	t.Run("at once", s.releaseAtOnce)
 	t.Run("a turn runs", s.releaseTurn)
+	t.Run("a turn begins before the sweep", s.beginAfterSession)
 	t.Run("what has expired does not come back", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("a", user("hello"))
@@ -125,6 +126,55 @@ func (s Subject) releaseTurn(t *testing.T) {
 	f.begin("b", "turn")
 	f.reopen(nil)
 	f.abandoned([]store.Progress{{ConversationID: "a", TurnID: "turn"}, {ConversationID: "b", TurnID: "turn"}})
+}
+
+// beginAfterSession begins a turn on an id whose ephemeral conversation is over and not swept, while
+// the turn of that conversation still runs.
+func (s Subject) beginAfterSession(t *testing.T) {
+	for name, change := range map[string]func(a *store.Append){
+		"plain":        func(*store.Append) {},
+		"if_version 0": func(a *store.Append) { a.IfVersion = new(int32) },
+		"the request of the old turn": func(a *store.Append) {
+			a.Request = request("r", "question")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := s.open(t, nil)
+			f.hold("a")
+			begin := &store.Append{
+				ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Begin: &parleyv1.Turn{Id: "old"},
+				Request: request("r", "question"),
+			}
+			old := f.do(begin).Conversation.GetUid()
+			f.release(time.Minute, "a")
+			f.clock.Advance(time.Minute)
+			again := func() *store.Append {
+				a := &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("new")}, Begin: &parleyv1.Turn{Id: "new"}}
+				change(a)
+				return a
+			}
+			other, version, exists := again(), again(), again()
+			other.UID, version.IfVersion, exists.MustExist = old, new(int32(1)), true
+			f.refuse(other, store.ErrNotFound)
+			f.refuse(version, &store.VersionError{})
+			f.refuse(exists, store.ErrNotFound)
+			f.seen.take()
+			result := f.do(again())
+			if !result.Created || result.Replayed || result.Conversation.GetUid() == old || result.Conversation.GetActiveTurnId() != "new" {
+				t.Errorf("Append = %+v, want a turn in a new conversation", result)
+			}
+			same(t, "changes", brief(f.seen.take())[:2], []string{
+				"DELETED a version 1 count 1 trimmed 0" + sessionEnded, "CREATED a version 1 count 1 trimmed 0",
+			})
+			f.refuse(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "old"}}, store.ErrTurnEnded)
+			if err := f.save("a", "old", nil, "late"); !is(err, store.ErrTurnEnded) {
+				t.Errorf("SaveProgress of the old turn: %v, want ErrTurnEnded", err)
+			}
+			f.clock.Advance(2 * time.Hour)
+			f.end("a", "new")
+			f.lives("a")
+		})
+	}
 }
 
 func (s Subject) holdCancelled(t *testing.T) {

@@ -16,6 +16,10 @@ type undecidedError struct{ decided <-chan struct{} }
 // Error says so.
 func (*undecidedError) Error() string { return "a turn is about to begin" }
 
+// errStale says that the running turn began after the conversation was read. The next read sees
+// what that turn has written.
+var errStale = errors.New("the conversation was read too early")
+
 // enter gives a request its turn: a new one, or the one that q began when it came first,
 // which is then joined. The caller is attached to it and has to follow it. A turn that is
 // only in the store is a seenError.
@@ -23,6 +27,9 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 	at := key{tenant, request.GetConversationId()}
 	for {
 		t, joined, err := m.tryEnter(ctx, at, request, q)
+		if errors.Is(err, errStale) {
+			continue // Only another turn that begins after the next read makes that stale too.
+		}
 		undecided, ok := errors.AsType[*undecidedError](err)
 		if !ok {
 			return t, joined, err
@@ -36,10 +43,7 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 }
 
 func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request) (t *live, joined bool, err error) {
-	// One that has not ended need not be looked up in the store.
-	if t, err := m.join(at, q); t != nil || err != nil {
-		return t, true, err
-	}
+	uid := m.uidOf(at) // Before the read, which finds this conversation unless it has ended.
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && fromHistory(request) {
@@ -53,6 +57,10 @@ func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRe
 		return nil, false, err
 	case found.Seen != nil:
 		return nil, false, &seenError{found.Seen}
+	}
+	if uid != "" && uid != found.Conversation.GetUid() {
+		// The store reports this end too, but with an ephemeral conversation only when it is swept.
+		m.deleted(&store.Change{Tenant: at.tenant, ConversationID: at.id, UID: uid})
 	}
 	if !m.known(request.GetAgent()) {
 		return nil, false, &UnknownAgentError{Agent: request.GetAgent(), Known: m.o.Agents.Names()}
@@ -91,12 +99,19 @@ func (m *Manager) hopeless(request *parleyv1.ChatRequest, found *store.Snapshot)
 	return mayStore(Inputs(request), answered, found, m.o.MaxConversationBytes)
 }
 
-// join attaches the caller to the turn of its request that has not ended; nil when there is
-// none.
-func (m *Manager) join(at key, q *store.Request) (*live, error) {
+// uidOf returns the uid of the conversation in which the turns of an id run; empty if there are
+// none, or the first of them has not begun.
+func (m *Manager) uidOf(at key) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.lines[at].join(q, "")
+	switch l := m.lines[at]; {
+	case l == nil || l.running == nil:
+		return ""
+	case l.running.uid == "":
+		return l.uid
+	default:
+		return l.running.uid
+	}
 }
 
 // admit puts a new turn into its line, if the request may have one, or joins the one that

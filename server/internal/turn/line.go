@@ -119,7 +119,7 @@ func (l *line) mayInterrupt(found *store.Snapshot) error {
 		return &undecidedError{l.waiting[0].decided}
 	}
 	if c := found.Conversation; c.GetUid() != l.running.uid || c.GetVersion() < l.running.version {
-		return &undecidedError{l.running.decided} // Which is closed.
+		return errStale
 	}
 	return nil
 }

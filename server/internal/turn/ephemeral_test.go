@@ -1,0 +1,182 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+// maxReads is how many reads of the store one Chat may take: it waits, and does not poll.
+const maxReads = 8
+
+var errPolled = errors.New("the store is read in a loop")
+
+// counting fails reads that follow each other without end.
+type counting struct {
+	store.Store
+	reads atomic.Int32
+}
+
+func (c *counting) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	if c.reads.Add(1) > maxReads {
+		return nil, errPolled
+	}
+	return c.Store.Read(ctx, r)
+}
+
+// ephemeralFixture is a manager on a store that reports the end of an ephemeral conversation only
+// when it is swept.
+func ephemeralFixture(t *testing.T) (*fixture, *puppet, *counting) {
+	t.Helper()
+	f, p := newPuppet(t, nil)
+	f.store = memstore.New(store.Options{Observe: func(c []store.Change) { f.Committed(c) }})
+	c := &counting{Store: f.store}
+	f.o.Store = c
+	return f, p, c
+}
+
+// holds makes conversation c ephemeral.
+func (f *fixture) holds(t *testing.T) {
+	t.Helper()
+	if err := f.store.Hold(t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: []string{"c"}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// disconnects ends the time of the ephemeral conversation c. Nothing is swept.
+func (f *fixture) disconnects(t *testing.T) {
+	t.Helper()
+	const after = time.Second
+	if err := f.store.Release(t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: []string{"c"}, DeleteAfter: after}); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(after)
+	synctest.Wait()
+}
+
+// From the instant in which the time of an ephemeral conversation is over, its id is free: Chat
+// answers at once what it answers on any id without a conversation, while the old turn still runs
+// and before the sweep.
+func TestChatAfterTheEphemeralTime(t *testing.T) {
+	for busy, name := range parleyv1.OnBusy_name {
+		onBusy := parleyv1.OnBusy(busy)
+		for _, test := range []struct {
+			name    string
+			request *parleyv1.ChatRequest
+			want    func(error) bool // nil: a new conversation
+		}{
+			{"plain", asks("new", onBusy), nil},
+			{"if_version 0", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, IfVersion: new(int32)}, nil},
+			{
+				"if_version 1", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, IfVersion: new(int32(1))},
+				func(err error) bool { v := new(store.VersionError); return errors.As(err, &v) && v.Current == 0 },
+			},
+			{"must_exist", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, MustExist: true}, notFound},
+			{"answer_pending", &parleyv1.ChatRequest{ConversationId: "c", OnBusy: onBusy, AnswerPending: true}, notFound},
+			{"tool_results", &parleyv1.ChatRequest{ConversationId: "c", OnBusy: onBusy, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, notFound},
+			{"the request_id of the old turn", &parleyv1.ChatRequest{ConversationId: "c", Content: "old", OnBusy: onBusy, RequestId: "r"}, nil},
+		} {
+			t.Run(name+"/"+test.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f, p, reads := ephemeralFixture(t)
+					f.holds(t)
+					first := &parleyv1.ChatRequest{ConversationId: "c", Content: "old", RequestId: "r", Metadata: stubborn}
+					old := f.begin(t, first)
+					waits := f.begin(t, asks("waits", queue))
+					agent := p.last()
+					agent.do(step{pieces: []*parleyv1.RespondResponse{text("half"), call("1")}})
+					f.disconnects(t)
+
+					reads.reads.Store(0)
+					r := f.begin(t, test.request)
+					switch {
+					case test.want != nil:
+						if !r.over || !test.want(r.err) || r.events != nil {
+							t.Errorf("Chat = %q, %v; want the error of an id without a conversation", r.seen(), r.err)
+						}
+					case r.err != nil || len(r.events) == 0 || !r.events[0].GetStarted().GetCreated() || r.events[0].GetStarted().GetReplayed():
+						t.Errorf("Chat = %q, %v; want a new conversation", r.seen(), r.err)
+					}
+					// The readers of the old turns get what those of a deleted conversation get.
+					if !errors.Is(waits.err, ErrConversationGone) || old.over {
+						t.Errorf("the turn that waited ended with %v; the stubborn one's stream ended: %t", waits.err, old.over)
+					}
+					agent.end()
+					if !errors.Is(old.err, ErrConversationGone) {
+						t.Errorf("the old turn ended with %v, want %v", old.err, ErrConversationGone)
+					}
+					if test.want != nil {
+						r = f.begin(t, asks("new", 0))
+					}
+					p.last().say("answer")
+					p.last().end()
+					want := []string{"user: " + p.last().request.GetMessages()[0].GetContent(), "assistant: answer"}
+					if diff := cmp.Diff(want, f.kept(t)); diff != "" || stateName(r.finished().GetState()) != "COMPLETED" || f.Running() != 0 {
+						t.Errorf("the new turn: %q, %v; %d turns run; kept (-want +got):\n%s", r.seen(), r.err, f.Running(), diff)
+					}
+				})
+			})
+		}
+	}
+}
+
+func notFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
+
+// An agent that heeds its context is stopped as soon as the id is taken again.
+func TestOldTurnEndsWhenTheIDIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p, _ := ephemeralFixture(t)
+		f.holds(t)
+		old := f.begin(t, asks("old", 0))
+		p.last().say("half")
+		f.disconnects(t)
+		r := f.begin(t, asks("new", 0))
+		if !errors.Is(old.err, ErrConversationGone) || f.Running() != 1 {
+			t.Errorf("the old turn: %q, %v; %d turns run, want the new one alone", old.seen(), old.err, f.Running())
+		}
+		p.last().end()
+		if stateName(r.finished().GetState()) != "COMPLETED" {
+			t.Errorf("the new turn: %q, %v", r.seen(), r.err)
+		}
+	})
+}
+
+// A request that comes between two turns of a conversation whose time is over does not wait with
+// the turns of that conversation.
+func TestChatBetweenTurnsAfterTheEphemeralTime(t *testing.T) {
+	for _, busy := range []parleyv1.OnBusy{0, queue, interrupt} {
+		synctest.Test(t, func(t *testing.T) {
+			f, p, c := ephemeralFixture(t)
+			second := make(chan struct{})
+			f.o.Store = &hooked{Store: c, begin: func(a *store.Append) {
+				if a.UID != "" {
+					<-second
+				}
+			}}
+			f.holds(t)
+			f.begin(t, asks("old", 0))
+			waits := f.begin(t, asks("waits", queue))
+			p.last().end()
+			f.disconnects(t)
+			r := f.begin(t, asks("new", busy))
+			if r.err != nil || len(r.events) == 0 || !r.events[0].GetStarted().GetCreated() {
+				t.Errorf("%v: Chat = %q, %v; want a new conversation", busy, r.seen(), r.err)
+			}
+			close(second)
+			synctest.Wait()
+			if !errors.Is(waits.err, ErrConversationGone) {
+				t.Errorf("%v: the turn that waited ended with %v, want %v", busy, waits.err, ErrConversationGone)
+			}
+			p.last().end()
+		})
+	}
+}
