@@ -35,6 +35,8 @@ type events struct {
 	begun *parleyv1.TurnEvent // the started event, kept in any case
 	// next is the index that the next event gets, from 1.
 	next int32
+	// promised is the index of the finished event as the store was told it; 0: the store was not.
+	promised int32
 	// more is closed when there is more to read, or the end is reached; nil when nobody waits
 	// for that.
 	more chan struct{}
@@ -50,6 +52,7 @@ type entry struct {
 	event  *parleyv1.TurnEvent // nil: a text
 	text   string
 	offset int32
+	gap    bool // no event has this index
 }
 
 func newEvents(turnID string, of key, audience Audience) *events {
@@ -74,6 +77,35 @@ func (e *events) addText(text string, offset int32) (index int32) {
 	return e.keep(entry{text: text, offset: offset})
 }
 
+// addSign adds an empty progress event: the turn continues, although nothing else is to be said.
+func (e *events) addSign() (index int32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.next == e.promised {
+		e.keep(entry{gap: true}) // A reader that continues after this index would miss the end.
+	}
+	return e.keep(entry{event: &parleyv1.TurnEvent{
+		TurnId: e.turnID, Index: e.next, Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}},
+	}})
+}
+
+// promise returns the index that the finished event has unless the turn goes on for so long that
+// readers are sent signs of it. The finished event then has a later one, and no other event has
+// this one.
+func (e *events) promise() (finished int32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.promised = e.next
+	return e.promised
+}
+
+// retract takes back what was promised: the store has not kept it.
+func (e *events) retract() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.promised = 0
+}
+
 func (e *events) keep(n entry) (index int32) {
 	index = e.next
 	e.next++
@@ -85,7 +117,7 @@ func (e *events) keep(n entry) (index int32) {
 		e.kept = e.kept[1:]
 	}
 	e.wake()
-	if e.audience != nil && e.audience.Listening() {
+	if !n.gap && e.audience != nil && e.audience.Listening() {
 		e.audience.TurnEvent(e.of.tenant, e.of.id, n.message(e.turnID, index))
 	}
 	return index
@@ -213,7 +245,7 @@ func (e *events) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.Turn
 			}
 			for _, n := range batch {
 				index++
-				if !yield(n.message(e.turnID, index), nil) {
+				if !n.gap && !yield(n.message(e.turnID, index), nil) {
 					return
 				}
 			}

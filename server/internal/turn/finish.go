@@ -75,8 +75,8 @@ func ofTheAnswer(err error) bool {
 // the turn is then left to the next start, with what was saved of it.
 func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	told := false
-	for last := time.Now(); ; {
-		t.marks.Finished = t.events.last() + 1
+	for {
+		t.marks.Finished = t.events.promise()
 		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
 			Tenant: t.line.tenant, ConversationID: t.line.id, Messages: messages, End: end, Events: t.marks,
 		})
@@ -84,6 +84,7 @@ func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.
 		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.m.stop.Err() != nil {
 			return result, err
 		}
+		t.events.retract()
 		var stop <-chan struct{}
 		if full {
 			stop = t.m.stop.Done()
@@ -95,10 +96,6 @@ func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.
 		select {
 		case <-time.After(storeRetry):
 		case <-stop:
-		}
-		if time.Since(last) >= silence {
-			last = time.Now()
-			t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
 		}
 	}
 }

@@ -19,6 +19,9 @@ import (
 // still waits or runs: see TurnQueued and TurnProgress.
 const silence = 15 * time.Second
 
+// silenceStep is how often a turn checks whether its readers have been left in silence.
+const silenceStep = 500 * time.Millisecond
+
 // live is a turn that waits, runs, or has ended and is kept.
 type live struct {
 	// These never change.
@@ -108,10 +111,12 @@ func (t *live) run() {
 		return
 	}
 	request, err := t.prepare()
+	stop := t.breakSilence() // The store has been told the index of started: no sign before that.
 	if err == nil {
 		err = t.respond(request)
 	}
 	finished, err := t.finish(err)
+	stop()
 	t.final = finished.GetTurn()
 	// Ahead of the last event: whoever has seen it may begin the next turn at once.
 	t.m.leave(t, err == nil)

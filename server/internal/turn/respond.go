@@ -40,7 +40,7 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 	if cause := context.Cause(t.ctx); cause != nil {
 		return cause // The agent need not begin.
 	}
-	stop := t.accompany()
+	stop := t.saveRegularly()
 	defer stop()
 	late := time.AfterFunc(t.m.o.TurnTimeout, func() { t.cancel(errLate) })
 	defer late.Stop()
@@ -61,28 +61,42 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 	return context.Cause(t.ctx)
 }
 
-// accompany keeps what has arrived, and tells readers in a long silence that the turn still
-// runs, until the returned function is called, which waits for the last of it to be done.
-func (t *live) accompany() (stop func()) {
+// saveRegularly saves the answer so far every saveEvery until the returned function is called, which
+// waits for the last save.
+func (t *live) saveRegularly() (stop func()) {
+	saved := 0
+	return every(saveEvery, func() { saved = t.save(saved) })
+}
+
+// breakSilence sends readers a sign whenever they have received nothing for a while, until the
+// returned function is called. It does so in a goroutine of its own: the agent may be silent, and
+// the store may take its time.
+func (t *live) breakSilence() (stop func()) {
+	newest, since := t.events.last(), time.Now()
+	return every(silenceStep, func() {
+		switch n := t.events.last(); {
+		case n != newest:
+			newest, since = n, time.Now()
+		case time.Since(since) >= silence:
+			newest, since = t.events.addSign(), time.Now()
+		}
+	})
+}
+
+// every calls do at an interval, in a goroutine of its own, until the returned function is called.
+// That returns when the goroutine has ended.
+func every(interval time.Duration, do func()) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		ticker := time.NewTicker(saveEvery)
+		ticker := time.NewTicker(interval)
 		defer ticker.Stop()
-		saved, told, last := 0, t.events.last(), time.Now()
 		for {
 			select {
 			case <-ticker.C:
+				do()
 			case <-done:
 				return
-			}
-			saved = t.save(saved)
-			switch n := t.events.last(); {
-			case n != told:
-				told, last = n, time.Now()
-			case time.Since(last) >= silence:
-				told = t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}})
-				last = time.Now()
 			}
 		}
 	}()

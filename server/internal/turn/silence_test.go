@@ -1,0 +1,135 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// slow is a store in which some writes wait for a gate, as on a disk that hangs.
+type slow struct {
+	store.Store
+	gate      chan struct{}
+	end, save bool // Which writes wait: the end of a turn; the answer so far.
+}
+
+func (s *slow) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.End != nil && s.end {
+		<-s.gate
+	}
+	return s.Store.Append(ctx, a)
+}
+
+func (s *slow) SaveProgress(ctx context.Context, p *store.Progress) error {
+	if s.save {
+		<-s.gate
+	}
+	return s.Store.SaveProgress(ctx, p)
+}
+
+// newSlow makes a manager on a slow store.
+func newSlow(t *testing.T, s *slow) (*fixture, *puppet) {
+	t.Helper()
+	s.gate = make(chan struct{})
+	return newPuppet(t, func(o *Options) {
+		s.Store = o.Store
+		o.Store = s
+	})
+}
+
+// Readers receive something every 15 s while the store does not answer: a client counts a stream as
+// broken that is silent for longer.
+func TestSilenceOfASlowStore(t *testing.T) {
+	for name, s := range map[string]*slow{
+		"the end hangs":                {end: true},
+		"the answer so far hangs":      {save: true},
+		"the answer so far, then ends": {save: true, end: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, p := newSlow(t, s)
+				f.o.IdleTimeout, f.o.TurnTimeout = time.Hour, time.Hour
+				r := f.begin(t, asks("q", 0))
+				p.last().say("yes")
+				<-time.After(5 * time.Minute)
+				p.last().end()
+				<-time.After(5 * time.Minute)
+				close(s.gate)
+				synctest.Wait()
+				// A sign is up to silenceStep late.
+				signs := len(r.events) - len([]string{"started", "text", "finished"})
+				if signs < 38 || signs > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
+					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.seen(), r.err)
+				}
+			})
+		})
+	}
+}
+
+// The store is told the index of the finished event before it hangs. No event that readers receive
+// in the meantime is taken for that one: a client can continue from any event, whether the turn is
+// still in memory or is read from the store.
+func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slow{end: true}
+		f, p := newSlow(t, s)
+		r := f.begin(t, asks("q", 0))
+		p.last().say("yes")
+		p.last().end()
+		<-time.After(time.Minute)
+		close(s.gate)
+		synctest.Wait()
+		turnID, seen := r.turnID(), slices.Clone(r.events)
+		for i := 1; i < len(seen); i++ {
+			if seen[i].GetIndex() <= seen[i-1].GetIndex() {
+				t.Fatalf("event %v follows %v", seen[i], seen[i-1])
+			}
+		}
+		last := seen[len(seen)-1].GetIndex()
+		for _, event := range seen[:len(seen)-1] {
+			if got := f.resume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
+				t.Errorf("resumed after %d: %q, %v", event.GetIndex(), got.seen(), got.err)
+			}
+		}
+		if got := f.resume(t, turnID, last); got.err != nil || got.events != nil {
+			t.Errorf("resumed after the last: %q, %v", got.seen(), got.err)
+		}
+		f.forgetAll()
+		for _, event := range seen[:len(seen)-1] {
+			got := f.resume(t, turnID, event.GetIndex())
+			if errors.As(got.err, new(*EventsGoneError)) {
+				got = f.resume(t, turnID, 0)
+			}
+			if got.err != nil || got.finished() == nil {
+				t.Errorf("resumed from the store after %d: %q, %v", event.GetIndex(), got.seen(), got.err)
+			}
+		}
+	})
+}
+
+// A store that hangs and then refuses the answer hears of the right index when it is asked again.
+func TestRefusedAfterTheSilenceOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slow{end: true}
+		f, p := newSlow(t, s)
+		s.Store = &refusing{Store: s.Store, refusals: []error{store.ErrOverloaded}}
+		r := f.begin(t, asks("q", 0))
+		p.last().say("yes")
+		p.last().end()
+		<-time.After(time.Minute)
+		close(s.gate)
+		<-time.After(time.Second)
+		synctest.Wait()
+		end := r.events[len(r.events)-1]
+		f.forgetAll()
+		got := f.resume(t, r.turnID(), 0)
+		if got.finished() == nil || got.events[len(got.events)-1].GetIndex() != end.GetIndex() {
+			t.Errorf("replayed %q, want the end to be %d", got.seen(), end.GetIndex())
+		}
+	})
+}
