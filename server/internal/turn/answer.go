@@ -42,10 +42,6 @@ const (
 // maxMessageValues is the limit of Message.structured_data.
 const maxMessageValues = 64
 
-// perValue is how many times its encoded size a value takes in memory: it is a tree of small
-// objects.
-const perValue = 10
-
 // answer is what an agent has said so far: the messages of the turn and the events that
 // tell of them. The agent's pieces come from one goroutine; progress is read by another.
 type answer struct {
@@ -64,9 +60,10 @@ type answer struct {
 	bytes   int             // of all that is kept
 	values  int             // structured data, calls and results
 	calls   calls           // of all its messages
-	weight  int             // about how many bytes all of it takes in memory
 	changes int             // of the messages
 	pieces  int             // that the agent has sent
+	// released: the messages are those of the finished event.
+	released bool
 }
 
 func newAnswer(turnID string, limit int, e *events) *answer {
@@ -147,7 +144,6 @@ func (a *answer) addText(text string) error {
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
-	a.weight += 2 * len(text) // As much as its buffer has grown to, at worst.
 	index := a.events.addText(text, int32(offset))
 	mark := a.mark()
 	if mark.LastText = index; offset == 0 {
@@ -213,11 +209,13 @@ func (a *answer) hasOpenCalls() bool {
 	return len(a.calls.open) > 0
 }
 
-// memory is about how many bytes the answer takes.
-func (a *answer) memory() int {
+// release lets go of the messages once there is a finished event, which has those that were stored
+// in encoded form, and of all that was needed to make them. Marks are of these messages.
+func (a *answer) release(marks []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.weight
+	a.released, a.messages, a.marks, a.current, a.calls = true, nil, marks, nil, calls{}
+	a.text.Reset()
 }
 
 // markIncomplete marks the last message of an agent as cut off.
@@ -246,6 +244,10 @@ func (a *answer) soFar(since int) *soFar {
 		return nil
 	}
 	so := &soFar{last: a.events.told(), changes: a.changes}
+	if a.released {
+		so.messages, so.marks = a.events.finished().GetFinished().GetMessages(), a.marks
+		return so
+	}
 	for i, m := range a.messages {
 		so.messages, so.marks = append(so.messages, proto.CloneOf(m)), append(so.marks, proto.CloneOf(a.marks[i]))
 	}

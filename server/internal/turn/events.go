@@ -16,8 +16,9 @@ import (
 const (
 	maxEvents     = 16_384
 	maxEventBytes = 2 << 20
-	// textBytes is what a text counts beside its own bytes, about as much as its event takes.
-	textBytes = 64
+	// entryBytes is what an event counts beside its data: its entry, in a list that grows in steps,
+	// and the rounding of its data.
+	entryBytes = 40
 )
 
 // readBatch is how many events a reader takes at a time.
@@ -29,10 +30,11 @@ type events struct {
 	of       key
 	audience Audience // nil: none
 
-	mu    sync.Mutex
-	kept  []entry
-	bytes int
-	begun *parleyv1.TurnEvent // the started event, kept in any case
+	mu      sync.Mutex
+	kept    []entry
+	bytes   int
+	begun   entry // the started event, kept in any case
+	begunAt int32 // its index, 0 before it
 	// next is the index that the next event gets, from 1.
 	next int32
 	// promised is the index of the finished event as the store was told it; 0: the store was not.
@@ -45,48 +47,72 @@ type events struct {
 	err error
 }
 
-// entry is an event as it is kept. Turns are thousands of texts, and a text is kept without
-// the three objects of its message, through which the garbage collector would go again and
-// again: readers make them.
+// entry is an event as it is kept, and readers make a message of it. A turn has thousands of texts,
+// and a value may be a tree of a hundred thousand objects: in this form an event is one object for
+// the garbage collector, and takes as many bytes as are counted.
 type entry struct {
-	event  *parleyv1.TurnEvent // nil: a text
-	text   string
-	offset int32
-	gap    bool // no event has this index
+	data   string // a text, else an encoded TurnEvent without its turn and index
+	offset int32  // of a text in its message
+	kind   entryKind
+}
+
+type entryKind uint8
+
+const (
+	noEntry entryKind = iota // no event has this index
+	textEntry
+	eventEntry
+	finishedEntry
+)
+
+// newEntry encodes an event. It returns the zero entry for one that has a string that is not UTF-8.
+func newEntry(event *parleyv1.TurnEvent) entry {
+	data, err := proto.Marshal(event)
+	switch {
+	case err != nil:
+		return entry{}
+	case event.GetFinished() != nil:
+		return entry{data: string(data), kind: finishedEntry}
+	}
+	return entry{data: string(data), kind: eventEntry}
 }
 
 func newEvents(turnID string, of key, audience Audience) *events {
 	return &events{turnID: turnID, of: of, audience: audience, next: 1}
 }
 
-// add gives the event its turn and its index, and wakes the readers.
+// add adds an event that can be encoded, gives it its turn and its index, and wakes the readers.
 func (e *events) add(event *parleyv1.TurnEvent) (index int32) {
+	return e.addEntry(newEntry(event), event) // Encoded before the lock: it may take milliseconds.
+}
+
+// addEntry adds an event that has been encoded. Event is the same event; if nil, it is made.
+func (e *events) addEntry(n entry, event *parleyv1.TurnEvent) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	event.TurnId, event.Index = e.turnID, e.next
 	if event.GetStarted() != nil {
-		e.begun = event
+		e.begun, e.begunAt = n, e.next
 	}
-	return e.keep(entry{event: event})
+	return e.keep(n, event)
 }
 
 // addText adds a piece of text, which begins at that byte of its message.
 func (e *events) addText(text string, offset int32) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.keep(entry{text: text, offset: offset})
+	return e.keep(entry{data: text, offset: offset, kind: textEntry}, nil)
 }
 
 // addSign adds an empty progress event: the turn continues, although nothing else is to be said.
 func (e *events) addSign() (index int32) {
+	sign := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}
+	n := newEntry(sign)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.next == e.promised {
-		e.keep(entry{gap: true}) // A reader that continues after this index would miss the end.
+		e.keep(entry{}, nil) // A reader that continues after this index would miss the end.
 	}
-	return e.keep(entry{event: &parleyv1.TurnEvent{
-		TurnId: e.turnID, Index: e.next, Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}},
-	}})
+	return e.keep(n, sign)
 }
 
 // promise returns the index that the finished event has unless the turn goes on for so long that
@@ -106,7 +132,8 @@ func (e *events) retract() {
 	e.promised = 0
 }
 
-func (e *events) keep(n entry) (index int32) {
+// keep adds an entry; see addEntry.
+func (e *events) keep(n entry, event *parleyv1.TurnEvent) (index int32) {
 	index = e.next
 	e.next++
 	e.kept = append(e.kept, n)
@@ -117,31 +144,34 @@ func (e *events) keep(n entry) (index int32) {
 		e.kept = e.kept[1:]
 	}
 	e.wake()
-	if !n.gap && e.audience != nil && e.audience.Listening() {
-		e.audience.TurnEvent(e.of.tenant, e.of.id, n.message(e.turnID, index))
+	if n.kind != noEntry && e.audience != nil && e.audience.Listening() {
+		if event == nil {
+			event = n.message(e.turnID, index)
+		}
+		event.TurnId, event.Index = e.turnID, index
+		e.audience.TurnEvent(e.of.tenant, e.of.id, event)
 	}
 	return index
 }
 
 // size is what counts as the bytes of the event.
 func (n entry) size() int {
-	switch {
-	case n.event == nil:
-		return len(n.text) + textBytes
-	case n.event.GetFinished() != nil:
+	if n.kind == finishedEntry {
 		return 0
 	}
-	return proto.Size(n.event)
+	return len(n.data) + entryBytes
 }
 
-// message is the event as readers get it.
+// message makes the event for a reader, whose own it is.
 func (n entry) message(turnID string, index int32) *parleyv1.TurnEvent {
-	if n.event != nil {
-		return n.event
+	event := new(parleyv1.TurnEvent)
+	if n.kind == textEntry {
+		event.Event = &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: n.data, Offset: n.offset}}
+	} else {
+		_ = proto.Unmarshal([]byte(n.data), event) // It was encoded here.
 	}
-	return &parleyv1.TurnEvent{TurnId: turnID, Index: index, Event: &parleyv1.TurnEvent_TextDelta{
-		TextDelta: &parleyv1.TextDelta{Text: n.text, Offset: n.offset},
-	}}
+	event.TurnId, event.Index = turnID, index
+	return event
 }
 
 // end lets readers go once they have read everything; err is nil after a finished event.
@@ -159,11 +189,30 @@ func (e *events) wake() {
 	}
 }
 
-// started is the started event, once there was one.
+// started makes the started event, if there was one.
 func (e *events) started() *parleyv1.TurnEvent {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.begun
+	begun, index := e.begun, e.begunAt
+	e.mu.Unlock()
+	if index == 0 {
+		return nil
+	}
+	return begun.message(e.turnID, index)
+}
+
+// finished makes the finished event, if there was one.
+func (e *events) finished() *parleyv1.TurnEvent {
+	e.mu.Lock()
+	var end entry
+	if n := len(e.kept); n > 0 {
+		end = e.kept[n-1]
+	}
+	index := e.next - 1
+	e.mu.Unlock()
+	if end.kind != finishedEntry {
+		return nil
+	}
+	return end.message(e.turnID, index)
 }
 
 // last is the index of the newest event, 0 before the first.
@@ -177,26 +226,19 @@ func (e *events) last() int32 {
 func (e *events) told() int32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if n := len(e.kept); n > 0 && e.kept[n-1].event.GetFinished() != nil {
+	if n := len(e.kept); n > 0 && e.kept[n-1].kind == finishedEntry {
 		return e.next - 2
 	}
 	return e.next - 1
 }
 
-// memory is about how many bytes the events take beside the answer that they tell of.
+// memory is about how many bytes the events take.
 func (e *events) memory() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	total := 8 << 10
-	for _, n := range e.kept {
-		switch event := n.event; {
-		case event == nil:
-			total += textBytes + len(n.text)
-		case event.GetStructuredData() != nil, event.GetToolCall() != nil, event.GetToolResult() != nil:
-			total += 256 // Its value is the answer's.
-		default:
-			total += 256 + n.size()
-		}
+	total := e.bytes
+	if e.begunAt > 0 && e.begunAt < e.next-int32(len(e.kept)) {
+		total += len(e.begun.data)
 	}
 	return total
 }
@@ -223,8 +265,7 @@ func (e *events) after(index int32) (batch []entry, more <-chan struct{}, err er
 	return nil, e.more, nil
 }
 
-// read yields the events behind an index until the turn's end, an error, or ctx's end. The
-// events are shared: they are not to be changed.
+// read yields the events behind an index until the turn's end, an error, or ctx's end.
 func (e *events) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for {
@@ -245,7 +286,7 @@ func (e *events) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.Turn
 			}
 			for _, n := range batch {
 				index++
-				if !n.gap && !yield(n.message(e.turnID, index), nil) {
+				if n.kind != noEntry && !yield(n.message(e.turnID, index), nil) {
 					return
 				}
 			}

@@ -27,7 +27,7 @@ func TestEventsAreBounded(t *testing.T) {
 	}{
 		{"texts by number", addText, maxEvents + 10, "", 11},
 		{"texts by bytes", addText, 3, strings.Repeat("x", maxEventBytes-100), 3},
-		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+textBytes)},
+		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+entryBytes)},
 		{"one text alone is kept", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
 		{"notes by number", addNote, maxEvents + 10, "", 11},
 		{"notes by bytes", addNote, 3, strings.Repeat("x", maxEventBytes-100), 3},

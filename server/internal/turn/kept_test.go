@@ -3,6 +3,7 @@ package turn
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,13 +74,9 @@ func TestForgottenWhileRead(t *testing.T) {
 
 // Promise 12, for all turns together: the oldest go first when they take too much memory.
 func TestKeptBytes(t *testing.T) {
-	pieces := []*parleyv1.RespondResponse{text("a"), text("b")}
-	words := string(make([]byte, maxNoteBytes)) // One string for all: the test needs less than it says.
-	for range 1000 {
-		pieces = append(pieces, note(words))
-	}
-	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
-	const one = 1000 * (maxNoteBytes + 256)
+	large := strings.Repeat("x", 1<<20-2)
+	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"), text(large))}, nil)
+	const one = 2 << 20 // The large text is in an event of its own and in the finished event.
 	var ids []string
 	for i := range maxKeptBytes/one + 20 {
 		ids = append(ids, fmt.Sprint("c", i))

@@ -144,7 +144,7 @@ func (m *Manager) withdraw(t *live, why error) bool {
 	t.withdrawn = why
 	t.cancel(why)
 	if errors.Is(why, errCancelled) {
-		m.keep(t, t.events.memory()) // Else the same request, asked again, would begin it anew.
+		m.keep(t, liveBytes+t.events.memory()) // Else the same request, asked again, would begin it anew.
 	} else {
 		delete(m.turns, t.id)
 	}
@@ -177,11 +177,11 @@ func (m *Manager) deserted(t *live) {
 	}
 }
 
-// leave takes a turn that has ended out of its line and lets the next one run. If it stays,
-// it can still be followed.
-func (m *Manager) leave(t *live, stays bool) {
+// leave takes a turn that has ended out of its line and lets the next one run. If it has a finished
+// event, it can still be followed.
+func (m *Manager) leave(t *live, finished entry) {
 	t.cancel(nil)
-	memory := t.answer.memory() + t.events.memory() // Ahead of the lock: it takes a while.
+	memory := t.memoryWith(finished) // Before the lock: it takes a while.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := t.line
@@ -190,7 +190,7 @@ func (m *Manager) leave(t *live, stays bool) {
 	}
 	switch {
 	case t.withdrawn != nil: // That has been seen to.
-	case stays && !l.gone && !m.closed:
+	case finished.kind != noEntry && !l.gone && !m.closed:
 		m.keep(t, memory)
 	default:
 		delete(m.turns, t.id)

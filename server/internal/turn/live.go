@@ -118,10 +118,20 @@ func (t *live) run() {
 	finished, err := t.finish(err)
 	stop()
 	t.final = finished.GetTurn()
-	// Ahead of the last event: whoever has seen it may begin the next turn at once.
-	t.m.leave(t, err == nil)
+	t.end(finished, err)
+}
+
+// end ends the turn and its readers' streams: with a finished event, or with an error.
+func (t *live) end(finished *parleyv1.TurnFinished, err error) {
+	var last entry
 	if err == nil {
-		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
+		last = newEntry(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
+	}
+	// Before the last event: whoever has seen it may begin the next turn at once.
+	t.m.leave(t, last)
+	if err == nil {
+		t.events.addEntry(last, nil)
+		t.answer.release(t.marks.GetMessages())
 	}
 	t.events.end(err)
 }
@@ -171,18 +181,32 @@ func (t *live) tellPosition() {
 // refuse ends a turn that does not begin. One that was cancelled has an end like others,
 // which the store does not know.
 func (t *live) refuse(err error) {
+	var finished *parleyv1.TurnFinished
 	if errors.Is(err, errCancelled) {
 		t.final = t.waiting()
 		t.final.State, t.final.Error = t.outcome(err)
 		t.final.FinishTime = timestamppb.Now()
-		err = nil
+		finished, err = &parleyv1.TurnFinished{Turn: t.final}, nil
 	}
-	t.m.leave(t, err == nil)
+	t.end(finished, err)
 	close(t.decided)
-	if err == nil {
-		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: t.final}}})
+}
+
+// What a turn that has ended takes beside its events, measured: liveBytes in any case, the others for
+// each message of the answer and for each of its values.
+const (
+	liveBytes    = 2 << 10
+	messageBytes = 192
+	valueBytes   = 8
+)
+
+// memoryWith is about how many bytes a turn takes that has ended with this event.
+func (t *live) memoryWith(finished entry) int {
+	total := liveBytes + t.events.memory() + len(finished.data)
+	for _, mark := range t.marks.GetMessages() {
+		total += messageBytes + valueBytes*(len(mark.GetStructuredData())+len(mark.GetToolCalls()))
 	}
-	t.events.end(err)
+	return total
 }
 
 // waiting describes a turn that has not begun.

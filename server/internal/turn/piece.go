@@ -65,7 +65,6 @@ func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
 		return nil
 	}
 	a.values++
-	a.weight += perValue * proto.Size(piece)
 	if a.values > maxAnswerValues {
 		return errTooManyValues
 	}
@@ -74,38 +73,48 @@ func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
 
 // addValue takes structured data, a call or a result, of each of which an event tells.
 func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
-	if p, ok := piece.GetPiece().(*parleyv1.RespondResponse_ToolResult); ok {
-		return a.addResult(p.ToolResult)
+	event, field := new(parleyv1.TurnEvent), ""
+	switch p := piece.GetPiece().(type) {
+	case *parleyv1.RespondResponse_StructuredData:
+		event.Event, field = &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}, "structured_data"
+	case *parleyv1.RespondResponse_ToolCall:
+		event.Event, field = &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}, "tool_call"
+	case *parleyv1.RespondResponse_ToolResult:
+		event.Event, field = &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}, "tool_result"
+	}
+	n := newEntry(event)
+	if n.kind == noEntry {
+		return breach(rules.Fault{Field: field, Rule: "is not valid UTF-8"})
+	}
+	if event.GetToolResult() != nil {
+		return a.addResult(n, event)
 	}
 	if err := a.begin(); err != nil {
 		return err
 	}
-	switch p := piece.GetPiece().(type) {
-	case *parleyv1.RespondResponse_StructuredData:
-		a.current.StructuredData = append(a.current.StructuredData, p.StructuredData)
-		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: p.StructuredData}})
-		a.mark().StructuredData = append(a.mark().StructuredData, index)
-	case *parleyv1.RespondResponse_ToolCall:
-		a.current.ToolCalls = append(a.current.ToolCalls, p.ToolCall)
-		a.calls.add(len(a.messages)-1, p.ToolCall)
-		index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: p.ToolCall}})
-		a.mark().ToolCalls = append(a.mark().ToolCalls, index)
+	index, mark := a.events.addEntry(n, event), a.mark()
+	if call := event.GetToolCall(); call != nil {
+		a.current.ToolCalls = append(a.current.ToolCalls, call)
+		a.calls.add(len(a.messages)-1, call)
+		mark.ToolCalls = append(mark.ToolCalls, index)
+		return nil
 	}
+	a.current.StructuredData = append(a.current.StructuredData, event.GetStructuredData())
+	mark.StructuredData = append(mark.StructuredData, index)
 	return nil
 }
 
 // addResult ends the current message and adds one of its own.
-func (a *answer) addResult(result *parleyv1.ToolResult) error {
+func (a *answer) addResult(n entry, event *parleyv1.TurnEvent) error {
 	if len(a.messages) == maxAnswerMessages {
 		return errTooManyMessages
 	}
-	by := a.current.GetAgent()
+	result, by := event.GetToolResult(), a.current.GetAgent()
 	a.next(by)
 	a.calls.answer(result.GetCallId())
 	a.messages = append(a.messages, &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_TOOL, ToolResult: result, Agent: by, TurnId: a.turnID,
 	})
-	index := a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: result}})
-	a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: index})
+	a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: a.events.addEntry(n, event)})
 	return nil
 }

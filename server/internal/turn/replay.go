@@ -7,7 +7,6 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 )
 
 // errStopYielding says that a reader has left the sequence.
@@ -63,11 +62,10 @@ func (t *live) catchUp(ctx context.Context, replayed bool, yield yielder) error 
 	return nil
 }
 
-// marked marks a started event for somebody who did not begin the turn.
+// marked marks a started event for a reader that did not begin the turn, and whose own it is.
 func marked(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent {
-	if replayed && event.GetStarted() != nil {
-		event = proto.CloneOf(event)
-		event.GetStarted().Replayed = true
+	if started := event.GetStarted(); replayed && started != nil {
+		started.Replayed = true
 	}
 	return event
 }

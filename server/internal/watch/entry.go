@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"time"
@@ -17,16 +18,19 @@ import (
 // The fields of parleyv1.WatchConversationsResponse and ConversationChange that are written
 // by hand.
 const (
-	changeField  protowire.Number = 1
-	cursorField  protowire.Number = 1
-	messageField protowire.Number = 7
+	changeField       protowire.Number = 1
+	cursorField       protowire.Number = 1
+	conversationField protowire.Number = 6
+	messageField      protowire.Number = 7
+	turnEventField    protowire.Number = 8
 )
 
-// entryBytes is about what an entry takes beside what it tells of.
-const entryBytes = 512
+// entryBytes is about what an entry takes beside its payload, measured.
+const entryBytes = 320
 
-// entry is something that has happened. It is encoded once, by whoever sends it first, and
-// then shared by all.
+// entry is something that has happened. What it carries is kept in encoded form, which takes as
+// many bytes as are counted; a header or a value in a tree of objects takes up to twenty times as
+// many. The rest is encoded by whoever sends the entry first, and then shared by all.
 type entry struct {
 	of       conversation
 	position uint64 // in its feed
@@ -35,38 +39,49 @@ type entry struct {
 	event bool   // of a turn, else a committed change
 	after uint64 // position of the newest change when the event came
 
+	kind    parleyv1.ChangeKind
+	version int32
+	time    time.Time
+
 	once    sync.Once
-	change  *parleyv1.ConversationChange // but its cursor and message; nil once encoded
-	message store.Frame                  // likewise
-	encoded []byte                       // of an event
+	payload []byte      // the encoded field of the change that carries something; nil once encoded
+	message store.Frame // likewise
+	encoded []byte      // the change but for its cursor; of an event
 	whole   *parleyv1.WatchConversationsResponse
 	err     error
 }
 
-// changeEntry makes an entry of a committed change, whose memory it shares.
+// changeEntry makes an entry of a committed change, whose message it shares.
 func changeEntry(c *store.Change) *entry {
 	e := &entry{
 		of: conversation{c.Tenant, c.ConversationID}, message: c.Message,
-		size: entryBytes + len(c.Message) + proto.Size(c.Conversation),
-		change: &parleyv1.ConversationChange{
-			Kind: c.Kind, ConversationId: c.ConversationID, Version: c.Version, Time: timestamppb.New(c.Time),
-		},
+		kind: c.Kind, version: c.Version, time: c.Time,
 	}
 	if c.Conversation != nil {
-		e.change.Payload = &parleyv1.ConversationChange_Conversation{Conversation: c.Conversation}
+		e.carry(conversationField, c.Conversation)
 	}
+	e.size = entryBytes + len(c.Message) + len(e.payload)
 	return e
 }
 
 // eventEntry makes an entry of a turn's event, which came after the change at that position.
 func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after uint64, now time.Time) *entry {
-	return &entry{
-		after: after,
-		of:    conversation{tenant, conversationID}, event: true, size: entryBytes + proto.Size(event),
-		change: &parleyv1.ConversationChange{
-			Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: conversationID, Time: timestamppb.New(now),
-			Payload: &parleyv1.ConversationChange_TurnEvent{TurnEvent: event},
-		},
+	e := &entry{
+		of: conversation{tenant, conversationID}, event: true, after: after,
+		kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, time: now,
+	}
+	e.carry(turnEventField, event)
+	e.size = entryBytes + len(e.payload)
+	return e
+}
+
+// carry encodes the payload.
+func (e *entry) carry(field protowire.Number, payload proto.Message) {
+	size := proto.Size(payload)
+	e.payload = protowire.AppendTag(make([]byte, 0, size+2*binary.MaxVarintLen32), field, protowire.BytesType)
+	e.payload = protowire.AppendVarint(e.payload, uint64(size))
+	if e.payload, e.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(e.payload, payload); e.err != nil {
+		e.err = fmt.Errorf("conversation %q: encode a change: %w", e.of.id, e.err)
 	}
 }
 
@@ -74,16 +89,24 @@ func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after 
 // send the same response; an event has that of the change before it, and so of each reader.
 func (e *entry) response(h *Hub, at uint64) (*parleyv1.WatchConversationsResponse, error) {
 	e.once.Do(func() {
-		if e.encoded, e.err = proto.Marshal(e.change); e.err != nil {
-			e.err = fmt.Errorf("conversation %q: encode a change: %w", e.of.id, e.err)
+		if e.err != nil {
+			return
 		}
+		e.encoded, e.err = proto.Marshal(&parleyv1.ConversationChange{
+			Kind: e.kind, ConversationId: e.of.id, Version: e.version, Time: timestamppb.New(e.time),
+		})
+		if e.err != nil {
+			e.err = fmt.Errorf("conversation %q: encode a change: %w", e.of.id, e.err)
+			return
+		}
+		e.encoded = append(e.encoded, e.payload...)
 		if len(e.message) > 0 { // A frame is a tag of one byte, the length, the message.
 			e.encoded = append(protowire.AppendTag(e.encoded, messageField, protowire.BytesType), e.message[1:]...)
 		}
 		if !e.event {
 			e.whole, e.encoded = respond(h.cursor(e.position), e.encoded), nil
 		}
-		e.change, e.message = nil, nil
+		e.payload, e.message = nil, nil
 	})
 	if e.event && e.err == nil {
 		return respond(h.cursor(at), e.encoded), nil

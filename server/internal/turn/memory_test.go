@@ -1,0 +1,116 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+)
+
+// heap returns how many bytes are live.
+func heap() int {
+	runtime.GC()
+	runtime.GC() // What finalizers and pools kept.
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int(stats.HeapAlloc)
+}
+
+// maxMemoryRatio is how far what is counted may be from what is live, either way.
+const maxMemoryRatio = 1.5
+
+// wantMemory checks what is counted as so many bytes against the growth of the heap.
+func wantMemory(t *testing.T, counted, grown int) {
+	t.Helper()
+	if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
+		t.Errorf("%d bytes are counted and %d are live: ratio %.2f, want %.2f at most, or the reverse", counted, grown, ratio, maxMemoryRatio)
+	}
+}
+
+// nulls is a value of so many of the smallest parts: in memory it is twenty times as large as
+// encoded.
+func nulls(n int) *parleyv1.StructuredData {
+	list := &structpb.ListValue{}
+	for range n {
+		list.Values = append(list.Values, structpb.NewNullValue())
+	}
+	return &parleyv1.StructuredData{Type: "t", Value: structpb.NewListValue(list)}
+}
+
+// Promise 12: the memory of turns that are kept is counted as what it is, whatever they consist of.
+func TestKeptMemory(t *testing.T) {
+	data := func(n int) *parleyv1.RespondResponse {
+		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: nulls(n)}}
+	}
+	for _, test := range []struct {
+		name  string
+		turns int
+		count int // of pieces
+		piece func(i int) *parleyv1.RespondResponse
+		asked *parleyv1.StructuredData
+	}{
+		{"one word", 1000, 1, func(int) *parleyv1.RespondResponse { return text(strings.Clone("a")) }, nil},
+		{"short texts", 5, 10_000, func(int) *parleyv1.RespondResponse { return text(strings.Clone("four")) }, nil},
+		{"long texts", 5, 10, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 50_000)) }, nil},
+		{"more text than is kept of events", 3, 16, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil},
+		{"notes", 5, 1000, func(i int) *parleyv1.RespondResponse { return note(fmt.Sprint("step ", i)) }, nil},
+		{"a question of many values", 4, 1, func(int) *parleyv1.RespondResponse { return text("a") }, nulls(10_000)},
+		{"an answer of many values", 4, 1, func(int) *parleyv1.RespondResponse { return data(10_000) }, nil},
+		{"small values", 10, 60, func(int) *parleyv1.RespondResponse { return data(1) }, nil},
+		{"calls", 5, 500, func(i int) *parleyv1.RespondResponse { return call(fmt.Sprint(i)) }, nil},
+		{"messages", 10, 200, func(i int) *parleyv1.RespondResponse {
+			if i%2 == 0 {
+				return text(strings.Clone("a"))
+			}
+			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "main"}}
+		}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			says := func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+				for i := range test.count {
+					if !yield(test.piece(i), nil) {
+						return
+					}
+				}
+			}
+			f := newFixture(t, map[string]agent.Agent{"main": agentFunc(says)}, func(o *Options) { o.MaxAnswerBytes = 8 << 20 })
+			for i := range test.turns {
+				request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", i), Content: "q"}
+				if test.asked != nil {
+					request.StructuredData = []*parleyv1.StructuredData{test.asked}
+				}
+				_, err := drained(f.Chat(t.Context(), tenant, request, nil))
+				if errors.As(err, new(*EventsGoneError)) { // The agent is faster than its reader.
+					_, err = drained(f.Resume(t.Context(), tenant, request.GetConversationId(), "", 0))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			counted, full := f.keptFor, heap()
+			if n := f.Manager.kept.Len(); n != test.turns {
+				t.Fatalf("%d turns are kept, want %d", n, test.turns)
+			}
+			f.forgetAll()
+			wantMemory(t, counted, full-heap())
+		})
+	}
+}
+
+// Promise 12, for a turn that runs.
+func TestMemoryOfEvents(t *testing.T) {
+	e := newEvents("turn", key{}, nil)
+	empty := heap()
+	for range 5 {
+		e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: nulls(10_000)}})
+	}
+	wantMemory(t, e.bytes, heap()-empty)
+	runtime.KeepAlive(e)
+}

@@ -1,0 +1,110 @@
+package watch_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// heap returns how many bytes are live.
+func heap() int {
+	runtime.GC()
+	runtime.GC() // What finalizers and pools kept.
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int(stats.HeapAlloc)
+}
+
+// maxMemoryRatio is how far what is counted may be from what is live, either way.
+const maxMemoryRatio = 1.5
+
+// heavyEvent tells of a value of many small parts, which is twenty times as large in memory as
+// encoded.
+func heavyEvent(index int32) *parleyv1.TurnEvent {
+	list := &structpb.ListValue{}
+	for range 5000 {
+		list.Values = append(list.Values, structpb.NewNullValue())
+	}
+	return &parleyv1.TurnEvent{TurnId: "turn", Index: index, Event: &parleyv1.TurnEvent_StructuredData{
+		StructuredData: &parleyv1.StructuredData{Type: "t", Value: structpb.NewListValue(list)},
+	}}
+}
+
+// updated is a change of a header that has as many labels.
+func updated(version int32, labels int) store.Change {
+	c := &parleyv1.Conversation{
+		Id: "c", Uid: strings.Clone("00000000-0000-4000-8000-000000000000"), Version: version, LastSequence: version,
+		CreateTime: timestamppb.Now(), UpdateTime: timestamppb.Now(), ExpireTime: timestamppb.Now(), LastAppendTime: timestamppb.Now(),
+		Retention: &parleyv1.Retention{MaxMessages: 20}, Labels: make(map[string]string),
+	}
+	for i := range labels {
+		c.Labels[fmt.Sprint("key", i)] = fmt.Sprint(i)
+	}
+	return store.Change{
+		Tenant: "t", ConversationID: "c", Version: version, Time: time.Now(), Kind: parleyv1.ChangeKind_CHANGE_KIND_UPDATED, Conversation: c,
+	}
+}
+
+// The memory of what is kept for watchers is counted as what it is, whatever happens, whether a
+// watcher has received it or not.
+func TestMemoryOfWhatIsKept(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		count int
+		add   func(h *watch.Hub, i int)
+	}{
+		{"values in turns", 200, func(h *watch.Hub, i int) { h.TurnEvent("t", "c", heavyEvent(int32(i))) }},
+		{"texts in turns", 5000, func(h *watch.Hub, i int) { h.TurnEvent("t", "c", textEvent(int32(i))) }},
+		{"headers", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updated(int32(i), 0)}) }},
+		{"headers with labels", 2000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updated(int32(i), 64)}) }},
+		{"short messages", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{appended("t", "c", int32(i), "hello")}) }},
+		{"long messages", 500, func(h *watch.Hub, i int) {
+			h.Committed([]store.Change{appended("t", "c", int32(i), strings.Repeat("x", 10_000))})
+		}},
+	} {
+		for _, watched := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, watched %t", test.name, watched), func(t *testing.T) {
+				h := watch.New(watch.Options{})
+				before := heap()
+				if watched {
+					w := begin(t, h, watch.Watch{Tenant: "t", TurnEvents: true})
+					for i := range test.count {
+						test.add(h, i)
+						for _, err := range w.All(t.Context(), closed()) {
+							if err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					w.Stop()
+				} else {
+					for i := range test.count {
+						test.add(h, i)
+					}
+				}
+				grown := heap() - before
+				_, changes, _, events := h.Kept()
+				counted := changes + events
+				if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
+					t.Errorf("%d bytes are counted and %d are live: ratio %.2f, want %.2f at most, or the reverse", counted, grown, ratio, maxMemoryRatio)
+				}
+				runtime.KeepAlive(h)
+			})
+		}
+	}
+}
+
+func closed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
