@@ -309,8 +309,9 @@ func (x *TurnError) GetRetryable() bool {
 // message are merged into one: a merged event carries the index of the last one in it, and
 // events follow in the order of their indexes. Messages that the history has dropped are
 // left out then. After a crash of the server the index of finished is far above the others,
-// since nobody knows how many events came in between. Clients ignore cases that they do not
-// know.
+// since nobody knows how many events came in between. If the store takes longer than 15 s to
+// store the answer, one index is left out before the progress that is sent in that time. Clients
+// ignore cases that they do not know.
 type TurnEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The turn that this is a step of.
@@ -773,7 +774,8 @@ func (x *TurnQueued) GetPosition() int32 {
 	return 0
 }
 
-// TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence.
+// TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
+// whether the agent or the store takes its time.
 type TurnProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// For people.
