@@ -60,7 +60,8 @@ func (s *Server) follow(ctx context.Context, question *parleyv1.ChatRequest, p *
 	return t, nil
 }
 
-// cancelAfter cancels the turn of stream once ctx has ended, as soon as the turn is known.
+// cancelAfter cancels the turn of stream once ctx has ended, as soon as the turn is known. A turn that
+// cannot be cancelled may have been lost while it queued: then it waits for the one in its place.
 func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1.CancelTurnRequest) {
 	select {
 	case <-ctx.Done():
@@ -69,10 +70,15 @@ func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1
 	}
 	limited, cancel := context.WithTimeout(stream, cancelTime)
 	defer cancel()
-	select {
-	case t := <-known:
-		_, _ = s.parley.CancelTurn(limited, t) // There is nobody to be told.
-	case <-limited.Done():
+	for {
+		select {
+		case t := <-known:
+			if _, err := s.parley.CancelTurn(limited, t); err == nil {
+				return
+			}
+		case <-limited.Done():
+			return
+		}
 	}
 }
 
