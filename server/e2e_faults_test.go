@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 func TestCorruptionIsFound(t *testing.T) {
 	t.Parallel()
 	t.Run("a byte of a conversation", oneByte)
+	t.Run("a page", onePage)
 	t.Run("the file", wholeFile)
 }
 
@@ -87,6 +90,64 @@ func oneByte(t *testing.T) {
 	}
 	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 || !reply.GetCreated() {
 		t.Errorf("the id taken again: %v", reply)
+	}
+}
+
+// onePage damages a page of the file while the server runs, as one is that the check at the start did
+// not reach.
+func onePage(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	ids := make([]string, 12)
+	for i := range ids {
+		ids[i] = fmt.Sprint("c", 10+i)
+		add(t, s, ids[i], &parleyv1.Message{Content: "mark of " + ids[i] + strings.Repeat(" word", 500)})
+	}
+	flipPages(t, filepath.Join(dataDir, "parley.db"), "mark of "+ids[5])
+
+	say := func(id string) error {
+		_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+			ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+		})
+		return err
+	}
+	for range 2 { // A retry does no more harm.
+		wantError(t, say(ids[5]), codes.DataLoss, "RECORD_CORRUPT")
+	}
+	for _, id := range []string{ids[0], ids[11], "new"} {
+		if err := say(id); err != nil {
+			t.Errorf("AppendMessages to %s, which is in another page: %v", id, err)
+		}
+	}
+}
+
+// flipPages changes one bit in the flags of each leaf page that holds the mark.
+func flipPages(t *testing.T, path, mark string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	size, flipped := os.Getpagesize(), 0
+	for at := 2 * size; at+size <= len(data); at += size {
+		page := data[at:]
+		number, flags, more := binary.NativeEndian.Uint64(page), binary.NativeEndian.Uint16(page[8:]), binary.NativeEndian.Uint32(page[12:])
+		if number != uint64(at/size) || flags != 2 || !bytes.Contains(page[:min(len(page), (1+int(more))*size)], []byte(mark)) {
+			continue
+		}
+		if _, err := f.WriteAt([]byte{page[8] ^ 0x40}, int64(at+8)); err != nil {
+			t.Fatal(err)
+		}
+		flipped++
+	}
+	if flipped == 0 {
+		t.Fatalf("no page holds %q", mark)
 	}
 }
 

@@ -64,13 +64,18 @@
 // not found either once it has expired. Where an entry of sessions is damaged its id is like
 // any other. Where one of ends is, the id stays in sessions until expiry leads to its
 // conversation, an hour later at most, or the id is taken again.
+//
+// A page that bbolt cannot read is store.ErrCorrupt for each call that meets it: calls about
+// conversations in the page, and deletes that would merge a page with it. A list that reaches the page
+// fails as well, and so does a create that needs to find the oldest conversation there. All other
+// calls continue. If bbolt copies a length that is damaged, or runs out of stack because pages lead
+// in a circle, the process ends: that is why CheckPages checks the file at the start.
 package boltstore
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -201,20 +206,14 @@ func (s *Store) committed(t *txn) {
 
 // view reads in a transaction. What lies behind the slices of bbolt is gone when read
 // returns.
-func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		// bbolt panics when it meets pages that make no sense. That cannot be told from a
-		// mistake of this package but by the stack.
-		if cause := recover(); cause != nil {
-			err = s.counted(fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack()))
-		}
-	}()
-	err = s.db.View(func(tx *bolt.Tx) error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return read(tx)
+func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
+	err := guarded(func() error {
+		return s.db.View(func(tx *bolt.Tx) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return read(tx)
+		})
 	})
 	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
 		return store.ErrClosed

@@ -2,10 +2,13 @@ package boltstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
 )
 
 const (
@@ -102,10 +105,9 @@ func (t *txn) sweep(e due, now time.Time) {
 		return // Something else moved or removed it first.
 	}
 	key, ok := e.inner()
-	value := t.conversations.Get(conversationKey(e.tenant, key))
 	s, err := t.at(e.tenant, key)
 	switch {
-	case !ok || value == nil || err == nil && s.place.minute != e.slot:
+	case !ok || errors.Is(err, store.ErrNotFound) || err == nil && s.place.minute != e.slot:
 		t.del(t.expiry, entry) // Damage: the entry belongs to nothing.
 	case err != nil:
 		// What cannot be read is kept, for somebody to look into. Its id, and with it ids,

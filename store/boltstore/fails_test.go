@@ -16,8 +16,7 @@ func TestWriterFails(t *testing.T) {
 			b.file.Close()
 			return put("key")(x)
 		},
-		"put":   func(_ *bench, x *txn) error { return put("")(x) },
-		"panic": func(*bench, *txn) error { panic("page 7: unexpected page type") },
+		"put": func(_ *bench, x *txn) error { return put("")(x) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir() // Not of the bubble.
@@ -69,6 +68,46 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 		}
 		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
 			t.Errorf("%v, want ErrClosed", err)
+		}
+	})
+}
+
+// TestWriterPanics has operations that panic, before and after they have written, beside others.
+func TestWriterPanics(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, dir, wide)
+		release, held := b.hold()
+		cause := "page 7: unexpected page type"
+		unwritten := func(*txn) error { panic(cause) }
+		written := func(x *txn) error {
+			x.put(x.turns, []byte("taken back"), nil)
+			panic(cause)
+		}
+		answers := []answer{
+			b.start(t.Context(), 1, put("a")),
+			b.start(t.Context(), 1, unwritten),
+			b.start(t.Context(), 1, put("b")),
+			b.start(t.Context(), 1, written),
+			b.start(t.Context(), 1, put("c")),
+			b.start(t.Context(), 1, written),
+		}
+		release()
+		for i, a := range answers {
+			if err := <-a; errors.Is(err, store.ErrCorrupt) != (i%2 == 1) || errors.Is(err, store.ErrFailed) {
+				t.Errorf("operation %d: %v", i, err)
+			}
+		}
+		for name, apply := range map[string]func(*txn) error{"unwritten": unwritten, "written": written} {
+			if err := b.do(t.Context(), 1, apply); !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("%s, alone: %v, want ErrCorrupt", name, err)
+			}
+		}
+		if err := errors.Join(<-held, b.do(t.Context(), 1, put("d"))); err != nil {
+			t.Error(err)
+		}
+		if got, want := b.written(), []string{"a", "b", "c", "d"}; !slices.Equal(got, want) || len(b.failed) > 0 {
+			t.Errorf("written are %v, want %v; failures %v", got, want, b.failed)
 		}
 	})
 }

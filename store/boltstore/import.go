@@ -57,13 +57,16 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 // takeIn writes what record.Import decided. Old is what lies under the id, nil for nothing:
 // a conversation that is overwritten, or one that has expired.
 func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
-	number, err := t.conversations.NextSequence()
+	number, err := t.number()
 	if err != nil {
 		return err
 	}
-	out.Record.SetNumber(uint32(number))
+	out.Record.SetNumber(number)
 	value, err := out.Record.Marshal()
 	if err != nil {
+		return err
+	}
+	if err := t.claim(len(value)); err != nil {
 		return err
 	}
 	if overwritten {

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
+
 	"github.com/parleyhq/parley/store"
 )
 
@@ -127,6 +129,70 @@ func TestNoSpaceForOne(t *testing.T) {
 		}
 		if want := []string{"DELETED a", "MESSAGE_APPENDED b"}; !slices.Equal(told, want) {
 			t.Errorf("told of %v, want %v", told, want)
+		}
+		consistent(t, s)
+	})
+}
+
+// TestNoSpaceForMany has one batch of many writes that do not fit: few of them try.
+func TestNoSpaceForMany(t *testing.T) {
+	const writes = 400
+	dir := small(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		s := openSmall(t, dir, nil, nil)
+		transactions, begin := 0, s.writer.begin
+		s.writer.begin = func(tx *bolt.Tx) *txn {
+			x := begin(tx)
+			x.low = func() bool { return false } // So that writes find out at the disk.
+			transactions++
+			return x
+		}
+		create := func(id string) func() error {
+			return func() error {
+				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 3000))})
+				return err
+			}
+		}
+		appendTo(t, s, "b", "hello")
+		appendTo(t, s, "a", "hello")
+		for i := 0; ; i++ {
+			if err := create(fmt.Sprint("fill ", i))(); errors.Is(err, store.ErrNoSpace) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := &bench{writer: s.writer, t: t}
+		release, held := b.hold()
+		transactions = 0
+		start := func(do func() error) answer {
+			a := make(answer, 1)
+			go func() { a <- do() }()
+			synctest.Wait()
+			return a
+		}
+		var large []answer
+		for i := range writes {
+			large = append(large, start(create(fmt.Sprint("large ", i))))
+		}
+		little := start(func() error {
+			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "b", Messages: text("little")})
+			return err
+		})
+		gone := start(func() error {
+			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
+		})
+		release()
+		for i, a := range large {
+			if err := <-a; !errors.Is(err, store.ErrNoSpace) {
+				t.Fatalf("Append %d of what does not fit = %v, want ErrNoSpace", i, err)
+			}
+		}
+		if err := errors.Join(<-held, <-little, <-gone); err != nil {
+			t.Errorf("what fits: %v", err)
+		}
+		if want := 40; transactions > want {
+			t.Errorf("%d writes took %d transactions, want %d at most", writes, transactions, want)
 		}
 		consistent(t, s)
 	})

@@ -156,9 +156,12 @@ func running(tx *bolt.Tx) []abandoned {
 		if !ok {
 			continue
 		}
-		if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
-			turns = append(turns, abandoned{tenant, string(id), r.Conversation().GetActiveTurnId()})
-		}
+		_ = guarded(func() error {
+			if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
+				turns = append(turns, abandoned{tenant, string(id), r.Conversation().GetActiveTurnId()})
+			}
+			return nil
+		})
 	}
 	return turns
 }

@@ -52,7 +52,12 @@ func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, 
 			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
 		}
 	}
-	return s.do(ctx, size, func(t *txn) error { return apply(t, ids) })
+	return s.do(ctx, size, func(t *txn) error {
+		if err := t.claim(size); err != nil {
+			return err
+		}
+		return apply(t, ids)
+	})
 }
 
 // beginAnew releases what the processes held that had the file before.
@@ -96,6 +101,7 @@ func (s *Store) releaseLeft(ctx context.Context) error {
 func (t *txn) releaseLeft(n int) {
 	keys := t.tally.left[t.left:]
 	keys = keys[:min(n, len(keys))]
+	t.touched++
 	t.left += len(keys)
 	for _, key := range keys {
 		m, ok := decodeSession([]byte(key), t.sessions.Get([]byte(key)))
@@ -276,4 +282,7 @@ func (t *txn) holdersOf(tenant, id string) int {
 	return t.tally.holders[string(key)]
 }
 
-func (t *txn) setHolders(tenant, id string, n int) { t.holders[string(idKey(tenant, id))] = n }
+func (t *txn) setHolders(tenant, id string, n int) {
+	t.touched++
+	t.holders[string(idKey(tenant, id))] = n
+}

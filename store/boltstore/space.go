@@ -38,3 +38,15 @@ func (t *txn) yield() error {
 	}
 	return nil
 }
+
+// claim is called by an operation before it writes a value of that many bytes. It returns
+// store.ErrNoSpace if an operation that claimed no more was alone in a transaction and found no
+// space: where a batch does not fit, few operations fail at the disk, each of which has bbolt read its
+// list of free pages again. An operation that deletes claims nothing.
+func (t *txn) claim(size int) error {
+	t.claimed = size
+	if size >= t.fits {
+		return fmt.Errorf("%w: another write that is no larger found none", store.ErrNoSpace)
+	}
+	return nil
+}

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -32,7 +33,9 @@ type txn struct {
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
+	touched          int         // how many changes operations began, in the file or in memory
 	written          int         // bytes of values
+	fits, claimed    int         // see claim
 	low              func() bool // what isLow says, which is asked when it is needed, and once
 	err              error
 }
@@ -44,6 +47,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
 		options: o, tally: memory, counts: map[string]counts{},
 		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
+		fits: math.MaxInt, claimed: math.MaxInt,
 		low: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
 	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
@@ -88,7 +92,15 @@ func (s *stored) live(now time.Time) *record.Record {
 // load returns the conversation with that id, expired or not; nil when there is none. With
 // store.ErrCorrupt comes what can be told of it, for Delete, or nil where that does not
 // tell which record is the conversation's.
-func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
+func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
+	err = guarded(func() error {
+		s, err = t.find(tenant, id, decode)
+		return err
+	})
+	return s, err
+}
+
+func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
 	entry := idKey(tenant, id)
 	b := t.ids.Get(entry)
 	if b == nil {
@@ -113,7 +125,15 @@ func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error
 }
 
 // at returns the head of the conversation under an inner key.
-func (t *txn) at(tenant string, key inner) (*stored, error) {
+func (t *txn) at(tenant string, key inner) (s *stored, err error) {
+	err = guarded(func() error {
+		s, err = t.headAt(tenant, key)
+		return err
+	})
+	return s, err
+}
+
+func (t *txn) headAt(tenant string, key inner) (*stored, error) {
 	value := t.conversations.Get(conversationKey(tenant, key))
 	if value == nil {
 		return nil, store.ErrNotFound
@@ -249,13 +269,20 @@ func (t *txn) count(tenant string, delta counts) {
 }
 
 func (t *txn) put(b *bolt.Bucket, key, value []byte) {
-	t.dirty, t.written = true, t.written+len(value)
+	t.dirty, t.touched, t.written = true, t.touched+1, t.written+len(value)
 	t.fail(b.Put(key, value))
 }
 
 func (t *txn) del(b *bolt.Bucket, key []byte) {
-	t.dirty = true
+	t.dirty, t.touched = true, t.touched+1
 	t.fail(b.Delete(key))
+}
+
+// number returns the number of a new conversation.
+func (t *txn) number() (uint32, error) {
+	t.touched++
+	n, err := t.conversations.NextSequence()
+	return uint32(n), err
 }
 
 // fail keeps the first error.

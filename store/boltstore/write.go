@@ -89,14 +89,17 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 		return nil
 	}
 	if out.Result.Created {
-		number, err := t.conversations.NextSequence()
+		number, err := t.number()
 		if err != nil {
 			return err
 		}
-		out.Record.SetNumber(uint32(number))
+		out.Record.SetNumber(number)
 	}
 	value, err := out.Record.Marshal()
 	if err != nil {
+		return err
+	}
+	if err := t.claim(len(value)); err != nil {
 		return err
 	}
 	if !out.Result.Created {
@@ -120,6 +123,9 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 // leads nowhere, stays: the answer is store.ErrCorrupt, for nobody knows where it lies.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	err := s.do(ctx, 0, func(t *txn) error {
+		if err := t.claim(0); err != nil {
+			return err
+		}
 		now := s.options.Now()
 		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
 		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
@@ -160,6 +166,9 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 		}
 		if old.live(now) == nil || old.turn == "" || old.turn != p.TurnID {
 			return store.ErrTurnEnded
+		}
+		if err := t.claim(len(value)); err != nil {
+			return err
 		}
 		t.put(t.turns, idKey(p.Tenant, p.ConversationID), value)
 		return nil

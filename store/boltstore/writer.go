@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -50,6 +51,10 @@ type writer struct {
 	bytes   int   // of those that wait
 	refusal error // why no operation is taken any more
 	stopped chan struct{}
+
+	// These belong to the writer's goroutine.
+	fits   int   // no operation that claims as much fits the disk, see txn.claim
+	broken error // why the writer cannot continue
 }
 
 // operation is one write, from its caller to its answer.
@@ -113,14 +118,27 @@ func (w *writer) submit(op *operation) error {
 func (w *writer) run() {
 	defer close(w.stopped)
 	for w.wait() {
-		batch, err := w.commit(w.queued)
-		if errors.Is(err, store.ErrNoSpace) && len(batch) > 1 {
-			w.oneByOne(batch)
-			continue
+		w.fits = math.MaxInt
+		w.settle(w.commit(w.queued))
+	}
+}
+
+// settle answers the operations of a transaction. If it failed without a trace, its operations are
+// applied again in halves, so that only those fail that are the cause.
+func (w *writer) settle(batch []*operation, err error) {
+	if len(batch) > 1 && (errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrCorrupt)) {
+		middle := len(batch) / 2
+		for _, half := range [][]*operation{batch[:middle], batch[middle:]} {
+			for len(half) > 0 {
+				done, err := w.commit(slices.Values(half))
+				w.settle(done, err)
+				half = half[len(done):]
+			}
 		}
-		for _, op := range batch {
-			op.answer(err)
-		}
+		return
+	}
+	for _, op := range batch {
+		op.answer(err)
 	}
 }
 
@@ -176,60 +194,99 @@ func (o *operation) answer(err error) {
 	close(o.done)
 }
 
+// try applies the operation. If bbolt panics before the operation has changed anything, that is
+// the operation's own error. After that, it ends the transaction.
+func (o *operation) try(t *txn) error {
+	before := t.touched
+	err := guarded(func() error { return o.apply(t) })
+	if errors.Is(err, store.ErrCorrupt) && t.touched != before {
+		t.fail(err)
+	}
+	return err
+}
+
 // commit makes operations durable, as many as one transaction takes, and returns them. An
 // error is for all of them; without one, each has its own.
 func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, err error) {
+	if w.broken != nil {
+		return slices.Collect(operations), w.broken
+	}
 	var t *txn
 	var id int
 	err = w.transact(func(tx *bolt.Tx) error {
-		t, id = w.begin(tx), tx.ID()
+		id = tx.ID()
 		// What they write may be far more than what came in, and the other way round.
 		size := 0
 		for op := range operations {
 			batch, size = append(batch, op), size+op.size
-			op.err = op.apply(t)
+			if t == nil {
+				t = w.begin(tx)
+				t.fits = w.fits
+			}
+			op.err = op.try(t)
 			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.written) >= w.limits.batchBytes {
 				break
 			}
+		}
+		if t == nil {
+			return errUnchanged
 		}
 		return t.finish()
 	})
 	switch {
 	case err == nil, errors.Is(err, errUnchanged):
-		w.committed(t)
+		if t != nil {
+			w.committed(t)
+		}
 		return batch, nil
 	case isFull(err) && undone(w.db, id):
+		if len(batch) == 1 {
+			w.fits = min(w.fits, t.claimed)
+		}
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
+	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && undone(w.db, id):
+		return batch, err
 	}
 	// What the disk holds now cannot be told, so nothing may be built upon it.
-	err = fmt.Errorf("%w: %w", store.ErrFailed, err)
-	w.refuse(err)
-	w.failed(err)
-	return batch, err
+	w.broken = fmt.Errorf("%w: %w", store.ErrFailed, err)
+	w.refuse(w.broken)
+	w.failed(w.broken)
+	return batch, w.broken
 }
 
-// oneByOne does the operations of a batch that did not fit the disk again, each in a
-// transaction of its own, so that those that need no room, deletes above all, succeed.
-func (w *writer) oneByOne(batch []*operation) {
-	var err error
-	for i, op := range batch {
-		if !errors.Is(err, store.ErrFailed) {
-			_, err = w.commit(slices.Values(batch[i : i+1]))
-		}
-		op.answer(err)
+// transact runs a transaction. A panic is store.ErrCorrupt, and the transaction is rolled back.
+//
+// While write runs, bbolt changes only what belongs to the transaction. Its commit then rebalances
+// and spills, which reads pages beside those that were written and may panic as well. The file is
+// as before then, but pages were allocated and freed in memory: Update rolls that back and reads the
+// list of free pages again. If that panics too, nothing in memory can be trusted, and the error is
+// not store.ErrCorrupt.
+func (w *writer) transact(write func(*bolt.Tx) error) error {
+	var tx *bolt.Tx
+	err := guarded(func() error {
+		return w.db.Update(func(t *bolt.Tx) error {
+			tx = t
+			return guarded(func() error { return write(t) })
+		})
+	})
+	if tx != nil && tx.DB() != nil {
+		// Only a rollback that panicked leaves it open, with the lock that Close waits for.
+		return errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
 	}
+	return err
 }
 
-// transact runs a transaction. bbolt panics when it meets pages that make no sense, or reads
-// where there are none.
-func (w *writer) transact(write func(*bolt.Tx) error) (err error) {
+// guarded calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
+// no sense, or reads where there are none. That cannot be told from a mistake of this package but
+// by the stack.
+func guarded(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
+			err = fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack())
 		}
 	}()
-	return w.db.Update(write)
+	return do()
 }
 
 // isFull reports whether a commit failed for want of space, on the disk or in a quota. Where

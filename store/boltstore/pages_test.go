@@ -1,0 +1,152 @@
+package boltstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// flipLeaf changes one bit in the flags of the leaf page that holds the mark.
+func flipLeaf(t *testing.T, path, mark string) {
+	t.Helper()
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(os.Getpagesize())
+	for _, number := range usedPages(t, path) {
+		page := file[number*size:]
+		flags, more := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint32(page[12:]))
+		if flags&^0x40 == leafFlag && bytes.Contains(page[:(1+more)*size], []byte(mark)) {
+			binary.NativeEndian.PutUint16(page[8:], flags^0x40)
+			if err := os.WriteFile(path, file, fileMode); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatalf("no page holds %q", mark)
+}
+
+// usedPages returns the numbers of the pages that are in use, or the first of several.
+func usedPages(t *testing.T, path string) []uint64 {
+	t.Helper()
+	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var used []uint64
+	if err := db.View(func(tx *bolt.Tx) error {
+		for number := 2; ; {
+			info, err := tx.Page(number)
+			if err != nil || info == nil {
+				return err
+			}
+			if info.Type == "free" {
+				number++
+				continue
+			}
+			used = append(used, uint64(number))
+			number += 1 + info.OverflowCount
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
+// marked is a conversation's message, which says whose it is and fills a leaf page.
+func marked(id string) string { return "mark of " + id + strings.Repeat(" word", 500) }
+
+// TestDamagedPage flips a bit of a leaf page, which a start that has no time for all pages does not
+// find. Whatever meets the page fails alone.
+func TestDamagedPage(t *testing.T) {
+	path := newPath(t) // Not of the bubble.
+	s := open(t, path, store.Options{MaxMessages: 1})
+	ids := []string{}
+	for i := range 12 {
+		ids = append(ids, fmt.Sprint("c", 10+i))
+		appendTo(t, s, ids[i], marked(ids[i]))
+	}
+	s.Close()
+	flipLeaf(t, path, "mark of c15")
+
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, path, store.Options{MaxMessages: 1})
+		s.options.OnFailure = func(err error) { t.Errorf("failed: %v", err) }
+		append1 := func(id string) error {
+			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(marked(id))})
+			return err
+		}
+		remove := func(id string) error {
+			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id})
+		}
+		_, errRead := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "c15", Newest: -1})
+		for i, err := range []error{errRead, append1("c15"), append1("c15"), remove("c15")} {
+			if !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("call %d: %.99v, want ErrCorrupt", i, err)
+			}
+		}
+
+		// In one batch: c15 lies in the page, and of those beside it the last to be deleted is
+		// merged with it when the transaction is committed.
+		b := &bench{writer: s.writer, t: t}
+		release, held := b.hold()
+		start := func(do func() error) answer {
+			a := make(answer, 1)
+			go func() { a <- do() }()
+			synctest.Wait()
+			return a
+		}
+		good := []answer{held, start(func() error { return append1("c20") })}
+		damaged := []answer{start(func() error { return append1("c15") })}
+		good = append(good, start(func() error { return append1("new") }))
+		beside := []answer{}
+		for _, id := range []string{"c13", "c14", "c16", "c17"} {
+			beside = append(beside, start(func() error { return remove(id) }))
+		}
+		release()
+		for i, a := range good {
+			if err := <-a; err != nil {
+				t.Errorf("write %d elsewhere: %.99v", i, err)
+			}
+		}
+		for _, a := range damaged {
+			if err := <-a; !errors.Is(err, store.ErrCorrupt) {
+				t.Errorf("write to the page: %.99v, want ErrCorrupt", err)
+			}
+		}
+		failed := 0
+		for i, a := range beside {
+			if err := <-a; errors.Is(err, store.ErrCorrupt) {
+				failed++
+			} else if err != nil {
+				t.Errorf("delete %d beside the page: %.99v", i, err)
+			}
+		}
+		if failed == 0 || failed == len(beside) {
+			t.Errorf("%d of %d deletes met the page when they were committed", failed, len(beside))
+		}
+		if err := append1("newer"); err != nil {
+			t.Errorf("afterwards: %.99v", err)
+		}
+	})
+
+	flipLeaf(t, path, "mark of c15")
+	s = open(t, path, store.Options{MaxMessages: 1})
+	consistent(t, s)
+	s.Close()
+	if done, err := Check(path, func(fault string) { t.Error(fault) }); err != nil {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
