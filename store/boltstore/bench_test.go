@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
 )
@@ -135,4 +137,63 @@ func BenchmarkRead(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkCreateAtCapacity has 64 callers create conversations at a capacity of 20,000 in the minute in
+// which the others expire, 40 s before they do, and, in turns with it, in another minute.
+// "within/before" is how many times as fast that is.
+func BenchmarkCreateAtCapacity(b *testing.B) {
+	const capacity, callers, slice = 20_000, 64, 640
+	minute := time.Unix(1_800_000_000, 0).Truncate(time.Minute)
+	sides := []struct {
+		s    *Store
+		made atomic.Int64
+		took []float64
+	}{{}, {}}
+	for i, later := range []time.Duration{30 * time.Minute, time.Hour} {
+		c := &clock{now: minute.Add(50 * time.Second)}
+		s := open(b, newPath(b), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: capacity})
+		sides[i].s = s
+		createMany(b, s, &sides[i].made, callers, capacity)
+		c.advance(later - 40*time.Second)
+		s.db.NoSync = false
+		if err := s.db.Sync(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		for i := range sides {
+			start := time.Now()
+			createMany(b, sides[i].s, &sides[i].made, callers, slice)
+			sides[i].took = append(sides[i].took, time.Since(start).Seconds())
+		}
+	}
+	ratios := make([]float64, len(sides[0].took))
+	for i := range ratios {
+		ratios[i] = sides[0].took[i] / sides[1].took[i]
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "within/before")
+	b.ReportMetric(ratios[0], "min")
+	b.ReportMetric(ratios[len(ratios)-1], "max")
+	b.ReportMetric(0, "ns/op")
+}
+
+// createMany has callers make conversations, each under an id of its own.
+func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
+	b.Helper()
+	var group sync.WaitGroup
+	end := made.Load() + int64(n)
+	for range callers {
+		group.Go(func() {
+			for id := made.Add(1); id <= end; id = made.Add(1) {
+				if _, err := s.Create(b.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(id)}}); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	made.Store(end)
 }

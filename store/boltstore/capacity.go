@@ -3,12 +3,8 @@ package boltstore
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"iter"
 	"slices"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -74,62 +70,6 @@ func (t *txn) passedOver(tenant string) inner {
 func (t *txn) mayGo(tenant string, key inner) {
 	if passed := t.passedOver(tenant); bytes.Compare(key[:], passed[:]) < 0 {
 		t.passed[tenant] = key
-	}
-}
-
-// expiredOf adds conversations of the tenant that are no more, as far as they are found
-// among its first entries that are due.
-func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	for e := range dueOf(t.expiry, minuteOf, tenant, now) {
-		if len(gone) >= n {
-			return gone
-		}
-		if key, ok := e.inner(); ok {
-			gone = t.victim(gone, tenant, key, func(s *stored) bool { return s.record.Expired(now, s.session) })
-		}
-	}
-	for e := range dueOf(t.ends, secondOf, tenant, now) {
-		if len(gone) >= n {
-			return gone
-		}
-		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.session.Over(now) {
-			gone = addTo(gone, s)
-		}
-	}
-	return gone
-}
-
-// dueOf yields the first entries of a tenant in expiry or ends that are due. Those of other
-// tenants are leapt over, a slot's at once, and do not count: what becomes of a tenant's
-// conversations must not depend on them.
-func dueOf(b *bolt.Bucket, slotOf func(nanosecond int64) uint32, tenant string, now time.Time) iter.Seq[due] {
-	return func(yield func(due) bool) {
-		ns, own := nanosecond(now), tenantKey(tenant)
-		c := b.Cursor()
-		k, v := c.First()
-		for looks := 0; looks < maxDueLooks && k != nil; {
-			if len(k) < 4 {
-				k, v = c.Next() // Damage.
-				continue
-			}
-			slot := binary.BigEndian.Uint32(k)
-			if slot > slotOf(ns) {
-				return
-			}
-			prefix := slices.Concat(k[:4], own)
-			switch {
-			case bytes.HasPrefix(k, prefix):
-				if e, ok := decodeDue(k, v); ok && e.at <= ns && !yield(e) {
-					return
-				}
-				k, v = c.Next()
-				looks++
-			case bytes.Compare(k, prefix) < 0:
-				k, v = c.Seek(prefix)
-			default:
-				k, v = c.Seek(binary.BigEndian.AppendUint32(nil, slot+1))
-			}
-		}
 	}
 }
 

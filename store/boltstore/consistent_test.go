@@ -69,7 +69,24 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if memory.total != total {
 		fault("total is %v, want %v", memory.total, total)
 	}
-	return errors.Join(append(append(faults, checkSessions(tx, memory)...), checkVersions(tx, memory)...)...)
+	return errors.Join(slices.Concat(faults, checkSessions(tx, memory), checkVersions(tx, memory), checkSoon(tx, memory))...)
+}
+
+// checkSoon checks that what is due soon is in memory, of the tenants that have that there.
+func checkSoon(tx *bolt.Tx, memory *tally) (faults []error) {
+	for tenant, s := range memory.soon {
+		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {
+			if q.next == 0 {
+				continue
+			}
+			for e := range dueOf(tx.Bucket([]byte(name)), tenant, 0, q.next-1) {
+				if !q.entries.Has(e) {
+					faults = append(faults, fmt.Errorf("%s has %+v, which is not in memory", name, e))
+				}
+			}
+		}
+	}
+	return faults
 }
 
 // checkSessions looks at session memory in the file and in memory.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxDueLooks is how many entries of expiry or ends a step looks at. Beyond so many of one
-	// minute, in ends of one second, that are not due yet, those that are wait for it to end.
+	// maxDueLooks is how many entries of expiry or ends a step of the sweeper checks. Beyond so many of
+	// one minute, in ends of one second, that are not due yet, those that are wait for it to end.
 	maxDueLooks = 10_000
 	// rest is how long a damaged conversation, and one that is session memory, is out of the
 	// sweeper's way.

@@ -159,20 +159,6 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 	return nil
 }
 
-// over counts, up to n, ids of a tenant that were session memory and have not been swept.
-func (t *txn) over(tenant string, n int, now time.Time) int {
-	found := 0
-	for e := range dueOf(t.ends, secondOf, tenant, now) {
-		if found == n {
-			break
-		}
-		if t.session(tenant, e.name).Over(now) {
-			found++
-		}
-	}
-	return found
-}
-
 // release takes one holder from an id, if it has any. A damaged entry stays as it is.
 func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 	n := t.holdersOf(tenant, id)
@@ -241,6 +227,9 @@ func (t *txn) putSession(tenant, id string, m session) {
 	}
 	entry := endKey(m.ends, tenant, id)
 	t.put(t.ends, entry, encodeDue(entry, m.ends))
+	if s := t.tally.soon[tenant]; s != nil {
+		s.ends.add(due{slot: secondOf(m.ends), tenant: tenant, name: id, at: m.ends})
+	}
 	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
 		t.mayGo(tenant, p.key)
 	}

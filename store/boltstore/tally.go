@@ -23,11 +23,23 @@ type tally struct {
 	holders map[string]int   // of ids, by idKey; nothing of it is in the file
 	some    atomic.Bool      // sessions is not empty
 
+	// These belong to the writer alone, which changes them before the commit.
+	soon    map[string]*soon // of tenants that reached their capacity
+	settled bool             // the newest transaction was committed, or changed nothing
+
 	versions *versions
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: newVersions(maxVersions)}
+	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, soon: map[string]*soon{}, versions: newVersions(maxVersions)}
+}
+
+// beginSoon forgets what a transaction that failed has changed in soon.
+func (t *tally) beginSoon() {
+	if !t.settled {
+		clear(t.soon)
+	}
+	t.settled = false
 }
 
 // load reads the counts of all tenants, at this instant.
@@ -115,6 +127,7 @@ func (t *tally) settle(x *txn) {
 		t.total = t.total.plus(c.minus(t.tenants[tenant]))
 		if c == (counts{}) {
 			delete(t.tenants, tenant)
+			delete(t.soon, tenant)
 			x.passed[tenant] = inner{}
 		} else {
 			t.tenants[tenant] = c
@@ -126,6 +139,7 @@ func (t *tally) settle(x *txn) {
 	settle(t.memory, x.memory)
 	settle(t.holders, x.holders)
 	t.some.Store(len(t.memory) > 0)
+	t.settled = true
 }
 
 // settle takes over values that have changed, and forgets those that are zero.

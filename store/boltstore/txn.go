@@ -41,6 +41,7 @@ type txn struct {
 }
 
 func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
+	memory.beginSoon()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
@@ -228,6 +229,9 @@ func (t *txn) arm(s *stored, at time.Time) {
 func (t *txn) putDue(tenant string, key inner, ns int64) {
 	entry := expiryKey(minuteOf(ns), tenant, key)
 	t.put(t.expiry, entry, encodeDue(entry, ns))
+	if s := t.tally.soon[tenant]; s != nil {
+		s.expiry.add(due{slot: minuteOf(ns), tenant: tenant, name: string(key[:]), at: ns})
+	}
 }
 
 func (t *txn) disarm(s *stored) {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -74,6 +76,34 @@ func (s Subject) law11Capacity(t *testing.T) {
 		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 {
 			t.Errorf("stats: %+v", stats)
 		}
+	})
+	t.Run("what has expired goes first, however many will", func(t *testing.T) {
+		const many = 10_050
+		f := s.open(t, func(o *store.Options) { o.MaxConversations = many + 1 })
+		now := f.clock.Now()
+		f.clock.Advance(now.Truncate(time.Minute).Add(time.Minute).Sub(now)) // All that expires does so in one minute.
+		create := func(id string, ttl time.Duration) {
+			c := &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)}}
+			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: c}); err != nil {
+				t.Errorf("Create(%s): %v", id, err)
+			}
+		}
+		var group sync.WaitGroup
+		const callers = 64
+		for caller := range callers {
+			group.Go(func() {
+				for i := caller; i < many; i += callers {
+					create(fmt.Sprint("c", i), time.Hour+50*time.Second)
+				}
+			})
+		}
+		group.Wait()
+		f.clock.Advance(time.Second)
+		create("expired", time.Hour)
+		f.clock.Advance(time.Hour + time.Second)
+		f.seen.take()
+		create("new", time.Hour)
+		same(t, "changes", brief(f.seen.take()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
 	})
 	t.Run("the new one stays, also when the clock was set back", func(t *testing.T) {
 		f := s.open(t, three)

@@ -1,0 +1,182 @@
+package boltstore
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/google/btree"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// soon holds in memory the entries of one tenant in expiry and in ends whose slot has come, the
+// earliest first. A slot may have very many entries that are not due yet, and a tenant at its capacity
+// asks at each create which one is: each entry is read once, and is in here until it is due.
+//
+// An entry that was removed from the file stays in here. One that is added to a slot that was read is
+// added here as well.
+type soon struct {
+	expiry, ends dueQueue
+}
+
+// dueQueue is the part of soon that is of one bucket.
+type dueQueue struct {
+	next    uint32 // the first slot that was not read
+	entries *btree.BTreeG[due]
+}
+
+func newDueQueue() dueQueue {
+	const degree = 32
+	return dueQueue{entries: btree.NewG(degree, func(a, b due) bool {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.name, b.name)) < 0
+	})}
+}
+
+// read reads the slots up to that one.
+func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
+	if slot < q.next {
+		return
+	}
+	for e := range dueOf(b, tenant, q.next, slot) {
+		q.entries.ReplaceOrInsert(e)
+	}
+	q.next = slot + 1
+}
+
+// add adds an entry that was added to the file.
+func (q *dueQueue) add(e due) {
+	if e.slot < q.next {
+		q.entries.ReplaceOrInsert(e)
+	}
+}
+
+// due yields the entries whose time has come, the earliest first, and removes them. What is to stay
+// is to be added again when the loop has ended.
+func (q *dueQueue) due(now time.Time) iter.Seq[due] {
+	return func(yield func(due) bool) {
+		for {
+			e, ok := q.entries.Min()
+			if !ok || e.at > nanosecond(now) {
+				return
+			}
+			q.entries.DeleteMin()
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// soonOf returns what of a tenant is due or will be in the running slots.
+func (t *txn) soonOf(tenant string, now time.Time) *soon {
+	s := t.tally.soon[tenant]
+	if s == nil {
+		s = &soon{expiry: newDueQueue(), ends: newDueQueue()}
+		t.tally.soon[tenant] = s
+	}
+	s.expiry.read(t.expiry, tenant, minuteOf(nanosecond(now)))
+	s.ends.read(t.ends, tenant, secondOf(nanosecond(now)))
+	return s
+}
+
+// expiredOf adds conversations of the tenant that have expired, swept or not, until gone has n. Of
+// those that live it moves the entries that have come due, as the sweeper would.
+func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
+	if len(gone) >= n {
+		return gone
+	}
+	soon := t.soonOf(tenant, now)
+	var again []due // If the caller refuses the operation, they are not removed from the file.
+	for e := range soon.expiry.due(now) {
+		key, _ := e.inner()
+		s, err := t.at(tenant, key)
+		switch {
+		case err != nil: // It was removed, or is damaged.
+		case s.record.Expired(now, s.session):
+			gone, again = addTo(gone, s), append(again, e)
+		case s.place.minute == e.slot:
+			t.disarm(s)
+			t.arm(s, nextLook(s, now))
+		}
+		if len(gone) >= n {
+			break
+		}
+	}
+	for _, e := range again {
+		soon.expiry.add(e)
+	}
+	if len(gone) >= n {
+		return gone
+	}
+	again = nil
+	for e := range soon.ends.due(now) {
+		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.session.Over(now) {
+			gone, again = addTo(gone, s), append(again, e)
+		}
+		if len(gone) >= n {
+			break
+		}
+	}
+	for _, e := range again {
+		soon.ends.add(e)
+	}
+	return gone
+}
+
+// over counts, up to n, ids of a tenant that were session memory and have not been swept.
+func (t *txn) over(tenant string, n int, now time.Time) int {
+	soon := t.soonOf(tenant, now)
+	found := map[string]due{} // By id: one may have been removed and added again.
+	for e := range soon.ends.due(now) {
+		if t.session(tenant, e.name).Over(now) {
+			found[e.name] = e
+		}
+		if len(found) >= n {
+			break
+		}
+	}
+	for _, e := range found {
+		soon.ends.add(e)
+	}
+	return len(found)
+}
+
+// dueOf yields a tenant's entries in expiry or ends from one slot to another, both included. Those of
+// other tenants are leapt over, a slot's at once.
+func dueOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[due] {
+	return func(yield func(due) bool) {
+		own := tenantKey(tenant)
+		c := b.Cursor()
+		k, v := c.Seek(append(binary.BigEndian.AppendUint32(nil, from), own...))
+		for k != nil {
+			if len(k) < 4 {
+				k, v = c.Next() // Damage.
+				continue
+			}
+			slot := binary.BigEndian.Uint32(k)
+			if slot > to {
+				return
+			}
+			prefix := slices.Concat(k[:4], own)
+			switch {
+			case bytes.HasPrefix(k, prefix):
+				if e, ok := decodeDue(k, v); ok {
+					e.tenant = tenant // One string for all.
+					if !yield(e) {
+						return
+					}
+				}
+				k, v = c.Next()
+			case bytes.Compare(k, prefix) < 0:
+				k, v = c.Seek(prefix)
+			default:
+				k, v = c.Seek(binary.BigEndian.AppendUint32(nil, slot+1))
+			}
+		}
+	}
+}

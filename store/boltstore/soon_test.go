@@ -1,0 +1,59 @@
+package boltstore
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestCapacityWork counts what a create allocates at capacity, in the minute in which many others are
+// to expire: it does not depend on how many.
+func TestCapacityWork(t *testing.T) {
+	const others = 2000
+	c := newClock()
+	c.advance(c.Now().Truncate(time.Minute).Add(time.Minute + 50*time.Second).Sub(c.Now()))
+	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: others})
+	made := 0
+	create := func() {
+		made++
+		if _, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(made)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range others {
+		create()
+	}
+	const runs = 100
+	c.advance(30 * time.Minute)
+	before := testing.AllocsPerRun(runs, create)
+	c.advance(29*time.Minute + 20*time.Second) // 40 s before the others expire.
+	create()
+	if within := testing.AllocsPerRun(runs, create); within > 2*before {
+		t.Errorf("a create allocates %v times in the minute in which %d others expire, %v before", within, others, before)
+	}
+	consistent(t, s)
+}
+
+// TestSoonForgotten has a tenant at its capacity that then has no conversation.
+func TestSoonForgotten(t *testing.T) {
+	c := newClock()
+	path := newPath(t)
+	s := open(t, path, store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 2})
+	appendTo(t, s, "a", "hello")
+	appendTo(t, s, "b", "hello")
+	appendTo(t, s, "c", "hello")
+	if n := len(s.tally.soon); n != 1 {
+		t.Errorf("%d tenants have entries in memory, want 1", n)
+	}
+	for _, id := range []string{"b", "c"} {
+		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.tally.soon); n != 0 {
+		t.Errorf("%d tenants have entries in memory, want none", n)
+	}
+}
