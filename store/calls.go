@@ -204,6 +204,9 @@ type List struct {
 const (
 	// MaxListHeaders is how many headers a filtered or sorted call looks at.
 	MaxListHeaders = 10_000
+	// MaxListHeaderBytes ends a page as well, before it is full: so many encoded bytes of headers and,
+	// where a type of structured data is asked for, of what tells which types there are.
+	MaxListHeaderBytes = 32 << 20
 	// MaxListBytes is how many encoded bytes of rows it returns: a reply must hold them.
 	MaxListBytes = 3 << 20
 )

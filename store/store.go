@@ -16,7 +16,8 @@
 //  3. Durability: a write that returned without an error survives Close and, in stores
 //     that write to disk, kill -9 and power loss. A batch is wholly there or not at all.
 //  4. Cancellation: a write whose context had ended before it was begun writes nothing
-//     and returns the context's error. A write that was begun is seen through.
+//     and returns the context's error. A write that was begun is seen through. A list ends
+//     with its context.
 //  5. Expiry: from the instant of its expire_time a conversation is not found, swept or
 //     not; while a turn runs, or it is session memory, it does not expire. Reads prolong
 //     nothing.

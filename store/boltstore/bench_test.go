@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -196,4 +197,79 @@ func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 	}
 	group.Wait()
 	made.Store(end)
+}
+
+// BenchmarkNoisyNeighbour appends for one tenant while eight callers append to a conversation of another
+// tenant, which has 64,000 values of structured data, and, in turns with it, one text of as many bytes.
+// "values/text" is how many times as long the first tenant's append takes.
+func BenchmarkNoisyNeighbour(b *testing.B) {
+	const callers, appends = 8, 20
+	values := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT}
+	for i := range 64 {
+		values.StructuredData = append(values.StructuredData, &parleyv1.StructuredData{Type: fmt.Sprint("type ", i)})
+	}
+	structured := newNoisy(b, values, 1000)
+	stats, err := structured.Stats(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	text := newNoisy(b, &parleyv1.Message{Content: strings.Repeat("x", int(stats.Bytes)/1000)}, 1000)
+	var took [2][]float64
+	for b.Loop() {
+		for i, s := range []*Store{structured, text} {
+			took[i] = append(took[i], besideNoisy(b, s, callers, appends).Seconds())
+		}
+	}
+	ratios := make([]float64, len(took[0]))
+	for i := range ratios {
+		ratios[i] = took[0][i] / took[1][i]
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "values/text")
+	b.ReportMetric(ratios[0], "min")
+	b.ReportMetric(ratios[len(ratios)-1], "max")
+	b.ReportMetric(0, "ns/op")
+}
+
+// newNoisy is a store with a conversation that has as many messages of a kind.
+func newNoisy(b *testing.B, m *parleyv1.Message, n int) *Store {
+	b.Helper()
+	s := open(b, newPath(b), store.Options{MaxMessages: n})
+	for range n / 100 {
+		a := &store.Append{Tenant: "noisy", ConversationID: "c"}
+		for range 100 {
+			a.Messages = append(a.Messages, m)
+		}
+		if _, err := s.Append(b.Context(), a); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return s
+}
+
+// besideNoisy makes appends of one tenant, beside callers of the noisy one, and returns how long they take.
+func besideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration {
+	b.Helper()
+	ctx, stop := context.WithCancel(b.Context())
+	var group sync.WaitGroup
+	for range callers {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := s.Append(ctx, &store.Append{Tenant: "noisy", ConversationID: "c", Messages: text("hello")}); err != nil && ctx.Err() == nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	start := time.Now()
+	for range appends {
+		if _, err := s.Append(b.Context(), &store.Append{Tenant: "quiet", ConversationID: "c", Messages: text("hello")}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	took := time.Since(start)
+	stop()
+	group.Wait()
+	return took
 }

@@ -34,7 +34,7 @@
 //	<nanosecond> since 1970, 8 bytes
 //
 // Integers are big-endian, checksums are of key and value. Files of the first versions have
-// no sessions and no ends: the first write adds them. These hold of every committed state:
+// no sessions and no ends, and schema 1: the first write adds them and makes it 2. These hold of every committed state:
 //
 //   - A conversation has one entry in ids and one in expiry, ids says in which minute.
 //   - The nanosecond in expiry falls into its minute and is not later than the

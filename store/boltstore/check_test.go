@@ -303,7 +303,7 @@ func TestCheckOfOtherFiles(t *testing.T) {
 	}
 	newer := newFilled(t)
 	change(t, newer, func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), []byte{0, 0, 0, 2})
+		return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
 	})
 	garbage := write("garbage", strings.Repeat("garbage", 10000))
 	for path, want := range map[string]error{

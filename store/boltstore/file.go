@@ -17,9 +17,12 @@ import (
 )
 
 const (
-	// schemaVersion is of the layout that the package comment draws.
-	schemaVersion = 1
-	schemaKey     = "schema"
+	// schemaVersion is of the layout that the package comment draws. Files of schema 1 have no values
+	// of format 2, see package record. The first write makes them schema 2, so that a version that
+	// cannot read such values refuses the file.
+	schemaVersion, oldSchemaVersion = 2, 1
+
+	schemaKey = "schema"
 	// mapped is how much address space is taken at once. bbolt takes more when the file
 	// outgrows it, and waits for the end of all reads for that, a backup's too, while all
 	// others wait.
@@ -210,8 +213,10 @@ func makeBuckets(tx *bolt.Tx) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(meta.Put([]byte(schemaKey), binary.BigEndian.AppendUint32(nil, schemaVersion)), markClosed(tx))
+	return errors.Join(meta.Put([]byte(schemaKey), encodeSchema(schemaVersion)), markClosed(tx))
 }
+
+func encodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
 
 // checkSchema finds files of other programs and of other versions of this one.
 func checkSchema(tx *bolt.Tx) error {
@@ -224,7 +229,7 @@ func checkSchema(tx *bolt.Tx) error {
 	switch {
 	case version == 0:
 		return fmt.Errorf("%w: it is a bbolt file, but not one of Parley's: use another file", ErrDamaged)
-	case version != schemaVersion:
+	case version != schemaVersion && version != oldSchemaVersion:
 		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
 			ErrSchema, version, schemaVersion)
 	}

@@ -88,8 +88,8 @@ func TestOpenDamaged(t *testing.T) {
 			return errors.Join(os.Remove(path), theirs(path))
 		}, ErrDamaged, "not one of Parley's"},
 		{"a newer schema", update(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), []byte{0, 0, 0, 2})
-		}), ErrSchema, "schema 2"},
+			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
+		}), ErrSchema, "schema 3"},
 		{"no bucket", update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(expiryBucket)) }), ErrDamaged, `"expiry"`},
 		{"counts", update(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(tenantsBucket)).Put(tenantKey("acme"), make([]byte, 28))

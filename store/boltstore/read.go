@@ -76,7 +76,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.someSessions()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.opened.readSessions(tx, some, l.Tenant))
+		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.opened.readSessions(tx, some, l.Tenant))
 		return err
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"math"
@@ -19,7 +20,7 @@ import (
 // a trace, and then writes, where it cannot: the writing methods return nothing, the first
 // error of bbolt stays in err and ends the transaction for all.
 type txn struct {
-	conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
+	meta, conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
 
 	options *store.Options
 	tally   *tally
@@ -45,7 +46,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
-		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket),
+		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), meta: bucket(metaBucket),
 		options: o, tally: memory, counts: map[string]counts{},
 		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 		fits: math.MaxInt, claimed: math.MaxInt,
@@ -309,6 +310,9 @@ func (t *txn) finish() error {
 		} else {
 			t.put(t.tenants, key, c.encode(key))
 		}
+	}
+	if schema := encodeSchema(schemaVersion); !bytes.Equal(t.meta.Get([]byte(schemaKey)), schema) {
+		t.put(t.meta, []byte(schemaKey), schema)
 	}
 	t.tally.versions.forget(t.versions)
 	return t.err

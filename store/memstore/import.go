@@ -22,7 +22,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[i.Tenant]
 		old, memory := t.find(id), t.session(id)
-		live, err := old.live(now, memory)
+		live, err := old.live(now, memory, record.Unmarshal)
 		if err != nil {
 			return nil, err
 		}

@@ -96,7 +96,7 @@ func (s *Store) writeOne(
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[tenantName]
 		e := t.find(id)
-		old, err := e.live(now, t.session(id))
+		old, err := e.live(now, t.session(id), record.Unmarshal)
 		if err != nil {
 			return nil, err
 		}

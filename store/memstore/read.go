@@ -27,7 +27,11 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		return nil, err
 	}
 	now := s.options.Now()
-	c, err := e.live(now, memory)
+	decode := record.Unmarshal
+	if r.Newest == 0 {
+		decode = record.UnmarshalHead
+	}
+	c, err := e.live(now, memory, decode)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +56,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return record.BuildPage(l, int64(all.Len()), s.options.Now(), newest(all), oldest(all), sessions(memory))
+	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all), sessions(memory))
 }
 
 // newest yields conversations, see record.Newest.

@@ -79,11 +79,11 @@ func (e *entry) expired(now time.Time, s record.Session) bool {
 }
 
 // live decodes the conversation; nil when it is nil or has expired.
-func (e *entry) live(now time.Time, s record.Session) (*record.Record, error) {
+func (e *entry) live(now time.Time, s record.Session, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
 	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	return record.Unmarshal(e.value)
+	return decode(e.value)
 }
 
 // victim is the conversation that must go before one of this id can be made; nil when none

@@ -1,6 +1,8 @@
 package storetest
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -44,6 +46,40 @@ func (s Subject) listBounds(t *testing.T) {
 		}
 	})
 	t.Run("headers", s.listHeaders)
+	t.Run("caller", s.listCaller)
+}
+
+// listCaller has the caller of a list leave while the list is built.
+func (s Subject) listCaller(t *testing.T) {
+	f := s.open(t, nil)
+	for i := range 20 {
+		f.create(fmt.Sprint("c", i))
+	}
+	for name, l := range map[string]store.List{
+		"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}, "by type": {StructuredDataType: "none"},
+	} {
+		l.Tenant, l.PageSize = tenant, 100
+		ctx := &leaving{Context: t.Context(), checks: 5}
+		if page, err := f.store.List(ctx, &l); !errors.Is(err, context.Canceled) {
+			t.Errorf("List, %s = %v, %v, want context.Canceled", name, page, err)
+		}
+	}
+}
+
+// leaving is a context that ends when it has been checked so often.
+type leaving struct {
+	context.Context
+
+	checks int
+}
+
+// Err implements context.Context.
+func (l *leaving) Err() error {
+	l.checks--
+	if l.checks < 0 {
+		return context.Canceled
+	}
+	return nil
 }
 
 // listHeaders lists more conversations than a call looks at.

@@ -27,7 +27,7 @@ func largestHeader(id string) *parleyv1.Conversation {
 		Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366*24*time.Hour - 1)},
 		Version:   maxImportNumber, LastSequence: maxImportNumber, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
 		ActiveAgent: &parleyv1.ActiveAgent{Agent: text(maxAgentBytes), Reason: text(maxReasonBytes), StartTime: at(), LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC))},
-		ForkedFrom:  &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber}, Uid: text(maxUIDBytes),
+		ForkedFrom:  &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber},
 	}
 	for i := range 64 {
 		c.Labels[fmt.Sprintf("%064d", i)] = text(1024)

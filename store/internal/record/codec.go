@@ -2,6 +2,7 @@ package record
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -13,26 +14,50 @@ import (
 
 // A record as one value:
 //
-//	byte    format, 1
+//	byte    format, 2
 //	4 bytes CRC-32C of format, lengths, header, requests and turns, big-endian
 //	4 bytes CRC-32C of the prompt, big-endian
+//	4 bytes CRC-32C of the data, big-endian
 //	4 bytes CRC-32C of the messages, big-endian
 //	uvarint length of the header
 //	uvarint length of the requests
 //	uvarint length of the turns
 //	uvarint length of the prompt
-//	        header   storev1.Header
+//	uvarint length of the data
+//	        header   storev1.Header without data
 //	        requests storev1.Requests
 //	        turns    storev1.Turns
 //	        prompt   system prompt
+//	        data     storev1.Header with nothing but data
 //	        messages frames, up to the end
 //
 // Several sums, so that lists and sweeps read a header without touching what can be large.
+//
+// In values of format 1 the header has the data, so that length and sum of the data are missing. They
+// are read, and written in format 2 when they change.
 const (
-	format   = 1
-	sumsSize = 3 * 4
-	headAt   = 1 + sumsSize
+	format         = 2
+	oldFormat      = 1
+	progressFormat = 1
 )
+
+// layout is where the parts of a value are, by its format.
+type layout struct{ sums, lengths int }
+
+// head is where the lengths begin.
+func (l layout) head() int { return 1 + 4*l.sums }
+
+func layoutOf(b []byte) (l layout, ok bool) {
+	if len(b) > 0 {
+		switch b[0] {
+		case format:
+			l = layout{sums: 4, lengths: 5}
+		case oldFormat:
+			l = layout{sums: 3, lengths: 4}
+		}
+	}
+	return l, l.sums > 0 && len(b) >= l.head()
+}
 
 // Checksum is CRC-32C, the sum of every record.
 func Checksum(parts ...[]byte) uint32 {
@@ -45,8 +70,8 @@ func Checksum(parts ...[]byte) uint32 {
 
 // Marshal encodes the record into new memory.
 func (r *Record) Marshal() ([]byte, error) {
-	headerSize := proto.Size(r.Header)
-	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt)}
+	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.head()
+	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.appendedData)}
 	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.appended)
 	for _, n := range lengths {
 		size += n
@@ -63,58 +88,88 @@ func (r *Record) Marshal() ([]byte, error) {
 	b = append(append(b, r.Requests...), r.Turns...)
 	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:]))
 	binary.BigEndian.PutUint32(b[5:], Checksum(r.Prompt))
-	binary.BigEndian.PutUint32(b[9:], Checksum(r.Messages, r.appended))
-	return append(append(append(b, r.Prompt...), r.Messages...), r.appended...), nil
+	binary.BigEndian.PutUint32(b[9:], Checksum(r.Data, r.appendedData))
+	binary.BigEndian.PutUint32(b[13:], Checksum(r.Messages, r.appended))
+	for _, part := range [][]byte{r.Prompt, r.Data, r.appendedData, r.Messages, r.appended} {
+		b = append(b, part...)
+	}
+	return b, nil
 }
 
-// Unmarshal decodes a value and checks all of it. Requests, turns, prompt and messages stay
+// Unmarshal decodes a value and checks all of it. Requests, turns, prompt, data and messages stay
 // in the value's memory.
 func Unmarshal(b []byte) (*Record, error) {
-	r, err := unmarshal(b)
+	v, err := unmarshal(b)
 	if err != nil {
 		return nil, err
 	}
-	if Checksum(r.Messages) != binary.BigEndian.Uint32(b[9:]) {
-		return nil, fmt.Errorf("%w: messages of conversation %q", store.ErrCorrupt, r.Conversation().GetId())
+	if err := errors.Join(v.checkPrompt(), v.checkData(), v.checkMessages()); err != nil {
+		return nil, err
 	}
-	return r.checkPrompt(b)
+	return &v.Record, nil
 }
 
-// UnmarshalHead decodes and checks all of a value but its messages, which it leaves out.
+// UnmarshalHead decodes and checks all of a value but its data and messages, which it leaves out.
 func UnmarshalHead(b []byte) (*Record, error) {
-	r, err := unmarshal(b)
+	v, err := unmarshal(b)
 	if err != nil {
 		return nil, err
 	}
-	r.Messages = nil
-	return r.checkPrompt(b)
+	if err := v.checkPrompt(); err != nil {
+		return nil, err
+	}
+	v.Data, v.Messages = nil, nil
+	return &v.Record, nil
 }
 
-// unmarshalRow decodes and checks what a list needs of a value.
-func unmarshalRow(b []byte) (*Record, error) {
-	r, err := unmarshal(b)
+// unmarshalRow decodes and checks what a list needs of a value, its data only if they are asked for. It
+// returns how many bytes it read as well.
+func unmarshalRow(b []byte, data bool) (r *Record, size int, err error) {
+	v, err := unmarshal(b)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	r, size = &v.Record, v.headSize
 	r.Prompt, r.Messages = nil, nil
-	return r, nil
-}
-
-func (r *Record) checkPrompt(b []byte) (*Record, error) {
-	if Checksum(r.Prompt) != binary.BigEndian.Uint32(b[5:]) {
-		return nil, fmt.Errorf("%w: system prompt of conversation %q", store.ErrCorrupt, r.Conversation().GetId())
+	if !data {
+		r.Data = nil
+		return r, size, nil
 	}
-	return r, nil
+	if err := v.checkData(); err != nil {
+		return nil, 0, err
+	}
+	return r, size + len(r.Data), nil
 }
 
-// unmarshal takes a value apart and checks its header, requests and turns.
-func unmarshal(b []byte) (*Record, error) {
-	if len(b) < headAt || b[0] != format {
+// value is a value taken apart, whose header, requests and turns were checked.
+type value struct {
+	Record
+
+	headSize                       int // in bytes
+	promptSum, dataSum, messageSum uint32
+}
+
+func (v *value) checkPrompt() error   { return v.check("system prompt", v.Prompt, v.promptSum) }
+func (v *value) checkData() error     { return v.check("data", v.Data, v.dataSum) }
+func (v *value) checkMessages() error { return v.check("messages", v.Messages, v.messageSum) }
+
+func (v *value) check(name string, part []byte, sum uint32) error {
+	if Checksum(part) != sum {
+		return fmt.Errorf("%w: %s of conversation %q", store.ErrCorrupt, name, v.Conversation().GetId())
+	}
+	return nil
+}
+
+// unmarshal takes a value apart and checks its header, requests and turns. The time that it takes does
+// not depend on data and messages.
+func unmarshal(b []byte) (*value, error) {
+	l, ok := layoutOf(b)
+	if !ok {
 		return nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
 	}
-	var ends [4]int
-	at := headAt
-	for i := range ends {
+	at := l.head()
+	var ends [5]int
+	for i := range l.lengths {
 		size, n := binary.Uvarint(b[at:])
 		if n <= 0 || size > uint64(len(b)) {
 			return nil, fmt.Errorf("%w: bad length", store.ErrCorrupt)
@@ -127,28 +182,38 @@ func unmarshal(b []byte) (*Record, error) {
 		end += ends[i]
 		ends[i] = end
 	}
-	if end > len(b) || Checksum(b[:1], b[headAt:ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
+	if end > len(b) || Checksum(b[:1], b[l.head():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: header", store.ErrCorrupt)
 	}
-	r := &Record{
-		Header:   new(storev1.Header),
-		Requests: b[ends[0]:ends[1]:ends[1]],
-		Turns:    b[ends[1]:ends[2]:ends[2]],
-		Prompt:   b[ends[2]:ends[3]:ends[3]],
-		Messages: store.Frames(b[ends[3]:len(b):len(b)]),
+	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
+	v := &value{
+		Record: Record{
+			Header:   new(storev1.Header),
+			Requests: b[ends[0]:ends[1]:ends[1]],
+			Turns:    b[ends[1]:ends[2]:ends[2]],
+			Prompt:   b[ends[2]:ends[3]:ends[3]],
+			Data:     b[ends[3]:ends[4]:ends[4]],
+			Messages: store.Frames(b[ends[4]:len(b):len(b)]),
+		},
+		headSize: ends[2], promptSum: sum(1), dataSum: sum(2), messageSum: sum(l.sums - 1),
 	}
-	if err := proto.Unmarshal(b[at:ends[0]], r.Header); err != nil {
+	header := b[at:ends[0]]
+	if l.lengths < len(ends) {
+		header, v.Data = cutData(header)
+		v.dataSum = Checksum(v.Data)
+	}
+	if err := proto.Unmarshal(header, v.Header); err != nil {
 		return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 	}
-	if r.Conversation() == nil {
+	if v.Conversation() == nil {
 		return nil, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
-	if ends[0]-at+len(r.Prompt) > store.MaxHeaderBytes { // Most headers are not even nearly as large.
-		if err := r.shrinkHeader(); err != nil {
+	if len(header)+len(v.Prompt) > store.MaxHeaderBytes { // Most headers are not even nearly as large.
+		if err := v.shrinkHeader(); err != nil {
 			return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 		}
 	}
-	return r, nil
+	return v, nil
 }
 
 // What is saved of a running turn, as one value:
@@ -173,7 +238,7 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 		return nil, err
 	}
 	b := make([]byte, progressHeadAt, progressHeadAt+1+len(p.TurnID))
-	b[0] = format
+	b[0] = progressFormat
 	b = append(binary.AppendUvarint(b, uint64(len(p.TurnID))), p.TurnID...)
 	for _, d := range drafts {
 		b = appendItem(b, store.FrameField, d.body)
@@ -192,7 +257,7 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 // UnmarshalProgress decodes what MarshalProgress made, into new memory; tenant and
 // conversation are the caller's to fill in.
 func UnmarshalProgress(b []byte) (*store.Progress, error) {
-	if len(b) < progressHeadAt || b[0] != format || Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
+	if len(b) < progressHeadAt || b[0] != progressFormat || Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)
 	}
 	id, n := protowire.ConsumeBytes(b[progressHeadAt:])

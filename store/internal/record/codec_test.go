@@ -25,7 +25,9 @@ func sample(tb testing.TB) *record.Record {
 	a := &store.Append{
 		Tenant: "acme", ConversationID: "a", Request: &store.Request{ID: "r", Method: "m"},
 		Begin: &parleyv1.Turn{Id: "t"}, Events: &storev1.TurnEvents{Started: 1, Messages: []*storev1.MessageEvents{{ToolCalls: []int32{2, 3}}}},
-		Messages: []*parleyv1.Message{{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello"}, {Id: "2", Role: parleyv1.Role_ROLE_USER}},
+		Messages: []*parleyv1.Message{{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello"}, {
+			Id: "2", Role: parleyv1.Role_ROLE_USER, StructuredData: []*parleyv1.StructuredData{{Type: "list"}, {Type: "table"}, {Type: "list"}},
+		}},
 	}
 	drafts, err := record.NewDrafts(a.Messages)
 	if err != nil {
@@ -70,6 +72,9 @@ func TestMarshal(t *testing.T) {
 	if got.Messages.Count() != 2 || head.Messages != nil {
 		t.Errorf("%d messages, %d in the head", got.Messages.Count(), head.Messages.Count())
 	}
+	if got, want := record.Uses(got.Data), []string{"2 list", "2 table"}; !slices.Equal(got, want) || head.Data != nil {
+		t.Errorf("data is %v, want %v; %d bytes in the head", got, want, len(head.Data))
+	}
 	if !bytes.Equal(marshal(t, got), value) {
 		t.Error("encoded again, it is another value")
 	}
@@ -91,7 +96,7 @@ func TestDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := len(value) - len(r.Messages)
+	head := len(value) - len(r.Messages) - len(r.Data)
 	check := func(damaged []byte, inHead bool, what string, at int) {
 		if _, err := record.Unmarshal(damaged); !errors.Is(err, store.ErrCorrupt) {
 			t.Errorf("%s %d of %d: %v, want ErrCorrupt", what, at, len(value), err)
@@ -104,16 +109,17 @@ func TestDamage(t *testing.T) {
 		damaged := slices.Clone(value)
 		damaged[bit/8] ^= 1 << (bit % 8)
 		at := bit / 8
-		check(damaged, at < 9 || at >= 13 && at < head, "flipped bit", bit)
+		check(damaged, at < 9 || at >= 17 && at < head, "flipped bit", bit)
 	}
 	for n := range value {
-		check(value[:n], n < head, "cut to byte", n)
+		check(value[:n], n < head+len(r.Data), "cut to byte", n)
 	}
 	check(append(slices.Clone(value), 0), false, "a byte behind", len(value))
 }
 
 func FuzzUnmarshal(f *testing.F) {
 	f.Add(marshal(f, sample(f)))
+	f.Add(unhex(f, oldFormat))
 	f.Add(make([]byte, 12)) // three empty parts, without a conversation
 	f.Fuzz(func(t *testing.T, value []byte) {
 		// Damage that the sums do not find: what is read must still do no harm.

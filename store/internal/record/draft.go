@@ -77,21 +77,13 @@ func dataTypes(m *parleyv1.Message) []string {
 	return types
 }
 
-// note keeps in the header what lists need to know of a message.
-func (r *Record) note(content string, types []string, sequence int32) {
-	r.Header.Preview = preview(content)
-	for _, t := range types {
-		r.Header.Data = append(r.Header.Data, &storev1.DataUse{Sequence: sequence, Type: t})
-	}
-}
-
 // History is the messages that a conversation begins with, looked at ahead of the commit.
 type History struct {
 	frames             store.Frames
 	count              int
 	sequence, exchange int32
 	preview            string
-	data               []*storev1.DataUse
+	data               []byte
 }
 
 // NewHistory decodes a fork's messages; it is the part of a create that needs no order.
@@ -102,14 +94,14 @@ func NewHistory(frames store.Frames) (*History, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.note(m.GetContent(), dataTypes(m), m.GetSequence())
+		r.note(m, dataTypes(m), m.GetSequence())
 		h.sequence, h.exchange = m.GetSequence(), max(h.exchange, m.GetExchange())
 		h.count, size = h.count+1, size+len(frame)
 	}
 	if size != len(frames) {
 		return nil, fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, h.count)
 	}
-	h.preview, h.data = r.Header.GetPreview(), r.Header.GetData()
+	h.preview, h.data = r.Header.GetPreview(), r.appendedData
 	return h, nil
 }
 
@@ -118,7 +110,7 @@ func (r *Record) adopt(h *History) {
 	if h == nil || h.count == 0 {
 		return
 	}
-	r.Header.Preview, r.Header.Data, r.Header.Exchange = h.preview, slices.Clone(h.data), h.exchange
+	r.Header.Preview, r.Data, r.Header.Exchange = h.preview, h.data, h.exchange
 	r.Conversation().LastSequence, r.Messages = h.sequence, h.frames
 	r.recount(h.count)
 }

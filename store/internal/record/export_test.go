@@ -2,18 +2,25 @@ package record
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 )
 
 // Sealed is a value with the sums that belong to what it says, whatever that is.
 func Sealed(value []byte) []byte {
 	b := slices.Clone(value)
-	if len(b) < headAt {
+	if len(b) == 0 {
 		return b
 	}
-	b[0] = format
-	var ends [4]int
-	end, at := 0, headAt
+	if b[0] != oldFormat {
+		b[0] = format
+	}
+	l, ok := layoutOf(b)
+	if !ok {
+		return b
+	}
+	ends := make([]int, l.lengths)
+	end, at := 0, l.head()
 	for i := range ends {
 		size, n := binary.Uvarint(b[at:])
 		if n <= 0 || size > uint64(len(b)) {
@@ -22,10 +29,16 @@ func Sealed(value []byte) []byte {
 		at, end = at+n, end+int(size)
 		ends[i] = end
 	}
-	head, prompt := min(at+ends[2], len(b)), min(at+ends[3], len(b))
-	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:head]))
-	binary.BigEndian.PutUint32(b[5:], Checksum(b[head:prompt]))
-	binary.BigEndian.PutUint32(b[9:], Checksum(b[prompt:]))
+	start := min(at+ends[2], len(b))
+	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[l.head():start]))
+	for i := 1; i < l.sums; i++ {
+		end := len(b)
+		if i+2 < l.lengths {
+			end = min(at+ends[i+2], len(b))
+		}
+		binary.BigEndian.PutUint32(b[1+4*i:], Checksum(b[start:end]))
+		start = end
+	}
 	return b
 }
 
@@ -33,10 +46,20 @@ func Sealed(value []byte) []byte {
 func SealedProgress(value []byte) []byte {
 	b := slices.Clone(value)
 	if len(b) >= 5 {
-		b[0] = format
+		b[0] = progressFormat
 		binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[5:]))
 	}
 	return b
+}
+
+// Uses says what is in an index of data.
+func Uses(data []byte) []string {
+	var uses []string
+	for _, entry := range fields(data) {
+		sequence, kind := useOf(entry)
+		uses = append(uses, fmt.Sprintf("%d %s", sequence, kind))
+	}
+	return uses
 }
 
 // Scope of a list's tokens.

@@ -3,6 +3,7 @@ package record
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"iter"
 	"maps"
@@ -49,8 +50,9 @@ type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 // BuildPage answers a store.List. Total is how many conversations the tenant has. It
 // calls newest or oldest once and stops reading when the page is full; what they yield must
 // stay as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
-// record is damaged is left out and counted, so that the others can still be listed. Errors: store.ErrPageToken.
-func BuildPage(l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
+// record is damaged is left out and counted, so that the others can still be listed. Errors: store.ErrPageToken,
+// that of ctx, which is checked before each conversation.
+func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
 		var err error
@@ -64,11 +66,14 @@ func BuildPage(l *store.List, total int64, now time.Time, newest Newest, oldest 
 	p := pager{list: l, now: now, sessions: sessions}
 	switch {
 	case byUpdateTime(l):
-		position = p.updated(position, newest)
+		position = p.updated(ctx, position, newest)
 	case l.OldestFirst:
-		position = p.created(position, oldest(position))
+		position = p.created(ctx, position, oldest(position))
 	default:
-		position = p.created(position, newest(position))
+		position = p.created(ctx, position, newest(position))
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // The page is not complete.
 	}
 	page := &store.Page{Entries: p.entries, Total: total, Damaged: p.damaged}
 	if position != nil {
@@ -105,12 +110,14 @@ type pager struct {
 	entries  []*parleyv1.ConversationEntry
 	size     int
 	damaged  int
+	looked   int // bytes of headers and data
 }
 
 // wanted decodes a value; nil when it is not for this list, or lies where it does not
 // belong.
 func (p *pager) wanted(key, value []byte) *Record {
-	r, err := unmarshalRow(value)
+	r, size, err := unmarshalRow(value, p.list.StructuredDataType != "")
+	p.looked += size
 	if err != nil || r.Header.GetTenant() != p.list.Tenant || !bytes.Equal(key, r.Key()) {
 		p.damaged++
 		return nil
@@ -136,10 +143,10 @@ func (p *pager) add(r *Record) bool {
 
 // created fills the page in the order of create time with what lies beyond a position, which
 // is the key of the last conversation looked at; nil is the start, and the end.
-func (p *pager) created(position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
+func (p *pager) created(ctx context.Context, position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
 	looked, last := 0, position
 	for key, value := range beyond {
-		if looked == store.MaxListHeaders {
+		if looked == store.MaxListHeaders || looked > 0 && p.looked >= store.MaxListHeaderBytes || ctx.Err() != nil {
 			return last
 		}
 		if r := p.wanted(key, value); r != nil && !p.add(r) {
@@ -168,10 +175,13 @@ const inBlockSize = 3*KeySize + 4 + 8
 // updated fills the page in the order of update time, within one block of at most
 // store.MaxListHeaders conversations by create time. A position is where it stands inside
 // a block, or the key below which the next block begins.
-func (p *pager) updated(position []byte, newest Newest) []byte {
-	b := p.readBlock(position, newest)
+func (p *pager) updated(ctx context.Context, position []byte, newest Newest) []byte {
+	b := p.readBlock(ctx, position, newest)
 	slices.SortFunc(b.rows, row.compare)
 	for i, at := range b.rows {
+		if ctx.Err() != nil {
+			break
+		}
 		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
 		if r := p.wanted(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
@@ -197,7 +207,7 @@ type block struct {
 // readBlock reads the block that a position stands in or before. A block keeps its bounds
 // from page to page, whatever comes and goes, so that nothing slips from one into another. What
 // was imported into it since its first page is left out, so that it keeps its size as well.
-func (p *pager) readBlock(position []byte, newest Newest) block {
+func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) block {
 	before, inside := position, len(position) == inBlockSize
 	var b block
 	var returned row
@@ -209,7 +219,9 @@ func (p *pager) readBlock(position []byte, newest Newest) block {
 	}
 	looked, end := 0, b.last
 	for key, value := range newest(before) {
-		if b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0; b.more {
+		b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0 ||
+			!inside && looked > 0 && p.looked >= store.MaxListHeaderBytes
+		if b.more || ctx.Err() != nil {
 			break
 		}
 		if inside && numberIn(key) > b.highest {

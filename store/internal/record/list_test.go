@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,9 +100,55 @@ func TestPageReadsNoMore(t *testing.T) {
 		{store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
 	} {
 		looked := 0
-		page, err := record.BuildPage(&test.list, 0, now, newest(all, &looked), oldest(all, &looked), nil)
+		page, err := record.BuildPage(t.Context(), &test.list, 0, now, newest(all, &looked), oldest(all, &looked), nil)
 		if err != nil || page.NextPageToken == "" || looked != test.want {
 			t.Errorf("%+v: %d were looked at, want %d; token %q, %v", test.list, looked, test.want, page.NextPageToken, err)
+		}
+	}
+}
+
+// TestPageReadsNoMoreBytes lists conversations with much structured data: a page that looks for a type
+// ends before it has looked at too much, and the next continues there.
+func TestPageReadsNoMoreBytes(t *testing.T) {
+	const conversations = 40
+	all := items(t, conversations)
+	kind := strings.Repeat("long ", 200)
+	for i := range all {
+		r, err := record.Unmarshal(all[i].value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Data = bytes.Repeat(r.Data, store.MaxListHeaderBytes/len(r.Data)/10)
+		if i == 0 {
+			r.Conversation().Labels = map[string]string{"oldest": "yes"}
+		}
+		all[i].value = marshal(t, r)
+	}
+	now := time.Unix(1_800_000_000, 0)
+	for _, l := range []store.List{
+		{StructuredDataType: kind},
+		{StructuredDataType: kind, OldestFirst: true},
+		{StructuredDataType: kind, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
+		{StructuredDataType: "table", Labels: map[string]string{"oldest": "yes"}, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
+	} {
+		l.Tenant, l.PageSize = "acme", conversations
+		rows := 0
+		for pages := 1; ; pages++ {
+			looked := 0
+			page, err := record.BuildPage(t.Context(), &l, 0, now, newest(all, &looked), oldest(all, &looked), nil)
+			if err != nil || looked > 12 {
+				t.Fatalf("page %d of %.40v: %d were looked at, %v", pages, l, looked, err)
+			}
+			rows += len(page.Entries)
+			if l.PageToken = page.NextPageToken; l.PageToken == "" {
+				if pages != 4 {
+					t.Errorf("%.40v took %d pages, want 4", l, pages)
+				}
+				break
+			}
+		}
+		if found := rows == 1; found != (l.Labels != nil) {
+			t.Errorf("%.40v has %d rows", l, rows)
 		}
 	}
 }
@@ -111,7 +158,7 @@ func TestPageWithoutDamage(t *testing.T) {
 	all[2].value[40] ^= 1
 	all[4].value = nil
 	looked := 0
-	page, err := record.BuildPage(&store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+	page, err := record.BuildPage(t.Context(), &store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +188,7 @@ func FuzzPosition(f *testing.F) {
 		looked := 0
 		l.PageToken = store.SealToken(position, record.Scope(l)...)
 		for range 1000 {
-			page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
 			if err != nil {
 				if !errors.Is(err, store.ErrPageToken) {
 					t.Errorf("BuildPage: %v", err)
@@ -176,7 +223,7 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 			l := &store.List{Tenant: "acme", PageSize: 4000, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}
 			seen, damaged, looked := make(map[string]int), 0, 0
 			for pages := 0; pages == 0 || l.PageToken != ""; pages++ {
-				page, err := record.BuildPage(l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -8,7 +8,6 @@
 package record
 
 import (
-	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -31,10 +30,13 @@ type Record struct {
 	Requests, Turns []byte
 	// Prompt is the system prompt.
 	Prompt []byte
+	// Data is an index of the structured data of the messages, see data.go.
+	Data []byte
 	// Messages are those kept, but for what was appended since the record was decoded:
-	// that is in appended, so that all are copied once, by Marshal.
-	Messages store.Frames
-	appended store.Frames
+	// that is in appended, so that all are copied once, by Marshal. So it is with Data.
+	Messages     store.Frames
+	appended     store.Frames
+	appendedData []byte
 }
 
 // Outcome is what a write is to do. A nil Record means that there is nothing to write.
@@ -66,15 +68,7 @@ func (r *Record) Matches(l *store.List) bool {
 			return false
 		}
 	}
-	if l.StructuredDataType == "" {
-		return true
-	}
-	for _, use := range r.Header.GetData() {
-		if use.GetType() == l.StructuredDataType {
-			return true
-		}
-	}
-	return false
+	return l.StructuredDataType == "" || hasType(r.Data, l.StructuredDataType)
 }
 
 // Entry is the conversation's row in a list.
@@ -175,6 +169,7 @@ func (r *Record) trim(o *store.Options) int {
 	}
 	if dropped > 0 {
 		r.recount(count - dropped)
+		r.dropData()
 	}
 	return dropped
 }
@@ -183,22 +178,6 @@ func (r *Record) trim(o *store.Options) int {
 func (r *Record) recount(count int) {
 	c := r.Conversation()
 	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.appended))
-	if len(r.Header.GetData()) == 0 {
-		return
-	}
-	var oldest, newest store.Frame
-	for _, frames := range []store.Frames{r.Messages, r.appended} {
-		for frame := range frames.All() {
-			if oldest == nil {
-				oldest = frame
-			}
-			newest = frame
-		}
-	}
-	first, last := oldest.Sequence(), newest.Sequence()
-	r.Header.Data = slices.DeleteFunc(r.Header.GetData(), func(u *storev1.DataUse) bool {
-		return count == 0 || u.GetSequence() < first || u.GetSequence() > last
-	})
 }
 
 // change describes the record as it is now.

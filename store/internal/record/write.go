@@ -180,7 +180,7 @@ func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []sto
 	for i, d := range drafts {
 		r.appended = d.appendFrame(r.appended, numbers[i])
 		ends[i] = len(r.appended)
-		r.note(d.message.GetContent(), d.types, numbers[i].GetSequence())
+		r.note(d.message, d.types, numbers[i].GetSequence())
 		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()
 	}
 	frames, start := make([]store.Frame, len(drafts)), 0
@@ -284,6 +284,7 @@ func (r *Record) truncate(through *int32) int {
 		return 0
 	}
 	r.Messages = r.Messages[:size]
+	r.Data = r.Data[:dataBefore(r.Data, *through+1)]
 	r.recount(kept)
 	r.Header.Preview = ""
 	if m, err := newest.Message(); err == nil {

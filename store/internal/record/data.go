@@ -1,0 +1,112 @@
+package record
+
+import (
+	"bytes"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// Data is an index of the structured data of the kept messages: the field data of storev1.Header in
+// wire form, oldest message first, each type once a message. It may be as large as the messages, so a
+// write adds to its end and cuts its beginning without decoding it.
+
+// The fields of storev1.Header.data and of storev1.DataUse.
+const (
+	dataField     protowire.Number = 4
+	sequenceField protowire.Number = 1
+	typeField     protowire.Number = 2
+)
+
+// appendUse adds to an index that a message has data of a type.
+func appendUse(data []byte, sequence int32, kind string) []byte {
+	number, size := uint64(sequence), 0
+	size += protowire.SizeTag(sequenceField) + protowire.SizeVarint(number)
+	size += protowire.SizeTag(typeField) + protowire.SizeBytes(len(kind))
+	data = protowire.AppendTag(data, dataField, protowire.BytesType)
+	data = protowire.AppendVarint(data, uint64(size))
+	data = protowire.AppendVarint(protowire.AppendTag(data, sequenceField, protowire.VarintType), number)
+	return protowire.AppendString(protowire.AppendTag(data, typeField, protowire.BytesType), kind)
+}
+
+// useOf decodes an entry of an index; zeros where it has none.
+func useOf(entry []byte) (sequence int32, kind []byte) {
+	for number, whole := range fields(itemOf(entry)) {
+		switch number {
+		case sequenceField:
+			v, _ := protowire.ConsumeVarint(whole[protowire.SizeTag(number):])
+			sequence = int32(v)
+		case typeField:
+			kind = itemOf(whole)
+		}
+	}
+	return sequence, kind
+}
+
+// hasType reports whether an index has a type.
+func hasType(data []byte, kind string) bool {
+	if !bytes.Contains(data, []byte(kind)) {
+		return false // As of most: to compare each is far slower.
+	}
+	for _, entry := range fields(data) {
+		if _, t := useOf(entry); string(t) == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// dataBefore returns how many bytes of an index are of messages before that sequence.
+func dataBefore(data []byte, sequence int32) int {
+	n := 0
+	for _, entry := range fields(data) {
+		if of, _ := useOf(entry); of >= sequence {
+			break
+		}
+		n += len(entry)
+	}
+	return n
+}
+
+// cutData takes the index out of a header in wire form, where older versions kept it.
+func cutData(header []byte) (rest, data []byte) {
+	for number, whole := range fields(header) {
+		if number == dataField {
+			data = append(data, whole...)
+		}
+	}
+	if data == nil {
+		return header, nil
+	}
+	for number, whole := range fields(header) {
+		if number != dataField {
+			rest = append(rest, whole...)
+		}
+	}
+	return rest, data
+}
+
+// note keeps what lists need to know of a message.
+func (r *Record) note(m *parleyv1.Message, types []string, sequence int32) {
+	r.Header.Preview = preview(m.GetContent())
+	for _, kind := range types {
+		r.appendedData = appendUse(r.appendedData, sequence, kind)
+	}
+}
+
+// dropData drops from the index what is of messages before the oldest that is kept.
+func (r *Record) dropData() {
+	if len(r.Data) == 0 && len(r.appendedData) == 0 {
+		return
+	}
+	for _, frames := range [][]byte{r.Messages, r.appended} {
+		for frame := range store.Frames(frames).All() {
+			oldest := frame.Sequence()
+			r.Data = r.Data[dataBefore(r.Data, oldest):]
+			r.appendedData = r.appendedData[dataBefore(r.appendedData, oldest):]
+			return
+		}
+	}
+}
