@@ -16,11 +16,12 @@ from parley._error import Error, from_rpc
 from parley._options import CallOptions, for_grpc, with_request_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from google.protobuf.message import Message
     from typing_extensions import Unpack
 
+    from parley._aio_connection import Connection, Connections
     from parley._aio_stream import AsyncCall
     from parley.v1.admin_service_pb2 import (
         BackupStoreRequest,
@@ -96,16 +97,9 @@ class AsyncCalls:
     mean, and their limits, is in the docstrings of the requests and replies.
     """
 
-    def __init__(
-        self,
-        conversations: ConversationServiceAsyncStub,
-        interactions: InteractionLogServiceAsyncStub,
-        admin: AdminServiceAsyncStub,
-    ) -> None:
-        """Call through these stubs."""
-        self._conversations = conversations
-        self._interactions = interactions
-        self._admin = admin
+    def __init__(self, connections: Connections) -> None:
+        """Call through these connections."""
+        self._connections = connections
         self._closed = False
 
     async def create_conversation(
@@ -232,7 +226,7 @@ class AsyncCalls:
 
         A stream that breaks fails with UNAVAILABLE; it is not gone on with.
         """
-        return self._stream(self._conversations.ExportConversations, request, options)
+        return self._stream(lambda: self._conversations.ExportConversations, request, options)
 
     async def import_conversations(
         self,
@@ -276,7 +270,24 @@ class AsyncCalls:
 
         A stream that breaks fails with UNAVAILABLE; it is not gone on with.
         """
-        return self._stream(self._admin.BackupStore, request, options)
+        return self._stream(lambda: self._admin.BackupStore, request, options)
+
+    @property
+    def _conversations(self) -> ConversationServiceAsyncStub:
+        return self._connection().conversations
+
+    @property
+    def _interactions(self) -> InteractionLogServiceAsyncStub:
+        return self._connection().interactions
+
+    @property
+    def _admin(self) -> AdminServiceAsyncStub:
+        return self._connection().admin
+
+    def _connection(self) -> Connection:
+        """Return the connection of the running loop."""
+        self._check_open()
+        return self._connections.get()
 
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
@@ -285,11 +296,14 @@ class AsyncCalls:
             return await rpc(with_request_id(request), **for_grpc(options))
 
     def _stream(
-        self, rpc: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
+        self,
+        rpc: Callable[[], grpc.aio.UnaryStreamMultiCallable[Q, R]],
+        request: Q,
+        options: CallOptions,
     ) -> AsyncStream[R]:
         def open_call(request: Q, timeout: float | None) -> AsyncCall:
             with self._opening():
-                return rpc(request, **for_grpc(options, timeout))
+                return rpc()(request, **for_grpc(options, timeout))
 
         return AsyncStream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
 

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from parley._aio_calls import AsyncCalls
+from parley._aio_connection import Connections
 from parley._aio_stream import AsyncCall, AsyncStream
 from parley._course import TurnCourse, WatchCourse
 from parley._line import AsyncLine
 from parley._options import CallOptions, channel_options, for_grpc, is_local
 from parley._patience import Patience
-from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2 import (
     ChatRequest,
     ConversationChange,
     ResumeTurnRequest,
     WatchConversationsRequest,
 )
-from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
-from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +33,10 @@ class AsyncClient(AsyncCalls):
     """A connection to one Parley server, for asyncio.
 
     It is :class:`parley.Client` with ``await`` and ``async for``: the same methods with the same
-    promises. It must be made inside the running event loop, to which it belongs then. A call
-    whose task is cancelled ends at once, with asyncio.CancelledError as usual.
+    promises. It may be made anywhere, and used in any event loop: each loop has a connection of
+    its own, which the first call in the loop opens and the end of the loop closes. A stream
+    belongs to the loop of its first step. A call whose task is cancelled ends at once, with
+    asyncio.CancelledError as usual.
     """
 
     def __init__(
@@ -63,25 +63,24 @@ class AsyncClient(AsyncCalls):
         if plaintext is None:
             plaintext = credentials is None and is_local(target)
         settings = channel_options(target, options)
-        if plaintext:
-            channel = grpc.aio.insecure_channel(target, settings, compression)
-        else:
-            credentials = credentials or grpc.ssl_channel_credentials()
-            channel = grpc.aio.secure_channel(target, credentials, settings, compression)
-        self._channel = channel
-        super().__init__(
-            ConversationServiceStub(channel),
-            InteractionLogServiceStub(channel),
-            AdminServiceStub(channel),
-        )
+
+        def dial() -> grpc.aio.Channel:
+            if plaintext:
+                return grpc.aio.insecure_channel(target, settings, compression)
+            secure = credentials or grpc.ssl_channel_credentials()
+            return grpc.aio.secure_channel(target, secure, settings, compression)
+
+        super().__init__(Connections(dial))
 
     async def close(self) -> None:
-        """End the connection; calls that are under way fail with CANCELLED.
+        """End all connections; calls that are under way fail with CANCELLED.
+
+        A loop that runs in another thread closes its connection itself, soon after.
 
         Turns that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
         """
         self._closed = True
-        await self._channel.close()
+        await self._connections.close()
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""
@@ -119,13 +118,13 @@ class AsyncClient(AsyncCalls):
 
         It keeps each promise of :meth:`parley.Client.watch_conversations`.
         """
-        line = AsyncLine(self._channel)
+        line = AsyncLine()
 
         def open_call(request: WatchConversationsRequest, timeout: float | None) -> AsyncCall:
             with self._opening():
                 each = for_grpc(options, timeout)
                 call = self._conversations.WatchConversations(request, **each)
-                line.open()
+                line.open(self._connections.get().channel)
                 return call
 
         patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
@@ -135,7 +134,7 @@ class AsyncClient(AsyncCalls):
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> AsyncStream[TurnEvent]:
-        line = AsyncLine(self._channel)
+        line = AsyncLine()
 
         def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
             with self._opening():
@@ -144,7 +143,7 @@ class AsyncClient(AsyncCalls):
                     call: AsyncCall = self._conversations.Chat(request, **each)
                 else:
                     call = self._conversations.ResumeTurn(request, **each)
-                line.open()
+                line.open(self._connections.get().channel)
                 return call
 
         patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))

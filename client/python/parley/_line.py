@@ -88,17 +88,18 @@ class SyncLine:
 class AsyncLine:
     """The connection of an asyncio channel; it belongs to the loop of the channel."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self) -> None:
         """Begin closed."""
-        self._channel = channel
+        self._channel: grpc.aio.Channel | None = None
         self._seen = Seen()
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
 
-    def open(self) -> None:
-        """Begin to look, the first time; do nothing later."""
+    def open(self, channel: grpc.aio.Channel) -> None:
+        """Begin to look at a channel, the first time; do nothing later."""
         if not self._watching and not self._closed:
-            self._watching = asyncio.ensure_future(self._watch())
+            self._channel = channel
+            self._watching = asyncio.ensure_future(self._watch(channel))
 
     def reached(self) -> bool:
         """See Line."""
@@ -111,15 +112,17 @@ class AsyncLine:
         if self._watching:
             self._watching.cancel()
 
-    async def _watch(self) -> None:
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
         while (state := self._look()) not in (None, STATES.READY, STATES.SHUTDOWN):
             try:
-                await self._channel.wait_for_state_change(state)
+                await channel.wait_for_state_change(state)
             except grpc.aio.UsageError:
                 return  # The channel was closed.
 
     def _look(self) -> grpc.ChannelConnectivity | None:
-        """Return the state, which is noted; None: the channel was closed."""
+        """Return the state, which is noted; None: the channel was closed, or is not open yet."""
+        if not self._channel:
+            return None
         try:
             state = self._channel.get_state()
         except grpc.aio.UsageError:
