@@ -53,6 +53,7 @@ test: compiler languages build lint checkgenerate ## check everything and run al
 
 .PHONY: testpython
 testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its tests
+	$(PYTHON)/pythons.sh
 	cd $(PYTHON) && .venv/bin/ruff format --diff
 	cd $(PYTHON) && .venv/bin/ruff check
 	cd $(PYTHON) && .venv/bin/mypy
@@ -152,7 +153,7 @@ release-proto: bin/.buf ## write proto/release.binpb, which later changes must n
 
 .PHONY: clean
 clean: ## remove what was built and installed, never data/
-	rm -rf bin $(PYTHON)/.venv $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
+	rm -rf bin $(PYTHON)/.venv $(PYTHON)/.pythons $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
 
 .PHONY: compiler
 compiler:
@@ -189,7 +190,7 @@ languages:
 	if $(HAVE_NODE); then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.stamp; cd $(TYPESCRIPT); npm run --silent build; \
 	else missing 'tests of $(TYPESCRIPT) and of its agent, which need Node 18.20 with npm; on Debian: apt-get install nodejs npm'; fi
 
-$(PYTHON)/.venv/.stamp: $(PYTHON)/requirements.txt $(PYTHON)/pyproject.toml
+$(PYTHON)/.venv/.stamp: $(PYTHON)/requirements.txt $(PYTHON)/requirements-package.txt $(PYTHON)/pyproject.toml
 	@echo 'setting up $(PYTHON)/.venv as pinned in its requirements.txt'
 	@rm -rf $(PYTHON)/.venv
 	python3 -m venv $(PYTHON)/.venv

@@ -8,6 +8,7 @@ import grpc
 
 from parley._calls import Calls
 from parley._course import TurnCourse, WatchCourse
+from parley._exit import PINS
 from parley._line import SyncLine
 from parley._options import CallOptions, channel_options, for_grpc, is_local
 from parley._patience import Patience
@@ -84,6 +85,7 @@ class Client(Calls):
             credentials = credentials or grpc.ssl_channel_credentials()
             channel = grpc.secure_channel(target, credentials, settings, compression)
         self._channel = channel
+        PINS.add(channel)
         super().__init__(
             ConversationServiceStub(channel),
             InteractionLogServiceStub(channel),

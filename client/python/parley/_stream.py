@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import grpc
 
 from parley._error import Error, from_rpc
+from parley._exit import PINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ class Stream(Generic[S]):
         self._open_call = open_call
         self._timeout = timeout
         self._deadline = math.inf  # Set when the loop begins.
+        PINS.add(self)
 
     def __iter__(self) -> Iterator[S]:
         """Return the stream itself."""

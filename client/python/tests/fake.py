@@ -36,15 +36,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def serving(**handlers: Callable[[Any, Any], Any]) -> Iterator[str]:
+def serving(*, workers: int | None = None, **handlers: Callable[[Any, Any], Any]) -> Iterator[str]:
     """Serve these methods of ConversationService, by their names; give the address.
+
+    So many threads answer; unset is the default of Python.
 
     At the end of the block every call that is left is cancelled.
     """
     service = services.ConversationServiceServicer
     servicer = type("Fake", (service,), {n: staticmethod(h) for n, h in handlers.items()})
     servicer.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    with futures.ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor(workers) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
         services.add_ConversationServiceServicer_to_server(servicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")

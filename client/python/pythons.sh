@@ -1,0 +1,23 @@
+#!/bin/sh
+# Sets up .pythons/VERSION, a virtual environment with what the package needs, for each Python from
+# 3.10 on that is on PATH or that pyenv has: tests/test_exit.py runs programs in all of them.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+for python in python3.10 python3.11 python3.12 python3.13 python3.14 \
+	"${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
+	# On PATH may be a name that pyenv only explains, and in its folder a Python that is too old.
+	version=$("$python" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+	case $version in 2.* | 3.[0-9]) continue ;; esac
+	venv=$here/.pythons/$version
+	[ "$venv/.stamp" -nt "$here/requirements-package.txt" ] && continue
+	echo "setting up $venv"
+	rm -rf "$venv"
+	if "$python" -m venv "$venv" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+		--only-binary :all: --requirement "$here/requirements-package.txt"; then
+		touch "$venv/.stamp"
+	else
+		echo "pythons.sh: not tested with Python $version: its packages cannot be installed" >&2
+		rm -rf "$venv"
+	fi
+done
