@@ -1,9 +1,9 @@
 import type { ServerCredentials } from "@grpc/grpc-js";
 import { type CallContext, createServer, type Metadata, type Server, ServerError, Status } from "nice-grpc";
+import { HealthDefinition, HealthServiceImpl, HealthState } from "nice-grpc-server-health";
 
 import type { Code } from "./errors.js";
 import { AgentServiceDefinition, type RespondRequest, RespondResponse } from "./gen/index.parley.v1.js";
-import { Health, HealthDefinition } from "./health.js";
 import type { Input } from "./input.js";
 
 type Cases = NonNullable<RespondResponse["piece"]>;
@@ -127,7 +127,9 @@ class Service {
   readonly #agent: Agent;
   readonly #grace: number;
   readonly #log: (message: string, error?: unknown) => void;
-  readonly #health = new Health(AgentServiceDefinition.fullName);
+  readonly #health = HealthState();
+  /** Ends the calls that watch the health. */
+  readonly #unwatch = new AbortController();
   readonly #answers = new Set<(why: AgentError) => void>();
   /** Is called when the last of the answers has ended. */
   #idle = () => {};
@@ -138,7 +140,16 @@ class Service {
     this.#grace = grace;
     this.#log = log;
     this.server.add(AgentServiceDefinition, { respond: this.#respond.bind(this) });
-    this.server.add(HealthDefinition, this.#health);
+    this.#health.setMaxListeners(0); // Each watch is one.
+    this.#health.setStatus("healthy", AgentServiceDefinition.fullName);
+    const { check, watch } = HealthServiceImpl(this.#health);
+    this.server.add(HealthDefinition, {
+      check,
+      watch: (request, context) => {
+        const signal = AbortSignal.any([context.signal, this.#unwatch.signal]);
+        return watch(request, { ...context, signal });
+      },
+    });
   }
 
   readonly stop = (): Promise<void> => {
@@ -150,7 +161,8 @@ class Service {
     for (const signal of signals) {
       process.off(signal, this.stop);
     }
-    this.#health.stop();
+    this.#health.setStatus("unhealthy");
+    this.#health.setStatus("unhealthy", AgentServiceDefinition.fullName);
     const timers = [setTimeout(() => this.#cutOff(), this.#grace)];
     timers.push(setTimeout(() => this.server.forceShutdown(), this.#grace + closingTime));
     await new Promise<void>((resolve) => {
@@ -159,6 +171,7 @@ class Service {
         resolve();
       }
     });
+    this.#unwatch.abort();
     await new Promise((resolve) => setTimeout(resolve, flushTime));
     await this.server.shutdown();
     timers.forEach(clearTimeout);

@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
 import { ClientError, createChannel, createClient, Metadata, Status } from "nice-grpc";
+import { HealthDefinition } from "nice-grpc-server-health";
 import {
   Agent,
   AgentServiceDefinition,
@@ -13,7 +14,6 @@ import {
   serve,
 } from "parley";
 
-import { HealthDefinition } from "../src/health.js";
 import { folderOf } from "./parleyd.js";
 
 const options = { timeout: 60_000 };
@@ -225,24 +225,33 @@ test("health", options, async (t) => {
     assert.equal(error.code, Status.NOT_FOUND);
     return true;
   });
+  // The stop says what has changed, and ends the calls.
   const watch = async (service: string): Promise<number[]> => {
     const seen: number[] = [];
-    for await (const { status } of health.watch({ service })) {
-      seen.push(status);
-      if (seen.length === 1) {
-        begun.dispatchEvent(new Event("begun"));
+    const all = async () => {
+      for await (const { status } of health.watch({ service })) {
+        seen.push(status);
+        if (seen.length === 1) {
+          begun.dispatchEvent(new Event("begun"));
+        }
       }
-    }
+    };
+    await assert.rejects(all, { name: "ClientError", code: Status.CANCELLED });
     return seen;
   };
   const begun = new EventTarget();
-  const known = watch("");
-  await once(begun, "begun");
-  const unknown = watch("other");
-  await once(begun, "begun");
+  const watches: Promise<number[]>[] = [];
+  const warnings: Error[] = [];
+  const warn = (warning: Error) => warnings.push(warning);
+  process.on("warning", warn);
+  t.after(() => process.off("warning", warn));
+  for (const service of ["", "parley.v1.AgentService", "other", ...Array<string>(20).fill("")]) {
+    watches.push(watch(service));
+    await once(begun, "begun");
+  }
   await server.stop();
-  assert.deepEqual(await known, [1, 2]);
-  assert.deepEqual(await unknown, [3, 3]);
+  assert.deepEqual(await Promise.all(watches), [[1, 2], [1, 2], [3], ...Array(20).fill([1, 2])]);
+  assert.deepEqual(warnings, []);
 });
 
 test("addresses", options, async (t) => {
