@@ -28,11 +28,18 @@ test("the package holds what its users need and nothing else", { timeout: 60_000
   const json = pack.lines.slice(pack.lines.findIndex((line) => /^[[{]/.test(line))).join("\n");
   const [{ files }] = Object.values(JSON.parse(json)) as [{ files: { path: string }[] }];
   const paths = files.map(({ path }) => path);
-  for (const path of ["LICENSE", "README.md", "package.json", "dist/src/index.js", "dist/src/index.d.ts"]) {
+  for (const path of [
+    "LICENSE",
+    "README.md",
+    "package.json",
+    "dist/src/package.json",
+    "dist/src/index.js",
+    "dist/src/index.d.ts",
+  ]) {
     assert.ok(paths.includes(path), `${path} is missing`);
   }
   const rest = paths.filter(
-    (path) => !/^(LICENSE|README\.md|package\.json|dist\/src\/.*\.(js|d\.ts))$/.test(path),
+    (path) => !/^(LICENSE|README\.md|(dist\/src\/)?package\.json|dist\/src\/.*\.(js|d\.ts))$/.test(path),
   );
   assert.deepEqual(rest, []);
 });

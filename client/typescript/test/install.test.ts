@@ -1,0 +1,109 @@
+import assert from "node:assert/strict";
+import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { type TestContext, test } from "node:test";
+
+import { folderOf } from "./parleyd.js";
+import { folder, start } from "./process.js";
+
+const options = { timeout: 180_000 };
+
+/** Runs a program to its end and returns what it has written. */
+async function run(t: TestContext, command: string, ...args: string[]): Promise<string> {
+  const program = start(t, command, ...args);
+  assert.equal(await program.ended, 0, `${command} ${args.join(" ")}:\n${program.lines.join("\n")}`);
+  return program.lines.join("\n");
+}
+
+interface Lock {
+  packages: Record<string, { version?: string; dev?: boolean; dependencies?: Record<string, string> }>;
+}
+
+/** Makes a project of somebody else, into which npm installs the package as it is packed. */
+async function project(t: TestContext): Promise<string> {
+  const made = await folderOf(t);
+  await run(t, "npm", "pack", "--ignore-scripts", "--loglevel=error", `--pack-destination=${made}`);
+  const { packages } = JSON.parse(await readFile(join(folder, "package-lock.json"), "utf8")) as Lock;
+  const { "": own, ...others } = packages;
+  const tarball = `file:parley-${own!.version}.tgz`;
+  const dependencies = { parley: tarball };
+  await writeFile(join(made, "package.json"), JSON.stringify({ name: "foreign", dependencies }));
+  const lock = {
+    name: "foreign",
+    lockfileVersion: 3,
+    packages: {
+      "": { name: "foreign", dependencies },
+      "node_modules/parley": {
+        version: own!.version,
+        resolved: tarball,
+        dependencies: own!.dependencies,
+      },
+      // The same versions as here: npm has them in its cache and need not ask a registry.
+      ...Object.fromEntries(Object.entries(others).filter(([, { dev }]) => !dev)),
+    },
+  };
+  await writeFile(join(made, "package-lock.json"), JSON.stringify(lock));
+  await copyFile(join(folder, ".npmrc"), join(made, ".npmrc"));
+  await run(t, "npm", "ci", `--prefix=${made}`, "--prefer-offline", "--ignore-scripts", "--loglevel=error");
+  return made;
+}
+
+const use = `
+class Echo extends Agent {
+  override async *respond({ messages }: RespondRequest): AsyncGenerator<Piece> {
+    yield messages.at(-1)?.content ?? "";
+  }
+}
+const client = new Client("127.0.0.1:1");
+const role: Role = Role.ROLE_USER;
+const send = (): Promise<AppendMessagesResponse> => client.appendMessages({ messages: [{ role }] });
+const code: Code = new ParleyError("NOT_FOUND", "nothing").code;
+console.log(typeof send, code, role, typeof serve, new Echo() instanceof Agent, Metadata({ a: "b" }).get("a"));
+client.close();
+`;
+const names = `Agent, type AppendMessagesResponse, Client, type Code, Metadata, ParleyError, type Piece,
+  type RespondRequest, Role, serve`;
+const says = "function NOT_FOUND ROLE_USER function true b";
+
+test("a foreign project installs the package and imports it in each way", options, async (t) => {
+  const made = await project(t);
+  const node = (...args: string[]) => run(t, process.execPath, ...args);
+
+  await t.test("both ways give the same module", async () => {
+    const program = join(made, "both.mjs");
+    await writeFile(
+      program,
+      `import { createRequire } from "node:module";
+      import * as imported from "parley";
+      const required = createRequire(import.meta.url)("parley");
+      const names = Object.keys(required);
+      console.log(names.length > 100, names.filter((name) => imported[name] !== required[name]).length);`,
+    );
+    assert.equal(await node(program), "true 0");
+  });
+
+  for (const [module, moduleResolution, files] of [
+    ["node16", "node16", ["esm.mts", "cjs.cts", "required.cts"]],
+    ["nodenext", "nodenext", ["esm.mts", "cjs.cts", "required.cts"]],
+    ["esnext", "bundler", ["esm.mts"]],
+    ["commonjs", "bundler", ["cjs.cts", "required.cts"]],
+  ] as const) {
+    await t.test(`TypeScript: module ${module}, resolution ${moduleResolution}`, async () => {
+      const src = join(made, `${module}-${moduleResolution}`);
+      await mkdir(src);
+      await writeFile(join(src, "esm.mts"), `import { ${names} } from "parley";\n${use}`);
+      await writeFile(join(src, "cjs.cts"), `import { ${names} } from "parley";\n${use}`);
+      await writeFile(
+        join(src, "required.cts"),
+        `import parley = require("parley");\nconst client: parley.Client = new parley.Client("127.0.0.1:1");\n` +
+          `client.close();\nconsole.log("${says}");`,
+      );
+      const compilerOptions = { module, moduleResolution, target: "es2022", lib: ["es2023"], strict: true };
+      await writeFile(join(src, "tsconfig.json"), JSON.stringify({ compilerOptions, files }));
+      await run(t, join(folder, "node_modules", ".bin", "tsc"), "--project", src);
+      for (const file of files) {
+        assert.equal(await node(join(src, file.replace(/ts$/, "js"))), says);
+      }
+    });
+  }
+});
