@@ -1,6 +1,7 @@
 package interactionlog
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -56,7 +57,7 @@ func TestTurnOffNothing(t *testing.T) {
 	do(t, s.log.Close())
 	before, err := os.ReadFile(s.log.checkpointPath())
 	do(t, err, s.turnOff(t.Context(), s.Store))
-	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || string(after) != string(before) {
+	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("the checkpoint is %s, %v, want %s", after, err, before)
 	}
 	do(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))

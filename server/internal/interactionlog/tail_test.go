@@ -70,7 +70,7 @@ func TestFailedSyncAtClose(t *testing.T) {
 func TestFailedSyncThatLostEntries(t *testing.T) {
 	zero := func(text []byte) []byte {
 		end := bytes.IndexByte(text, '\n')
-		return append(bytes.Repeat([]byte{0}, end), text[end:]...)
+		return append(make([]byte, end), text[end:]...)
 	}
 	for _, test := range []struct {
 		name   string

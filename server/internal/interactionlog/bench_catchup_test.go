@@ -1,0 +1,52 @@
+package interactionlog
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// BenchmarkCatchUp compares the log with the store after a crash that has taken nothing, for some
+// messages and for four times as many, in turns. "4x" is how many times as long that takes, and
+// "4x/read" how many times as long as to read the same file in pieces and do nothing with it.
+func BenchmarkCatchUp(b *testing.B) {
+	one, four := newService(b, logDir(b)), newService(b, logDir(b))
+	text := strings.Repeat("all happy families are alike ", 1000) // 29 kB
+	for i := range 4000 {
+		if i%4 == 0 {
+			one.add("acme", fmt.Sprint("c", i), text)
+		}
+		four.add("acme", fmt.Sprint("c", i), text)
+	}
+	spent := func(s *service) time.Duration {
+		s.log.crash()
+		s.open()
+		start := time.Now()
+		do(b, s.catchUp())
+		return time.Since(start)
+	}
+	var growth, reads []float64
+	buffer := make([]byte, chunkBytes)
+	for b.Loop() {
+		small, large := spent(one), spent(four)
+		start := time.Now()
+		f, err := os.Open(four.log.path(dayOf(noon).fileName()))
+		do(b, err)
+		for n := 1; n > 0; {
+			n, _ = f.Read(buffer)
+		}
+		do(b, f.Close())
+		read := time.Since(start)
+		growth, reads = append(growth, large.Seconds()/small.Seconds()), append(reads, large.Seconds()/read.Seconds())
+	}
+	do(b, one.log.Close(), four.log.Close())
+	for unit, ratios := range map[string][]float64{"4x": growth, "4x/read": reads} {
+		slices.Sort(ratios)
+		b.ReportMetric(ratios[len(ratios)/2], unit)
+		b.ReportMetric(ratios[0], unit+"-least")
+		b.ReportMetric(ratios[len(ratios)-1], unit+"-most")
+	}
+}
