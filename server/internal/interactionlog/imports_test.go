@@ -117,13 +117,13 @@ func TestEraseFromAhead(t *testing.T) {
 
 // manyImports notes imports that take about 20 MiB to remember, one a second.
 func (s *service) manyImports() {
-	for i := range 20_000 {
+	for i := range 5000 {
 		s.now = s.now.Add(time.Second)
 		s.log.Committed([]store.Change{{
-			Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", 1000), ConversationID: fmt.Sprint("c", i), UID: "u", Time: s.now,
+			Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", 4000), ConversationID: fmt.Sprint("c", i), UID: "u", Time: s.now,
 			Conversation: &parleyv1.Conversation{LastSequence: 1},
 		}})
-		if i%100 == 0 {
+		if i%20 == 0 {
 			s.log.tend()
 		}
 	}
@@ -140,8 +140,8 @@ func TestImportsForEver(t *testing.T) {
 	s.log.erase("gone", 1)
 	found, err := s.log.imports()
 	do(t, err)
-	for _, id := range []string{"c19999", "c19900"} {
-		if _, ok := found[imported{Tenant: strings.Repeat("t", 1000), ID: id, UID: "u"}]; !ok {
+	for _, id := range []string{"c4999", "c4950"} {
+		if _, ok := found[imported{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
 			t.Errorf("the import of %s is not remembered", id)
 		}
 	}
