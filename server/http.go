@@ -34,13 +34,14 @@ type httpDoor struct {
 	log      *slog.Logger
 	server   *http.Server
 	listener net.Listener
+	gone     *goneClients
 	loopback *loopback
 	client   *client.Client // of the MCP tools, over the loopback
 }
 
 // openHTTP listens; nothing is served yet. ready says whether the server takes calls.
 func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool, log *slog.Logger) (*httpDoor, error) {
-	d := &httpDoor{log: log}
+	d := &httpDoor{log: log, gone: newGoneClients(c.KeepaliveTime)}
 	var err error
 	if d.loopback, err = newLoopback(service); err != nil {
 		return nil, err
@@ -54,7 +55,8 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	}
 	d.server = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what clients do, not what we must know
+		ConnState: d.gone.follow,
+		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what clients do, not what we must know
 	}
 	listen := listenConfig(c.KeepaliveTime)
 	if d.listener, err = listen.Listen(ctx, "tcp", c.HTTPAddress); err != nil {
@@ -63,13 +65,15 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	return d, nil
 }
 
-// listenConfig has the network find clients that have vanished, as gRPC's keepalive does:
-// within keepalive and a third of it.
+// listenConfig has TCP find clients that are gone while no data waits for them, as gRPC's
+// keepalive does: within keepalive and a third of it. The others are found by [goneClients].
 func listenConfig(keepalive time.Duration) net.ListenConfig {
-	return net.ListenConfig{
+	listen := net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3},
-		Control:         controlUserTimeout(keepalive + keepalive/3),
+		Control:         controlProbes(keepalive),
 	}
+	listen.SetMultipathTCP(false) // It has neither the options nor the state of one connection.
+	return listen
 }
 
 func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
@@ -143,6 +147,11 @@ func (b timedBody) Read(p []byte) (int, error) {
 
 func (d *httpDoor) serve() error {
 	d.log.Info("serving http", "address", d.listener.Addr().String())
+	stop := make(chan struct{})
+	var checking sync.WaitGroup
+	checking.Go(func() { d.gone.run(stop) })
+	defer checking.Wait()
+	defer close(stop)
 	if err := d.server.Serve(d.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

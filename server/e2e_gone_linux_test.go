@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// rawWatch is a watch over HTTP that reads only when it is told to, with a small buffer.
+type rawWatch struct {
+	conn  *net.TCPConn
+	lines *bufio.Reader
+}
+
+// startRawWatch watches a conversation that ends with the stream, and one called noise.
+func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
+	t.Helper()
+	small := net.Dialer{KeepAlive: -1, Control: func(_, _ string, conn syscall.RawConn) error {
+		var failed error
+		err := conn.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10) })
+		return errors.Join(err, failed)
+	}}
+	conn, err := small.DialContext(t.Context(), "tcp", strings.TrimPrefix(d.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		t.Fatalf("the connection is a %T", conn)
+	}
+	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
+	reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close() // First: the body would be read to its end.
+		reply.Body.Close()
+	})
+	if reply.StatusCode != http.StatusOK {
+		t.Fatal(reply.Status)
+	}
+	w := &rawWatch{conn: tcp, lines: bufio.NewReader(reply.Body)}
+	w.until(t, "HEARTBEAT")
+	return w
+}
+
+// until reads up to a line that has this in it.
+func (w *rawWatch) until(t *testing.T, text string) {
+	t.Helper()
+	if err := w.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		line, err := w.lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("reading up to %q: %v", text, err)
+		}
+		if strings.Contains(line, text) {
+			return
+		}
+	}
+}
+
+// vanish has the client's machine drop what comes for this connection, without a word.
+func (w *rawWatch) vanish(t *testing.T) {
+	t.Helper()
+	raw, err := w.conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // Keep 0 bytes.
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop})
+	})
+	if err := errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// overflow writes more than the buffers of a connection hold.
+func overflow(t *testing.T, d *door, id string) {
+	t.Helper()
+	for range 40 {
+		add(t, d.server, "noise-"+id, says(strings.Repeat("x", 200_000)))
+	}
+}
+
+// TestSlowWatcherOverHTTP: a watcher that reads nothing for several times the time in which one
+// that is gone is found keeps its stream and what lives as long as that.
+func TestSlowWatcherOverHTTP(t *testing.T) {
+	t.Parallel()
+	const keepalive = time.Second
+	d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time="+keepalive.String())
+	w := startRawWatch(t, d, "c")
+	add(t, d.server, "c", says("hello"))
+	overflow(t, d, "c")
+	for end := time.Now().Add(5 * keepalive); time.Now().Before(end); {
+		if _, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(t, d.server, "c", says("after that"))
+	w.until(t, "after that")
+}
+
+// TestGoneWatcherOverHTTP: a watcher whose network is cut is found, whatever waits for it, and
+// what lived as long as its stream is deleted.
+func TestGoneWatcherOverHTTP(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		cut  func(t *testing.T, d *door, w *rawWatch, id string)
+	}{
+		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); w.vanish(t) }},
+		{"data under way", func(t *testing.T, d *door, w *rawWatch, id string) {
+			t.Helper()
+			w.vanish(t)
+			add(t, d.server, id, says("to nobody"))
+		}},
+		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
+			t.Helper()
+			overflow(t, d, id)
+			w.vanish(t)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time=1s")
+			w := startRawWatch(t, d, "c")
+			add(t, d.server, "c", says("hello"))
+			w.until(t, "hello")
+			test.cut(t, d, w, "c")
+			start := time.Now()
+			d.await(t, "session memory deleted", "conversation_id=c")
+			t.Logf("found after %v", time.Since(start))
+		})
+	}
+}

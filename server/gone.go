@@ -1,0 +1,82 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// goneClients closes the HTTP connections of clients that are gone. TCP finds one by itself while
+// nothing is under way: it sends keepalive probes. While data waits, it repeats that data for a
+// quarter of an hour, and TCP_USER_TIMEOUT does not tell a client that is gone from one that is
+// slow: the kernel counts the time of a closed window, whether or not the client answers the
+// probes of it.
+//
+// A client is gone when it has not acknowledged data or a probe for answer, and has sent nothing
+// at all for silence.
+type goneClients struct {
+	silence, answer time.Duration
+	every           time.Duration // The time between two checks.
+
+	mu    sync.Mutex
+	conns map[net.Conn]time.Time // Since when an acknowledgement is missing; zero: none is missing.
+}
+
+// newGoneClients returns one with the times that gRPC's keepalive has for its clients.
+func newGoneClients(keepalive time.Duration) *goneClients {
+	return &goneClients{
+		silence: keepalive + keepalive/3, answer: keepalive / 3, every: keepalive / 9, conns: make(map[net.Conn]time.Time),
+	}
+}
+
+// follow is the ConnState of the server whose connections are checked.
+func (g *goneClients) follow(conn net.Conn, state http.ConnState) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		g.conns[conn] = time.Time{}
+	case http.StateClosed, http.StateHijacked:
+		delete(g.conns, conn)
+	}
+}
+
+// run checks all connections from time to time until stop is closed.
+func (g *goneClients) run(stop <-chan struct{}) {
+	ticker := time.NewTicker(g.every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+		}
+		g.check(time.Now(), readAckState)
+	}
+}
+
+// ackState is what the network knows of the client of a connection.
+type ackState struct {
+	missing bool          // Data or a probe is not acknowledged.
+	silence time.Duration // The time since something of the client came, an acknowledgement included.
+}
+
+// check closes the connections whose clients are gone.
+func (g *goneClients) check(now time.Time, read func(net.Conn) ackState) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for conn, since := range g.conns {
+		switch state := read(conn); {
+		case !state.missing:
+			g.conns[conn] = time.Time{}
+		case since.IsZero(), state.silence < now.Sub(since):
+			g.conns[conn] = now
+		case now.Sub(since) >= g.answer && state.silence >= g.silence:
+			if tcp, ok := conn.(*net.TCPConn); ok {
+				_ = tcp.SetLinger(0) // Nobody is there to take what is left.
+			}
+			_ = conn.Close()
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// closeNoter is a connection that notes whether it was closed.
+type closeNoter struct {
+	net.Conn
+	closed bool
+}
+
+func (c *closeNoter) Close() error {
+	c.closed = true
+	return nil
+}
+
+// TestGoneClients: only a client that answers nothing is gone, and only after its time.
+func TestGoneClients(t *testing.T) {
+	t.Parallel()
+	const keepalive = 90 * time.Second // Checks every 10 s, 30 s for an answer, 120 s of silence.
+	for _, test := range []struct {
+		name  string
+		state func(at time.Duration) ackState
+		want  time.Duration // When the connection is closed; 0: never.
+	}{
+		{name: "idle", state: func(at time.Duration) ackState { return ackState{silence: at} }},
+		{name: "answers probes, ever more rarely", state: func(at time.Duration) ackState {
+			const every = 115 * time.Second
+			return ackState{missing: at%every < 10*time.Second, silence: at % every}
+		}},
+		{name: "answers each piece late", state: func(at time.Duration) ackState {
+			return ackState{missing: true, silence: at % (110 * time.Second)}
+		}},
+		{name: "leaves data unacknowledged", want: 120 * time.Second, state: func(at time.Duration) ackState {
+			return ackState{missing: true, silence: at}
+		}},
+		{name: "leaves a late probe unanswered", want: 240 * time.Second, state: func(at time.Duration) ackState {
+			return ackState{missing: at >= 205*time.Second, silence: at}
+		}},
+		{name: "acknowledges a while, then goes", want: 320 * time.Second, state: func(at time.Duration) ackState {
+			return ackState{missing: true, silence: max(at-200*time.Second, 0)}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			g, conn, start := newGoneClients(keepalive), new(closeNoter), time.Now()
+			g.follow(conn, http.StateNew)
+			var got time.Duration
+			for at := time.Duration(0); at < time.Hour && got == 0; at += g.every {
+				g.check(start.Add(at), func(net.Conn) ackState { return test.state(at) })
+				if conn.closed {
+					got = at
+				}
+			}
+			if got != test.want {
+				t.Errorf("closed after %v, want %v", got, test.want)
+			}
+			g.follow(conn, http.StateClosed)
+			if len(g.conns) != 0 {
+				t.Errorf("%d connections are followed after the end of the only one", len(g.conns))
+			}
+		})
+	}
+}
