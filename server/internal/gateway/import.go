@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -101,11 +103,13 @@ func overwrites(query url.Values) (*bool, error) {
 	const name = "overwrite"
 	var f faults
 	var all *bool
-	for other, values := range query {
-		value, err := strconv.ParseBool(values[len(values)-1])
+	for _, other := range slices.Sorted(maps.Keys(query)) {
+		value, err := strconv.ParseBool(query.Get(other))
 		switch {
 		case other != name:
-			f.add(other, "is no parameter of an import, which has %s only", name)
+			f.add(plain(other), "is no parameter of an import, which has %s only", name)
+		case len(query[name]) > 1:
+			f.add(name, "must be given once")
 		case err != nil:
 			f.add(name, "is true or false")
 		default:

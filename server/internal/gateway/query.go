@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -97,23 +98,30 @@ func (f *faults) inQuery(x *exchange, input protoreflect.MessageDescriptor) {
 	if len(x.query) == 0 {
 		return
 	}
-	chosen := make(map[protoreflect.FullName]bool)
+	taken := make(map[string]string)
 	for _, key := range slices.Sorted(maps.Keys(x.query)) {
 		if f.full() {
 			return
 		}
-		f.inParameter(x, input, key, chosen)
+		f.inParameter(x, input, key, taken)
 	}
 }
 
-// inParameter searches one parameter. Of each oneof in chosen there is a value already.
-func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, key string, chosen map[protoreflect.FullName]bool) {
-	name, _, _ := strings.Cut(key, "[") // The rest is the key of a map.
+// inParameter searches one parameter. In taken are the fields, entries of maps and oneofs that
+// have a value already, each with the parameter that it is from.
+func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, key string, taken map[string]string) {
+	name, _, _ := strings.Cut(key, "[")
+	index := key[len(name):]
 	path, field := fieldAt(input, name)
-	if field == nil {
+	if field == nil || index != "" && !(field.IsMap() && isIndex(index)) {
 		f.add(plain(key), "is no parameter: %s", parametersOf(x, input))
 		return
 	}
+	if other, found := taken[path+index]; found {
+		f.add(path, "must be given once, is given as %s and as %s", plain(other), plain(key))
+		return
+	}
+	taken[path+index] = key
 	if inPath, ok := x.params[path]; ok {
 		if values := x.query[key]; slices.ContainsFunc(values, func(v string) bool { return v != inPath }) {
 			f.add(path, "differs from the one in the path")
@@ -125,11 +133,11 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 		return
 	}
 	if choice := field.ContainingOneof(); choice != nil && !choice.IsSynthetic() {
-		if chosen[choice.FullName()] {
+		if _, found := taken[string(choice.FullName())]; found {
 			f.add(path, "may not be there beside another of %s", choice.Name())
 			return
 		}
-		chosen[choice.FullName()] = true
+		taken[string(choice.FullName())] = key
 	}
 	if !utf8.ValidString(key) || slices.ContainsFunc(x.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
 		f.add(path, "must be UTF-8")
@@ -155,6 +163,12 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 	default:
 		f.add(path, "must be %s", what)
 	}
+}
+
+// isIndex reports whether the end of a parameter is the key of a map as the generated code reads
+// it, which ignores a parameter that it cannot read.
+func isIndex(end string) bool {
+	return strings.HasSuffix(end, "]") && strings.Count(end, "[") == 1
 }
 
 // parametersOf says which parameters a call takes in its query.
@@ -224,28 +238,49 @@ func (f *faults) againstPath(x *exchange, input protoreflect.MessageDescriptor) 
 	}
 }
 
-// fitMask has a conversation that was read, changed and sent back as a whole be an update:
-// what the server sets by itself is no change. The generated code names all that is in the
-// body, unless the query has a mask. There both spellings are as good.
+// fitMask has a conversation that was read, changed and sent back as a whole be an update: what
+// the server sets by itself is no change, and neither is null. A mask in the query names fields
+// in either spelling, and is taken as it is: a field that it names and the body does not have is
+// cleared.
 func fitMask(x *exchange, update *parleyv1.UpdateConversationRequest) {
-	mask := update.GetUpdateMask()
-	if mask == nil {
+	conversation := (*parleyv1.Conversation)(nil).ProtoReflect().Descriptor()
+	if !x.query.Has("update_mask") && !x.query.Has("updateMask") {
+		paths := pathsIn("", x.text, conversation)
+		update.UpdateMask = &fieldmaskpb.FieldMask{Paths: slices.DeleteFunc(paths, isSetByServer)}
 		return
 	}
-	if x.query.Has("update_mask") || x.query.Has("updateMask") {
-		conversation := (*parleyv1.Conversation)(nil).ProtoReflect().Descriptor()
-		for i, name := range mask.Paths {
-			if path, field := fieldAt(conversation, strings.TrimSpace(name)); field != nil {
-				mask.Paths[i] = path
-			}
+	for i, name := range update.GetUpdateMask().GetPaths() {
+		if path, field := fieldAt(conversation, strings.TrimSpace(name)); field != nil {
+			update.UpdateMask.Paths[i] = path
 		}
-		return
 	}
-	mask.Paths = slices.DeleteFunc(mask.Paths, func(path string) bool {
-		switch field, _, _ := strings.Cut(path, "."); field {
-		case "title", "labels", "agent", "system_prompt", "retention":
-			return false
+}
+
+// isSetByServer reports whether no client can change the field of a conversation at a path.
+func isSetByServer(path string) bool {
+	switch field, _, _ := strings.Cut(path, "."); field {
+	case "title", "labels", "agent", "system_prompt", "retention":
+		return false
+	}
+	return true
+}
+
+// pathsIn are the paths of the fields that a message in JSON has, in the names of the protos,
+// with prefix before them. A message counts by its fields: one without any changes nothing. A
+// field that is null is as if it were absent.
+func pathsIn(prefix string, text json.RawMessage, message protoreflect.MessageDescriptor) []string {
+	var paths []string
+	for name, value := range members(text) {
+		field := fieldOf(message, name)
+		if field == nil || kindOf(value) == kindNull {
+			continue
 		}
-		return true
-	})
+		path := prefix + string(field.Name())
+		if m := field.Message(); m != nil && field.Cardinality() != protoreflect.Repeated && !isLeaf(m) {
+			paths = append(paths, pathsIn(path+".", value, m)...)
+			continue
+		}
+		paths = append(paths, path)
+	}
+	return paths
 }

@@ -27,6 +27,18 @@ func TestFaultsOfQueries(t *testing.T) {
 			fields: []string{"page_size", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
 		},
 		{name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"page_size"}, text: "once"},
+		{name: "in both spellings", method: "DELETE", path: "/v1/conversations/a:b?ifVersion=999&if_version=1", fields: []string{"if_version"}, text: "as ifVersion and as if_version"},
+		{name: "in both spellings, the same", method: "DELETE", path: "/v1/conversations/a:b?if_version=1&ifVersion=1", fields: []string{"if_version"}, text: "once"},
+		{name: "an object in both spellings", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=1&window.max_messages=2", fields: []string{"window.max_messages"}, text: "once"},
+		{name: "a list in both spellings", method: "GET", path: "/v1/export?conversationIds=a&conversation_ids=b", fields: []string{"conversation_ids"}, text: "once"},
+		{name: "a mask in both spellings", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&update_mask=agent", body: `{"title": "x"}`, fields: []string{"update_mask"}},
+		{name: "of the path in both spellings", method: "GET", path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversation_id"}},
+		{name: "a mask twice", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&updateMask=agent", body: `{"title": "x"}`, fields: []string{"update_mask"}, text: "once"},
+		{name: "twice in an import", method: "POST", path: "/v1/import?overwrite=false&overwrite=true", body: `{}`, fields: []string{"overwrite"}, text: "once"},
+		{name: "half a key of a map", method: "GET", path: "/v1/conversations?labels[k=a", fields: []string{`"labels[k"`}},
+		{name: "two keys of a map", method: "GET", path: "/v1/conversations?labels[k][l]=a", fields: []string{`"labels[k][l]"`}},
+		{name: "a key of no map", method: "GET", path: "/v1/export?conversationIds[a]=b", fields: []string{`"conversationIds[a]"`}},
+		{name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`, fields: []string{`conversation.labels["k"]`}},
 		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"page_size"}},
 		{name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"}, text: "window.maxMessages"},
 		{name: "in an object", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=x&window.y=1", fields: []string{"window.max_messages", "window.y"}},
@@ -88,7 +100,13 @@ func TestUpdates(t *testing.T) {
 		{name: "no body", want: "T map[k:v l:w] echo Be brief. 5 100s"},
 		{name: "a field", body: `{"title": "U"}`, want: "U map[k:v l:w] echo Be brief. 5 100s"},
 		{name: "snake case", body: `{"system_prompt": "U"}`, want: "T map[k:v l:w] echo U 5 100s"},
-		{name: "cleared", body: `{"title": "", "systemPrompt": null, "agent": ""}`, want: " map[k:v l:w]   5 100s"},
+		{name: "cleared", body: `{"title": "", "systemPrompt": "", "agent": ""}`, want: " map[k:v l:w]   5 100s"},
+		{name: "null", body: `{"title": null, "labels": null, "agent": null, "system_prompt": null, "retention": null, "id": null}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "null beside others", body: `{"title": null, "agent": ""}`, want: "T map[k:v l:w]  Be brief. 5 100s"},
+		{name: "null in an object", body: `{"retention": {"ttl": null, "maxMessages": 6}}`, want: "T map[k:v l:w] echo Be brief. 6 100s"},
+		{name: "nothing but null in an object", body: `{"retention": {"ttl": null}}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "an empty object", body: `{"retention": {}}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{name: "mask of what is null", query: "?updateMask=title", body: `{"title": null, "agent": null}`, want: " map[k:v l:w] echo Be brief. 5 100s"},
 		{name: "labels as a whole", body: `{"labels": {"k": "x"}}`, want: "T map[k:x] echo Be brief. 5 100s"},
 		{name: "no labels", body: `{"labels": {}}`, want: "T map[] echo Be brief. 5 100s"},
 		{name: "a part", body: `{"retention": {"ttl": "200s"}}`, want: "T map[k:v l:w] echo Be brief. 5 200s"},
@@ -115,6 +133,23 @@ func TestUpdates(t *testing.T) {
 			f.do(t, "DELETE", "/v1/conversations/a:b", "").wantOK(t)
 		})
 	}
+}
+
+// In every body null is as if the field were absent, but for a value of structured data, of
+// which it is the value.
+func TestNullIsAbsent(t *testing.T) {
+	f := open(t)
+	f.do(t, "POST", "/v1/conversations", `{"conversation": {"id": "c", "title": null, "labels": null, "retention": {"ttl": null, "maxMessages": null}, "version": null}}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "c", "messageLimit": null}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations/c/messages", `{"conversationId": null, "ifVersion": null, "messages": [{"role": "ROLE_USER", "content": null, "metadata": null,
+		"structuredData": [{"type": "t", "value": null}], "toolCalls": null, "toolResult": null, "createTime": null}]}`).wantOK(t)
+	f.do(t, "PUT", "/v1/conversations/c/active-agent", `{"agent": null, "leaseDuration": null, "ifVersion": null}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations/c/chat", `{"content": "x", "agent": null, "window": null, "toolResults": null, "onBusy": null, "requestId": null}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d", "atSequence": null}`).wantOK(t)
+	if text := f.do(t, "GET", "/v1/conversations/c/messages", "").wantOK(t); !strings.Contains(text, `"structuredData":[{"type":"t","value":null}]`) {
+		t.Errorf("a value that is null: %s", text)
+	}
+	f.do(t, "POST", "/v1/import", `{"conversation": {"id": "e", "title": null}, "messages": null, "overwrite": null}`).wantOK(t)
 }
 
 // A conversation that was read can be changed and sent back as a whole.
