@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
@@ -46,10 +47,11 @@ func exchangeOf(ctx context.Context) *exchange {
 // what would make the request one of another method.
 func (x *exchange) readHeader() http.Header {
 	header := make(http.Header, 2)
-	for _, name := range []string{"Accept", "Grpc-Timeout"} {
-		if values := x.request.Header[name]; len(values) > 0 {
-			header[name] = values
-		}
+	if values := x.request.Header["Accept"]; len(values) > 0 {
+		header["Accept"] = values
+	}
+	if timeout := x.request.Header.Get("Grpc-Timeout"); timeout != "" {
+		header["Grpc-Timeout"] = []string{cappedTimeout(timeout)}
 	}
 	return header
 }
@@ -103,6 +105,17 @@ func isTimeout(header string) bool {
 	digits, unit := header[:last], header[last:]
 	return digits != "" && len(digits) <= most && strings.Trim(digits, "0123456789") == "" && strings.Trim(digits, "0") != "" &&
 		strings.Contains(units, unit)
+}
+
+// cappedTimeout is a timeout of at most a year: the generated code computes in nanoseconds, of
+// which an int64 holds 292 years, and 8 digits of hours are 11,408 years.
+func cappedTimeout(header string) string {
+	const year = 365 * 24
+	digits, inHours := strings.CutSuffix(header, "H")
+	if hours, err := strconv.Atoi(digits); inHours && isTimeout(header) && err == nil && hours > year {
+		return strconv.Itoa(year) + "H"
+	}
+	return header
 }
 
 // bodyField is the field of the request message that the body is: "*" is the message itself,

@@ -210,6 +210,24 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
+// The largest timeouts are years, and not over at once.
+func TestLongTimeouts(t *testing.T) {
+	var deadline time.Time
+	f := stand(t, func(ctx context.Context, _ string) error {
+		deadline, _ = ctx.Deadline()
+		return newStatus(codes.Aborted, "SEEN", "").Err()
+	})
+	for _, timeout := range []string{"8760H", "8761H", "2562047H", "2562048H", "9999999H", "99999999H", "99999999M", "99999999S"} {
+		for _, path := range []string{"/v1/agents", "/v1/watch"} { // one reply, and many
+			deadline = time.Time{}
+			f.do(t, "GET", path, "", "Grpc-Timeout: "+timeout).wantError(t, 409, "SEEN")
+			if left := time.Until(deadline); left < 300*24*time.Hour {
+				t.Errorf("%s, Grpc-Timeout %s: %v are left", path, timeout, left)
+			}
+		}
+	}
+}
+
 // A client that goes away takes its call along.
 func TestLeaving(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan struct{})
