@@ -102,13 +102,19 @@ func TestConfigFaults(t *testing.T) {
 
 		// Origins.
 		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + noOrigin},
-		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + noOrigin},
+		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + "is not how browsers write this origin; write https://a.example"},
 		{"--http-allowed-origins=https://*.example", "", `--http-allowed-origins: "https://*.example" ` + noOrigin},
 		{"--http-allowed-origins=a.example", "", `--http-allowed-origins: "a.example" ` + noOrigin},
-		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + noOrigin},
+		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + "is not how browsers write this origin; write https://a.example"},
 		{"--http-allowed-origins=https://a.example,,", "", `--http-allowed-origins: "" ` + noOrigin},
 		{"--http-allowed-origins=null", "", `--http-allowed-origins: "null" ` + noOrigin},
-		{"--http-allowed-origins=https://a.example,http://localhost:3000", "", ""},
+		{"--http-allowed-origins=https://a.example,http://localhost:3000,http://a.example:443,https://a_b.example:80,http://[::1]:3000", "", ""},
+		{"--http-allowed-origins=https://xn--bcher-kva.example,http://127.0.0.1,https://r3---a.example", "", ""},
+
+		{"--http-allowed-origins=https://b.example,https://user@a.example", "", `--http-allowed-origins: "https://user@a.example" ` + noOrigin},
+		{"--http-allowed-origins=https://a.example:99999", "", `--http-allowed-origins: "https://a.example:99999" ` + noOrigin},
+		{"--http-allowed-origins=https://xn--a.example", "", `--http-allowed-origins: "https://xn--a.example" ` + noOrigin},
+		{"--http-allowed-origins=http://127.1", "", `--http-allowed-origins: "http://127.1" ` + noOrigin},
 
 		// Settings that do not fit each other.
 		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB is more than a conversation may have; " +
@@ -291,6 +297,35 @@ func TestUnknownVariables(t *testing.T) {
 	for _, s := range (&Config{}).settings() {
 		if isServiceLink(s.variable(), "tcp://10.0.0.1:1") {
 			t.Errorf("Kubernetes may set %s for a Service", s.variable())
+		}
+	}
+}
+
+// TestOriginsAsBrowsersSendThem: an origin that would match no request is refused, with the one
+// that is meant.
+func TestOriginsAsBrowsersSendThem(t *testing.T) {
+	for origin, sent := range map[string]string{
+		"https://app.example:443":            "https://app.example",
+		"http://app.example:80":              "http://app.example",
+		"http://app.example:":                "http://app.example",
+		"https://app.example:08443":          "https://app.example:8443",
+		"https://app.example/page?q=1":       "https://app.example",
+		"https://APP.example:8443":           "https://app.example:8443",
+		"HTTPS://app.example":                "https://app.example",
+		"https://bücher.example":             "https://xn--bcher-kva.example",
+		"https://BÜCHER.example:443":         "https://xn--bcher-kva.example",
+		"https://straße.example":             "https://xn--strae-oqa.example",
+		"https://例え.テスト:8443":                "https://xn--r8jz45g.xn--zckzah:8443",
+		"http://[0:0:0:0:0:0:0:1]:3000":      "http://[::1]:3000",
+		"http://[2001:DB8::1]:80":            "http://[2001:db8::1]",
+		"https://\uff41\uff50\uff50.example": "https://app.example",
+	} {
+		_, err := load(t, []string{"--http-allowed-origins=" + origin}, nil)
+		if want := "is not how browsers write this origin; write " + sent; err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", origin, err, want)
+		}
+		if _, err := load(t, []string{"--http-allowed-origins=" + sent}, nil); err != nil {
+			t.Errorf("%s: %v", sent, err)
 		}
 	}
 }

@@ -2,9 +2,14 @@ package config
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+
+	"golang.org/x/net/idna"
 )
 
 // maxOrigins is more than anybody writes by hand.
@@ -19,8 +24,12 @@ func origins(target *[]string) value[[]string] {
 			if origin == "" && strings.TrimSpace(s) == "" {
 				return nil, nil // none
 			}
-			if !isOrigin(origin) {
+			sent, ok := originSent(origin)
+			if !ok {
 				return nil, fmt.Errorf("%.80q is no origin; write scheme and host, as in https://app.example or http://localhost:3000", origin)
+			}
+			if sent != origin {
+				return nil, fmt.Errorf("%.80q is not how browsers write this origin; write %.80s", origin, sent)
 			}
 			if !slices.Contains(parsed, origin) {
 				parsed = append(parsed, origin)
@@ -33,9 +42,47 @@ func origins(target *[]string) value[[]string] {
 	}, func(origins []string) string { return strings.Join(origins, ",") }}
 }
 
-// isOrigin tells whether browsers send s as the Origin of a page: they write it in this one way.
-func isOrigin(s string) bool {
+// originSent is the Origin that browsers send for a page at s, in the one way in which they write
+// it: lower case, without a path and without the port that the scheme has anyway. ok is false for
+// what is the address of no page.
+func originSent(s string) (origin string, ok bool) {
 	u, err := url.Parse(s)
-	return err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" &&
-		s == u.Scheme+"://"+u.Host && s == strings.ToLower(s) && !strings.ContainsAny(u.Host, "*@")
+	if err != nil || u.User != nil || u.Scheme != "https" && u.Scheme != "http" {
+		return "", false
+	}
+	host, ok := hostSent(u.Hostname())
+	if !ok {
+		return "", false
+	}
+	if u.Port() == "" {
+		return u.Scheme + "://" + host, true
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		return "", false
+	}
+	if port == map[string]uint64{"http": 80, "https": 443}[u.Scheme] {
+		return u.Scheme + "://" + host, true
+	}
+	return u.Scheme + "://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.FormatUint(port, 10)), true
+}
+
+// hostSent is how browsers write the host of an origin: an IPv6 address in brackets and as short
+// as can be, a name in ASCII.
+func hostSent(host string) (sent string, ok bool) {
+	if address, err := netip.ParseAddr(host); err == nil {
+		if address.Is6() {
+			return "[" + address.String() + "]", address.Zone() == ""
+		}
+		return address.String(), true
+	}
+	// As browsers do, and unlike the rules for names of mail servers, this allows "_".
+	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false), idna.CheckHyphens(false))
+	sent, err := names.ToASCII(host)
+	if err != nil || sent == "" || strings.ContainsAny(sent, "*@%:/?#[]\\^|<> ") {
+		return "", false
+	}
+	// What ends in a number is an IPv4 address to them, in whatever form.
+	_, err = strconv.ParseUint(sent[strings.LastIndexByte(sent, '.')+1:], 0, 64)
+	return sent, err != nil
 }
