@@ -19,13 +19,18 @@ const (
 	// maxWriteTime is how long a client may take to read writeBytes.
 	maxWriteTime = 30 * time.Second
 	writeBytes   = 64 << 10
+	// largeRequestBytes is what a request is large above, and maxLargeRequests how many of those
+	// there are at once, from the time when they are read: the limit of calls counts later. No
+	// question is as large, unless --max-message-bytes of the server is.
+	largeRequestBytes = 256 << 10
+	maxLargeRequests  = 16
 )
 
 // Handler serves clients over streamable HTTP, at whatever path it is mounted. Every request
 // stands for itself: there are no sessions to run out of or to lose in a restart, and any of
-// several servers can take the next request. A request may have 4 MiB (413 beyond); a client
-// that takes 30 s to read 64 KiB loses its connection; and a call ends with its request: to hang
-// up is to cancel.
+// several servers can take the next request. A request may have 4 MiB (413 beyond), and 16 may
+// have more than 256 KiB at once (429 beyond); a client that takes 30 s to read 64 KiB loses its
+// connection; and a call ends with its request: to hang up is to cancel.
 //
 // It does not look at Host and Origin. Whoever mounts it keeps out the pages of other origins
 // that a browser on the same machine may show.
@@ -38,6 +43,7 @@ func (s *Server) Handler() http.Handler {
 	}
 	return &handler{
 		calls: newCalls(),
+		large: make(chan struct{}, maxLargeRequests),
 		next:  sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return s.server }, options),
 	}
 }
@@ -45,16 +51,22 @@ func (s *Server) Handler() http.Handler {
 type handler struct {
 	next  http.Handler
 	calls *calls
+	large chan struct{} // One for each large request.
 }
 
-// ServeHTTP adds to the SDK's handler that calls end with their requests, that the
-// notification that a call is cancelled finds it, and that writes have a limit.
+// ServeHTTP adds to the SDK's handler that large requests are few, that calls end with their
+// requests, that the notification that a call is cancelled finds it, and that writes have a limit.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	body, end, err := h.read(w, r)
+	defer end()
 	if err != nil {
 		code := http.StatusBadRequest
 		if _, large := errors.AsType[*http.MaxBytesError](err); large {
 			code = http.StatusRequestEntityTooLarge
+		}
+		if errors.Is(err, errTooManyLarge) {
+			code = http.StatusTooManyRequests
+			w.Header().Set("Retry-After", "1")
 		}
 		http.Error(w, err.Error(), code)
 		return
@@ -77,6 +89,24 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	controller := http.NewResponseController(w)
 	defer func() { _ = controller.SetWriteDeadline(time.Time{}) }() // The connection is for others, too.
 	h.next.ServeHTTP(&boundedWriter{w, controller}, r.WithContext(context.WithValue(caller, callerKey{}, caller)))
+}
+
+// read reads a request. end is to be called when it has been answered.
+func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, end func(), err error) {
+	end = func() {}
+	body := http.MaxBytesReader(w, r.Body, maxRequestBytes)
+	var read bytes.Buffer
+	if _, err = read.ReadFrom(io.LimitReader(body, largeRequestBytes+1)); err != nil || read.Len() <= largeRequestBytes {
+		return read.Bytes(), end, err
+	}
+	select {
+	case h.large <- struct{}{}:
+		end = func() { <-h.large }
+	default:
+		return nil, end, errTooManyLarge
+	}
+	_, err = read.ReadFrom(body)
+	return read.Bytes(), end, err
 }
 
 // callerKey is of the context that ends when the client of a request has left. The SDK hands

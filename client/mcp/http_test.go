@@ -114,6 +114,57 @@ func TestHTTPLimits(t *testing.T) {
 	}
 }
 
+// Large requests count from the time when they are read, other than those that are small.
+func TestLargeRequestsAreCounted(t *testing.T) {
+	_, c := startParley(t)
+	server := httptest.NewServer(New(c, Options{}).Handler())
+	t.Cleanup(server.Close)
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
+	rest := strings.Repeat(" ", largeRequestBytes)
+	var bodies []*io.PipeWriter
+	answers := make(chan int, maxLargeRequests)
+	for range maxLargeRequests {
+		in, out := io.Pipe()
+		bodies = append(bodies, out)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Content-Type", "application/json")
+		request.Header.Set("Accept", "application/json, text/event-stream")
+		go func() {
+			response, err := server.Client().Do(request)
+			if err != nil {
+				t.Error(err)
+				answers <- 0
+				return
+			}
+			response.Body.Close()
+			answers <- response.StatusCode
+		}()
+		if _, err := io.WriteString(out, list+rest+rest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for late := time.Now().Add(time.Minute); post(t, server, "", list+rest).StatusCode != http.StatusTooManyRequests; {
+		if time.Now().After(late) { // Until then, what was written may not have been read yet.
+			t.Fatal("one large request too many is taken")
+		}
+	}
+	if response := post(t, server, "", list); response.StatusCode != http.StatusOK {
+		t.Errorf("a small request: %s", response.Status)
+	}
+	for _, body := range bodies {
+		body.Close()
+		if code := <-answers; code != http.StatusOK {
+			t.Errorf("a large request: %d", code)
+		}
+	}
+	if response := post(t, server, "", list+rest); response.StatusCode != http.StatusOK {
+		t.Errorf("a large request after the others: %s", response.Status)
+	}
+}
+
 // deadlines is a response that keeps what its writes were given.
 type deadlines struct {
 	*httptest.ResponseRecorder
