@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -29,12 +30,21 @@ const (
 	lingerBytes = 16 * maxBodyBytes
 	// firstBodyBytes is what a body is given to begin with, whatever its sender announces.
 	firstBodyBytes = 64 << 10
-	// largeBodyBytes is what a body, or a line of an import, is large above, maxLargeBodies
-	// how many of those are decoded and called with at once, and maxLargeWait how long another
-	// waits for that.
+	// largeBodyBytes is what a body is large above while it is read, and what the value of a
+	// body, or of a line of an import, is large above.
 	largeBodyBytes = 256 << 10
-	maxLargeBodies = 8
-	maxLargeWait   = 5 * time.Second
+	// maxLargeReads is how many large bodies are read at once, maxLargeBytes how much memory the
+	// large values may take that are worked on at once, and maxLargeWait how long another waits
+	// for either.
+	maxLargeReads = 64
+	maxLargeBytes = 256 << 20
+	maxLargeWait  = 5 * time.Second
+	// bytesPerMark is how much memory a value takes for each of its marks in JSON, as measured:
+	// up to 155 for {"":0} in a list, 148 for {} in a list of messages, 72 for [] in a list.
+	bytesPerMark = 160
+	// maxMarks is what a message of maxBodyBytes has at most: a value is at least 4 bytes there,
+	// and two marks, as [] in a list.
+	maxMarks = maxBodyBytes / 2
 )
 
 // body is that of a request, read as a whole ahead of the call. Who knows it may take the
@@ -54,38 +64,51 @@ func newBody(text []byte) *body {
 func (b *body) Close() error { return nil }
 
 // readBody reads the body of a request to its end, which also has the server look out for
-// the client's leaving. An error is a status.
-func readBody(w http.ResponseWriter, r *http.Request, within time.Duration) ([]byte, error) {
+// the client's leaving. An error is a status. The caller calls leave when it has decoded the body
+// or refused it.
+func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within time.Duration) (text []byte, leave func(), err error) {
+	leave = func() {}
 	if r.ContentLength == 0 || r.Body == nil {
-		return nil, nil
+		return nil, leave, nil
 	}
 	if r.ContentLength > maxBodyBytes {
-		return nil, bodyTooLarge()
+		return nil, leave, bodyTooLarge()
 	}
 	// Some writers, those of tests, know no deadline.
 	control := http.NewResponseController(w)
 	if err := control.SetReadDeadline(time.Now().Add(within)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return nil, fmt.Errorf("read deadline: %w", err)
+		return nil, leave, fmt.Errorf("read deadline: %w", err)
 	}
-	var text bytes.Buffer
-	text.Grow(int(max(0, min(r.ContentLength, firstBodyBytes))) + bytes.MinRead)
-	_, err := text.ReadFrom(http.MaxBytesReader(w, r.Body, maxBodyBytes))
-	if err == nil {
-		// The deadline would end the call as well.
-		if err := control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return nil, fmt.Errorf("read deadline: %w", err)
+	var read bytes.Buffer
+	read.Grow(int(max(0, min(r.ContentLength, firstBodyBytes))) + bytes.MinRead)
+	body := http.MaxBytesReader(w, r.Body, maxBodyBytes)
+	if _, err = read.ReadFrom(io.LimitReader(body, largeBodyBytes+1)); err == nil && read.Len() > largeBodyBytes {
+		if leave, err = acquire(r.Context(), l.reads, 1, l.maxWait); err != nil {
+			return nil, func() {}, err
 		}
-		return text.Bytes(), nil
+		_, err = read.ReadFrom(body)
 	}
+	if err != nil {
+		return nil, leave, bodyFault(err, read.Len(), within)
+	}
+	// The deadline would end the call as well.
+	if err := control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return nil, leave, fmt.Errorf("read deadline: %w", err)
+	}
+	return read.Bytes(), leave, nil
+}
+
+// bodyFault is the status of a body that could not be read to its end.
+func bodyFault(err error, read int, within time.Duration) error {
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return nil, bodyTooLarge()
+		return bodyTooLarge()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf("the body of the request did not come within %v", within)).Err()
+		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf("the body of the request did not come within %v", within)).Err()
 	}
 	var f faults
-	f.add(wholeBody, "ends before it is complete: %d bytes have come", text.Len())
-	return nil, f.status().Err()
+	f.add(wholeBody, "ends before it is complete: %d bytes have come", read)
+	return f.status().Err()
 }
 
 // linger has a client whose body was refused read the answer, which has been written, and
@@ -108,31 +131,69 @@ func bodyTooLarge() error {
 		fmt.Sprintf("the body of the request is larger than %d bytes: %s", maxBodyBytes, sendLess)).Err()
 }
 
-// largeBodies bounds how many are values in memory at once: one is up to a hundred times as
-// large as its text.
-type largeBodies chan struct{}
+// largeBodies bounds the memory of the requests that are read and worked on at once: a value is
+// up to a hundred times as large as its text. Small ones need no permission.
+type largeBodies struct {
+	reads   *semaphore.Weighted // Bodies that are read, or wait to be decoded.
+	values  *semaphore.Weighted // Bytes of memory.
+	maxWait time.Duration       // For either.
+}
 
-// enter waits for its turn with a body of so many bytes, which lasts until leave is called,
-// once or more. An error is a status: too many have been ahead for so long, where 0 is no
-// limit, or ctx has ended.
-func (l largeBodies) enter(ctx context.Context, size int, within time.Duration) (leave func(), err error) {
+func newLargeBodies() *largeBodies {
+	return &largeBodies{
+		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes), maxWait: maxLargeWait,
+	}
+}
+
+// enter waits for the memory of a text that is about to be decoded, which lasts until leave is
+// called, once or more. An error is a status: the text has too many values, others took the memory
+// for as long as this one may wait, where 0 is no limit, or ctx has ended.
+func (l *largeBodies) enter(ctx context.Context, text []byte, within time.Duration) (leave func(), err error) {
+	marks := countMarks(text)
+	if marks > maxMarks {
+		return nil, newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+			fmt.Sprintf("the request has more values than fit into %d bytes as a message: %s", maxBodyBytes, sendLess)).Err()
+	}
+	size := len(text) + marks*bytesPerMark
 	if size <= largeBodyBytes {
 		return func() {}, nil
 	}
-	var late <-chan time.Time
+	return acquire(ctx, l.values, min(int64(size), maxLargeBytes), within)
+}
+
+// acquire waits for n of what is bounded. An error is a status.
+func acquire(ctx context.Context, bound *semaphore.Weighted, n int64, within time.Duration) (leave func(), err error) {
+	timely := ctx
 	if within > 0 {
-		timer := time.NewTimer(within)
-		defer timer.Stop()
-		late = timer.C
+		var cancel context.CancelFunc
+		timely, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
 	}
-	select {
-	case l <- struct{}{}:
-		return sync.OnceFunc(func() { <-l }), nil
-	case <-ctx.Done():
+	switch {
+	case bound.Acquire(timely, n) == nil:
+		return sync.OnceFunc(func() { bound.Release(n) }), nil
+	case ctx.Err() != nil:
 		return nil, status.FromContextError(ctx.Err()).Err()
-	case <-late:
-		return nil, newStatus(codes.ResourceExhausted, reasonTooManyBodies,
-			fmt.Sprintf("the server is busy with other bodies larger than %d bytes: send fewer of them at once, and this one again", largeBodyBytes),
-			&errdetails.RetryInfo{RetryDelay: durationpb.New(retrySoon)}).Err()
 	}
+	return nil, newStatus(codes.ResourceExhausted, reasonTooManyBodies,
+		"the server is busy with other large bodies: send fewer of them at once, and this one again",
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(retrySoon)}).Err()
+}
+
+// countMarks counts the marks that values in JSON begin with or after, outside of strings.
+func countMarks(text []byte) int {
+	marks := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case ',', ':', '[', '{':
+			marks++
+		case '"':
+			for i++; i < len(text) && text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+		}
+	}
+	return marks
 }

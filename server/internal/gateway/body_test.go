@@ -8,11 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -55,9 +57,19 @@ func TestLargeMessage(t *testing.T) {
 	f.do(t, "POST", "/v1/chat", numbers(500_000)).wantError(t, 413, reasonBodyTooLarge)
 }
 
-// So many large bodies are in work at once; others wait, and not for ever. What is large about
-// a stream is its request.
+// So many large values are in work at once; others wait, and not for ever. What is large about
+// a stream is its request, and a text is as large as its value.
 func TestManyLargeBodies(t *testing.T) {
+	for name, more := range map[string]string{
+		"long":  strings.Repeat(" ", largeBodyBytes),
+		"dense": strings.TrimSuffix(strings.Repeat("{},", largeBodyBytes/bytesPerMark/2), ","),
+	} {
+		t.Run(name, func(t *testing.T) { testManyLargeBodies(t, more) })
+	}
+}
+
+func testManyLargeBodies(t *testing.T, more string) {
+	t.Helper()
 	begun, leave := make(chan struct{}), make(chan struct{})
 	held := func(ctx context.Context) {
 		select {
@@ -74,15 +86,15 @@ func TestManyLargeBodies(t *testing.T) {
 			held(stream.Context())
 			return nil
 		},
-		load: func(ctx context.Context, _ *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+		append: func(ctx context.Context, _ *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error) {
 			held(ctx)
-			return &parleyv1.LoadConversationResponse{}, nil
+			return &parleyv1.AppendMessagesResponse{}, nil
 		},
 	})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.large, d.maxLargeWait = make(largeBodies, 1), patience
+	d.large.values, d.large.maxWait = semaphore.NewWeighted(largeBodyBytes*3/2), patience
 	s := httptest.NewServer(withOutlet(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
@@ -101,23 +113,71 @@ func TestManyLargeBodies(t *testing.T) {
 			t.Errorf("%s was answered without a call", path)
 		}
 	}
-	blanks := strings.Repeat(" ", largeBodyBytes)
-	ask("/v1/chat", `{"content": "a"}`+blanks)
-	ask("/v1/chat", `{"content": "b"}`+blanks)
-	ask("/v1/conversations:load", "{}"+blanks)
-	d.maxLargeWait = time.Millisecond
-	a := f.do(t, "POST", "/v1/conversations:load", "{}"+blanks, "Grpc-Timeout: 30S")
+	const path = "/v1/conversations/c/messages"
+	large := `{"messages": [` + more + `]}`
+	ask("/v1/chat", `{"attachments": [`+more+`]}`)
+	ask("/v1/chat", `{"attachments": [`+more+`]}`)
+	ask(path, large)
+	d.large.maxWait = time.Millisecond
+	a := f.do(t, "POST", path, large, "Grpc-Timeout: 30S")
 	a.wantError(t, 429, reasonTooManyBodies)
 	if a.header.Get("Retry-After") == "" {
 		t.Error("it does not say when to try again")
 	}
-	ask("/v1/conversations:load", "{}")
+	ask(path, "{}")
 	close(leave)
 	asking.Wait()
-	leave, d.maxLargeWait = make(chan struct{}), patience
-	ask("/v1/conversations:load", "{}"+blanks)
+	leave, d.large.maxWait = make(chan struct{}), patience
+	ask(path, large)
 	close(leave)
 	asking.Wait()
+}
+
+// So many large bodies are read at once, which their senders may do slowly.
+func TestManyLargeReads(t *testing.T) {
+	d, err := newDoor(t.Context(), openService(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.large.reads, d.large.maxWait = semaphore.NewWeighted(1), time.Millisecond
+	s := httptest.NewServer(withOutlet(d))
+	defer s.Close()
+	f := &fixture{url: s.URL, client: s.Client()}
+	c := rawDial(t, f)
+	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10, largeBodyBytes+1, "")
+	for late := time.Now().Add(patience); d.large.reads.TryAcquire(1); {
+		d.large.reads.Release(1)
+		if time.Now().After(late) {
+			t.Fatal("the body is not read")
+		}
+		runtime.Gosched()
+	}
+	large := strings.Repeat(" ", largeBodyBytes) + "{}"
+	f.do(t, "POST", "/v1/conversations:load", large).wantError(t, 429, reasonTooManyBodies)
+	f.do(t, "POST", "/v1/conversations:load", "{}").wantOK(t)
+	fmt.Fprintf(c, "%9s", "{}")
+	if response := readResponse(t, c); response.StatusCode != http.StatusOK {
+		t.Errorf("got %v", response.Status)
+	}
+	f.do(t, "POST", "/v1/conversations:load", large).wantOK(t)
+}
+
+// What has more values than a message can have is refused before it takes their memory.
+func TestTooManyValues(t *testing.T) {
+	f := open(t)
+	many := strings.Repeat("[],", maxMarks/2) + "[]"
+	f.do(t, "POST", "/v1/chat", `{"structuredData": [{"type": "t", "value": [`+many+`]}]}`).wantError(t, 413, reasonBodyTooLarge)
+	f.do(t, "POST", "/v1/import", `{"messages": [{"structuredData": [{"type": "t", "value": [`+many+`]}]}]}`).wantError(t, 413, reasonBodyTooLarge, "line 1")
+}
+
+func TestCountMarks(t *testing.T) {
+	for text, want := range map[string]int{
+		"": 0, `{"a": [1, {}, "[,:{"]}`: 6, `["\"[", "\\", ","]`: 3, `["no end [`: 1, `"\`: 0,
+	} {
+		if got := countMarks([]byte(text)); got != want {
+			t.Errorf("countMarks(%s) = %d, want %d", text, got, want)
+		}
+	}
 }
 
 // An announced body that is too large is refused before it comes.
@@ -197,7 +257,7 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 func TestBodyDeadlineIsLifted(t *testing.T) {
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat", strings.NewReader("{}"))
-	if text, err := readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
+	if text, _, err := newLargeBodies().readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
 		t.Fatalf("%q, %v", text, err)
 	}
 	if len(w.all) != 2 || w.all[0].IsZero() || !w.all[1].IsZero() {

@@ -31,9 +31,7 @@ const (
 type door struct {
 	mux         *runtime.ServeMux
 	maxBodyTime time.Duration
-
-	large        largeBodies
-	maxLargeWait time.Duration
+	large       *largeBodies
 }
 
 // New returns the handler of all paths under /v1/, and of /openapi.json. The calls go over
@@ -44,7 +42,7 @@ func New(ctx context.Context, over grpc.ClientConnInterface) (http.Handler, erro
 }
 
 func newDoor(ctx context.Context, over grpc.ClientConnInterface) (*door, error) {
-	d := &door{maxBodyTime: maxBodyTime, large: make(largeBodies, maxLargeBodies), maxLargeWait: maxLargeWait}
+	d := &door{maxBodyTime: maxBodyTime, large: newLargeBodies()}
 	nothing := func(string) (string, bool) { return "", false }
 	d.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), outletOptions()),
 		runtime.WithMiddlewares(d.prepare),
@@ -117,12 +115,15 @@ func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 			return
 		}
 		if r.URL.Path != importPath {
-			text, err := readBody(w, r, d.maxBodyTime)
+			text, isRead, err := d.large.readBody(w, r, d.maxBodyTime)
 			if err != nil {
+				isRead()
 				d.refuseBody(w, r, err)
 				return
 			}
-			if x.leave, err = d.large.enter(r.Context(), len(text), d.maxLargeWait); err == nil {
+			x.leave, err = d.large.enter(r.Context(), text, d.large.maxWait)
+			isRead()
+			if err == nil {
 				defer x.leave()
 				err = x.setBody(text)
 			}

@@ -35,7 +35,7 @@ const maxLineBytes = 6 * maxBodyBytes
 type importer struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
-	large  largeBodies
+	large  *largeBodies
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
@@ -123,7 +123,7 @@ func overwrites(query url.Values) (*bool, error) {
 type upload struct {
 	stream    grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
 	overwrite *bool
-	large     largeBodies
+	large     *largeBodies
 }
 
 // sendAll sends what is in the body, up to a line that has a fault. It returns early when
@@ -157,9 +157,13 @@ func (u *upload) sendAll(body io.Reader) *lineFault {
 
 // send sends a line, unless there is a fault in it, and reports whether the server wants more.
 func (u *upload) send(line []byte, fault *lineFault) bool {
-	leave, err := u.large.enter(u.stream.Context(), len(line), 0)
+	leave, err := u.large.enter(u.stream.Context(), line, 0)
 	if err != nil {
-		return false // The call has ended, and says why.
+		if status.Code(err) == codes.ResourceExhausted {
+			fault.tooLarge = true
+			fault.add(fault.name(), "has more values than fit into %d bytes as a message", maxBodyBytes)
+		}
+		return false // Else the call has ended, and says why.
 	}
 	defer leave()
 	request := new(parleyv1.ImportConversationsRequest)

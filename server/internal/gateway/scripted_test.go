@@ -25,7 +25,7 @@ type scripted struct {
 	resume func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error
 	watch  func(*parleyv1.WatchConversationsRequest, grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
 	export func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
-	load   func(context.Context, *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error)
+	append func(context.Context, *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error)
 	take   func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
 
@@ -45,8 +45,8 @@ func (s *scripted) ExportConversations(r *parleyv1.ExportConversationsRequest, s
 	return s.export(r, stream)
 }
 
-func (s *scripted) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
-	return s.load(ctx, r)
+func (s *scripted) AppendMessages(ctx context.Context, r *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error) {
+	return s.append(ctx, r)
 }
 
 func (s *scripted) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
