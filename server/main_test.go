@@ -25,6 +25,7 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
+		go reportUsage()
 		main()
 	}
 	if target := os.Getenv(asSessions); target != "" {

@@ -1,0 +1,446 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// stormWorkers call at once, on stormIDs conversations.
+const (
+	stormWorkers = 24
+	stormIDs     = 4
+)
+
+// stormAgents answer at once, in two parts with a pause, with an error, and with a tool call.
+const stormAgents = `
+agents:
+  slow: {kind: command, command: [sh, -c, 'cat >/dev/null; printf "one "; sleep 0.3; printf two']}
+  fail: {kind: command, command: [sh, -c, 'cat >/dev/null; printf "half "; exit 3']}
+`
+
+// Random calls in every mode, beside imports that overwrite, ephemeral watches and deletes, leave
+// nothing behind: no conversation is busy, every id can be chatted with, and the server's
+// goroutines and heap are back at the base. 5 s, or 60 s with PARLEY_LONG=1 in the environment.
+func TestStormLeavesNothingBehind(t *testing.T) {
+	duration := 5 * time.Second
+	if os.Getenv("PARLEY_LONG") != "" {
+		duration = time.Minute
+	}
+	seed := rand.Uint64()
+	t.Logf("the seed is %d", seed)
+	s := startServer(t, t.TempDir(), agents(t, stormAgents))
+	w := &storm{t: t, seen: map[string]int{}, whole: map[string]*parleyv1.ExportConversationsResponse{}}
+	w.settle(s)
+	base := s.usage(t, 1)
+	w.run(s, seed, duration)
+	w.settle(s)
+	for _, call := range slices.Sorted(maps.Keys(w.seen)) {
+		t.Logf("%6d %s", w.seen[call], call)
+	}
+	// Connections that were closed end soon after.
+	after := s.usage(t, 2)
+	for n := 3; after.goroutines > base.goroutines && n < 100; n++ {
+		after = s.usage(t, n)
+	}
+	t.Logf("base %+v, after %+v", base, after)
+	if after.goroutines > base.goroutines {
+		t.Errorf("goroutines = %d, want at most the %d of the base; the log has all of them", after.goroutines, base.goroutines)
+		_ = s.process.Process.Signal(syscall.SIGQUIT)
+	}
+	// Events of ended turns and changes for watchers are kept for a while, within limits of their own.
+	const kept = 32 << 20
+	if after.heap > base.heap+kept {
+		t.Errorf("heap = %d bytes, want at most the %d of the base and %d", after.heap, base.heap, kept)
+	}
+	s.terminate()
+	s.wantStop(t)
+	for _, line := range s.log.lines {
+		if line["level"] == "ERROR" {
+			t.Errorf("the server logged %v", line)
+		}
+	}
+}
+
+// storm is one run of random calls and what came of them.
+type storm struct {
+	t *testing.T
+
+	mu    sync.Mutex
+	seen  map[string]int                                   // calls by name, code and reason
+	whole map[string]*parleyv1.ExportConversationsResponse // by id, as it was exported last
+}
+
+// caller is one of the workers: a connection and a source of randomness of its own.
+type stormCaller struct {
+	*storm
+	*client.Client
+	random *rand.Rand
+}
+
+// run has all workers call until the time is over.
+func (w *storm) run(s *server, seed uint64, duration time.Duration) {
+	over := time.Now().Add(duration)
+	var group sync.WaitGroup
+	for i := range stormWorkers {
+		group.Go(func() {
+			c, err := client.Dial(s.conn.Target())
+			if err != nil {
+				w.t.Error(err)
+				return
+			}
+			defer c.Close()
+			caller := &stormCaller{w, c, rand.New(rand.NewPCG(seed, uint64(i)))}
+			for time.Now().Before(over) {
+				ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+				if id := caller.random.IntN(stormIDs); id == 0 {
+					caller.beside(ctx, fmt.Sprint("storm-", id))
+				} else {
+					caller.call(ctx, fmt.Sprint("storm-", id))
+				}
+				cancel()
+			}
+		})
+	}
+	group.Wait()
+}
+
+// note counts the end of a call. Whatever a caller does, these errors are never the answer.
+func (c *stormCaller) note(name string, err error) {
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[strings.TrimSpace(fmt.Sprint(name, " ", status.Code(err), " ", client.Reason(err)))]++
+	switch status.Code(err) {
+	case codes.Internal, codes.Unknown, codes.DataLoss, codes.DeadlineExceeded, codes.Unimplemented:
+		c.t.Errorf("%s: %v", name, err)
+	}
+}
+
+// call makes one call, each kind as often as its weight says.
+func (c *stormCaller) call(ctx context.Context, id string) {
+	kinds := []struct {
+		weight int
+		call   func(ctx context.Context, id string)
+	}{
+		{12, c.chat},
+		{4, c.cancel},
+		{4, c.resume},
+		{2, c.watch},
+		{2, c.ephemeral},
+		{2, c.export},
+		{6, c.overwrite},
+		{1, c.remove},
+		{4, c.change},
+		{4, c.look},
+	}
+	n := 0
+	for _, kind := range kinds {
+		n += kind.weight
+	}
+	n = c.random.IntN(n)
+	for _, kind := range kinds {
+		if n -= kind.weight; n < 0 {
+			kind.call(ctx, id)
+			return
+		}
+	}
+}
+
+// beside makes one of the calls of which a turn that begins and an import that overwrites meet most often.
+func (c *stormCaller) beside(ctx context.Context, id string) {
+	switch c.random.IntN(8) {
+	case 0:
+		c.export(ctx, id)
+	case 1, 2, 3:
+		c.overwrite(ctx, id)
+	default:
+		for _, err := range c.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, Content: "one", Agent: "echo"}) {
+			if err != nil {
+				c.note("Chat", err)
+				return
+			}
+		}
+		c.note("Chat", nil)
+	}
+}
+
+// one reports true once in n times.
+func (c *stormCaller) one(n int) bool { return c.random.IntN(n) == 0 }
+
+// leaving returns a context that is cancelled within a time, as a caller that leaves. It has no
+// deadline, of which the server would know and which would be an error of the call.
+func (c *stormCaller) leaving(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+	here, leave := context.WithCancel(ctx)
+	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), leave)
+	return here, func() {
+		timer.Stop()
+		leave()
+	}
+}
+
+func (c *stormCaller) chat(ctx context.Context, id string) {
+	r := &parleyv1.ChatRequest{
+		ConversationId: id, Content: "one two three", Agent: []string{"", "echo", "echo", "slow", "fail"}[c.random.IntN(5)],
+		OnBusy: parleyv1.OnBusy(c.random.IntN(4)), OnDisconnect: parleyv1.OnDisconnect(c.random.IntN(3)),
+	}
+	switch c.random.IntN(8) {
+	case 0:
+		r.AnswerPending, r.Content = true, ""
+	case 1:
+		r.Content, r.ToolResults = "", []*parleyv1.ToolResult{{CallId: "call-1", Content: "four"}}
+	case 2:
+		r.StructuredData = []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue("x")}}
+	}
+	if c.one(3) {
+		r.RequestId = fmt.Sprint("r", c.random.IntN(40))
+	}
+	if c.one(4) {
+		version := int32(c.random.IntN(30))
+		r.IfVersion = &version
+	}
+	here := ctx
+	if c.one(2) {
+		var leave context.CancelFunc
+		here, leave = c.leaving(ctx, 600*time.Millisecond)
+		defer leave()
+	}
+	last := int32(0)
+	for event, err := range c.Chat(here, r) {
+		if err != nil {
+			if here.Err() == nil {
+				c.note("Chat", err)
+			}
+			return
+		}
+		if event.GetIndex() <= last {
+			c.t.Errorf("Chat: event %d came after event %d", event.GetIndex(), last)
+		}
+		last = event.GetIndex()
+		if finished := event.GetFinished(); finished != nil {
+			c.note("Chat "+finished.GetTurn().GetState().String(), nil)
+		}
+	}
+}
+
+// turn is a turn of the conversation, any of those that are kept; nil if there is none.
+func (c *stormCaller) turn(ctx context.Context, id string) *parleyv1.Turn {
+	reply, err := c.ListTurns(ctx, &parleyv1.ListTurnsRequest{ConversationId: id})
+	c.note("ListTurns", err)
+	if len(reply.GetTurns()) == 0 {
+		return nil
+	}
+	return reply.GetTurns()[c.random.IntN(min(4, len(reply.GetTurns())))]
+}
+
+func (c *stormCaller) cancel(ctx context.Context, id string) {
+	if turn := c.turn(ctx, id); turn != nil {
+		_, err := c.CancelTurn(ctx, &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: turn.GetId()})
+		c.note("CancelTurn", err)
+	}
+}
+
+// resume reads a turn from its start: what is shown is what is kept.
+func (c *stormCaller) resume(ctx context.Context, id string) {
+	turn := c.turn(ctx, id)
+	if turn == nil {
+		return
+	}
+	shown, kept := "", ""
+	for event, err := range c.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn.GetId()}) {
+		if err != nil {
+			c.note("ResumeTurn", err)
+			return
+		}
+		shown += event.GetTextDelta().GetText()
+		for _, m := range event.GetFinished().GetMessages() {
+			kept += m.GetContent()
+		}
+	}
+	c.note("ResumeTurn", nil)
+	if kept != "" && kept != shown {
+		c.t.Errorf("ResumeTurn(%s): the deltas are %q, the messages %q", turn.GetId(), shown, kept)
+	}
+}
+
+func (c *stormCaller) watch(ctx context.Context, id string) {
+	c.watches(ctx, &parleyv1.WatchConversationsRequest{ConversationIds: []string{id}, IncludeTurnEvents: c.one(2)})
+}
+
+func (c *stormCaller) ephemeral(ctx context.Context, id string) {
+	deleteAfter := durationpb.New(time.Duration(c.random.IntN(300)) * time.Millisecond)
+	c.watches(ctx, &parleyv1.WatchConversationsRequest{ConversationIds: []string{id}, DeleteAfterDisconnect: deleteAfter})
+}
+
+func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversationsRequest) {
+	here, leave := c.leaving(ctx, 400*time.Millisecond)
+	defer leave()
+	for _, err := range c.WatchConversations(here, r) {
+		if err != nil {
+			if here.Err() == nil {
+				c.note("WatchConversations", err)
+			}
+			return
+		}
+	}
+}
+
+// export keeps a conversation as it is for a later import.
+func (c *stormCaller) export(ctx context.Context, id string) {
+	stream, err := c.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{ConversationIds: []string{id}})
+	var whole *parleyv1.ExportConversationsResponse
+	if err == nil {
+		whole, err = stream.Recv()
+	}
+	c.note("ExportConversations", err)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.whole[id] = whole
+}
+
+func (c *stormCaller) overwrite(ctx context.Context, id string) {
+	c.mu.Lock()
+	whole := c.whole[id]
+	c.mu.Unlock()
+	if whole == nil {
+		return
+	}
+	stream, err := c.ImportConversations(ctx)
+	if err == nil {
+		err = stream.Send(&parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Messages: whole.GetMessages(), Overwrite: true})
+	}
+	if err == nil {
+		_, err = stream.CloseAndRecv()
+	}
+	c.note("ImportConversations", err)
+}
+
+func (c *stormCaller) remove(ctx context.Context, id string) {
+	if c.one(4) {
+		_, err := c.PurgeConversations(ctx, &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Second)})
+		c.note("PurgeConversations", err)
+		return
+	}
+	_, err := c.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: id})
+	c.note("DeleteConversation", err)
+}
+
+func (c *stormCaller) change(ctx context.Context, id string) {
+	switch c.random.IntN(4) {
+	case 0:
+		_, err := c.ClearConversation(ctx, &parleyv1.ClearConversationRequest{ConversationId: id})
+		c.note("ClearConversation", err)
+	case 1:
+		_, err := c.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: fmt.Sprint(c.random.Int())}})
+		c.note("UpdateConversation", err)
+	case 2:
+		// A call without a result, for the Chat with tool_results.
+		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "call-1", Name: "add"}}}
+		_, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{m}})
+		c.note("AppendMessages", err)
+	case 3:
+		_, err := c.SetActiveAgent(ctx, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "slow", LeaseDuration: durationpb.New(time.Second)})
+		c.note("SetActiveAgent", err)
+	}
+}
+
+func (c *stormCaller) look(ctx context.Context, id string) {
+	switch c.random.IntN(3) {
+	case 0:
+		_, err := c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
+		c.note("LoadConversation", err)
+	case 1:
+		known := int32(c.random.IntN(20))
+		_, err := c.GetRoutingSummary(ctx, &parleyv1.GetRoutingSummaryRequest{
+			ConversationId: id, KnownVersion: &known, WaitTimeout: durationpb.New(200 * time.Millisecond), AllowMissing: true,
+		})
+		c.note("GetRoutingSummary", err)
+	case 2:
+		_, err := c.ListConversations(ctx, &parleyv1.ListConversationsRequest{Order: parleyv1.ListOrder(c.random.IntN(3))})
+		c.note("ListConversations", err)
+	}
+}
+
+// settle waits until no turn runs and no reader waits, and checks that every id can be chatted with.
+func (w *storm) settle(s *server) {
+	w.t.Helper()
+	eventually(w.t, "running turns and watchers", []string{"0", "0"}, func() []string {
+		stats, err := s.GetStats(w.t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return []string{fmt.Sprint(stats.GetActiveTurnCount()), fmt.Sprint(stats.GetWatcherCount())}
+	})
+	for i := range stormIDs {
+		id := fmt.Sprint("storm-", i)
+		loaded, err := s.LoadConversation(w.t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
+		if err != nil || loaded.GetConversation().GetActiveTurnId() != "" {
+			w.t.Errorf("LoadConversation(%s) = %v, %v, want no running turn", id, loaded.GetConversation(), err)
+		}
+		turn := chat(w.t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "echo"}).end(w.t).GetTurn()
+		if turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+			w.t.Errorf("Chat(%s) = %v, want a completed turn", id, turn)
+		}
+	}
+}
+
+// usage is what a server takes.
+type usage struct{ goroutines, heap int }
+
+// usage asks the server for the n-th time what it takes, counted from 1; see reportUsage.
+func (s *server) usage(t *testing.T, n int) usage {
+	t.Helper()
+	if err := s.process.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	line := s.await(t, "usage", fmt.Sprint("n=", n))
+	number := func(key string) int {
+		n, err := strconv.Atoi(fmt.Sprint(line[key]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	return usage{goroutines: number("goroutines"), heap: number("heap")}
+}
+
+// reportUsage has the process log what it takes, after a collection, at each SIGUSR1.
+func reportUsage() {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	for n := 1; ; n++ {
+		<-asked
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		log.Info("usage", "n", n, "goroutines", runtime.NumGoroutine(), "heap", m.HeapAlloc)
+	}
+}
