@@ -63,6 +63,20 @@ func newBody(text []byte) *body {
 // Close does nothing: the server closes the body of the connection.
 func (b *body) Close() error { return nil }
 
+// largeBodies bounds the memory of the requests that are read and worked on at once: a value is
+// up to a hundred times as large as its text. Small ones need no permission.
+type largeBodies struct {
+	reads   *semaphore.Weighted // Bodies that are read, or wait to be decoded.
+	values  *semaphore.Weighted // Bytes of memory.
+	maxWait time.Duration       // For either.
+}
+
+func newLargeBodies() *largeBodies {
+	return &largeBodies{
+		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes), maxWait: maxLargeWait,
+	}
+}
+
 // readBody reads the body of a request to its end, which also has the server look out for
 // the client's leaving. An error is a status. The caller calls leave when it has decoded the body
 // or refused it.
@@ -129,20 +143,6 @@ const sendLess = "send less at once, or keep large data elsewhere and attach a r
 func bodyTooLarge() error {
 	return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
 		fmt.Sprintf("the body of the request is larger than %d bytes: %s", maxBodyBytes, sendLess)).Err()
-}
-
-// largeBodies bounds the memory of the requests that are read and worked on at once: a value is
-// up to a hundred times as large as its text. Small ones need no permission.
-type largeBodies struct {
-	reads   *semaphore.Weighted // Bodies that are read, or wait to be decoded.
-	values  *semaphore.Weighted // Bytes of memory.
-	maxWait time.Duration       // For either.
-}
-
-func newLargeBodies() *largeBodies {
-	return &largeBodies{
-		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes), maxWait: maxLargeWait,
-	}
 }
 
 // enter waits for the memory of a text that is about to be decoded, which lasts until leave is

@@ -113,7 +113,7 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 	name, _, _ := strings.Cut(key, "[")
 	index := key[len(name):]
 	path, field := fieldAt(input, name)
-	if field == nil || index != "" && !(field.IsMap() && isIndex(index)) {
+	if field == nil || index != "" && (!field.IsMap() || !isIndex(index)) {
 		f.add(plain(key), "is no parameter: %s", parametersOf(x, input))
 		return
 	}
