@@ -53,7 +53,7 @@
 //  14. Identity: every new conversation has a uid that no conversation had before, whether
 //     Create, Append or Import makes it, and also in place of another one of its id. The store
 //     chooses the uid, whatever the caller's header says. A uid and a version together name one
-//     state of one history.
+//     state of one history, unless a backup was restored: versions after the backup come again.
 //  15. Headers: Create, Update and Import refuse a header that has more than [MaxHeaderBytes]
 //     with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to it.
 //     So any reply can hold a header beside [MaxListBytes] of rows or 3 MiB of messages.
