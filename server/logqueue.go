@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"log/slog"
@@ -14,25 +15,30 @@ import (
 const (
 	// maxQueuedLog is how many bytes of entries wait for standard error: some thousand entries.
 	maxQueuedLog = 1 << 20
-	// flushLimit is how long the end of the process waits for standard error.
+	// maxLogPiece is how many bytes one write passes on. A reader that takes fewer within
+	// flushLimit counts as stuck.
+	maxLogPiece = 16 << 10
+	// flushLimit is how long the end of the process waits for a reader that takes nothing,
+	// flushTotal for one that is slow. A stop has that much time left when running turns have
+	// used their grace and streams their lastWords.
 	flushLimit = time.Second
+	flushTotal = stopMargin - lastWords - closing
 )
 
 // logQueue is what the process writes its log to. A goroutine of its own passes the entries
 // on to out, so that no other goroutine waits for whoever reads them. An entry that finds
 // the queue full is dropped and counted. When out takes entries again, an entry says how
-// many are missing.
+// many are missing. Lines are counted: an entry of slog is always one.
 type logQueue struct {
 	out   io.Writer
 	more  *sync.Cond    // of mu: entries wait, or the queue is closed
 	ended chan struct{} // closed when run has returned
 
 	mu      sync.Mutex
-	waiting []byte       // entries, one Write each
-	count   int          // of them
+	waiting []byte       // entries
 	dropped int          // entries since the last one that said so
 	closed  bool         // run returns when nothing waits
-	writing time.Time    // when run passed to out what it still writes; zero: it writes nothing
+	writing time.Time    // when the write to out began that has not returned; zero: there is none
 	handler slog.Handler // writes to out that entries are missing
 }
 
@@ -49,11 +55,10 @@ func (q *logQueue) Write(entry []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting)+len(entry) > maxQueuedLog {
-		q.dropped++
+		q.dropped += countLines(entry)
 		return len(entry), nil
 	}
 	q.waiting = append(q.waiting, entry...)
-	q.count++
 	q.more.Signal()
 	return len(entry), nil
 }
@@ -72,33 +77,51 @@ func (q *logQueue) run() {
 			return
 		}
 		batch, q.waiting = q.waiting, batch[:0]
-		count, dropped, handler := q.count, q.dropped, q.handler
-		q.count, q.dropped = 0, 0
-		q.writing = time.Now()
+		missing, handler := q.dropped, q.handler
+		q.dropped = 0
 		q.mu.Unlock()
-		missing := pass(q.out, handler, batch, count, dropped)
+		if lost := q.pass(batch); lost > 0 || missing > 0 && q.report(handler, missing) != nil {
+			missing += lost
+		} else {
+			missing = 0
+		}
 		q.mu.Lock()
 		q.dropped += missing
 		q.writing = time.Time{}
 	}
 }
 
-// pass writes a batch of entries to out, and how many were dropped after them. It returns how
-// many entries are missing that no entry has counted.
-func pass(out io.Writer, handler slog.Handler, batch []byte, count, dropped int) (missing int) {
-	if _, err := out.Write(batch); err != nil {
-		return count + dropped
-	}
-	if dropped == 0 {
-		return 0
-	}
-	// Whatever the level of the log is: the entries that are missing were wanted.
-	entry := slog.NewRecord(time.Now(), slog.LevelWarn, "log entries dropped", 0)
-	entry.AddAttrs(slog.Int("count", dropped))
-	if handler.Handle(context.Background(), entry) != nil {
-		return dropped
+// pass writes entries to out. It returns how many of them out did not take, because it failed.
+func (q *logQueue) pass(batch []byte) (lost int) {
+	for len(batch) > 0 {
+		piece := batch[:min(len(batch), maxLogPiece)]
+		if end := bytes.LastIndexByte(piece, '\n'); end >= 0 {
+			piece = piece[:end+1]
+		}
+		q.beginWrite()
+		n, err := q.out.Write(piece)
+		batch = batch[n:]
+		if err != nil {
+			return countLines(batch)
+		}
 	}
 	return 0
+}
+
+// report writes to out that entries are missing.
+func (q *logQueue) report(handler slog.Handler, missing int) error {
+	// Whatever the level of the log is: the entries that are missing were wanted.
+	entry := slog.NewRecord(time.Now(), slog.LevelWarn, "log entries dropped", 0)
+	entry.AddAttrs(slog.Int("count", missing))
+	q.beginWrite()
+	return handler.Handle(context.Background(), entry)
+}
+
+// beginWrite notes that a write to out begins.
+func (q *logQueue) beginWrite() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.writing = time.Now()
 }
 
 // reportWith has the handler, which writes to out, say how many entries are missing.
@@ -114,19 +137,35 @@ func (q *logQueue) isTerminal() bool {
 	return isFile && term.IsTerminal(int(file.Fd()))
 }
 
-// close returns when the entries that wait have been written, or when out has taken nothing
-// for flushLimit. What is written after it is lost.
+// close returns when the entries that wait have been written, when a write of maxLogPiece has
+// taken flushLimit, or after flushTotal. What is not written then is lost.
 func (q *logQueue) close() {
 	q.mu.Lock()
 	q.closed = true
 	q.more.Signal()
-	left := flushLimit
-	if !q.writing.IsZero() {
-		left -= time.Since(q.writing)
-	}
 	q.mu.Unlock()
-	select {
-	case <-q.ended:
-	case <-time.After(left):
+	latest := time.Now().Add(flushTotal)
+	for {
+		left := min(q.untilStuck(), time.Until(latest))
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-q.ended:
+			return
+		case <-time.After(left):
+		}
 	}
 }
+
+// untilStuck returns when out will have taken nothing for flushLimit.
+func (q *logQueue) untilStuck() time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.writing.IsZero() {
+		return flushLimit
+	}
+	return flushLimit - time.Since(q.writing)
+}
+
+func countLines(p []byte) int { return bytes.Count(p, []byte("\n")) }

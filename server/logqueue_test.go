@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,6 +91,59 @@ func TestLogQueueFailure(t *testing.T) {
 		}
 		if want := []string{"written<nil>", "log entries dropped3"}; fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("the log has %q, want %q", got, want)
+		}
+	})
+}
+
+// slowReader takes that many bytes a second, without a pause.
+type slowReader struct {
+	perSecond int
+
+	mu    sync.Mutex
+	taken bytes.Buffer
+}
+
+func (r *slowReader) Write(p []byte) (int, error) {
+	<-time.After(time.Duration(len(p)) * time.Second / time.Duration(r.perSecond))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.taken.Write(p)
+}
+
+func (r *slowReader) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.taken.String()
+}
+
+// TestLogQueueSlowReader: the end waits for one who is reading, up to flushTotal.
+func TestLogQueueSlowReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			perSecond int
+			whole     bool
+		}{{640 << 10, true}, {20 << 10, false}} {
+			r := &slowReader{perSecond: test.perSecond}
+			q := newLogQueue(r)
+			log := newLogger(&config.Config{LogFormat: "json"}, q)
+			log.Info("first")
+			synctest.Wait()
+			for range 900 {
+				log.Info("entry", "padding", strings.Repeat("x", 1000))
+			}
+			<-time.After(flushLimit + flushLimit/5)
+			log.Error("why the process ends")
+			begun := time.Now()
+			q.close()
+			took, taken := time.Since(begun), r.text()
+			if whole := strings.Contains(taken, "why the process ends"); whole != test.whole {
+				t.Errorf("at %d B/s the last entry is in the log: %v, want %v", test.perSecond, whole, test.whole)
+			}
+			if (took < flushTotal) != test.whole || took > flushTotal {
+				t.Errorf("at %d B/s close took %v", test.perSecond, took)
+			}
+			<-q.ended
 		}
 	})
 }
