@@ -30,7 +30,7 @@ const (
 // the queue full is dropped and counted. When out takes entries again, an entry says how
 // many are missing. Lines are counted: an entry of slog is always one.
 type logQueue struct {
-	out   io.Writer
+	out   *lineWriter
 	more  *sync.Cond    // of mu: entries wait, or the queue is closed
 	ended chan struct{} // closed when run has returned
 
@@ -44,7 +44,8 @@ type logQueue struct {
 
 // newLogQueue returns a queue in front of out. Close must be called.
 func newLogQueue(out io.Writer) *logQueue {
-	q := &logQueue{out: out, ended: make(chan struct{}), handler: slog.NewJSONHandler(out, nil)}
+	lines := &lineWriter{out: out}
+	q := &logQueue{out: lines, ended: make(chan struct{}), handler: slog.NewJSONHandler(lines, nil)}
 	q.more = sync.NewCond(&q.mu)
 	go q.run()
 	return q
@@ -133,7 +134,7 @@ func (q *logQueue) reportWith(handler slog.Handler) {
 
 // isTerminal reports whether a person reads the log as it is written.
 func (q *logQueue) isTerminal() bool {
-	file, isFile := q.out.(*os.File)
+	file, isFile := q.out.out.(*os.File)
 	return isFile && term.IsTerminal(int(file.Fd()))
 }
 
@@ -166,6 +167,30 @@ func (q *logQueue) untilStuck() time.Duration {
 		return flushLimit
 	}
 	return flushLimit - time.Since(q.writing)
+}
+
+// lineWriter writes lines to out. After a write that failed within a line, as on a full disk,
+// the next write begins a new line.
+type lineWriter struct {
+	out    io.Writer
+	within bool // the last byte that out took is not the end of a line
+	torn   bool // the rest of that line is lost
+}
+
+// Write writes p.
+func (w *lineWriter) Write(p []byte) (n int, err error) {
+	if w.torn {
+		if _, err := w.out.Write([]byte("\n")); err != nil {
+			return 0, err
+		}
+		w.within = false
+	}
+	n, err = w.out.Write(p)
+	if n > 0 {
+		w.within = p[n-1] != '\n'
+	}
+	w.torn = err != nil && w.within
+	return n, err
 }
 
 func countLines(p []byte) int { return bytes.Count(p, []byte("\n")) }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -93,6 +94,92 @@ func TestLogQueueFailure(t *testing.T) {
 			t.Errorf("the log has %q, want %q", got, want)
 		}
 	})
+}
+
+// fullDisk takes no more than there is space for, as a file does.
+type fullDisk struct {
+	bytes.Buffer
+
+	space int
+}
+
+func (d *fullDisk) Write(p []byte) (int, error) {
+	n := min(len(p), d.space)
+	d.space -= n
+	d.Buffer.Write(p[:n])
+	if n < len(p) {
+		return n, errors.New("no space left on device")
+	}
+	return n, nil
+}
+
+// TestLogQueueShortWrite: on a disk that is full for a while, each entry is either whole in
+// the log or counted, and none is glued to what was left of another.
+func TestLogQueueShortWrite(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const entries = 200
+		for _, space := range []int{0, 1, 4096, maxLogPiece, maxLogPiece + 1, 100_000, 1 << 20} {
+			d := &fullDisk{space: space}
+			g := &gatedWriter{Writer: d, open: make(chan struct{})}
+			q := newLogQueue(g)
+			log := newLogger(&config.Config{LogFormat: "json"}, q)
+			for i := range entries {
+				log.Info("entry", "n", i, "padding", strings.Repeat("x", 1000))
+			}
+			close(g.open)
+			synctest.Wait()
+			log.Info("lost as well") // Unless there is space.
+			synctest.Wait()
+			d.space = 1 << 20
+			log.Info("written")
+			q.close()
+			seen, missing := map[string]int{}, 0
+			for line := range strings.Lines(d.String()) {
+				var entry struct {
+					Msg   string
+					Count int
+				}
+				if json.Unmarshal([]byte(line), &entry) == nil {
+					seen[entry.Msg]++
+					missing += entry.Count
+				}
+			}
+			if got := seen["entry"] + seen["lost as well"] + missing; got != entries+1 || seen["written"] != 1 {
+				t.Errorf("with space for %d bytes, %v are in the log and %d counted as dropped, want %d together and the last one",
+					space, seen, missing, entries+1)
+			}
+		}
+	})
+}
+
+// TestLogQueueLongEntry: an entry of several pieces is torn where a piece ends.
+func TestLogQueueLongEntry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &fullDisk{space: maxLogPiece}
+		q := newLogQueue(d)
+		fmt.Fprintln(q, strings.Repeat("x", 3*maxLogPiece))
+		synctest.Wait()
+		d.space = 1 << 20
+		fmt.Fprintln(q, "written")
+		q.close()
+		if _, rest, _ := strings.Cut(d.String(), "\n"); !strings.HasPrefix(rest, "written\n") || !strings.Contains(rest, `"count":1}`) {
+			t.Errorf("after the torn entry the log has %q", rest)
+		}
+	})
+}
+
+// gatedWriter takes nothing before open is closed.
+type gatedWriter struct {
+	io.Writer
+
+	open chan struct{}
+}
+
+func (g *gatedWriter) Write(p []byte) (int, error) {
+	<-g.open
+	return g.Writer.Write(p)
 }
 
 // slowReader takes that many bytes a second, without a pause.
