@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"unicode"
@@ -83,7 +84,7 @@ func (a *Agent) detail(what string) string { return a.address + ": " + what }
 // come.
 func (a *Agent) failure(err error, heard *hearing, begun bool) *agent.Error {
 	s := status.Convert(err)
-	if s.Code() == codes.Unimplemented {
+	if s.Code() == codes.Unimplemented && !begun && (!heard.trailers.Load() || saysNoMethod(s.Message())) {
 		return &agent.Error{
 			Message: "the agent does not implement " + parleyv1.AgentService_ServiceDesc.ServiceName, Detail: a.detail(a.reason(s)),
 		}
@@ -106,6 +107,19 @@ func (a *Agent) failure(err error, heard *hearing, begun bool) *agent.Error {
 		failure.Message, failure.Retryable = "the agent was lost before it answered", true
 	}
 	return failure
+}
+
+// saysNoMethod reports whether a server says on its own that it does not have the method: gRPC
+// for Go, Python, Java and Node, the code that is generated for Go and Python, and those that
+// say nothing, as for Rust. Agents may end a call with the same status for a reason of theirs.
+func saysNoMethod(message string) bool {
+	if message == "" {
+		return true
+	}
+	return slices.ContainsFunc([]string{
+		"unknown service ", "unknown method ", "method Respond not implemented",
+		"Method not found", "Method not implemented!", "The server does not implement the method ",
+	}, func(words string) bool { return strings.HasPrefix(message, words) })
 }
 
 // said is what the agent tells of its failure.

@@ -34,6 +34,7 @@ func TestAgentsOwnWord(t *testing.T) {
 		{status.Error(codes.Internal, "bug"), "the agent said: bug", false},
 		{status.Error(codes.InvalidArgument, "no"), "the agent said: no", false},
 		{status.Error(codes.Canceled, "stopped"), "the agent said: stopped", false},
+		{status.Error(codes.Unimplemented, "pictures are not supported; send text"), "the agent said: pictures are not supported; send text", false},
 		{errors.New("plain"), "the agent said: plain", false},
 		{status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and did not say why", false},
 		{status.Error(codes.Internal, " \x00\x1b "), "the agent failed with status Internal and did not say why", false},
@@ -199,6 +200,24 @@ func TestNoSuchService(t *testing.T) {
 		_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
 		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || !strings.HasPrefix(got.Detail, address+": ") || got.Retryable {
 			t.Errorf("%+v", got)
+		}
+	}
+}
+
+// TestNoSuchMethod has servers that say in the words of their language that they do not have
+// the method.
+func TestNoSuchMethod(t *testing.T) {
+	for _, words := range []string{
+		"", "unknown method Respond for service parley.v1.AgentService", "method Respond not implemented",
+		"Method not found!", "Method not found: parley.v1.AgentService/Respond", "Method not implemented!",
+		"The server does not implement the method /parley.v1.AgentService/Respond",
+	} {
+		s := start(t, "127.0.0.1:0", nil, func(*parleyv1.RespondRequest, pieces) error {
+			return status.Error(codes.Unimplemented, words)
+		})
+		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
+		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || got.Detail != s.address+": "+words || got.Retryable {
+			t.Errorf("%q: %+v", words, got)
 		}
 	}
 }
