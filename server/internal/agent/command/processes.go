@@ -8,29 +8,31 @@ import (
 // Processes are the programs that run for the agents of a server. [Processes.Reap] keeps away
 // from them: a program's end is for the turn that started it. The zero value is ready for use.
 type Processes struct {
-	// starting is held for reading from a program's start until its number is known, so that
-	// Reap cannot take it for an orphan.
-	starting sync.RWMutex
-
-	mu    sync.Mutex
-	ours  map[int]int   // how many programs of that number were started and not waited for
-	ended chan struct{} // closed when another one was waited for
+	mu       sync.Mutex
+	starting int           // programs whose number is not known yet
+	ours     map[int]int   // how many programs of that number were started and not waited for
+	changed  chan struct{} // if not nil, closed when a program was started or waited for
 }
 
-// start starts a program. If it returns no error, wait must be called.
+// start starts a program. If it returns no error, wait must be called. Nothing else waits for a
+// program that hangs while it starts, as on a dead network disk, but Reap: until its number is
+// known it cannot be told from an orphan, and orphans stay zombies.
 func (p *Processes) start(cmd *exec.Cmd) error {
-	p.starting.RLock()
-	defer p.starting.RUnlock()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
+	p.mu.Lock()
+	p.starting++
+	p.mu.Unlock()
+	err := cmd.Start()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ours == nil {
-		p.ours = make(map[int]int)
+	p.starting--
+	if err == nil {
+		if p.ours == nil {
+			p.ours = make(map[int]int)
+		}
+		p.ours[cmd.Process.Pid]++
 	}
-	p.ours[cmd.Process.Pid]++
-	return nil
+	p.announce()
+	return err
 }
 
 // wait waits for a program to end.
@@ -43,23 +45,30 @@ func (p *Processes) wait(cmd *exec.Cmd) error {
 	if p.ours[cmd.Process.Pid] == 0 {
 		delete(p.ours, cmd.Process.Pid)
 	}
-	if p.ended != nil {
-		close(p.ended)
-		p.ended = nil
-	}
+	p.announce()
 	return err
 }
 
-// isOurs reports whether a program of this number was started and not waited for. If so, the
-// channel is closed when that may have changed.
-func (p *Processes) isOurs(pid int) (bool, <-chan struct{}) {
+// announce tells who waits for a change that there was one. The caller holds mu.
+func (p *Processes) announce() {
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// unlessOurs calls f unless a process of this number may be a program that was started and not
+// waited for. Then it returns a channel that is closed when that may have changed. No program
+// starts before f returns.
+func (p *Processes) unlessOurs(pid int, f func()) (changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ours[pid] == 0 {
-		return false, nil
+	if p.starting == 0 && p.ours[pid] == 0 {
+		f()
+		return nil
 	}
-	if p.ended == nil {
-		p.ended = make(chan struct{})
+	if p.changed == nil {
+		p.changed = make(chan struct{})
 	}
-	return true, p.ended
+	return p.changed
 }

@@ -36,33 +36,26 @@ func (p *Processes) Reap(ctx context.Context, died <-chan os.Signal, log *slog.L
 	}
 }
 
-// reapAll reaps what has ended. If a program of an agent has ended and stands before other
-// processes, it returns a channel that is closed when that may have changed.
+// reapAll reaps what has ended. If what may be a program of an agent has ended and stands before
+// other processes, it returns a channel that is closed when that may have changed.
 func (p *Processes) reapAll(log *slog.Logger) (again <-chan struct{}) {
 	for {
 		pid := firstEnded()
 		if pid == 0 {
 			return nil
 		}
-		isOurs, changed := p.reap(pid, log)
-		if isOurs {
-			return changed
+		if again := p.unlessOurs(pid, func() { reap(pid, log) }); again != nil {
+			return again
 		}
 	}
 }
 
-// reap reaps a process that has ended unless it is a program of an agent.
-func (p *Processes) reap(pid int, log *slog.Logger) (isOurs bool, changed <-chan struct{}) {
-	p.starting.Lock()
-	defer p.starting.Unlock()
-	if isOurs, changed = p.isOurs(pid); isOurs {
-		return true, changed
-	}
-	// If it is no child any more, its agent has waited for it in the meantime.
+// reap reaps a process that has ended. If it is no child any more, its agent has waited for it
+// in the meantime.
+func reap(pid int, log *slog.Logger) {
 	if reaped, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err == nil && reaped == pid {
 		log.Debug("orphaned process reaped", "pid", pid)
 	}
-	return false, nil
 }
 
 // firstEnded is the number of a child that has ended and was not waited for, 0 if there is none.
