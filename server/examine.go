@@ -80,7 +80,8 @@ func examine(ctx context.Context, path string, pages bool, out io.Writer) error 
 	}
 	var stderr firstBytes
 	process := exec.CommandContext(ctx, self, examineName, fmt.Sprintf("--%s=%t", pagesFlag, pages), "--", path)
-	process.Env = os.Environ() // The same program: GOMEMLIMIT and the like apply to it as well.
+	// Env is left nil, all of the environment: it is the same program, to which GOMEMLIMIT and the
+	// like apply as well.
 	process.Stdout, process.Stderr = out, &stderr
 	if _, err := process.StdinPipe(); err != nil { // It is closed when this process ends, however it does.
 		return err
