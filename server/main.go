@@ -44,10 +44,11 @@ func main() {
 	os.Exit(code)
 }
 
-// newGRPCLog returns the log of gRPC itself, which the environment turns on as in every
-// program with gRPC. Otherwise it writes nothing: what goes wrong in gRPC comes to us as an
-// error, and its own log has neither our levels nor our form, and calls it an error that an
-// agent serves no health.
+// newGRPCLog returns the log of gRPC itself, as text. GRPC_GO_LOG_SEVERITY_LEVEL turns it on and
+// GRPC_GO_LOG_VERBOSITY_LEVEL applies; GRPC_GO_LOG_FORMATTER does not, for grpclog exports no
+// logger that writes JSON to a writer of ours. Otherwise it writes nothing: what goes wrong in
+// gRPC comes to us as an error, and its own log has neither our levels nor our form, and calls
+// it an error that an agent serves no health.
 func newGRPCLog(getenv func(string) string, w io.Writer) grpclog.LoggerV2 {
 	infos, warnings, errs := io.Discard, io.Discard, io.Discard
 	switch strings.ToLower(getenv("GRPC_GO_LOG_SEVERITY_LEVEL")) {
