@@ -125,7 +125,7 @@ func revealed(headers map[string]config.Secret) map[string]string {
 	return values
 }
 
-// logAgents says which agents there are and what is behind them, and what is doubtful.
+// logAgents says which agents there are and what is behind them, and the warnings of all settings.
 func logAgents(log *slog.Logger, c *config.Config) {
 	for _, a := range c.Agents {
 		attributes := []any{"agent", a.Name, "kind", a.Kind, "default", a.Name == c.DefaultAgent}
@@ -140,6 +140,7 @@ func logAgents(log *slog.Logger, c *config.Config) {
 		log.Info("agent configured", attributes...)
 	}
 	for _, warning := range c.Warnings {
-		log.Warn("doubtful setting", "setting", warning)
+		//nolint:sloglint // The problem is a constant.
+		log.Warn(warning.Problem, "setting", warning.Setting, "advice", warning.Advice)
 	}
 }

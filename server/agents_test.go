@@ -204,7 +204,7 @@ func TestNewAgentsFaults(t *testing.T) {
 func TestLogAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	c := load(t, []string{"--config", path}, environ)
-	c.Warnings = []string{"there: is doubtful"}
+	c.Warnings = []config.Warning{{Setting: "PARLEY_TLL", Problem: "unknown environment variable ignored", Advice: "did you mean PARLEY_TTL?"}}
 	var out bytes.Buffer
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
@@ -222,7 +222,7 @@ level=INFO msg="agent configured" agent=neighbour kind=remote default=false addr
 level=INFO msg="agent configured" agent=parrot kind=echo default=false
 level=INFO msg="agent configured" agent=planner kind=remote default=false address=planner.example:7001 tls=true
 level=INFO msg="agent configured" agent=writer kind=command default=false program=cat
-level=WARN msg="doubtful setting" setting="there: is doubtful"
+level=WARN msg="unknown environment variable ignored" setting=PARLEY_TLL advice="did you mean PARLEY_TTL?"
 `
 	if d := cmp.Diff(want, out.String()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

@@ -99,7 +99,7 @@ func TestUnknownVariable(t *testing.T) {
 	process := parleyd(t, "--store=memory")
 	process.Env = append(process.Env, "PARLEY_PORT=tcp://10.0.0.1:50051")
 	s := startProcess(t, process)
-	s.await(t, "doubtful setting", "level=WARN", "setting=PARLEY_PORT: unknown variable, ignored; parleyd --help lists the known ones")
+	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT", "advice=parleyd --help lists the known ones")
 }
 
 // logLine is a line of the log in JSON.

@@ -129,6 +129,14 @@ func TestConfigHelpExample(t *testing.T) {
 	}
 }
 
+// texts are the warnings as check-config prints them.
+func texts(warnings []Warning) (lines []string) {
+	for _, w := range warnings {
+		lines = append(lines, w.String())
+	}
+	return lines
+}
+
 func TestConfigWarnings(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := configtest.Certificate(t)
@@ -138,7 +146,7 @@ func TestConfigWarnings(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "cert"), cert, 0o644)
 	writeFile(t, filepath.Join(dir, "key"), key, 0o604)
 	modeIs := func(key, mode string) string {
-		return "agents.a." + key + ": other users of this machine may get at the file, its mode is " + mode + "; chmod 600 keeps them out"
+		return "agents.a." + key + ": file with a secret is open to other users; chmod 600 keeps them out; its mode is " + mode
 	}
 	for _, test := range []struct {
 		agent string
@@ -160,10 +168,10 @@ func TestConfigWarnings(t *testing.T) {
 		{"kind: openai, model: m, base_url: 'http://localhost/v1', headers: {x: y}", nil},
 		{"kind: openai, model: m, base_url: 'https://10.0.0.1/v1', headers: {x: y}", nil},
 		{"kind: remote, address: '10.0.0.1:1', headers: {x: y}", []string{
-			"agents.a.headers: go over the network unencrypted; write tls if the service has it",
+			"agents.a.headers: headers go over the network unencrypted; write tls if the service has it",
 		}},
 		{"kind: remote, address: 'dns:///h:1', headers: {x: y}", []string{
-			"agents.a.headers: go over the network unencrypted; write tls if the service has it",
+			"agents.a.headers: headers go over the network unencrypted; write tls if the service has it",
 		}},
 		{"kind: remote, address: '10.0.0.1:1', headers: {x: y}, tls: {}", nil},
 		{"kind: remote, address: '10.0.0.1:1'", nil},
@@ -179,8 +187,8 @@ func TestConfigWarnings(t *testing.T) {
 		for i, want := range test.want {
 			test.want[i] = path + ":1: " + want
 		}
-		if !slices.Equal(c.Warnings, test.want) {
-			t.Errorf("%s: got %q, want %q", test.agent, c.Warnings, test.want)
+		if got := texts(c.Warnings); !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %q, want %q", test.agent, got, test.want)
 		}
 	}
 }

@@ -62,10 +62,18 @@ type Config struct {
 	DefaultAgent string  // the name of one of Agents
 	Agents       []Agent // by name, each once; echo is always among them
 
-	// Warnings are of what is allowed, but hardly meant: the place, then what is doubtful. No
-	// secret is in them.
-	Warnings []string
+	Warnings []Warning
 }
+
+// Warning is of what is allowed, but hardly meant. No secret is in it.
+type Warning struct {
+	Setting string // the variable, or the place in the file
+	Problem string // one text for each kind of warning
+	Advice  string
+}
+
+// String is the warning on one line.
+func (w Warning) String() string { return w.Setting + ": " + w.Problem + "; " + w.Advice }
 
 // settings is the one table of what flags, environment and file can set, in the order of
 // the help. Making it gives every field of c its default.

@@ -262,7 +262,7 @@ func FuzzConfigFile(f *testing.F) {
 // TestUnknownVariables: a variable that names no setting is a warning, which names the one
 // that may be meant.
 func TestUnknownVariables(t *testing.T) {
-	const unknown, list = ": unknown variable, ignored; ", "parleyd --help lists the known ones"
+	const unknown, list = ": unknown environment variable ignored; ", "parleyd --help lists the known ones"
 	for _, test := range []struct {
 		environ string // separated by blanks
 		want    []string
@@ -290,7 +290,7 @@ func TestUnknownVariables(t *testing.T) {
 			t.Errorf("%s: %v", test.environ, err)
 			continue
 		}
-		if d := cmp.Diff(test.want, c.Warnings); d != "" {
+		if d := cmp.Diff(test.want, texts(c.Warnings)); d != "" {
 			t.Errorf("%s: warnings (-want +got):\n%s", test.environ, d)
 		}
 	}

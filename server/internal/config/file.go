@@ -62,9 +62,9 @@ func (f *file) fault(key string, n *yaml.Node, format string, args ...any) {
 	f.loader.fault(f.place(key, n), format, args...)
 }
 
-func (f *file) warn(key string, n *yaml.Node, format string, args ...any) {
+func (f *file) warn(key string, n *yaml.Node, problem, advice string) {
 	c := f.loader.config
-	c.Warnings = append(c.Warnings, f.place(key, n)+": "+fmt.Sprintf(format, args...))
+	c.Warnings = append(c.Warnings, Warning{f.place(key, n), problem, advice})
 }
 
 func (f *file) place(key string, n *yaml.Node) string {

@@ -156,7 +156,7 @@ func (l *loader) readEnvironment() {
 			if near := nearest(strings.ToUpper(name), known); near != "" {
 				advice = "did you mean " + near + "?"
 			}
-			l.config.Warnings = append(l.config.Warnings, name+": unknown variable, ignored; "+advice)
+			l.config.Warnings = append(l.config.Warnings, Warning{name, "unknown environment variable ignored", advice})
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
 		f.fault(key, n, "has neither a key nor a base_url, and the provider's own API takes nobody without a key; "+
 			"write api_key_env or api_key_file, or the base_url of another API")
 	case at != nil && len(a.Headers)+len(a.APIKey.Reveal()) > 0 && isPlainHTTP(a.BaseURL):
-		f.warn(key+".base_url", at, "key and headers go over the network unencrypted; write https if the API has it")
+		f.warn(key+".base_url", at, "key and headers go over the network unencrypted", "write https if the API has it")
 	}
 }
 

@@ -146,8 +146,8 @@ func TestCheckConfigFaults(t *testing.T) {
 // TestCheckConfigUnknownVariable: check-config shows what a start would log.
 func TestCheckConfigUnknownVariable(t *testing.T) {
 	_, warnings := checkConfig(t, nil, []string{"PARLEY_PORT=tcp://10.0.0.1:50051", "PARLEY_TLL=1h"})
-	const want = "parleyd: warning: PARLEY_PORT: unknown variable, ignored; parleyd --help lists the known ones\n" +
-		"parleyd: warning: PARLEY_TLL: unknown variable, ignored; did you mean PARLEY_TTL?\n"
+	const want = "parleyd: warning: PARLEY_PORT: unknown environment variable ignored; parleyd --help lists the known ones\n" +
+		"parleyd: warning: PARLEY_TLL: unknown environment variable ignored; did you mean PARLEY_TTL?\n"
 	if warnings != want {
 		t.Errorf("the warnings are %q, want %q", warnings, want)
 	}
@@ -159,10 +159,10 @@ func TestCheckConfigOpensNothing(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "key"), "sk-marked", 0o644)
 	path := inFile(t, "agents: {a: {kind: openai, model: m, api_key_file: "+dir+"/key}}")
 	printed, warnings := checkConfig(t, []string{"--config", path, "--data-dir", filepath.Join(dir, "data")}, nil)
-	if !strings.HasPrefix(warnings, "parleyd: warning: "+path+":1: agents.a.api_key_file: other users") || strings.Count(warnings, "\n") != 1 {
+	if !strings.HasPrefix(warnings, "parleyd: warning: "+path+":1: agents.a.api_key_file: file with a secret is open") || strings.Count(warnings, "\n") != 1 {
 		t.Errorf("warnings: %s", warnings)
 	}
-	if strings.Contains(printed, "other users") || strings.Contains(printed+warnings, "marked") {
+	if strings.Contains(printed, "open to other users") || strings.Contains(printed+warnings, "marked") {
 		t.Errorf("printed: %s", printed)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {

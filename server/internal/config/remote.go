@@ -46,7 +46,7 @@ func (f *file) checkRemote(key string, a *Agent, n *yaml.Node) {
 	f.require(key, n, "address", "write where the AgentService is: host:port or unix:PATH")
 	host, _, _ := net.SplitHostPort(strings.TrimPrefix(a.Address, "dns:///"))
 	if len(a.Headers) > 0 && a.TLS == nil && !isSocket(a.Address) && !isLoopback(host) {
-		f.warn(key+".headers", child(n, "headers"), "go over the network unencrypted; write tls if the service has it")
+		f.warn(key+".headers", child(n, "headers"), "headers go over the network unencrypted", "write tls if the service has it")
 	}
 }
 

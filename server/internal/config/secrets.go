@@ -176,6 +176,6 @@ func readRegular(path string, most int) ([]byte, error) {
 // fault: Docker and Kubernetes mount their secrets so.
 func (f *file) warnReadable(key string, n *yaml.Node, path string) {
 	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-		f.warn(key, n, "other users of this machine may get at the file, its mode is %#o; chmod 600 keeps them out", info.Mode().Perm())
+		f.warn(key, n, "file with a secret is open to other users", fmt.Sprintf("chmod 600 keeps them out; its mode is %#o", info.Mode().Perm()))
 	}
 }
