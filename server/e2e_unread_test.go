@@ -14,8 +14,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestUnreadLog: nobody reads standard error, and the pipe behind it is full. Turns complete,
-// and the server stops as always. If somebody reads again, the log says how much is missing.
+// TestUnreadLog: the pipe behind standard error is full, or its reader has ended. Turns complete, and
+// the server stops as always. When the pipe is read again, the log says how many entries are missing.
 func TestUnreadLog(t *testing.T) {
 	t.Parallel()
 	t.Run("read again", func(t *testing.T) {
@@ -47,6 +47,15 @@ func TestUnreadLog(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("the server does not stop")
 		}
+		s.wantStop(t)
+	})
+	t.Run("the reader ended", func(t *testing.T) {
+		t.Parallel()
+		s, unread := startUnread(t)
+		say(t, s, "before", "Hi")
+		unread.Close()
+		chatUnread(t, s)
+		s.terminate()
 		s.wantStop(t)
 	})
 }

@@ -70,6 +70,9 @@ func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr
 			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
 		})
 		context.AfterFunc(ctx, stopping)
+		// A write to standard error whose reader has ended fails, but does not end the server. The
+		// signal is caught and not ignored: programs of agents would inherit that.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 		room := newHeadroom(environ)
 		defer room.release()
 		log := newLogger(c, stderr)
