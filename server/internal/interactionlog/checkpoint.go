@@ -49,8 +49,6 @@ type pending struct {
 		lost  int64
 		since time.Time
 	}
-	// latest is the latest time of an entry that this process has written.
-	latest time.Time
 	// What is remembered of imports and erasures: the latest time until which it is needed, its
 	// bytes, and with how many of them it is compacted.
 	imported     time.Time

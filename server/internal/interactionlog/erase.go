@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // maxRewrites is how often a file is begun anew that is edited meanwhile.
@@ -52,6 +53,10 @@ type erasure struct {
 	seed   maphash.Seed
 	// mentions counts the lines of the file at hand that cannot be read and hold the id.
 	mentions int
+	// The time until which CatchUp knows that the conversation was erased, and the latest time
+	// of the entries of it that were found. An entry that is dated after what an import may bring
+	// was written by hand and does not count: CatchUp never adds one like it.
+	until, latest time.Time
 }
 
 func (e *erasure) run(ctx context.Context) (erased int64, err error) {
@@ -75,22 +80,39 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 // forget keeps CatchUp from adding again what is erased, as far as it was said until now.
 func (e *erasure) forget() error {
 	e.mu.Lock()
-	now := e.options.Now()
 	err := errClosed
 	if !e.closed {
 		err = e.save(false) // Somebody may have removed it.
 	}
 	if err == nil {
-		if e.pending.latest.After(now) {
-			now = e.pending.latest // A conversation that was imported may be ahead of the clock.
-		}
-		err = e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: now, Until: now})
+		err = e.forgetUntil(e.options.Now())
 	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	return syncFile(e.checkpointPath())
+}
+
+// forgetFound does the same for the entries that were found, if one of them is later: the entries
+// of an imported conversation may be up to importedAhead after the clock, and others are written
+// while the erasure runs. e.mu is held.
+func (e *erasure) forgetFound() error {
+	latest := e.latest.Add(time.Microsecond - 1) // Its message may be later by less than the entry shows.
+	if !latest.After(e.until) {
+		return nil
+	}
+	if err := e.forgetUntil(latest); err != nil {
+		return err
+	}
+	return syncFile(e.checkpointPath())
+}
+
+// forgetUntil remembers that the conversation was erased, but does not make that durable. e.mu is
+// held.
+func (e *erasure) forgetUntil(until time.Time) error {
+	e.until = until
+	return e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: until, Until: until})
 }
 
 // day erases from the file of a day.
@@ -162,6 +184,9 @@ func (e *erasure) matches(f *openedFile, lines iter.Seq2[rawLine, error]) iter.S
 			l, err := read(at)
 			switch {
 			case err == nil && l.tenant == e.query.tenant && l.interaction.ConversationId == e.query.session:
+				if said := l.interaction.GetTimestamp().AsTime(); said.After(e.latest) && !said.After(e.options.Now().Add(importedAhead)) {
+					e.latest = said
+				}
 				if !yield(at, nil) {
 					return
 				}

@@ -104,12 +104,51 @@ func TestImportFromAhead(t *testing.T) {
 }
 
 // TestEraseFromAhead erases an entry for good that is dated ahead of the clock, since its
-// conversation was imported from such a server.
+// conversation was imported from such a server, whatever happens between the two.
 func TestEraseFromAhead(t *testing.T) {
+	for name, between := range map[string]func(*service){
+		"nothing":    func(*service) {},
+		"a crash":    (*service).restart,
+		"a restart":  func(s *service) { do(t, s.log.Close()); s.open(); do(t, s.catchUp()) },
+		"an erasure": func(s *service) { s.log.erase("another", 0) },
+		"a line that somebody has dated far ahead": func(s *service) {
+			path := s.log.path((dayOf(noon) + 1000).fileName())
+			line := entry{at: "2029-11-20T09:00:00.000000Z", session: "elsewhere", tenant: "acme", content: "by hand"}
+			do(t, os.WriteFile(path, []byte(line.String()), fileMode))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t, logDir(t))
+			s.importAt("elsewhere", s.now.Add(50*time.Second))
+			s.add("acme", "elsewhere", "secret")
+			between(s)
+			s.now = s.now.Add(time.Second)
+			if n, err := s.log.Erase(t.Context(), "acme", "elsewhere"); n == 0 || err != nil {
+				t.Errorf("Erase = %d, %v, want entries erased", n, err)
+			}
+			s.restart()
+			s.wants()
+			s.now = s.now.Add(2 * time.Minute)
+			s.deaf = true
+			s.add("acme", "elsewhere", "later")
+			s.restart()
+			s.wants("later")
+			do(t, s.log.Close())
+		})
+	}
+}
+
+// TestEraseOfWhatComes keeps from the log what was said and erased while an Erase was running.
+func TestEraseOfWhatComes(t *testing.T) {
 	s := newService(t, logDir(t))
-	s.importAt("elsewhere", s.now.Add(50*time.Second))
-	s.add("acme", "elsewhere", "secret")
-	s.log.erase("elsewhere", 1)
+	s.add("acme", "gone", "one")
+	comes := &rewriting{Context: t.Context(), unfinished: s.log.path("." + dayOf(noon).fileName() + unfinishedSuffix), happen: func() {
+		s.now = s.now.Add(time.Second)
+		s.add("acme", "gone", "two")
+	}}
+	if n, err := s.log.Erase(comes, "acme", "gone"); n != 2 || err != nil {
+		t.Errorf("Erase = %d, %v, want 2 entries erased", n, err)
+	}
 	s.restart()
 	s.wants()
 	do(t, s.log.Close())

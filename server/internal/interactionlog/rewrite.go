@@ -190,6 +190,9 @@ func (w *rewrite) replace(ctx context.Context) error {
 	if err := errors.Join(w.to.Sync(), w.to.Close()); err != nil {
 		return err
 	}
+	if err := w.forgetFound(); err != nil {
+		return err
+	}
 	if err := os.Rename(w.to.Name(), w.path); err != nil {
 		return err
 	}

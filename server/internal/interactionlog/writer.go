@@ -51,9 +51,6 @@ func (l *Log) commit(changes []store.Change) {
 		if earliest.IsZero() || at.Before(earliest) {
 			earliest = at
 		}
-		if at.After(l.pending.latest) {
-			l.pending.latest = at
-		}
 		d := dayOf(at)
 		if end > 1 && (d != current || len(longer) > maxWriteBytes) {
 			l.write(current, longer[:end])
