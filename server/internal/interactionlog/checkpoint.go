@@ -157,6 +157,8 @@ func (l *Log) note(earliest time.Time) {
 // sync makes durable what was written until now, while messages go on coming, and says so in
 // the checkpoint.
 func (l *Log) sync() error {
+	l.syncing.Lock()
+	defer l.syncing.Unlock()
 	u := l.takeUnsynced()
 	if u == nil {
 		return l.idle()
@@ -232,7 +234,8 @@ func (l *Log) synced(u *unsynced, err error) error {
 	if !p.earliest.IsZero() && p.earliest.Before(u.whole) {
 		u.whole = p.earliest
 	}
-	if !p.unsure && l.failing.lost == 0 && !u.whole.IsZero() {
+	// What was remembered of imports ahead of the checkpoint is gone: it never goes back here.
+	if !p.unsure && l.failing.lost == 0 && u.whole.After(p.saved.Whole) {
 		p.saved.Whole = u.whole
 	}
 	return errors.Join(err, l.save(false))

@@ -143,7 +143,7 @@ func (e *erasure) rewrite(ctx context.Context, d day, path string) (int64, error
 	if err != nil || !found {
 		return 0, err
 	}
-	w := &rewrite{erasure: e, from: f, path: path}
+	w := &rewrite{erasure: e, day: d, from: f, path: path}
 	w.read.SetSeed(e.seed)
 	e.mentions = 0
 	err = w.run(ctx)

@@ -91,6 +91,10 @@ type Log struct {
 	erasing chan struct{} // holds a value while an Erase is under way
 	lost    atomic.Int64  // lines, since the start
 
+	// syncing is held while files are made durable or replaced, and is locked before mu: a file
+	// that is replaced during its sync cannot be told from one that has lost entries.
+	syncing sync.Mutex
+
 	// mu guards the writing side. Whoever replaces a file holds it, so that no line goes
 	// into the old one.
 	mu      sync.Mutex

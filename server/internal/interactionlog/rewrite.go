@@ -39,6 +39,7 @@ func isUnfinished(name string) bool {
 type rewrite struct {
 	*erasure
 
+	day  day
 	from *openedFile
 	path string
 	to   *os.File // nil: it is not there, or has taken the place of the old one
@@ -166,13 +167,22 @@ func (w *rewrite) take(ctx context.Context, size int64, parallel bool) error {
 // replace takes over what is left of the old file, and puts the new one in its place, while
 // nothing is appended. All of it is on the disk then: the checkpoint may say so.
 func (w *rewrite) replace(ctx context.Context) error {
+	w.syncing.Lock()
+	defer w.syncing.Unlock()
+	info, err := w.from.Stat()
+	if err != nil {
+		return err
+	}
+	doubt, err := w.checkFailed(info)
+	if err != nil {
+		return err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
 		return errClosed
 	}
-	info, err := w.from.Stat()
-	if err != nil {
+	if info, err = w.from.Stat(); err != nil {
 		return err
 	}
 	named, err := os.Lstat(w.path)
@@ -197,7 +207,33 @@ func (w *rewrite) replace(ctx context.Context) error {
 		return err
 	}
 	w.to = nil
+	if doubt != nil {
+		w.mistrust(doubt)
+	}
+	if t := w.pending.days[w.day]; t != nil && os.SameFile(t.file, info) {
+		delete(w.pending.days, w.day)
+	}
+	w.pending.renamed = true // Until a sync of the directory has succeeded, and for the checkpoint.
 	return syncDir(w.options.Dir)
+}
+
+// checkFailed checks what a failed sync has left of the old file, since the new one ends that
+// failure. What is appended later has seen no sync. doubt is errDoubt. w.syncing is held.
+func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
+	w.mu.Lock()
+	var failed tail
+	if t := w.pending.days[w.day]; t != nil {
+		failed = *t
+	}
+	w.mu.Unlock()
+	if !failed.failed || !os.SameFile(failed.file, info) {
+		return nil, nil
+	}
+	err = failed.check(w.from.File, info, func([]byte, int64) error { return nil })
+	if errors.Is(err, errDoubt) {
+		return err, nil
+	}
+	return nil, err
 }
 
 // copy copies a part of the old file. Errors: errMoved, when it is shorter now.

@@ -95,9 +95,17 @@ func (t *tail) sync(path string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// rewrite writes the tail as it is read from the file. Errors: errDoubt, if it does not contain
-// as many complete entries as the log has written.
+// rewrite writes the tail as it is read from the file. Errors: those of check.
 func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
+	return t.check(f, info, func(text []byte, at int64) error {
+		_, err := f.WriteAt(text, at)
+		return err
+	})
+}
+
+// check visits the lines of the tail. Errors: errDoubt, if the file does not contain as many
+// complete entries as the log has written.
+func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at int64) error) error {
 	if !os.SameFile(t.file, info) || info.Size() < t.to || t.to-t.from > maxRewritten {
 		return fmt.Errorf("%s: %w", f.Name(), errDoubt)
 	}
@@ -110,7 +118,7 @@ func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
 		if _, err := parseLine(bytes.TrimSpace(text)); err == nil {
 			complete++
 		}
-		if _, err := f.WriteAt(text, at); err != nil {
+		if err := visit(text, at); err != nil {
 			return err
 		}
 		at += int64(len(text))

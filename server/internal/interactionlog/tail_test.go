@@ -2,10 +2,12 @@ package interactionlog
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,6 +48,90 @@ func TestFailedSync(t *testing.T) {
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("after Close the checkpoint is %+v, %v, want clean", c, err)
 	}
+}
+
+// TestFailedSyncThenErase ends the doubt after a failed sync, also with a new file that an Erase
+// puts in the place of the one that could not be made durable, unless that one had lost entries.
+func TestFailedSyncThenErase(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
+			s := newService(t, logDir(t))
+			s.add("acme", "c1", "one")
+			s.add("acme", "c2", "two")
+			s.failSync()
+			if lost {
+				f, err := os.OpenFile(s.log.path(dayOf(noon).fileName()), os.O_WRONLY, 0)
+				do(t, err)
+				_, err = f.WriteAt(make([]byte, 20), 0)
+				do(t, err, f.Close())
+			}
+			s.log.erase("c2", 1)
+			s.now = s.now.Add(time.Hour)
+			s.add("acme", "c1", "three")
+			do(t, s.log.sync())
+			if whole := s.log.pending.saved.Whole; whole.Equal(s.now) == lost || s.log.pending.unsure != lost {
+				t.Errorf("after a sync the log is complete until %v, now is %v", whole, s.now)
+			}
+			do(t, s.log.Close())
+			if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean == lost {
+				t.Errorf("after Close the checkpoint is %+v, %v, want clean %t", c, err, !lost)
+			}
+		})
+	}
+}
+
+// underLock is a context that calls a function each time that it is asked while a lock is held.
+type underLock struct {
+	context.Context
+
+	lock *sync.Mutex
+	call func()
+}
+
+// Err implements context.Context.
+func (u *underLock) Err() error {
+	if u.lock.TryLock() {
+		u.lock.Unlock()
+	} else {
+		u.call()
+	}
+	return u.Context.Err()
+}
+
+// TestEraseDuringSync replaces no file while a sync of it may be under way: if that failed, the
+// log would take the new file for one that has lost entries.
+func TestEraseDuringSync(t *testing.T) {
+	w := newWriting(t)
+	w.put("2026-11-20.jsonl", ours()[0]+"half a line")
+	replaced := 0
+	ctx := &underLock{Context: t.Context(), lock: &w.Log.mu, call: func() {
+		replaced++
+		if w.syncing.TryLock() {
+			w.syncing.Unlock()
+			t.Error("a sync may begin while a file is replaced")
+		}
+	}}
+	if n, err := w.Erase(ctx, "acme", "gone"); n != 1 || err != nil || replaced == 0 {
+		t.Errorf("Erase = %d, %v, asked %d times while the file was replaced, want 1 entry and more than once", n, err, replaced)
+	}
+	do(t, w.Close())
+}
+
+// TestEraseWhenIdle leaves the checkpoint where it is while nothing is written.
+func TestEraseWhenIdle(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	s.add("acme", "c2", "two")
+	do(t, s.log.sync())
+	s.now = s.now.Add(time.Hour)
+	s.importAt("foreign", s.now)
+	s.now = s.now.Add(time.Hour)
+	do(t, s.log.sync())
+	s.log.erase("c1", 1)
+	do(t, s.log.sync())
+	s.restart()
+	s.wants("two")
+	do(t, s.log.Close())
 }
 
 // TestFailedSyncAtClose leaves what is not durable to the next start.
