@@ -68,7 +68,8 @@ func (l *Log) begin() error {
 		p.saved = found
 		p.missing.lost, p.missing.since = found.Lost, found.Since
 	} else {
-		p.saved.Whole = now.Add(1) // What the store keeps from before is in the files, or was never to be.
+		p.saved.Whole = now.Add(1)                                // What the store keeps from before is in the files, or was never to be.
+		l.failing.lost, l.failing.since = found.Lost, found.Since // A process without a log has left them.
 	}
 	p.importsBytes, p.imported, p.compactAt = max(0, size-checkpointBytes), now.Add(importedAhead), compactEvery
 	if errors.Is(err, fs.ErrNotExist) {

@@ -23,7 +23,7 @@ var errClosed = errors.New("the log is closed")
 type failing struct {
 	lost  int64     // lines of which the log does not tell yet; the log fails while there are any
 	since time.Time // the first of them
-	cause error     // of the latest
+	cause error     // of the latest; nil if a process before has lost them all
 
 	untold int64 // lines of which operators were not told
 	told   bool  // they know that the log fails
