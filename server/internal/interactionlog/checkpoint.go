@@ -54,6 +54,8 @@ type pending struct {
 	imported     time.Time
 	importsBytes int
 	compactAt    int
+	// forgotten says that an import could not be remembered; operators were told.
+	forgotten bool
 }
 
 func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, checkpointName) }
@@ -125,11 +127,7 @@ func (l *Log) save(durable bool) error {
 	if durable && err == nil {
 		err = f.Sync()
 	}
-	err = errors.Join(err, f.Close())
-	if err == nil && p.importsBytes >= p.compactAt {
-		err = l.compact()
-	}
-	return err
+	return errors.Join(err, f.Close())
 }
 
 // text is the checkpoint as its file begins.

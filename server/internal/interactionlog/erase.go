@@ -79,6 +79,8 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 
 // forget keeps CatchUp from adding again what is erased, as far as it was said until now.
 func (e *erasure) forget() error {
+	e.syncing.Lock()
+	defer e.syncing.Unlock()
 	e.mu.Lock()
 	err := errClosed
 	if !e.closed {
@@ -91,7 +93,7 @@ func (e *erasure) forget() error {
 	if err != nil {
 		return err
 	}
-	return syncFile(e.checkpointPath())
+	return e.syncForgotten()
 }
 
 // forgetFound does the same for the entries that were found, if one of them is later: the entries
@@ -105,7 +107,12 @@ func (e *erasure) forgetFound() error {
 	if err := e.forgetUntil(latest); err != nil {
 		return err
 	}
-	return syncFile(e.checkpointPath())
+	return e.syncForgotten()
+}
+
+// syncForgotten makes durable what was remembered, also if the file was replaced or made since.
+func (e *erasure) syncForgotten() error {
+	return errors.Join(syncFile(e.checkpointPath()), syncDir(e.options.Dir))
 }
 
 // forgetUntil remembers that the conversation was erased, but does not make that durable. e.mu is

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -57,10 +56,13 @@ func (l *Log) noteImport(c *store.Change, then []store.Change) {
 		then[0].ConversationID == c.ConversationID && then[0].Tenant == c.Tenant && then[0].Version == c.Version {
 		return
 	}
-	// If that fails, what came from elsewhere may get lines after a crash.
-	_ = l.remember(imported{
+	err := l.remember(imported{
 		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence(), Until: c.Time.Add(importedAhead),
 	})
+	if err != nil && !l.pending.forgotten {
+		l.pending.forgotten = true
+		l.options.Log.Warn("interaction log may get entries for imported messages after a crash; further warnings are left out", "error", err)
+	}
 }
 
 // remember adds to what is remembered behind the checkpoint. l.mu is held.
@@ -98,8 +100,12 @@ func (l *Log) imports() (map[imported]imported, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	return readImports(io.NewSectionReader(f, checkpointBytes, maxImportsBytes))
+}
+
+func readImports(r io.Reader) (map[imported]imported, error) {
 	found := map[imported]imported{}
-	lines := bufio.NewScanner(io.NewSectionReader(f, checkpointBytes, maxImportsBytes))
+	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxImportsBytes+1) // A power cut may leave zeros without a line break.
 	for lines.Scan() {
 		var i imported
@@ -117,47 +123,4 @@ func (l *Log) imports() (map[imported]imported, error) {
 		found[i.key()] = i
 	}
 	return found, lines.Err()
-}
-
-// compact drops what is no longer needed of what is remembered, with a new file that takes the
-// place of the checkpoint's. It must be on the disk before: an erasure relies on it. l.mu is held.
-func (l *Log) compact() error {
-	p := &l.pending
-	p.compactAt = p.importsBytes + compactEvery
-	found, err := l.imports()
-	if err != nil {
-		return err
-	}
-	text, err := p.saved.text()
-	if err != nil {
-		return err
-	}
-	for _, i := range found {
-		if i.Until.IsZero() {
-			i.Until = p.imported
-		}
-		if p.saved.Whole.After(i.Until) {
-			continue
-		}
-		line, err := json.Marshal(i)
-		if err != nil {
-			return err
-		}
-		text = append(append(text, line...), '\n')
-	}
-	path := filepath.Join(l.options.Dir, unfinishedCheckpoint)
-	f, _, err := openFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(path, l.checkpointPath())
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	p.importsBytes = len(text) - checkpointBytes
-	p.compactAt = p.importsBytes + compactEvery
-	return syncDir(l.options.Dir)
 }

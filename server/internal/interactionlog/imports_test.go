@@ -214,9 +214,8 @@ func TestImportsOfAnEarlierVersion(t *testing.T) {
 	do(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), fileMode))
 	s.restart()
 	s.wants()
-	s.log.Log.mu.Lock()
+	s.log.pending.compactAt = 0
 	do(t, s.log.compact())
-	s.log.Log.mu.Unlock()
 	s.restart()
 	s.wants()
 	s.now = s.now.Add(time.Hour)

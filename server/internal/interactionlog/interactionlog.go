@@ -92,7 +92,8 @@ type Log struct {
 	lost    atomic.Int64  // lines, since the start
 
 	// syncing is held while files are made durable or replaced, and is locked before mu: a file
-	// that is replaced during its sync cannot be told from one that has lost entries.
+	// that is replaced during its sync cannot be told from one that has lost entries, and what an
+	// Erase has made durable must not be in a file that is being replaced.
 	syncing sync.Mutex
 
 	// mu guards the writing side. Whoever replaces a file holds it, so that no line goes
@@ -213,7 +214,7 @@ func (l *Log) Maintain(ctx context.Context) {
 // tend is one step of Maintain.
 func (l *Log) tend() {
 	l.probe()
-	l.report(l.sync(), false)
+	l.report(errors.Join(l.sync(), l.compact()), false)
 }
 
 // Close makes the files durable and ends the log. Changes that are committed later are lost,
@@ -228,6 +229,8 @@ func (l *Log) Close() error {
 	l.probe()
 	err := l.sync()
 	l.report(nil, true)
+	l.syncing.Lock()
+	defer l.syncing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true

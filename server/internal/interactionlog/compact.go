@@ -1,0 +1,132 @@
+package interactionlog
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// compaction is a file that is to take the place of the checkpoint's, without what is no longer
+// needed of what is remembered of imports and erasures.
+type compaction struct {
+	*Log
+
+	from, to *os.File
+	// What is remembered until whole is dropped; of what does not say itself it is until imported.
+	whole, imported time.Time
+	text            []byte // of the checkpoint
+	read            int64  // up to where the old file was read
+	size            int64  // of the new one
+}
+
+// compact drops what is no longer needed of what is remembered, once there is enough of it.
+// Messages are committed meanwhile.
+func (l *Log) compact() error {
+	l.syncing.Lock()
+	defer l.syncing.Unlock()
+	c, err := l.beginCompaction()
+	if c == nil {
+		return err
+	}
+	if err = c.write(); err == nil {
+		err = c.replace()
+	}
+	err = errors.Join(err, c.from.Close())
+	if c.to != nil {
+		err = errors.Join(err, c.to.Close(), os.Remove(c.to.Name()))
+	}
+	return err
+}
+
+// beginCompaction returns nil if there is nothing to do. l.syncing is held, as it is below.
+func (l *Log) beginCompaction() (*compaction, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := &l.pending
+	if l.closed || p.importsBytes < p.compactAt {
+		return nil, nil //nolint:nilnil // None is no error here.
+	}
+	p.compactAt = p.importsBytes + compactEvery
+	text, err := p.saved.text()
+	if err != nil {
+		return nil, err
+	}
+	f, info, err := openFile(l.checkpointPath(), os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	return &compaction{
+		Log: l, from: f, whole: p.saved.Whole, imported: p.imported, text: text, read: max(info.Size(), checkpointBytes),
+	}, nil
+}
+
+// write makes the new file durable, since an erasure relies on it.
+func (c *compaction) write() error {
+	found, err := readImports(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
+	if err != nil {
+		return err
+	}
+	text := c.text
+	for _, i := range found {
+		if i.Until.IsZero() {
+			i.Until = c.imported
+		}
+		if c.whole.After(i.Until) {
+			continue
+		}
+		line, err := json.Marshal(i)
+		if err != nil {
+			return err
+		}
+		text = append(append(text, line...), '\n')
+	}
+	path := filepath.Join(c.options.Dir, unfinishedCheckpoint)
+	if c.to, _, err = openFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC); err != nil {
+		return err
+	}
+	c.size = int64(len(text))
+	_, err = c.to.Write(text)
+	return errors.Join(err, c.to.Sync())
+}
+
+// replace takes over what was remembered meanwhile, which is about imports alone, and the
+// checkpoint as it is now: neither is durable in the old file. A file that is no longer the one
+// that was read stays, until the next compaction.
+func (c *compaction) replace() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	info, err := c.from.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := os.Lstat(c.checkpointPath())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (!os.SameFile(info, named) || info.Size() < c.read) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	added, err := io.Copy(c.to, io.NewSectionReader(c.from, c.read, info.Size()-c.read))
+	if err != nil {
+		return err
+	}
+	text, err := c.pending.saved.text()
+	if err != nil {
+		return err
+	}
+	if _, err = c.to.WriteAt(text, 0); err != nil {
+		return err
+	}
+	if err := os.Rename(c.to.Name(), c.checkpointPath()); err != nil {
+		return err
+	}
+	p := &c.pending
+	p.importsBytes = int(c.size + added - checkpointBytes)
+	p.compactAt = p.importsBytes + compactEvery
+	p.renamed = true // The directory is made durable by the next sync.
+	err, c.to = c.to.Close(), nil
+	return err
+}
