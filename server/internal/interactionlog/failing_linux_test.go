@@ -153,6 +153,9 @@ func TestLittleRoom(t *testing.T) {
 		}
 		text, err := os.ReadFile(path)
 		do(t, err, f.Close(), os.Remove(path))
+		if f.size != int64(len(text)) {
+			t.Errorf("room %s: the entries end at %d, want %d", test.name, f.size, len(text))
+		}
 		if appended := strings.TrimPrefix(string(text), torn); appended != test.appended {
 			t.Errorf("room %s: appended %q, want %q", test.name, appended, test.appended)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -151,6 +152,28 @@ func TestEraseOfWhatComes(t *testing.T) {
 	}
 	s.restart()
 	s.wants()
+	do(t, s.log.Close())
+}
+
+// TestRememberTwice keeps the later times of what is remembered twice, though the clock was set
+// back, and of an import the last sequence.
+func TestRememberTwice(t *testing.T) {
+	s := newService(t, logDir(t))
+	earlier, later := noon.Add(time.Minute), noon.Add(time.Hour)
+	first := imported{Tenant: "acme", ID: "c1", UID: "u", Sequence: 7, Until: later}
+	again := imported{Tenant: "acme", ID: "c1", UID: "u", Sequence: 5, Until: earlier}
+	gone := imported{Tenant: "acme", ID: "c1", Erased: later, Until: later}
+	still := imported{Tenant: "acme", ID: "c1", Erased: earlier, Until: earlier}
+	for _, i := range []imported{first, again, gone, still} {
+		do(t, s.log.remember(i))
+	}
+	found, err := s.log.imports()
+	do(t, err)
+	again.Until = later
+	want := map[imported]imported{first.key(): again, gone.key(): gone}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("imports (-want +got):\n%s", diff)
+	}
 	do(t, s.log.Close())
 }
 

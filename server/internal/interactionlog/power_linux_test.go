@@ -48,6 +48,34 @@ func (d *disk) cut() {
 	}
 }
 
+// TestPowerCutAfterCompaction keeps what was remembered of an erasure before the file was replaced
+// that has it, where the system may write a file after its new name.
+func TestPowerCutAfterCompaction(t *testing.T) {
+	d := newDisk(t)
+	do(t, syscall.Mount("", d.path, "", syscall.MS_REMOUNT, "noauto_da_alloc"))
+	s := newService(t, filepath.Join(d.path, "interactions"))
+	s.add("acme", "c1", "one")
+	s.log.erase("c1", 1)
+	s.note("a", compactEvery)
+	before, err := os.Stat(s.log.checkpointPath())
+	do(t, err, s.log.compact(), s.log.sync())
+	if after, err := os.Stat(s.log.checkpointPath()); err != nil || os.SameFile(before, after) {
+		t.Errorf("the checkpoint has the same file as before, %v", err)
+	}
+	d.cut()
+	s.log.crash()
+	do(t, syscall.Unmount(d.path, 0), d.mount())
+	s.open()
+	do(t, s.catchUp())
+	s.wants()
+	found, err := s.log.imports()
+	do(t, err)
+	if _, ok := found[imported{Tenant: "acme", ID: "c1"}]; !ok {
+		t.Error("the erasure is not remembered")
+	}
+	do(t, s.log.Close())
+}
+
 // TestPowerCut takes the power from a machine on which a process writes, several times: what the
 // store keeps is in the log once the next process has caught up.
 func TestPowerCut(t *testing.T) {

@@ -229,6 +229,49 @@ func remove(t *testing.T, all []string, one string) (others []string) {
 	return others
 }
 
+// TestFailedSyncOfDirectory leaves the checkpoint unclean until the directory is durable.
+func TestFailedSyncOfDirectory(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	u := s.log.takeUnsynced()
+	clear(u.days) // All of the file is durable.
+	_ = s.log.synced(u, syscall.EIO)
+	if whole := s.log.pending.saved.Whole; whole.After(s.now) {
+		t.Errorf("the log is complete until %v, want %v at most", whole, s.now)
+	}
+	s.log.Log.mu.Lock()
+	do(t, s.log.end())
+	s.log.Log.mu.Unlock()
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean {
+		t.Errorf("the checkpoint is %+v, %v, want one that is not clean", c, err)
+	}
+	do(t, s.log.sync(), s.log.Close())
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+		t.Errorf("after a sync the checkpoint is %+v, %v, want clean", c, err)
+	}
+}
+
+// TestFailedSyncWhileWriting leaves an entry to the next start that came during a sync that
+// failed, and that the system has dropped.
+func TestFailedSyncWhileWriting(t *testing.T) {
+	s := newService(t, logDir(t))
+	s.add("acme", "c1", "one")
+	path := s.log.path(dayOf(noon).fileName())
+	info, err := os.Stat(path)
+	do(t, err)
+	u := s.log.takeUnsynced()
+	s.add("acme", "c2", "two")
+	_ = s.log.synced(u, syscall.EIO)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	do(t, err)
+	_, err = f.WriteAt(make([]byte, 20), info.Size())
+	do(t, err, f.Close(), s.log.sync())
+	if !s.log.pending.unsure {
+		t.Error("the log takes an entry for durable that the file has lost")
+	}
+	do(t, s.log.Close())
+}
+
 // TestFailedSyncOfMuch leaves a tail to the next start that is too long to be written again.
 func TestFailedSyncOfMuch(t *testing.T) {
 	s := newService(t, logDir(t))
