@@ -32,9 +32,9 @@ const (
 // new, it does nothing. It is to be called before anything else is written to the store or the
 // log. When it fails, or is killed, the next start does what is left; nothing is added twice.
 //
-// It lists the store once, and reads each file of the days since then at most once, from its end,
-// until nothing is missing any more: after a kill that has cost nothing, what was written in the
-// last two minutes. A server waits for it, since an entry that is added must not follow a later
+// It lists the store once, and reads each file of the days since then at most once for every
+// maxSought messages that it looks for, from its end, until nothing is missing any more: after a
+// kill that has cost nothing, what was written in the last two minutes. A server waits for it, since an entry that is added must not follow a later
 // one of its conversation, and it reports its progress every second.
 //
 // Errors: those of the store, of reading files, and of ctx.
