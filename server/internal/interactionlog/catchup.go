@@ -28,8 +28,9 @@ const (
 // its end: those that the tenants' conversations in the store still keep, that were committed
 // since the log was last known to be whole, and that were not forked, imported or erased. Nothing
 // comes behind a later message of its conversation: what the log lacks ahead of one was lost, as
-// a line of it says, or removed by hand, and stays so. After a clean stop, and for a log that is
-// new, it does nothing. It is to be called before anything else is written to the store or the
+// a line of it says, or removed by hand, and stays so. After a clean stop it does nothing. For a
+// log that is new, or was off, it adds nothing, but lists the store once for messages that are dated
+// after the clock: they are remembered like imported ones. It is to be called before anything else is written to the store or the
 // log. When it fails, or is killed, the next start does what is left; nothing is added twice.
 //
 // It lists the store once, and reads each file of the days since then at most once for every
@@ -40,8 +41,11 @@ const (
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
 	l.mu.Lock()
-	since, unsure, before := l.pending.saved.Whole, l.pending.unsure, l.lost.Load()
+	since, unsure, off, before := l.pending.saved.Whole, l.pending.unsure, l.pending.saved.Off, l.lost.Load()
 	l.mu.Unlock()
+	if off {
+		return l.turnedOn(ctx, s, since, tenants)
+	}
 	if !unsure {
 		return nil
 	}
@@ -61,6 +65,29 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 			"count", int64(c.added)-(l.lost.Load()-before), "since", since)
 	}
 	return l.sync()
+}
+
+// turnedOn remembers which of the messages that have come without a log are dated after the clock.
+func (l *Log) turnedOn(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
+	c, err := l.newCatchUp(s, since)
+	if err == nil {
+		err = c.each(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			until := h.GetLastAppendTime().AsTime()
+			return l.remember(imported{Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until})
+		})
+	}
+	if ctx.Err() == nil { // Else the next start does it. After another error messages come all the same.
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.pending.saved.Off = false
+		err = errors.Join(err, l.save(true))
+	}
+	if err != nil {
+		return fmt.Errorf("interaction log: note messages from before: %w", err)
+	}
+	return nil
 }
 
 // caughtUp ends the time in which the log may lack more than it knows. Of the lines that the
@@ -132,16 +159,27 @@ func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
 }
 
 func (c *catchUp) run(ctx context.Context, tenants []string) error {
-	for _, tenant := range tenants {
-		if err := c.tenant(ctx, tenant); err != nil {
-			return err
-		}
+	if err := c.each(ctx, tenants, c.conversation); err != nil {
+		return err
 	}
 	return c.flush(ctx)
 }
 
-// tenant checks the conversations of a tenant.
-func (c *catchUp) tenant(ctx context.Context, tenant string) error {
+// visit is called with a conversation of a tenant.
+type visit func(ctx context.Context, tenant string, h *parleyv1.Conversation) error
+
+// each visits the tenants' conversations that have messages since then.
+func (c *catchUp) each(ctx context.Context, tenants []string, visit visit) error {
+	for _, tenant := range tenants {
+		if err := c.tenant(ctx, tenant, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tenant does that for one of them.
+func (c *catchUp) tenant(ctx context.Context, tenant string, visit visit) error {
 	list := &store.List{Tenant: tenant, PageSize: catchUpRows, OldestFirst: true}
 	for {
 		page, err := c.store.List(ctx, list)
@@ -154,7 +192,7 @@ func (c *catchUp) tenant(ctx context.Context, tenant string) error {
 			if h.GetLastAppendTime().AsTime().Before(c.since) {
 				continue
 			}
-			if err := c.conversation(ctx, tenant, h.GetId()); err != nil {
+			if err := visit(ctx, tenant, h); err != nil {
 				return err
 			}
 		}
@@ -165,7 +203,8 @@ func (c *catchUp) tenant(ctx context.Context, tenant string) error {
 }
 
 // conversation has the messages of a conversation looked for in the files.
-func (c *catchUp) conversation(ctx context.Context, tenant, id string) error {
+func (c *catchUp) conversation(ctx context.Context, tenant string, h *parleyv1.Conversation) error {
+	id := h.GetId()
 	s := suspect{tenant: tenant, id: id}
 	err := c.messages(ctx, tenant, id, func(key uint64, at time.Time, _ store.Frame) {
 		d := dayOf(at)

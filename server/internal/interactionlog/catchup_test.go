@@ -48,6 +48,7 @@ func newService(tb testing.TB, dir string) *service {
 	}})
 	tb.Cleanup(func() { s.Close() })
 	s.open()
+	do(tb, s.catchUp())
 	return s
 }
 

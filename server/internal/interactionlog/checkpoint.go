@@ -28,6 +28,9 @@ type checkpoint struct {
 	// Whole: no line is missing, even after a power cut, of a message that was committed before
 	// the first one of this time.
 	Whole time.Time `json:"whole_until"`
+	// Off: messages may have come to the store while there was no log, so that they have no lines.
+	// It is set until CatchUp has noted those that are dated after Whole. Nothing is missing.
+	Off bool `json:"off,omitzero"`
 	// Lost and Since are those of failing.
 	Lost  int64     `json:"lost_lines"`
 	Since time.Time `json:"lost_since,omitzero"`
@@ -66,11 +69,12 @@ func (l *Log) begin() error {
 	p := &l.pending
 	now := l.options.Now()
 	found, size, err := readCheckpoint(l.checkpointPath())
-	if p.unsure = err == nil && !found.Clean; p.unsure {
+	if p.unsure = err == nil && !found.Clean && !found.Off; p.unsure {
 		p.saved = found
 		p.missing.lost, p.missing.since = found.Lost, found.Since
 	} else {
-		p.saved.Whole = now.Add(1)                                // What the store keeps from before is in the files, or was never to be.
+		// What the store keeps from before is in the files, or was never to be.
+		p.saved.Whole, p.saved.Off = now.Add(1), err != nil || found.Off
 		l.failing.lost, l.failing.since = found.Lost, found.Since // A process without a log has left them.
 	}
 	p.importsBytes, p.imported, p.compactAt = max(0, size-checkpointBytes), now.Add(importedAhead), compactEvery

@@ -16,15 +16,15 @@ var errLostBefore = errors.New("a process before has lost them")
 
 // TurnOff ends the log of a directory for a process that keeps none. It adds what the last stop
 // has left out, as CatchUp does, and closes the log: a later process with a log adds nothing that
-// was committed while it was off. Where there is no log, or it was closed in order, it does
-// nothing. It is to be called before anything else is written to the store.
+// was committed while it was off. Where there is no log, or it is off already, it does nothing. It
+// is to be called before anything else is written to the store.
 //
 // After an error, unless it is that of Open or of ctx, the log stays off all the same and what it
 // lacks stays missing. Entries that cannot be written are an error, too: the next process with a
 // log writes how many they are. Errors: those of Open, CatchUp, Close and of writing files.
 func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) error {
 	switch c, _, err := readCheckpoint(filepath.Join(o.Dir, checkpointName)); {
-	case errors.Is(err, fs.ErrNotExist), err == nil && c.Clean:
+	case errors.Is(err, fs.ErrNotExist), err == nil && c.Clean && c.Off:
 		return nil
 	}
 	l, err := Open(o)
@@ -41,9 +41,6 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	if f := &l.failing; f.lost > 0 {
 		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.lost, cmp.Or(f.cause, errLostBefore)))
 	}
-	if l.pending.saved.Clean {
-		return err
-	}
-	l.pending.saved.Clean = true
+	l.pending.saved.Clean, l.pending.saved.Off = true, true
 	return errors.Join(err, l.save(true))
 }

@@ -50,11 +50,56 @@ func TestTurnOff(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// TestTurnOffNothing leaves alone what was closed in order, and makes no directory.
+// TestTurnOffAhead adds no entries for messages that have come while the log was off, also if they
+// are dated after the clock and a crash comes soon after the log is on again.
+func TestTurnOffAhead(t *testing.T) {
+	for name, turnOn := range map[string]func(*service){
+		"at once": (*service).turnOn,
+		"after a crash at its start": func(s *service) {
+			s.open()
+			s.log.crash()
+			s.turnOn()
+		},
+		"after a start that was stopped": func(s *service) {
+			s.open()
+			stopped, stop := context.WithCancel(s.tb.Context())
+			stop()
+			if err := s.log.CatchUp(stopped, s.Store, "acme"); !errors.Is(err, context.Canceled) {
+				s.tb.Errorf("CatchUp = %v, want %v", err, context.Canceled)
+			}
+			do(s.tb, s.log.Close())
+			s.turnOn()
+		},
+		"for the first time": func(s *service) {
+			do(s.tb, os.RemoveAll(s.dir))
+			s.turnOn()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t, logDir(t))
+			do(t, s.catchUp(), s.log.Close())
+			for range 2 {
+				do(t, s.turnOff(t.Context(), s.Store))
+			}
+			s.importAt("elsewhere", s.now.Add(50*time.Second))
+			s.add("acme", "elsewhere", "said while it was off")
+			s.now = s.now.Add(time.Second)
+			turnOn(s)
+			s.deaf = true
+			s.add("acme", "elsewhere", "two")
+			s.add("acme", "c1", "three")
+			s.restart()
+			s.wants("three", "two")
+			do(t, s.log.Close())
+		})
+	}
+}
+
+// TestTurnOffNothing leaves alone what is off already, and makes no directory.
 func TestTurnOffNothing(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	do(t, s.log.Close())
+	do(t, s.log.Close(), s.turnOff(t.Context(), s.Store))
 	before, err := os.ReadFile(s.log.checkpointPath())
 	do(t, err, s.turnOff(t.Context(), s.Store))
 	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || !bytes.Equal(after, before) {

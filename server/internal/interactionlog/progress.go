@@ -52,7 +52,7 @@ func (p *progress) report() {
 		return
 	}
 	p.due = now.Add(progressEvery)
-	p.log.options.Log.Info("interaction log: comparing with the store what a crash may have taken",
+	p.log.options.Log.Info("interaction log: comparing with the store",
 		"conversations", p.conversations, "read_bytes", p.read, "total_bytes", p.total)
 }
 
