@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from typing_extensions import Unpack
 
-    from parley._aio_connection import Connection, Connections
+    from parley._aio_connection import Connections
     from parley._aio_stream import AsyncCall
     from parley.v1.admin_service_pb2 import (
         BackupStoreRequest,
@@ -100,7 +100,6 @@ class AsyncCalls:
     def __init__(self, connections: Connections) -> None:
         """Call through these connections."""
         self._connections = connections
-        self._closed = False
 
     async def create_conversation(
         self, request: CreateConversationRequest, **options: Unpack[CallOptions]
@@ -274,20 +273,15 @@ class AsyncCalls:
 
     @property
     def _conversations(self) -> ConversationServiceAsyncStub:
-        return self._connection().conversations
+        return self._connections.get().conversations
 
     @property
     def _interactions(self) -> InteractionLogServiceAsyncStub:
-        return self._connection().interactions
+        return self._connections.get().interactions
 
     @property
     def _admin(self) -> AdminServiceAsyncStub:
-        return self._connection().admin
-
-    def _connection(self) -> Connection:
-        """Return the connection of the running loop."""
-        self._check_open()
-        return self._connections.get()
+        return self._connections.get().admin
 
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
@@ -337,23 +331,19 @@ class AsyncCalls:
         except asyncio.CancelledError:
             # gRPC raises this also where it was not the task that was cancelled but the call,
             # since the client was closed.
-            if self._closed and not is_cancelled():
+            if self._connections.is_closed() and not is_cancelled():
                 raise Error(grpc.StatusCode.CANCELLED, "the client was closed") from None
             raise
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
         """Make a call in the block; metadata may be code of the caller's that closes the client."""
-        self._check_open()
+        self._connections.check_open()
         try:
             yield
         except grpc.aio.UsageError:  # which gRPC raises for a channel that is closed
-            self._check_open()
+            self._connections.check_open()
             raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Error(grpc.StatusCode.CANCELLED, "the client is closed")
 
 
 async def each_of(requests: Iterable[Q] | AsyncIterable[Q]) -> AsyncIterator[Q]:

@@ -75,11 +75,13 @@ class AsyncClient(AsyncCalls):
     async def close(self) -> None:
         """End all connections; calls that are under way fail with CANCELLED.
 
-        A loop that runs in another thread closes its connection itself, soon after.
+        Each event loop ends its own connection: the running loop before this method returns, a
+        loop of another thread soon after, and a loop that is stopped when it runs again. The
+        calls of a loop that was closed without ``loop.shutdown_asyncgens()`` do not end;
+        asyncio.run runs it.
 
         Turns that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
         """
-        self._closed = True
         await self._connections.close()
 
     async def __aenter__(self) -> Self:

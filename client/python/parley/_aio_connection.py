@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import grpc
+
+from parley._error import Error
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
-
-    import grpc
 
     from parley.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from parley.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
@@ -32,9 +34,9 @@ class Connection:
         self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
         self._end = end
 
-    async def close(self) -> None:
-        """Close the channel; its own event loop must do it."""
-        await self._end.aclose()
+    def end(self) -> asyncio.Future[None]:
+        """Close the channel; only its own event loop may do it."""
+        return asyncio.ensure_future(self._end.aclose())
 
 
 class Connections:
@@ -43,35 +45,53 @@ class Connections:
     def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
         """Begin without a connection; dial makes a channel of the running loop."""
         self._dial = dial
+        self._lock = threading.RLock()  # guards the rest; garbage may be collected inside
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
+        self._closed = False
 
     def get(self) -> Connection:
         """Return the connection of the running loop; make it if there is none."""
         loop = asyncio.get_running_loop()
-        if loop not in self._by_loop:
-            for other in tuple(self._by_loop):
-                if other.is_closed():  # Without shutdown_asyncgens.
-                    self.forget(other)
-            channel = self._dial()
-            end = close_with_loop(channel, loop, weakref.ref(self))
-            with suppress(StopIteration):  # It has come to its yield.
-                end.__anext__().send(None)
-            self._by_loop[loop] = Connection(channel, end)
-        return self._by_loop[loop]
+        with self._lock:
+            self.check_open()
+            connection = self._by_loop.get(loop)
+            if connection is None:
+                for other in tuple(self._by_loop):
+                    if other.is_closed():  # Without shutdown_asyncgens.
+                        self.forget(other)
+                channel = self._dial()
+                end = close_with_loop(channel, loop, weakref.ref(self))
+                with suppress(StopIteration):  # It has come to its yield.
+                    end.__anext__().send(None)
+                connection = self._by_loop[loop] = Connection(channel, end)
+            return connection
 
-    def forget(self, loop: asyncio.AbstractEventLoop) -> Connection | None:
-        """Remove the connection of a loop, and return it."""
-        return self._by_loop.pop(loop, None)
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Remove the connection of a loop, if it has one."""
+        with self._lock:
+            self._by_loop.pop(loop, None)
 
     async def close(self) -> None:
-        """Close all connections. Other loops that still run close theirs soon after."""
-        here = asyncio.get_running_loop()
-        for loop in tuple(self._by_loop):
-            connection = self.forget(loop)
-            if connection and loop is here:
-                await connection.close()
-            elif connection and loop.is_running():
-                asyncio.run_coroutine_threadsafe(connection.close(), loop)
+        """Close all connections, those of other loops when these loops run; make no more."""
+        with self._lock:
+            self._closed = True
+            connections, self._by_loop = self._by_loop, {}
+        here = connections.pop(asyncio.get_running_loop(), None)
+        for loop, connection in connections.items():
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(connection.end)
+        if here:
+            await here.end()
+
+    def is_closed(self) -> bool:
+        """Tell whether close has been called."""
+        with self._lock:
+            return self._closed
+
+    def check_open(self) -> None:
+        """Raise CANCELLED if close has been called."""
+        if self.is_closed():
+            raise Error(grpc.StatusCode.CANCELLED, "the client is closed")
 
 
 async def close_with_loop(

@@ -185,6 +185,17 @@ begun.wait()
     "an event loop that is never closed": Program(
         ASYNC + FINISH_ASYNC + "loop = asyncio.new_event_loop()\nloop.run_until_complete(finish())"
     ),
+    "an event loop that is stopped while the client is closed": Program(
+        ASYNC
+        + FINISH_ASYNC
+        + """
+loop = asyncio.new_event_loop()
+print(loop.run_until_complete(finish()))
+asyncio.run(client.close())
+loop.close()
+""",
+        output="[1, 2, 3, 4]\n",
+    ),
     # Each loop has a connection of its own, of which nothing is left when it has ended.
     "several event loops": Program(
         ASYNC

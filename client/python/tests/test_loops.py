@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from fake import HELLO, LIMIT, TURN, Hanging, reply, serving
 
 from parley import AsyncClient, Error, WatchConversationsRequest
+from parley._aio_connection import Connections
 
 if TYPE_CHECKING:
     from parley import TurnEvent
+
+ROUNDS = 100  # of a race; a wrong order of its steps comes up in many of them
 
 
 async def finish(client: AsyncClient) -> list[TurnEvent]:
@@ -39,6 +43,76 @@ def test_the_end_of_a_loop_ends_its_streams(hanging: Hanging, address: str) -> N
 
     asyncio.run(begin())
     hanging.wait_for_end()
+
+
+def test_closing_ends_the_streams_of_a_loop_that_is_stopped(hanging: Hanging, address: str) -> None:
+    """The loop ends them when it runs again, here to close the client once more."""
+    client, loop = AsyncClient(address), asyncio.new_event_loop()
+    kept = client.chat(HELLO)
+
+    async def begin() -> None:
+        await anext(kept)
+
+    loop.run_until_complete(begin())
+    asyncio.run(client.close())
+    loop.run_until_complete(client.close())
+    loop.close()
+    hanging.wait_for_end()
+
+
+def test_a_closed_client_makes_no_connection() -> None:
+    """Even where a call that saw it open asks for one after another thread has closed it."""
+
+    def dial() -> grpc.aio.Channel:
+        pytest.fail("a connection that nobody closes")
+
+    connections = Connections(dial)
+    asyncio.run(connections.close())
+
+    async def get() -> None:
+        with pytest.raises(Error, match="CANCELLED: the client is closed"):
+            connections.get()
+
+    asyncio.run(get())
+
+
+def test_closing_beside_the_first_call_of_a_loop() -> None:
+    """Another thread closes while the connection is made: it is closed, too."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(ROUNDS):
+            asyncio.run(close_while_dialing())
+    finally:
+        sys.setswitchinterval(interval)
+
+
+async def close_while_dialing() -> None:
+    """Wait until a channel is closed that is made while another thread closes all."""
+    closing, closed = threading.Event(), asyncio.Event()
+
+    class Channel:
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_, **__: None  # the calls, which the stubs ask for
+
+        async def close(self) -> None:
+            closed.set()
+
+    def dial() -> Any:
+        thread.start()
+        assert closing.wait(LIMIT)
+        return Channel()
+
+    def close() -> None:
+        closing.set()
+        asyncio.run(connections.close())
+
+    thread = threading.Thread(target=close)
+    connections = Connections(dial)
+    connections.get()
+    await asyncio.to_thread(thread.join, LIMIT)
+    assert not thread.is_alive()
+    await asyncio.wait_for(closed.wait(), LIMIT)
 
 
 def test_loops_at_the_same_time(hanging: Hanging, address: str) -> None:
