@@ -27,7 +27,8 @@ const loopbackWorkers = 32
 
 // loopback is the server's way to itself, for the doors that speak something else and
 // translate: connections in memory, which nobody else can open, to a grpc.Server of their
-// own with the same handlers, interceptors and sizes. It bounds no streams on a connection:
+// own with the same handlers, interceptors and sizes. It does not limit the time of a send: the
+// doors do that for their clients. It bounds no streams on a connection:
 // those doors share one, and a call must not wait for the watchers of others.
 type loopback struct {
 	server   *grpc.Server
@@ -46,7 +47,7 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 		grpc.StaticConnWindowSize(connBytes),
 		grpc.WriteBufferSize(0), // No system calls to be spared.
 		grpc.ReadBufferSize(0),
-	}, service.ServerOptions()...)...)
+	}, service.LoopbackOptions()...)...)
 	service.Register(l.server)
 	var err error
 	l.conn, err = grpc.NewClient("passthrough:loopback", l.dialOptions()...)

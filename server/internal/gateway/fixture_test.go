@@ -67,7 +67,9 @@ func openService(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	hub := watch.New(watch.Options{})
-	agents, err := agent.NewSet("echo", []agent.Entry{{Name: "echo", Kind: "echo", Agent: echo.New()}})
+	agents, err := agent.NewSet("echo", []agent.Entry{
+		{Name: "echo", Kind: "echo", Agent: echo.New()}, {Name: "large-first", Agent: largeFirst{}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,7 @@ func openService(t *testing.T) *grpc.ClientConn {
 	}})
 	turns = turn.New(t.Context(), turn.Options{
 		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: patience, IdleTimeout: patience,
-		MaxAnswerBytes: 1 << 20, MaxTurns: 16,
+		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
 	})
 	service, err := rpc.New(rpc.Options{Store: kept, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log})
 	if err != nil {
@@ -88,7 +90,7 @@ func openService(t *testing.T) *grpc.ClientConn {
 		turns.Stop(t.Context()) // Which has ended: nothing waits.
 		kept.Close()
 	})
-	g := grpc.NewServer(append(service.ServerOptions(), grpc.WaitForHandlers(true))...)
+	g := grpc.NewServer(append(service.LoopbackOptions(), grpc.WaitForHandlers(true))...)
 	service.Register(g)
 	conn := dial(t, g)
 	t.Cleanup(service.Stop)

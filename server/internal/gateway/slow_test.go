@@ -4,77 +4,159 @@ import (
 	"context"
 	"errors"
 	"io"
+	"iter"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// slowLine is a connection that carries 20,000 bytes a second to its reader.
-type slowLine struct{ net.Conn }
+// slowLine is a connection that carries so many bytes a second to its reader.
+type slowLine struct {
+	net.Conn
+	perSecond int
+}
 
 // Read reads what arrives within 50 ms.
 func (l slowLine) Read(p []byte) (int, error) {
 	<-time.After(50 * time.Millisecond)
-	return l.Conn.Read(p[:min(len(p), 1000)])
+	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])
 }
 
-// TestSteadyReader exports large messages over a slow line, without a pause: neither the
+// largeFirst is an agent that answers with a large piece and many small ones.
+type largeFirst struct{}
+
+// Respond answers.
+func (largeFirst) Respond(context.Context, *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+	return func(yield func(*parleyv1.RespondResponse, error) bool) {
+		text := strings.Repeat("x", 900<<10)
+		for range 500 {
+			if !yield(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: text}}, nil) {
+				return
+			}
+			text = text[:1000]
+		}
+	}
+}
+
+// Close has nothing to close.
+func (largeFirst) Close() error { return nil }
+
+// TestSteadyReader reads large and small messages over a slow line, without a pause: neither the
 // write deadlines here nor the limits of the stream behind them end that.
 func TestSteadyReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const messages, size = 12, 200 << 10
-		over := openService(t)
-		handler, err := New(t.Context(), over)
-		if err != nil {
-			t.Fatal(err)
+	const usual = 20_000 // bytes a second
+	repeat := func(text string, sizes ...int) (contents []string) {
+		for _, size := range sizes {
+			contents = append(contents, strings.Repeat(text, size))
 		}
-		for range messages {
-			_, err := parleyv1.NewConversationServiceClient(over).AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-				ConversationId: "a", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("x", size)}},
+		return contents
+	}
+	const kib = 1 << 10
+	for _, test := range []struct {
+		name      string
+		perSecond int
+		contents  []string // of the conversation to export; nil: Chat with largeFirst
+	}{
+		{"alike", usual, repeat("x", slices.Repeat([]int{200 * kib}, 12)...)},
+		{"large, then small", usual, repeat("x", 2048*kib, 250*kib, 250*kib, 250*kib)},
+		{"large, then small, slower", usual / 2, repeat("x", 1024*kib, 250*kib, 250*kib, 250*kib)},
+		{"twice as long in JSON", usual, append(repeat(`"`, 1024*kib), repeat("x", 250*kib, 250*kib, 250*kib)...)},
+		{"six times as long in JSON", usual, repeat("\x01", slices.Repeat([]int{200 * kib}, 12)...)},
+		{"a turn", usual, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				over := openService(t)
+				method, path, body, want := http.MethodPost, "/v1/chat", `{"content": "hello", "agent": "large-first"}`, `"finished"`
+				if test.contents != nil {
+					importContents(t, over, test.contents)
+					method, path, body, want = http.MethodGet, "/v1/export", "", `"content"`
+				}
+				start := time.Now()
+				got := readOver(t, over, test.perSecond, method, path, body)
+				if took := time.Since(start); !strings.Contains(got, want) || strings.Contains(got, `"error"`) {
+					t.Errorf("%s %s = %d bytes after %v, which end with %.300q", method, path, len(got), took, got[max(0, len(got)-300):])
+				} else if took < time.Duration(len(got)/test.perSecond)*time.Second {
+					t.Errorf("%d bytes took %v: the line is not slow", len(got), took)
+				}
+				if n := strings.Count(got, `"content"`); n != len(test.contents) && test.contents != nil {
+					t.Errorf("%d messages were exported, want %d", n, len(test.contents))
+				}
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		listener, server := bufconn.Listen(8<<10), &http.Server{Handler: handler, ReadHeaderTimeout: time.Second}
-		var serving sync.WaitGroup
-		serving.Go(func() {
-			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-				t.Errorf("Serve: %v", err)
-			}
 		})
-		defer func() {
-			_ = server.Close()
-			serving.Wait()
-		}()
-		transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := listener.DialContext(ctx)
-			return slowLine{conn}, err
-		}}
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://parley/v1/export", http.NoBody)
-		if err != nil {
+	}
+}
+
+// importContents imports a conversation that has these messages.
+func importContents(t *testing.T, over grpc.ClientConnInterface, contents []string) {
+	t.Helper()
+	stream, err := parleyv1.NewConversationServiceClient(over).ImportConversations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := timestamppb.New(time.Now().Add(-time.Minute))
+	c := &parleyv1.Conversation{
+		Id: "a", Version: 1, LastSequence: int32(len(contents)), CreateTime: at, UpdateTime: at, LastAppendTime: at,
+		Retention: &parleyv1.Retention{MaxMessages: 100, Ttl: durationpb.New(24 * time.Hour)},
+	}
+	for i, content := range contents {
+		m := &parleyv1.Message{Id: "m", Sequence: int32(i + 1), Role: parleyv1.Role_ROLE_USER, Content: content, CreateTime: at}
+		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: c, Messages: []*parleyv1.Message{m}}); err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now()
-		reply, err := transport.RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer reply.Body.Close()
-		body, err := io.ReadAll(reply.Body)
-		if n := strings.Count(string(body), `"content"`); err != nil || n != messages || len(body) < messages*size {
-			t.Errorf("GET /v1/export = %d messages, %d bytes after %v, %v; ends with %.300q", n, len(body), time.Since(start), err, body[max(0, len(body)-300):])
-		}
-		if took := time.Since(start); took < time.Duration(len(body)/20_000)*time.Second {
-			t.Errorf("%d bytes took %v: the line is not slow", len(body), took)
+	}
+	if reply, err := stream.CloseAndRecv(); err != nil || reply.GetImportedCount() != 1 {
+		t.Fatalf("ImportConversations = %v, %v", reply, err)
+	}
+}
+
+// readOver returns what is read of a reply over a slow line.
+func readOver(t *testing.T, over grpc.ClientConnInterface, perSecond int, method, path, body string) string {
+	t.Helper()
+	handler, err := New(t.Context(), over)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, server := bufconn.Listen(8<<10), &http.Server{Handler: handler, ReadHeaderTimeout: time.Second}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("Serve: %v", err)
 		}
 	})
+	defer func() {
+		_ = server.Close()
+		serving.Wait()
+	}()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := listener.DialContext(ctx)
+		return slowLine{conn, perSecond}, err
+	}}
+	request, err := http.NewRequestWithContext(t.Context(), method, "http://parley"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	reply, err := transport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	if err != nil {
+		t.Errorf("%s %s: %v", method, path, err)
+	}
+	return string(text)
 }

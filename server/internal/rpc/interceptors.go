@@ -50,12 +50,20 @@ var (
 // first, these are log, status, recovery, authentication, limits, validation. Errors become
 // statuses near the outside, so that no other place makes one. A stream's limits come before
 // recovery: they run the rest in another goroutine.
-func (s *Server) ServerOptions() []grpc.ServerOption {
+func (s *Server) ServerOptions() []grpc.ServerOption { return s.serverOptions(s.limitStream) }
+
+// LoopbackOptions are the ServerOptions of a grpc.Server whose clients are in this process and
+// pass streams on to clients of their own, such as the gateway. A send may take any time: while a
+// large message is passed on to a slow client, later ones wait here, and the server cannot know
+// how long that takes. Whoever passes a stream on must end it when its own client takes nothing.
+func (s *Server) LoopbackOptions() []grpc.ServerOption { return s.serverOptions(s.limitReceives) }
+
+func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(rules.Codec()),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors()...),
 		grpc.ChainStreamInterceptor(
-			s.logStream, s.statusStream, s.limitStream, recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicked)),
+			s.logStream, s.statusStream, limit, recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicked)),
 			s.authStream, validateStream,
 		),
 	}
@@ -178,24 +186,22 @@ func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		return handler(srv, stream) // A watcher may be slow: it holds nothing up, and gets a GAP.
 	}
 	limited := &limitedStream{ServerStream: stream}
-	ended := make(chan error, 1)
-	go func() { ended <- handler(srv, limited) }()
-	look := time.NewTicker(limitLook)
-	defer look.Stop()
-	for {
-		select {
-		case err := <-ended:
-			return err
-		case <-look.C:
-			allowed := limited.sendTime() // Before stuck, which sees whether another send has begun since.
-			switch {
-			case limited.sends.stuck() >= allowed:
-				return errSlowReader
-			case limited.receives.stuck() >= maxReceiveTime:
-				return errSlowSender
-			}
+	return limited.run(srv, handler, func() error {
+		allowed := limited.sendTime() // Before stuck, which sees whether another send has begun since.
+		if limited.sends.stuck() >= allowed {
+			return errSlowReader
 		}
+		return limited.checkReceive()
+	})
+}
+
+// limitReceives gives up on a client that sends nothing where a request must come.
+func (s *Server) limitReceives(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if !info.IsClientStream {
+		return handler(srv, stream)
 	}
+	limited := &limitedStream{ServerStream: stream}
+	return limited.run(srv, handler, limited.checkReceive)
 }
 
 // limitedStream is a stream that can be seen to wait for its client.
@@ -203,6 +209,32 @@ type limitedStream struct {
 	grpc.ServerStream
 	sends, receives waits
 	sent            atomic.Int64 // bytes of the message before the send under way
+}
+
+// run runs the handler, and returns when it does or check fails. It calls check every limitLook.
+func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- handler(srv, s) }()
+	look := time.NewTicker(limitLook)
+	defer look.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-look.C:
+			if err := check(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// checkReceive fails when the receive under way takes too long.
+func (s *limitedStream) checkReceive() error {
+	if s.receives.stuck() >= maxReceiveTime {
+		return errSlowSender
+	}
+	return nil
 }
 
 // sendTime is how long the send under way may take. A client that reads steadily, over a slow

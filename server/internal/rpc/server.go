@@ -127,7 +127,8 @@ func New(o Options) (*Server, error) {
 	}, nil
 }
 
-// Register adds the services to a grpc.Server that has the server's ServerOptions.
+// Register adds the services to a grpc.Server that has the server's ServerOptions or
+// LoopbackOptions.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	parleyv1.RegisterConversationServiceServer(r, s)
 	parleyv1.RegisterInteractionLogServiceServer(r, s)
