@@ -25,14 +25,15 @@ const (
 	// maxUnaryTime bounds the deadline of a unary call, which clients set as they like.
 	maxUnaryTime = 10 * time.Minute
 	// maxSendTime is how long a stream waits for its client to read one message, at least: a
-	// second more for each minSendBytes of it, and up to limitLook more.
+	// second more for each minSendBytes of it, and up to 2*limitLook more.
 	maxSendTime  = 30 * time.Second
 	minSendBytes = 8 << 10
 	// maxReceiveTime is how long a stream waits for the next request of its client, at least;
 	// it is up to limitLook more. An import may come out of a slow pipe.
 	maxReceiveTime = 5 * time.Minute
-	// limitLook is how often a stream is looked at.
-	limitLook = 10 * time.Second
+	// limitLook is how often a stream is checked. The first check of a wait only notes it, and the
+	// last one may come just before its time is over: both add up to limitLook.
+	limitLook = 5 * time.Second
 	// adminRole is what some calls need where callers sign in, see needsAdmin.
 	adminRole = "admin"
 )
