@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,19 +24,7 @@ type rawWatch struct {
 // startRawWatch watches a conversation that ends with the stream, and one called noise.
 func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	t.Helper()
-	small := net.Dialer{KeepAlive: -1, Control: func(_, _ string, conn syscall.RawConn) error {
-		var failed error
-		err := conn.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10) })
-		return errors.Join(err, failed)
-	}}
-	conn, err := small.DialContext(t.Context(), "tcp", strings.TrimPrefix(d.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		t.Fatalf("the connection is a %T", conn)
-	}
+	conn := dialSlow(t, strings.TrimPrefix(d.url, "http://"))
 	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -51,7 +38,7 @@ func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	if reply.StatusCode != http.StatusOK {
 		t.Fatal(reply.Status)
 	}
-	w := &rawWatch{conn: tcp, lines: bufio.NewReader(reply.Body)}
+	w := &rawWatch{conn: conn, lines: bufio.NewReader(reply.Body)}
 	w.until(t, "HEARTBEAT")
 	return w
 }

@@ -73,7 +73,7 @@ func (g *goneClients) check(now time.Time, read func(net.Conn) ackState) {
 		case since.IsZero(), state.silence < now.Sub(since):
 			g.conns[conn] = now
 		case now.Sub(since) >= g.answer && state.silence >= g.silence:
-			if tcp, ok := conn.(*net.TCPConn); ok {
+			if tcp, ok := conn.(interface{ SetLinger(seconds int) error }); ok {
 				_ = tcp.SetLinger(0) // Nobody is there to take what is left.
 			}
 			_ = conn.Close()

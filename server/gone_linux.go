@@ -22,20 +22,30 @@ func controlProbes(every time.Duration) func(network, address string, conn sysca
 
 // readAckState asks the kernel. A connection that it does not know misses nothing.
 func readAckState(conn net.Conn) ackState {
-	var state ackState
-	tcp, ok := conn.(*net.TCPConn)
+	tcp, ok := conn.(syscall.Conn)
 	if !ok {
-		return state
+		return ackState{}
 	}
-	raw, err := tcp.SyscallConn()
+	info := readTCPInfo(tcp)
+	return ackState{
+		missing: info.Unacked > 0 || info.Probes > 0, // An answer sets Probes back to 0.
+		silence: time.Duration(info.Last_ack_recv) * time.Millisecond,
+	}
+}
+
+// readTaken returns how many bytes the client's machine has acknowledged.
+func readTaken(conn syscall.Conn) uint64 { return readTCPInfo(conn).Bytes_acked }
+
+// readTCPInfo returns what the kernel knows of a connection, zeros if it does not know it.
+func readTCPInfo(conn syscall.Conn) (info unix.TCPInfo) {
+	raw, err := conn.SyscallConn()
 	if err != nil {
-		return state
+		return info
 	}
 	_ = raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			state.missing = info.Unacked > 0 || info.Probes > 0 // An answer sets Probes back to 0.
-			state.silence = time.Duration(info.Last_ack_recv) * time.Millisecond
+		if known, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			info = *known
 		}
 	})
-	return state
+	return info
 }

@@ -58,22 +58,25 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 		ConnState: d.gone.follow,
 		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what clients do, not what we must know
 	}
-	listen := listenConfig(c.KeepaliveTime)
-	if d.listener, err = listen.Listen(ctx, "tcp", c.HTTPAddress); err != nil {
+	if d.listener, err = listenHTTP(ctx, c.HTTPAddress, c.KeepaliveTime); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
 	}
 	return d, nil
 }
 
-// listenConfig has TCP find clients that are gone while no data waits for them, as gRPC's
+// listenHTTP has TCP find clients that are gone while no data waits for them, as gRPC's
 // keepalive does: within keepalive and a third of it. The others are found by [goneClients].
-func listenConfig(keepalive time.Duration) net.ListenConfig {
+func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*steadyListener, error) {
 	listen := net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3},
 		Control:         controlProbes(keepalive),
 	}
 	listen.SetMultipathTCP(false) // It has neither the options nor the state of one connection.
-	return listen
+	l, err := listen.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return &steadyListener{l, readTaken}, nil
 }
 
 func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
