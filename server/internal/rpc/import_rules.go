@@ -54,13 +54,21 @@ func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Ti
 	if a := c.GetActiveAgent(); a != nil {
 		e.checkLease(a, now)
 	}
-	e.checkBytes("conversation.forked_from.conversation_id", c.GetForkedFrom().GetConversationId(), maxIDBytes)
-	const forked = "conversation.forked_from.sequence"
-	e.checkNumber(forked, c.GetForkedFrom().GetSequence(), 0)
+	if c.GetForkedFrom() != nil {
+		e.checkForkOrigin(c)
+	}
+}
+
+// checkForkOrigin finds what ForkConversation would not have made.
+func (e *invalidError) checkForkOrigin(c *parleyv1.Conversation) {
+	const path = "conversation.forked_from."
+	e.checkBytes(path+"conversation_id", c.GetForkedFrom().GetConversationId(), maxIDBytes)
+	sequence := c.GetForkedFrom().GetSequence()
+	e.checkNumber(path+"sequence", sequence, 0)
 	// The messages up to there came from the fork's source, so that the interaction log has no
 	// entries for them. Later ones are the conversation's own.
-	if sequence := c.GetForkedFrom().GetSequence(); sequence > c.GetLastSequence() {
-		e.add(forked, "is %d, which must not be more than %d, the conversation's last_sequence", sequence, c.GetLastSequence())
+	if sequence > c.GetLastSequence() {
+		e.add(path+"sequence", "is %d, which must not be more than %d, the conversation's last_sequence", sequence, c.GetLastSequence())
 	}
 }
 

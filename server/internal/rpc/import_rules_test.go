@@ -49,7 +49,7 @@ func TestImportFailures(t *testing.T) {
 		{"odd ttl", "conversation.retention.ttl: ", header(func(c *parleyv1.Conversation) { c.Retention.Ttl = &durationpb.Duration{Seconds: 5, Nanos: -7} })},
 		{"no version", "conversation.version: must be between 1 and 1073741824", header(func(c *parleyv1.Conversation) { c.Version = 0 })},
 		{"no room for versions", "conversation.version: ", header(func(c *parleyv1.Conversation) { c.Version = math.MaxInt32 })},
-		{"negative sequence", "conversation.last_sequence: ", header(func(c *parleyv1.Conversation) { c.LastSequence = -1 })},
+		{"negative sequence", "conversation.last_sequence: must be between 0 and 1073741824; messages[0].sequence: is 5", header(func(c *parleyv1.Conversation) { c.LastSequence = -1 })},
 		{"no room for sequences", "conversation.last_sequence: ", header(func(c *parleyv1.Conversation) { c.LastSequence = math.MaxInt32 })},
 		{"no create_time", "conversation.create_time: is required", header(func(c *parleyv1.Conversation) { c.CreateTime = nil })},
 		{"no update_time", "conversation.update_time: is required", header(func(c *parleyv1.Conversation) { c.UpdateTime = nil })},
