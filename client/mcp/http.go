@@ -55,7 +55,8 @@ type handler struct {
 }
 
 // ServeHTTP adds to the SDK's handler that large requests are few, that calls end with their
-// requests, that the notification that a call is cancelled finds it, and that writes have a limit.
+// requests, that the notification that a call is cancelled finds it, that the methods of
+// undeclared capabilities are unknown whatever their parameters, and that writes have a limit.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, end, err := h.read(w, r)
 	defer end()
@@ -76,19 +77,35 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	caller, leave := context.WithCancel(r.Context())
 	defer leave()
 	session := r.Header.Get(sessionHeader)
-	switch m := readMessage(body); m.Method {
+	m := readMessage(body)
+	if err := undeclared(m.Method); err != nil && r.Method == http.MethodPost && m.isCall() {
+		refuse(w, r, m.ID, err)
+		return
+	}
+	switch m.Method {
 	case "initialize":
 		w.Header().Set(sessionHeader, rand.Text())
 	case "tools/call":
 		remove := h.calls.add(callName{session, string(m.ID)}, leave)
 		defer remove()
 	case "notifications/cancelled":
-		h.calls.cancel(callName{session, string(m.Params.RequestID)})
+		h.calls.cancel(callName{session, m.cancelled()})
 	}
 
 	controller := http.NewResponseController(w)
 	defer func() { _ = controller.SetWriteDeadline(time.Time{}) }() // The connection is for others, too.
 	h.next.ServeHTTP(&boundedWriter{w, controller}, r.WithContext(context.WithValue(caller, callerKey{}, caller)))
+}
+
+// refuse answers a call with an error. From the protocol of 2026-07-28 on, a method that is not
+// found has a status of its own.
+func refuse(w http.ResponseWriter, r *http.Request, id json.RawMessage, err error) {
+	answer, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": err}) // It cannot fail: id was decoded.
+	w.Header().Set("Content-Type", "application/json")
+	if r.Header.Get("Mcp-Protocol-Version") >= "2026-07-28" {
+		w.WriteHeader(http.StatusNotFound)
+	}
+	_, _ = w.Write(answer)
 }
 
 // read reads a request. end is to be called when it has been answered.
@@ -129,9 +146,21 @@ func untilCallerLeaves(ctx context.Context) (until context.Context, cancel conte
 type message struct {
 	Method string          `json:"method"`
 	ID     json.RawMessage `json:"id"`
-	Params struct {
+	Params json.RawMessage `json:"params"`
+}
+
+// isCall reports whether a message wants an answer.
+func (m message) isCall() bool { return len(m.ID) > 0 && string(m.ID) != "null" }
+
+// cancelled returns the id of the call that a notification cancels, "" if it has none.
+func (m message) cancelled() string {
+	var params struct {
 		RequestID json.RawMessage `json:"requestId"`
-	} `json:"params"`
+	}
+	if json.Unmarshal(m.Params, &params) != nil {
+		return ""
+	}
+	return string(params.RequestID)
 }
 
 // readMessage returns an empty one for what is none, and for a batch: the SDK deals with both.

@@ -2,16 +2,27 @@ package mcp
 
 import (
 	"bufio"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+
+	"github.com/parleyhq/parley/client"
 )
 
 // post sends a message as a client of a protocol before 2026-07-28 does.
 func post(t *testing.T, server *httptest.Server, session, message string) *http.Response {
+	t.Helper()
+	return postAs(t, server, "2025-06-18", session, message)
+}
+
+// postAs sends a message as a client of a protocol does.
+func postAs(t *testing.T, server *httptest.Server, protocol, session, message string) *http.Response {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader(message))
 	if err != nil {
@@ -19,7 +30,7 @@ func post(t *testing.T, server *httptest.Server, session, message string) *http.
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json, text/event-stream")
-	request.Header.Set("Mcp-Protocol-Version", "2025-06-18")
+	request.Header.Set("Mcp-Protocol-Version", protocol)
 	if session != "" {
 		request.Header.Set(sessionHeader, session)
 	}
@@ -110,6 +121,33 @@ func TestHTTPLimits(t *testing.T) {
 	for range 2 { // The place is given back.
 		if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"total_size":0`) {
 			t.Errorf("a call in the last place: %s, %v", body, err)
+		}
+	}
+}
+
+// The methods of undeclared capabilities are unknown, whatever their parameters.
+func TestUndeclaredOverHTTP(t *testing.T) {
+	c, err := client.Dial("unix:" + t.TempDir() + "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	server := httptest.NewServer(New(c, Options{}).Handler())
+	t.Cleanup(server.Close)
+	for _, call := range []string{
+		`"prompts/get"`, `"prompts/list"`, `"prompts/list","params":{"cursor":5}`, `"resources/read","params":[]`, `"completion/complete"`,
+		`"logging/setLevel"`, `"logging/setLevel","params":{"level":"info"}`,
+	} {
+		for version, want := range map[string]int{"2025-06-18": http.StatusOK, "2026-07-28": http.StatusNotFound} {
+			response := postAs(t, server, version, "", `{"jsonrpc":"2.0","id":"a 7","method":`+call+`}`)
+			var answer struct {
+				JSONRPC, ID string
+				Error       jsonrpc.Error
+			}
+			if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || response.StatusCode != want ||
+				answer.JSONRPC != "2.0" || answer.ID != "a 7" || answer.Error.Code != jsonrpc.CodeMethodNotFound {
+				t.Errorf("%s of %s = %s, %+v, %v, want %d and code %d", call, version, response.Status, answer, err, want, jsonrpc.CodeMethodNotFound)
+			}
 		}
 	}
 }

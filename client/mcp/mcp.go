@@ -76,16 +76,26 @@ func New(c *client.Client, o Options) *Server {
 	return s
 }
 
-// refuseUndeclared refuses the methods of the capabilities that New does not declare, as the
-// protocol asks. The SDK answers them with empty lists.
+// refuseUndeclared refuses the methods of capabilities that are not declared, which the SDK
+// answers with empty lists. The SDK reads their parameters first: if those are missing or
+// malformed, it refuses them itself, with a code of its own. Over HTTP the handler refuses all.
 func refuseUndeclared(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, request sdk.Request) (sdk.Result, error) {
-		switch capability, _, _ := strings.Cut(method, "/"); capability {
-		case "prompts", "resources", "completion", "logging":
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("method not found: %q", method)}
+		if err := undeclared(method); err != nil {
+			return nil, err
 		}
 		return next(ctx, method, request)
 	}
+}
+
+// undeclared returns the error that the protocol asks for if a method is one of the capabilities
+// that New does not declare, else nil.
+func undeclared(method string) error {
+	switch capability, _, _ := strings.Cut(method, "/"); capability {
+	case "prompts", "resources", "completion", "logging":
+		return &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("method not found: %q", method)}
+	}
+	return nil
 }
 
 // Serve serves the one client that writes to in and reads from out, a message a line, until
