@@ -56,7 +56,8 @@ func (d *direct) Invoke(ctx context.Context, method string, args, reply any, opt
 }
 
 // recode copies a message as the wire does: a reply may hold parts that are encoded already,
-// and a request must not be the caller's own.
+// and a request must not be the caller's own. Both lose the fields that this version does
+// not know, as a request does that [rules.Codec] decodes.
 func recode(to, from any) error {
 	source, isMessage := from.(proto.Message)
 	target, isTarget := to.(proto.Message)

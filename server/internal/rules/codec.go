@@ -26,8 +26,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return Unmarshal(b.ReadOnlyData(), m)
 }
 
-// Unmarshal decodes a message that comes from outside, and drops all fields that this version
-// does not know, at every level. No rule can bound such a field, so nothing may store it.
+// Unmarshal decodes a message and drops all fields that this version does not know, at every
+// level. No rule can bound such a field, so nothing may store it.
 func Unmarshal(b []byte, m proto.Message) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, m)
 }

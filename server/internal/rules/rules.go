@@ -1,6 +1,7 @@
 // Package rules says what the messages of the API must be like: the rules in the protos, and
 // those that no rule there can say. The requests of clients and the pieces of agents are held
-// to the same ones. It knows nothing of where a message comes from; begin at [Check].
+// to the same ones: [Codec] decodes both without the fields that no rule can know, and [Check]
+// finds the rules that they break. Start at [Check].
 package rules
 
 import (
