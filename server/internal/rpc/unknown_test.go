@@ -263,8 +263,8 @@ func (p *padder) fork() error {
 	return err
 }
 
-// TestLargeRequestOfUnknownFields pads requests to nearly the size that gRPC accepts: other
-// calls do not notice.
+// TestLargeRequestOfUnknownFields pads headers and messages to nearly the size that gRPC accepts:
+// no limit counts the padding, and other calls do not notice.
 func TestLargeRequestOfUnknownFields(t *testing.T) {
 	const size = 4<<20 - 600 // A reply has a little more than this around it.
 	f := open(t, nil)
@@ -275,7 +275,7 @@ func TestLargeRequestOfUnknownFields(t *testing.T) {
 		t.Errorf("CreateConversation: %v", err)
 	}
 	imported := fileOf("imported", time.Now())
-	imported.GetConversation().GetRetention().GetTtl().ProtoReflect().SetUnknown(unknownBytes(size - 1000))
+	imported.GetMessages()[0].ProtoReflect().SetUnknown(unknownBytes(size - 1000))
 	f.wantImport(t, false, 1, 0, imported)
 	page, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil {
@@ -292,5 +292,7 @@ func TestLargeRequestOfUnknownFields(t *testing.T) {
 	if !slices.Equal(ids, []string{"imported", "innocent", "padded"}) {
 		t.Errorf("ListConversations = %v", ids)
 	}
-	f.append(t, "padded", user("hello"))
+	said := user("hello")
+	said.ProtoReflect().SetUnknown(unknownBytes(size))
+	f.append(t, "padded", said)
 }
