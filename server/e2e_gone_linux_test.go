@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,17 +62,28 @@ func (w *rawWatch) until(t *testing.T, text string) {
 }
 
 // vanish has the client's machine drop what comes for this connection, without a word.
-func (w *rawWatch) vanish(t *testing.T) {
+func vanish(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
-	raw, err := w.conn.SyscallConn()
+	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // Keep 0 bytes.
+	control(t, conn, func(fd int) error {
+		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop})
+	})
+}
+
+// comeBack ends that.
+func comeBack(t *testing.T, conn *net.TCPConn) {
+	t.Helper()
+	control(t, conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) })
+}
+
+func control(t *testing.T, conn *net.TCPConn, set func(fd int) error) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // Keep 0 bytes.
 	var failed error
-	err = raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop})
-	})
+	err = raw.Control(func(fd uintptr) { failed = set(int(fd)) })
 	if err := errors.Join(err, failed); err != nil {
 		t.Fatal(err)
 	}
@@ -111,16 +123,16 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 		name string
 		cut  func(t *testing.T, d *door, w *rawWatch, id string)
 	}{
-		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); w.vanish(t) }},
+		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); vanish(t, w.conn) }},
 		{"data under way", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()
-			w.vanish(t)
+			vanish(t, w.conn)
 			add(t, d.server, id, says("to nobody"))
 		}},
 		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()
 			overflow(t, d, id)
-			w.vanish(t)
+			vanish(t, w.conn)
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -134,5 +146,55 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 			d.await(t, "session memory deleted", "conversation_id=c")
 			t.Logf("found after %v", time.Since(start))
 		})
+	}
+}
+
+// TestLostProbe: a client that does not read, and of whose machine each second probe is lost, keeps
+// its connection.
+func TestLostProbe(t *testing.T) {
+	t.Parallel()
+	const keepalive = 6 * time.Second
+	listener, err := listenHTTP(t.Context(), "localhost:0", keepalive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	client := dialSlow(t, listener.Addr().String())
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, stop, ended := newGoneClients(keepalive), make(chan struct{}), make(chan struct{})
+	g.follow(server, http.StateNew)
+	var running sync.WaitGroup
+	running.Go(func() { g.run(stop) })
+	running.Go(func() {
+		defer close(ended)
+		for text := make([]byte, 1<<20); err == nil; {
+			_, err = server.Write(text)
+		}
+	})
+	defer running.Wait()
+	defer server.Close()
+	defer close(stop)
+	await := func(what string, is func(attempts int) bool) {
+		t.Helper()
+		often := time.NewTicker(5 * time.Millisecond)
+		defer often.Stop()
+		for late := time.After(patience); !is(readAckState(server).attempts); {
+			select {
+			case <-ended:
+				t.Fatalf("the connection was ended: %v", err)
+			case <-late:
+				t.Fatalf("awaited in vain: %s", what)
+			case <-often.C:
+			}
+		}
+	}
+	for range 4 { // The probes are as rare as they get.
+		vanish(t, client)
+		await("a lost probe", func(attempts int) bool { return attempts > 0 })
+		comeBack(t, client)
+		await("an answer", func(attempts int) bool { return attempts == 0 })
 	}
 }

@@ -13,15 +13,18 @@ import (
 // slow: the kernel counts the time of a closed window, whether or not the client answers the
 // probes of it.
 //
-// A client is gone when it has not acknowledged data or a probe for answer, and has sent nothing
-// at all for silence.
+// A client is gone when it has acknowledged none of several attempts for answer, and has sent
+// nothing at all for silence. One lost packet is no sign: the next attempt may be far away.
 type goneClients struct {
 	silence, answer time.Duration
 	every           time.Duration // The time between two checks.
 
 	mu    sync.Mutex
-	conns map[net.Conn]time.Time // Since when an acknowledgement is missing; zero: none is missing.
+	conns map[net.Conn]time.Time // Since when goneAttempts are not acknowledged; zero: fewer are not.
 }
+
+// goneAttempts is how many attempts in a row a client that is gone leaves unacknowledged.
+const goneAttempts = 3
 
 // newGoneClients returns one with the times that gRPC's keepalive has for its clients.
 func newGoneClients(keepalive time.Duration) *goneClients {
@@ -58,8 +61,8 @@ func (g *goneClients) run(stop <-chan struct{}) {
 
 // ackState is what the network knows of the client of a connection.
 type ackState struct {
-	missing bool          // Data or a probe is not acknowledged.
-	silence time.Duration // The time since something of the client came, an acknowledgement included.
+	attempts int           // Repetitions of data, or probes, that are not acknowledged.
+	silence  time.Duration // The time since something of the client came, an acknowledgement included.
 }
 
 // check closes the connections whose clients are gone.
@@ -68,7 +71,7 @@ func (g *goneClients) check(now time.Time, read func(net.Conn) ackState) {
 	defer g.mu.Unlock()
 	for conn, since := range g.conns {
 		switch state := read(conn); {
-		case !state.missing:
+		case state.attempts < goneAttempts:
 			g.conns[conn] = time.Time{}
 		case since.IsZero(), state.silence < now.Sub(since):
 			g.conns[conn] = now

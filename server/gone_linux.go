@@ -8,19 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlProbes has TCP probe a closed window at least once in each every, so that a client which
-// had stopped reading before it went is found in the time of all others. Kernels before 6.15 do
-// not have the option: they probe ever more rarely, at least every two minutes.
-func controlProbes(every time.Duration) func(network, address string, conn syscall.RawConn) error {
+// controlProbes has TCP repeat data, and probes of a closed window, at least goneAttempts times in
+// each keepalive, so that a client which had stopped reading before it went is found in the time of
+// all others. A shorter time would have the kernel itself give up before that. Kernels before 6.15
+// do not have the option: they repeat ever more rarely, at least every two minutes.
+func controlProbes(keepalive time.Duration) func(network, address string, conn syscall.RawConn) error {
 	const least, most = time.Second, 2 * time.Minute // The kernel takes no others.
+	every := min(max(keepalive/goneAttempts, least), most)
 	return func(_, _ string, conn syscall.RawConn) error {
 		return conn.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, int(min(max(every, least), most).Milliseconds()))
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, int(every.Milliseconds()))
 		})
 	}
 }
 
-// readAckState asks the kernel. A connection that it does not know misses nothing.
+// readAckState asks the kernel. A connection that it does not know has no attempts.
 func readAckState(conn net.Conn) ackState {
 	tcp, ok := conn.(syscall.Conn)
 	if !ok {
@@ -28,8 +30,8 @@ func readAckState(conn net.Conn) ackState {
 	}
 	info := readTCPInfo(tcp)
 	return ackState{
-		missing: info.Unacked > 0 || info.Probes > 0, // An answer sets Probes back to 0.
-		silence: time.Duration(info.Last_ack_recv) * time.Millisecond,
+		attempts: int(max(info.Retransmits, info.Probes)), // An answer sets each back to 0.
+		silence:  time.Duration(info.Last_ack_recv) * time.Millisecond,
 	}
 }
 

@@ -30,19 +30,23 @@ func TestGoneClients(t *testing.T) {
 		{name: "idle", state: func(at time.Duration) ackState { return ackState{silence: at} }},
 		{name: "answers probes, ever more rarely", state: func(at time.Duration) ackState {
 			const every = 115 * time.Second
-			return ackState{missing: at%every < 10*time.Second, silence: at % every}
+			return ackState{attempts: int(min(at/every, 1)), silence: at % every}
+		}},
+		{name: "loses each second probe of a kernel that sends few", state: func(at time.Duration) ackState {
+			const every = 240 * time.Second
+			return ackState{attempts: int(at % every / (120 * time.Second)), silence: at % every}
 		}},
 		{name: "answers each piece late", state: func(at time.Duration) ackState {
-			return ackState{missing: true, silence: at % (110 * time.Second)}
+			return ackState{attempts: 5, silence: at % (110 * time.Second)}
 		}},
 		{name: "leaves data unacknowledged", want: 120 * time.Second, state: func(at time.Duration) ackState {
-			return ackState{missing: true, silence: at}
+			return ackState{attempts: 5, silence: at}
 		}},
-		{name: "leaves a late probe unanswered", want: 240 * time.Second, state: func(at time.Duration) ackState {
-			return ackState{missing: at >= 205*time.Second, silence: at}
+		{name: "leaves late probes unanswered", want: 380 * time.Second, state: func(at time.Duration) ackState {
+			return ackState{attempts: int(at / (115 * time.Second)), silence: at}
 		}},
 		{name: "acknowledges a while, then goes", want: 320 * time.Second, state: func(at time.Duration) ackState {
-			return ackState{missing: true, silence: max(at-200*time.Second, 0)}
+			return ackState{attempts: 5, silence: max(at-200*time.Second, 0)}
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
