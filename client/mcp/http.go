@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"time"
 
@@ -24,13 +25,19 @@ const (
 	// question is as large, unless --max-message-bytes of the server is.
 	largeRequestBytes = 256 << 10
 	maxLargeRequests  = 16
+	// maxReadTime is how long a large request may take to come, and maxPaceTime each paceBytes of it
+	// from the time when it counts: one that stalls holds the place of another.
+	maxReadTime = time.Minute
+	maxPaceTime = 4 * time.Second
+	paceBytes   = 16 << 10
 )
 
 // Handler serves clients over streamable HTTP, at whatever path it is mounted. Every request
 // stands for itself: there are no sessions to run out of or to lose in a restart, and any of
 // several servers can take the next request. A request may have 4 MiB (413 beyond), and 16 may
-// have more than 256 KiB at once (429 beyond); a client that takes 30 s to read 64 KiB loses its
-// connection; and a call ends with its request: to hang up is to cancel.
+// have more than 256 KiB at once (429 beyond), which must come within a minute, and in 4 s for
+// each 16 KiB (408 otherwise); a client that takes 30 s to read 64 KiB loses its connection; and a
+// call ends with its request: to hang up is to cancel.
 //
 // It does not look at Host and Origin. Whoever mounts it keeps out the pages of other origins
 // that a browser on the same machine may show.
@@ -43,15 +50,16 @@ func (s *Server) Handler() http.Handler {
 	}
 	return &handler{
 		calls: newCalls(),
-		large: make(chan struct{}, maxLargeRequests),
-		next:  sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return s.server }, options),
+		large: make(chan struct{}, maxLargeRequests), maxPace: maxPaceTime,
+		next: sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return s.server }, options),
 	}
 }
 
 type handler struct {
-	next  http.Handler
-	calls *calls
-	large chan struct{} // One for each large request.
+	next    http.Handler
+	calls   *calls
+	large   chan struct{} // One for each large request.
+	maxPace time.Duration // For each paceBytes of one.
 }
 
 // ServeHTTP adds to the SDK's handler that large requests are few, that calls end with their
@@ -64,6 +72,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code := http.StatusBadRequest
 		if _, large := errors.AsType[*http.MaxBytesError](err); large {
 			code = http.StatusRequestEntityTooLarge
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			code = http.StatusRequestTimeout
 		}
 		if errors.Is(err, errTooManyLarge) {
 			code = http.StatusTooManyRequests
@@ -111,6 +122,7 @@ func refuse(w http.ResponseWriter, r *http.Request, id json.RawMessage, err erro
 // read reads a request. end is to be called when it has been answered.
 func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, end func(), err error) {
 	end = func() {}
+	until := time.Now().Add(maxReadTime)
 	body := http.MaxBytesReader(w, r.Body, maxRequestBytes)
 	var read bytes.Buffer
 	if _, err = read.ReadFrom(io.LimitReader(body, largeRequestBytes+1)); err != nil || read.Len() <= largeRequestBytes {
@@ -122,8 +134,28 @@ func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, 
 	default:
 		return nil, end, errTooManyLarge
 	}
-	_, err = read.ReadFrom(body)
+	err = readPaced(&read, body, http.NewResponseController(w), h.maxPace, until)
 	return read.Bytes(), end, err
+}
+
+// readPaced reads the rest of a request that comes by a deadline, and each paceBytes of it within
+// pace.
+func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseController, pace time.Duration, until time.Time) error {
+	for {
+		deadline := time.Now().Add(pace)
+		if deadline.After(until) {
+			deadline = until
+		}
+		_ = controller.SetReadDeadline(deadline)
+		switch _, err := io.CopyN(read, body, paceBytes); {
+		case errors.Is(err, io.EOF):
+			// The deadline would end the call as well.
+			_ = controller.SetReadDeadline(time.Time{})
+			return nil
+		case err != nil:
+			return err
+		}
+	}
 }
 
 // callerKey is of the context that ends when the client of a request has left. The SDK hands

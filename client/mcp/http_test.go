@@ -3,7 +3,9 @@ package mcp
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -152,10 +154,53 @@ func TestUndeclaredOverHTTP(t *testing.T) {
 	}
 }
 
+// patient is the handler with another time for each part of a large request.
+func patient(t *testing.T, s *Server, pace time.Duration) *handler {
+	t.Helper()
+	h, ok := s.Handler().(*handler)
+	if !ok {
+		t.Fatal("not a handler of its own")
+	}
+	h.maxPace = pace
+	return h
+}
+
+// TestStalledLargeRequests: those that stall lose their places to others.
+func TestStalledLargeRequests(t *testing.T) {
+	_, c := startParley(t)
+	server := httptest.NewServer(patient(t, New(c, Options{}), time.Second))
+	t.Cleanup(server.Close)
+	var stalled []net.Conn
+	for range maxLargeRequests {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		_ = conn.SetDeadline(time.Now().Add(maxReadTime / 2)) // Before the time of a whole request is over.
+		stalled = append(stalled, conn)
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeRequestBytes+10, largeRequestBytes+1, "")
+	}
+	for _, conn := range stalled {
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusRequestTimeout || !response.Close {
+			t.Errorf("a large request that stalls: %s, close %t", response.Status, response.Close)
+		}
+	}
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
+	if response := post(t, server, "", list+strings.Repeat(" ", largeRequestBytes)); response.StatusCode != http.StatusOK {
+		t.Errorf("a large request after them: %s", response.Status)
+	}
+}
+
 // Large requests count from the time when they are read, other than those that are small.
 func TestLargeRequestsAreCounted(t *testing.T) {
 	_, c := startParley(t)
-	server := httptest.NewServer(New(c, Options{}).Handler())
+	server := httptest.NewServer(patient(t, New(c, Options{}), time.Minute))
 	t.Cleanup(server.Close)
 	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
 	rest := strings.Repeat(" ", largeRequestBytes)

@@ -39,6 +39,11 @@ const (
 	maxLargeReads = 64
 	maxLargeBytes = 256 << 20
 	maxLargeWait  = 5 * time.Second
+	// maxPaceTime is how long the sender of a large body may take for each paceBytes from then on:
+	// one that stalls holds the place of another. A steady sender that is cut off by that would not
+	// have sent largeBodyBytes within maxBodyTime.
+	maxPaceTime = 4 * time.Second
+	paceBytes   = 16 << 10
 	// bytesPerMark is how much memory a value takes for each of its marks in JSON, as measured:
 	// up to 155 for {"":0} in a list, 148 for {} in a list of messages, 72 for [] in a list.
 	bytesPerMark = 160
@@ -69,11 +74,13 @@ type largeBodies struct {
 	reads   *semaphore.Weighted // Bodies that are read, or wait to be decoded.
 	values  *semaphore.Weighted // Bytes of memory.
 	maxWait time.Duration       // For either.
+	maxPace time.Duration       // For each paceBytes of a large body.
 }
 
 func newLargeBodies() *largeBodies {
 	return &largeBodies{
-		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes), maxWait: maxLargeWait,
+		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes),
+		maxWait: maxLargeWait, maxPace: maxPaceTime,
 	}
 }
 
@@ -89,8 +96,8 @@ func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within ti
 		return nil, leave, bodyTooLarge()
 	}
 	// Some writers, those of tests, know no deadline.
-	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Now().Add(within)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	control, until := http.NewResponseController(w), time.Now().Add(within)
+	if err := control.SetReadDeadline(until); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, leave, fmt.Errorf("read deadline: %w", err)
 	}
 	var read bytes.Buffer
@@ -100,7 +107,7 @@ func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within ti
 		if leave, err = acquire(r.Context(), l.reads, 1, l.maxWait); err != nil {
 			return nil, func() {}, err
 		}
-		_, err = read.ReadFrom(body)
+		err = readPaced(&read, body, control, l.maxPace, until)
 	}
 	if err != nil {
 		return nil, leave, bodyFault(err, read.Len(), within)
@@ -112,13 +119,31 @@ func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within ti
 	return read.Bytes(), leave, nil
 }
 
+// readPaced reads the rest of a body that comes by a deadline, and each paceBytes of it within pace.
+func readPaced(read *bytes.Buffer, body io.Reader, control *http.ResponseController, pace time.Duration, until time.Time) error {
+	for {
+		deadline := time.Now().Add(pace)
+		if deadline.After(until) {
+			deadline = until
+		}
+		_ = control.SetReadDeadline(deadline)
+		switch _, err := io.CopyN(read, body, paceBytes); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
 // bodyFault is the status of a body that could not be read to its end.
 func bodyFault(err error, read int, within time.Duration) error {
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return bodyTooLarge()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf("the body of the request did not come within %v", within)).Err()
+		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf(
+			"the body of the request did not come within %v, or %d bytes of it beyond %d not within %v", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
 	}
 	var f faults
 	f.add(wholeBody, "ends before it is complete: %d bytes have come", read)

@@ -8,10 +8,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -139,12 +141,12 @@ func TestManyLargeReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.large.reads, d.large.maxWait = semaphore.NewWeighted(1), time.Millisecond
+	d.large.reads, d.large.maxWait, d.large.maxPace = semaphore.NewWeighted(1), time.Millisecond, patience
 	s := httptest.NewServer(withOutlet(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
 	c := rawDial(t, f)
-	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10, largeBodyBytes+1, "")
+	sendStalled(c)
 	for late := time.Now().Add(patience); d.large.reads.TryAcquire(1); {
 		d.large.reads.Release(1)
 		if time.Now().After(late) {
@@ -160,6 +162,67 @@ func TestManyLargeReads(t *testing.T) {
 		t.Errorf("got %v", response.Status)
 	}
 	f.do(t, "POST", "/v1/conversations:load", large).wantOK(t)
+}
+
+// sendStalled sends a large body all but its last 9 bytes.
+func sendStalled(c net.Conn) {
+	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10, largeBodyBytes+1, "")
+}
+
+// A large body that stalls loses its place to others before its time is over.
+func TestStalledLargeRead(t *testing.T) {
+	d, err := newDoor(t.Context(), openService(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.maxBodyTime, d.large.reads, d.large.maxPace = time.Hour, semaphore.NewWeighted(1), time.Millisecond
+	s := httptest.NewServer(withOutlet(d))
+	t.Cleanup(s.Close) // After the end of the connection below.
+	f := &fixture{url: s.URL, client: s.Client()}
+	c := rawDial(t, f)
+	sendStalled(c)
+	response := readResponse(t, c)
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&answer{code: response.StatusCode, header: response.Header, body: string(text)}).wantError(t, 408, reasonBodyTooSlow)
+	if !d.large.reads.TryAcquire(1) {
+		t.Error("it keeps its place after the answer")
+	}
+}
+
+// TestSteadySender: whoever sends any body steadily within its time keeps the pace.
+func TestSteadySender(t *testing.T) {
+	for size := largeBodyBytes + 1; size <= maxBodyBytes; size += 64<<10 - 1 {
+		synctest.Test(t, func(t *testing.T) {
+			w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+			from := &steady{w: w, left: size, perSecond: size/int(maxBodyTime/time.Second) + 1}
+			text, leave, err := newLargeBodies().readBody(w, httptest.NewRequest(http.MethodPost, "/v1/chat", from), maxBodyTime)
+			leave()
+			if err != nil || len(text) != size {
+				t.Errorf("%d bytes within %v: read %d, %v", size, maxBodyTime, len(text), err)
+			}
+		})
+	}
+}
+
+// steady is a body that comes steadily, up to the last deadline.
+type steady struct {
+	w               *deadlines
+	left, perSecond int
+}
+
+func (s *steady) Read(p []byte) (int, error) {
+	n := min(len(p), s.left, 1000)
+	<-time.After(time.Duration(n) * time.Second / time.Duration(s.perSecond))
+	if last := s.w.all[len(s.w.all)-1]; time.Now().After(last) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	if s.left -= n; n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // What has more values than a message can have is refused before it takes their memory.
