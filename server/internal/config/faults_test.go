@@ -115,6 +115,11 @@ func TestConfigFaults(t *testing.T) {
 		{"--http-allowed-origins=https://a.example:99999", "", `--http-allowed-origins: "https://a.example:99999" ` + noOrigin},
 		{"--http-allowed-origins=https://xn--a.example", "", `--http-allowed-origins: "https://xn--a.example" ` + noOrigin},
 		{"--http-allowed-origins=http://127.1", "", `--http-allowed-origins: "http://127.1" ` + noOrigin},
+		{"--http-allowed-origins=http://a.09", "", `--http-allowed-origins: "http://a.09" ` + noOrigin},
+		{"--http-allowed-origins=http://a.0x", "", `--http-allowed-origins: "http://a.0x" ` + noOrigin},
+		{"--http-allowed-origins=http://a.1.", "", `--http-allowed-origins: "http://a.1." ` + noOrigin},
+		{"--http-allowed-origins=http://[fe80::1%25eth0]", "", `--http-allowed-origins: "http://[fe80::1%25eth0]" ` + noOrigin},
+		{"--http-allowed-origins=http://a.example.,http://a.0xg,http://a.0b1,http://1.a,http://[::ffff:102:304]:81", "", ""},
 
 		// Settings that do not fit each other.
 		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB is more than a conversation may have; " +
@@ -319,6 +324,10 @@ func TestOriginsAsBrowsersSendThem(t *testing.T) {
 		"http://[0:0:0:0:0:0:0:1]:3000":      "http://[::1]:3000",
 		"http://[2001:DB8::1]:80":            "http://[2001:db8::1]",
 		"https://\uff41\uff50\uff50.example": "https://app.example",
+		"http://[::ffff:1.2.3.4]":            "http://[::ffff:102:304]",
+		"http://[::FFFF:0.0.0.1]:81":         "http://[::ffff:0:1]:81",
+		"http://1.2.3.4.":                    "http://1.2.3.4",
+		"http://\uff11.2.3.4:80":             "http://1.2.3.4",
 	} {
 		_, err := load(t, []string{"--http-allowed-origins=" + origin}, nil)
 		if want := "is not how browsers write this origin; write " + sent; err == nil || !strings.HasSuffix(err.Error(), want) {

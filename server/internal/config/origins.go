@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -68,13 +69,18 @@ func originSent(s string) (origin string, ok bool) {
 }
 
 // hostSent is how browsers write the host of an origin: an IPv6 address in brackets and as short
-// as can be, a name in ASCII.
+// as can be, without an IPv4 address in it, a name in ASCII.
 func hostSent(host string) (sent string, ok bool) {
-	if address, err := netip.ParseAddr(host); err == nil {
-		if address.Is6() {
-			return "[" + address.String() + "]", address.Zone() == ""
+	if strings.Contains(host, ":") {
+		address, err := netip.ParseAddr(host)
+		if err != nil || address.Zone() != "" {
+			return "", false
 		}
-		return address.String(), true
+		if address.Is4In6() {
+			b := address.As16()
+			return fmt.Sprintf("[::ffff:%x:%x]", binary.BigEndian.Uint16(b[12:]), binary.BigEndian.Uint16(b[14:])), true
+		}
+		return "[" + address.String() + "]", true
 	}
 	// As browsers do, and unlike the rules for names of mail servers, this allows "_".
 	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false), idna.CheckHyphens(false))
@@ -83,6 +89,17 @@ func hostSent(host string) (sent string, ok bool) {
 		return "", false
 	}
 	// What ends in a number is an IPv4 address to them, in whatever form.
-	_, err = strconv.ParseUint(sent[strings.LastIndexByte(sent, '.')+1:], 0, 64)
-	return sent, err != nil
+	if bare := strings.TrimSuffix(sent, "."); isNumber(bare[strings.LastIndexByte(bare, '.')+1:]) {
+		address, err := netip.ParseAddr(bare)
+		return address.String(), err == nil
+	}
+	return sent, true
+}
+
+// isNumber says whether browsers take the last part of a host for a number.
+func isNumber(part string) bool {
+	if digits, ok := strings.CutPrefix(part, "0x"); ok {
+		return strings.Trim(digits, "0123456789abcdef") == ""
+	}
+	return part != "" && strings.Trim(part, "0123456789") == ""
 }
