@@ -154,7 +154,7 @@ type Conversation struct {
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Set on conversations made by ForkConversation.
 	ForkedFrom *ForkOrigin `protobuf:"bytes,16,opt,name=forked_from,json=forkedFrom,proto3" json:"forked_from,omitempty"`
-	// New at every creation, also by an import, whatever that says: tells a conversation from an
+	// Set by the server, new at every creation, imports included: tells a conversation from an
 	// earlier one of the same id.
 	Uid string `protobuf:"bytes,17,opt,name=uid,proto3" json:"uid,omitempty"`
 	// What the ttl counts from: creation, last append or end of a turn, whichever is last.

@@ -3386,8 +3386,8 @@ func (x *ExportConversationsResponse) GetMessages() []*Message {
 type ImportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The header. Its id, version and times are required, but for expire_time, which follows
-	// from the others. Its uid is not kept: the imported conversation has a new one. A
-	// message_count that is set is how many messages must come. The last_sequence is at least
+	// from the others. Its uid is ignored: the imported conversation has a new one. A
+	// message_count, if set, must be the number of messages. The last_sequence must be at least
 	// that of the newest message and of forked_from.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Oldest first, as they were exported: ids, rising sequences and create times are required.

@@ -113,7 +113,7 @@ type ConversationServiceClient interface {
 	// then is left out. Where some are damaged in the store all others are sent, then the
 	// call ends with DATA_LOSS and their ids.
 	ExportConversations(ctx context.Context, in *ExportConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportConversationsResponse], error)
-	// ImportConversations takes whole conversations in, with their ids, sequences and times but
+	// ImportConversations stores complete conversations with their ids, sequences and times but
 	// with new uids, and evicts nothing.
 	ImportConversations(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportConversationsRequest, ImportConversationsResponse], error)
 }
@@ -473,7 +473,7 @@ type ConversationServiceServer interface {
 	// then is left out. Where some are damaged in the store all others are sent, then the
 	// call ends with DATA_LOSS and their ids.
 	ExportConversations(*ExportConversationsRequest, grpc.ServerStreamingServer[ExportConversationsResponse]) error
-	// ImportConversations takes whole conversations in, with their ids, sequences and times but
+	// ImportConversations stores complete conversations with their ids, sequences and times but
 	// with new uids, and evicts nothing.
 	ImportConversations(grpc.ClientStreamingServer[ImportConversationsRequest, ImportConversationsResponse]) error
 	mustEmbedUnimplementedConversationServiceServer()

@@ -309,7 +309,7 @@ func (x *TurnError) GetRetryable() bool {
 // message are merged into one: a merged event carries the index of the last one in it, and
 // events follow in the order of their indexes. Messages that the history has dropped are
 // left out then. After a crash of the server the index of finished is far above the others,
-// since nobody knows how many events came in between. If the store takes longer than 15 s to
+// since the number of events in between is unknown. If the store needs longer than 15 s to
 // store the answer, one index is left out before the progress that is sent in that time. Clients
 // ignore cases that they do not know.
 type TurnEvent struct {
@@ -775,7 +775,7 @@ func (x *TurnQueued) GetPosition() int32 {
 }
 
 // TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
-// whether the agent or the store takes its time.
+// whether the agent or the store is slow.
 type TurnProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// For people.

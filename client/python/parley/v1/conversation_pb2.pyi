@@ -164,7 +164,7 @@ class Conversation(_message.Message):
     active_turn_id: _builtins.str
     """Turn that is being answered right now, if any."""
     uid: _builtins.str
-    """New at every creation, also by an import, whatever that says: tells a conversation from an
+    """Set by the server, new at every creation, imports included: tells a conversation from an
     earlier one of the same id.
     """
     @_builtins.property

@@ -1809,8 +1809,8 @@ class ImportConversationsRequest(_message.Message):
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """The header. Its id, version and times are required, but for expire_time, which follows
-        from the others. Its uid is not kept: the imported conversation has a new one. A
-        message_count that is set is how many messages must come. The last_sequence is at least
+        from the others. Its uid is ignored: the imported conversation has a new one. A
+        message_count, if set, must be the number of messages. The last_sequence must be at least
         that of the newest message and of forked_from.
         """
 

@@ -345,7 +345,7 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversations(self, request_iterator, context):
-        """ImportConversations takes whole conversations in, with their ids, sequences and times but
+        """ImportConversations stores complete conversations with their ids, sequences and times but
         with new uids, and evicts nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

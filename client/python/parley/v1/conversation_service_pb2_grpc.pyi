@@ -102,7 +102,7 @@ class ConversationServiceStub:
     call ends with DATA_LOSS and their ids.
     """
     ImportConversations: _grpc.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]
-    """ImportConversations takes whole conversations in, with their ids, sequences and times but
+    """ImportConversations stores complete conversations with their ids, sequences and times but
     with new uids, and evicts nothing.
     """
 
@@ -180,7 +180,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     call ends with DATA_LOSS and their ids.
     """
     ImportConversations: _aio.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]  # type: ignore[assignment]
-    """ImportConversations takes whole conversations in, with their ids, sequences and times but
+    """ImportConversations stores complete conversations with their ids, sequences and times but
     with new uids, and evicts nothing.
     """
 
@@ -399,7 +399,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_conversation_service_pb2.ImportConversationsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ImportConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ImportConversationsResponse]]:
-        """ImportConversations takes whole conversations in, with their ids, sequences and times but
+        """ImportConversations stores complete conversations with their ids, sequences and times but
         with new uids, and evicts nothing.
         """
 

@@ -36,7 +36,7 @@ type Header struct {
 	// First 120 characters of the newest message.
 	Preview string `protobuf:"bytes,3,opt,name=preview,proto3" json:"preview,omitempty"`
 	// Structured data of the kept messages, oldest first, each type once a message.
-	// Apart from the header since format 2 of the record, see package record: it may be large.
+	// Format 2 of the record stores it apart from the header, since it may be large; see package record.
 	Data []*DataUse `protobuf:"bytes,4,rep,name=data,proto3" json:"data,omitempty"`
 	// Whose conversation it is: what lies under the key of another tenant is damage.
 	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`

@@ -195,7 +195,7 @@ export interface Conversation {
     | ForkOrigin
     | undefined;
   /**
-   * New at every creation, also by an import, whatever that says: tells a conversation from an
+   * Set by the server, new at every creation, imports included: tells a conversation from an
    * earlier one of the same id.
    */
   uid: string;

@@ -805,8 +805,8 @@ export interface ExportConversationsResponse {
 export interface ImportConversationsRequest {
   /**
    * The header. Its id, version and times are required, but for expire_time, which follows
-   * from the others. Its uid is not kept: the imported conversation has a new one. A
-   * message_count that is set is how many messages must come. The last_sequence is at least
+   * from the others. Its uid is ignored: the imported conversation has a new one. A
+   * message_count, if set, must be the number of messages. The last_sequence must be at least
    * that of the newest message and of forked_from.
    */
   conversation?:
@@ -5420,7 +5420,7 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ImportConversations takes whole conversations in, with their ids, sequences and times but
+     * ImportConversations stores complete conversations with their ids, sequences and times but
      * with new uids, and evicts nothing.
      */
     importConversations: {
@@ -5565,7 +5565,7 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ExportConversationsResponse>>;
   /**
-   * ImportConversations takes whole conversations in, with their ids, sequences and times but
+   * ImportConversations stores complete conversations with their ids, sequences and times but
    * with new uids, and evicts nothing.
    */
   importConversations(
@@ -5702,7 +5702,7 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ExportConversationsResponse>;
   /**
-   * ImportConversations takes whole conversations in, with their ids, sequences and times but
+   * ImportConversations stores complete conversations with their ids, sequences and times but
    * with new uids, and evicts nothing.
    */
   importConversations(

@@ -147,7 +147,7 @@ export interface TurnError {
  * message are merged into one: a merged event carries the index of the last one in it, and
  * events follow in the order of their indexes. Messages that the history has dropped are
  * left out then. After a crash of the server the index of finished is far above the others,
- * since nobody knows how many events came in between. If the store takes longer than 15 s to
+ * since the number of events in between is unknown. If the store needs longer than 15 s to
  * store the answer, one index is left out before the progress that is sent in that time. Clients
  * ignore cases that they do not know.
  */
@@ -233,7 +233,7 @@ export interface TurnQueued {
 
 /**
  * TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
- * whether the agent or the store takes its time.
+ * whether the agent or the store is slow.
  */
 export interface TurnProgress {
   /** For people. */
