@@ -64,7 +64,7 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 	cd $(TYPESCRIPT) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
 
 .PHONY: long
-long: compiler ## run the random tests of turns, of crashes and of all calls for longer, in a few minutes
+long: compiler ## run the random tests of turns, crashes and calls for a few minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server
 
 # A module of its own. The long round is the one to quote: there everything must run.
