@@ -14,7 +14,7 @@ import (
 
 var (
 	errTooManyCalls = fmt.Errorf("%d calls are under way, no more may be: try again when one has ended", maxCalls)
-	errTooManyLarge = fmt.Errorf("%d requests larger than %d bytes are under way, no more may be: try again when one has ended", maxLargeRequests, largeRequestBytes)
+	errTooManyLarge = fmt.Errorf("limit of %d concurrent requests larger than %d bytes reached; try again when one of them has ended", maxLargeRequests, largeRequestBytes)
 	errLeft         = errors.New("the call was cancelled, and with it the turn")
 	errInternal     = errors.New("internal error")
 )

@@ -17,12 +17,12 @@ import (
 
 const (
 	sessionHeader = "Mcp-Session-Id"
-	// maxWriteTime is how long a client may take to read writeBytes.
+	// maxWriteTime is the time that a client has to read writeBytes.
 	maxWriteTime = 30 * time.Second
 	writeBytes   = 64 << 10
-	// largeRequestBytes is what a request is large above, and maxLargeRequests how many of those
-	// there are at once, from the time when they are read: the limit of calls counts later. No
-	// question is as large, unless --max-message-bytes of the server is.
+	// largeRequestBytes is the size in bytes above which a request is large. maxLargeRequests
+	// limits the large requests at once. They count from the start of their body, before the limit
+	// of calls applies. A question is larger only if the server sets a larger --max-message-bytes.
 	largeRequestBytes = 256 << 10
 	maxLargeRequests  = 16
 	// maxReadTime is how long a large request may take to come, and maxPaceTime each paceBytes of it
@@ -204,7 +204,7 @@ func readMessage(body []byte) message {
 	return m
 }
 
-// boundedWriter gives each writeBytes maxWriteTime. The request ends when that is over.
+// boundedWriter allows maxWriteTime for each writeBytes. The request ends when that time is over.
 type boundedWriter struct {
 	http.ResponseWriter
 

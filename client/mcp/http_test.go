@@ -230,21 +230,21 @@ func TestLargeRequestsAreCounted(t *testing.T) {
 		}
 	}
 	for late := time.Now().Add(time.Minute); post(t, server, "", list+rest).StatusCode != http.StatusTooManyRequests; {
-		if time.Now().After(late) { // Until then, what was written may not have been read yet.
-			t.Fatal("one large request too many is taken")
+		if time.Now().After(late) { // The handler may read the last bytes late.
+			t.Fatal("a large request above the limit was accepted")
 		}
 	}
 	if response := post(t, server, "", list); response.StatusCode != http.StatusOK {
-		t.Errorf("a small request: %s", response.Status)
+		t.Errorf("small request: %s", response.Status)
 	}
 	for _, body := range bodies {
 		body.Close()
 		if code := <-answers; code != http.StatusOK {
-			t.Errorf("a large request: %d", code)
+			t.Errorf("large request: %d", code)
 		}
 	}
 	if response := post(t, server, "", list+rest); response.StatusCode != http.StatusOK {
-		t.Errorf("a large request after the others: %s", response.Status)
+		t.Errorf("large request after the others: %s", response.Status)
 	}
 }
 
@@ -279,8 +279,8 @@ func TestWritesAreBounded(t *testing.T) {
 	}
 }
 
-// TestLargeWrites writes what a client on a slow line takes a minute to read: each part of it
-// has its own time.
+// TestLargeWrites writes an answer that a client on a slow connection takes a minute to read: each
+// part has its own deadline.
 func TestLargeWrites(t *testing.T) {
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	text := strings.Repeat("x", 1<<20)

@@ -41,7 +41,7 @@ type Options struct {
 	// Timeout bounds each call to the Parley server, ask_question aside, whose turns have
 	// limits of their own; 0: no bound.
 	Timeout time.Duration
-	// Log receives faults of this package itself. If nil, they are not logged.
+	// Log receives the faults of this package. If nil, they are not logged.
 	Log *slog.Logger
 }
 

@@ -32,7 +32,7 @@ func TestPanicInATool(t *testing.T) {
 	}
 }
 
-// TestPanicWithoutALog: a panic without a logger costs no more than one with it.
+// TestPanicWithoutALog: without a logger, a tool that panics returns the same error as with one.
 func TestPanicWithoutALog(t *testing.T) {
 	call := New(nil, Options{}).handler(tool{described: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
 		panic("a fault")

@@ -91,7 +91,7 @@ func TestUndeclared(t *testing.T) {
 		"stdio": serve(t, c, nil).session, "http": connect(t, serveHTTP(t, c), nil, ""), "http of 2025": connect(t, serveHTTP(t, c), nil, "2025-06-18"),
 	} {
 		if has := session.InitializeResult().Capabilities; has.Tools == nil || has.Prompts != nil || has.Resources != nil || has.Completions != nil {
-			t.Errorf("%s: the capabilities are %+v, want tools only", name, has)
+			t.Errorf("%s: capabilities = %+v, want tools only", name, has)
 		}
 		if _, err := session.ListTools(t.Context(), nil); err != nil {
 			t.Errorf("%s: ListTools() = %v", name, err)
@@ -115,10 +115,10 @@ func TestUndeclared(t *testing.T) {
 				return err
 			},
 		}
-		if name == "http of 2025" { // The protocol of 2026 has neither.
+		if name == "http of 2025" { // The protocol of 2026 has neither method.
 			calls["resources/subscribe"] = func() error { return session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "x:y"}) }
 			calls["logging/setLevel"] = func() error {
-				return session.SetLoggingLevel(t.Context(), &sdk.SetLoggingLevelParams{Level: "info"}) //nolint:staticcheck // Old clients call it.
+				return session.SetLoggingLevel(t.Context(), &sdk.SetLoggingLevelParams{Level: "info"}) //nolint:staticcheck // old clients call it
 			}
 		}
 		for method, call := range calls {

@@ -60,8 +60,9 @@ func (s *Server) follow(ctx context.Context, question *parleyv1.ChatRequest, p *
 	return t, nil
 }
 
-// cancelAfter cancels the turn of stream once ctx has ended, as soon as the turn is known. A turn that
-// cannot be cancelled may have been lost while it queued: then it waits for the one in its place.
+// cancelAfter cancels the turn of stream when ctx has ended and the turn is known. If the turn
+// cannot be cancelled, it may have been lost while it queued: cancelAfter then waits for the turn
+// in its place.
 func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1.CancelTurnRequest) {
 	select {
 	case <-ctx.Done():

@@ -16,16 +16,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// patience is how long a test waits for what must come.
+// patience is the time that a test waits for an event.
 const patience = time.Minute
 
 // queueingTwice is a server that loses the queued turn of a question once, as in a restart. The
-// question is then in another turn, which it announces only after the first one was cancelled.
+// question is then in another turn, which the server announces only after the first turn was
+// cancelled.
 type queueingTwice struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	queued    chan string   // gets the id of the first turn
-	cancelled chan string   // gets the id of each turn that is to be cancelled
+	queued    chan string   // receives the id of the first turn
+	cancelled chan string   // receives the id of each turn to cancel
 	started   chan struct{} // closed when the second turn may start
 	ended     chan struct{} // closed when the second turn is cancelled
 
@@ -74,7 +75,8 @@ func (q *queueingTwice) CancelTurn(_ context.Context, r *parleyv1.CancelTurnRequ
 	return &parleyv1.CancelTurnResponse{}, nil
 }
 
-// A question that is cancelled while it queues again, under another turn, stops that turn too.
+// TestCancelWhileQueueingAgain: a question that is cancelled while it queues again, in another
+// turn, cancels that turn too.
 func TestCancelWhileQueueingAgain(t *testing.T) {
 	q := &queueingTwice{queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,7 +111,7 @@ func TestCancelWhileQueueingAgain(t *testing.T) {
 				t.Errorf("CancelTurn(%s), want %s", got, want)
 			}
 		case <-time.After(patience):
-			t.Fatalf("turn %s is not cancelled", want)
+			t.Fatalf("turn %s was not cancelled", want)
 		}
 	}
 	if err := <-asked; !errors.Is(err, errLeft) {

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Sets up .pythons/VERSION, a virtual environment with what the package needs, for each Python from
-# 3.10 on that is on PATH or that pyenv has: tests/test_exit.py runs programs in all of them.
+# Sets up .pythons/VERSION, a virtual environment with the dependencies of the package, for each
+# Python from 3.10 on that is on PATH or in pyenv. tests/test_exit.py runs programs in all of them.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 for python in python3.10 python3.11 python3.12 python3.13 python3.14 \
 	"${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
-	# On PATH may be a name that pyenv only explains, and in its folder a Python that is too old.
+	# A pyenv shim on PATH may have no version behind it, and a Python of pyenv may be too old.
 	version=$("$python" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
 	case $version in 2.* | 3.[0-9]) continue ;; esac
 	venv=$here/.pythons/$version

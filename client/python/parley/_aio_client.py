@@ -73,7 +73,7 @@ class AsyncClient(AsyncCalls):
         super().__init__(Connections(dial))
 
     async def close(self) -> None:
-        """End all connections; calls that are under way fail with CANCELLED.
+        """Close all connections; running calls fail with CANCELLED.
 
         Each event loop ends its own connection: the running loop before this method returns, a
         loop of another thread soon after, and a loop that is stopped when it runs again. The

@@ -1,4 +1,4 @@
-"""The connections of an asyncio client: one for each event loop that uses it."""
+"""Connections of an asyncio client: one for each event loop that uses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Connection:
     """A channel of one event loop, and its stubs."""
 
     def __init__(self, channel: grpc.aio.Channel, end: AsyncGenerator[None, None]) -> None:
-        """Call through this channel; closing the generator closes it."""
+        """Make the stubs of this channel; closing the generator closes the channel."""
         self.channel = channel
         self.conversations: ConversationServiceAsyncStub = ConversationServiceStub(channel)
         self.interactions: InteractionLogServiceAsyncStub = InteractionLogServiceStub(channel)
@@ -40,17 +40,17 @@ class Connection:
 
 
 class Connections:
-    """The connections of one client, by their event loops, which may run in several threads."""
+    """Connections of one client, by event loop. The loops may run in several threads."""
 
     def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
-        """Begin without a connection; dial makes a channel of the running loop."""
+        """Start without a connection; dial makes a channel for the running loop."""
         self._dial = dial
         self._lock = threading.RLock()  # guards the rest; garbage may be collected inside
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._closed = False
 
     def get(self) -> Connection:
-        """Return the connection of the running loop; make it if there is none."""
+        """Return the connection of the running loop, and open it first if there is none."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self.check_open()
@@ -99,10 +99,10 @@ async def close_with_loop(
     loop: asyncio.AbstractEventLoop,
     connections: weakref.ref[Connections],
 ) -> AsyncGenerator[None, None]:
-    """Yield once, and close the channel when the loop ends.
+    """Yield once and close the channel when the loop ends.
 
-    At its end asyncio.run closes the async generators that have begun in its loop. A loop has no
-    other way to tell anybody of its end.
+    asyncio.run closes the async generators of its loop before the loop ends. A loop reports its
+    end in no other way.
     """
     try:
         yield

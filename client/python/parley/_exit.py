@@ -1,10 +1,10 @@
 """The end of the program.
 
-gRPC serves the calls and the states of a sync channel with daemon threads. The interpreter stops
-daemon threads at its end, wherever they are, and only then deletes what the program still holds.
-To delete a channel or a call, gRPC waits for those threads or for a lock that one of them holds: it
-would wait forever. So what exists at the end of the program is not deleted at all. The operating
-system closes the connections.
+gRPC runs the calls and watches the state of a sync channel in daemon threads. The interpreter
+stops daemon threads at its end, wherever they are, and then deletes the remaining objects. When
+a channel or a call is deleted, gRPC waits for those threads, or for a lock that one of them
+holds. It would wait forever. So this module prevents that deletion. The operating system closes
+the connections.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import weakref
 
 
 class Pins:
-    """Objects that the end of the program does not delete."""
+    """Objects that are not deleted at the end of the program."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._lock = threading.RLock()  # guards the rest; garbage may be collected inside
+        """Start with no objects."""
+        self._lock = threading.RLock()  # guards the fields below; garbage collection may run inside
         self._objects: weakref.WeakSet[object] = weakref.WeakSet()
         self._ending = False
-        # Exit handlers run after all threads but the daemon threads have ended, and before those
-        # are stopped. Another handler may still use a client: nothing is closed here.
+        # Exit handlers run after all other threads have ended and before daemon threads are
+        # stopped. Another handler may still use a client, so nothing is closed here.
         atexit.register(self._end)
 
     def add(self, thing: object) -> None:
-        """Do not delete the object at the end of the program. Until then it may be deleted."""
+        """Keep the object at the end of the program. It may be deleted before that."""
         with self._lock:
             if self._ending:
                 leak(thing)
@@ -43,7 +43,7 @@ class Pins:
 
 
 def leak(thing: object) -> None:
-    """Add a reference that nothing takes away again."""
+    """Add a reference that is never removed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

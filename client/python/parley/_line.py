@@ -96,7 +96,7 @@ class AsyncLine:
         self._closed = False
 
     def open(self, channel: grpc.aio.Channel) -> None:
-        """Begin to look at a channel, the first time; do nothing later."""
+        """Start to watch the channel on the first call; later calls do nothing."""
         if not self._watching and not self._closed:
             self._channel = channel
             self._watching = asyncio.ensure_future(self._watch(channel))
@@ -120,7 +120,7 @@ class AsyncLine:
                 return  # The channel was closed.
 
     def _look(self) -> grpc.ChannelConnectivity | None:
-        """Return the state, which is noted; None: the channel was closed, or is not open yet."""
+        """Return the state and note it. None: the channel is closed or not open yet."""
         if not self._channel:
             return None
         try:

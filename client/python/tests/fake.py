@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def serving(*, workers: int | None = None, **handlers: Callable[[Any, Any], Any]) -> Iterator[str]:
     """Serve these methods of ConversationService, by their names; give the address.
 
-    So many threads answer; unset is the default of Python.
+    workers is the number of threads that answer; unset is the default of Python.
 
     At the end of the block every call that is left is cancelled.
     """

@@ -1,7 +1,7 @@
-"""How programs end that never close what they use, in each Python that is here.
+"""Programs that never close their clients end, in each Python of this machine.
 
-`make` in the root of the repository finds the Pythons and sets up what they need, see pythons.sh.
-Without that the programs run in the Python that runs pytest, which always does.
+`make` in the root of the repository finds and sets up the Pythons, see pythons.sh. Without them
+the programs run only in the Python that runs pytest.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from parley import ChatRequest, ChatResponse
 
 FOLDER = Path(__file__).parents[1]
-RUNS = 3  # of each program, at the same time
+RUNS = 3  # runs of each program, at the same time
 LIMIT = 60.0  # seconds; only a program that hangs takes so long
 
 
 def pythons() -> dict[str, str]:
-    """Return the Pythons to run the programs in, by their versions; the own one is the first."""
+    """Return the Pythons to run the programs in, by version; the running one is the first."""
     own = "{}.{}".format(*sys.version_info)
     others = {path.parents[1].name: str(path) for path in FOLDER.glob(".pythons/*/bin/python")}
     return {own: sys.executable} | {key: others[key] for key in sorted(others) if key != own}
 
 
 class Program(NamedTuple):
-    """A program, and how it is to end."""
+    """A program and the end that it must have."""
 
     code: str
     status: int = 0
     output: str = ""
     errors: str = ""
-    """A pattern for all that it writes to standard error."""
+    """A pattern for all of its standard error."""
 
 
 BEGIN = """
@@ -122,7 +122,7 @@ for _ in range(3):
     begun.acquire()
 """
     ),
-    # Python waits for such a thread, which may go on to use the client.
+    # Python waits for such a thread, which may still use the client.
     "a thread that outlives the main thread": Program(
         SYNC
         + """
@@ -228,7 +228,7 @@ loop.run_until_complete(server.__aenter__())
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Give the address of a server that ends short chats and no others."""
+    """Yield the address of a server that ends short chats only."""
     hanging = Hanging()
 
     def chat(request: ChatRequest, context: Any) -> Iterator[ChatResponse]:
@@ -237,7 +237,7 @@ def server() -> Iterator[str]:
         )
 
     with serving(
-        workers=64,  # Programs that are killed leave theirs busy for a moment.
+        workers=64,  # A killed program keeps its threads busy for a moment.
         Chat=chat,
         WatchConversations=hanging.watch,
         ExportConversations=hanging.export,
@@ -250,9 +250,9 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("python", pythons().values(), ids=pythons())
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_ends_without_close(server: str, python: str, program: Program) -> None:
-    """It ends with its own exit code, and without a word from anybody else."""
+    """It ends with its own exit code and writes nothing but its own output."""
     running = [
-        # Warnings, such as of what was not closed or awaited, would be on standard error.
+        # Warnings, such as of objects not closed or awaited, would be on standard error.
         subprocess.Popen(
             [python, "-W", "always", "-c", program.code, server],
             env={**os.environ, "PYTHONPATH": str(FOLDER)},

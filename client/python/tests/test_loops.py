@@ -21,12 +21,12 @@ ROUNDS = 100  # of a race; a wrong order of its steps comes up in many of them
 
 
 async def finish(client: AsyncClient) -> list[TurnEvent]:
-    """Return a whole turn."""
+    """Return the events of a complete turn."""
     return [event async for event in client.chat(HELLO)]
 
 
 def test_one_loop_after_the_other() -> None:
-    """The client may be made before any of them."""
+    """A client can be made before its event loops."""
     with serving(Chat=lambda *_: map(reply, TURN)) as address:
         client = AsyncClient(address)
         for _ in range(3):
@@ -34,7 +34,7 @@ def test_one_loop_after_the_other() -> None:
 
 
 def test_the_end_of_a_loop_ends_its_streams(hanging: Hanging, address: str) -> None:
-    """The server is notified, though the client is kept and the stream was not left."""
+    """The server is notified although the client is open and the stream was not left."""
     client = AsyncClient(address)
     kept = client.chat(HELLO)
 
@@ -116,7 +116,7 @@ async def close_while_dialing() -> None:
 
 
 def test_loops_at_the_same_time(hanging: Hanging, address: str) -> None:
-    """The loops of two threads use it; one closes it, which ends the streams of both."""
+    """When one of two threads closes the client, the streams of both loops end."""
     client = AsyncClient(address)
     begun = threading.Semaphore(0)
     errors: list[BaseException] = []

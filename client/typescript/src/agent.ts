@@ -128,7 +128,7 @@ class Service {
   readonly #grace: number;
   readonly #log: (message: string, error?: unknown) => void;
   readonly #health = HealthState();
-  /** Ends the calls that watch the health. */
+  /** Aborts the Watch calls of the health service. */
   readonly #unwatch = new AbortController();
   readonly #answers = new Set<(why: AgentError) => void>();
   /** Is called when the last of the answers has ended. */
@@ -140,7 +140,7 @@ class Service {
     this.#grace = grace;
     this.#log = log;
     this.server.add(AgentServiceDefinition, { respond: this.#respond.bind(this) });
-    this.#health.setMaxListeners(0); // Each watch is one.
+    this.#health.setMaxListeners(0); // Each Watch call adds a listener.
     this.#health.setStatus("healthy", AgentServiceDefinition.fullName);
     const { check, watch } = HealthServiceImpl(this.#health);
     this.server.add(HealthDefinition, {

@@ -225,7 +225,7 @@ test("health", options, async (t) => {
     assert.equal(error.code, Status.NOT_FOUND);
     return true;
   });
-  // The stop says what has changed, and ends the calls.
+  // The stop reports the new status and ends the calls.
   const watch = async (service: string): Promise<number[]> => {
     const seen: number[] = [];
     const all = async () => {

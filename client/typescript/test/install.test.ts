@@ -8,7 +8,7 @@ import { folder, start } from "./process.js";
 
 const options = { timeout: 180_000 };
 
-/** Runs a program to its end and returns what it has written. */
+/** Runs a program to its end and returns its output. */
 async function run(t: TestContext, command: string, ...args: string[]): Promise<string> {
   const program = start(t, command, ...args);
   assert.equal(await program.ended, 0, `${command} ${args.join(" ")}:\n${program.lines.join("\n")}`);
@@ -19,7 +19,7 @@ interface Lock {
   packages: Record<string, { version?: string; dev?: boolean; dependencies?: Record<string, string> }>;
 }
 
-/** Makes a project of somebody else, into which npm installs the package as it is packed. */
+/** Makes a separate project and installs the packed package there with npm. */
 async function project(t: TestContext): Promise<string> {
   const made = await folderOf(t);
   await run(t, "npm", "pack", "--ignore-scripts", "--loglevel=error", `--pack-destination=${made}`);
@@ -38,7 +38,8 @@ async function project(t: TestContext): Promise<string> {
         resolved: tarball,
         dependencies: own!.dependencies,
       },
-      // The same versions as here: npm has them in its cache and need not ask a registry.
+      // The project has the same versions as the package: npm has them in its cache and asks no
+      // registry.
       ...Object.fromEntries(Object.entries(others).filter(([, { dev }]) => !dev)),
     },
   };
