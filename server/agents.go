@@ -19,9 +19,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// openAgents makes the agents that the settings name, and reaps what their programs leave
-// behind until closeAgents is called. The check of the store's file, a process of its own, must
-// have ended.
+// openAgents makes the agents of the settings. It reaps the orphaned processes of their programs
+// until closeAgents is called. The process that checks the store's file must have ended before.
 func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents *agent.Set, closeAgents func() error, err error) {
 	var processes command.Processes
 	if agents, err = newAgents(c, &processes); err != nil {
@@ -32,8 +31,8 @@ func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents
 	return agents, func() error { stopReaping(); return agents.Close() }, nil
 }
 
-// reapOrphans reaps what the programs of agents leave behind, if that falls to this process,
-// until the returned function is called.
+// reapOrphans reaps the orphaned processes of agents' programs until the returned function is
+// called, if this process inherits orphans.
 func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Logger) (stop func()) {
 	if !command.Inherits() {
 		return func() {}
@@ -50,8 +49,8 @@ func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Lo
 	}
 }
 
-// newAgents makes the agents that the settings name; their programs are among processes. What keeps one from being made is a
-// fault of the settings; all of those are in the one error.
+// newAgents makes the agents of the settings. It records their programs in processes. If agents
+// cannot be made, the error has all faults of the settings.
 func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, err error) {
 	entries := make([]agent.Entry, 0, len(c.Agents))
 	defer func() {

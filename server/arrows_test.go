@@ -94,7 +94,7 @@ func fences() []fence {
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
-		// Where the server is process 1 it reaps all children but those that these start.
+		// A server that is process 1 reaps all children but those that these packages start.
 		{"os/exec", []string{"server", "server/internal/agent/command"}},
 	}
 }

@@ -296,8 +296,8 @@ func stacks(t *testing.T, s *server) []string {
 	return found
 }
 
-// TestAgentEnvironment: a server that has none of PATH, HOME and the like in its environment
-// does not pass the rest of it to the programs of its agents.
+// TestAgentEnvironment: a server without PATH, HOME and the like in its environment does not pass
+// the rest of it to the programs of its agents.
 func TestAgentEnvironment(t *testing.T) {
 	t.Parallel()
 	process := parleyd(t, "--store=memory", agents(t, `
@@ -308,15 +308,15 @@ agents:
 	s := startProcess(t, process)
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
 	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
-		t.Fatalf("the turn is %v, its text %q", turn, k.text)
+		t.Fatalf("turn = %v, text %q", turn, k.text)
 	}
 	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
-		t.Errorf("the program got variables that nothing names:\n%s", k.text)
+		t.Errorf("the program received variables of the server:\n%s", k.text)
 	}
 }
 
-// TestAgentsAreNotLocated: what users are told of an agent that cannot be reached has neither
-// its address nor the path of its socket. The log has both.
+// TestAgentsAreNotLocated: the error that users receive of an unreachable agent contains neither
+// its address nor the path of its socket. The log contains both.
 func TestAgentsAreNotLocated(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "hidden.sock")
@@ -338,7 +338,7 @@ agents:
 			t.Errorf("the turn of %s ended with %v", name, turn)
 		}
 		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]), where) {
-			t.Errorf("the log does not say where %s is: %v", name, line)
+			t.Errorf("log entry of %s without its address: %v", name, line)
 		}
 	}
 }

@@ -93,8 +93,8 @@ func oneByte(t *testing.T) {
 	}
 }
 
-// onePage damages a page of the file while the server runs, as one is that the check at the start did
-// not reach.
+// onePage damages a page of the file while the server runs, like a page that the check at the start
+// did not reach.
 func onePage(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -112,12 +112,12 @@ func onePage(t *testing.T) {
 		})
 		return err
 	}
-	for range 2 { // A retry does no more harm.
+	for range 2 { // A retry does not end the store.
 		wantError(t, say(ids[5]), codes.DataLoss, "RECORD_CORRUPT")
 	}
 	for _, id := range []string{ids[0], ids[11], "new"} {
 		if err := say(id); err != nil {
-			t.Errorf("AppendMessages to %s, which is in another page: %v", id, err)
+			t.Errorf("AppendMessages to %s, which is on another page: %v", id, err)
 		}
 	}
 }

@@ -16,13 +16,13 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// rawWatch is a watch over HTTP that reads only when it is told to, with a small buffer.
+// rawWatch is a watch over HTTP with a small receive buffer. It reads only when the test calls it.
 type rawWatch struct {
 	conn  *net.TCPConn
 	lines *bufio.Reader
 }
 
-// startRawWatch watches a conversation that ends with the stream, and one called noise.
+// startRawWatch watches a conversation that ends with the stream, and a conversation named noise.
 func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	t.Helper()
 	conn := dialSlow(t, strings.TrimPrefix(d.url, "http://"))
@@ -33,7 +33,7 @@ func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		conn.Close() // First: the body would be read to its end.
+		conn.Close() // Close it first: closing the body would read it to its end.
 		reply.Body.Close()
 	})
 	if reply.StatusCode != http.StatusOK {
@@ -44,7 +44,7 @@ func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	return w
 }
 
-// until reads up to a line that has this in it.
+// until reads up to a line that contains text.
 func (w *rawWatch) until(t *testing.T, text string) {
 	t.Helper()
 	if err := w.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
@@ -89,7 +89,7 @@ func control(t *testing.T, conn *net.TCPConn, set func(fd int) error) {
 	}
 }
 
-// overflow writes more than the buffers of a connection hold.
+// overflow appends more bytes than the buffers of a connection hold.
 func overflow(t *testing.T, d *door, id string) {
 	t.Helper()
 	for range 40 {
@@ -97,8 +97,8 @@ func overflow(t *testing.T, d *door, id string) {
 	}
 }
 
-// TestSlowWatcherOverHTTP: a watcher that reads nothing for several times the time in which one
-// that is gone is found keeps its stream and what lives as long as that.
+// TestSlowWatcherOverHTTP: a watcher that reads nothing keeps its stream and its ephemeral
+// conversation for several times the time after which a vanished client is found.
 func TestSlowWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	const keepalive = time.Second
@@ -115,8 +115,8 @@ func TestSlowWatcherOverHTTP(t *testing.T) {
 	w.until(t, "after that")
 }
 
-// TestGoneWatcherOverHTTP: a watcher whose network is cut is found, whatever waits for it, and
-// what lived as long as its stream is deleted.
+// TestGoneWatcherOverHTTP: the server finds a watcher whose network is cut, whatever data waits for
+// it, and deletes its ephemeral conversation.
 func TestGoneWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -13,25 +13,25 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// importOver imports a conversation in place of another one, and says whether that was done.
+// importOver imports a conversation over another one and reports whether the import was done.
 func importOver(t *testing.T, s *server, whole *parleyv1.ExportConversationsResponse) bool {
 	t.Helper()
 	stream, err := s.ImportConversations(t.Context())
 	if err == nil {
-		_ = stream.Send(&parleyv1.ImportConversationsRequest{ // CloseAndRecv says why it fails.
+		_ = stream.Send(&parleyv1.ImportConversationsRequest{ // CloseAndRecv returns the error.
 			Conversation: whole.GetConversation(), Messages: whole.GetMessages(), Overwrite: true,
 		})
 		var reply *parleyv1.ImportConversationsResponse
 		if reply, err = stream.CloseAndRecv(); err == nil {
-			return reply.GetImportedCount() == 1 // Else a turn runs on it.
+			return reply.GetImportedCount() == 1 // 0 if a turn runs on it
 		}
 	}
 	t.Errorf("ImportConversations: %v", err)
 	return false
 }
 
-// A conversation that imports overwrite again and again, while clients chat in it in every mode,
-// is not busy afterwards, and can be chatted with.
+// TestChatsBesideImports: a conversation is not busy after imports that overwrite it while clients
+// chat in it in every mode. A client can chat with it.
 func TestChatsBesideImports(t *testing.T) {
 	t.Parallel()
 	const conversations, chats = 4, 25
@@ -51,7 +51,7 @@ func TestChatsBesideImports(t *testing.T) {
 					for err == nil {
 						_, err = stream.Recv()
 					}
-					// Busy, or replaced while the turn waited or ran.
+					// It was busy, or replaced while the turn waited or ran.
 					if code := status.Code(err); !errors.Is(err, io.EOF) && code != codes.Aborted && code != codes.NotFound {
 						t.Errorf("Chat in %s, %v: %v", id, mode, err)
 					}
@@ -68,7 +68,7 @@ func TestChatsBesideImports(t *testing.T) {
 				select {
 				case <-done:
 					if !imported {
-						t.Errorf("every import of %s met a turn", id)
+						t.Errorf("no import of %s succeeded: a turn ran at each", id)
 					}
 					return
 				default:
@@ -81,19 +81,19 @@ func TestChatsBesideImports(t *testing.T) {
 	for c := range conversations {
 		id := fmt.Sprint("c", c)
 		if running := header(t, s, id).GetActiveTurnId(); running != "" {
-			t.Errorf("%s is busy with turn %s, and every chat has ended", id, running)
+			t.Errorf("%s is busy with turn %s after every chat has ended", id, running)
 			continue
 		}
 		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "after"})
 		k.hear(t, func() bool { return k.finished != nil })
 		if state := k.finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED {
-			t.Errorf("the turn after the imports in %s ended as %v", id, state)
+			t.Errorf("turn after the imports in %s = %v, want completed", id, state)
 		}
 	}
 }
 
-// Nothing that a client knows of a conversation holds for the one that an import puts in its
-// place, at the same version: no version, no page token, no request_id, no turn.
+// TestImportOverIsAnotherConversation: after an import over a conversation, no version, page token,
+// request_id or turn of the replaced one is valid, even at the same version.
 func TestImportOverIsAnotherConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
@@ -123,7 +123,7 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
 	second := ask()
 	if second.started.GetReplayed() || second.finished.GetTurn().GetId() == first.finished.GetTurn().GetId() {
-		t.Errorf("the request of the conversation before is answered with its turn: %v", second.started)
+		t.Errorf("Chat returned the turn of the replaced conversation: %v", second.started)
 	}
 	now := header(t, s, "c")
 	if now.GetVersion() != known.GetVersion() || now.GetUid() == known.GetUid() {

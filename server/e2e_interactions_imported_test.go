@@ -13,8 +13,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestImportFromAheadInLog kills the server while imported messages are dated ahead of its clock,
-// after the log was complete for all that was committed with them: they get no entries.
+// TestImportFromAheadInLog kills the server while imported messages are dated after its clock, when
+// the log was complete for all commits before them: the messages get no entries.
 func TestImportFromAheadInLog(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -43,7 +43,7 @@ func TestImportFromAheadInLog(t *testing.T) {
 	wantLines(t, "after a crash", l.filed(t), "own 1 User: one", "own 2 User: two")
 }
 
-// awaitComplete waits until the log is complete, for a power cut too, up to a time.
+// awaitComplete waits until the log is complete up to a time, also after a power cut.
 func awaitComplete(t *testing.T, l *loggedServer, until time.Time) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -60,7 +60,7 @@ func awaitComplete(t *testing.T, l *loggedServer, until time.Time) {
 		}
 		select {
 		case <-deadline:
-			t.Fatalf("the log is complete until %v, want %v", checkpoint.Whole, until)
+			t.Fatalf("log complete until %v, want %v", checkpoint.Whole, until)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

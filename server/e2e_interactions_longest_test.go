@@ -23,7 +23,7 @@ func TestLongestMessageInLog(t *testing.T) {
 		t.Helper()
 		days := l.days(t)
 		if len(days) != 1 {
-			t.Fatalf("the log has files of %q, want one", days)
+			t.Fatalf("log files of days %q, want one", days)
 		}
 		info, err := os.Stat(l.path(days[0]))
 		if err != nil {
@@ -33,7 +33,7 @@ func TestLongestMessageInLog(t *testing.T) {
 	}
 	before := size()
 	if before < 18<<20-1000 {
-		t.Errorf("the entry has %d bytes, want about 18 MiB", before)
+		t.Errorf("entry of %d bytes, want about 18 MiB", before)
 	}
 	for range 2 {
 		l.kill()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestInteractionLogOffForAWhile kills a server with a log, then runs one without a log, then
-// one with it again: what was said while it was off gets no entries, what the kill has taken does.
+// TestInteractionLogOffForAWhile kills a server with a log, runs one without a log, then one with a
+// log again. Messages of the time without a log get no entries; those that the kill lost do.
 func TestInteractionLogOffForAWhile(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"killed", "stopped"} {
@@ -24,7 +24,7 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 			days := l.days(t)
 			path := l.path(days[len(days)-1])
 			first, _, _ := strings.Cut(readText(t, path), "\n")
-			if err := os.WriteFile(path, []byte(first+"\n"), 0o600); err != nil { // As a power cut leaves it.
+			if err := os.WriteFile(path, []byte(first+"\n"), 0o600); err != nil { // like after a power cut
 				t.Fatal(err)
 			}
 			off := startServer(t, dataDir, "--interaction-log=false")

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestInteractionLogSyncFails has the disk fail for the files of the log for a while: after a
-// stop in order the log is complete, and the next start need not compare it with the store.
+// TestInteractionLogSyncFails makes fsync of the log's files fail for a while. After a clean stop
+// the log is complete, and the next start does not compare it with the store.
 func TestInteractionLogSyncFails(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -31,12 +31,12 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	}
 	var checkpoint struct{ Clean bool }
 	if err := json.NewDecoder(strings.NewReader(string(text))).Decode(&checkpoint); err != nil || !checkpoint.Clean {
-		t.Errorf("the checkpoint is %s, %v, want a clean one", text, err)
+		t.Errorf("checkpoint = %s, %v, want a clean one", text, err)
 	}
 	wantLines(t, "in the file", l.filed(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
 }
 
-// failFsync has every fsync of a process fail until restore is called.
+// failFsync makes every fsync of a process fail until restore is called.
 func failFsync(t *testing.T, pid int) (restore func()) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-p", fmt.Sprint(pid), "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")
@@ -55,11 +55,11 @@ func failFsync(t *testing.T, pid int) (restore func()) {
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		for lines.Scan() { // What is not read would hold up strace, and so the server.
+		for lines.Scan() { // A full pipe would block strace and the server.
 		}
 	}()
 	stop := func() {
-		_ = cmd.Process.Signal(syscall.SIGINT) // It detaches then.
+		_ = cmd.Process.Signal(syscall.SIGINT) // makes strace detach
 		<-read
 		_ = cmd.Wait()
 	}

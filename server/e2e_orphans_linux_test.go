@@ -11,8 +11,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestOrphansAreReaped: as process 1 of a container, the server reaps what the programs of its
-// agents leave behind, and never takes the exit status of a program from its turn.
+// TestOrphansAreReaped: as process 1 of a container, the server reaps the orphaned processes of
+// agents' programs. It never takes the exit status of a program from its turn.
 func TestOrphansAreReaped(t *testing.T) {
 	t.Parallel()
 	namespaces := []string{"--pid", "--fork", "--mount-proc", "--kill-child"}
@@ -35,7 +35,7 @@ agents:
 	var (
 		chats sync.WaitGroup
 		mu    sync.Mutex
-		left  []string // numbers of processes
+		left  []string // process ids
 	)
 	for i := range turns {
 		for name, want := range map[string]string{"leaves": "", "fails": "agent fails failed: sh ended with exit code 3"} {
@@ -71,6 +71,6 @@ agents:
 		s.await(t, "orphaned process reaped", "pid="+pid)
 	}
 	if len(left) != 2*turns {
-		t.Errorf("%d programs left a process behind, want %d", len(left), 2*turns)
+		t.Errorf("%d programs left an orphan, want %d", len(left), 2*turns)
 	}
 }

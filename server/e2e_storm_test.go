@@ -24,29 +24,30 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// stormWorkers call at once, on stormIDs conversations.
+// stormWorkers is the number of concurrent callers, stormIDs that of their conversations.
 const (
 	stormWorkers = 24
 	stormIDs     = 4
 )
 
-// stormAgents answer at once, in two parts with a pause, with an error, and with a tool call.
+// stormAgents answer at once, in two parts with a pause, with an error, or with a tool call.
 const stormAgents = `
 agents:
   slow: {kind: command, command: [sh, -c, 'cat >/dev/null; printf "one "; sleep 0.3; printf two']}
   fail: {kind: command, command: [sh, -c, 'cat >/dev/null; printf "half "; exit 3']}
 `
 
-// Random calls in every mode, beside imports that overwrite, ephemeral watches and deletes, leave
-// nothing behind: no conversation is busy, every id can be chatted with, and the server's
-// goroutines and heap are back at the base. 5 s, or 60 s with PARLEY_LONG=1 in the environment.
+// TestStormLeavesNothingBehind: after random calls in every mode, with imports that overwrite,
+// ephemeral watches and deletes, no conversation is busy and every id can be chatted with. The
+// server's goroutines and heap are back at the base. The calls last 5 s, or 60 s with PARLEY_LONG=1
+// in the environment.
 func TestStormLeavesNothingBehind(t *testing.T) {
 	duration := 5 * time.Second
 	if os.Getenv("PARLEY_LONG") != "" {
 		duration = time.Minute
 	}
 	seed := rand.Uint64()
-	t.Logf("the seed is %d", seed)
+	t.Logf("seed = %d", seed)
 	s := startServer(t, t.TempDir(), agents(t, stormAgents))
 	w := &storm{t: t, seen: map[string]int{}, whole: map[string]*parleyv1.ExportConversationsResponse{}}
 	w.settle(s)
@@ -56,20 +57,21 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 	for _, call := range slices.Sorted(maps.Keys(w.seen)) {
 		t.Logf("%6d %s", w.seen[call], call)
 	}
-	// Connections that were closed end soon after.
+	// The server notices closed connections soon after.
 	after := s.usage(t, 2)
 	for n := 3; after.goroutines > base.goroutines && n < 100; n++ {
 		after = s.usage(t, n)
 	}
 	t.Logf("base %+v, after %+v", base, after)
 	if after.goroutines > base.goroutines {
-		t.Errorf("goroutines = %d, want at most the %d of the base; the log has all of them", after.goroutines, base.goroutines)
+		t.Errorf("goroutines = %d, want at most the %d of the base; the log lists them", after.goroutines, base.goroutines)
 		_ = s.process.Process.Signal(syscall.SIGQUIT)
 	}
-	// Events of ended turns and changes for watchers are kept for a while, within limits of their own.
+	// Events of ended turns and changes for watchers stay in memory for a while, within limits of
+	// their own.
 	const kept = 32 << 20
 	if after.heap > base.heap+kept {
-		t.Errorf("heap = %d bytes, want at most the %d of the base and %d", after.heap, base.heap, kept)
+		t.Errorf("heap = %d bytes, want at most %d of the base plus %d", after.heap, base.heap, kept)
 	}
 	s.terminate()
 	s.wantStop(t)
@@ -80,23 +82,23 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// storm is one run of random calls and what came of them.
+// storm is one run of random calls and its results.
 type storm struct {
 	t *testing.T
 
 	mu    sync.Mutex
 	seen  map[string]int                                   // calls by name, code and reason
-	whole map[string]*parleyv1.ExportConversationsResponse // by id, as it was exported last
+	whole map[string]*parleyv1.ExportConversationsResponse // by id, the last export
 }
 
-// caller is one of the workers: a connection and a source of randomness of its own.
+// stormCaller is one of the workers: a connection and a random source.
 type stormCaller struct {
 	*storm
 	*client.Client
 	random *rand.Rand
 }
 
-// run has all workers call until the time is over.
+// run has all workers call for the duration.
 func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 	over := time.Now().Add(duration)
 	var group sync.WaitGroup
@@ -123,7 +125,7 @@ func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 	group.Wait()
 }
 
-// note counts the end of a call. Whatever a caller does, these errors are never the answer.
+// note counts the result of a call. Some errors are never a valid result, whatever a caller does.
 func (c *stormCaller) note(name string, err error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -137,7 +139,7 @@ func (c *stormCaller) note(name string, err error) {
 	}
 }
 
-// call makes one call, each kind as often as its weight says.
+// call makes one random call, each kind as often as its weight.
 func (c *stormCaller) call(ctx context.Context, id string) {
 	kinds := []struct {
 		weight int
@@ -167,7 +169,8 @@ func (c *stormCaller) call(ctx context.Context, id string) {
 	}
 }
 
-// beside makes one of the calls of which a turn that begins and an import that overwrites meet most often.
+// beside makes one of the calls that most often race between a new turn and an import that
+// overwrites.
 func (c *stormCaller) beside(ctx context.Context, id string) {
 	switch c.random.IntN(8) {
 	case 0:
@@ -185,11 +188,11 @@ func (c *stormCaller) beside(ctx context.Context, id string) {
 	}
 }
 
-// one reports true once in n times.
+// one returns true once in n times on average.
 func (c *stormCaller) one(n int) bool { return c.random.IntN(n) == 0 }
 
-// leaving returns a context that is cancelled within a time, as a caller that leaves. It has no
-// deadline, of which the server would know and which would be an error of the call.
+// leaving returns a context that is cancelled after a random time, like a caller that leaves. It
+// has no deadline: the server would know it and would fail the call.
 func (c *stormCaller) leaving(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
 	here, leave := context.WithCancel(ctx)
 	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), leave)
@@ -243,7 +246,7 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 	}
 }
 
-// turn is a turn of the conversation, any of those that are kept; nil if there is none.
+// turn returns a retained turn of the conversation; nil if there is none.
 func (c *stormCaller) turn(ctx context.Context, id string) *parleyv1.Turn {
 	reply, err := c.ListTurns(ctx, &parleyv1.ListTurnsRequest{ConversationId: id})
 	c.note("ListTurns", err)
@@ -260,7 +263,7 @@ func (c *stormCaller) cancel(ctx context.Context, id string) {
 	}
 }
 
-// resume reads a turn from its start: what is shown is what is kept.
+// resume reads a turn from its start: the deltas must match the stored messages.
 func (c *stormCaller) resume(ctx context.Context, id string) {
 	turn := c.turn(ctx, id)
 	if turn == nil {
@@ -279,7 +282,7 @@ func (c *stormCaller) resume(ctx context.Context, id string) {
 	}
 	c.note("ResumeTurn", nil)
 	if kept != "" && kept != shown {
-		c.t.Errorf("ResumeTurn(%s): the deltas are %q, the messages %q", turn.GetId(), shown, kept)
+		c.t.Errorf("ResumeTurn(%s): deltas %q, messages %q, want them equal", turn.GetId(), shown, kept)
 	}
 }
 
@@ -305,7 +308,7 @@ func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversation
 	}
 }
 
-// export keeps a conversation as it is for a later import.
+// export stores a conversation for a later import.
 func (c *stormCaller) export(ctx context.Context, id string) {
 	stream, err := c.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{ConversationIds: []string{id}})
 	var whole *parleyv1.ExportConversationsResponse
@@ -357,7 +360,7 @@ func (c *stormCaller) change(ctx context.Context, id string) {
 		_, err := c.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: fmt.Sprint(c.random.Int())}})
 		c.note("UpdateConversation", err)
 	case 2:
-		// A call without a result, for the Chat with tool_results.
+		// Add a call without a result, for the Chat with tool_results.
 		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "call-1", Name: "add"}}}
 		_, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{m}})
 		c.note("AppendMessages", err)

@@ -114,7 +114,7 @@ func exportUnderLoad(t *testing.T) {
 	}
 }
 
-// exceptUID is for comparisons with what an import made: it has a new uid.
+// exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
 func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
 // takeIn imports conversations, which must all be taken.
@@ -162,7 +162,7 @@ func transferMany(t *testing.T) {
 	for i, want := range exported[0] {
 		got := exported[1][i]
 		if got.GetConversation().GetUid() == want.GetConversation().GetUid() {
-			t.Fatalf("conversation %d has the uid %s on both servers", i, got.GetConversation().GetUid())
+			t.Fatalf("conversation %d has uid %s on both servers", i, got.GetConversation().GetUid())
 		}
 		got.Conversation.Uid = want.GetConversation().GetUid()
 		if want.GetConversation().GetId() != fmt.Sprint("c", i) || !proto.Equal(got, want) {

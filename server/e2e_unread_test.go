@@ -25,7 +25,7 @@ func TestUnreadLog(t *testing.T) {
 		reading := make(chan struct{})
 		go func() { defer close(reading); s.log.read(unread) }()
 		if count := fmt.Sprint(s.await(t, "log entries dropped", "level=WARN")["count"]); strings.Trim(count, "0123456789") != "" || count == "0" {
-			t.Errorf("%s entries are missing, want a number above 0", count)
+			t.Errorf("log entries dropped = %s, want a number above 0", count)
 		}
 		say(t, s, "read", "Hi")
 		s.await(t, "conversation created", "conversation_id=read")
@@ -34,7 +34,7 @@ func TestUnreadLog(t *testing.T) {
 		<-reading
 		s.await(t, "stopped")
 		if alien, _ := s.log.find(foreign); len(alien) > 0 {
-			t.Errorf("the log has what is no entry: %v", alien[0])
+			t.Errorf("output that is no log entry: %v", alien[0])
 		}
 	})
 	t.Run("never read", func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestUnreadLog(t *testing.T) {
 		select {
 		case <-s.ended:
 		case <-time.After(patience):
-			t.Fatal("the server does not stop")
+			t.Fatal("server did not stop")
 		}
 		s.wantStop(t)
 	})
@@ -60,7 +60,7 @@ func TestUnreadLog(t *testing.T) {
 	})
 }
 
-// startUnread starts a server whose standard error is a pipe, of which nobody has read yet.
+// startUnread starts a server whose standard error is a pipe that is not read yet.
 func startUnread(t *testing.T) (*server, *os.File) {
 	t.Helper()
 	socket := "unix:" + filepath.Join(t.TempDir(), "parley.sock")
@@ -91,12 +91,12 @@ func startUnread(t *testing.T) (*server, *os.File) {
 	return s, unread
 }
 
-// chatUnread has 1000 turns, which log half as much again as the pipe and the queue hold.
+// chatUnread runs 1000 turns, which log half as much again as the pipe and the queue hold.
 func chatUnread(t *testing.T, s *server) {
 	t.Helper()
 	for i := range 1000 {
 		if answer := say(t, s, fmt.Sprint(strings.Repeat("unread-", 18), i%7), "Hi"); answer != "Hi" {
-			t.Fatalf("the answer of turn %d is %q, want Hi", i, answer)
+			t.Fatalf("answer of turn %d = %q, want Hi", i, answer)
 		}
 	}
 }

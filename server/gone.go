@@ -7,17 +7,14 @@ import (
 	"time"
 )
 
-// goneClients closes the HTTP connections of clients that are gone. TCP finds one by itself while
-// nothing is under way: it sends keepalive probes. While data waits, it repeats that data for a
-// quarter of an hour, and TCP_USER_TIMEOUT does not tell a client that is gone from one that is
-// slow: the kernel counts the time of a closed window, whether or not the client answers the
-// probes of it.
+// goneClients closes the HTTP connections of clients that are gone. A client is gone when it has
+// not acknowledged data or a probe for the time answer and has sent no packet for the time silence.
 //
 // A client is gone when it has acknowledged none of several attempts for answer, and has sent
 // nothing at all for silence. One lost packet is no sign: the next attempt may be far away.
 type goneClients struct {
 	silence, answer time.Duration
-	every           time.Duration // The time between two checks.
+	every           time.Duration // time between two checks
 
 	mu    sync.Mutex
 	conns map[net.Conn]time.Time // Since when goneAttempts are not acknowledged; zero: fewer are not.
@@ -33,7 +30,7 @@ func newGoneClients(keepalive time.Duration) *goneClients {
 	}
 }
 
-// follow is the ConnState of the server whose connections are checked.
+// follow is the http.Server.ConnState hook of the server whose connections are checked.
 func (g *goneClients) follow(conn net.Conn, state http.ConnState) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -45,7 +42,7 @@ func (g *goneClients) follow(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// run checks all connections from time to time until stop is closed.
+// run checks all connections every g.every until stop is closed.
 func (g *goneClients) run(stop <-chan struct{}) {
 	ticker := time.NewTicker(g.every)
 	defer ticker.Stop()
@@ -59,7 +56,7 @@ func (g *goneClients) run(stop <-chan struct{}) {
 	}
 }
 
-// ackState is what the network knows of the client of a connection.
+// ackState is the kernel's knowledge of the client of a connection.
 type ackState struct {
 	attempts int           // Repetitions of data, or probes, that are not acknowledged.
 	silence  time.Duration // The time since something of the client came, an acknowledgement included.

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// controlProbes does nothing: TCP has no such option.
+// controlProbes returns no hook: only Linux has the option.
 func controlProbes(time.Duration) func(network, address string, conn syscall.RawConn) error {
 	return nil
 }
 
-// readAckState knows nothing. A client that is gone is found by TCP's keepalive while no data
-// waits for it, and else when TCP gives up repeating that data.
+// readAckState returns the zero value. TCP's keepalive finds a client that is gone while no data
+// waits for it. While data waits, TCP finds it when it gives up sending the data again.
 func readAckState(net.Conn) ackState { return ackState{} }
 
 // readTaken knows nothing, so that all deadlines of writes count from their beginnings.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// closeNoter is a connection that notes whether it was closed.
+// closeNoter is a connection that records whether it was closed.
 type closeNoter struct {
 	net.Conn
 	closed bool
@@ -18,14 +18,14 @@ func (c *closeNoter) Close() error {
 	return nil
 }
 
-// TestGoneClients: only a client that answers nothing is gone, and only after its time.
+// TestGoneClients: a client is gone only if it answers nothing, and only after the time silence.
 func TestGoneClients(t *testing.T) {
 	t.Parallel()
-	const keepalive = 90 * time.Second // Checks every 10 s, 30 s for an answer, 120 s of silence.
+	const keepalive = 90 * time.Second // checks every 10 s, answer 30 s, silence 120 s
 	for _, test := range []struct {
 		name  string
 		state func(at time.Duration) ackState
-		want  time.Duration // When the connection is closed; 0: never.
+		want  time.Duration // when the connection is closed; 0: never
 	}{
 		{name: "idle", state: func(at time.Duration) ackState { return ackState{silence: at} }},
 		{name: "answers probes, ever more rarely", state: func(at time.Duration) ackState {
@@ -65,7 +65,7 @@ func TestGoneClients(t *testing.T) {
 			}
 			g.follow(conn, http.StateClosed)
 			if len(g.conns) != 0 {
-				t.Errorf("%d connections are followed after the end of the only one", len(g.conns))
+				t.Errorf("%d connections followed after the only one was closed", len(g.conns))
 			}
 		})
 	}

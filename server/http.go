@@ -56,7 +56,7 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	d.server = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ConnState: d.gone.follow,
-		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what clients do, not what we must know
+		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // faults of clients, not of the server
 	}
 	if d.listener, err = listenHTTP(ctx, c.HTTPAddress, c.KeepaliveTime); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxQueuedLog is how many bytes of entries wait for standard error: some thousand entries.
+	// maxQueuedLog is the maximum of bytes that wait for standard error: some thousand entries.
 	maxQueuedLog = 1 << 20
 	// maxLogPiece is how many bytes one write passes on. A reader that takes fewer within
 	// flushLimit counts as stuck.
@@ -51,7 +51,7 @@ func newLogQueue(out io.Writer) *logQueue {
 	return q
 }
 
-// Write queues one entry, or drops it. It neither waits nor fails.
+// Write queues one entry or drops it. It neither waits nor fails.
 func (q *logQueue) Write(entry []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -64,7 +64,7 @@ func (q *logQueue) Write(entry []byte) (int, error) {
 	return len(entry), nil
 }
 
-// run passes the entries on until the queue is closed and empty.
+// run writes the entries to out until the queue is closed and empty.
 func (q *logQueue) run() {
 	defer close(q.ended)
 	var batch []byte
@@ -132,7 +132,7 @@ func (q *logQueue) reportWith(handler slog.Handler) {
 	q.handler = handler
 }
 
-// isTerminal reports whether a person reads the log as it is written.
+// isTerminal reports whether out is a terminal.
 func (q *logQueue) isTerminal() bool {
 	file, isFile := q.out.out.(*os.File)
 	return isFile && term.IsTerminal(int(file.Fd()))

@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// TestLogQueueDrops: while nobody reads, Write returns, the queue stays bounded, and each
-// entry is either written or counted as dropped, in the form of the log.
+// TestLogQueueDrops: while out is not read, Write returns and the queue stays bounded. Each entry
+// is either written or counted as dropped, in the format of the log.
 func TestLogQueueDrops(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string]string{"json": `"msg":"log entries dropped","count":%d}`, "text": `msg="log entries dropped" count=%d`} {
@@ -26,13 +26,13 @@ func TestLogQueueDrops(t *testing.T) {
 			q := newLogQueue(g)
 			log := newLogger(&config.Config{LogFormat: format, LogLevel: slog.LevelError}, q)
 			log.Error("first")
-			synctest.Wait() // It is being written.
+			synctest.Wait() // The entry is being written.
 			const entries = 3000
 			for i := range entries {
 				log.Error("entry", "number", i, "padding", strings.Repeat("x", 1000))
 			}
 			if len(q.waiting) > maxQueuedLog {
-				t.Errorf("%d bytes wait, want %d at most", len(q.waiting), maxQueuedLog)
+				t.Errorf("%d bytes queued, want %d at most", len(q.waiting), maxQueuedLog)
 			}
 			close(g.open)
 			synctest.Wait()
@@ -45,7 +45,7 @@ func TestLogQueueDrops(t *testing.T) {
 				t.Fatalf("%d of %d entries were written, want some", kept, entries)
 			}
 			if report := lines[len(lines)-2]; !strings.HasSuffix(report, fmt.Sprintf(want, entries-kept)) {
-				t.Errorf("%d of %d entries were written, and then: %s", kept, entries, report)
+				t.Errorf("%d of %d entries were written, then the report %s", kept, entries, report)
 			}
 			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") || len(lines) != kept+3 {
 				t.Errorf("%d lines, want %d; the first is %s, the last %s", len(lines), kept+3, lines[0], lines[len(lines)-1])
@@ -54,7 +54,7 @@ func TestLogQueueDrops(t *testing.T) {
 	}
 }
 
-// failingWriter fails until it is mended.
+// failingWriter fails while failure is set.
 type failingWriter struct {
 	bytes.Buffer
 
@@ -91,7 +91,7 @@ func TestLogQueueFailure(t *testing.T) {
 			got = append(got, fmt.Sprint(line["msg"], line["count"]))
 		}
 		if want := []string{"written<nil>", "log entries dropped3"}; fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("the log has %q, want %q", got, want)
+			t.Errorf("log = %q, want %q", got, want)
 		}
 	})
 }
@@ -249,7 +249,7 @@ func TestLogQueueClose(t *testing.T) {
 			begun := time.Now()
 			q.close()
 			if took, want := time.Since(begun), max(0, flushLimit-stuck); took != want {
-				t.Errorf("close took %v when a write hangs for %v, want %v", took, stuck, want)
+				t.Errorf("close took %v while a write hung for %v, want %v", took, stuck, want)
 			}
 			close(g.open)
 			<-q.ended
@@ -261,7 +261,7 @@ func TestLogQueueClose(t *testing.T) {
 		}
 		q.close()
 		if n := strings.Count(written.String(), "entry\n"); n != 1000 {
-			t.Errorf("%d entries were written before the end, want 1000", n)
+			t.Errorf("%d entries were written before close returned, want 1000", n)
 		}
 	})
 }

@@ -64,8 +64,9 @@ func (l *loopback) dialOptions() []grpc.DialOption {
 		grpc.WithStaticConnWindowSize(connBytes),
 		grpc.WithWriteBufferSize(0),
 		grpc.WithReadBufferSize(0),
-		// No pings, whatever the client's defaults are: a connection in memory cannot break
-		// unnoticed, and the server takes pings of an idle client for abuse.
+		// No pings, whatever the client's defaults are: a connection in memory cannot fail
+		// silently, and the server ends the connection of an idle client that pings more often than
+		// it allows.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: math.MaxInt64}),
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// connections counts those of a client.
+// connections counts the connections of a client.
 type connections struct{ begun, ended atomic.Int64 }
 
 func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }

@@ -59,7 +59,7 @@ func newGRPCLog(getenv func(string) string, w io.Writer) grpclog.LoggerV2 {
 	case "error":
 		errs = w
 	}
-	verbosity, _ := strconv.Atoi(getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 if it is no number, as in gRPC.
+	verbosity, _ := strconv.Atoi(getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 if it is not a number, as in gRPC
 	return grpclog.NewLoggerV2WithVerbosity(infos, warnings, errs, verbosity)
 }
 
@@ -76,7 +76,7 @@ func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr
 		room := newHeadroom(environ)
 		defer room.release()
 		log := newLogger(c, stderr)
-		slog.SetDefault(log) // of libraries, and of the standard log package
+		slog.SetDefault(log) // for libraries and the standard log package
 		return run(ctx, c, log, len(room), stopping)
 	}, offlineCommands()...)
 	root.Version = version

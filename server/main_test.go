@@ -66,7 +66,7 @@ func startServer(t *testing.T, dataDir string, flags ...string) *server {
 	return startProcess(t, parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...))
 }
 
-// startProcess is startServer for a command that the test has prepared.
+// startProcess is startServer for a command that the test has built.
 func startProcess(t *testing.T, process *exec.Cmd) *server {
 	t.Helper()
 	s := &server{process: process, log: logLines{more: make(chan struct{})}, ended: make(chan struct{})}

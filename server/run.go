@@ -110,8 +110,8 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 	}
 }
 
-// newLogger returns a logger that writes to the queue: text if a terminal is behind it, else
-// JSON, unless the settings say so.
+// newLogger returns a logger that writes to the queue. Unless the settings choose a format, it
+// writes text to a terminal and JSON otherwise.
 func newLogger(c *config.Config, stderr *logQueue) *slog.Logger {
 	handler := func(w io.Writer) slog.Handler {
 		o := &slog.HandlerOptions{Level: c.LogLevel}

@@ -43,10 +43,10 @@ func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observ
 	}
 	if !c.InteractionLog {
 		if c.Store == "memory" {
-			return s, nil // The files are of another store.
+			return s, nil // The files belong to another store.
 		}
 		if err := interactionlog.TurnOff(ctx, o, kept, auth.DefaultTenant); err != nil && ctx.Err() == nil {
-			log.Warn("interaction log is off, and lacks messages from before the last stop", "error", err)
+			log.Warn("interaction log off; entries from before the last stop are missing", "error", err)
 		}
 		return s, nil
 	}

@@ -35,11 +35,11 @@ type Agent interface {
 // time and size limits have reasons of their own, which agents need not know.
 type Error struct {
 	// Message tells a person what went wrong, without the agent's name. It is shown to
-	// users and logged: valid UTF-8, a few KiB at most, no secrets of the server's, and
-	// nothing of where the agent is.
+	// users and logged: valid UTF-8, a few KiB at most, no secrets of the server and
+	// no address of the agent.
 	Message string
-	// Detail is for the log only: addresses, and what the network reports. Like Message,
-	// but may be empty.
+	// Detail is for the log only: addresses and network errors. It has the same limits as Message
+	// and may be empty.
 	Detail string
 	// Retryable says that the same request may well succeed when it is made again.
 	Retryable bool

@@ -76,7 +76,7 @@ func (p *Provider) CutOff(err error) *Error {
 
 // unreachable is why there is no response at all.
 func (p *Provider) unreachable(err error) *Error {
-	// The URL in the error has the query; the log gets the server's address.
+	// The URL in the error contains the query. The log gets only the scheme and the host.
 	if fault, ok := errors.AsType[*url.Error](err); ok {
 		err = fault.Err
 	}
@@ -141,13 +141,13 @@ func (p *Provider) refused(status int, r report) *Error {
 	return p.failure(retryable, words, r.message)
 }
 
-// broken makes an error of words of ours and of a detail that is for the log only.
+// broken returns an error with a message of the server and a detail that is for the log only.
 func (p *Provider) broken(retryable bool, words, detail string) *Error {
 	return &Error{Message: words, Detail: p.shown(detail), Retryable: retryable}
 }
 
-// failure makes an error of words of ours and what the provider said, which is made fit to be
-// shown.
+// failure returns an error with a message of the server followed by the provider's message, without
+// secrets and control characters.
 func (p *Provider) failure(retryable bool, words, said string) *Error {
 	if said = p.shown(said); said != "" {
 		words += ": " + said

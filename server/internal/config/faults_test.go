@@ -42,7 +42,7 @@ func TestConfigFaults(t *testing.T) {
   --max-turns: "x" is not a whole number`},
 
 		// The environment itself.
-		{"", "PARLEY_MAX_MESAGES=3 PARLEY_AGENTS=x", ""}, // TestUnknownVariables
+		{"", "PARLEY_MAX_MESAGES=3 PARLEY_AGENTS=x", ""}, // see TestUnknownVariables
 
 		// Numbers, sizes, durations.
 		{"--ttl=5", "", `--ttl: "5" is not a duration; write it as in 90s, 1h30m or 7d`},
@@ -264,8 +264,8 @@ func FuzzConfigFile(f *testing.F) {
 	})
 }
 
-// TestUnknownVariables: a variable that names no setting is a warning, which names the one
-// that may be meant.
+// TestUnknownVariables: a variable that names no setting is a warning, which suggests the setting
+// with the most similar name.
 func TestUnknownVariables(t *testing.T) {
 	const unknown, list = ": unknown environment variable ignored; ", "parleyd --help lists the known ones"
 	for _, test := range []struct {
@@ -281,7 +281,7 @@ func TestUnknownVariables(t *testing.T) {
 		{"PARLEY_ADDRESS=localhost:50051", nil},
 		{"parley_ttl=1h PARLEYTTL=1h", nil},
 
-		// What Kubernetes sets for a Service called parley, and what is not of its form.
+		// Variables that Kubernetes sets for a Service named parley, and variables of another form.
 		{"PARLEY_PORT=tcp://10.0.0.1:50051", []string{"PARLEY_PORT" + unknown + list}},
 		{
 			"KUBERNETES_SERVICE_HOST=10.0.0.2 PARLEY_SERVICE_HOST=10.0.0.1 PARLEY_SERVICE_PORT=50051 PARLEY_SERVICE_PORT_GRPC=50051 " +
@@ -306,8 +306,8 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-// TestOriginsAsBrowsersSendThem: an origin that would match no request is refused, with the one
-// that is meant.
+// TestOriginsAsBrowsersSendThem: an origin that would match no request is refused. The error names
+// the intended one.
 func TestOriginsAsBrowsersSendThem(t *testing.T) {
 	for origin, sent := range map[string]string{
 		"https://app.example:443":            "https://app.example",

@@ -134,9 +134,9 @@ func (l *loader) lookup(name string) (value string, found bool) {
 	return "", false
 }
 
-// readEnvironment reads the variables that name settings, and warns of others of the same
-// prefix. They are no faults: another program may have set them, and Kubernetes sets several
-// in every pod beside a Service that is called parley.
+// readEnvironment reads the variables that name settings and warns of others with the same prefix.
+// Those are no errors: another program may have set them, and Kubernetes sets several in every pod
+// of a namespace with a Service named parley.
 func (l *loader) readEnvironment() {
 	inKubernetes := l.variable("KUBERNETES_SERVICE_HOST") != ""
 	known := []string{pathVariable, clientVariable}
@@ -161,16 +161,16 @@ func (l *loader) readEnvironment() {
 	}
 }
 
-// isServiceLink reports whether Kubernetes sets such a variable for a Service, as in
-// PARLEY_PORT_50051_TCP_ADDR. No setting has a name of this form.
+// isServiceLink reports whether a variable has the form of those that Kubernetes sets for a
+// Service, as in PARLEY_PORT_50051_TCP_ADDR. No setting has a name of this form.
 func isServiceLink(name, text string) bool {
 	return strings.HasSuffix(name, "_SERVICE_HOST") || strings.Contains(name, "_SERVICE_PORT") ||
 		strings.HasSuffix(name, "_PORT") && strings.Contains(text, "://") ||
 		slices.ContainsFunc([]string{"_TCP", "_UDP", "_SCTP"}, func(protocol string) bool { return strings.Contains(name, protocol) })
 }
 
-// nearest returns the known name that is most like the given one, empty if none is: a third
-// of the characters after the prefix may differ.
+// nearest returns the known name that is most similar to the given one, or an empty string: at most
+// a third of the characters after the prefix may differ.
 func nearest(name string, known []string) string {
 	best, least := "", math.MaxInt
 	for _, candidate := range known {
@@ -182,9 +182,9 @@ func nearest(name string, known []string) string {
 	return best
 }
 
-// editDistance is how many bytes must be added, removed or replaced to make a of b.
+// editDistance returns the number of bytes to add, remove or replace to turn a into b.
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1) // for what was read of a: the distance from each start of b
+	row := make([]int, len(b)+1) // the distance of the bytes of a read so far from each prefix of b
 	for j := range row {
 		row[j] = j
 	}

@@ -43,9 +43,8 @@ func origins(target *[]string) value[[]string] {
 	}, func(origins []string) string { return strings.Join(origins, ",") }}
 }
 
-// originSent is the Origin that browsers send for a page at s, in the one way in which they write
-// it: lower case, without a path and without the port that the scheme has anyway. ok is false for
-// what is the address of no page.
+// originSent returns the Origin header that browsers send for a page at s: in lower case, without a
+// path and without the default port of the scheme. ok is false if s is not the address of a page.
 func originSent(s string) (origin string, ok bool) {
 	u, err := url.Parse(s)
 	if err != nil || u.User != nil || u.Scheme != "https" && u.Scheme != "http" {
@@ -82,7 +81,7 @@ func hostSent(host string) (sent string, ok bool) {
 		}
 		return "[" + address.String() + "]", true
 	}
-	// As browsers do, and unlike the rules for names of mail servers, this allows "_".
+	// Browsers allow "_", unlike the rules for names of mail servers.
 	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false), idna.CheckHyphens(false))
 	sent, err := names.ToASCII(host)
 	if err != nil || sent == "" || strings.ContainsAny(sent, "*@%:/?#[]\\^|<> ") {

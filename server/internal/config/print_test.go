@@ -143,13 +143,13 @@ func TestCheckConfigFaults(t *testing.T) {
 	check(append(args[:4:4], "check-config", args[4], args[5])...)
 }
 
-// TestCheckConfigUnknownVariable: check-config shows what a start would log.
+// TestCheckConfigUnknownVariable: check-config prints the warnings that a start would log.
 func TestCheckConfigUnknownVariable(t *testing.T) {
 	_, warnings := checkConfig(t, nil, []string{"PARLEY_PORT=tcp://10.0.0.1:50051", "PARLEY_TLL=1h"})
 	const want = "parleyd: warning: PARLEY_PORT: unknown environment variable ignored; parleyd --help lists the known ones\n" +
 		"parleyd: warning: PARLEY_TLL: unknown environment variable ignored; did you mean PARLEY_TTL?\n"
 	if warnings != want {
-		t.Errorf("the warnings are %q, want %q", warnings, want)
+		t.Errorf("warnings = %q, want %q", warnings, want)
 	}
 }
 

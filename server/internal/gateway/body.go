@@ -30,12 +30,11 @@ const (
 	lingerBytes = 16 * maxBodyBytes
 	// firstBodyBytes is what a body is given to begin with, whatever its sender announces.
 	firstBodyBytes = 64 << 10
-	// largeBodyBytes is what a body is large above while it is read, and what the value of a
-	// body, or of a line of an import, is large above.
+	// largeBodyBytes is the size above which a body counts as large while it is read, and above
+	// which the decoded value of a body, or of a line of an import, counts as large.
 	largeBodyBytes = 256 << 10
-	// maxLargeReads is how many large bodies are read at once, maxLargeBytes how much memory the
-	// large values may take that are worked on at once, and maxLargeWait how long another waits
-	// for either.
+	// maxLargeReads is how many large bodies are read at once. maxLargeBytes is the memory in bytes
+	// that all large values together may take. maxLargeWait is how long a request waits for either.
 	maxLargeReads = 64
 	maxLargeBytes = 256 << 20
 	maxLargeWait  = 5 * time.Second
@@ -47,8 +46,8 @@ const (
 	// bytesPerMark is how much memory a value takes for each of its marks in JSON, as measured:
 	// up to 155 for {"":0} in a list, 148 for {} in a list of messages, 72 for [] in a list.
 	bytesPerMark = 160
-	// maxMarks is what a message of maxBodyBytes has at most: a value is at least 4 bytes there,
-	// and two marks, as [] in a list.
+	// maxMarks is the maximum of marks in the JSON of a message of maxBodyBytes: a value takes at
+	// least 4 bytes in the message and has 2 marks, as [] in a list.
 	maxMarks = maxBodyBytes / 2
 )
 
@@ -85,8 +84,8 @@ func newLargeBodies() *largeBodies {
 }
 
 // readBody reads the body of a request to its end, which also has the server look out for
-// the client's leaving. An error is a status. The caller calls leave when it has decoded the body
-// or refused it.
+// the client's leaving. An error is a status. The caller must call leave when it has decoded
+// or refused the body.
 func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within time.Duration) (text []byte, leave func(), err error) {
 	leave = func() {}
 	if r.ContentLength == 0 || r.Body == nil {
@@ -177,7 +176,7 @@ func (l *largeBodies) enter(ctx context.Context, text []byte, within time.Durati
 	marks := countMarks(text)
 	if marks > maxMarks {
 		return nil, newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
-			fmt.Sprintf("the request has more values than fit into %d bytes as a message: %s", maxBodyBytes, sendLess)).Err()
+			fmt.Sprintf("the request has more values than a message of %d bytes can have: %s", maxBodyBytes, sendLess)).Err()
 	}
 	size := len(text) + marks*bytesPerMark
 	if size <= largeBodyBytes {
@@ -186,7 +185,8 @@ func (l *largeBodies) enter(ctx context.Context, text []byte, within time.Durati
 	return acquire(ctx, l.values, min(int64(size), maxLargeBytes), within)
 }
 
-// acquire waits for n of what is bounded. An error is a status.
+// acquire waits for n units of bound. If within is 0, it waits without a limit. An error is a
+// status.
 func acquire(ctx context.Context, bound *semaphore.Weighted, n int64, within time.Duration) (leave func(), err error) {
 	timely := ctx
 	if within > 0 {
@@ -201,11 +201,11 @@ func acquire(ctx context.Context, bound *semaphore.Weighted, n int64, within tim
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	return nil, newStatus(codes.ResourceExhausted, reasonTooManyBodies,
-		"the server is busy with other large bodies: send fewer of them at once, and this one again",
+		"limit of large requests reached; send fewer of them at once and retry this one",
 		&errdetails.RetryInfo{RetryDelay: durationpb.New(retrySoon)}).Err()
 }
 
-// countMarks counts the marks that values in JSON begin with or after, outside of strings.
+// countMarks counts the marks of JSON outside of strings: the bytes "," ":" "[" and "{".
 func countMarks(text []byte) int {
 	marks := 0
 	for i := 0; i < len(text); i++ {

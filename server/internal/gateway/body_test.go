@@ -59,8 +59,8 @@ func TestLargeMessage(t *testing.T) {
 	f.do(t, "POST", "/v1/chat", numbers(500_000)).wantError(t, 413, reasonBodyTooLarge)
 }
 
-// So many large values are in work at once; others wait, and not for ever. What is large about
-// a stream is its request, and a text is as large as its value.
+// TestManyLargeBodies: a limited number of large values is handled at once; others wait, up to a
+// limit. The size of a stream is that of its request, and the size of a text is that of its value.
 func TestManyLargeBodies(t *testing.T) {
 	for name, more := range map[string]string{
 		"long":  strings.Repeat(" ", largeBodyBytes),
@@ -135,7 +135,7 @@ func testManyLargeBodies(t *testing.T, more string) {
 	asking.Wait()
 }
 
-// So many large bodies are read at once, which their senders may do slowly.
+// TestManyLargeReads: a limited number of large bodies is read at once. Their senders may be slow.
 func TestManyLargeReads(t *testing.T) {
 	d, err := newDoor(t.Context(), openService(t))
 	if err != nil {
@@ -150,7 +150,7 @@ func TestManyLargeReads(t *testing.T) {
 	for late := time.Now().Add(patience); d.large.reads.TryAcquire(1); {
 		d.large.reads.Release(1)
 		if time.Now().After(late) {
-			t.Fatal("the body is not read")
+			t.Fatal("body not read")
 		}
 		runtime.Gosched()
 	}

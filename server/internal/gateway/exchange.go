@@ -107,8 +107,8 @@ func isTimeout(header string) bool {
 		strings.Contains(units, unit)
 }
 
-// cappedTimeout is a timeout of at most a year: the generated code computes in nanoseconds, of
-// which an int64 holds 292 years, and 8 digits of hours are 11,408 years.
+// cappedTimeout returns a timeout of at most a year. The generated code computes in nanoseconds: an
+// int64 has space for 292 years, but 8 digits of hours are up to 11,408 years.
 func cappedTimeout(header string) string {
 	const year = 365 * 24
 	digits, inHours := strings.CutSuffix(header, "H")

@@ -161,9 +161,9 @@ func (u *upload) send(line []byte, fault *lineFault) bool {
 	if err != nil {
 		if status.Code(err) == codes.ResourceExhausted {
 			fault.tooLarge = true
-			fault.add(fault.name(), "has more values than fit into %d bytes as a message", maxBodyBytes)
+			fault.add(fault.name(), "has more values than a message of %d bytes can have", maxBodyBytes)
 		}
-		return false // Else the call has ended, and says why.
+		return false // On another error the call has ended with its own status.
 	}
 	defer leave()
 	request := new(parleyv1.ImportConversationsRequest)

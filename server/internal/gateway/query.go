@@ -107,8 +107,8 @@ func (f *faults) inQuery(x *exchange, input protoreflect.MessageDescriptor) {
 	}
 }
 
-// inParameter searches one parameter. In taken are the fields, entries of maps and oneofs that
-// have a value already, each with the parameter that it is from.
+// inParameter checks one parameter. taken maps each field, entry of a map and oneof with a value to
+// the parameter that set it.
 func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, key string, taken map[string]string) {
 	name, _, _ := strings.Cut(key, "[")
 	index := key[len(name):]
@@ -118,7 +118,7 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 		return
 	}
 	if other, found := taken[path+index]; found {
-		f.add(path, "must be given once, is given as %s and as %s", plain(other), plain(key))
+		f.add(path, "must be given once, but was given as %s and as %s", plain(other), plain(key))
 		return
 	}
 	taken[path+index] = key
@@ -165,8 +165,8 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 	}
 }
 
-// isIndex reports whether the end of a parameter is the key of a map as the generated code reads
-// it, which ignores a parameter that it cannot read.
+// isIndex reports whether end, the part of a parameter from its first "[", is one key of a map. The
+// generated code silently ignores a parameter with another form.
 func isIndex(end string) bool {
 	return strings.HasSuffix(end, "]") && strings.Count(end, "[") == 1
 }
@@ -238,9 +238,9 @@ func (f *faults) againstPath(x *exchange, input protoreflect.MessageDescriptor) 
 	}
 }
 
-// fitMask has a conversation that was read, changed and sent back as a whole be an update: what
-// the server sets by itself is no change, and neither is null. A mask in the query names fields
-// in either spelling, and is taken as it is: a field that it names and the body does not have is
+// fitMask makes an update of a conversation that a client has read, changed and sent back as a
+// whole. Fields that only the server sets, and fields that are null, change nothing. A mask in the
+// query may name fields in either spelling. A field that the mask names and the body lacks is
 // cleared.
 func fitMask(x *exchange, update *parleyv1.UpdateConversationRequest) {
 	conversation := (*parleyv1.Conversation)(nil).ProtoReflect().Descriptor()
@@ -256,7 +256,7 @@ func fitMask(x *exchange, update *parleyv1.UpdateConversationRequest) {
 	}
 }
 
-// isSetByServer reports whether no client can change the field of a conversation at a path.
+// isSetByServer reports whether clients cannot change the field of a conversation at a path.
 func isSetByServer(path string) bool {
 	switch field, _, _ := strings.Cut(path, "."); field {
 	case "title", "labels", "agent", "system_prompt", "retention":
@@ -265,9 +265,9 @@ func isSetByServer(path string) bool {
 	return true
 }
 
-// pathsIn are the paths of the fields that a message in JSON has, in the names of the protos,
-// with prefix before them. A message counts by its fields: one without any changes nothing. A
-// field that is null is as if it were absent.
+// pathsIn returns the paths of the fields that a message in JSON has, in the names of the protos,
+// with prefix before them. A message counts by its fields, so one without fields changes nothing. A
+// field that is null counts as absent.
 func pathsIn(prefix string, text json.RawMessage, message protoreflect.MessageDescriptor) []string {
 	var paths []string
 	for name, value := range members(text) {

@@ -135,8 +135,8 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// In every body null is as if the field were absent, but for a value of structured data, of
-// which it is the value.
+// TestNullIsAbsent: in every body null counts as an absent field, except in structured data, where
+// it is a value.
 func TestNullIsAbsent(t *testing.T) {
 	f := open(t)
 	f.do(t, "POST", "/v1/conversations", `{"conversation": {"id": "c", "title": null, "labels": null, "retention": {"ttl": null, "maxMessages": null}, "version": null}}`).wantOK(t)
@@ -147,7 +147,7 @@ func TestNullIsAbsent(t *testing.T) {
 	f.do(t, "POST", "/v1/conversations/c/chat", `{"content": "x", "agent": null, "window": null, "toolResults": null, "onBusy": null, "requestId": null}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d", "atSequence": null}`).wantOK(t)
 	if text := f.do(t, "GET", "/v1/conversations/c/messages", "").wantOK(t); !strings.Contains(text, `"structuredData":[{"type":"t","value":null}]`) {
-		t.Errorf("a value that is null: %s", text)
+		t.Errorf("value null: %s", text)
 	}
 	f.do(t, "POST", "/v1/import", `{"conversation": {"id": "e", "title": null}, "messages": null, "overwrite": null}`).wantOK(t)
 }

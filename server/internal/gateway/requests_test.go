@@ -210,7 +210,7 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// The largest timeouts are years, and not over at once.
+// TestLongTimeouts: the largest timeouts are years and do not expire at once.
 func TestLongTimeouts(t *testing.T) {
 	var deadline time.Time
 	f := stand(t, func(ctx context.Context, _ string) error {
@@ -222,7 +222,7 @@ func TestLongTimeouts(t *testing.T) {
 			deadline = time.Time{}
 			f.do(t, "GET", path, "", "Grpc-Timeout: "+timeout).wantError(t, 409, "SEEN")
 			if left := time.Until(deadline); left < 300*24*time.Hour {
-				t.Errorf("%s, Grpc-Timeout %s: %v are left", path, timeout, left)
+				t.Errorf("%s, Grpc-Timeout %s: %v left", path, timeout, left)
 			}
 		}
 	}

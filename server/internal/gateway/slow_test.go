@@ -28,7 +28,7 @@ type slowLine struct {
 	perSecond int
 }
 
-// Read reads what arrives within 50 ms.
+// Read reads the bytes that arrive within 50 ms.
 func (l slowLine) Read(p []byte) (int, error) {
 	<-time.After(50 * time.Millisecond)
 	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// BenchmarkCatchUp compares the log with the store after a crash that has taken nothing, for some
-// messages and for four times as many, in turns. "4x" is how many times as long that takes, and
-// "4x/read" how many times as long as to read the same file in pieces and do nothing with it.
+// BenchmarkCatchUp compares the log with the store after a crash that lost nothing, in turns for
+// some messages and for four times as many. The metric "4x" is the ratio of the two times. The
+// metric "4x/read" is the ratio of the longer time to that of only reading the same file in pieces.
 func BenchmarkCatchUp(b *testing.B) {
 	one, four := newService(b, logDir(b)), newService(b, logDir(b))
 	text := strings.Repeat("all happy families are alike ", 1000) // 29 kB

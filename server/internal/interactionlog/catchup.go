@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// maxSought is how many messages one walk over the files looks for. Each takes about 40
-	// bytes of memory.
+	// maxSought is the maximum of messages that one walk over the files searches for. Each takes
+	// about 40 bytes of memory.
 	maxSought = 4 << 20
-	// catchUpBytes is how much of messages is added at a time.
+	// catchUpBytes is the size in bytes of the messages that are added at a time.
 	catchUpBytes = 8 << 20
 	// catchUpRows is how many conversations are listed at a time.
 	catchUpRows = 1000
-	// progressEvery is how often CatchUp reports how far it is.
+	// progressEvery is how often CatchUp reports its progress.
 	progressEvery = time.Second
 )
 
@@ -58,7 +58,7 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	}
 	l.caughtUp(c.added)
 	if c.passed > 0 {
-		l.options.Log.Info("interaction log: lines stay missing, since later ones of their conversations are there", "count", c.passed)
+		l.options.Log.Info("interaction log: entries stay missing, since later entries of their conversations exist", "count", c.passed)
 	}
 	if c.added > 0 {
 		l.options.Log.Info("interaction log: lines added that the last stop had left out",
@@ -113,27 +113,28 @@ type catchUp struct {
 	imports map[imported]imported
 	seed    maphash.Seed
 
-	// suspects are conversations whose messages the files may lack, missing the keys of those
-	// that they do lack as far as the files were read.
+	// suspects are conversations whose messages may have no entries. missing has the keys of those
+	// messages that no file read so far has an entry of.
 	suspects    []suspect
 	missing     map[uint64]struct{}
-	first, last day // of these messages
+	first, last day // range of days of the suspects' messages
 
-	found  []candidate // to be added
+	found  []candidate // messages to add
 	bytes  int
 	added  int
-	passed int // messages that stay missing
+	passed int // messages that stay without an entry
 
 	progress progress
 }
 
-// suspect is a conversation with the keys of its messages since the log was complete, in order.
+// suspect is a conversation with the keys of its messages since the time up to which the log is
+// complete, in order.
 type suspect struct {
 	tenant, id string
 	keys       []uint64
 }
 
-// candidate is a message that the log lacks.
+// candidate is a message without an entry.
 type candidate struct {
 	change store.Change
 	order  time.Time // where it is added: never ahead of an earlier message of its conversation
@@ -146,7 +147,7 @@ type lineKey struct {
 	micros            int64 // its time, since 1970
 }
 
-// newCatchUp prepares a catchUp of what was committed since a time.
+// newCatchUp returns a catchUp for the messages committed since a time.
 func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
 	imports, err := l.imports()
 	if err != nil {
@@ -227,7 +228,7 @@ func (c *catchUp) conversation(ctx context.Context, tenant string, h *parleyv1.C
 	return nil
 }
 
-// messages visits those of a conversation that should have lines and may have none.
+// messages visits the messages of a conversation that should have entries and may have none.
 func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(key uint64, at time.Time, frame store.Frame)) error {
 	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	switch {
@@ -259,7 +260,7 @@ func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(ke
 
 func (c *catchUp) key(k lineKey) uint64 { return maphash.Comparable(c.seed, k) }
 
-// flush adds what the files lack of the suspects' messages.
+// flush adds the missing entries of the suspects.
 func (c *catchUp) flush(ctx context.Context) error {
 	if err := c.strike(ctx); err != nil {
 		return err
@@ -269,7 +270,7 @@ func (c *catchUp) flush(ctx context.Context) error {
 		for from > 0 && c.isMissing(s.keys[from-1]) {
 			from--
 		}
-		for _, key := range s.keys[:from] { // A later one of the conversation is in the files.
+		for _, key := range s.keys[:from] { // The files have a later entry of the conversation.
 			if c.isMissing(key) {
 				delete(c.missing, key)
 				c.passed++
@@ -292,7 +293,7 @@ func (c *catchUp) isMissing(key uint64) bool {
 	return missing
 }
 
-// add has what is missing of a conversation added.
+// add collects the messages of a conversation whose entries are missing.
 func (c *catchUp) add(ctx context.Context, s suspect) error {
 	var order time.Time
 	err := c.messages(ctx, s.tenant, s.id, func(key uint64, at time.Time, frame store.Frame) {
@@ -317,7 +318,7 @@ func (c *catchUp) add(ctx context.Context, s suspect) error {
 	return err
 }
 
-// write adds what was found, of all conversations in the order of time.
+// write appends the entries of the collected messages of all conversations, in the order of time.
 func (c *catchUp) write() {
 	slices.SortStableFunc(c.found, func(a, b candidate) int { return a.order.Compare(b.order) })
 	changes := make([]store.Change, 0, len(c.found))
@@ -329,8 +330,8 @@ func (c *catchUp) write() {
 	c.found, c.bytes = nil, 0
 }
 
-// strike takes out of what is missing what has a line in the files, the newest of which are
-// read first.
+// strike deletes from c.missing the keys of messages that have an entry in the files. It reads the
+// newest file first.
 func (c *catchUp) strike(ctx context.Context) error {
 	if len(c.missing) == 0 {
 		return nil
@@ -348,7 +349,7 @@ func (c *catchUp) strike(ctx context.Context) error {
 	return nil
 }
 
-// strikeDay does that for the file of a day, from its end.
+// strikeDay does the same for the file of one day, from its end.
 func (c *catchUp) strikeDay(ctx context.Context, d day) error {
 	r := c.log.reader
 	f, err := r.openToRead(d.fileName())

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// bytesRead is how much this process has read by system calls.
+// bytesRead returns how many bytes this process has read by system calls.
 func bytesRead(t *testing.T) (n int64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/io")
@@ -16,12 +16,13 @@ func bytesRead(t *testing.T) (n int64) {
 		_, err = fmt.Sscanf(string(text), "rchar: %d", &n)
 	}
 	if err != nil {
-		t.Skipf("the system does not say how much was read: %v", err)
+		t.Skipf("count of bytes read is not available: %v", err)
 	}
 	return n
 }
 
-// reads returns how many bytes of the day's file a catch-up reads after a crash, and its size.
+// reads returns how many bytes a catch-up reads of the day's file after a crash, and the file's
+// size.
 func (s *service) reads(t *testing.T) (read, size int64) {
 	t.Helper()
 	s.log.crash()
@@ -33,7 +34,7 @@ func (s *service) reads(t *testing.T) (read, size int64) {
 	return bytesRead(t) - before, info.Size()
 }
 
-// TestCatchUpReadsOnce reads the files once, however much there is to compare with the store.
+// TestCatchUpReadsOnce: CatchUp reads the files once, however many messages it compares.
 func TestCatchUpReadsOnce(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.deaf = true
@@ -43,9 +44,9 @@ func TestCatchUpReadsOnce(t *testing.T) {
 	for i := range 500 {
 		s.add("acme", fmt.Sprint("c", i), text)
 	}
-	// What follows a chunk is read with it, for the end of its last entry.
+	// CatchUp reads a part of the next chunk with each chunk, for the end of its last entry.
 	if read, size := s.reads(t); size < 20<<20 || read > size*3/2 {
-		t.Errorf("CatchUp read %d bytes of a file of %d, want it to read the file once", read, size)
+		t.Errorf("CatchUp read %d bytes of a file of %d, want each byte once", read, size)
 	}
 	if got := saidBy(t, s.dir)[dayOf(noon).fileName()]; len(got) != 501 || got[500] != "missing" {
 		t.Errorf("the file has %d entries, want 501, the last of them the one that was missing", len(got))
@@ -53,7 +54,7 @@ func TestCatchUpReadsOnce(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// TestCatchUpReadsTheEnd reads no more of a large file than it must where nothing is missing.
+// TestCatchUpReadsTheEnd: CatchUp reads only the end of a large file if no entry is missing.
 func TestCatchUpReadsTheEnd(t *testing.T) {
 	s := newService(t, logDir(t))
 	older := entry{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
@@ -62,7 +63,7 @@ func TestCatchUpReadsTheEnd(t *testing.T) {
 		s.add("acme", fmt.Sprint("c", i), "newer")
 	}
 	if read, size := s.reads(t); size < 32<<20 || read > size/4 {
-		t.Errorf("CatchUp read %d bytes of a file of %d, want the end of it", read, size)
+		t.Errorf("CatchUp read %d bytes of a file of %d, want only its end", read, size)
 	}
 	do(t, s.log.Close())
 }

@@ -223,7 +223,7 @@ func TestCatchUpElsewhere(t *testing.T) {
 	if s.log.pending.importsBytes == 0 {
 		t.Error("the import is forgotten")
 	}
-	s.now = s.now.Add(2 * importedAhead) // Until then a message of it may be dated.
+	s.now = s.now.Add(2 * importedAhead) // Messages of the import may be dated up to then.
 	s.add("acme", "c1", "six")
 	do(t, s.log.sync())
 	info, err := os.Stat(s.log.checkpointPath())
@@ -354,7 +354,7 @@ func TestCatchUpKeepsOrder(t *testing.T) {
 	}
 	s.restart()
 	s.wants("one", "four", "five", "three", "six")
-	if said := s.log.said.take(); !strings.Contains(said, "lines stay missing") || !strings.Contains(said, "count=1") {
+	if said := s.log.said.take(); !strings.Contains(said, "entries stay missing") || !strings.Contains(said, "count=1") {
 		t.Errorf("operators read %q", said)
 	}
 	do(t, s.log.Close())

@@ -42,8 +42,8 @@ type pending struct {
 	// unsure: the files may lack more than what came since then, and nothing but CatchUp can
 	// tell.
 	unsure bool
-	// The lines that are perhaps not durable yet: where they are in the files of which days, the
-	// earliest time of them, the earliest of those in the newest batch.
+	// days has the parts of the files that may not be durable yet, by day. earliest is the earliest
+	// time of their entries, newest the earliest time in the newest batch.
 	days             map[day]*tail
 	earliest, newest time.Time
 	renamed          bool // the directory has a new file
@@ -134,7 +134,7 @@ func (l *Log) save(durable bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// text is the checkpoint as its file begins.
+// text returns the checkpoint as the first part of its file.
 func (c *checkpoint) text() ([]byte, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -153,7 +153,7 @@ func (l *Log) note(earliest time.Time) {
 	}
 	if earliest.Before(p.saved.Whole) && !l.closed { // The clock was set back.
 		p.saved.Whole = earliest
-		_ = l.save(false) // If that fails, the next sync saves it and reports why it cannot.
+		_ = l.save(false) // If this fails, the next sync saves the checkpoint or reports the error.
 	}
 }
 
@@ -172,10 +172,10 @@ func (l *Log) sync() error {
 // unsynced is what is to be made durable.
 type unsynced struct {
 	days     map[day]*tail
-	earliest time.Time // of their entries
+	earliest time.Time // earliest time of their entries
 	renamed  bool
-	whole    time.Time // the checkpoint's when that is done; zero: as it is
-	doubt    error     // errDoubt, about the files of days that are no longer in days
+	whole    time.Time // new time of the checkpoint after the sync; zero: unchanged
+	doubt    error     // errDoubt for the files that were removed from days
 }
 
 // takeUnsynced returns what has been written since it was called last; nil if nothing has.
@@ -194,7 +194,8 @@ func (l *Log) takeUnsynced() *unsynced {
 	return u
 }
 
-// sync makes durable what it can; the rest stays in u.
+// sync makes all parts durable that it can and keeps the others in u. It returns the errors of the
+// others.
 func (u *unsynced) sync(dir string) error {
 	var err error
 	for d, t := range u.days {
@@ -216,8 +217,8 @@ func (u *unsynced) sync(dir string) error {
 	return err
 }
 
-// synced moves the checkpoint on, but not beyond a line that has come meanwhile or that is not
-// durable. What is left of u is tried again by the next sync.
+// synced advances the checkpoint, but not to the time of an entry that was written in the meantime
+// or is not durable. The next sync tries the parts that are left in u again.
 func (l *Log) synced(u *unsynced, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -269,7 +270,8 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// end says in the checkpoint that the log was closed, if it lacks nothing and all of it is durable.
+// end records in the checkpoint that the log was closed, if it lacks no entry and all entries are
+// durable.
 func (l *Log) end() error {
 	p := &l.pending
 	p.saved.Clean = !p.unsure && l.failing.lost == 0 && len(p.days) == 0 && !p.renamed

@@ -22,7 +22,7 @@ type encoder struct {
 }
 
 // appendLine adds the line of a MESSAGE_APPENDED change to b, and returns the time that it has.
-// On an error it adds nothing. An entry that no reader would accept is an error too.
+// On an error it adds nothing. An entry longer than maxLineBytes is an error.
 func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
 	m, begin := &e.m, len(b)
 	if err := m.decode(c.Message.Body()); err != nil {

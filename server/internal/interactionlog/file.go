@@ -115,8 +115,8 @@ type appendFile struct {
 	day  day
 	path string
 	info fs.FileInfo // tells it from another file of the same name
-	// size up to the end of the last entry that we have written; if it has another one, somebody
-	// else has written to it.
+	// size up to the end of the last entry that the log has written. Another size means that another
+	// process has written to the file.
 	size int64
 }
 

@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// maxImportsBytes bounds what is remembered of imports and erasures, about 100 bytes for
-	// each. Imports take half of it at most, so that they never prevent an erasure.
+	// maxImportsBytes limits the records of imports and erasures in bytes, about 100 for each.
+	// Imports take at most half of it, so that they never prevent an erasure.
 	maxImportsBytes = 16 << 20
-	// compactEvery is how many bytes come until what is no longer needed is dropped.
+	// compactEvery is the number of bytes after which the records that are no longer needed are
+	// dropped.
 	compactEvery = 1 << 20
-	// importedAhead is how far ahead of the clock an import may date a message.
+	// importedAhead is how far after the server's clock an import may date a message.
 	importedAhead = time.Minute
-	// unfinishedCheckpoint is the name of a file that is to take the checkpoint's place.
+	// unfinishedCheckpoint is the name of the file that is written to replace the checkpoint.
 	unfinishedCheckpoint = unfinishedPrefix + checkpointName + unfinishedSuffix
 )
 
@@ -35,7 +36,7 @@ type imported struct {
 	UID      string    `json:"uid,omitempty"`
 	Sequence int32     `json:"sequence,omitempty"` // of the newest one
 	Erased   time.Time `json:"erased_until,omitzero"`
-	// Until is the latest time that such a message may have. Earlier versions wrote none.
+	// Until is the latest time that such a message may have. Earlier versions did not write it.
 	Until time.Time `json:"until,omitzero"`
 }
 
@@ -65,7 +66,7 @@ func (l *Log) noteImport(c *store.Change, then []store.Change) {
 	}
 }
 
-// remember adds to what is remembered behind the checkpoint. l.mu is held.
+// remember appends a record after the checkpoint. l.mu is held.
 func (l *Log) remember(i imported) error {
 	text, err := json.Marshal(i)
 	if err != nil {
@@ -91,7 +92,7 @@ func (l *Log) remember(i imported) error {
 	return errors.Join(err, f.Close())
 }
 
-// imports reads what was remembered, by key.
+// imports reads the records, by key.
 func (l *Log) imports() (map[imported]imported, error) {
 	f, _, err := openFile(l.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +113,7 @@ func readImports(r io.Reader) (map[imported]imported, error) {
 		if json.Unmarshal(lines.Bytes(), &i) != nil {
 			continue // A crash has cut it off.
 		}
-		// Of one that is imported again the last sequence counts: it may be shorter.
+		// If a conversation was imported twice, the last sequence counts: it may be lower.
 		known := found[i.key()]
 		if known.Erased.After(i.Erased) {
 			i.Erased = known.Erased

@@ -71,7 +71,7 @@ func TestImportsAfterPowerCut(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// importAt imports a conversation with a message of a time.
+// importAt imports a conversation with one message that is dated at.
 func (s *service) importAt(id string, at time.Time) {
 	s.tb.Helper()
 	stamp := timestamppb.New(at)
@@ -87,8 +87,8 @@ func (s *service) importAt(id string, at time.Time) {
 	do(s.tb, err)
 }
 
-// TestImportFromAhead writes no entries for imported messages that are dated ahead of the clock,
-// also when a crash comes after the checkpoint has passed the import.
+// TestImportFromAhead: imported messages that are dated after the clock get no entries, even if a
+// crash comes after the checkpoint has passed the import.
 func TestImportFromAhead(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.now = s.now.Add(time.Hour)
@@ -191,20 +191,21 @@ func (s *service) manyImports() {
 	}
 }
 
-// TestImportsForEver remembers no import for longer than it must, though one follows the other.
+// TestImportsForEver: the log drops the records of imports that are no longer needed, even if
+// imports never pause.
 func TestImportsForEver(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.add("acme", "gone", "one")
 	s.manyImports()
 	if bytes := s.log.pending.importsBytes; bytes > 2*compactEvery {
-		t.Errorf("%d bytes of imports are remembered, want at most %d", bytes, 2*compactEvery)
+		t.Errorf("records of imports = %d bytes, want at most %d", bytes, 2*compactEvery)
 	}
 	s.log.erase("gone", 1)
 	found, err := s.log.imports()
 	do(t, err)
 	for _, id := range []string{"c4999", "c4950"} {
 		if _, ok := found[imported{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
-			t.Errorf("the import of %s is not remembered", id)
+			t.Errorf("no record of the import of %s", id)
 		}
 	}
 	s.restart()
@@ -212,11 +213,11 @@ func TestImportsForEver(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// TestEraseDespiteImports erases although imports have taken what they may remember, since the
-// checkpoint cannot move.
+// TestEraseDespiteImports: an erasure succeeds although imports have filled their share of the
+// records and the checkpoint cannot advance.
 func TestEraseDespiteImports(t *testing.T) {
 	s := newService(t, logDir(t))
-	gone := strings.Repeat("gone", 50_000) // Takes more than what many imports leave by chance.
+	gone := strings.Repeat("gone", 50_000) // longer than the space that the imports may leave free
 	s.add("acme", gone, "one")
 	s.log.pending.unsure = true
 	s.manyImports()
@@ -226,7 +227,7 @@ func TestEraseDespiteImports(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// TestImportsOfAnEarlierVersion remembers what an earlier version has written, for a while.
+// TestImportsOfAnEarlierVersion: the log retains the records of an earlier version for a while.
 func TestImportsOfAnEarlierVersion(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.importAt("elsewhere", s.now.Add(50*time.Second))
@@ -244,7 +245,7 @@ func TestImportsOfAnEarlierVersion(t *testing.T) {
 	s.now = s.now.Add(time.Hour)
 	do(t, s.log.idle())
 	if bytes := s.log.pending.importsBytes; bytes != 0 {
-		t.Errorf("after an hour %d bytes of imports are remembered, want 0", bytes)
+		t.Errorf("records of imports after an hour = %d bytes, want 0", bytes)
 	}
 	do(t, s.log.Close())
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// longestMessages are messages of 3 MiB, the largest that a server accepts and that an agent may
-// answer with, of which entries are as long as they get.
+// longestMessages are messages of 3 MiB, the most that a server accepts from clients and agents,
+// with the longest entries that such messages can have.
 func longestMessages() map[string]*parleyv1.Message {
 	const most = 3 << 20
 	metadata, types := map[string]string{}, make([]*parleyv1.StructuredData, 64)
@@ -36,8 +36,8 @@ func longestMessages() map[string]*parleyv1.Message {
 	}
 }
 
-// TestLongestEntries lists, adds once and erases what the log has written of the largest
-// messages, with and without redaction, which may make a text longer.
+// TestLongestEntries lists, adds once and erases the entries of the largest messages, with and
+// without redaction, which may lengthen a text.
 func TestLongestEntries(t *testing.T) {
 	for name, m := range longestMessages() {
 		for _, redact := range [][]*regexp.Regexp{nil, {regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z,{[]`)}} {
@@ -59,7 +59,7 @@ func TestLongestEntries(t *testing.T) {
 				after, err := os.Stat(path)
 				do(t, err)
 				if after.Size() != before.Size() {
-					t.Errorf("the file has %d bytes after a crash, want %d", after.Size(), before.Size())
+					t.Errorf("file of %d bytes after a crash, want %d", after.Size(), before.Size())
 				}
 				listed, err := s.log.List(t.Context(), &List{Tenant: "acme", ConversationID: "c"})
 				do(t, err)
@@ -70,7 +70,7 @@ func TestLongestEntries(t *testing.T) {
 					t.Errorf("Erase = %d, %v, want 1", n, err)
 				}
 				if left, err := os.Stat(path); err != nil || left.Size() != 0 {
-					t.Errorf("%d bytes are left, %v", left.Size(), err)
+					t.Errorf("%d bytes left, %v, want 0", left.Size(), err)
 				}
 				do(t, s.log.Close())
 			})
@@ -78,22 +78,22 @@ func TestLongestEntries(t *testing.T) {
 	}
 }
 
-// TestEntryTooLong counts an entry as lost that no reader would accept.
+// TestEntryTooLong: an entry that no reader would accept counts as lost.
 func TestEntryTooLong(t *testing.T) {
 	w := newWriting(t)
 	w.say(strings.Repeat("\x01", maxLineBytes/6), "next")
 	if got := saidBy(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
-		t.Errorf("the file says %.100q, Lost() = %d, want an entry about the lost one, and the next", got, w.Lost())
+		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
 	}
 }
 
-// TestRedactOnce matches no expression in what another one has left.
+// TestRedactOnce: no expression matches in the replacement of another one.
 func TestRedactOnce(t *testing.T) {
 	r := redactor{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z]`), regexp.MustCompile(`.b`)}
 	if got, want := string(r.text([]byte("1xB"))), redacted+redacted+"B"; got != want {
 		t.Errorf("text = %q, want %q", got, want)
 	}
 	if got := string(r.text([]byte("\xffB"))); got != "\xffB" {
-		t.Errorf("text = %q, want it as it was", got)
+		t.Errorf("text = %q, want it unchanged", got)
 	}
 }

@@ -133,11 +133,11 @@ func TestSyncMeanwhile(t *testing.T) {
 		t.Errorf("an error of the disk is %v", err)
 	}
 	if whole := w.pending.saved.Whole; !whole.Equal(w.clock().Add(-time.Minute)) {
-		t.Errorf("after an error of the disk the checkpoint is at %v", whole)
+		t.Errorf("checkpoint after an error of the disk = %v", whole)
 	}
 	do(t, w.sync(), w.Close())
 	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || !c.Clean || !c.Whole.Equal(w.clock()) {
-		t.Errorf("after a later sync the checkpoint is %+v, %v", c, err)
+		t.Errorf("checkpoint after a later sync = %+v, %v", c, err)
 	}
 }
 

@@ -29,8 +29,8 @@ func (s *service) turnOn() {
 	do(s.tb, s.catchUp())
 }
 
-// TestTurnOff adds what a crash has taken, and nothing of what was said while the log was off,
-// however often processes with and without a log crash.
+// TestTurnOff: TurnOff adds the entries that a crash lost and none of the time while the log was
+// off, however often processes with and without a log crash.
 func TestTurnOff(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -39,8 +39,8 @@ func TestTurnOff(t *testing.T) {
 	s.log.crash()
 	for range 2 {
 		do(t, s.turnOff(t.Context(), s.Store))
-		s.add("acme", "c1", "said while it was off")
-		s.add("acme", "c2", "said while it was off")
+		s.add("acme", "c1", "sent while it was off")
+		s.add("acme", "c2", "sent while it was off")
 	}
 	s.wants("one", "two")
 	s.turnOn()
@@ -103,7 +103,7 @@ func TestTurnOffNothing(t *testing.T) {
 	before, err := os.ReadFile(s.log.checkpointPath())
 	do(t, err, s.turnOff(t.Context(), s.Store))
 	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || !bytes.Equal(after, before) {
-		t.Errorf("the checkpoint is %s, %v, want %s", after, err, before)
+		t.Errorf("checkpoint = %s, %v, want %s", after, err, before)
 	}
 	do(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))
 	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
@@ -111,8 +111,8 @@ func TestTurnOffNothing(t *testing.T) {
 	}
 }
 
-// TestTurnOffFails adds nothing later where a start without a log could not, unless that start was
-// stopped.
+// TestTurnOffFails: entries that TurnOff could not add are not added later, unless it was stopped
+// by its context.
 func TestTurnOffFails(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.deaf = true
@@ -132,7 +132,7 @@ func TestTurnOffFails(t *testing.T) {
 	if err := s.turnOff(t.Context(), failing); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("TurnOff = %v, want %v", err, io.ErrUnexpectedEOF)
 	}
-	s.add("acme", "c3", "said while it was off")
+	s.add("acme", "c3", "sent while it was off")
 	s.turnOn()
 	s.wants("one")
 	do(t, s.log.Close())

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// progress reports how far a CatchUp is, every progressEvery. The goroutines that read ahead
+// progress reports the progress of a CatchUp every progressEvery. The goroutines that read ahead
 // share it.
 type progress struct {
 	log *Log
 
 	mu            sync.Mutex
-	due           time.Time // when it is to be reported next
-	conversations int       // that were listed
-	read, total   int64     // bytes of the files
+	due           time.Time // time of the next report
+	conversations int       // conversations listed so far
+	read, total   int64     // bytes of the files read so far, and of all files to read
 }
 
-// conversation counts one that was listed.
+// conversation counts a listed conversation.
 func (p *progress) conversation() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,7 +26,7 @@ func (p *progress) conversation() {
 	p.report()
 }
 
-// files says which files are to be read.
+// files sets the files to read.
 func (p *progress) files(dir string, days []day) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +38,7 @@ func (p *progress) files(dir string, days []day) {
 	}
 }
 
-// readTo says up to where the files were read.
+// readTo records that the first bytes of the files, in the order of reading, were read.
 func (p *progress) readTo(bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,12 +56,12 @@ func (p *progress) report() {
 		"conversations", p.conversations, "read_bytes", p.read, "total_bytes", p.total)
 }
 
-// watchedFile is a file that is read from its end, and whose reading is reported.
+// watchedFile is a file that is read from its end and reports its reads to progress.
 type watchedFile struct {
 	*openedFile
 
 	progress *progress
-	before   int64 // bytes of the files that were read before it
+	before   int64 // bytes of the files read before this one
 }
 
 // ReadAt implements io.ReaderAt.

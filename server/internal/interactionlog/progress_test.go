@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestCatchUpProgress reports every second how far it is, while it lists conversations and
+// TestCatchUpProgress: CatchUp reports its progress every second, while it lists conversations and
 // while it reads files.
 func TestCatchUpProgress(t *testing.T) {
 	s := newService(t, logDir(t))
@@ -21,7 +21,7 @@ func TestCatchUpProgress(t *testing.T) {
 	}
 	s.log.crash()
 	s.open()
-	// Every look at the clock takes half a second.
+	// Each call of the clock takes half a second.
 	var looks atomic.Int64
 	now := s.now
 	s.log.options.Now = func() time.Time { return now.Add(time.Duration(looks.Add(1)) * time.Second / 2) }
@@ -36,7 +36,7 @@ func TestCatchUpProgress(t *testing.T) {
 		}
 	}
 	if reports < 4 || reading < 2 || int64(reports) > looks.Load()/2 {
-		t.Errorf("%d reports, %d of them while it read files, in %d s, want one a second", reports, reading, looks.Load()/2)
+		t.Errorf("%d reports, %d of them while reading files, in %d s, want one a second", reports, reading, looks.Load()/2)
 	}
 	do(t, s.log.Close())
 }

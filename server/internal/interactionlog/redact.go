@@ -6,13 +6,13 @@ import (
 )
 
 const (
-	// redacted stands where something matched.
+	// redacted replaces the text that an expression matches.
 	redacted = "[redacted]"
-	// redactedMark stands for it until all expressions were applied, so that none matches in
-	// the word itself and makes the text grow again. No UTF-8 text has this byte.
+	// redactedMark stands for redacted until all expressions were applied, so that no expression
+	// matches in the replacement and lengthens the text again. The byte occurs in no UTF-8 text.
 	redactedMark = "\xff"
-	// maxRedactedBytes is as long as a message may be. A text that gets longer by redaction
-	// is redacted as a whole, since no reply could contain it.
+	// maxRedactedBytes is the maximum length of a message. A text that redaction makes longer is
+	// redacted as a whole, since no reply could contain it.
 	maxRedactedBytes = 3 << 20
 )
 

@@ -17,9 +17,9 @@ const (
 	// tailBytes are read behind a chunk for the end of its last line. A line that is longer
 	// is read alone.
 	tailBytes = 64 << 10
-	// maxLineBytes bounds an entry, without its line break. The encoder writes none that is
-	// longer, and a longer one is skipped. A message has at most 3 MiB, of which JSON escapes
-	// a byte as six at worst; the rest is for the keys and for redacted metadata.
+	// maxLineBytes is the maximum length of an entry without its line break. The encoder writes no
+	// longer entry, and readers skip one. A message has at most 3 MiB, and JSON escapes a byte as
+	// at most six. The remaining bytes are for the keys and for redacted metadata.
 	maxLineBytes = 20 << 20
 	// maxScanners bounds the goroutines of a query, each of which holds two chunks.
 	maxScanners = 4

@@ -10,33 +10,33 @@ import (
 	"os"
 )
 
-// maxRewritten bounds how much of a file is written again after a failed sync. A longer tail is
-// left to the next start, which compares the log with the store.
+// maxRewritten is the maximum of bytes of a file that are written again after a failed sync. If the
+// tail is longer, the next start compares the log with the store instead.
 const maxRewritten = 64 << 20
 
-// errDoubt says that entries may be missing and that only CatchUp can find out which.
+// errDoubt reports that entries may be missing and that only CatchUp can find them.
 var errDoubt = errors.New("entries that were not durable have changed")
 
 // tail is the part of a file that may not be durable yet.
 type tail struct {
-	// file tells the file from another one of the same name.
+	// file identifies the file, so that another file with the same name is not mistaken for it.
 	file fs.FileInfo
-	// from is where the first entry starts, to where the last one ends.
+	// from is the offset of the first entry, to the offset after the last one.
 	from, to int64
-	// entries is how many of them the log has written.
+	// entries is how many entries the log has written between from and to.
 	entries int
-	// failed says that a sync has failed.
+	// failed is true after a sync has failed.
 	failed bool
 }
 
-// mistrust leaves it to the next start to find out which entries are missing. l.mu is held.
+// mistrust makes the next start find out which entries are missing. l.mu is held.
 func (l *Log) mistrust(cause error) {
 	l.pending.unsure = true
-	l.options.Log.Warn("interaction log may lack entries after a failed sync; the next start adds what the store still keeps",
+	l.options.Log.Warn("interaction log may lack entries after a failed sync; the next start adds those of messages that the store retains",
 		"error", cause)
 }
 
-// extend adds entries that were written to the end of a file at an offset. l.mu is held.
+// extend records entries that were written to the end of a file, from an offset. l.mu is held.
 func (l *Log) extend(f *appendFile, from int64, entries int) {
 	p := &l.pending
 	t := p.days[f.day]
@@ -56,8 +56,8 @@ func (l *Log) extend(f *appendFile, from int64, entries int) {
 	t.to, t.entries = f.size, t.entries+entries
 }
 
-// restore takes back a tail that could not be made durable, and what has followed since. l.mu
-// is held.
+// restore puts a tail that could not be made durable back into pending, joined with the entries
+// written since. l.mu is held.
 func (l *Log) restore(d day, t *tail) {
 	p := &l.pending
 	t.failed = true
@@ -74,9 +74,10 @@ func (l *Log) restore(d day, t *tail) {
 	p.days[d] = t
 }
 
-// sync makes the tail durable. A file that was removed needs that no longer. After a failed sync
-// it writes the tail again first: the system may have dropped what it could not write, and
-// reports that once only, so another sync alone proves nothing. Errors: errDoubt.
+// sync makes the tail durable. If the file was removed, it does nothing. After a failed sync it
+// first writes the tail again: the system may have dropped data that it could not write, and
+// reports that only once, so a successful sync alone proves nothing. Errors: errDoubt, those of the
+// file.
 func (t *tail) sync(path string) error {
 	flag := os.O_RDONLY
 	if t.failed {

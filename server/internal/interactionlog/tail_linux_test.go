@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestNoFileDescriptor has no file descriptor left for a sync, once.
+// TestNoFileDescriptor: a sync fails once because no file descriptor is left.
 func TestNoFileDescriptor(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -25,10 +25,10 @@ func TestNoFileDescriptor(t *testing.T) {
 	s.add("acme", "c1", "two")
 	s.log.tend()
 	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
-		t.Errorf("after the next sync the log is complete until %v, want %v", whole, s.now)
+		t.Errorf("log complete until %v after the next sync, want %v", whole, s.now)
 	}
 	do(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
-		t.Errorf("after Close the checkpoint is %+v, %v, want clean", c, err)
+		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// failSync has a sync fail for all that is not durable yet, as for a disk with an error.
+// failSync makes a sync fail for all entries that are not durable yet, as on a disk with an error.
 func (s *service) failSync() {
 	s.tb.Helper()
 	if err := s.log.synced(s.log.takeUnsynced(), syscall.EIO); !errors.Is(err, syscall.EIO) {
@@ -21,7 +21,7 @@ func (s *service) failSync() {
 	}
 }
 
-// TestFailedSync ends the doubt after a failed sync with a later one, and not before.
+// TestFailedSync: after a failed sync the checkpoint stops until a later sync succeeds.
 func TestFailedSync(t *testing.T) {
 	s := newService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -36,17 +36,17 @@ func TestFailedSync(t *testing.T) {
 		s.add("acme", "c2", "more")
 		s.failSync()
 		if whole := s.log.pending.saved.Whole; whole.Before(before) || whole.After(failed) {
-			t.Errorf("while syncs fail the log is complete until %v, want %v to %v", whole, before, failed)
+			t.Errorf("log complete until %v while syncs fail, want %v to %v", whole, before, failed)
 		}
 	}
 	do(t, s.log.sync())
 	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
-		t.Errorf("after a sync the log is complete until %v, want %v", whole, s.now)
+		t.Errorf("log complete until %v after a sync, want %v", whole, s.now)
 	}
 	s.wants("one", "two", "more", "more", "more")
 	do(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
-		t.Errorf("after Close the checkpoint is %+v, %v, want clean", c, err)
+		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}
 }
 
@@ -140,19 +140,19 @@ func TestFailedSyncAtClose(t *testing.T) {
 	s.add("acme", "c1", "one")
 	u := s.log.takeUnsynced()
 	_ = s.log.synced(u, syscall.EIO)
-	u = s.log.takeUnsynced() // As Close does, whose sync fails too.
+	u = s.log.takeUnsynced() // as in Close, whose sync fails too
 	_ = s.log.synced(u, syscall.EIO)
 	s.log.Log.mu.Lock()
 	do(t, s.log.end())
 	s.log.Log.mu.Unlock()
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean || c.Whole.After(s.now) {
-		t.Errorf("the checkpoint is %+v, %v, want one that is not clean", c, err)
+		t.Errorf("checkpoint = %+v, %v, want one that is not clean", c, err)
 	}
 	do(t, s.log.Close())
 }
 
-// TestFailedSyncThatLostEntries leaves it to the next start to add what the system has dropped
-// after a failed sync, in whichever way the file has changed.
+// TestFailedSyncThatLostEntries: the next start adds the entries that the system dropped after a
+// failed sync, however the file has changed.
 func TestFailedSyncThatLostEntries(t *testing.T) {
 	zero := func(text []byte) []byte {
 		end := bytes.IndexByte(text, '\n')
@@ -195,10 +195,10 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				}
 				do(t, s.log.sync())
 				if said := s.log.said.take(); !s.log.pending.unsure || !strings.Contains(said, "may lack entries") {
-					t.Errorf("operators read %q, want a warning", said)
+					t.Errorf("log = %q, want a warning", said)
 				}
 				if after := s.log.pending.saved.Whole; !after.Equal(before) {
-					t.Errorf("the log is complete until %v, want %v as before", after, before)
+					t.Errorf("log complete until %v, want %v as before", after, before)
 				}
 				do(t, s.log.Close())
 				s.open()
@@ -208,14 +208,14 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 					got = remove(t, got, say)
 				}
 				if strings.Join(got, " ") != strings.Join(want, " ") {
-					t.Errorf("the file says %q, want %q", got, want)
+					t.Errorf("file = %q, want %q", got, want)
 				}
 			})
 		}
 	}
 }
 
-// remove returns the texts without one that must be there once.
+// remove returns all without one, which must occur once.
 func remove(t *testing.T, all []string, one string) (others []string) {
 	t.Helper()
 	for _, text := range all {
@@ -224,7 +224,7 @@ func remove(t *testing.T, all []string, one string) (others []string) {
 		}
 	}
 	if len(others) != len(all)-1 {
-		t.Errorf("of %q there are %d in %q, want 1", one, len(all)-len(others), all)
+		t.Errorf("%q occurs %d times in %q, want once", one, len(all)-len(others), all)
 	}
 	return others
 }
@@ -282,7 +282,7 @@ func TestFailedSyncOfMuch(t *testing.T) {
 	s.failSync()
 	do(t, s.log.sync())
 	if !s.log.pending.unsure {
-		t.Error("the log takes 72 MiB for durable that were not written again")
+		t.Error("72 MiB counted as durable that were not written again")
 	}
 	do(t, s.log.Close())
 }

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxExportBytes bounds the messages of a response, unless one alone has more. A client on
-	// a slow line receives one in seconds.
+	// maxExportBytes is the maximum bytes of messages in a response, unless a single message has
+	// more. A client on a slow connection receives one response in seconds.
 	maxExportBytes = 256 << 10
 	// exportPage is how many ids an export has in memory.
 	exportPage = 256

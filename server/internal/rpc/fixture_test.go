@@ -52,7 +52,7 @@ type setup struct {
 	stored store.Options
 	// wrap puts something between the server and its store.
 	wrap func(store.Store) store.Store
-	// line is what the client's connection goes over.
+	// line wraps the client's connection.
 	line func(net.Conn) net.Conn
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// largestHeader has as much in each field as the rules allow.
+// largestHeader returns a header with every field at its limit.
 func largestHeader(id string) *parleyv1.Conversation {
 	text := func(n int) string { return strings.Repeat("x", n) }
 	at := func() *timestamppb.Timestamp {
@@ -35,8 +35,8 @@ func largestHeader(id string) *parleyv1.Conversation {
 	return c
 }
 
-// TestLargestHeader imports many headers that are as large as they may be, two of them with as
-// many bytes of messages as there may be. All keep far below the limit, and every reply holds them.
+// TestLargestHeader imports many of the largest headers, two of them with as many bytes of messages
+// as allowed. All stay far below the limit of headers, and every reply can contain them.
 func TestLargestHeader(t *testing.T) {
 	const count = 64
 	f := open(t, nil)
@@ -59,7 +59,7 @@ func TestLargestHeader(t *testing.T) {
 			t.Logf("the largest header has %d bytes", size)
 		}
 		if size > 135<<10 || size <= proto.Size(file.GetConversation()) {
-			t.Fatalf("the header has %d bytes, %d when it was imported; the documented size is 135 KiB", size, proto.Size(file.GetConversation()))
+			t.Fatalf("header of %d bytes, %d at the import; want the documented 135 KiB", size, proto.Size(file.GetConversation()))
 		}
 		if i > 1 {
 			continue
@@ -93,15 +93,15 @@ func TestLargestHeader(t *testing.T) {
 	}
 }
 
-// refusing is a store that imports nothing, since all headers are too large.
+// refusing is a store that refuses every import, since its header is too large.
 type refusing struct{ store.Store }
 
-// Import refuses the header.
+// Import returns a HeaderTooLargeError.
 func (refusing) Import(context.Context, *store.Import) (*store.Result, error) {
 	return nil, fmt.Errorf("conversation: %w", &store.HeaderTooLargeError{Bytes: 300_000})
 }
 
-// TestImportOfHeaderThatIsTooLarge fails for that conversation alone.
+// TestImportOfHeaderThatIsTooLarge: the import of one conversation fails, and the stream continues.
 func TestImportOfHeaderThatIsTooLarge(t *testing.T) {
 	f := open(t, func(s *setup) { s.wrap = func(inner store.Store) store.Store { return refusing{inner} } })
 	failures := f.wantImport(t, false, 0, 0, fileOf("a", time.Now()), fileOf("b", time.Now()))

@@ -65,7 +65,7 @@ func TestImportFailures(t *testing.T) {
 		{"lease since never", "conversation.active_agent.start_time: is required", lease(&parleyv1.ActiveAgent{Agent: "a"})},
 		{"lease with an odd end", "conversation.active_agent.lease_expire_time: ", lease(&parleyv1.ActiveAgent{Agent: "a", StartTime: at(0), LeaseExpireTime: &timestamppb.Timestamp{Seconds: math.MaxInt64}})},
 		{"fork of a long name", "conversation.forked_from.conversation_id: ", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: x(129)} })},
-		{"fork of a later sequence", "conversation.forked_from.sequence: is 10, which must not be more than 9, the conversation's last_sequence", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: 10} })},
+		{"fork of a later sequence", "conversation.forked_from.sequence: is 10, must be at most the conversation's last_sequence, 9", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: 10} })},
 		{"fork of a negative sequence", "conversation.forked_from.sequence: ", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: -1} })},
 		{"a part is missing", "conversation.message_count: is 2, but 1 messages came", header(func(c *parleyv1.Conversation) { c.MessageCount = 2 })},
 		{"a negative count", "conversation.message_count: is -1, but 1 messages came", header(func(c *parleyv1.Conversation) { c.MessageCount = -1 })},

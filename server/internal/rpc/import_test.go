@@ -22,7 +22,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// exceptUID is for comparisons with what an import made: it has a new uid.
+// exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
 func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
 func TestImport(t *testing.T) {

@@ -209,7 +209,7 @@ func (s *Server) limitReceives(srv any, stream grpc.ServerStream, info *grpc.Str
 type limitedStream struct {
 	grpc.ServerStream
 	sends, receives waits
-	sent            atomic.Int64 // bytes of the message before the send under way
+	sent            atomic.Int64 // bytes of the previous message
 }
 
 // run runs the handler, and returns when it does or check fails. It calls check every limitLook.
@@ -244,13 +244,13 @@ func (s *limitedStream) sendTime() time.Duration {
 	return maxSendTime + time.Duration(s.sent.Load()/minSendBytes)*time.Second
 }
 
-// SendMsg sends. gRPC accepts a message when less than 64 KiB of those before it wait for the
-// client. So a send waits for the message before, not for its own.
+// SendMsg sends a message. gRPC accepts it when less than 64 KiB of the previous messages wait for
+// the client, so a send waits for the previous message, not for its own.
 func (s *limitedStream) SendMsg(m any) error {
 	s.sends.steps.Add(1)
 	defer s.sends.steps.Add(1)
 	err := s.ServerStream.SendMsg(m)
-	if message, ok := m.(proto.Message); ok { // gRPC has just found its size.
+	if message, ok := m.(proto.Message); ok { // gRPC has just computed and cached its size.
 		s.sent.Store(int64(proto.MarshalOptions{UseCachedSize: true}.Size(message)))
 	}
 	return err

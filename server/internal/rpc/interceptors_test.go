@@ -151,8 +151,8 @@ func TestCallsAreLogged(t *testing.T) {
 	}
 }
 
-// endless are Turns whose answer never ends, in pieces of so many bytes; ended is closed when
-// nobody takes it any more.
+// endless are Turns with an answer that never ends, in pieces of size bytes. ended is closed when
+// the stream of the answer has ended.
 func endless(size int, ended chan struct{}) Turns {
 	piece := textDelta(size)
 	return turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -195,20 +195,20 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// slowLine is a connection that carries so many bytes a second to its reader.
+// slowLine is a connection that delivers a number of bytes a second to its reader.
 type slowLine struct {
 	net.Conn
 	perSecond int
 }
 
-// Read reads what arrives within 50 ms.
+// Read reads the bytes that arrive within 50 ms.
 func (l slowLine) Read(p []byte) (int, error) {
 	<-time.After(50 * time.Millisecond)
 	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])
 }
 
-// TestSteadyReader reads large messages over a slow line, without a pause. No stream counts as
-// one that nobody reads.
+// TestSteadyReader: streams of large messages do not end while the client reads them over a slow
+// connection without a pause.
 func TestSteadyReader(t *testing.T) {
 	const perSecond = 20_000
 	large := turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -261,10 +261,10 @@ func TestSteadyReader(t *testing.T) {
 				start := time.Now()
 				bytes, err := read(t, f)
 				if err != nil || bytes < 2<<20 {
-					t.Errorf("%d bytes after %v, %v", bytes, time.Since(start), err)
+					t.Errorf("read %d bytes in %v, then %v", bytes, time.Since(start), err)
 				}
 				if least := time.Duration(bytes/perSecond) * time.Second; time.Since(start) < least {
-					t.Errorf("%d bytes took %v, want %v at least: the line is not slow", bytes, time.Since(start), least)
+					t.Errorf("%d bytes took %v, want at least %v: the connection is not slow", bytes, time.Since(start), least)
 				}
 			})
 		})

@@ -168,7 +168,7 @@ func TestWaitForAnother(t *testing.T) {
 			ConversationId: "c", KnownVersion: proto.Int32(1), WaitTimeout: durationpb.New(time.Minute),
 		})
 		if uid := reply.GetSummary().GetUid(); err != nil || reply.GetNotModified() || uid == "" || uid == first {
-			t.Errorf("GetRoutingSummary = %v, %v; want another conversation than %s", reply, err, first)
+			t.Errorf("GetRoutingSummary = %v, %v; want a conversation other than %s", reply, err, first)
 		}
 		<-behind
 	})

@@ -77,7 +77,7 @@ type Options struct {
 }
 
 // Server is ConversationService, InteractionLogService and AdminService. Make one with New,
-// give its ServerOptions to the grpc.Server, Register it there, and Stop it ahead of
+// pass its ServerOptions to the grpc.Server, Register it there, and Stop it before
 // GracefulStop.
 type Server struct {
 	// What a later version brings answers UNIMPLEMENTED.

@@ -278,8 +278,8 @@ func refusalOfLimit(err error) (refusal, bool) {
 	case errors.Is(err, store.ErrBackupRunning):
 		return refuse(code, "BACKUP_RUNNING", "another backup is under way: try again when it has ended").retryable(), true
 	case errors.Is(err, errSlowReader):
-		return refuse(code, "SLOW_READER", "the client did not read a message of its stream within %s, and a second for each %d bytes of it; "+
-			"a turn continues, and ResumeTurn reads the rest of it; start an export or a backup again", maxSendTime, minSendBytes), true
+		return refuse(code, "SLOW_READER", "the client did not read a message of its stream within %s plus 1 s for each %d bytes of it; "+
+			"the turn continues, resume it with ResumeTurn; start an export or a backup again", maxSendTime, minSendBytes), true
 	case errors.Is(err, errSlowSender):
 		return refuse(code, "SLOW_SENDER", "the client sent no request on its stream for %s; what was imported by then stays", maxReceiveTime), true
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // TestTransferRoundTrip: whatever conversations there are, exported, imported elsewhere and
-// exported again they are the same in the same order, but for their uids.
+// exported again, they are the same in the same order, except for their uids.
 func TestTransferRoundTrip(t *testing.T) {
 	clock := newSteps()
 	f := open(t, func(s *setup) {

@@ -17,8 +17,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestUnknownFieldsAreNotStored makes every call that stores something, with unknown fields at
-// random places of the request, and looks for them in the store and in what it reports.
+// TestUnknownFieldsAreNotStored makes every call that stores data, with unknown fields at random
+// places of the request. Neither the store nor its changes may contain them.
 func TestUnknownFieldsAreNotStored(t *testing.T) {
 	f := open(t, nil)
 	clients := []parleyv1.ConversationServiceClient{
@@ -62,7 +62,8 @@ func TestUnknownFieldsAreNotStored(t *testing.T) {
 	})
 }
 
-// TestUnknownFieldsAreNotCompared retries a request without the unknown fields that it had.
+// TestUnknownFieldsAreNotCompared: a retry without the unknown fields of the first request is the
+// same request.
 func TestUnknownFieldsAreNotCompared(t *testing.T) {
 	f := open(t, nil)
 	request := &parleyv1.CreateConversationRequest{RequestId: "r", Conversation: header("a")}
@@ -76,7 +77,7 @@ func TestUnknownFieldsAreNotCompared(t *testing.T) {
 	}
 }
 
-// padder makes calls whose requests have unknown fields.
+// padder makes calls with unknown fields in their requests.
 type padder struct {
 	*rapid.T
 	test   *testing.T
@@ -84,7 +85,7 @@ type padder struct {
 	prefix string // of ids
 }
 
-// padded adds unknown fields to some of the messages in a request.
+// padded adds unknown fields to some of the messages in a request and returns it.
 func padded[M proto.Message](p *padder, request M) M {
 	p.pad(request.ProtoReflect())
 	return request
@@ -99,7 +100,7 @@ func (p *padder) pad(m protoreflect.Message) {
 	}
 }
 
-// unknown is a field of any kind.
+// unknown returns a field of a random wire type.
 func (p *padder) unknown() protoreflect.RawFields {
 	number := protowire.Number(rapid.Int32Range(1000, 2000).Draw(p.T, "number"))
 	switch rapid.IntRange(0, 3).Draw(p.T, "kind") {
@@ -240,7 +241,7 @@ func (p *padder) imports() error {
 	file.Conversation.ActiveAgent = &parleyv1.ActiveAgent{Agent: "writer", StartTime: at}
 	file.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 1}
 	file.Messages[0].StructuredData = values()
-	// Padded before the stream begins: a draw may end the function.
+	// Padded before the stream begins, since a draw may end the function.
 	request := padded(p, &parleyv1.ImportConversationsRequest{Conversation: file.GetConversation(), Messages: file.GetMessages()})
 	stream, err := p.client.ImportConversations(p.test.Context())
 	if err != nil {
@@ -266,7 +267,7 @@ func (p *padder) fork() error {
 // TestLargeRequestOfUnknownFields pads headers and messages to nearly the size that gRPC accepts:
 // no limit counts the padding, and other calls do not notice.
 func TestLargeRequestOfUnknownFields(t *testing.T) {
-	const size = 4<<20 - 600 // A reply has a little more than this around it.
+	const size = 4<<20 - 600 // 600 bytes for the other fields of the request
 	f := open(t, nil)
 	f.create(t, &parleyv1.Conversation{Id: "innocent"})
 	padded := header("padded")
@@ -285,7 +286,7 @@ func TestLargeRequestOfUnknownFields(t *testing.T) {
 	for _, entry := range page.GetConversations() {
 		ids = append(ids, entry.GetConversation().GetId())
 		if n := proto.Size(entry); n > 300 {
-			t.Errorf("%s has a row of %d bytes", entry.GetConversation().GetId(), n)
+			t.Errorf("row of %s has %d bytes", entry.GetConversation().GetId(), n)
 		}
 	}
 	slices.Sort(ids)

@@ -7,15 +7,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec returns gRPC's codec for messages, except that it receives them as [Unmarshal] does.
-// Both ends of what the server takes in use it: the server for requests, the client of a
-// remote agent for pieces.
+// Codec returns gRPC's codec for messages with the decoding of [Unmarshal]. The server uses it for
+// requests, and the client of a remote agent uses it for pieces.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2(protocodec.Name)} }
 
-// codec encodes as the codec inside does.
+// codec encodes like the embedded codec.
 type codec struct{ encoding.CodecV2 }
 
-// Unmarshal decodes data into v.
+// Unmarshal decodes data into v, which must be a proto.Message.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {

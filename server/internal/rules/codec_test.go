@@ -45,7 +45,7 @@ func TestCodecDropsUnknownFields(t *testing.T) {
 	}
 	encoded, err := Codec().Marshal(sent)
 	if err != nil || encoded.Len() != proto.Size(sent) {
-		t.Fatalf("Marshal = %d bytes, %v; want %d, since a reply has its messages in an unknown field", encoded.Len(), err, proto.Size(sent))
+		t.Fatalf("Marshal = %d bytes, %v; want %d, as a reply stores its messages in an unknown field", encoded.Len(), err, proto.Size(sent))
 	}
 	got := new(parleyv1.AppendMessagesRequest)
 	if err := Codec().Unmarshal(encoded, got); err != nil || !proto.Equal(got, want) {
@@ -56,8 +56,8 @@ func TestCodecDropsUnknownFields(t *testing.T) {
 	}
 }
 
-// BenchmarkCodec decodes a request with gRPC's codec, with this one, and with gRPC's before a
-// walk over the message, one after the other, and reports the median of their ratios.
+// BenchmarkCodec decodes a request in turns with gRPC's codec, with Codec, and with gRPC's codec
+// and a walk over the message. It reports the medians of the ratios.
 func BenchmarkCodec(b *testing.B) {
 	const calls, rounds = 200, 31
 	wire, err := proto.Marshal(request())
@@ -93,7 +93,7 @@ func BenchmarkCodec(b *testing.B) {
 	}
 }
 
-// dropUnknown is the other way: after decoding.
+// dropUnknown is the alternative to Codec: it drops unknown fields after decoding.
 func dropUnknown(m protoreflect.Message) {
 	if len(m.GetUnknown()) > 0 {
 		m.SetUnknown(nil)

@@ -62,7 +62,7 @@ type answer struct {
 	calls   calls           // of all its messages
 	changes int             // of the messages
 	pieces  int             // that the agent has sent
-	// released: the messages are those of the finished event.
+	// The answer was released: the messages are those of the finished event.
 	released bool
 }
 
@@ -209,8 +209,8 @@ func (a *answer) hasOpenCalls() bool {
 	return len(a.calls.open) > 0
 }
 
-// release lets go of the messages once there is a finished event, which has those that were stored
-// in encoded form, and of all that was needed to make them. Marks are of these messages.
+// release releases the messages and the state that made them, once there is a finished event, which
+// has the stored messages in encoded form. marks are the marks of those messages.
 func (a *answer) release(marks []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

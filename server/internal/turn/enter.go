@@ -16,8 +16,8 @@ type undecidedError struct{ decided <-chan struct{} }
 // Error says so.
 func (*undecidedError) Error() string { return "a turn is about to begin" }
 
-// errStale says that the running turn began after the conversation was read. The next read sees
-// what that turn has written.
+// errStale reports that the running turn began after the conversation was read. The next read
+// includes what that turn has written.
 var errStale = errors.New("the conversation was read too early")
 
 // enter gives a request its turn: a new one, or the one that q began when it came first,
@@ -28,7 +28,7 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 	for {
 		t, joined, err := m.tryEnter(ctx, at, request, q)
 		if errors.Is(err, errStale) {
-			continue // Only another turn that begins after the next read makes that stale too.
+			continue // Only another turn that begins after the next read can make that read stale too.
 		}
 		undecided, ok := errors.AsType[*undecidedError](err)
 		if !ok {
@@ -43,7 +43,7 @@ func (m *Manager) enter(ctx context.Context, tenant string, request *parleyv1.Ch
 }
 
 func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request) (t *live, joined bool, err error) {
-	uid := m.uidOf(at) // Before the read, which finds this conversation unless it has ended.
+	uid := m.uidOf(at) // Taken before the read: a read that does not find this conversation proves its end.
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && fromHistory(request) {
@@ -59,7 +59,7 @@ func (m *Manager) tryEnter(ctx context.Context, at key, request *parleyv1.ChatRe
 		return nil, false, &seenError{found.Seen}
 	}
 	if uid != "" && uid != found.Conversation.GetUid() {
-		// The store reports this end too, but with an ephemeral conversation only when it is swept.
+		// The store reports this end too, but that of an ephemeral conversation only at the sweep.
 		m.deleted(&store.Change{Tenant: at.tenant, ConversationID: at.id, UID: uid})
 	}
 	if !m.known(request.GetAgent()) {
@@ -99,8 +99,8 @@ func (m *Manager) hopeless(request *parleyv1.ChatRequest, found *store.Snapshot)
 	return mayStore(Inputs(request), answered, found, m.o.MaxConversationBytes)
 }
 
-// uidOf returns the uid of the conversation in which the turns of an id run; empty if there are
-// none, or the first of them has not begun.
+// uidOf returns the uid of the conversation in which the turns of an id run. It is empty if there
+// are no turns or the first one has not begun.
 func (m *Manager) uidOf(at key) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,12 +15,12 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// maxReads is how many reads of the store one Chat may take: it waits, and does not poll.
+// maxReads is the maximum of reads of the store in one Chat: it must wait and not poll.
 const maxReads = 8
 
 var errPolled = errors.New("the store is read in a loop")
 
-// counting fails reads that follow each other without end.
+// counting is a store that fails when it is read in a loop.
 type counting struct {
 	store.Store
 	reads atomic.Int32
@@ -34,7 +34,7 @@ func (c *counting) Read(ctx context.Context, r *store.Read) (*store.Snapshot, er
 }
 
 // ephemeralFixture is a manager on a store that reports the end of an ephemeral conversation only
-// when it is swept.
+// at the sweep.
 func ephemeralFixture(t *testing.T) (*fixture, *puppet, *counting) {
 	t.Helper()
 	f, p := newPuppet(t, nil)
@@ -52,7 +52,7 @@ func (f *fixture) holds(t *testing.T) {
 	}
 }
 
-// disconnects ends the time of the ephemeral conversation c. Nothing is swept.
+// disconnects advances the clock to the end of the ephemeral conversation c. It does not sweep.
 func (f *fixture) disconnects(t *testing.T) {
 	t.Helper()
 	const after = time.Second
@@ -63,9 +63,9 @@ func (f *fixture) disconnects(t *testing.T) {
 	synctest.Wait()
 }
 
-// From the instant in which the time of an ephemeral conversation is over, its id is free: Chat
-// answers at once what it answers on any id without a conversation, while the old turn still runs
-// and before the sweep.
+// TestChatAfterTheEphemeralTime: the id of an ephemeral conversation is free from the end of its
+// time: Chat answers at once as for any id without a conversation, before the sweep and while the
+// old turn still runs.
 func TestChatAfterTheEphemeralTime(t *testing.T) {
 	for busy, name := range parleyv1.OnBusy_name {
 		onBusy := parleyv1.OnBusy(busy)
@@ -106,13 +106,13 @@ func TestChatAfterTheEphemeralTime(t *testing.T) {
 					case r.err != nil || len(r.events) == 0 || !r.events[0].GetStarted().GetCreated() || r.events[0].GetStarted().GetReplayed():
 						t.Errorf("Chat = %q, %v; want a new conversation", r.seen(), r.err)
 					}
-					// The readers of the old turns get what those of a deleted conversation get.
+					// Readers of the old turns receive the error of a deleted conversation.
 					if !errors.Is(waits.err, ErrConversationGone) || old.over {
-						t.Errorf("the turn that waited ended with %v; the stubborn one's stream ended: %t", waits.err, old.over)
+						t.Errorf("queued turn ended with %v; stream of the old turn ended: %t", waits.err, old.over)
 					}
 					agent.end()
 					if !errors.Is(old.err, ErrConversationGone) {
-						t.Errorf("the old turn ended with %v, want %v", old.err, ErrConversationGone)
+						t.Errorf("old turn ended with %v, want %v", old.err, ErrConversationGone)
 					}
 					if test.want != nil {
 						r = f.begin(t, asks("new", 0))
@@ -121,7 +121,7 @@ func TestChatAfterTheEphemeralTime(t *testing.T) {
 					p.last().end()
 					want := []string{"user: " + p.last().request.GetMessages()[0].GetContent(), "assistant: answer"}
 					if diff := cmp.Diff(want, f.kept(t)); diff != "" || stateName(r.finished().GetState()) != "COMPLETED" || f.Running() != 0 {
-						t.Errorf("the new turn: %q, %v; %d turns run; kept (-want +got):\n%s", r.seen(), r.err, f.Running(), diff)
+						t.Errorf("new turn = %q, %v; %d turns run; stored (-want +got):\n%s", r.seen(), r.err, f.Running(), diff)
 					}
 				})
 			})
@@ -131,7 +131,8 @@ func TestChatAfterTheEphemeralTime(t *testing.T) {
 
 func notFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
 
-// An agent that heeds its context is stopped as soon as the id is taken again.
+// TestOldTurnEndsWhenTheIDIsTaken: the server stops the agent of the old turn as soon as the id is
+// taken again.
 func TestOldTurnEndsWhenTheIDIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, _ := ephemeralFixture(t)
@@ -141,16 +142,16 @@ func TestOldTurnEndsWhenTheIDIsTaken(t *testing.T) {
 		f.disconnects(t)
 		r := f.begin(t, asks("new", 0))
 		if !errors.Is(old.err, ErrConversationGone) || f.Running() != 1 {
-			t.Errorf("the old turn: %q, %v; %d turns run, want the new one alone", old.seen(), old.err, f.Running())
+			t.Errorf("old turn = %q, %v; %d turns run, want only the new one", old.seen(), old.err, f.Running())
 		}
 		p.last().end()
 		if stateName(r.finished().GetState()) != "COMPLETED" {
-			t.Errorf("the new turn: %q, %v", r.seen(), r.err)
+			t.Errorf("new turn = %q, %v", r.seen(), r.err)
 		}
 	})
 }
 
-// A request that comes between two turns of a conversation whose time is over does not wait with
+// A request that comes between two turns of an expired ephemeral conversation does not queue with
 // the turns of that conversation.
 func TestChatBetweenTurnsAfterTheEphemeralTime(t *testing.T) {
 	for _, busy := range []parleyv1.OnBusy{0, queue, interrupt} {
@@ -174,7 +175,7 @@ func TestChatBetweenTurnsAfterTheEphemeralTime(t *testing.T) {
 			close(second)
 			synctest.Wait()
 			if !errors.Is(waits.err, ErrConversationGone) {
-				t.Errorf("%v: the turn that waited ended with %v, want %v", busy, waits.err, ErrConversationGone)
+				t.Errorf("%v: queued turn ended with %v, want %v", busy, waits.err, ErrConversationGone)
 			}
 			p.last().end()
 		})

@@ -16,8 +16,8 @@ import (
 const (
 	maxEvents     = 16_384
 	maxEventBytes = 2 << 20
-	// entryBytes is what an event counts beside its data: its entry, in a list that grows in steps,
-	// and the rounding of its data.
+	// entryBytes is the memory of an event besides its data: its entry, in a list that grows in
+	// steps, and the rounding of its data.
 	entryBytes = 40
 )
 
@@ -33,11 +33,11 @@ type events struct {
 	mu      sync.Mutex
 	kept    []entry
 	bytes   int
-	begun   entry // the started event, kept in any case
+	begun   entry // the started event, always retained
 	begunAt int32 // its index, 0 before it
 	// next is the index that the next event gets, from 1.
 	next int32
-	// promised is the index of the finished event as the store was told it; 0: the store was not.
+	// promised is the index of the finished event that the store was given; 0 if it was given none.
 	promised int32
 	// more is closed when there is more to read, or the end is reached; nil when nobody waits
 	// for that.
@@ -47,12 +47,12 @@ type events struct {
 	err error
 }
 
-// entry is an event as it is kept, and readers make a message of it. A turn has thousands of texts,
-// and a value may be a tree of a hundred thousand objects: in this form an event is one object for
-// the garbage collector, and takes as many bytes as are counted.
+// entry is a retained event in encoded form, from which each reader decodes a message. A turn has
+// thousands of texts, and a value may be a tree of 100,000 objects. In this form an event is one
+// object for the garbage collector, and its counted size is the size that it takes.
 type entry struct {
-	data   string // a text, else an encoded TurnEvent without its turn and index
-	offset int32  // of a text in its message
+	data   string // a text, or an encoded TurnEvent without its turn and index
+	offset int32  // offset of a text in its message
 	kind   entryKind
 }
 
@@ -65,7 +65,7 @@ const (
 	finishedEntry
 )
 
-// newEntry encodes an event. It returns the zero entry for one that has a string that is not UTF-8.
+// newEntry encodes an event. It returns the zero entry if a string in the event is not UTF-8.
 func newEntry(event *parleyv1.TurnEvent) entry {
 	data, err := proto.Marshal(event)
 	switch {
@@ -81,12 +81,13 @@ func newEvents(turnID string, of key, audience Audience) *events {
 	return &events{turnID: turnID, of: of, audience: audience, next: 1}
 }
 
-// add adds an event that can be encoded, gives it its turn and its index, and wakes the readers.
+// add appends an event that can be encoded, sets its turn and its index, and wakes the readers.
 func (e *events) add(event *parleyv1.TurnEvent) (index int32) {
-	return e.addEntry(newEntry(event), event) // Encoded before the lock: it may take milliseconds.
+	return e.addEntry(newEntry(event), event) // Encode before the lock: this may take milliseconds.
 }
 
-// addEntry adds an event that has been encoded. Event is the same event; if nil, it is made.
+// addEntry appends an encoded event. event is the same event decoded; if nil, addEntry decodes it
+// if needed.
 func (e *events) addEntry(n entry, event *parleyv1.TurnEvent) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -103,21 +104,20 @@ func (e *events) addText(text string, offset int32) (index int32) {
 	return e.keep(entry{data: text, offset: offset, kind: textEntry}, nil)
 }
 
-// addSign adds an empty progress event: the turn continues, although nothing else is to be said.
+// addSign appends an empty progress event, which shows readers that the turn continues.
 func (e *events) addSign() (index int32) {
 	sign := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}
 	n := newEntry(sign)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.next == e.promised {
-		e.keep(entry{}, nil) // A reader that continues after this index would miss the end.
+		e.keep(entry{}, nil) // Skip the promised index: a reader that resumes after it would miss the end.
 	}
 	return e.keep(n, sign)
 }
 
-// promise returns the index that the finished event has unless the turn goes on for so long that
-// readers are sent signs of it. The finished event then has a later one, and no other event has
-// this one.
+// promise returns the index of the finished event for the store. If readers are sent a sign after
+// that, the finished event has a later index, and no event has this one.
 func (e *events) promise() (finished int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,14 +125,14 @@ func (e *events) promise() (finished int32) {
 	return e.promised
 }
 
-// retract takes back what was promised: the store has not kept it.
+// retract withdraws the promised index, since the store has not stored the answer.
 func (e *events) retract() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.promised = 0
 }
 
-// keep adds an entry; see addEntry.
+// keep appends an entry; see addEntry.
 func (e *events) keep(n entry, event *parleyv1.TurnEvent) (index int32) {
 	index = e.next
 	e.next++
@@ -162,13 +162,13 @@ func (n entry) size() int {
 	return len(n.data) + entryBytes
 }
 
-// message makes the event for a reader, whose own it is.
+// message decodes the event into a new message for one reader.
 func (n entry) message(turnID string, index int32) *parleyv1.TurnEvent {
 	event := new(parleyv1.TurnEvent)
 	if n.kind == textEntry {
 		event.Event = &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: n.data, Offset: n.offset}}
 	} else {
-		_ = proto.Unmarshal([]byte(n.data), event) // It was encoded here.
+		_ = proto.Unmarshal([]byte(n.data), event) // cannot fail: newEntry encoded it
 	}
 	event.TurnId, event.Index = turnID, index
 	return event
@@ -189,7 +189,7 @@ func (e *events) wake() {
 	}
 }
 
-// started makes the started event, if there was one.
+// started returns the started event; nil if there was none.
 func (e *events) started() *parleyv1.TurnEvent {
 	e.mu.Lock()
 	begun, index := e.begun, e.begunAt
@@ -200,7 +200,7 @@ func (e *events) started() *parleyv1.TurnEvent {
 	return begun.message(e.turnID, index)
 }
 
-// finished makes the finished event, if there was one.
+// finished returns the finished event; nil if there was none.
 func (e *events) finished() *parleyv1.TurnEvent {
 	e.mu.Lock()
 	var end entry
@@ -232,7 +232,7 @@ func (e *events) told() int32 {
 	return e.next - 1
 }
 
-// memory is about how many bytes the events take.
+// memory returns about how many bytes the events take.
 func (e *events) memory() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -265,7 +265,7 @@ func (e *events) after(index int32) (batch []entry, more <-chan struct{}, err er
 	return nil, e.more, nil
 }
 
-// read yields the events behind an index until the turn's end, an error, or ctx's end.
+// read yields the events after an index until the turn ends, an error occurs or ctx ends.
 func (e *events) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for {

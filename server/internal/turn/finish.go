@@ -15,8 +15,8 @@ import (
 const storeRetry = 100 * time.Millisecond
 
 // finish makes the answer durable. It returns what to tell readers, or why their streams
-// end without. The store is always asked, also when the conversation is said to be gone: only
-// the store knows whether the turn still runs there, and a turn that nobody ends makes its
+// end without it. It always asks the store, even if the conversation was reported as deleted: only
+// the store knows whether the turn still runs there, and a turn that is not ended keeps its
 // conversation busy until the next start.
 func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message

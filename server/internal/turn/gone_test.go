@@ -156,8 +156,9 @@ func TestDeleteBetweenTurns(t *testing.T) {
 	}
 }
 
-// Turns that wait end with their conversation also when it expires between two of them, before
-// the store reports it. The id is free: the next request makes another conversation.
+// TestExpiryBetweenTurns: queued turns end with their conversation, even if it expires between two
+// of them, before the store reports it. The id is free: the next request creates another
+// conversation.
 func TestExpiryBetweenTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ttl = time.Minute
@@ -174,16 +175,16 @@ func TestExpiryBetweenTurns(t *testing.T) {
 		synctest.Wait()
 		for _, w := range waits {
 			if !errors.Is(w.err, ErrConversationGone) {
-				t.Errorf("the conversation has expired, and %q ended with %v", w.seen(), w.err)
+				t.Errorf("after the conversation expired, %q ended with %v", w.seen(), w.err)
 			}
 		}
 		if first.err != nil || f.Running() != 0 || p.count() != 1 {
-			t.Errorf("the first turn ended with %v; %d turns run, %d agents were asked", first.err, f.Running(), p.count())
+			t.Errorf("first turn ended with %v; %d turns run, %d agents were called", first.err, f.Running(), p.count())
 		}
 		next := f.begin(t, asks("next", 0))
 		p.last().end()
 		if next.err != nil || !next.events[0].GetStarted().GetCreated() {
-			t.Errorf("the next turn: %q, %v, want one in a new conversation", next.seen(), next.err)
+			t.Errorf("next turn = %q, %v, want one in a new conversation", next.seen(), next.err)
 		}
 		if diff := cmp.Diff([]string{"user: next"}, f.kept(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)

@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// importOver imports conversation c as it is now over itself.
+// importOver imports conversation c over itself in its present state.
 func (f *fixture) importOver(t *testing.T) {
 	t.Helper()
 	exported, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
@@ -27,7 +27,7 @@ func (f *fixture) importOver(t *testing.T) {
 	}
 }
 
-// wantFree fails the test if a turn runs in conversation c, or if the next one cannot.
+// wantFree fails the test if a turn runs in conversation c or if a new turn cannot run.
 func (f *fixture) wantFree(t *testing.T, p *puppet) {
 	t.Helper()
 	header, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})
@@ -35,21 +35,21 @@ func (f *fixture) wantFree(t *testing.T, p *puppet) {
 		t.Fatal(err)
 	}
 	if running := header.Conversation.GetActiveTurnId(); running != "" || f.Running() != 0 {
-		t.Errorf("turn %q runs in the store, and %d turns run here", running, f.Running())
+		t.Errorf("turn %q runs in the store and %d turns in the manager, want none", running, f.Running())
 	}
 	next := f.begin(t, asks("next", 0))
 	if next.err != nil {
-		t.Errorf("the next turn: %v", next.err)
+		t.Errorf("next turn: %v", next.err)
 		return
 	}
 	p.last().end()
 	if next.err != nil || stateName(next.finished().GetState()) != "COMPLETED" {
-		t.Errorf("the next turn: %q, %v", next.seen(), next.err)
+		t.Errorf("next turn = %q, %v", next.seen(), next.err)
 	}
 }
 
-// An import that overwrites the conversation while a turn is about to begin makes another
-// conversation. The first turn of a queue begins there, and ends there; one that waited for
+// An import that overwrites the conversation while a turn is about to begin creates another
+// conversation. The first turn of a queue begins and ends in the new one. A turn that waited for
 // another turn does not begin.
 func TestImportBeforeATurnBegins(t *testing.T) {
 	for name, waits := range map[string]bool{"the first in the queue": false, "after another": true} {
@@ -76,7 +76,7 @@ func TestImportBeforeATurnBegins(t *testing.T) {
 					p.last().end()
 				}
 				if before.err != nil {
-					t.Errorf("the turn before: %q, %v", before.seen(), before.err)
+					t.Errorf("previous turn = %q, %v", before.seen(), before.err)
 				}
 				want := []string{"user: before"}
 				if waits {
@@ -98,7 +98,7 @@ func TestImportBeforeATurnBegins(t *testing.T) {
 	}
 }
 
-// blind does not find the conversation the first time that the whole history is read.
+// blind is a store that does not find the conversation on the first read of the complete history.
 type blind struct {
 	store.Store
 	once sync.Once
@@ -112,15 +112,15 @@ func (b *blind) Read(ctx context.Context, r *store.Read) (found *store.Snapshot,
 	return found, err
 }
 
-// A turn that has begun is ended in the store, also when its conversation seems to be gone:
-// the store decides.
+// TestGoneIsForTheStoreToSay: the manager ends a turn that has begun in the store, even if its
+// conversation seems to be deleted: the store decides.
 func TestGoneIsForTheStoreToSay(t *testing.T) {
 	for name, test := range map[string]struct {
 		blind bool
 		then  func(f *fixture)
 	}{
 		"the history is not found": {blind: true, then: func(*fixture) {}},
-		"a damaged one was deleted": {then: func(f *fixture) { // It has no uid.
+		"a damaged one was deleted": {then: func(f *fixture) { // A damaged conversation has no uid.
 			f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})
 		}},
 	} {

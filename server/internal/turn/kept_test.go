@@ -76,7 +76,7 @@ func TestForgottenWhileRead(t *testing.T) {
 func TestKeptBytes(t *testing.T) {
 	large := strings.Repeat("x", 1<<20-2)
 	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"), text(large))}, nil)
-	const one = 2 << 20 // The large text is in an event of its own and in the finished event.
+	const one = 2 << 20 // The large text is in its own event and in the finished event.
 	var ids []string
 	for i := range maxKeptBytes/one + 20 {
 		ids = append(ids, fmt.Sprint("c", i))

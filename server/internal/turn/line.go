@@ -144,7 +144,7 @@ func (m *Manager) withdraw(t *live, why error) bool {
 	t.withdrawn = why
 	t.cancel(why)
 	if errors.Is(why, errCancelled) {
-		m.keep(t, liveBytes+t.events.memory()) // Else the same request, asked again, would begin it anew.
+		m.keep(t, liveBytes+t.events.memory()) // Without it, a retry of the request would begin the turn again.
 	} else {
 		delete(m.turns, t.id)
 	}
@@ -177,11 +177,11 @@ func (m *Manager) deserted(t *live) {
 	}
 }
 
-// leave takes a turn that has ended out of its line and lets the next one run. If it has a finished
-// event, it can still be followed.
+// leave removes a turn that has ended from its queue and lets the next one run. If it has a
+// finished event, the turn is retained for readers.
 func (m *Manager) leave(t *live, finished entry) {
 	t.cancel(nil)
-	memory := t.memoryWith(finished) // Before the lock: it takes a while.
+	memory := t.memoryWith(finished) // Before the lock, since it takes a while.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := t.line

@@ -19,7 +19,7 @@ import (
 // still waits or runs: see TurnQueued and TurnProgress.
 const silence = 15 * time.Second
 
-// silenceStep is how often a turn checks whether its readers have been left in silence.
+// silenceStep is how often a turn checks when its readers last received an event.
 const silenceStep = 500 * time.Millisecond
 
 // live is a turn that waits, runs, or has ended and is kept.
@@ -111,7 +111,7 @@ func (t *live) run() {
 		return
 	}
 	request, err := t.prepare()
-	stop := t.breakSilence() // The store has been told the index of started: no sign before that.
+	stop := t.breakSilence() // Not earlier: the store records the index of the started event, which a sign would change.
 	if err == nil {
 		err = t.respond(request)
 	}
@@ -121,13 +121,13 @@ func (t *live) run() {
 	t.end(finished, err)
 }
 
-// end ends the turn and its readers' streams: with a finished event, or with an error.
+// end ends the turn and the streams of its readers, with a finished event or with an error.
 func (t *live) end(finished *parleyv1.TurnFinished, err error) {
 	var last entry
 	if err == nil {
 		last = newEntry(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
-	// Before the last event: whoever has seen it may begin the next turn at once.
+	// Before the last event: a client that has received it may begin the next turn at once.
 	t.m.leave(t, last)
 	if err == nil {
 		t.events.addEntry(last, nil)
@@ -192,15 +192,15 @@ func (t *live) refuse(err error) {
 	close(t.decided)
 }
 
-// What a turn that has ended takes beside its events, measured: liveBytes in any case, the others for
-// each message of the answer and for each of its values.
+// Memory in bytes of a turn that has ended, besides its events, as measured: liveBytes for each turn,
+// messageBytes for each message of the answer and valueBytes for each of its values.
 const (
 	liveBytes    = 2 << 10
 	messageBytes = 192
 	valueBytes   = 8
 )
 
-// memoryWith is about how many bytes a turn takes that has ended with this event.
+// memoryWith returns about how many bytes a turn takes that has ended with this event.
 func (t *live) memoryWith(finished entry) int {
 	total := liveBytes + t.events.memory() + len(finished.data)
 	for _, mark := range t.marks.GetMessages() {

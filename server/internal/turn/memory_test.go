@@ -14,28 +14,28 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// heap returns how many bytes are live.
+// heap returns the bytes of live objects.
 func heap() int {
 	runtime.GC()
-	runtime.GC() // What finalizers and pools kept.
+	runtime.GC() // The second run frees what finalizers and pools held.
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int(stats.HeapAlloc)
 }
 
-// maxMemoryRatio is how far what is counted may be from what is live, either way.
+// maxMemoryRatio is the maximum ratio of counted to live bytes, and of live to counted bytes.
 const maxMemoryRatio = 1.5
 
-// wantMemory checks what is counted as so many bytes against the growth of the heap.
+// wantMemory compares the counted bytes with the growth of the heap.
 func wantMemory(t *testing.T, counted, grown int) {
 	t.Helper()
 	if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
-		t.Errorf("%d bytes are counted and %d are live: ratio %.2f, want %.2f at most, or the reverse", counted, grown, ratio, maxMemoryRatio)
+		t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
 	}
 }
 
-// nulls is a value of so many of the smallest parts: in memory it is twenty times as large as
-// encoded.
+// nulls returns a value of n of the smallest parts, which takes twenty times its encoded size in
+// memory.
 func nulls(n int) *parleyv1.StructuredData {
 	list := &structpb.ListValue{}
 	for range n {
@@ -44,7 +44,8 @@ func nulls(n int) *parleyv1.StructuredData {
 	return &parleyv1.StructuredData{Type: "t", Value: structpb.NewListValue(list)}
 }
 
-// Promise 12: the memory of turns that are kept is counted as what it is, whatever they consist of.
+// TestKeptMemory: Promise 12: the counted memory of retained turns is their real memory, whatever
+// they consist of.
 func TestKeptMemory(t *testing.T) {
 	data := func(n int) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: nulls(n)}}
@@ -52,7 +53,7 @@ func TestKeptMemory(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		turns int
-		count int // of pieces
+		count int // number of pieces
 		piece func(i int) *parleyv1.RespondResponse
 		asked *parleyv1.StructuredData
 	}{
@@ -87,7 +88,7 @@ func TestKeptMemory(t *testing.T) {
 					request.StructuredData = []*parleyv1.StructuredData{test.asked}
 				}
 				_, err := drained(f.Chat(t.Context(), tenant, request, nil))
-				if errors.As(err, new(*EventsGoneError)) { // The agent is faster than its reader.
+				if errors.As(err, new(*EventsGoneError)) { // The agent was faster than its reader.
 					_, err = drained(f.Resume(t.Context(), tenant, request.GetConversationId(), "", 0))
 				}
 				if err != nil {
@@ -96,7 +97,7 @@ func TestKeptMemory(t *testing.T) {
 			}
 			counted, full := f.keptFor, heap()
 			if n := f.Manager.kept.Len(); n != test.turns {
-				t.Fatalf("%d turns are kept, want %d", n, test.turns)
+				t.Fatalf("retained turns = %d, want %d", n, test.turns)
 			}
 			f.forgetAll()
 			wantMemory(t, counted, full-heap())
@@ -104,7 +105,7 @@ func TestKeptMemory(t *testing.T) {
 	}
 }
 
-// Promise 12, for a turn that runs.
+// TestMemoryOfEvents: Promise 12, for a running turn.
 func TestMemoryOfEvents(t *testing.T) {
 	e := newEvents("turn", key{}, nil)
 	empty := heap()

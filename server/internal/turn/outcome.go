@@ -37,7 +37,7 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader left, and the turn was to stop with it",
 		}
 	case errors.Is(cause, ErrConversationGone):
-		// Stored only if the store has the conversation and the turn after all.
+		// This is stored only if the store has the conversation and the turn after all.
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
 			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran", Retryable: true,
 		}

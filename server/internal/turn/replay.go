@@ -62,7 +62,7 @@ func (t *live) catchUp(ctx context.Context, replayed bool, yield yielder) error 
 	return nil
 }
 
-// marked marks a started event for a reader that did not begin the turn, and whose own it is.
+// marked marks a started event for a reader that did not begin the turn. The caller owns the event.
 func marked(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent {
 	if started := event.GetStarted(); replayed && started != nil {
 		started.Replayed = true

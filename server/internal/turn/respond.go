@@ -61,16 +61,15 @@ func (t *live) respond(request *parleyv1.RespondRequest) (err error) {
 	return context.Cause(t.ctx)
 }
 
-// saveRegularly saves the answer so far every saveEvery until the returned function is called, which
-// waits for the last save.
+// saveRegularly saves the answer so far every saveEvery until stop is called. stop waits for the
+// last save.
 func (t *live) saveRegularly() (stop func()) {
 	saved := 0
 	return every(saveEvery, func() { saved = t.save(saved) })
 }
 
-// breakSilence sends readers a sign whenever they have received nothing for a while, until the
-// returned function is called. It does so in a goroutine of its own: the agent may be silent, and
-// the store may take its time.
+// breakSilence sends readers a sign when they have received no event for silence, until stop is
+// called. It uses its own goroutine, since both the agent and the store may be slow.
 func (t *live) breakSilence() (stop func()) {
 	newest, since := t.events.last(), time.Now()
 	return every(silenceStep, func() {
@@ -83,8 +82,8 @@ func (t *live) breakSilence() (stop func()) {
 	})
 }
 
-// every calls do at an interval, in a goroutine of its own, until the returned function is called.
-// That returns when the goroutine has ended.
+// every calls do at an interval, in its own goroutine, until stop is called. stop returns when the
+// goroutine has ended.
 func every(interval time.Duration, do func()) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -15,7 +15,7 @@ import (
 type slow struct {
 	store.Store
 	gate      chan struct{}
-	end, save bool // Which writes wait: the end of a turn; the answer so far.
+	end, save bool // which writes wait: the end of a turn; the answer so far
 }
 
 func (s *slow) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
@@ -32,7 +32,7 @@ func (s *slow) SaveProgress(ctx context.Context, p *store.Progress) error {
 	return s.Store.SaveProgress(ctx, p)
 }
 
-// newSlow makes a manager on a slow store.
+// newSlow returns a manager on a slow store.
 func newSlow(t *testing.T, s *slow) (*fixture, *puppet) {
 	t.Helper()
 	s.gate = make(chan struct{})
@@ -42,8 +42,8 @@ func newSlow(t *testing.T, s *slow) (*fixture, *puppet) {
 	})
 }
 
-// Readers receive something every 15 s while the store does not answer: a client counts a stream as
-// broken that is silent for longer.
+// TestSilenceOfASlowStore: readers receive an event every 15 s while the store hangs. A client
+// treats a stream as broken that is silent for longer.
 func TestSilenceOfASlowStore(t *testing.T) {
 	for name, s := range map[string]*slow{
 		"the end hangs":                {end: true},
@@ -61,7 +61,7 @@ func TestSilenceOfASlowStore(t *testing.T) {
 				<-time.After(5 * time.Minute)
 				close(s.gate)
 				synctest.Wait()
-				// A sign is up to silenceStep late.
+				// A sign may be late by silenceStep.
 				signs := len(r.events) - len([]string{"started", "text", "finished"})
 				if signs < 38 || signs > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
 					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.seen(), r.err)
@@ -71,9 +71,9 @@ func TestSilenceOfASlowStore(t *testing.T) {
 	}
 }
 
-// The store is told the index of the finished event before it hangs. No event that readers receive
-// in the meantime is taken for that one: a client can continue from any event, whether the turn is
-// still in memory or is read from the store.
+// TestResumeFromTheSilenceOfASlowStore: the store receives the index of the finished event before
+// it hangs. No event that readers receive in the meantime has that index. A client can resume after
+// any event, whether the turn is still in memory or is read from the store.
 func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{end: true}
@@ -93,11 +93,11 @@ func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
 		last := seen[len(seen)-1].GetIndex()
 		for _, event := range seen[:len(seen)-1] {
 			if got := f.resume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
-				t.Errorf("resumed after %d: %q, %v", event.GetIndex(), got.seen(), got.err)
+				t.Errorf("resumed after %d = %q, %v", event.GetIndex(), got.seen(), got.err)
 			}
 		}
 		if got := f.resume(t, turnID, last); got.err != nil || got.events != nil {
-			t.Errorf("resumed after the last: %q, %v", got.seen(), got.err)
+			t.Errorf("resumed after the last = %q, %v", got.seen(), got.err)
 		}
 		f.forgetAll()
 		for _, event := range seen[:len(seen)-1] {
@@ -106,13 +106,14 @@ func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
 				got = f.resume(t, turnID, 0)
 			}
 			if got.err != nil || got.finished() == nil {
-				t.Errorf("resumed from the store after %d: %q, %v", event.GetIndex(), got.seen(), got.err)
+				t.Errorf("resumed from the store after %d = %q, %v", event.GetIndex(), got.seen(), got.err)
 			}
 		}
 	})
 }
 
-// A store that hangs and then refuses the answer hears of the right index when it is asked again.
+// TestRefusedAfterTheSilenceOfASlowStore: a store that hangs and then refuses the answer receives
+// the right index on the second attempt.
 func TestRefusedAfterTheSilenceOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{end: true}
@@ -129,7 +130,7 @@ func TestRefusedAfterTheSilenceOfASlowStore(t *testing.T) {
 		f.forgetAll()
 		got := f.resume(t, r.turnID(), 0)
 		if got.finished() == nil || got.events[len(got.events)-1].GetIndex() != end.GetIndex() {
-			t.Errorf("replayed %q, want the end to be %d", got.seen(), end.GetIndex())
+			t.Errorf("replayed %q, want the end at %d", got.seen(), end.GetIndex())
 		}
 	})
 }

@@ -25,12 +25,12 @@ const (
 	turnEventField    protowire.Number = 8
 )
 
-// entryBytes is about what an entry takes beside its payload, measured.
+// entryBytes is about the memory of an entry besides its payload, as measured.
 const entryBytes = 320
 
-// entry is something that has happened. What it carries is kept in encoded form, which takes as
-// many bytes as are counted; a header or a value in a tree of objects takes up to twenty times as
-// many. The rest is encoded by whoever sends the entry first, and then shared by all.
+// entry is a change or an event. Its payload is retained in encoded form, and its counted size is
+// the size that it takes. A decoded header or value takes up to twenty times as much. The watcher
+// that first sends the entry encodes the rest, and all watchers share it.
 type entry struct {
 	of       conversation
 	position uint64 // in its feed
@@ -44,14 +44,14 @@ type entry struct {
 	time    time.Time
 
 	once    sync.Once
-	payload []byte      // the encoded field of the change that carries something; nil once encoded
-	message store.Frame // likewise
-	encoded []byte      // the change but for its cursor; of an event
+	payload []byte      // the encoded payload field of the change; nil after encoding
+	message store.Frame // the message of the change; nil after encoding
+	encoded []byte      // the change without its cursor; for an event, from the start
 	whole   *parleyv1.WatchConversationsResponse
 	err     error
 }
 
-// changeEntry makes an entry of a committed change, whose message it shares.
+// changeEntry makes an entry of a committed change and shares its message.
 func changeEntry(c *store.Change) *entry {
 	e := &entry{
 		of: conversation{c.Tenant, c.ConversationID}, message: c.Message,
@@ -75,13 +75,13 @@ func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after 
 	return e
 }
 
-// carry encodes the payload.
+// carry encodes the payload of a change.
 func (e *entry) carry(field protowire.Number, payload proto.Message) {
 	size := proto.Size(payload)
 	e.payload = protowire.AppendTag(make([]byte, 0, size+2*binary.MaxVarintLen32), field, protowire.BytesType)
 	e.payload = protowire.AppendVarint(e.payload, uint64(size))
 	if e.payload, e.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(e.payload, payload); e.err != nil {
-		e.err = fmt.Errorf("conversation %q: encode a change: %w", e.of.id, e.err)
+		e.err = fmt.Errorf("encode a change of conversation %q: %w", e.of.id, e.err)
 	}
 }
 

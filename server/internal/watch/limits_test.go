@@ -23,7 +23,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	}{
 		{"count", 10, 1 << 30, message, 100, 10},
 		{"one", 1, 1 << 30, message, 100, 1},
-		{"bytes", 1000, 100 * message, message, 1000, 75}, // And some 320 bytes each.
+		{"bytes", 1000, 100 * message, message, 1000, 75}, // plus about 320 bytes for each
 		{"one that is larger", 1000, message, 10 * message, 5, 1},
 		{"all", 1000, 1 << 30, message, 100, 100},
 	}

@@ -15,20 +15,20 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// heap returns how many bytes are live.
+// heap returns the bytes of live objects.
 func heap() int {
 	runtime.GC()
-	runtime.GC() // What finalizers and pools kept.
+	runtime.GC() // The second run frees what finalizers and pools held.
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int(stats.HeapAlloc)
 }
 
-// maxMemoryRatio is how far what is counted may be from what is live, either way.
+// maxMemoryRatio is the maximum ratio of counted to live bytes, and of live to counted bytes.
 const maxMemoryRatio = 1.5
 
-// heavyEvent tells of a value of many small parts, which is twenty times as large in memory as
-// encoded.
+// heavyEvent is an event with a value of many small parts, which takes twenty times its encoded
+// size in memory.
 func heavyEvent(index int32) *parleyv1.TurnEvent {
 	list := &structpb.ListValue{}
 	for range 5000 {
@@ -39,7 +39,7 @@ func heavyEvent(index int32) *parleyv1.TurnEvent {
 	}}
 }
 
-// updated is a change of a header that has as many labels.
+// updated is a change of a header with the given number of labels.
 func updated(version int32, labels int) store.Change {
 	c := &parleyv1.Conversation{
 		Id: "c", Uid: strings.Clone("00000000-0000-4000-8000-000000000000"), Version: version, LastSequence: version,
@@ -54,8 +54,8 @@ func updated(version int32, labels int) store.Change {
 	}
 }
 
-// The memory of what is kept for watchers is counted as what it is, whatever happens, whether a
-// watcher has received it or not.
+// TestMemoryOfWhatIsKept: the counted memory of changes retained for watchers is their real memory,
+// for every kind of change, whether a watcher has received it or not.
 func TestMemoryOfWhatIsKept(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -95,7 +95,7 @@ func TestMemoryOfWhatIsKept(t *testing.T) {
 				_, changes, _, events := h.Kept()
 				counted := changes + events
 				if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
-					t.Errorf("%d bytes are counted and %d are live: ratio %.2f, want %.2f at most, or the reverse", counted, grown, ratio, maxMemoryRatio)
+					t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
 				}
 				runtime.KeepAlive(h)
 			})

@@ -51,8 +51,8 @@
 // says so in a Progress piece. A process counts until it is really gone, even when its
 // turn has given up on it.
 //
-// A program may leave processes behind. In a container they become children of process 1, and
-// [Processes.Reap] is for a server that is process 1 itself.
+// A program may leave orphaned processes. In a container they become children of process 1. A
+// server that is process 1 calls [Processes.Reap].
 package command
 
 import (
@@ -98,7 +98,7 @@ type Config struct {
 	Env []string
 	// MaxConcurrent is how many processes run at once; 0 is 256.
 	MaxConcurrent int
-	// Processes has the program's processes among those of other agents; nil is none but its own.
+	// Processes records the program's processes with those of other agents. If nil, the agent has a record of its own.
 	Processes *Processes
 }
 

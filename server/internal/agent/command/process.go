@@ -194,8 +194,8 @@ func (p *process) failure(what string) error {
 func (p *process) redact(text string) string { return agent.Redact(text, p.secrets...) }
 
 // environment is the part of the server's environment that the program gets, and which values
-// of it are secrets: those that it gets by name only. The part is never nil: os/exec takes
-// nil for the whole environment.
+// of it are secrets: those that it gets by name only. The part is never nil, since os/exec
+// passes the whole environment for nil.
 func environment(all, names []string) (given, secrets []string) {
 	given = []string{}
 	for _, entry := range all {

@@ -223,12 +223,12 @@ func TestProgramSeesItsPartOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestProgramSeesNothingOfAnUnnamedEnvironment: the server has none of the variables that
-// every program gets. The program then gets an empty environment, not the server's.
+// TestProgramSeesNothingOfAnUnnamedEnvironment: if the server has none of the variables that every
+// program gets, the program gets an empty environment, not the server's.
 func TestProgramSeesNothingOfAnUnnamedEnvironment(t *testing.T) {
 	given, secrets := environment([]string{"SECRET_TOKEN=sk-live"}, []string{"UNSET"})
 	if given == nil || len(given) > 0 || len(secrets) > 0 {
-		t.Errorf("environment() = %#v, %#v, want an empty slice that is not nil, and no secrets", given, secrets)
+		t.Errorf("environment() = %#v, %#v, want an empty non-nil slice and no secrets", given, secrets)
 	}
 }
 

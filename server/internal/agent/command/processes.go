@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Processes are the programs that run for the agents of a server. [Processes.Reap] keeps away
-// from them: a program's end is for the turn that started it. The zero value is ready for use.
+// Processes records the programs that run for the agents of a server. [Processes.Reap] does not
+// reap them: the turn that started a program waits for it. The zero value is ready for use.
 type Processes struct {
 	mu       sync.Mutex
 	starting int           // programs whose number is not known yet
@@ -35,12 +35,12 @@ func (p *Processes) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// wait waits for a program to end.
+// wait waits for a program to end and removes it from the record.
 func (p *Processes) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// The number may belong to the next program already.
+	// The process id may already belong to the next program.
 	p.ours[cmd.Process.Pid]--
 	if p.ours[cmd.Process.Pid] == 0 {
 		delete(p.ours, cmd.Process.Pid)

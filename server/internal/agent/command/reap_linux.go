@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Inherits reports whether the processes that others leave behind become children of this one:
-// whether it is process 1, as in a container, or a subreaper.
+// Inherits reports whether orphaned processes become children of this one, because it is process 1,
+// as in a container, or a subreaper.
 func Inherits() bool {
 	if os.Getpid() == 1 {
 		return true
 	}
 	var subreaper int32
-	//nolint:gosec // prctl returns it by a pointer.
+	//nolint:gosec // prctl returns the value through a pointer
 	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&subreaper)), 0, 0, 0)
 	return err == nil && subreaper != 0
 }
 
-// Reap takes leave of the inherited processes that have ended, which otherwise stay as zombies,
-// until ctx ends. Each signal on died makes it look for them. No process but those of p's
-// agents may be started in the meantime: their ends are taken as well.
+// Reap reaps inherited processes that have ended, which would otherwise stay as zombies, until ctx
+// ends. It checks for them at the start and at each signal on died. While Reap runs, only the
+// agents of p may start processes: Reap would take the exit status of any other child.
 func (p *Processes) Reap(ctx context.Context, died <-chan os.Signal, log *slog.Logger) {
 	for {
 		again := p.reapAll(log)
@@ -58,10 +58,11 @@ func reap(pid int, log *slog.Logger) {
 	}
 }
 
-// firstEnded is the number of a child that has ended and was not waited for, 0 if there is none.
-// It leaves the child as it is.
+// firstEnded returns the process id of a child that has ended and was not waited for, 0 if there is
+// none. It does not reap the child.
 func firstEnded() (pid int) {
-	// The kernel's siginfo_t of SIGCHLD, 128 bytes. The union in it has the alignment of a pointer.
+	// info is the kernel's siginfo_t of SIGCHLD, 128 bytes. The union in it has the alignment of a
+	// pointer.
 	var info struct {
 		_     [3]int32 // si_signo, si_errno, si_code
 		union struct {
@@ -71,7 +72,7 @@ func firstEnded() (pid int) {
 		_ [112]byte
 	}
 	for {
-		//nolint:gosec // waitid returns it by a pointer, of which x/sys knows only the common part.
+		//nolint:gosec // waitid fills it through a pointer; x/sys declares only the common part
 		err := unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		if err != unix.EINTR {
 			return int(info.union.pid)

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Inherits reports false: only Linux has containers whose process 1 this may be.
+// Inherits returns false: only on Linux can the server be process 1 of a container.
 func Inherits() bool { return false }
 
 // Reap returns at once.

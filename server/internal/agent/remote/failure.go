@@ -76,8 +76,8 @@ func (a *Agent) unavailable(why string) *agent.Error {
 	return &agent.Error{Message: "the agent is not available", Detail: a.detail(why), Retryable: true}
 }
 
-// detail says for the log what happened, and where: gRPC's own words have paths of sockets and
-// addresses in them.
+// detail returns the text for the log: the agent's address and the reason. The messages of gRPC may
+// contain addresses and paths of sockets.
 func (a *Agent) detail(what string) string { return a.address + ": " + what }
 
 // failure is why the stream of an answer ended with err; begun says that a piece of it has
