@@ -37,7 +37,7 @@ type Create struct {
 type Import struct {
 	// Tenant that it is to belong to.
 	Tenant string
-	// Conversation is its header with all that clients see. Left to the store are uid,
+	// Conversation is its header with all fields that clients see. The store sets uid,
 	// message_count, size_bytes, expire_time and an unset retention; active_turn_id is
 	// ignored. Its times must be set and valid, its version at least 1, and its
 	// last_sequence not below that of the newest message. Exchanges go on from that of the
@@ -204,15 +204,16 @@ type List struct {
 const (
 	// MaxListHeaders is how many headers a filtered or sorted call looks at.
 	MaxListHeaders = 10_000
-	// MaxListHeaderBytes ends a page as well, before it is full: so many encoded bytes of headers and,
-	// where a type of structured data is asked for, of what tells which types there are.
+	// MaxListHeaderBytes is another limit that ends a page before it is full: the encoded bytes of
+	// the headers that were read and, for a list by type of structured data, of the indexes of
+	// types.
 	MaxListHeaderBytes = 32 << 20
 	// MaxListBytes is how many encoded bytes of rows it returns: a reply must hold them.
 	MaxListBytes = 3 << 20
 )
 
-// MaxHeaderBytes is the largest header of a conversation in encoded form, its system prompt
-// included. No header that keeps the rules of the API has that much; 135 KiB is the most.
+// MaxHeaderBytes is the maximum size of a conversation's header in encoded form, its system prompt
+// included. A header that follows the rules of the API has at most 135 KiB.
 const MaxHeaderBytes = 256 << 10
 
 // MaxSampleIDs is how many ids a Purge returns.

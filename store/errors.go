@@ -48,13 +48,13 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("conversation is at version %d", e.Current)
 }
 
-// HeaderTooLargeError says that a header would have more than MaxHeaderBytes.
+// HeaderTooLargeError reports that a header would have more than MaxHeaderBytes.
 type HeaderTooLargeError struct {
-	// Bytes that it would have.
+	// Bytes is the size that the header would have in encoded form, its system prompt included.
 	Bytes int
 }
 
-// Error says how large the header is.
+// Error returns the size of the header and the limit.
 func (e *HeaderTooLargeError) Error() string {
 	return fmt.Sprintf("the header has %d bytes in encoded form with its system prompt, the limit is %d", e.Bytes, MaxHeaderBytes)
 }

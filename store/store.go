@@ -16,7 +16,7 @@
 //  3. Durability: a write that returned without an error survives Close and, in stores
 //     that write to disk, kill -9 and power loss. A batch is wholly there or not at all.
 //  4. Cancellation: a write whose context had ended before it was begun writes nothing
-//     and returns the context's error. A write that was begun is seen through. A list ends
+//     and returns the context's error. A write that was begun is completed. A list ends
 //     with its context.
 //  5. Expiry: from the instant of its expire_time a conversation is not found, swept or
 //     not; while a turn runs, or it is session memory, it does not expire. Reads prolong
@@ -29,7 +29,7 @@
 //     the order then holds for each conversation.
 //  8. Pages: a list goes on from its token although conversations come, go and change
 //     meanwhile: none that stays is skipped, none comes twice. In the order of update time
-//     that holds for those that do not change meanwhile: the others move to the front. One
+//     this holds for those that do not change in the meantime: the others move to the front. One
 //     that is made or imported after the list began may be in the list or not.
 //  9. Requests: a [Request] that a conversation has seen writes nothing and returns the
 //     first result, however many callers send it at once; it is remembered by the same
@@ -56,7 +56,7 @@
 //     state of one history, unless a backup was restored: versions after the backup come again.
 //  15. Headers: Create, Update and Import refuse a header that has more than [MaxHeaderBytes]
 //     with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to it.
-//     So any reply can hold a header beside [MaxListBytes] of rows or 3 MiB of messages.
+//     So a reply has space for a header besides [MaxListBytes] of rows or 3 MiB of messages.
 package store
 
 import (
@@ -84,7 +84,7 @@ type Store interface {
 	// purged so far and the context's error.
 	Purge(ctx context.Context, p *Purge) (Purged, error)
 
-	// Import takes over a conversation as it was elsewhere, with its versions and times, but
+	// Import stores a conversation of another server with its versions and times, but
 	// under a new uid. It evicts nothing. It returns ErrConversationExists when the id is taken, unless
 	// i.Overwrite is set, then BusyError when a turn runs there; ErrExpired when the
 	// conversation would not live here, and ErrFull when there is no room.

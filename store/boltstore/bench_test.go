@@ -140,9 +140,9 @@ func BenchmarkRead(b *testing.B) {
 	})
 }
 
-// BenchmarkCreateAtCapacity has 64 callers create conversations at a capacity of 20,000 in the minute in
-// which the others expire, 40 s before they do, and, in turns with it, in another minute.
-// "within/before" is how many times as fast that is.
+// BenchmarkCreateAtCapacity has 64 callers create conversations at a capacity of 20,000, in turns in the
+// minute in which the others expire, 40 s before they do, and in another minute. The metric "within/before"
+// is the rate in the first minute divided by that in the other.
 func BenchmarkCreateAtCapacity(b *testing.B) {
 	const capacity, callers, slice = 20_000, 64, 640
 	minute := time.Unix(1_800_000_000, 0).Truncate(time.Minute)
@@ -180,7 +180,7 @@ func BenchmarkCreateAtCapacity(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// createMany has callers make conversations, each under an id of its own.
+// createMany has callers create conversations, each with its own id.
 func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 	b.Helper()
 	var group sync.WaitGroup
@@ -200,8 +200,9 @@ func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 }
 
 // BenchmarkNoisyNeighbour appends for one tenant while eight callers append to a conversation of another
-// tenant, which has 64,000 values of structured data, and, in turns with it, one text of as many bytes.
-// "values/text" is how many times as long the first tenant's append takes.
+// tenant. In turns, that conversation has 64,000 values of structured data or one text of as many bytes.
+// The metric "values/text" is the time of the first tenant's append beside the values divided by that
+// beside the text.
 func BenchmarkNoisyNeighbour(b *testing.B) {
 	const callers, appends = 8, 20
 	values := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT}
@@ -231,7 +232,7 @@ func BenchmarkNoisyNeighbour(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// newNoisy is a store with a conversation that has as many messages of a kind.
+// newNoisy returns a store with a conversation that has a number of messages of a kind.
 func newNoisy(b *testing.B, m *parleyv1.Message, n int) *Store {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{MaxMessages: n})
@@ -247,7 +248,8 @@ func newNoisy(b *testing.B, m *parleyv1.Message, n int) *Store {
 	return s
 }
 
-// besideNoisy makes appends of one tenant, beside callers of the noisy one, and returns how long they take.
+// besideNoisy makes appends of one tenant while callers of the noisy one append. It returns the time that
+// they take.
 func besideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())

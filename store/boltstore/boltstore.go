@@ -34,7 +34,7 @@
 //	<nanosecond> since 1970, 8 bytes
 //
 // Integers are big-endian, checksums are of key and value. Files of the first versions have
-// no sessions and no ends, and schema 1: the first write adds them and makes it 2. These hold of every committed state:
+// no sessions, no ends, and schema 1: the first write adds both and sets schema 2. These hold of every committed state:
 //
 //   - A conversation has one entry in ids and one in expiry, ids says in which minute.
 //   - The nanosecond in expiry falls into its minute and is not later than the
@@ -65,11 +65,11 @@
 // any other. Where one of ends is, the id stays in sessions until expiry leads to its
 // conversation, an hour later at most, or the id is taken again.
 //
-// A page that bbolt cannot read is store.ErrCorrupt for each call that meets it: calls about
-// conversations in the page, and deletes that would merge a page with it. A list that reaches the page
-// fails as well, and so does a create that needs to find the oldest conversation there. All other
-// calls continue. If bbolt copies a length that is damaged, or runs out of stack because pages lead
-// in a circle, the process ends: that is why CheckPages checks the file at the start.
+// Each call that reads a page that bbolt cannot read returns store.ErrCorrupt. Such calls are those about
+// conversations in the page, deletes that would merge a page with it, lists that reach it, and creates that
+// must find the oldest conversation there. All other calls continue. If bbolt copies a damaged length, or
+// runs out of stack because pages form a cycle, the process ends. CheckPages therefore checks the file at
+// the start.
 package boltstore
 
 import (

@@ -72,7 +72,7 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	return errors.Join(slices.Concat(faults, checkSessions(tx, memory), checkVersions(tx, memory), checkSoon(tx, memory))...)
 }
 
-// checkSoon checks that what is due soon is in memory, of the tenants that have that there.
+// checkSoon checks that the entries that are due soon are in memory, for each tenant with a soon.
 func checkSoon(tx *bolt.Tx, memory *tally) (faults []error) {
 	for tenant, s := range memory.soon {
 		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// maxDueLooks is how many entries of expiry or ends a step of the sweeper checks. Beyond so many of
-	// one minute, in ends of one second, that are not due yet, those that are wait for it to end.
+	// maxDueLooks is the maximum of entries of expiry or ends that a step of the sweeper checks. If more
+	// entries of one minute, or in ends of one second, are not due yet, due entries wait until that time
+	// ends.
 	maxDueLooks = 10_000
 	// rest is how long a damaged conversation, and one that is session memory, is out of the
 	// sweeper's way.

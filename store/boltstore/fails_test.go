@@ -72,9 +72,9 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 	})
 }
 
-// TestWriterPanics has operations that panic, before and after they have written, beside others.
+// TestWriterPanics runs operations that panic before or after they have written, in batches with others.
 func TestWriterPanics(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // not in the bubble
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, dir, wide)
 		release, held := b.hold()
@@ -107,7 +107,7 @@ func TestWriterPanics(t *testing.T) {
 			t.Error(err)
 		}
 		if got, want := b.written(), []string{"a", "b", "c", "d"}; !slices.Equal(got, want) || len(b.failed) > 0 {
-			t.Errorf("written are %v, want %v; failures %v", got, want, b.failed)
+			t.Errorf("written = %v, want %v; failures %v", got, want, b.failed)
 		}
 	})
 }

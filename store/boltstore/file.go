@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// schemaVersion is of the layout that the package comment draws. Files of schema 1 have no values
-	// of format 2, see package record. The first write makes them schema 2, so that a version that
-	// cannot read such values refuses the file.
+	// schemaVersion is the version of the layout in the package comment. Files of schema 1 have no values
+	// of format 2, see package record. The first write sets schema 2, so that a version that cannot read
+	// such values refuses the file.
 	schemaVersion, oldSchemaVersion = 2, 1
 
 	schemaKey = "schema"

@@ -134,16 +134,16 @@ func TestNoSpaceForOne(t *testing.T) {
 	})
 }
 
-// TestNoSpaceForMany has one batch of many writes that do not fit: few of them try.
+// TestNoSpaceForMany runs one batch of many writes of which some do not fit: the store tries few of those.
 func TestNoSpaceForMany(t *testing.T) {
 	const writes = 400
-	dir := small(t) // Not of the bubble.
+	dir := small(t) // not in the bubble
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
 		transactions, begin := 0, s.writer.begin
 		s.writer.begin = func(tx *bolt.Tx) *txn {
 			x := begin(tx)
-			x.low = func() bool { return false } // So that writes find out at the disk.
+			x.low = func() bool { return false } // So that only the disk refuses writes.
 			transactions++
 			return x
 		}
@@ -185,14 +185,14 @@ func TestNoSpaceForMany(t *testing.T) {
 		release()
 		for i, a := range large {
 			if err := <-a; !errors.Is(err, store.ErrNoSpace) {
-				t.Fatalf("Append %d of what does not fit = %v, want ErrNoSpace", i, err)
+				t.Fatalf("large Append %d = %v, want ErrNoSpace", i, err)
 			}
 		}
 		if err := errors.Join(<-held, <-little, <-gone); err != nil {
-			t.Errorf("what fits: %v", err)
+			t.Errorf("small Append: %v", err)
 		}
 		if want := 40; transactions > want {
-			t.Errorf("%d writes took %d transactions, want %d at most", writes, transactions, want)
+			t.Errorf("%d writes took %d transactions, want at most %d", writes, transactions, want)
 		}
 		consistent(t, s)
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// flipLeaf changes one bit in the flags of the leaf page that holds the mark.
+// flipLeaf changes one bit in the flags of the leaf page that contains mark.
 func flipLeaf(t *testing.T, path, mark string) {
 	t.Helper()
 	file, err := os.ReadFile(path)
@@ -34,10 +34,10 @@ func flipLeaf(t *testing.T, path, mark string) {
 			return
 		}
 	}
-	t.Fatalf("no page holds %q", mark)
+	t.Fatalf("no page contains %q", mark)
 }
 
-// usedPages returns the numbers of the pages that are in use, or the first of several.
+// usedPages returns the numbers of the used pages, of a run of pages the first.
 func usedPages(t *testing.T, path string) []uint64 {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
@@ -65,13 +65,13 @@ func usedPages(t *testing.T, path string) []uint64 {
 	return used
 }
 
-// marked is a conversation's message, which says whose it is and fills a leaf page.
+// marked returns a message that names its conversation and fills a leaf page.
 func marked(id string) string { return "mark of " + id + strings.Repeat(" word", 500) }
 
-// TestDamagedPage flips a bit of a leaf page, which a start that has no time for all pages does not
-// find. Whatever meets the page fails alone.
+// TestDamagedPage flips a bit of a leaf page that the check at the start did not reach. Only the operations
+// that read the page fail.
 func TestDamagedPage(t *testing.T) {
-	path := newPath(t) // Not of the bubble.
+	path := newPath(t) // not in the bubble
 	s := open(t, path, store.Options{MaxMessages: 1})
 	ids := []string{}
 	for i := range 12 {
@@ -98,8 +98,8 @@ func TestDamagedPage(t *testing.T) {
 			}
 		}
 
-		// In one batch: c15 lies in the page, and of those beside it the last to be deleted is
-		// merged with it when the transaction is committed.
+		// In one batch, c15 is in the page. Of the conversations beside it, the page of the last one to be
+		// deleted is merged with it when the transaction is committed.
 		b := &bench{writer: s.writer, t: t}
 		release, held := b.hold()
 		start := func(do func() error) answer {
@@ -118,7 +118,7 @@ func TestDamagedPage(t *testing.T) {
 		release()
 		for i, a := range good {
 			if err := <-a; err != nil {
-				t.Errorf("write %d elsewhere: %.99v", i, err)
+				t.Errorf("write %d on another page: %.99v", i, err)
 			}
 		}
 		for _, a := range damaged {
@@ -131,11 +131,11 @@ func TestDamagedPage(t *testing.T) {
 			if err := <-a; errors.Is(err, store.ErrCorrupt) {
 				failed++
 			} else if err != nil {
-				t.Errorf("delete %d beside the page: %.99v", i, err)
+				t.Errorf("delete %d next to the page: %.99v", i, err)
 			}
 		}
 		if failed == 0 || failed == len(beside) {
-			t.Errorf("%d of %d deletes met the page when they were committed", failed, len(beside))
+			t.Errorf("%d of %d deletes failed at the commit", failed, len(beside))
 		}
 		if err := append1("newer"); err != nil {
 			t.Errorf("afterwards: %.99v", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// schemaOf returns the schema that a store's file has.
+// schemaOf returns the schema version in a store's file.
 func schemaOf(t *testing.T, s *Store) []byte {
 	t.Helper()
 	var schema []byte
@@ -27,8 +27,8 @@ func schemaOf(t *testing.T, s *Store) []byte {
 	return schema
 }
 
-// TestOldSchema opens a file of schema 1, which has conversation "data", with values of types "list" and
-// "table", and conversation "plain", on which a turn runs.
+// TestOldSchema opens a file of schema 1. It has conversation "data", with values of types "list" and
+// "table", and conversation "plain", with a running turn.
 func TestOldSchema(t *testing.T) {
 	packed, err := os.Open("testdata/schema1.db.gz")
 	if err != nil {
@@ -63,13 +63,13 @@ func TestOldSchema(t *testing.T) {
 			ids = append(ids, e.GetConversation().GetId())
 		}
 		if !slices.Equal(ids, want) {
-			t.Errorf("List of type %q has %v, want %v", kind, ids, want)
+			t.Errorf("List of type %q = %v, want %v", kind, ids, want)
 		}
 	}
 	has("table", "data")
 	has("more")
 	if got, want := schemaOf(t, s), encodeSchema(1); !slices.Equal(got, want) {
-		t.Errorf("the schema is %x before the first write, want %x", got, want)
+		t.Errorf("schema before the first write = %x, want %x", got, want)
 	}
 	for _, id := range []string{"data", "plain"} {
 		if _, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: []*parleyv1.Message{{
@@ -81,7 +81,7 @@ func TestOldSchema(t *testing.T) {
 	has("table", "data")
 	has("more", "plain", "data")
 	if got, want := schemaOf(t, s), encodeSchema(2); !slices.Equal(got, want) {
-		t.Errorf("the schema is %x after a write, want %x", got, want)
+		t.Errorf("schema after a write = %x, want %x", got, want)
 	}
 	consistent(t, s)
 }

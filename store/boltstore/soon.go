@@ -14,19 +14,20 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// soon holds in memory the entries of one tenant in expiry and in ends whose slot has come, the
-// earliest first. A slot may have very many entries that are not due yet, and a tenant at its capacity
-// asks at each create which one is: each entry is read once, and is in here until it is due.
+// soon is the index in memory of one tenant's entries in expiry and ends whose slot has begun, the earliest
+// first. A slot is a minute of expiry or a second of ends. It may have very many entries that are not due
+// yet, and each create of a tenant at its capacity needs those that are. So each entry is read once and
+// stays here until it is due.
 //
-// An entry that was removed from the file stays in here. One that is added to a slot that was read is
-// added here as well.
+// An entry that was removed from the file stays here until then. An entry that is added to a slot that was
+// read is added here as well.
 type soon struct {
 	expiry, ends dueQueue
 }
 
-// dueQueue is the part of soon that is of one bucket.
+// dueQueue is the part of soon for one bucket.
 type dueQueue struct {
-	next    uint32 // the first slot that was not read
+	next    uint32 // first slot that was not read
 	entries *btree.BTreeG[due]
 }
 
@@ -37,7 +38,7 @@ func newDueQueue() dueQueue {
 	})}
 }
 
-// read reads the slots up to that one.
+// read reads the slots up to and including slot.
 func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
 	if slot < q.next {
 		return
@@ -48,15 +49,15 @@ func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
 	q.next = slot + 1
 }
 
-// add adds an entry that was added to the file.
+// add adds an entry that was added to the file, if its slot was read.
 func (q *dueQueue) add(e due) {
 	if e.slot < q.next {
 		q.entries.ReplaceOrInsert(e)
 	}
 }
 
-// due yields the entries whose time has come, the earliest first, and removes them. What is to stay
-// is to be added again when the loop has ended.
+// due yields the entries that are due, the earliest first, and removes them. The caller adds those that
+// must stay again after the loop.
 func (q *dueQueue) due(now time.Time) iter.Seq[due] {
 	return func(yield func(due) bool) {
 		for {
@@ -72,7 +73,7 @@ func (q *dueQueue) due(now time.Time) iter.Seq[due] {
 	}
 }
 
-// soonOf returns what of a tenant is due or will be in the running slots.
+// soonOf returns the soon of a tenant, read up to the slots of now.
 func (t *txn) soonOf(tenant string, now time.Time) *soon {
 	s := t.tally.soon[tenant]
 	if s == nil {
@@ -84,19 +85,19 @@ func (t *txn) soonOf(tenant string, now time.Time) *soon {
 	return s
 }
 
-// expiredOf adds conversations of the tenant that have expired, swept or not, until gone has n. Of
-// those that live it moves the entries that have come due, as the sweeper would.
+// expiredOf appends expired conversations of the tenant, swept or not, to gone until it has n. It moves due
+// entries of conversations that have not expired to their new times, as the sweeper does.
 func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
 	if len(gone) >= n {
 		return gone
 	}
 	soon := t.soonOf(tenant, now)
-	var again []due // If the caller refuses the operation, they are not removed from the file.
+	var again []due // entries to keep: if the operation is refused, they stay in the file
 	for e := range soon.expiry.due(now) {
 		key, _ := e.inner()
 		s, err := t.at(tenant, key)
 		switch {
-		case err != nil: // It was removed, or is damaged.
+		case err != nil: // The conversation was removed or is damaged.
 		case s.record.Expired(now, s.session):
 			gone, again = addTo(gone, s), append(again, e)
 		case s.place.minute == e.slot:
@@ -128,10 +129,11 @@ func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*
 	return gone
 }
 
-// over counts, up to n, ids of a tenant that were session memory and have not been swept.
+// over returns how many ids of a tenant, up to n, belong to ephemeral conversations that have ended and
+// were not swept.
 func (t *txn) over(tenant string, n int, now time.Time) int {
 	soon := t.soonOf(tenant, now)
-	found := map[string]due{} // By id: one may have been removed and added again.
+	found := map[string]due{} // by id, since an entry may have been removed and added again
 	for e := range soon.ends.due(now) {
 		if t.session(tenant, e.name).Over(now) {
 			found[e.name] = e
@@ -146,8 +148,8 @@ func (t *txn) over(tenant string, n int, now time.Time) int {
 	return len(found)
 }
 
-// dueOf yields a tenant's entries in expiry or ends from one slot to another, both included. Those of
-// other tenants are leapt over, a slot's at once.
+// dueOf yields a tenant's entries in expiry or ends from one slot to another, both included. It skips all
+// entries of other tenants in a slot with one seek.
 func dueOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[due] {
 	return func(yield func(due) bool) {
 		own := tenantKey(tenant)
@@ -155,7 +157,7 @@ func dueOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[due] {
 		k, v := c.Seek(append(binary.BigEndian.AppendUint32(nil, from), own...))
 		for k != nil {
 			if len(k) < 4 {
-				k, v = c.Next() // Damage.
+				k, v = c.Next() // The key is damaged.
 				continue
 			}
 			slot := binary.BigEndian.Uint32(k)
@@ -166,7 +168,7 @@ func dueOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[due] {
 			switch {
 			case bytes.HasPrefix(k, prefix):
 				if e, ok := decodeDue(k, v); ok {
-					e.tenant = tenant // One string for all.
+					e.tenant = tenant // one string for all entries
 					if !yield(e) {
 						return
 					}

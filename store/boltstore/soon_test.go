@@ -9,8 +9,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestCapacityWork counts what a create allocates at capacity, in the minute in which many others are
-// to expire: it does not depend on how many.
+// TestCapacityWork counts the allocations of a create at capacity, in the minute in which many others
+// expire. The count does not depend on how many.
 func TestCapacityWork(t *testing.T) {
 	const others = 2000
 	c := newClock()
@@ -29,15 +29,16 @@ func TestCapacityWork(t *testing.T) {
 	const runs = 100
 	c.advance(30 * time.Minute)
 	before := testing.AllocsPerRun(runs, create)
-	c.advance(29*time.Minute + 20*time.Second) // 40 s before the others expire.
+	c.advance(29*time.Minute + 20*time.Second) // 40 s before the others expire
 	create()
 	if within := testing.AllocsPerRun(runs, create); within > 2*before {
-		t.Errorf("a create allocates %v times in the minute in which %d others expire, %v before", within, others, before)
+		t.Errorf("a create makes %v allocations in the minute in which %d others expire, %v before it", within, others, before)
 	}
 	consistent(t, s)
 }
 
-// TestSoonForgotten has a tenant at its capacity that then has no conversation.
+// TestSoonForgotten: a tenant that was at its capacity and has no conversations left has no entries in
+// memory.
 func TestSoonForgotten(t *testing.T) {
 	c := newClock()
 	path := newPath(t)

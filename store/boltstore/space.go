@@ -39,14 +39,14 @@ func (t *txn) yield() error {
 	return nil
 }
 
-// claim is called by an operation before it writes a value of that many bytes. It returns
-// store.ErrNoSpace if an operation that claimed no more was alone in a transaction and found no
-// space: where a batch does not fit, few operations fail at the disk, each of which has bbolt read its
-// list of free pages again. An operation that deletes claims nothing.
+// claim reserves space for a value of that many bytes. An operation calls it before it writes the value; an
+// operation that deletes does not call it. claim returns store.ErrNoSpace if an operation that claimed no
+// more bytes was alone in a transaction and found no space. So few operations of a batch that does not fit
+// fail at the disk, where each failure makes bbolt read its list of free pages again.
 func (t *txn) claim(size int) error {
 	t.claimed = size
 	if size >= t.fits {
-		return fmt.Errorf("%w: another write that is no larger found none", store.ErrNoSpace)
+		return fmt.Errorf("%w: another write of at most this size found no space", store.ErrNoSpace)
 	}
 	return nil
 }

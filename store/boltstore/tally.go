@@ -23,9 +23,9 @@ type tally struct {
 	holders map[string]int   // of ids, by idKey; nothing of it is in the file
 	some    atomic.Bool      // sessions is not empty
 
-	// These belong to the writer alone, which changes them before the commit.
-	soon    map[string]*soon // of tenants that reached their capacity
-	settled bool             // the newest transaction was committed, or changed nothing
+	// Only the writer uses these fields. It changes them before the commit.
+	soon    map[string]*soon // by tenant, for tenants that reached their capacity
+	settled bool             // the last transaction was committed or changed nothing
 
 	versions *versions
 }
@@ -34,7 +34,7 @@ func newTally() *tally {
 	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, soon: map[string]*soon{}, versions: newVersions(maxVersions)}
 }
 
-// beginSoon forgets what a transaction that failed has changed in soon.
+// beginSoon clears soon if the last transaction failed, since it may have changed soon.
 func (t *tally) beginSoon() {
 	if !t.settled {
 		clear(t.soon)

@@ -34,9 +34,9 @@ type txn struct {
 	changes          []store.Change
 	expired, evicted int64
 	dirty            bool
-	touched          int         // how many changes operations began, in the file or in memory
+	touched          int         // number of changes that operations began, in the file or in memory
 	written          int         // bytes of values
-	fits, claimed    int         // see claim
+	fits, claimed    int         // bytes, see claim
 	low              func() bool // what isLow says, which is asked when it is needed, and once
 	err              error
 }
@@ -283,7 +283,7 @@ func (t *txn) del(b *bolt.Bucket, key []byte) {
 	t.fail(b.Delete(key))
 }
 
-// number returns the number of a new conversation.
+// number returns the number for a new conversation.
 func (t *txn) number() (uint32, error) {
 	t.touched++
 	n, err := t.conversations.NextSequence()

@@ -52,8 +52,8 @@ type writer struct {
 	refusal error // why no operation is taken any more
 	stopped chan struct{}
 
-	// These belong to the writer's goroutine.
-	fits   int   // no operation that claims as much fits the disk, see txn.claim
+	// Only the writer's goroutine uses these fields.
+	fits   int   // no operation that claims this many bytes finds space, see txn.claim
 	broken error // why the writer cannot continue
 }
 
@@ -123,8 +123,8 @@ func (w *writer) run() {
 	}
 }
 
-// settle answers the operations of a transaction. If it failed without a trace, its operations are
-// applied again in halves, so that only those fail that are the cause.
+// settle answers the operations of a transaction. If the transaction failed without an effect, its
+// operations are applied again in halves, so that only those that cause the failure fail.
 func (w *writer) settle(batch []*operation, err error) {
 	if len(batch) > 1 && (errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrCorrupt)) {
 		middle := len(batch) / 2
@@ -194,8 +194,8 @@ func (o *operation) answer(err error) {
 	close(o.done)
 }
 
-// try applies the operation. If bbolt panics before the operation has changed anything, that is
-// the operation's own error. After that, it ends the transaction.
+// try applies the operation. If bbolt panics before the operation has changed anything, only this operation
+// fails. If it panics later, the transaction fails.
 func (o *operation) try(t *txn) error {
 	before := t.touched
 	err := guarded(func() error { return o.apply(t) })
@@ -254,13 +254,12 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	return batch, w.broken
 }
 
-// transact runs a transaction. A panic is store.ErrCorrupt, and the transaction is rolled back.
+// transact runs a transaction. If bbolt panics, it rolls the transaction back and returns store.ErrCorrupt.
 //
-// While write runs, bbolt changes only what belongs to the transaction. Its commit then rebalances
-// and spills, which reads pages beside those that were written and may panic as well. The file is
-// as before then, but pages were allocated and freed in memory: Update rolls that back and reads the
-// list of free pages again. If that panics too, nothing in memory can be trusted, and the error is
-// not store.ErrCorrupt.
+// While write runs, bbolt changes only the state of the transaction. The commit then rebalances and spills,
+// which reads neighbouring pages and may panic as well. The file is unchanged until that has ended, but
+// pages were allocated and freed in memory. Update rolls that back and reads the list of free pages again.
+// If the rollback panics too, the state in memory is unknown, and the error is not store.ErrCorrupt.
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
 	err := guarded(func() error {
@@ -270,15 +269,14 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 		})
 	})
 	if tx != nil && tx.DB() != nil {
-		// Only a rollback that panicked leaves it open, with the lock that Close waits for.
+		// Only a rollback that panicked leaves the transaction open, with the lock that Close waits for.
 		return errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
 	}
 	return err
 }
 
-// guarded calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
-// no sense, or reads where there are none. That cannot be told from a mistake of this package but
-// by the stack.
+// guarded calls do and turns a panic into store.ErrCorrupt. bbolt panics when it reads damaged pages or
+// pages that do not exist. Only the stack could tell such a panic from a bug of this package.
 func guarded(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

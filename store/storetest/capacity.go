@@ -81,7 +81,7 @@ func (s Subject) law11Capacity(t *testing.T) {
 		const many = 10_050
 		f := s.open(t, func(o *store.Options) { o.MaxConversations = many + 1 })
 		now := f.clock.Now()
-		f.clock.Advance(now.Truncate(time.Minute).Add(time.Minute).Sub(now)) // All that expires does so in one minute.
+		f.clock.Advance(now.Truncate(time.Minute).Add(time.Minute).Sub(now)) // so that all expiries are in one minute
 		create := func(id string, ttl time.Duration) {
 			c := &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)}}
 			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: c}); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law15Headers writes headers a little below the limit, and above it.
+// law15Headers writes headers just below and above the limit.
 func (s Subject) law15Headers(t *testing.T) {
 	fits, tooLarge := strings.Repeat("x", store.MaxHeaderBytes-1000), strings.Repeat("x", store.MaxHeaderBytes)
 	for _, test := range []struct {
@@ -54,13 +54,13 @@ func (s Subject) law15Headers(t *testing.T) {
 			f.seen.take()
 			_, err := f.try(test.write(f, tooLarge))
 			if e, ok := errors.AsType[*store.HeaderTooLargeError](err); !ok || e.Bytes <= store.MaxHeaderBytes {
-				t.Errorf("too large: %v, want a HeaderTooLargeError", err)
+				t.Errorf("too large: error %v, want a HeaderTooLargeError", err)
 			}
 			same(t, "conversations after a header that is too large", f.all(), before)
 			if changes := f.seen.take(); len(changes) > 0 {
 				t.Errorf("too large: reported %v", brief(changes))
 			}
-			// One that fits can still have messages and turns.
+			// A conversation whose header fits can still have messages and turns.
 			id := f.do(test.write(f, fits)).Conversation.GetId()
 			f.append(id, user("hello"))
 			f.begin(id, "turn")

@@ -10,8 +10,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law14Identity makes conversations of one id in every way there is, from exports of each other,
-// and checks that no uid returns.
+// law14Identity creates conversations of one id in every way, from exports of each other, and
+// checks that no uid occurs twice.
 func (s Subject) law14Identity(t *testing.T) {
 	t.Run("every creation has a new uid", s.identityIsNew)
 	t.Run("an import over a conversation is another one", s.identityOfImport)
@@ -19,14 +19,14 @@ func (s Subject) law14Identity(t *testing.T) {
 
 func (s Subject) identityIsNew(t *testing.T) {
 	f := s.open(t, nil)
-	seen := make(map[string]string) // How the conversation of each uid was made.
+	seen := make(map[string]string) // by uid, how its conversation was made
 	made := func(how string, w any) {
 		t.Helper()
 		result := f.do(w)
 		c := result.Conversation
 		uid := f.header(c.GetId()).GetUid()
 		if by, ok := seen[uid]; ok || uid == "" || c.GetUid() != uid {
-			t.Errorf("%s: uid %q, which a conversation has that was made by %s; the result has %q", how, uid, by, c.GetUid())
+			t.Errorf("%s: uid %q, already used by %s; the result has %q", how, uid, by, c.GetUid())
 		}
 		seen[uid] = how
 		changes := f.seen.take()
@@ -72,8 +72,8 @@ func (s Subject) identityIsNew(t *testing.T) {
 	}
 }
 
-// identityOfImport overwrites a conversation with an earlier state of itself. What was known of
-// it does not hold for the one that took its place, also at the same version.
+// identityOfImport overwrites a conversation with an earlier state of itself. Its uid, versions and
+// tokens are invalid for the new one, even at the same version.
 func (s Subject) identityOfImport(t *testing.T) {
 	f := s.open(t, nil)
 	f.append("a", user("one"))
@@ -85,7 +85,7 @@ func (s Subject) identityOfImport(t *testing.T) {
 	changes := f.seen.take()
 	same(t, "changes", brief(changes), []string{"DELETED a version 2 count 2 trimmed 0", "CREATED a version 1 count 1 trimmed 0"})
 	if changes[0].UID != old.GetUid() || changes[1].UID != imported.Conversation.GetUid() {
-		t.Errorf("the changes have the uids %q and %q, want %q and %q", changes[0].UID, changes[1].UID, old.GetUid(), imported.Conversation.GetUid())
+		t.Errorf("uids of the changes = %q and %q, want %q and %q", changes[0].UID, changes[1].UID, old.GetUid(), imported.Conversation.GetUid())
 	}
 	f.append("a", user("another two"))
 	got, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "a", Newest: -1, Known: known})

@@ -50,7 +50,8 @@ func (f *fixture) importing(id string, age time.Duration) *store.Import {
 	return &store.Import{Conversation: c, Messages: frames(f.t, messages...)}
 }
 
-// imported is the header that an import with this result gives. Its uid is the store's choice.
+// imported returns the header that an import with this result makes, without its uid, which the
+// store chooses.
 func imported(i *store.Import, result *store.Result) *parleyv1.Conversation {
 	c := proto.CloneOf(i.Conversation)
 	c.Uid = result.Conversation.GetUid()
@@ -59,7 +60,7 @@ func imported(i *store.Import, result *store.Result) *parleyv1.Conversation {
 	return c
 }
 
-// uid of the conversation, empty if there is none.
+// uid returns the uid of the conversation, empty if there is none.
 func (c *told) uid() string {
 	if c == nil {
 		return ""
@@ -101,8 +102,8 @@ func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) 
 	return &store.Result{Conversation: proto.CloneOf(c.header), Created: true}, nil
 }
 
-// imports takes in a conversation that was made a while ago, under the uid of another one or of
-// the one that it replaces.
+// imports imports a conversation that was made a while ago, with the uid of another one or of the
+// one that it replaces.
 func (m *machine) imports(r *rapid.T) {
 	age := time.Duration(rapid.IntRange(0, 100).Draw(r, "age")) * time.Minute
 	m.tick() // Its create time is its own.

@@ -49,7 +49,7 @@ func (s Subject) listBounds(t *testing.T) {
 	t.Run("caller", s.listCaller)
 }
 
-// listCaller has the caller of a list leave while the list is built.
+// listCaller cancels the context of a list while the list is built.
 func (s Subject) listCaller(t *testing.T) {
 	f := s.open(t, nil)
 	for i := range 20 {
@@ -66,7 +66,7 @@ func (s Subject) listCaller(t *testing.T) {
 	}
 }
 
-// leaving is a context that ends when it has been checked so often.
+// leaving is a context that ends after a number of checks.
 type leaving struct {
 	context.Context
 

@@ -14,19 +14,19 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// crowd is more conversations than one call of List looks at, which change at random between
-// its pages.
+// crowd is more conversations than one call of List reads, which change at random between its
+// pages.
 type crowd struct {
 	*fixture
 	random *rand.Rand
-	since  time.Time                         // the first create time
-	there  map[string]*parleyv1.Conversation // by id, also those that have expired
-	ids    []string                          // of all that ever were
+	since  time.Time                         // first create time
+	there  map[string]*parleyv1.Conversation // by id, including expired ones
+	ids    []string                          // ids of all conversations, deleted ones included
 }
 
-// walkBesideImports goes through lists of all conversations, in every order, while others are
-// imported with old create times and update times, and while some change, are overwritten, are
-// deleted and expire.
+// walkBesideImports pages through lists of all conversations, in every order. In the meantime
+// others are imported with old create and update times, and some change, are overwritten, are
+// deleted or expire.
 func (f *fixture) walkBesideImports() {
 	f.t.Helper()
 	c := &crowd{fixture: f, random: rand.New(rand.NewPCG(6, 6)), there: make(map[string]*parleyv1.Conversation)}
@@ -68,7 +68,7 @@ func (c *crowd) changeEndOfBlock() {
 	}
 }
 
-// step makes one change, an import more often than all others.
+// step makes one change, most often an import.
 func (c *crowd) step() {
 	id := c.ids[c.random.IntN(len(c.ids))]
 	switch c.random.IntN(8) {
@@ -79,7 +79,7 @@ func (c *crowd) step() {
 	case 1:
 		c.is(c.append(id, user("changed")).Conversation)
 	case 2:
-		c.clock.Advance(time.Millisecond) // For some to expire.
+		c.clock.Advance(time.Millisecond) // some expire
 	case 3:
 		c.imports(id)
 	default:
@@ -87,7 +87,7 @@ func (c *crowd) step() {
 	}
 }
 
-// imports takes in a conversation that was made, and last changed, at some time of the others.
+// imports imports a conversation with the create time and update time of others.
 func (c *crowd) imports(id string) {
 	created := c.random.Int64N(int64(c.clock.Now().Sub(c.since)))
 	updated := created + c.random.Int64N(int64(c.clock.Now().Sub(c.since))-created)
@@ -100,7 +100,7 @@ func (c *crowd) imports(id string) {
 	c.is(c.do(i).Conversation)
 }
 
-// shorten lets a conversation expire within some changes.
+// shorten makes a conversation expire after a few changes.
 func (c *crowd) shorten() {
 	id := c.ids[c.random.IntN(len(c.ids))]
 	ttl := c.clock.Now().Add(time.Duration(1 + c.random.IntN(5e6))).Sub(c.there[id].GetLastAppendTime().AsTime())
@@ -108,12 +108,12 @@ func (c *crowd) shorten() {
 		ConversationID: id, Fields: []string{"retention.ttl"},
 		Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)}},
 	})
-	if err == nil { // Else it was deleted, or has expired.
+	if err == nil { // On an error it was deleted or has expired.
 		c.is(result.Conversation)
 	}
 }
 
-// is notes a conversation as it is now.
+// is records the present state of a conversation.
 func (c *crowd) is(h *parleyv1.Conversation) {
 	if _, ok := c.there[h.GetId()]; !ok {
 		c.ids = append(c.ids, h.GetId())
@@ -121,7 +121,7 @@ func (c *crowd) is(h *parleyv1.Conversation) {
 	c.there[h.GetId()] = h
 }
 
-// members are the conversations that have not expired, by uid.
+// members returns the conversations that have not expired, by uid.
 func (c *crowd) members() map[string]member {
 	now, members := c.clock.Now(), make(map[string]member)
 	for id, h := range c.there {

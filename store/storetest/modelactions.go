@@ -61,11 +61,11 @@ func (m *machine) ask(r *rapid.T) {
 // walk is a list on the way from page to page, while everything changes.
 type walk struct {
 	list  store.List
-	began map[string]member // by uid, those that were there when it began
+	began map[string]member // by uid, the conversations at its beginning
 	seen  map[string]bool   // by uid
 }
 
-// member is a conversation that a list must have.
+// member is a conversation that a list must contain.
 type member struct {
 	id      string
 	version int32
@@ -75,8 +75,8 @@ func newWalk(l store.List, began map[string]member) *walk {
 	return &walk{list: l, began: began, seen: make(map[string]bool)}
 }
 
-// take checks the next page, which is not the last one if there is more. Now are the
-// conversations that there are, by uid.
+// take checks the next page; more reports whether it is not the last one. now has the present
+// conversations by uid.
 func (w *walk) take(t tester, page *store.Page, now map[string]member) (more bool) {
 	t.Helper()
 	stays := func(uid string) bool {
@@ -86,7 +86,7 @@ func (w *walk) take(t tester, page *store.Page, now map[string]member) (more boo
 	for _, e := range page.Entries {
 		uid := e.GetConversation().GetUid()
 		if w.seen[uid] && stays(uid) {
-			t.Fatalf("%s comes twice in %+v", e.GetConversation().GetId(), w.list)
+			t.Fatalf("%s occurs twice in %+v", e.GetConversation().GetId(), w.list)
 		}
 		w.seen[uid] = true
 	}
@@ -95,13 +95,13 @@ func (w *walk) take(t tester, page *store.Page, now map[string]member) (more boo
 	}
 	for uid, c := range w.began {
 		if stays(uid) && !w.seen[uid] {
-			t.Fatalf("%s is skipped by %+v", c.id, w.list)
+			t.Fatalf("%s is missing in %+v", c.id, w.list)
 		}
 	}
 	return false
 }
 
-// page takes the next page of a list, or the first one of another.
+// page reads the next page of a list or the first page of another list.
 func (m *machine) page(r *rapid.T) {
 	m.tick()
 	if m.walk == nil {
@@ -118,7 +118,7 @@ func (m *machine) page(r *rapid.T) {
 	}
 }
 
-// members are all conversations, by uid.
+// members returns all conversations, by uid.
 func (m *machine) members() map[string]member {
 	members := make(map[string]member)
 	for id, c := range m.oracle.conversations {

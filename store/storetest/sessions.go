@@ -128,8 +128,8 @@ func (s Subject) releaseTurn(t *testing.T) {
 	f.abandoned([]store.Progress{{ConversationID: "a", TurnID: "turn"}, {ConversationID: "b", TurnID: "turn"}})
 }
 
-// beginAfterSession begins a turn on an id whose ephemeral conversation is over and not swept, while
-// the turn of that conversation still runs.
+// beginAfterSession begins a turn on an id whose ephemeral conversation has ended and was not
+// swept, while the turn of that conversation still runs.
 func (s Subject) beginAfterSession(t *testing.T) {
 	for name, change := range map[string]func(a *store.Append){
 		"plain":        func(*store.Append) {},

@@ -33,18 +33,18 @@ import (
 //
 // Several sums, so that lists and sweeps read a header without touching what can be large.
 //
-// In values of format 1 the header has the data, so that length and sum of the data are missing. They
-// are read, and written in format 2 when they change.
+// Format 1 has the data in the header and neither their length nor their checksum. Values of format
+// 1 are read. They are written in format 2 when they change.
 const (
 	format         = 2
 	oldFormat      = 1
 	progressFormat = 1
 )
 
-// layout is where the parts of a value are, by its format.
+// layout is the position of the parts of a value in its format.
 type layout struct{ sums, lengths int }
 
-// head is where the lengths begin.
+// head is the offset of the lengths.
 func (l layout) head() int { return 1 + 4*l.sums }
 
 func layoutOf(b []byte) (l layout, ok bool) {
@@ -96,8 +96,8 @@ func (r *Record) Marshal() ([]byte, error) {
 	return b, nil
 }
 
-// Unmarshal decodes a value and checks all of it. Requests, turns, prompt, data and messages stay
-// in the value's memory.
+// Unmarshal decodes a value and checks all of it. Requests, turns, prompt, data and messages share
+// the memory of the value.
 func Unmarshal(b []byte) (*Record, error) {
 	v, err := unmarshal(b)
 	if err != nil {
@@ -109,7 +109,7 @@ func Unmarshal(b []byte) (*Record, error) {
 	return &v.Record, nil
 }
 
-// UnmarshalHead decodes and checks all of a value but its data and messages, which it leaves out.
+// UnmarshalHead decodes a value without its data and messages and checks the decoded parts.
 func UnmarshalHead(b []byte) (*Record, error) {
 	v, err := unmarshal(b)
 	if err != nil {
@@ -122,8 +122,8 @@ func UnmarshalHead(b []byte) (*Record, error) {
 	return &v.Record, nil
 }
 
-// unmarshalRow decodes and checks what a list needs of a value, its data only if they are asked for. It
-// returns how many bytes it read as well.
+// unmarshalRow decodes and checks the parts of a value that a list needs, and its data only if they
+// are asked for. It also returns the number of bytes that it read.
 func unmarshalRow(b []byte, data bool) (r *Record, size int, err error) {
 	v, err := unmarshal(b)
 	if err != nil {
@@ -141,7 +141,7 @@ func unmarshalRow(b []byte, data bool) (r *Record, size int, err error) {
 	return r, size + len(r.Data), nil
 }
 
-// value is a value taken apart, whose header, requests and turns were checked.
+// value is the parts of a value; its header, requests and turns were checked.
 type value struct {
 	Record
 
@@ -160,7 +160,7 @@ func (v *value) check(name string, part []byte, sum uint32) error {
 	return nil
 }
 
-// unmarshal takes a value apart and checks its header, requests and turns. The time that it takes does
+// unmarshal splits a value into its parts and checks its header, requests and turns. Its time does
 // not depend on data and messages.
 func unmarshal(b []byte) (*value, error) {
 	l, ok := layoutOf(b)
@@ -208,7 +208,7 @@ func unmarshal(b []byte) (*value, error) {
 	if v.Conversation() == nil {
 		return nil, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
-	if len(header)+len(v.Prompt) > store.MaxHeaderBytes { // Most headers are not even nearly as large.
+	if len(header)+len(v.Prompt) > store.MaxHeaderBytes { // Few headers reach the limit.
 		if err := v.shrinkHeader(); err != nil {
 			return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 		}

@@ -73,7 +73,7 @@ func TestMarshal(t *testing.T) {
 		t.Errorf("%d messages, %d in the head", got.Messages.Count(), head.Messages.Count())
 	}
 	if got, want := record.Uses(got.Data), []string{"2 list", "2 table"}; !slices.Equal(got, want) || head.Data != nil {
-		t.Errorf("data is %v, want %v; %d bytes in the head", got, want, len(head.Data))
+		t.Errorf("data = %v, want %v; %d bytes in the head", got, want, len(head.Data))
 	}
 	if !bytes.Equal(marshal(t, got), value) {
 		t.Error("encoded again, it is another value")

@@ -9,18 +9,18 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Data is an index of the structured data of the kept messages: the field data of storev1.Header in
-// wire form, oldest message first, each type once a message. It may be as large as the messages, so a
-// write adds to its end and cuts its beginning without decoding it.
+// Data is an index of the structured data of the retained messages: the field data of
+// storev1.Header in wire form, oldest message first, each type once a message. It may be as large
+// as the messages, so a write appends to its end and cuts its beginning without decoding it.
 
-// The fields of storev1.Header.data and of storev1.DataUse.
+// These are the field numbers of storev1.Header.data and of storev1.DataUse.
 const (
 	dataField     protowire.Number = 4
 	sequenceField protowire.Number = 1
 	typeField     protowire.Number = 2
 )
 
-// appendUse adds to an index that a message has data of a type.
+// appendUse appends an entry to an index: the message has data of that type.
 func appendUse(data []byte, sequence int32, kind string) []byte {
 	number, size := uint64(sequence), 0
 	size += protowire.SizeTag(sequenceField) + protowire.SizeVarint(number)
@@ -31,7 +31,7 @@ func appendUse(data []byte, sequence int32, kind string) []byte {
 	return protowire.AppendString(protowire.AppendTag(data, typeField, protowire.BytesType), kind)
 }
 
-// useOf decodes an entry of an index; zeros where it has none.
+// useOf decodes an entry of an index; fields that the entry lacks are zero.
 func useOf(entry []byte) (sequence int32, kind []byte) {
 	for number, whole := range fields(itemOf(entry)) {
 		switch number {
@@ -45,10 +45,10 @@ func useOf(entry []byte) (sequence int32, kind []byte) {
 	return sequence, kind
 }
 
-// hasType reports whether an index has a type.
+// hasType reports whether an index has an entry with that type.
 func hasType(data []byte, kind string) bool {
 	if !bytes.Contains(data, []byte(kind)) {
-		return false // As of most: to compare each is far slower.
+		return false // Most indexes end here, without a slow comparison of each entry.
 	}
 	for _, entry := range fields(data) {
 		if _, t := useOf(entry); string(t) == kind {
@@ -58,7 +58,7 @@ func hasType(data []byte, kind string) bool {
 	return false
 }
 
-// dataBefore returns how many bytes of an index are of messages before that sequence.
+// dataBefore returns how many bytes of an index belong to messages before that sequence.
 func dataBefore(data []byte, sequence int32) int {
 	n := 0
 	for _, entry := range fields(data) {
@@ -70,7 +70,7 @@ func dataBefore(data []byte, sequence int32) int {
 	return n
 }
 
-// cutData takes the index out of a header in wire form, where older versions kept it.
+// cutData removes the index from a header in wire form, where older versions stored it.
 func cutData(header []byte) (rest, data []byte) {
 	for number, whole := range fields(header) {
 		if number == dataField {
@@ -88,7 +88,7 @@ func cutData(header []byte) (rest, data []byte) {
 	return rest, data
 }
 
-// note keeps what lists need to know of a message.
+// note adds the types of structured data of a message to the index.
 func (r *Record) note(m *parleyv1.Message, types []string, sequence int32) {
 	r.Header.Preview = preview(m.GetContent())
 	for _, kind := range types {
@@ -96,7 +96,7 @@ func (r *Record) note(m *parleyv1.Message, types []string, sequence int32) {
 	}
 }
 
-// dropData drops from the index what is of messages before the oldest that is kept.
+// dropData removes the entries of messages before the oldest retained one from the index.
 func (r *Record) dropData() {
 	if len(r.Data) == 0 && len(r.appendedData) == 0 {
 		return

@@ -14,14 +14,15 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// oldFormat is a record of format 1, with data "list" and "table" of message 2 and "list" of message 3.
+// oldFormat is a record of format 1, with data "list" and "table" in message 2 and "list" in
+// message 3.
 const oldFormat = "01dc4f5c2851123b1c30358a56640000080a3b0a016132070814120308901c38014003480350716a060880a4a7da0672060880a4a7da06" +
 	"7a060890c0a7da068a01037569649201060880a4a7da0610012208080212046c6973742209080212057461626c652208080312046c6973" +
 	"742a0461636d656265206272696566121c0a01311801220568656c6c6f1001500160017a080880a4a7da06100012320a01321802220268" +
 	"692a060a046c6973742a070a057461626c652a060a046c6973741002500160017a080880a4a7da061000121d0a013318022a060a046c69" +
 	"73741003500160017a080880a4a7da061000"
 
-// with returns a message with structured data of these types.
+// with returns a message with structured data of the given types.
 func with(kinds ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT}
 	for _, kind := range kinds {
@@ -30,7 +31,7 @@ func with(kinds ...string) *parleyv1.Message {
 	return m
 }
 
-// appended appends messages, and returns what was written.
+// appended appends messages and returns the written value.
 func appended(tb rapid.TB, value []byte, o store.Options, messages ...*parleyv1.Message) []byte {
 	tb.Helper()
 	var old *record.Record
@@ -53,7 +54,7 @@ func appended(tb rapid.TB, value []byte, o store.Options, messages ...*parleyv1.
 	return marshal(tb, out.Record)
 }
 
-// uses returns what the index of a value has.
+// uses returns the entries in the index of a value.
 func uses(tb rapid.TB, value []byte) []string {
 	tb.Helper()
 	r, err := record.Unmarshal(value)
@@ -67,7 +68,7 @@ func uses(tb rapid.TB, value []byte) []string {
 func TestOldFormat(t *testing.T) {
 	old := unhex(t, oldFormat)
 	if got, want := uses(t, old), []string{"2 list", "2 table", "3 list"}; !slices.Equal(got, want) {
-		t.Errorf("data of the old value is %v, want %v", got, want)
+		t.Errorf("data of the old value = %v, want %v", got, want)
 	}
 	head, err := record.UnmarshalHead(old)
 	if err != nil || head.Header.GetData() != nil || string(head.Prompt) != "be brief" || head.Conversation().GetMessageCount() != 3 {
@@ -86,15 +87,15 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestDataWork counts allocations: what a header and an append take does not depend on how many values
-// of structured data the conversation has.
+// TestDataWork counts the allocations of decoding a header and of an append. They do not depend on
+// how many values of structured data the conversation has.
 func TestDataWork(t *testing.T) {
 	o := store.Options{MaxMessages: 1000}
 	many := make([]string, 64)
 	for i := range many {
 		many[i] = fmt.Sprint("type ", i)
 	}
-	// Both have as many messages.
+	// Both conversations have the same number of messages.
 	little, large := []*parleyv1.Message{}, []*parleyv1.Message{}
 	for range 200 {
 		little, large = append(little, with("type")), append(large, with(many...))
@@ -110,12 +111,12 @@ func TestDataWork(t *testing.T) {
 		fewer, more := appended(t, nil, o, little...), appended(t, nil, o, large...)
 		want := testing.AllocsPerRun(10, func() { work(fewer) })
 		if got := testing.AllocsPerRun(10, func() { work(more) }); got > want {
-			t.Errorf("%s allocates %v times with 12,800 values, %v times with 200", name, got, want)
+			t.Errorf("%s makes %v allocations with 12,800 values, %v with 200", name, got, want)
 		}
 	}
 }
 
-// TestDataAtRandom appends, trims and clears, and compares the index with the messages that are kept.
+// TestDataAtRandom appends, trims and clears, and compares the index with the retained messages.
 func TestDataAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := store.Options{MaxMessages: rapid.IntRange(1, 6).Draw(t, "max messages")}.WithDefaults()
@@ -169,7 +170,7 @@ func checkData(t *rapid.T, value []byte) {
 		}
 	}
 	if got := record.Uses(r.Data); !slices.Equal(got, want) {
-		t.Fatalf("data is %v, want %v", got, want)
+		t.Fatalf("data = %v, want %v", got, want)
 	}
 	for _, kind := range []string{"a", "b", "aa", "aaa"} {
 		if got := r.Matches(&store.List{StructuredDataType: kind}); got != types[kind] {

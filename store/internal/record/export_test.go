@@ -52,7 +52,7 @@ func SealedProgress(value []byte) []byte {
 	return b
 }
 
-// Uses says what is in an index of data.
+// Uses returns the entries of an index of structured data as text.
 func Uses(data []byte) []string {
 	var uses []string
 	for _, entry := range fields(data) {

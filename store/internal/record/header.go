@@ -6,10 +6,12 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// headerBytes is the size of the header that clients see, its system prompt included.
+// headerBytes returns the encoded size in bytes of the header that clients see, its system prompt
+// included.
 func (r *Record) headerBytes() int { return proto.Size(r.Conversation()) + len(r.Prompt) }
 
-// checkHeader makes the check of law 15.
+// checkHeader returns a store.HeaderTooLargeError for a header over the limit, law 15 of package
+// store.
 func (r *Record) checkHeader() error {
 	if err := r.shrinkHeader(); err != nil {
 		return err
@@ -20,9 +22,9 @@ func (r *Record) checkHeader() error {
 	return nil
 }
 
-// shrinkHeader removes the unknown fields of a header that is too large: earlier versions
-// stored those of a request without a limit. Other headers keep theirs, which may come from a
-// later version.
+// shrinkHeader removes the unknown fields of a header that is too large: earlier versions stored
+// those of a request without a limit. Smaller headers retain theirs, which may come from a later
+// version.
 func (r *Record) shrinkHeader() error {
 	if r.headerBytes() <= store.MaxHeaderBytes {
 		return nil

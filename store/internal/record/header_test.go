@@ -14,15 +14,15 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// pad gives the ttl of a header an unknown field of so many bytes, as requests to earlier
+// pad adds an unknown field of that many bytes to the ttl of a header, as requests to earlier
 // versions could.
 func pad(r *record.Record, size int) {
 	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, size))
 	r.Conversation().GetRetention().GetTtl().ProtoReflect().SetUnknown(protoreflect.RawFields(unknown))
 }
 
-// TestPaddedHeader reads headers with unknown fields that an earlier version stored. One that
-// is too large for a reply loses them, the others keep them.
+// TestPaddedHeader reads headers with unknown fields that an earlier version stored. A header that
+// is too large for a reply loses them, the others retain them.
 func TestPaddedHeader(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -57,8 +57,8 @@ func TestPaddedHeader(t *testing.T) {
 	}
 }
 
-// TestPaddedHeaderIsUpdated updates a header that nearly reaches the limit with the unknown
-// fields of an earlier version: they make way for what the caller changes.
+// TestPaddedHeaderIsUpdated updates a header that nearly reaches the limit with the unknown fields
+// of an earlier version: the update drops them for the new fields.
 func TestPaddedHeaderIsUpdated(t *testing.T) {
 	o := store.Options{}.WithDefaults()
 	r := sample(t)

@@ -11,8 +11,8 @@ import (
 )
 
 // Import decides a store.Import. Old is the conversation that has the id, if any: where
-// there is an outcome, it is to go. History is i.Messages as NewHistory made it; uid is that of
-// the new conversation; held says that somebody holds its id.
+// there is an outcome, it is deleted. History is i.Messages as NewHistory made it; uid is that of
+// the new conversation; held reports whether a client holds its id.
 func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool, o *store.Options) (*Outcome, error) {
 	var changes []store.Change
 	at := now
@@ -52,8 +52,8 @@ func imported(i *store.Import, history *History, uid string, o *store.Options) *
 		Prompt: []byte(c.GetSystemPrompt()),
 	}
 	c.SystemPrompt, c.ActiveTurnId, c.MessageCount, c.SizeBytes = "", "", 0, 0
-	// Not the header's: the conversation that it was exported from may be the one that it
-	// replaces here, and that may have changed since.
+	// Not that of the header: the header may be an export of the conversation that the import
+	// replaces, which may have changed since.
 	c.Uid = uid
 	c.Retention = withDefaults(c.GetRetention(), o)
 	last := c.GetLastSequence() // The newest messages may have been cleared.

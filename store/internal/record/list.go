@@ -20,14 +20,14 @@ import (
 const KeySize = 12
 
 // Key orders the conversations of a tenant by create time. Number tells those apart that
-// were made in the same nanosecond. A store counts its numbers up: of two conversations the
-// later one to come has the higher number, whatever their create times.
+// were made in the same nanosecond. A store assigns rising numbers: of two conversations the
+// one that was added later has the higher number, whatever their create times.
 func Key(created time.Time, number uint32) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
 	return binary.BigEndian.AppendUint32(b, number)
 }
 
-// numberIn is the number in a key.
+// numberIn returns the number in a key.
 func numberIn(key []byte) uint32 { return binary.BigEndian.Uint32(key[KeySize-4:]) }
 
 // Key is where the record belongs; a new one has no number until SetNumber.
@@ -50,8 +50,8 @@ type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 // BuildPage answers a store.List. Total is how many conversations the tenant has. It
 // calls newest or oldest once and stops reading when the page is full; what they yield must
 // stay as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
-// record is damaged is left out and counted, so that the others can still be listed. Errors: store.ErrPageToken,
-// that of ctx, which is checked before each conversation.
+// record is damaged is skipped and counted, so that the others can still be listed. Errors: store.ErrPageToken,
+// and the error of ctx, which is checked before each conversation.
 func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
@@ -73,7 +73,7 @@ func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, n
 		position = p.created(ctx, position, newest(position))
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err // The page is not complete.
+		return nil, err // The page is incomplete.
 	}
 	page := &store.Page{Entries: p.entries, Total: total, Damaged: p.damaged}
 	if position != nil {
@@ -110,7 +110,7 @@ type pager struct {
 	entries  []*parleyv1.ConversationEntry
 	size     int
 	damaged  int
-	looked   int // bytes of headers and data
+	looked   int // bytes of headers and data read so far
 }
 
 // wanted decodes a value; nil when it is not for this list, or lies where it does not
@@ -169,7 +169,7 @@ func (a row) compare(b row) int {
 }
 
 // inBlockSize is the length of a position inside a block: the keys of its first and last
-// conversation, the highest number in it, then update time and key of the last row returned.
+// conversation, its highest number, then update time and key of the last returned row.
 const inBlockSize = 3*KeySize + 4 + 8
 
 // updated fills the page in the order of update time, within one block of at most
@@ -196,17 +196,18 @@ func (p *pager) updated(ctx context.Context, position []byte, newest Newest) []b
 	return nil
 }
 
-// block is a run of conversations by create time, as the first of its pages found it.
+// block is a run of conversations in the order of create time, with the bounds that its first page
+// found.
 type block struct {
 	first, last []byte // their keys
-	highest     uint32 // number in a key
+	highest     uint32 // highest number in the keys
 	rows        []row  // those that are wanted and not on a page yet
 	more        bool   // older ones follow
 }
 
 // readBlock reads the block that a position stands in or before. A block keeps its bounds
-// from page to page, whatever comes and goes, so that nothing slips from one into another. What
-// was imported into it since its first page is left out, so that it keeps its size as well.
+// from page to page, whatever is added and deleted, so that no conversation moves to another block.
+// Conversations that were imported into it since its first page are skipped, so that its size does not grow.
 func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) block {
 	before, inside := position, len(position) == inBlockSize
 	var b block
@@ -241,8 +242,9 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 			}
 		}
 	}
-	// A block keeps its last key, also if that is gone. It is full before that only if a token was
-	// made up, or if the numbers have begun again at 0: what is left is then the next block.
+	// A block retains its last key, even if that conversation was deleted. It is full before that
+	// key only if a token was made up, or if the numbers have begun again at 0: the remaining
+	// conversations are then the next block.
 	if !inside || looked == store.MaxListHeaders {
 		b.last = end
 	}

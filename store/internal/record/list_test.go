@@ -107,8 +107,8 @@ func TestPageReadsNoMore(t *testing.T) {
 	}
 }
 
-// TestPageReadsNoMoreBytes lists conversations with much structured data: a page that looks for a type
-// ends before it has looked at too much, and the next continues there.
+// TestPageReadsNoMoreBytes lists conversations with much structured data by type: a page ends when
+// it has read its limit of bytes, and the next page continues there.
 func TestPageReadsNoMoreBytes(t *testing.T) {
 	const conversations = 40
 	all := items(t, conversations)
@@ -137,18 +137,18 @@ func TestPageReadsNoMoreBytes(t *testing.T) {
 			looked := 0
 			page, err := record.BuildPage(t.Context(), &l, 0, now, newest(all, &looked), oldest(all, &looked), nil)
 			if err != nil || looked > 12 {
-				t.Fatalf("page %d of %.40v: %d were looked at, %v", pages, l, looked, err)
+				t.Fatalf("page %d of %.40v: %d conversations read, %v", pages, l, looked, err)
 			}
 			rows += len(page.Entries)
 			if l.PageToken = page.NextPageToken; l.PageToken == "" {
 				if pages != 4 {
-					t.Errorf("%.40v took %d pages, want 4", l, pages)
+					t.Errorf("List %.40v took %d pages, want 4", l, pages)
 				}
 				break
 			}
 		}
 		if found := rows == 1; found != (l.Labels != nil) {
-			t.Errorf("%.40v has %d rows", l, rows)
+			t.Errorf("List %.40v = %d rows", l, rows)
 		}
 	}
 }
@@ -203,9 +203,9 @@ func FuzzPosition(f *testing.F) {
 	})
 }
 
-// TestBlockIsWhatItBeganWith imports into a block after its first page. What is imported is not
-// read, and moves nothing into the next block; if the numbers have begun again at 0 since then,
-// nothing is skipped nevertheless.
+// TestBlockIsWhatItBeganWith imports into a block after its first page. The list does not read the
+// imported conversations and moves none into the next block. It skips none even if the numbers have
+// begun again at 0 in the meantime.
 func TestBlockIsWhatItBeganWith(t *testing.T) {
 	const more = 50
 	for name, imported := range map[string]func(n int) item{

@@ -30,10 +30,10 @@ type Record struct {
 	Requests, Turns []byte
 	// Prompt is the system prompt.
 	Prompt []byte
-	// Data is an index of the structured data of the messages, see data.go.
+	// Data is the index of the structured data of the messages, see type Data.
 	Data []byte
 	// Messages are those kept, but for what was appended since the record was decoded:
-	// that is in appended, so that all are copied once, by Marshal. So it is with Data.
+	// that is in appended, so that all are copied once, by Marshal. Data works the same way.
 	Messages     store.Frames
 	appended     store.Frames
 	appendedData []byte
