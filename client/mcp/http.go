@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -69,18 +70,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, end, err := h.read(w, r)
 	defer end()
 	if err != nil {
-		code := http.StatusBadRequest
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			code = http.StatusRequestEntityTooLarge
-		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			code = http.StatusRequestTimeout
-		}
-		if errors.Is(err, errTooManyLarge) {
-			code = http.StatusTooManyRequests
+		code, message := readFault(err)
+		if code == http.StatusTooManyRequests {
 			w.Header().Set("Retry-After", "1")
 		}
-		http.Error(w, err.Error(), code)
+		http.Error(w, message, code)
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
@@ -136,6 +130,22 @@ func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, 
 	}
 	err = readPaced(&read, body, http.NewResponseController(w), h.maxPace, until)
 	return read.Bytes(), end, err
+}
+
+// readFault returns the status and the text for a request that could not be read. The text of the
+// error has addresses, so the client does not get it.
+func readFault(err error) (code int, message string) {
+	_, large := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case large:
+		return http.StatusRequestEntityTooLarge, fmt.Sprintf("the request has more than %d bytes; send a smaller one", maxRequestBytes)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout, "the request was received too slowly; send it again on a faster connection"
+	case errors.Is(err, errTooManyLarge):
+		return http.StatusTooManyRequests, err.Error()
+	default:
+		return http.StatusBadRequest, "the request could not be read to its end; send it again"
+	}
 }
 
 // readPaced reads the rest of a request that comes by a deadline, and each paceBytes of it within
