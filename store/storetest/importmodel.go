@@ -102,7 +102,7 @@ func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) 
 	return &store.Result{Conversation: proto.CloneOf(c.header), Created: true}, nil
 }
 
-// imports imports a conversation that was made a while ago, with the uid of another one or of the
+// imports takes over a conversation that was made a while ago, with the uid of another one or of the
 // one that it replaces.
 func (m *machine) imports(r *rapid.T) {
 	age := time.Duration(rapid.IntRange(0, 100).Draw(r, "age")) * time.Minute

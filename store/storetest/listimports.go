@@ -87,7 +87,7 @@ func (c *crowd) step() {
 	}
 }
 
-// imports imports a conversation with the create time and update time of others.
+// imports adds a conversation with the create time and update time of others.
 func (c *crowd) imports(id string) {
 	created := c.random.Int64N(int64(c.clock.Now().Sub(c.since)))
 	updated := created + c.random.Int64N(int64(c.clock.Now().Sub(c.since))-created)
