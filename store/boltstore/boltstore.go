@@ -65,11 +65,17 @@
 // any other. Where one of ends is, the id stays in sessions until expiry leads to its
 // conversation, an hour later at most, or the id is taken again.
 //
-// Each call that reads a page that bbolt cannot read returns store.ErrCorrupt. Such calls are those about
-// conversations in the page, deletes that would merge a page with it, lists that reach it, and creates that
-// must find the oldest conversation there. All other calls continue. If bbolt copies a damaged length, or
-// runs out of stack because pages form a cycle, the process ends. CheckPages therefore checks the file at
-// the start.
+// A page that bbolt cannot read is store.ErrCorrupt for each call that meets it: calls about
+// conversations in the page, and deletes that would merge a page with it. A list that reaches the page
+// fails as well, and so does a create that needs to find the oldest conversation there. All other
+// calls continue. If a commit shows that the list of free pages does not match the pages in use, the
+// store fails: every later write is store.ErrFailed. If bbolt copies a length that is damaged, or runs
+// out of stack because pages lead in a circle, the process ends: that is why CheckPages checks the file
+// at the start.
+//
+// Damage within a page of ids that bbolt can still read, in a key or in the count, length or place of
+// keys, hides the ids: they are store.ErrNotFound, until CheckPages or Check finds the page. A turn whose
+// end is refused with store.ErrCorrupt keeps its conversation busy until a restart.
 package boltstore
 
 import (

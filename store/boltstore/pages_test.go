@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -149,4 +150,99 @@ func TestDamagedPage(t *testing.T) {
 	if done, err := Check(path, func(fault string) { t.Error(fault) }); err != nil {
 		t.Errorf("%+v, %v", done, err)
 	}
+}
+
+// flipOverflow changes one bit in the length of a leaf page, so that it claims a free page as well, and
+// those between. It returns the conversation whose leaf it is, and what undoes the flip.
+func flipOverflow(t *testing.T, path string, ids []string) (id string, undo func()) {
+	t.Helper()
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(os.Getpagesize())
+	used := usedPages(t, path)
+	for i, number := range used {
+		page := file[number*size:]
+		more := binary.NativeEndian.Uint32(page[12:])
+		at := slices.IndexFunc(ids, func(id string) bool {
+			return bytes.Contains(page[:(1+uint64(more))*size], []byte("mark of "+id))
+		})
+		if binary.NativeEndian.Uint16(page[8:]) != leafFlag || at < 0 {
+			continue
+		}
+		for bit := range 10 {
+			end := number + uint64(more^1<<bit)
+			taken := slices.ContainsFunc(used[i+1:], func(n uint64) bool { return n <= end })
+			free := end > number && !slices.Contains(used, end) && end*size < uint64(len(file))
+			if !taken || !free {
+				continue
+			}
+			offset := int64(number*size + 12)
+			write := func(length uint32) {
+				f, err := os.OpenFile(path, os.O_WRONLY, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				if _, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, length), offset); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write(more ^ 1<<bit)
+			return ids[at], func() { write(more) }
+		}
+	}
+	t.Fatal("no leaf page lies before a page that is free")
+	return "", nil
+}
+
+// TestDamagedLength flips a bit in the length of a page: the writer would free pages that are in use.
+// The store fails, and nothing else is lost.
+func TestDamagedLength(t *testing.T) {
+	path := newPath(t)
+	s := open(t, path, store.Options{MaxMessages: 1})
+	ids := []string{}
+	for i := range 12 {
+		ids = append(ids, fmt.Sprint("c", 10+i))
+		appendTo(t, s, ids[i], marked(ids[i]))
+	}
+	for i := range 12 {
+		appendTo(t, s, fmt.Sprint("gone ", i), marked("gone"))
+	}
+	for i := range 12 { // Leaves free pages after those in use.
+		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: fmt.Sprint("gone ", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	id, undo := flipOverflow(t, path, ids)
+
+	var failures []error
+	s, err := Open(path, Options{Options: store.Options{MaxMessages: 1}, OnFailure: func(err error) { failures = append(failures, err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range append([]string{id}, ids...) {
+		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(marked(id))})
+		if !errors.Is(err, store.ErrFailed) || errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("Append to %s = %.99v, want ErrFailed", id, err)
+		}
+	}
+	if len(failures) != 1 {
+		t.Errorf("OnFailure was called with %v, want one error", failures)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+	undo()
+	s = open(t, path, store.Options{MaxMessages: 1})
+	for _, id := range ids {
+		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1}); err != nil {
+			t.Errorf("Read of %s after the repair = %v", id, err)
+		}
+	}
+	consistent(t, s)
+	s.Close()
+	wantSound(t, path)
 }

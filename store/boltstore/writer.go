@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -254,34 +255,69 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	return batch, w.broken
 }
 
-// transact runs a transaction. If bbolt panics, it rolls the transaction back and returns store.ErrCorrupt.
+// transact runs a transaction. A panic that leaves the store intact is store.ErrCorrupt, and the
+// transaction is rolled back; any other panic is not, and the writer must not continue.
 //
-// While write runs, bbolt changes only the state of the transaction. The commit then rebalances and spills,
-// which reads neighbouring pages and may panic as well. The file is unchanged until that has ended, but
-// pages were allocated and freed in memory. Update rolls that back and reads the list of free pages again.
-// If the rollback panics too, the state in memory is unknown, and the error is not store.ErrCorrupt.
+// While write runs, bbolt changes only what belongs to the transaction. Its commit then rebalances
+// and spills, which reads pages beside those that were written and may panic as well. The file is
+// as before then, but pages were allocated and freed in memory: Update rolls that back and reads the
+// list of free pages again. Any other panic of a commit, such as "page 7 already freed", says that
+// this list does not match the tree: the next commit could overwrite pages that are in use. If the
+// rollback panics too, nothing in memory can be trusted.
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
+	committing := false
 	err := guarded(func() error {
 		return w.db.Update(func(t *bolt.Tx) error {
 			tx = t
-			return guarded(func() error { return write(t) })
+			err := guarded(func() error { return write(t) })
+			committing = err == nil
+			return err
 		})
 	})
 	if tx != nil && tx.DB() != nil {
 		// Only a rollback that panicked leaves the transaction open, with the lock that Close waits for.
 		return errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
 	}
+	var p *panicError
+	if committing && errors.As(err, &p) && !p.isRead() {
+		return errors.New("commit: " + err.Error())
+	}
 	return err
 }
 
-// guarded calls do and turns a panic into store.ErrCorrupt. bbolt panics when it reads damaged pages or
-// pages that do not exist. Only the stack could tell such a panic from a bug of this package.
+// panicError is a panic within bbolt, which is store.ErrCorrupt.
+type panicError struct {
+	cause any
+	stack []byte
+}
+
+func (e *panicError) Error() string {
+	return fmt.Sprintf("%v: panic: %v\n%s", store.ErrCorrupt, e.cause, e.stack)
+}
+
+func (e *panicError) Unwrap() error { return store.ErrCorrupt }
+
+// isRead reports whether bbolt panicked while it read a page: at a memory fault, an index out of range,
+// or a page that is not what it should be.
+func (e *panicError) isRead() bool {
+	if _, ok := e.cause.(runtime.Error); ok {
+		return true
+	}
+	text := fmt.Sprint(e.cause)
+	return slices.ContainsFunc([]string{
+		"invalid page type", "unexpected type/flags", "Page expected to be", "read: zero-length",
+	}, func(part string) bool { return strings.Contains(text, part) })
+}
+
+// guarded calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
+// no sense, or reads where there are none. That cannot be told from a mistake of this package but
+// by the stack.
 func guarded(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: panic: %v\n%s", store.ErrCorrupt, cause, debug.Stack())
+			err = &panicError{cause: cause, stack: debug.Stack()}
 		}
 	}()
 	return do()
