@@ -74,8 +74,8 @@
 // at the start.
 //
 // Damage within a page of ids that bbolt can still read, in a key or in the count, length or place of
-// keys, hides the ids: they are store.ErrNotFound, until CheckPages or Check finds the page. A turn whose
-// end is refused with store.ErrCorrupt keeps its conversation busy until a restart.
+// keys, hides ids: their conversations are store.ErrNotFound. A turn whose end is refused with
+// store.ErrCorrupt keeps its conversation busy until a restart.
 package boltstore
 
 import (
@@ -241,13 +241,17 @@ func (s *Store) counted(err error) error {
 }
 
 // Close waits for the writes that were begun and for reads, refuses those that wait, and
-// lets go of the file.
+// closes the file. If the store has failed because bbolt panicked and kept its lock, the file stays
+// open and locked until the process ends.
 func (s *Store) Close() error {
 	var err error
 	s.closing.Do(func() {
 		s.writer.close()
 		s.tally.versions.close()
-		err = errors.Join(s.markClosed(), s.db.Close())
+		err = s.markClosed()
+		if !s.writer.stuck {
+			err = errors.Join(err, s.db.Close())
+		}
 	})
 	if err != nil {
 		return fmt.Errorf("close the store: %w", err)
@@ -261,7 +265,7 @@ func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil
 	}
-	err := recovered(func() error { return s.db.Update(markClosed) })
+	err := s.writer.transact(markClosed)
 	if errors.Is(err, errUnchanged) || err != nil && isFull(err) {
 		return nil
 	}

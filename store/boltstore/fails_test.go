@@ -1,8 +1,13 @@
 package boltstore
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -162,4 +167,73 @@ func TestWriterNoSpace(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestCloseAfterRollbackPanics has bbolt allocate a page that is in use, fail to write, and panic when it
+// rolls back, which keeps the lock that closing the file needs.
+func TestCloseAfterRollbackPanics(t *testing.T) {
+	dir := t.TempDir() // Not of the bubble.
+	path := filepath.Join(dir, "parley.db")
+	synctest.Test(t, func(t *testing.T) {
+		put := func(keys ...string) func(*txn) error {
+			return func(x *txn) error {
+				for _, key := range keys {
+					x.put(x.turns, []byte(key), []byte(key+strings.Repeat(" word", 300))) // bbolt puts a1 and a2 into a page, b1 and b2 into the next.
+				}
+				return nil
+			}
+		}
+		b := newBench(t, dir, wide)
+		if err := b.do(t.Context(), 1, put("a1", "a2", "b1", "b2", "c1", "c2", "c3", "c4")); err != nil {
+			t.Fatal(err)
+		}
+		b.close()
+		if err := b.db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		freeOnly(t, path, "b1 word")
+
+		b = openBench(t, path, wide)
+		b.file.Close()
+		if err := b.do(t.Context(), 1, put("a1", "b1")); !errors.Is(err, store.ErrFailed) {
+			t.Errorf("a write whose rollback panics: %v, want ErrFailed", err)
+		}
+		if len(b.failed) != 1 || !strings.Contains(b.failed[0].Error(), "allocated by the same transaction") {
+			t.Errorf("failures %v, want the panic of the rollback", b.failed)
+		}
+		s := &Store{db: b.db, writer: b.writer, tally: newTally()}
+		s.failed.Store(true)
+		if err := s.Close(); err != nil {
+			t.Errorf("Close = %v", err)
+		}
+	})
+}
+
+// freeOnly writes a list of free pages that has only the leaf page with the mark.
+func freeOnly(t *testing.T, path, mark string) {
+	t.Helper()
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(os.Getpagesize())
+	var list, leaf uint64
+	for _, number := range usedPages(t, path) {
+		page := file[number*size:][:size]
+		switch flags := binary.NativeEndian.Uint16(page[8:]); {
+		case flags == 0x10:
+			list = number
+		case flags == leafFlag && bytes.Contains(page, []byte(mark)):
+			leaf = number
+		}
+	}
+	if list == 0 || leaf == 0 {
+		t.Fatalf("the list of free pages is page %d, the leaf page %d", list, leaf)
+	}
+	page := file[list*size:]
+	binary.NativeEndian.PutUint16(page[10:], 1)
+	binary.NativeEndian.PutUint64(page[16:], leaf)
+	if err := os.WriteFile(path, file, fileMode); err != nil {
+		t.Fatal(err)
+	}
 }

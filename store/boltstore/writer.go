@@ -56,6 +56,7 @@ type writer struct {
 	// Only the writer's goroutine uses these fields.
 	fits   int   // no operation that claims this many bytes finds space, see txn.claim
 	broken error // why the writer cannot continue
+	stuck  bool  // a transaction cannot be ended: closing the file would wait for it for ever
 }
 
 // operation is one write, from its caller to its answer.
@@ -263,7 +264,8 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 // as before then, but pages were allocated and freed in memory: Update rolls that back and reads the
 // list of free pages again. Any other panic of a commit, such as "page 7 already freed", says that
 // this list does not match the tree: the next commit could overwrite pages that are in use. If the
-// rollback panics too, nothing in memory can be trusted.
+// rollback panics too, nothing in memory can be trusted, and bbolt may keep the lock of the
+// transaction, so that closing the file would wait for ever.
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
 	committing := false
@@ -276,11 +278,18 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 		})
 	})
 	if tx != nil && tx.DB() != nil {
-		// Only a rollback that panicked leaves the transaction open, with the lock that Close waits for.
-		return errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
+		// Only a rollback that panicked leaves it open. This one may panic at the same place.
+		err = errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
+		w.stuck = tx.DB() != nil
+		return err
 	}
 	var p *panicError
-	if committing && errors.As(err, &p) && !p.isRead() {
+	panicked := errors.As(err, &p)
+	if panicked && tx == nil {
+		w.stuck = true
+		return errors.New("begin: " + err.Error())
+	}
+	if panicked && committing && !p.isRead() {
 		return errors.New("commit: " + err.Error())
 	}
 	return err

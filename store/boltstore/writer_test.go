@@ -29,8 +29,22 @@ type bench struct {
 // newBench starts a writer in a bubble of synctest, on a file of its own.
 func newBench(t *testing.T, dir string, l limits) *bench {
 	t.Helper()
+	path := filepath.Join(dir, "parley.db")
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(makeBuckets), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return openBench(t, path, l)
+}
+
+// openBench starts a writer on a file that is there.
+func openBench(t *testing.T, path string, l limits) *bench {
+	t.Helper()
 	b := &bench{t: t}
-	db, err := bolt.Open(filepath.Join(dir, "parley.db"), 0o600, &bolt.Options{
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
 			var err error
 			b.file, err = os.OpenFile(name, flag, mode)
@@ -40,9 +54,6 @@ func newBench(t *testing.T, dir string, l limits) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Update(makeBuckets); err != nil {
-		t.Fatal(err)
-	}
 	o := store.Options{}.WithDefaults()
 	b.writer = newWriter(db, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
@@ -50,7 +61,9 @@ func newBench(t *testing.T, dir string, l limits) *bench {
 		func(err error) { b.failed = append(b.failed, err) })
 	t.Cleanup(func() {
 		b.close()
-		db.Close()
+		if !b.stuck {
+			db.Close()
+		}
 	})
 	return b
 }
