@@ -166,7 +166,7 @@ func Open(path string, o Options) (*Store, error) {
 	if err := s.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), db.Close())
 	}
-	s.writer = newWriter(db, limits{
+	s.writer = newWriter(db, &s.tally.guard, limits{
 		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
 	}, s.begin, s.committed, s.fail)
 	return s, nil
@@ -189,7 +189,7 @@ func (s *Store) load() error {
 			if err := s.tally.load(tx, s.options.Now()); err != nil {
 				return err
 			}
-			s.abandoned = running(tx)
+			s.abandoned = running(tx, &s.tally.guard)
 			return nil
 		}); err != nil {
 			return err
@@ -213,7 +213,7 @@ func (s *Store) committed(t *txn) {
 // view reads in a transaction. What lies behind the slices of bbolt is gone when read
 // returns.
 func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
-	err := guarded(func() error {
+	err := s.tally.guard.do(func() error {
 		return s.db.View(func(tx *bolt.Tx) error {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -260,12 +260,17 @@ func (s *Store) Close() error {
 }
 
 // markClosed notes that all is well. Where it cannot, for want of space, the next Open looks
-// at the file; so it must after a failure.
+// at the file; so it must after a failure. If bbolt has panicked the file is damaged: a note that it
+// has from before is removed, so that the next Open takes the time to look at all of it.
 func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil
 	}
-	err := s.writer.transact(markClosed)
+	note := markClosed
+	if s.tally.guard.panicked.Load() {
+		note = unmarkClosed
+	}
+	err := s.writer.transact(note)
 	if errors.Is(err, errUnchanged) || err != nil && isFull(err) {
 		return nil
 	}

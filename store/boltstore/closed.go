@@ -50,3 +50,11 @@ func markClosed(tx *bolt.Tx) error {
 	}
 	return tx.Bucket([]byte(metaBucket)).Put([]byte(closedKey), binary.BigEndian.AppendUint64(nil, uint64(tx.ID())))
 }
+
+// unmarkClosed removes the note of markClosed.
+func unmarkClosed(tx *bolt.Tx) error {
+	if !isClosed(tx, tx.ID()-1) {
+		return errUnchanged
+	}
+	return tx.Bucket([]byte(metaBucket)).Delete([]byte(closedKey))
+}

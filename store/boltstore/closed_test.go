@@ -2,10 +2,12 @@ package boltstore
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parleyhq/parley/store"
 )
@@ -92,6 +94,53 @@ func TestClosedAfterFailure(t *testing.T) {
 	s.Close()
 	if closed {
 		t.Error("it counts as closed in order")
+	}
+}
+
+// TestClosedAfterDamage closes stores that have met a damaged page: the file does not count as closed.
+func TestClosedAfterDamage(t *testing.T) {
+	for name, meet := range map[string]func(s *Store) error{
+		"a read": func(s *Store) error {
+			_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "c15", Newest: -1})
+			return err
+		},
+		"a write": func(s *Store) error {
+			appendTo(t, s, "c20", "hello")
+			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c15", Messages: text("hello")})
+			return err
+		},
+		"a sweep": func(s *Store) error { // Which puts off what it cannot read.
+			_, err := s.Sweep(t.Context(), 10)
+			return errors.Join(err, store.ErrCorrupt)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, c := newPath(t), newClock()
+			s := open(t, path, store.Options{Now: c.Now, TTL: time.Hour})
+			for i := range 12 {
+				appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+			}
+			s.Close()
+			flipLeaf(t, path, "mark of c15")
+			c.advance(2 * time.Hour)
+			s = open(t, path, store.Options{Now: c.Now, TTL: time.Hour})
+			if err := meet(s); !errors.Is(err, store.ErrCorrupt) {
+				t.Fatalf("%v, want ErrCorrupt", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+			flipLeaf(t, path, "mark of c15")
+			closed := true
+			s, err := Open(path, Options{Check: func(_ string, inOrder bool) error { closed = inOrder; return nil }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Close()
+			if closed {
+				t.Error("the file counts as closed in order")
+			}
+		})
 	}
 }
 

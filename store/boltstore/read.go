@@ -148,7 +148,7 @@ func (a abandoned) progress(r *record.Record, saved []byte) store.Progress {
 
 // running returns the turns that run, as the conversations say. One whose conversation is
 // damaged cannot be ended, nor can anything else happen to it.
-func running(tx *bolt.Tx) []abandoned {
+func running(tx *bolt.Tx, g *guard) []abandoned {
 	var turns []abandoned
 	c := tx.Bucket([]byte(turnsBucket)).Cursor()
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
@@ -156,7 +156,7 @@ func running(tx *bolt.Tx) []abandoned {
 		if !ok {
 			continue
 		}
-		_ = guarded(func() error {
+		_ = g.do(func() error {
 			if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
 				turns = append(turns, abandoned{tenant, string(id), r.Conversation().GetActiveTurnId()})
 			}

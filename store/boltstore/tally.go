@@ -28,6 +28,7 @@ type tally struct {
 	settled bool             // the last transaction was committed or changed nothing
 
 	versions *versions
+	guard    guard
 }
 
 func newTally() *tally {

@@ -95,7 +95,7 @@ func (s *stored) live(now time.Time) *record.Record {
 // store.ErrCorrupt comes what can be told of it, for Delete, or nil where that does not
 // tell which record is the conversation's.
 func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
-	err = guarded(func() error {
+	err = t.tally.guard.do(func() error {
 		s, err = t.find(tenant, id, decode)
 		return err
 	})
@@ -128,7 +128,7 @@ func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error
 
 // at returns the head of the conversation under an inner key.
 func (t *txn) at(tenant string, key inner) (s *stored, err error) {
-	err = guarded(func() error {
+	err = t.tally.guard.do(func() error {
 		s, err = t.headAt(tenant, key)
 		return err
 	})

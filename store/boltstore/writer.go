@@ -41,6 +41,7 @@ var errUnchanged = errors.New("nothing to commit")
 // callers share a commit and a single one never waits for others.
 type writer struct {
 	db        *bolt.DB
+	guard     *guard
 	limits    limits
 	begin     func(*bolt.Tx) *txn
 	committed func(*txn)
@@ -72,8 +73,8 @@ type operation struct {
 // newWriter starts a writer. Begin makes what operations work on out of a transaction,
 // committed is called after each commit, also one of nothing, and ahead of the answers, failed
 // once if the writer cannot go on.
-func newWriter(db *bolt.DB, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
-	w := &writer{db: db, limits: l, begin: begin, committed: committed, failed: failed, stopped: make(chan struct{})}
+func newWriter(db *bolt.DB, g *guard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
+	w := &writer{db: db, guard: g, limits: l, begin: begin, committed: committed, failed: failed, stopped: make(chan struct{})}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
@@ -196,11 +197,11 @@ func (o *operation) answer(err error) {
 	close(o.done)
 }
 
-// try applies the operation. If bbolt panics before the operation has changed anything, only this operation
-// fails. If it panics later, the transaction fails.
-func (o *operation) try(t *txn) error {
+// try applies an operation. If bbolt panics before the operation has changed anything, that is
+// the operation's own error. After that, it ends the transaction.
+func (w *writer) try(o *operation, t *txn) error {
 	before := t.touched
-	err := guarded(func() error { return o.apply(t) })
+	err := w.guard.do(func() error { return o.apply(t) })
 	if errors.Is(err, store.ErrCorrupt) && t.touched != before {
 		t.fail(err)
 	}
@@ -225,7 +226,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 				t = w.begin(tx)
 				t.fits = w.fits
 			}
-			op.err = op.try(t)
+			op.err = w.try(op, t)
 			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.written) >= w.limits.batchBytes {
 				break
 			}
@@ -269,17 +270,17 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
 	committing := false
-	err := guarded(func() error {
+	err := w.guard.do(func() error {
 		return w.db.Update(func(t *bolt.Tx) error {
 			tx = t
-			err := guarded(func() error { return write(t) })
+			err := w.guard.do(func() error { return write(t) })
 			committing = err == nil
 			return err
 		})
 	})
 	if tx != nil && tx.DB() != nil {
 		// Only a rollback that panicked leaves it open. This one may panic at the same place.
-		err = errors.New("roll back: " + errors.Join(err, guarded(tx.Rollback)).Error())
+		err = errors.New("roll back: " + errors.Join(err, w.guard.do(tx.Rollback)).Error())
 		w.stuck = tx.DB() != nil
 		return err
 	}
@@ -319,13 +320,19 @@ func (e *panicError) isRead() bool {
 	}, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// guarded calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
+// guard calls what works on the pages of bbolt. The zero value is usable.
+type guard struct {
+	panicked atomic.Bool // the file is damaged
+}
+
+// do calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
 // no sense, or reads where there are none. That cannot be told from a mistake of this package but
 // by the stack.
-func guarded(do func() error) (err error) {
+func (g *guard) do(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
+			g.panicked.Store(true)
 			err = &panicError{cause: cause, stack: debug.Stack()}
 		}
 	}()

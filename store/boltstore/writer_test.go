@@ -55,7 +55,7 @@ func openBench(t *testing.T, path string, l limits) *bench {
 		t.Fatal(err)
 	}
 	o := store.Options{}.WithDefaults()
-	b.writer = newWriter(db, l,
+	b.writer = newWriter(db, &guard{}, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
 		func(x *txn) { b.commits = append(b.commits, x.written) },
 		func(err error) { b.failed = append(b.failed, err) })
