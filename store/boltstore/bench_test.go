@@ -118,7 +118,7 @@ func (s *side) throughBatch(id string) error {
 		if err != nil {
 			return err
 		}
-		if err := t.write(a.Tenant, old, out, now); err != nil {
+		if err := t.write(a.Tenant, old, out, false, now); err != nil {
 			return err
 		}
 		return t.finish()

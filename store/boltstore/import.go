@@ -42,9 +42,6 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 		if err != nil {
 			return err
 		}
-		if err := t.yield(); err != nil {
-			return err
-		}
 		result = out.Result
 		return t.takeIn(i.Tenant, old, damaged || live != nil, out, now)
 	})
@@ -66,7 +63,7 @@ func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.O
 	if err != nil {
 		return err
 	}
-	if err := t.claim(len(value)); err != nil {
+	if err := t.yield(len(value)); err != nil {
 		return err
 	}
 	if overwritten {

@@ -13,6 +13,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -134,7 +136,8 @@ func TestNoSpaceForOne(t *testing.T) {
 	})
 }
 
-// TestNoSpaceForMany runs one batch of many writes of which some do not fit: the store tries few of those.
+// TestNoSpaceForMany has one batch of many creates that do not fit: few of them try. What ends or deletes
+// something always tries.
 func TestNoSpaceForMany(t *testing.T) {
 	const writes = 400
 	dir := small(t) // not in the bubble
@@ -193,6 +196,87 @@ func TestNoSpaceForMany(t *testing.T) {
 		}
 		if want := 40; transactions > want {
 			t.Errorf("%d writes took %d transactions, want at most %d", writes, transactions, want)
+		}
+		consistent(t, s)
+	})
+}
+
+// TestNoSpaceBesideDelete has a small delete that does not fit, since its page has a large neighbour,
+// beside writes that do: only the delete fails. A create that is as small, and fails, refuses no delete.
+func TestNoSpaceBesideDelete(t *testing.T) {
+	dir := small(t) // Not of the bubble.
+	synctest.Test(t, func(t *testing.T) {
+		s := openSmall(t, dir, nil, nil)
+		begin := s.writer.begin
+		s.writer.begin = func(tx *bolt.Tx) *txn {
+			x := begin(tx)
+			x.low = func() bool { return false } // So that writes find out at the disk.
+			return x
+		}
+		add := func(tenant, id, content string, a store.Append) func() error {
+			return func() error {
+				a.Tenant, a.ConversationID, a.Messages = tenant, id, text(content)
+				_, err := s.Append(t.Context(), &a)
+				return err
+			}
+		}
+		remove := func(tenant, id string) func() error {
+			return func() error { return s.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}) }
+		}
+		appendTo(t, s, "tiny", "hello")
+		appendTo(t, s, "neighbour", strings.Repeat("word ", 30_000))
+		asked := store.Append{Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}}
+		for i := range 40 {
+			if err := add("other", fmt.Sprint("o", i), strings.Repeat("x", 900), asked)(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n := 0
+		for _, size := range []int{60_000, 30_000, 15_000, 7000, 3500, 1500} {
+			for {
+				n++
+				if err := add("zz", fmt.Sprint("f", n), strings.Repeat("w", size), store.Append{})(); errors.Is(err, store.ErrNoSpace) {
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		together := func(calls ...func() error) (errs []error) {
+			b := &bench{writer: s.writer, t: t}
+			release, held := b.hold()
+			var answers []answer
+			for _, do := range append(calls, func() error { return <-held }) {
+				a := make(answer, 1)
+				go func() { a <- do() }()
+				synctest.Wait()
+				answers = append(answers, a)
+			}
+			release()
+			for _, a := range answers {
+				errs = append(errs, <-a)
+			}
+			return errs
+		}
+		end := store.Append{End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED}}
+		for other, first := range map[string]func() error{ // By the ids of the others in the batch.
+			"o1": remove("acme", "tiny"),
+			"o2": add("acme", "tiny", "little", store.Append{}),
+		} {
+			errs := together(first, remove("other", other+"0"), remove("other", other+"1"), add("other", other+"2", "answer", end),
+				func() error {
+					return s.SaveProgress(t.Context(), &store.Progress{
+						Tenant: "other", ConversationID: other + "4", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 1},
+					})
+				})
+			if !errors.Is(errs[0], store.ErrNoSpace) {
+				t.Errorf("batch of %s: write beside a large conversation = %v, want ErrNoSpace", other, errs[0])
+			}
+			for i, err := range errs[1:] {
+				if err != nil {
+					t.Errorf("batch of %s: write %d = %v", other, i, err)
+				}
+			}
 		}
 		consistent(t, s)
 	})

@@ -53,9 +53,6 @@ func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, 
 		}
 	}
 	return s.do(ctx, size, func(t *txn) error {
-		if err := t.claim(size); err != nil {
-			return err
-		}
 		return apply(t, ids)
 	})
 }

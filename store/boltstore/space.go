@@ -31,22 +31,19 @@ func isLow(db *bolt.DB) bool {
 	return free+pages*int64(db.Info().PageSize)/2 < reserve
 }
 
-// yield returns store.ErrNoSpace where what is left is not for something new.
-func (t *txn) yield() error {
+// yield is called by an operation that writes something new, a value of that many bytes. It returns
+// store.ErrNoSpace where what is left is kept for other operations, and where an operation that
+// yields, with a value no larger, was alone in a transaction and found no space: of a batch that does
+// not fit, few try, since after each failure bbolt reads its list of free pages again. How much space
+// a write needs is not told by its value, for bbolt writes whole pages: this may refuse what would
+// fit. So operations that end or delete something never ask, and their failures count for nobody.
+func (t *txn) yield(size int) error {
+	t.yielded = size
+	if size >= t.fits {
+		return fmt.Errorf("%w: another write that is no larger found none", store.ErrNoSpace)
+	}
 	if t.low() {
 		return fmt.Errorf("%w: what is left is kept for answers and deletes", store.ErrNoSpace)
-	}
-	return nil
-}
-
-// claim reserves space for a value of that many bytes. An operation calls it before it writes the value; an
-// operation that deletes does not call it. claim returns store.ErrNoSpace if an operation that claimed no
-// more bytes was alone in a transaction and found no space. So few operations of a batch that does not fit
-// fail at the disk, where each failure makes bbolt read its list of free pages again.
-func (t *txn) claim(size int) error {
-	t.claimed = size
-	if size >= t.fits {
-		return fmt.Errorf("%w: another write of at most this size found no space", store.ErrNoSpace)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ type txn struct {
 	dirty            bool
 	touched          int         // number of changes that operations began, in the file or in memory
 	written          int         // bytes of values
-	fits, claimed    int         // bytes, see claim
+	fits, yielded    int         // see yield
 	low              func() bool // what isLow says, which is asked when it is needed, and once
 	err              error
 }
@@ -49,7 +49,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), meta: bucket(metaBucket),
 		options: o, tally: memory, counts: map[string]counts{},
 		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
-		fits: math.MaxInt, claimed: math.MaxInt,
+		fits: math.MaxInt, yielded: math.MaxInt,
 		low: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
 	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {

@@ -69,13 +69,8 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, yields 
 		if err != nil {
 			return err
 		}
-		if yields && out.Record != nil {
-			if err := t.yield(); err != nil {
-				return err
-			}
-		}
 		result = out.Result
-		return t.write(tenant, old, out, now)
+		return t.write(tenant, old, out, yields, now)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
@@ -83,8 +78,9 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, yields 
 	return result, nil
 }
 
-// write does what package record decided; old is what lies under the id, nil for nothing.
-func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Time) error {
+// write does what package record decided; old is what lies under the id, nil for nothing. One that
+// yields is refused while the disk is nearly full.
+func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool, now time.Time) error {
 	if out.Record == nil {
 		return nil
 	}
@@ -99,8 +95,10 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 	if err != nil {
 		return err
 	}
-	if err := t.claim(len(value)); err != nil {
-		return err
+	if yields {
+		if err := t.yield(len(value)); err != nil {
+			return err
+		}
 	}
 	if !out.Result.Created {
 		t.replace(old, out.Record, value)
@@ -123,9 +121,6 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, now time.Ti
 // leads nowhere, stays: the answer is store.ErrCorrupt, for nobody knows where it lies.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	err := s.do(ctx, 0, func(t *txn) error {
-		if err := t.claim(0); err != nil {
-			return err
-		}
 		now := s.options.Now()
 		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
 		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
@@ -166,9 +161,6 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 		}
 		if old.live(now) == nil || old.turn == "" || old.turn != p.TurnID {
 			return store.ErrTurnEnded
-		}
-		if err := t.claim(len(value)); err != nil {
-			return err
 		}
 		t.put(t.turns, idKey(p.Tenant, p.ConversationID), value)
 		return nil

@@ -54,8 +54,8 @@ type writer struct {
 	refusal error // why no operation is taken any more
 	stopped chan struct{}
 
-	// Only the writer's goroutine uses these fields.
-	fits   int   // no operation that claims this many bytes finds space, see txn.claim
+	// These belong to the writer's goroutine.
+	fits   int   // no operation that yields and writes as much fits the disk, see txn.yield
 	broken error // why the writer cannot continue
 	stuck  bool  // a transaction cannot be ended: closing the file would wait for it for ever
 }
@@ -244,7 +244,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 		return batch, nil
 	case isFull(err) && undone(w.db, id):
 		if len(batch) == 1 {
-			w.fits = min(w.fits, t.claimed)
+			w.fits = min(w.fits, t.yielded)
 		}
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
 	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && undone(w.db, id):
