@@ -2,7 +2,9 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -97,11 +99,12 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 	if limit == 0 {
 		return false, nil
 	}
+	var damage error // Of a tenant, which does not keep the others above their capacity.
 	for _, tenant := range s.tally.above(limit) {
 		for more = true; more; {
 			step := min(left, maxStep)
 			if step <= 0 {
-				return true, nil
+				return true, damage
 			}
 			evicted := 0
 			err := s.do(ctx, 0, func(t *txn) error {
@@ -114,11 +117,15 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 				evicted, more = len(gone), len(gone) == step && excess > step
 				return nil
 			})
+			if errors.Is(err, store.ErrCorrupt) {
+				damage = cmp.Or(damage, err)
+				break
+			}
 			if err != nil {
 				return true, err
 			}
 			left -= evicted
 		}
 	}
-	return false, nil
+	return false, damage
 }

@@ -1,9 +1,11 @@
 package boltstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,20 +24,25 @@ const (
 )
 
 // Sweep implements store.Store. Conversations that only have to be moved to a later minute
-// count towards the limit as well, so that a call does a bounded amount of work.
+// count towards the limit as well, so that a call does a bounded amount of work. What it cannot do for
+// damage does not keep it from the rest: it returns the first error when it has done that.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
-	if err := s.releaseLeft(ctx); err != nil {
-		return true, fmt.Errorf("sweep: %w", err)
-	}
+	damage := s.releaseLeft(ctx)
 	for _, q := range []queue{{expiryBucket, minuteOf, (*txn).sweep}, {endsBucket, secondOf, (*txn).sweepEnd}} {
-		if limit, err = s.sweep(ctx, q, limit); err != nil {
-			return true, fmt.Errorf("sweep: %w", err)
-		}
-		if limit <= 0 {
-			return true, nil
+		if damage == nil || errors.Is(damage, store.ErrCorrupt) {
+			limit, err = s.sweep(ctx, q, limit)
+			damage = cmp.Or(damage, err)
 		}
 	}
-	return s.shrink(ctx, limit)
+	more = true
+	if limit > 0 && (damage == nil || errors.Is(damage, store.ErrCorrupt)) {
+		more, err = s.shrink(ctx, limit)
+		damage = cmp.Or(damage, err)
+	}
+	if damage != nil {
+		return true, fmt.Errorf("sweep: %w", damage)
+	}
+	return more, nil
 }
 
 // queue is a bucket of what is to end: in which slot of time an entry is, and how it ends.
@@ -45,33 +52,86 @@ type queue struct {
 	end    func(*txn, due, time.Time)
 }
 
+// key tells the entries of all queues apart.
+func (q queue) key(e due) string { return q.bucket + string(dueKey(e.slot, e.tenant, e.name)) }
+
 // sweep has the writer end what the entries of a queue lead to whose time has come, and
-// returns what is left of the limit.
-func (s *Store) sweep(ctx context.Context, q queue, limit int) (left int, err error) {
+// returns what is left of the limit. An entry that fails for damage rests.
+func (s *Store) sweep(ctx context.Context, q queue, limit int) (left int, damage error) {
 	for more := true; more && limit > 0; {
-		var entries []due
-		entries, more, err = s.due(ctx, q, min(limit, maxStep))
-		if err == nil && len(entries) > 0 {
-			err = s.do(ctx, 0, func(t *txn) error {
-				now := s.options.Now()
-				for _, e := range entries {
-					q.end(t, e, now)
-				}
-				return nil
-			})
-		}
-		if err != nil {
-			return 0, err
+		entries, further, err := s.due(ctx, q, min(limit, maxStep))
+		more = further || err != nil && len(entries) > 0
+		if len(entries) > 0 {
+			err = cmp.Or(each(entries, func(entries []due) error {
+				return s.writer.do(ctx, 0, func(t *txn) error {
+					now := s.options.Now()
+					for _, e := range entries {
+						q.end(t, e, now)
+					}
+					return nil
+				})
+			}, func(e due) {
+				s.corrupt.Add(1)
+				s.resting.add(q.key(e), s.options.Now().Add(rest))
+			}), err)
 		}
 		limit -= len(entries)
+		damage = cmp.Or(damage, err)
+		if err != nil && !errors.Is(err, store.ErrCorrupt) {
+			break
+		}
 	}
-	return limit, nil
+	return limit, damage
+}
+
+// each applies something to items. If it fails for damage it is applied again to halves, so that only
+// those items fail that are the cause. It returns the first error.
+func each[T any](items []T, apply func([]T) error, failed func(T)) error {
+	err := apply(items)
+	if !errors.Is(err, store.ErrCorrupt) {
+		return err
+	}
+	if len(items) == 1 {
+		failed(items[0])
+		return err
+	}
+	middle := len(items) / 2
+	first := each(items[:middle], apply, failed)
+	return cmp.Or(first, each(items[middle:], apply, failed))
+}
+
+// resting holds which entries are out of the sweeper's way, and until when.
+type resting struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+func (r *resting) add(key string, until time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.until == nil {
+		r.until = map[string]time.Time{}
+	}
+	r.until[key] = until
+}
+
+// has reports whether an entry rests.
+func (r *resting) has(key string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	until, ok := r.until[key]
+	if ok && !until.After(now) {
+		delete(r.until, key)
+	}
+	return until.After(now)
 }
 
 // due returns at most n entries whose time has come, and whether there are more. Damaged
-// ones are stepped over.
+// ones are stepped over, and so are those that rest. With store.ErrCorrupt come those that lie before
+// the damage.
 func (s *Store) due(ctx context.Context, q queue, n int) (entries []due, more bool, err error) {
-	now := nanosecond(s.options.Now())
+	at := s.options.Now()
+	now := nanosecond(at)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(q.bucket))
 		if b == nil {
@@ -84,7 +144,7 @@ func (s *Store) due(ctx context.Context, q queue, n int) (entries []due, more bo
 				break
 			}
 			looks++
-			isDue := ok && e.at <= now
+			isDue := ok && e.at <= now && !s.resting.has(q.key(e), at)
 			if looks > maxDueLooks || isDue && len(entries) == n {
 				more = len(entries) > 0
 				break
@@ -107,8 +167,15 @@ func (t *txn) sweep(e due, now time.Time) {
 	}
 	key, ok := e.inner()
 	s, err := t.at(e.tenant, key)
+	if err == nil && s.place.minute != e.slot {
+		// Damage: the entry belongs to nothing, or it was moved while the record could not be read.
+		t.del(t.expiry, entry)
+		if t.expiry.Get(expiryKey(s.place.minute, s.tenant, s.place.key)) != nil {
+			return
+		}
+	}
 	switch {
-	case !ok || errors.Is(err, store.ErrNotFound) || err == nil && s.place.minute != e.slot:
+	case !ok || errors.Is(err, store.ErrNotFound):
 		t.del(t.expiry, entry) // Damage: the entry belongs to nothing.
 	case err != nil:
 		// What cannot be read is kept, for somebody to look into. Its id, and with it ids,

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -245,4 +246,102 @@ func TestDamagedLength(t *testing.T) {
 	consistent(t, s)
 	s.Close()
 	wantSound(t, path)
+}
+
+// TestSweepDamagedPage sweeps conversations beside one whose page cannot be read: they go, but for those
+// whose page would be merged with it.
+func TestSweepDamagedPage(t *testing.T) {
+	path, c := newPath(t), newClock()
+	o := store.Options{Now: c.Now, TTL: time.Hour, MaxMessages: 1}
+	s := open(t, path, o)
+	for i := range 40 {
+		appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+	}
+	appendTo(t, s, "session", "hello")
+	c.advance(time.Minute)
+	hold(t, s, 0, "session")
+	release(t, s, time.Hour, "session")
+	s.Close()
+	flipLeaf(t, path, "mark of c15")
+	c.advance(2 * time.Hour)
+	s = open(t, path, o)
+	for range 3 {
+		if _, err := s.Sweep(t.Context(), 1000); err != nil && !errors.Is(err, store.ErrCorrupt) {
+			t.Fatal(err)
+		}
+	}
+	if more, err := s.Sweep(t.Context(), 1000); more || err != nil {
+		t.Errorf("Sweep with only damage left = %v, %v, want false", more, err)
+	}
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations > 6 {
+		t.Errorf("Stats = %+v, %v, want 6 conversations at most, in the page and beside it", stats, err)
+	}
+	if n := s.tally.memory["acme"]; n != 0 {
+		t.Errorf("%d ids are session memory, want none", n)
+	}
+	s.Close()
+	flipLeaf(t, path, "mark of c15") // As if it was repaired.
+	s = open(t, path, o)
+	c.advance(rest)
+	sweep(t, s)
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 {
+		t.Errorf("Stats after the repair = %+v, %v, want no conversation", stats, err)
+	}
+	consistent(t, s)
+}
+
+// TestSweepDamagedExpiry damages a page of expiry: what is due before it is swept.
+func TestSweepDamagedExpiry(t *testing.T) {
+	path, c := newPath(t), newClock()
+	o := store.Options{Now: c.Now, TTL: time.Hour}
+	s := open(t, path, o)
+	for i := range 300 {
+		appendTo(t, s, fmt.Sprint("c", i), "hello")
+	}
+	var root uint64
+	_ = s.db.View(func(tx *bolt.Tx) error {
+		root = uint64(tx.Bucket([]byte(expiryBucket)).Root())
+		return nil
+	})
+	s.Close()
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(os.Getpagesize())
+	children := uint64(binary.NativeEndian.Uint16(file[root*size+10:]))
+	child := binary.NativeEndian.Uint64(file[root*size+16+16*(children-1)+8:])
+	file[child*size+8] ^= 0x40
+	if err := os.WriteFile(path, file, fileMode); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(2 * time.Hour)
+	s = open(t, path, o)
+	if _, err := s.Sweep(t.Context(), 1000); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("Sweep = %.99v, want ErrCorrupt", err)
+	}
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations > 150 {
+		t.Errorf("Stats = %+v, %v, want half of 300 conversations at most", stats, err)
+	}
+}
+
+// TestPurgeDamagedPage purges a tenant of whom a page cannot be read: what lies before it goes.
+func TestPurgeDamagedPage(t *testing.T) {
+	path, c := newPath(t), newClock()
+	o := store.Options{Now: c.Now, MaxMessages: 1}
+	s := open(t, path, o)
+	for i := range 40 {
+		appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+		c.advance(time.Millisecond)
+	}
+	s.Close()
+	flipLeaf(t, path, "mark of c40")
+	s = open(t, path, o)
+	purged, err := s.Purge(t.Context(), &store.Purge{Tenant: "acme"})
+	if !errors.Is(err, store.ErrCorrupt) || purged.Count < 20 {
+		t.Errorf("Purge = %+v, %.99v, want 20 conversations at least, and ErrCorrupt", purged, err)
+	}
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 40-purged.Count {
+		t.Errorf("Stats = %+v, %v, want all but those that were purged", stats, err)
+	}
 }

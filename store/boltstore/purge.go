@@ -2,8 +2,10 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,23 +17,40 @@ import (
 )
 
 // Purge implements store.Store. It walks through the tenant's conversations by create time,
-// up to those that are too young.
+// up to those that are too young, or to a page that cannot be read. What fails for damage does not keep it
+// from the rest.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
 	w := purge{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
 	var purged store.Purged
+	var damage error // Of some conversations, which does not keep the others.
 	for !w.done {
 		keys, ids, err := s.inactive(ctx, &w)
-		if err == nil && !p.DryRun && len(keys) > 0 {
-			err = s.do(ctx, 0, func(t *txn) error {
-				ids = t.purge(&w, keys, s.options.Now())
-				return nil
-			})
+		if errors.Is(err, store.ErrCorrupt) {
+			damage, err, w.done = cmp.Or(damage, err), nil, true // Nothing leads past that page.
 		}
-		if err != nil {
-			return purged, fmt.Errorf("purge: %w", err)
+		if err == nil && !p.DryRun && len(keys) > 0 {
+			ids = nil
+			err = each(keys, func(keys []inner) error {
+				var gone []string
+				err := s.writer.do(ctx, 0, func(t *txn) error {
+					gone = t.purge(&w, keys, s.options.Now())
+					return nil
+				})
+				if err == nil {
+					ids = append(ids, gone...)
+				}
+				return err
+			}, func(inner) { s.corrupt.Add(1) })
 		}
 		purged.Count += int64(len(ids))
 		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), store.MaxSampleIDs-len(purged.SampleIDs))]...)
+		if err != nil && !errors.Is(err, store.ErrCorrupt) {
+			return purged, fmt.Errorf("purge: %w", err)
+		}
+		damage = cmp.Or(damage, err)
+	}
+	if damage != nil {
+		return purged, fmt.Errorf("purge: %w", damage)
 	}
 	return purged, nil
 }
