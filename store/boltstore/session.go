@@ -224,7 +224,7 @@ func (t *txn) putSession(tenant, id string, m session) {
 	}
 	entry := endKey(m.ends, tenant, id)
 	t.put(t.ends, entry, encodeDue(entry, m.ends))
-	if s := t.tally.soon[tenant]; s != nil {
+	if s := t.tally.soonOf(tenant); s != nil {
 		s.ends.add(due{slot: secondOf(m.ends), tenant: tenant, name: id, at: m.ends})
 	}
 	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {

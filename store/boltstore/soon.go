@@ -75,10 +75,10 @@ func (q *dueQueue) due(now time.Time) iter.Seq[due] {
 
 // soonOf returns the soon of a tenant, read up to the slots of now.
 func (t *txn) soonOf(tenant string, now time.Time) *soon {
-	s := t.tally.soon[tenant]
+	s := t.tally.soonOf(tenant)
 	if s == nil {
 		s = &soon{expiry: newDueQueue(), ends: newDueQueue()}
-		t.tally.soon[tenant] = s
+		t.tally.soon[tenant], t.tally.asked[tenant] = s, true
 	}
 	s.expiry.read(t.expiry, tenant, minuteOf(nanosecond(now)))
 	s.ends.read(t.ends, tenant, secondOf(nanosecond(now)))

@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -56,5 +57,49 @@ func TestSoonForgotten(t *testing.T) {
 	}
 	if n := len(s.tally.soon); n != 0 {
 		t.Errorf("%d tenants have entries in memory, want none", n)
+	}
+}
+
+// TestSoonForgottenBelowCapacity has a tenant that was at its capacity and is far below it.
+func TestSoonForgottenBelowCapacity(t *testing.T) {
+	c := newClock()
+	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 4})
+	for i := range 5 {
+		appendTo(t, s, fmt.Sprint(i), "hello")
+	}
+	if n := len(s.tally.soon); n != 1 {
+		t.Errorf("%d tenants have entries in memory, want 1", n)
+	}
+	c.advance(2 * time.Hour)
+	appendTo(t, s, "new", "hello")
+	sweep(t, s)
+	if n := len(s.tally.soon); n != 0 {
+		t.Errorf("%d tenants have entries in memory, want none", n)
+	}
+}
+
+// TestSoonAfterFailure has a transaction of a tenant fail: what is in memory of another tenant stays.
+func TestSoonAfterFailure(t *testing.T) {
+	c := newClock()
+	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 2})
+	for _, tenant := range []string{"acme", "other"} {
+		for i := range 3 {
+			if _, err := s.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint(i)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	acme, other := s.tally.soon["acme"], s.tally.soon["other"]
+	err := s.do(t.Context(), 0, func(x *txn) error {
+		x.soonOf("acme", c.Now())
+		x.put(x.turns, []byte("key"), nil)
+		panic("invalid page type")
+	})
+	if !errors.Is(err, store.ErrCorrupt) {
+		t.Fatalf("do = %.99v, want ErrCorrupt", err)
+	}
+	appendTo(t, s, "2", "hello")
+	if acme == nil || other == nil || s.tally.soon["acme"] == acme || s.tally.soon["other"] != other {
+		t.Error("want what acme has in memory to be forgotten, and what other has to stay")
 	}
 }

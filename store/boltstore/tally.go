@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,24 +24,35 @@ type tally struct {
 	holders map[string]int   // of ids, by idKey; nothing of it is in the file
 	some    atomic.Bool      // sessions is not empty
 
-	// Only the writer uses these fields. It changes them before the commit.
-	soon    map[string]*soon // by tenant, for tenants that reached their capacity
-	settled bool             // the last transaction was committed or changed nothing
+	// These belong to the writer alone, which changes them before the commit.
+	soon    map[string]*soon // of tenants that reached their capacity
+	asked   map[string]bool  // tenants of soon that the newest transaction may have changed
+	settled bool             // the newest transaction was committed, or changed nothing
 
 	versions *versions
 	guard    guard
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, soon: map[string]*soon{}, versions: newVersions(maxVersions)}
+	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, soon: map[string]*soon{}, asked: map[string]bool{}, versions: newVersions(maxVersions)}
 }
 
 // beginSoon clears soon if the last transaction failed, since it may have changed soon.
 func (t *tally) beginSoon() {
 	if !t.settled {
-		clear(t.soon)
+		maps.DeleteFunc(t.soon, func(tenant string, _ *soon) bool { return t.asked[tenant] })
 	}
+	clear(t.asked)
 	t.settled = false
+}
+
+// soonOf returns what soon has of a tenant, for a transaction to change; nil for nothing.
+func (t *tally) soonOf(tenant string) *soon {
+	s := t.soon[tenant]
+	if s != nil {
+		t.asked[tenant] = true
+	}
+	return s
 }
 
 // load reads the counts of all tenants, at this instant.
@@ -132,6 +144,11 @@ func (t *tally) settle(x *txn) {
 			x.passed[tenant] = inner{}
 		} else {
 			t.tenants[tenant] = c
+			// It holds entries of conversations that were removed as well. Reading it again costs little
+			// beside what the tenant must write until it is at its capacity.
+			if 2*c.conversations < int64(x.options.MaxConversations) {
+				delete(t.soon, tenant)
+			}
 		}
 	}
 	t.expired, t.evicted = t.expired+x.expired, t.evicted+x.evicted

@@ -230,7 +230,7 @@ func (t *txn) arm(s *stored, at time.Time) {
 func (t *txn) putDue(tenant string, key inner, ns int64) {
 	entry := expiryKey(minuteOf(ns), tenant, key)
 	t.put(t.expiry, entry, encodeDue(entry, ns))
-	if s := t.tally.soon[tenant]; s != nil {
+	if s := t.tally.soonOf(tenant); s != nil {
 		s.expiry.add(due{slot: minuteOf(ns), tenant: tenant, name: string(key[:]), at: ns})
 	}
 }
