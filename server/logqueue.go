@@ -26,7 +26,7 @@ const (
 )
 
 // logQueue is what the process writes its log to. A goroutine of its own passes the entries
-// on to out, so that no other goroutine waits for whoever reads them. An entry that finds
+// on to out, so that no other goroutine waits for the reader. An entry that finds
 // the queue full is dropped and counted. When out takes entries again, an entry says how
 // many are missing. Lines are counted: an entry of slog is always one.
 type logQueue struct {

@@ -65,7 +65,7 @@ func overLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopba
 }
 
 // TestLoopbackKeepsAnIdleConnection: the client of the MCP tools, which pings every 30 s by
-// default, keeps its connection to the loopback when nobody calls for a while.
+// default, keeps its connection to the loopback when no calls are made for a while.
 func TestLoopbackKeepsAnIdleConnection(t *testing.T) {
 	t.Parallel()
 	agents, err := agent.NewSet("echo", []agent.Entry{{Name: "echo", Agent: echo.New()}})

@@ -68,7 +68,7 @@
 // A page that bbolt cannot read is store.ErrCorrupt for each call that meets it: calls about
 // conversations in the page, and deletes that would merge a page with it. A list that reaches the page
 // fails as well, and so does each create of a tenant at its capacity whose oldest conversation lies there
-// or beside it; somebody has to delete other conversations of that tenant to make room. Sweep and Purge do what they can, and
+// or beside it; the operator has to delete other conversations of that tenant to make space. Sweep and Purge do what they can, and
 // return the error; Sweep tries the rest again an hour later. All other calls continue. If a commit shows that the list of free pages does not match the pages in use, the
 // store fails: every later write is store.ErrFailed. If bbolt copies a length that is damaged, or runs
 // out of stack because pages lead in a circle, the process ends: that is why CheckPages checks the file

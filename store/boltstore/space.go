@@ -36,7 +36,7 @@ func isLow(db *bolt.DB) bool {
 // yields, with a value no larger, was alone in a transaction and found no space: of a batch that does
 // not fit, few try, since after each failure bbolt reads its list of free pages again. How much space
 // a write needs is not told by its value, for bbolt writes whole pages: this may refuse what would
-// fit. So operations that end or delete something never ask, and their failures count for nobody.
+// fit. So operations that end or delete something never ask, and their failures do not count.
 func (t *txn) yield(size int) error {
 	t.yielded = size
 	if size >= t.fits {

@@ -192,7 +192,7 @@ func TestStalledLargeRead(t *testing.T) {
 	}
 }
 
-// TestSteadySender: whoever sends any body steadily within its time keeps the pace.
+// TestSteadySender: a client that sends any body steadily within its time keeps the pace.
 func TestSteadySender(t *testing.T) {
 	for size := largeBodyBytes + 1; size <= maxBodyBytes; size += 64<<10 - 1 {
 		synctest.Test(t, func(t *testing.T) {

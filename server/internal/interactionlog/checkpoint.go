@@ -238,7 +238,7 @@ func (l *Log) synced(u *unsynced, err error) error {
 	if !p.earliest.IsZero() && p.earliest.Before(u.whole) {
 		u.whole = p.earliest
 	}
-	// What was remembered of imports ahead of the checkpoint is gone: it never goes back here.
+	// Records of imports before the checkpoint have been removed, so the checkpoint never moves back here.
 	if !p.unsure && l.failing.lost == 0 && u.whole.After(p.saved.Whole) {
 		p.saved.Whole = u.whole
 	}

@@ -24,7 +24,7 @@ type compaction struct {
 }
 
 // compact drops what is no longer needed of what is remembered, once there is enough of it.
-// Messages are committed meanwhile.
+// Messages are committed in the meantime.
 func (l *Log) compact() error {
 	l.syncing.Lock()
 	defer l.syncing.Unlock()
@@ -93,7 +93,7 @@ func (c *compaction) write() error {
 	return errors.Join(err, c.to.Sync())
 }
 
-// replace takes over what was remembered meanwhile, which is about imports alone, and the
+// replace takes over what was remembered in the meantime, which is about imports alone, and the
 // checkpoint as it is now: neither is durable in the old file. A file that is no longer the one
 // that was read stays, until the next compaction.
 func (c *compaction) replace() error {

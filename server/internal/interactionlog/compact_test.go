@@ -73,7 +73,7 @@ func TestCompactBesideImports(t *testing.T) {
 	do(t, s.log.Close())
 }
 
-// TestCompactRemovedFile leaves a file alone that somebody has put in the place of the one that
+// TestCompactRemovedFile leaves a file alone that another program has put in the place of the one that
 // was read.
 func TestCompactRemovedFile(t *testing.T) {
 	const size = compactEvery

@@ -56,7 +56,7 @@ func (s *Server) ServerOptions() []grpc.ServerOption { return s.serverOptions(s.
 // LoopbackOptions are the ServerOptions of a grpc.Server whose clients are in this process and
 // pass streams on to clients of their own, such as the gateway. A send may take any time: while a
 // large message is passed on to a slow client, later ones wait here, and the server cannot know
-// how long that takes. Whoever passes a stream on must end it when its own client takes nothing.
+// how long that takes. A server that passes a stream on must end it when its own client takes nothing.
 func (s *Server) LoopbackOptions() []grpc.ServerOption { return s.serverOptions(s.limitReceives) }
 
 func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.ServerOption {
