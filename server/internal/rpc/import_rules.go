@@ -68,7 +68,7 @@ func (e *invalidError) checkForkOrigin(c *parleyv1.Conversation) {
 	// The messages up to there came from the fork's source, so that the interaction log has no
 	// entries for them. Later ones are the conversation's own.
 	if sequence > c.GetLastSequence() {
-		e.add(path+"sequence", "is %d, which must not be more than %d, the conversation's last_sequence", sequence, c.GetLastSequence())
+		e.add(path+"sequence", "is %d, must be at most the conversation's last_sequence, %d", sequence, c.GetLastSequence())
 	}
 }
 
