@@ -7,11 +7,9 @@ import (
 	"time"
 )
 
-// goneClients closes the HTTP connections of clients that are gone. A client is gone when it has
-// not acknowledged data or a probe for the time answer and has sent no packet for the time silence.
-//
-// A client is gone when it has acknowledged none of several attempts for answer, and has sent
-// nothing at all for silence. One lost packet is no sign: the next attempt may be far away.
+// goneClients closes the HTTP connections of clients that are gone. A client is gone when it has left
+// goneAttempts attempts in a row unacknowledged for the time answer, and has sent no packet for the time
+// silence. One lost packet is no sign: the next attempt may come a minute later.
 type goneClients struct {
 	silence, answer time.Duration
 	every           time.Duration // time between two checks
@@ -74,7 +72,7 @@ func (g *goneClients) check(now time.Time, read func(net.Conn) ackState) {
 			g.conns[conn] = now
 		case now.Sub(since) >= g.answer && state.silence >= g.silence:
 			if tcp, ok := conn.(interface{ SetLinger(seconds int) error }); ok {
-				_ = tcp.SetLinger(0) // Nobody is there to take what is left.
+				_ = tcp.SetLinger(0) // No client is left to take the rest.
 			}
 			_ = conn.Close()
 		}
