@@ -224,7 +224,7 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 			return func() error { return s.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}) }
 		}
 		appendTo(t, s, "tiny", "hello")
-		appendTo(t, s, "neighbour", strings.Repeat("word ", 30_000))
+		appendTo(t, s, "neighbour", strings.Repeat("word ", 45_000)) // More pages in a row than the writes below can leave free.
 		asked := store.Append{Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}}
 		for i := range 40 {
 			if err := add("other", fmt.Sprint("o", i), strings.Repeat("x", 900), asked)(); err != nil {
