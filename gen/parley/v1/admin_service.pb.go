@@ -22,7 +22,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// GetStatsRequest asks for the counts.
+// GetStatsRequest is empty.
 type GetStatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -59,39 +59,40 @@ func (*GetStatsRequest) Descriptor() ([]byte, []int) {
 	return file_parley_v1_admin_service_proto_rawDescGZIP(), []int{0}
 }
 
-// GetStatsResponse is what the service holds and does right now.
+// GetStatsResponse contains the counts of this server.
 type GetStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the server program.
+	// Version of the server.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// "memory", "bolt" or "redis".
+	// Kind of store: "memory", "bolt" or "redis".
 	Store string `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"`
-	// Conversations kept; expired ones count until they are swept, seconds later.
+	// Number of stored conversations. Expired conversations count until the sweep deletes them a
+	// few seconds later.
 	ConversationCount int64 `protobuf:"varint,3,opt,name=conversation_count,json=conversationCount,proto3" json:"conversation_count,omitempty"`
-	// Messages kept in them.
+	// Number of messages in these conversations.
 	MessageCount int64 `protobuf:"varint,4,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
-	// Encoded conversations and messages.
+	// Encoded size of conversations and messages, in bytes.
 	DataBytes int64 `protobuf:"varint,5,opt,name=data_bytes,json=dataBytes,proto3" json:"data_bytes,omitempty"`
-	// Heap in use.
+	// Heap in use, in bytes.
 	MemoryBytes int64 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	// Size of the store's file; 0 where there is no file.
+	// Size of the store's file, in bytes; 0 if the store has no file.
 	FileBytes int64 `protobuf:"varint,7,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
-	// What of the file is in use; 0 where there is no file.
+	// Bytes of the file that are in use; 0 if the store has no file.
 	FileBytesInUse int64 `protobuf:"varint,8,opt,name=file_bytes_in_use,json=fileBytesInUse,proto3" json:"file_bytes_in_use,omitempty"`
-	// Turns that are being answered right now.
+	// Number of running turns.
 	ActiveTurnCount int32 `protobuf:"varint,9,opt,name=active_turn_count,json=activeTurnCount,proto3" json:"active_turn_count,omitempty"`
-	// Watchers and waiting readers.
+	// Number of watch streams and of calls of GetRoutingSummary that wait.
 	WatcherCount int32 `protobuf:"varint,10,opt,name=watcher_count,json=watcherCount,proto3" json:"watcher_count,omitempty"`
-	// Conversations whose ttl ran out, since the start.
+	// Number of conversations that have expired since the server started.
 	ExpiredTotal int64 `protobuf:"varint,11,opt,name=expired_total,json=expiredTotal,proto3" json:"expired_total,omitempty"`
-	// Conversations that made room for others, since the start.
+	// Number of conversations that have been evicted since the server started.
 	EvictedTotal int64 `protobuf:"varint,12,opt,name=evicted_total,json=evictedTotal,proto3" json:"evicted_total,omitempty"`
-	// When this server started.
+	// When the server started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Lines that the interaction log could not write, since the start.
+	// Number of entries that the interaction log has failed to write since the server started.
 	LostInteractionTotal int64 `protobuf:"varint,14,opt,name=lost_interaction_total,json=lostInteractionTotal,proto3" json:"lost_interaction_total,omitempty"`
-	// Times that a conversation was asked for whose record in the store is damaged, since the
-	// start.
+	// Number of requests, since the server started, for a conversation whose record in the store
+	// is damaged.
 	DataLossTotal int64 `protobuf:"varint,15,opt,name=data_loss_total,json=dataLossTotal,proto3" json:"data_loss_total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -232,7 +233,7 @@ func (x *GetStatsResponse) GetDataLossTotal() int64 {
 	return 0
 }
 
-// BackupStoreRequest asks for a copy of the store.
+// BackupStoreRequest is empty.
 type BackupStoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -269,12 +270,12 @@ func (*BackupStoreRequest) Descriptor() ([]byte, []int) {
 	return file_parley_v1_admin_service_proto_rawDescGZIP(), []int{2}
 }
 
-// BackupStoreResponse is a piece of the copy.
+// BackupStoreResponse contains a piece of the copy.
 type BackupStoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The next bytes of the file.
+	// The next bytes of the copy.
 	Chunk []byte `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// Size of the whole, with the first chunk.
+	// Size of the whole copy; set in the first response.
 	SizeBytes     int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -27,11 +27,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService is for operators. It needs the admin role.
+// AdminService is for operators. Its callers need the admin role.
 type AdminServiceClient interface {
-	// GetStats counts what the service holds, over all tenants.
+	// GetStats returns counts of the stored data and of running work, over all tenants.
 	GetStats(ctx context.Context, in *GetStatsRequest, opts ...grpc.CallOption) (*GetStatsResponse, error)
-	// BackupStore streams a consistent copy of the store taken while it serves.
+	// BackupStore streams a consistent copy of the store. The server continues to serve in the
+	// meantime.
 	BackupStore(ctx context.Context, in *BackupStoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupStoreResponse], error)
 }
 
@@ -76,11 +77,12 @@ type AdminService_BackupStoreClient = grpc.ServerStreamingClient[BackupStoreResp
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService is for operators. It needs the admin role.
+// AdminService is for operators. Its callers need the admin role.
 type AdminServiceServer interface {
-	// GetStats counts what the service holds, over all tenants.
+	// GetStats returns counts of the stored data and of running work, over all tenants.
 	GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error)
-	// BackupStore streams a consistent copy of the store taken while it serves.
+	// BackupStore streams a consistent copy of the store. The server continues to serve in the
+	// meantime.
 	BackupStore(*BackupStoreRequest, grpc.ServerStreamingServer[BackupStoreResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }

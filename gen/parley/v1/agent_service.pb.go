@@ -22,21 +22,21 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// RespondRequest is what an agent is given.
+// RespondRequest is the input of an agent.
 type RespondRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The conversation's header.
+	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// The context window, oldest first; it ends with what is to be answered.
+	// Messages of the context window, oldest first. The last ones are those to answer.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// System prompt in force for this turn.
+	// System prompt of this turn.
 	SystemPrompt string `protobuf:"bytes,3,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`
-	// Name by which the agent was called.
+	// Name of the agent that the server calls.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
-	// The turn that this answers.
+	// Id of the turn.
 	TurnId string `protobuf:"bytes,5,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	// The window keeps its start for many turns (ContextWindow.cache_stable): marking the
-	// messages for a provider's prompt cache pays.
+	// True if the start of the window stays the same for many turns (ContextWindow.cache_stable).
+	// It is then worth marking the messages for a provider's prompt cache.
 	CacheStable   bool `protobuf:"varint,6,opt,name=cache_stable,json=cacheStable,proto3" json:"cache_stable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -114,12 +114,12 @@ func (x *RespondRequest) GetCacheStable() bool {
 	return false
 }
 
-// RespondResponse is one piece of an answer. A tool_result ends the current answer
-// message and becomes a message of its own; what follows opens the next one.
+// RespondResponse is one piece of an answer. A tool_result ends the current answer message and
+// becomes a message of its own. Pieces after it belong to the next answer message.
 //
-// Pieces are held to the rules of what they become part of. One that breaks a rule fails
-// the turn with AGENT_FAILED, and what was sent before it is kept as incomplete. A piece
-// without a value, or with one that the server does not know, is passed over.
+// Pieces must follow the rules of the message that they become part of. If a piece breaks a
+// rule, the turn fails with AGENT_FAILED, and the pieces before it are kept as incomplete. The
+// server skips a piece that is empty or of a kind that it does not know.
 type RespondResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The piece.
@@ -263,52 +263,53 @@ type isRespondResponse_Piece interface {
 }
 
 type RespondResponse_Text struct {
-	// The next text of the current answer message.
+	// The next part of the text of the current answer message.
 	Text string `protobuf:"bytes,1,opt,name=text,proto3,oneof"`
 }
 
 type RespondResponse_StructuredData struct {
-	// A value for the current answer message; 64 values at most.
+	// A value for the current answer message; at most 64 values.
 	StructuredData *StructuredData `protobuf:"bytes,2,opt,name=structured_data,json=structuredData,proto3,oneof"`
 }
 
 type RespondResponse_ToolCall struct {
-	// A call that the current answer message asks for. No other call of the answer may have
-	// its id and be without a result. A turn whose answer ends with calls that have none
-	// ends INPUT_REQUIRED.
+	// A call that the current answer message requests. Its id must differ from those of all
+	// other calls of the answer that have no result. If the answer ends with calls that have no
+	// result, the turn ends as INPUT_REQUIRED.
 	ToolCall *ToolCall `protobuf:"bytes,3,opt,name=tool_call,json=toolCall,proto3,oneof"`
 }
 
 type RespondResponse_ToolResult struct {
-	// The result of a call that the agent ran itself: one of this answer that has none yet.
+	// The result of a call that the agent ran itself. The call must be in this answer and must
+	// have no result yet.
 	ToolResult *ToolResult `protobuf:"bytes,4,opt,name=tool_result,json=toolResult,proto3,oneof"`
 }
 
 type RespondResponse_Summary struct {
-	// What the current answer message did, in one short clause; becomes Message.summary,
-	// cut to 500 bytes.
+	// What the agent did in the current answer message, as one short clause. It is cut to 500
+	// bytes and becomes Message.summary.
 	Summary string `protobuf:"bytes,5,opt,name=summary,proto3,oneof"`
 }
 
 type RespondResponse_Usage struct {
-	// For the current answer message; the last one counts. Behind a last tool_result it is
-	// for the agent's last message.
+	// Usage of the current answer message; the last one counts. After the last tool_result it
+	// applies to the agent's last message.
 	Usage *Usage `protobuf:"bytes,6,opt,name=usage,proto3,oneof"`
 }
 
 type RespondResponse_FinishReason struct {
-	// Becomes Message.finish_reason. Up to 128 bytes.
+	// Reason why the answer ended; it becomes Message.finish_reason. Up to 128 bytes.
 	FinishReason string `protobuf:"bytes,7,opt,name=finish_reason,json=finishReason,proto3,oneof"`
 }
 
 type RespondResponse_Progress struct {
-	// A note for whoever watches, cut to 1 KiB; not part of the answer.
+	// A note for readers of the stream, cut to 1 KiB. It is not part of the answer.
 	Progress *TurnProgress `protobuf:"bytes,8,opt,name=progress,proto3,oneof"`
 }
 
 type RespondResponse_NextAgent struct {
-	// Ends the current answer message; the next one is by this agent (a handoff). 1 to 128
-	// bytes.
+	// Ends the current answer message and names the agent that writes the next one (a handoff).
+	// 1 to 128 bytes.
 	NextAgent string `protobuf:"bytes,9,opt,name=next_agent,json=nextAgent,proto3,oneof"`
 }
 

@@ -26,12 +26,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AgentService is what an agent in any language implements to answer Chat. The
-// conversation service calls it; the agent keeps no history of its own.
+// AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+// server calls it. The agent need not store any history.
 type AgentServiceClient interface {
-	// Respond answers what the messages end with. The stream's end means that the
-	// answer is whole; an error status means that it failed, and what was sent is kept
-	// as incomplete.
+	// Respond answers the last messages of the request. When the stream ends with OK, the answer
+	// is complete. When it ends with an error, the turn fails, and the part of the answer that
+	// was sent is kept as an incomplete message.
 	Respond(ctx context.Context, in *RespondRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RespondResponse], error)
 }
 
@@ -66,12 +66,12 @@ type AgentService_RespondClient = grpc.ServerStreamingClient[RespondResponse]
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
 //
-// AgentService is what an agent in any language implements to answer Chat. The
-// conversation service calls it; the agent keeps no history of its own.
+// AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+// server calls it. The agent need not store any history.
 type AgentServiceServer interface {
-	// Respond answers what the messages end with. The stream's end means that the
-	// answer is whole; an error status means that it failed, and what was sent is kept
-	// as incomplete.
+	// Respond answers the last messages of the request. When the stream ends with OK, the answer
+	// is complete. When it ends with an error, the turn fails, and the part of the answer that
+	// was sent is kept as an incomplete message.
 	Respond(*RespondRequest, grpc.ServerStreamingServer[RespondResponse]) error
 	mustEmbedUnimplementedAgentServiceServer()
 }

@@ -24,34 +24,36 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ChangeKind says what happened to a conversation.
+// ChangeKind says how a conversation changed.
 type ChangeKind int32
 
 const (
 	// Never sent.
 	ChangeKind_CHANGE_KIND_UNSPECIFIED ChangeKind = 0
-	// Nothing: sent ahead of all changes, with the cursor that this stream goes on from, and
-	// after every 15 s of silence.
+	// No change. Sent before all changes, with the cursor at which this stream starts, and after
+	// every 15 s without a change.
 	ChangeKind_CHANGE_KIND_HEARTBEAT ChangeKind = 1
-	// Changes, or events of turns, between the cursor before and this one are gone: read the
-	// state anew. Where the request's cursor is too old it comes first of all.
+	// Changes or turn events between the previous cursor and this one are lost; read the state
+	// again. If the cursor of the request is too old, GAP is the first response of the stream.
 	ChangeKind_CHANGE_KIND_GAP ChangeKind = 2
-	// The conversation was made. A fork or an import has messages already, message_count of
-	// them, which no other change tells of; one that replaces another comes after its DELETED.
+	// The conversation was created. The message_count of a new fork or import counts messages for
+	// which no MESSAGE_APPENDED is sent. If an import replaces a conversation, DELETED is sent
+	// before CREATED.
 	ChangeKind_CHANGE_KIND_CREATED ChangeKind = 3
-	// Its header changed.
+	// The header changed.
 	ChangeKind_CHANGE_KIND_UPDATED ChangeKind = 4
-	// A message was appended; one change for each.
+	// A message was appended. One change is sent for each message.
 	ChangeKind_CHANGE_KIND_MESSAGE_APPENDED ChangeKind = 5
-	// Messages were removed by ClearConversation.
+	// ClearConversation removed messages.
 	ChangeKind_CHANGE_KIND_CLEARED ChangeKind = 6
-	// The conversation was deleted or purged, or the end of a session took it along.
+	// The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
+	// that replaces it, or because it was ephemeral and its connections ended.
 	ChangeKind_CHANGE_KIND_DELETED ChangeKind = 7
-	// Its ttl ran out.
+	// The ttl of the conversation ended.
 	ChangeKind_CHANGE_KIND_EXPIRED ChangeKind = 8
-	// It made room for another one.
+	// The conversation was deleted to free capacity for another one.
 	ChangeKind_CHANGE_KIND_EVICTED ChangeKind = 9
-	// An event of a turn; its cursor is that of the change before.
+	// An event of a turn. Its cursor is the cursor of the previous change.
 	ChangeKind_CHANGE_KIND_TURN ChangeKind = 10
 )
 
@@ -112,52 +114,57 @@ func (ChangeKind) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_proto_rawDescGZIP(), []int{0}
 }
 
-// Conversation is the header of one multi-turn dialogue. Its messages are read
-// with LoadConversation, ListMessages or GetContext.
+// Conversation is the header of one multi-turn dialogue. LoadConversation, ListMessages and
+// GetContext return its messages.
 type Conversation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Up to 128 characters of [A-Za-z0-9._:-], starting with a letter or digit;
-	// unique within the tenant. Empty on creation: a UUID v4, whose bits are derived
-	// from tenant, method and request_id when there is one, so that a retry finds it.
+	// The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
+	// starts with a letter or a digit. If it is empty when the conversation is created, the
+	// server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
+	// from tenant, method and request_id, so that a retry finds the same conversation.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// For people, up to 512 bytes.
+	// Title to show to people, up to 512 bytes.
 	Title string `protobuf:"bytes,2,opt,name=title,proto3" json:"title,omitempty"`
 	// At most 64 entries, keys up to 64 and values up to 1024 bytes.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Name of the agent that answers Chat when neither the request nor a routing lease
-	// names one; up to 128 bytes.
+	// Name of the agent that answers Chat if neither the request nor a routing lease names an
+	// agent. Up to 128 bytes.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Sent ahead of every context; kept apart from the history and never evicted.
-	// At most 64 KiB. Left out of lists and of replies that only report a change.
+	// System prompt, sent before every context window. It is stored separately from the messages
+	// and is never dropped. At most 64 KiB. Lists and replies that only report a change leave it
+	// empty.
 	SystemPrompt string `protobuf:"bytes,5,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`
-	// How much is kept and for how long; server defaults fill unset fields.
+	// How many messages are kept, and when the conversation expires. The server sets defaults for
+	// unset fields.
 	Retention *Retention `protobuf:"bytes,6,opt,name=retention,proto3" json:"retention,omitempty"`
-	// Grows by one with every change to the conversation, its messages included.
+	// Increases by one with every change of the conversation; an appended message is a change.
 	Version int32 `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
-	// Sequence of the newest message ever appended; 0 when there is none.
+	// Sequence of the newest message ever appended, dropped messages included; 0 if there was
+	// none.
 	LastSequence int32 `protobuf:"varint,8,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	// Messages kept now; at most retention.max_messages.
+	// Number of messages that are kept now; at most retention.max_messages.
 	MessageCount int32 `protobuf:"varint,9,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
-	// Encoded size of the messages kept now.
+	// Encoded size of the messages that are kept now, in bytes.
 	SizeBytes int32 `protobuf:"varint,10,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	// Agent that holds the routing lease, if any (see SetActiveAgent).
+	// Agent that holds the routing lease, if any. See SetActiveAgent.
 	ActiveAgent *ActiveAgent `protobuf:"bytes,11,opt,name=active_agent,json=activeAgent,proto3" json:"active_agent,omitempty"`
-	// Turn that is being answered right now, if any.
+	// Id of the running turn, if any.
 	ActiveTurnId string `protobuf:"bytes,12,opt,name=active_turn_id,json=activeTurnId,proto3" json:"active_turn_id,omitempty"`
-	// When the conversation was made.
+	// When the conversation was created.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// When it last changed in any way.
+	// When the conversation last changed in any way.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// When the conversation expires if nothing more is appended: last_append_time plus
-	// retention.ttl. A running turn puts it off, and so does session memory (see
-	// WatchConversationsRequest.delete_after_disconnect).
+	// retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
+	// See WatchConversationsRequest.delete_after_disconnect.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// Set on conversations made by ForkConversation.
+	// Origin of a conversation that ForkConversation created; otherwise unset.
 	ForkedFrom *ForkOrigin `protobuf:"bytes,16,opt,name=forked_from,json=forkedFrom,proto3" json:"forked_from,omitempty"`
-	// Set by the server, new at every creation, imports included: tells a conversation from an
-	// earlier one of the same id.
+	// Unique id that the server sets at every creation, also at an import. It distinguishes a
+	// conversation from an earlier conversation with the same id.
 	Uid string `protobuf:"bytes,17,opt,name=uid,proto3" json:"uid,omitempty"`
-	// What the ttl counts from: creation, last append or end of a turn, whichever is last.
+	// Start of the ttl: the creation, the last append or the end of the last turn, whichever is
+	// latest.
 	LastAppendTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_append_time,json=lastAppendTime,proto3" json:"last_append_time,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -319,14 +326,16 @@ func (x *Conversation) GetLastAppendTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// Retention bounds what a conversation keeps.
+// Retention limits how many messages a conversation keeps and how long the conversation lives.
 type Retention struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Oldest messages are dropped first once there are more. 1 to 1000; 0 is the
-	// server's default, 20 unless set otherwise. Lowering it drops at once.
+	// Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+	// dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
+	// value drops messages at once.
 	MaxMessages int32 `protobuf:"varint,1,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
-	// Life after the last append. 100 ms to 366 days; unset is the server's default, 1 h
-	// unless set otherwise. A new ttl counts from the same instant as the old one.
+	// Time from last_append_time to the expiry of the conversation, 100 ms to 366 days. If unset,
+	// the server's default, which is 1 hour unless configured otherwise. A changed ttl counts
+	// from the same last_append_time.
 	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -376,12 +385,12 @@ func (x *Retention) GetTtl() *durationpb.Duration {
 	return nil
 }
 
-// ForkOrigin names the conversation and message that a fork was made at.
+// ForkOrigin identifies the conversation and the message from which a fork was created.
 type ForkOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The conversation that was copied.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Its newest message that was copied; 0 when it had none.
+	// Sequence of the newest message that was copied; 0 if no message was copied.
 	Sequence      int32 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -431,16 +440,17 @@ func (x *ForkOrigin) GetSequence() int32 {
 	return 0
 }
 
-// ActiveAgent is a routing lease: the agent that should get the next message.
+// ActiveAgent is a routing lease. It names the agent that should answer the next message.
 type ActiveAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the agent; this server may not have it.
+	// Name of the agent. This server need not have an agent with this name.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Why the coordinator chose it; free text.
+	// Why the coordinator chose the agent; free text.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// When the lease was given.
+	// When the lease was set.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Unset: as long as the conversation lives. Its lapse changes no version.
+	// When the lease ends. If unset, the lease lasts as long as the conversation. The end of a
+	// lease does not change the version.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -504,21 +514,21 @@ func (x *ActiveAgent) GetLeaseExpireTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// ContextWindow bounds the history given to a model. A window always starts at a
-// user message, never parts a tool call from its result, and holds the newest
-// messages that fit every bound that is set. An exchange larger than a bound gives
-// an empty window; a result whose call is no longer kept is in no window.
+// ContextWindow limits the history that is passed to a model. A window holds the newest
+// messages that fit all limits that are set. It always starts at a user message, and never
+// separates a tool call from its result. If one exchange is larger than a limit, the window is
+// empty. A tool result whose call is no longer kept is in no window.
 type ContextWindow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Messages at most; 0 is unbounded.
+	// Maximum number of messages; 0 means no limit.
 	MaxMessages int32 `protobuf:"varint,1,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
-	// Exchanges at most; 0 is unbounded. An exchange is a user message and all that
-	// answers it.
+	// Maximum number of exchanges; 0 means no limit. An exchange is a user message and all
+	// messages that answer it.
 	MaxExchanges int32 `protobuf:"varint,2,opt,name=max_exchanges,json=maxExchanges,proto3" json:"max_exchanges,omitempty"`
-	// Encoded bytes of messages at most; 0 is unbounded.
+	// Maximum encoded size of the messages, in bytes; 0 means no limit.
 	MaxBytes int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	// Move the start of the window in blocks of about half its size, so that the prefix
-	// stays the same for many turns and a provider's prompt cache can hit.
+	// If true, the start of the window moves in blocks of about half the window's size. The
+	// prefix then stays the same for many turns, and a provider's prompt cache can be used.
 	CacheStable   bool `protobuf:"varint,4,opt,name=cache_stable,json=cacheStable,proto3" json:"cache_stable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -25,16 +25,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ListOrder sorts a list of conversations.
+// ListOrder is the order of a list of conversations.
 type ListOrder int32
 
 const (
-	// CREATE_TIME_DESC.
+	// Means CREATE_TIME_DESC.
 	ListOrder_LIST_ORDER_UNSPECIFIED ListOrder = 0
-	// Newest first; the default.
+	// Newest conversation first; the default.
 	ListOrder_LIST_ORDER_CREATE_TIME_DESC ListOrder = 1
-	// Last changed first. Where a tenant has more than 10,000 conversations, the order
-	// holds within each 10,000 of them by create time.
+	// Last changed conversation first. If a tenant has more than 10,000 conversations, this order
+	// holds only within each block of 10,000 conversations by create time.
 	ListOrder_LIST_ORDER_UPDATE_TIME_DESC ListOrder = 2
 )
 
@@ -79,17 +79,18 @@ func (ListOrder) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{0}
 }
 
-// OnBusy says what to do while another turn of the conversation runs.
+// OnBusy says what Chat does if another turn of the conversation is running.
 type OnBusy int32
 
 const (
-	// REJECT.
+	// Means REJECT.
 	OnBusy_ON_BUSY_UNSPECIFIED OnBusy = 0
-	// The default: ABORTED, reason CONVERSATION_BUSY.
+	// The call fails with ABORTED, reason CONVERSATION_BUSY. The default.
 	OnBusy_ON_BUSY_REJECT OnBusy = 1
-	// Wait for the turns ahead.
+	// The turn waits in the queue for earlier turns.
 	OnBusy_ON_BUSY_QUEUE OnBusy = 2
-	// Stop the running turn, keep what it had, then run, ahead of what is queued.
+	// The running turn is interrupted and keeps the part of its answer that had arrived. Then
+	// this turn runs, before the queued turns.
 	OnBusy_ON_BUSY_INTERRUPT OnBusy = 3
 )
 
@@ -136,16 +137,17 @@ func (OnBusy) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{1}
 }
 
-// OnDisconnect says what happens to the turn when the stream breaks, a deadline of
-// the client's included.
+// OnDisconnect says what happens to the turn when the stream breaks, also if the client's
+// deadline ends it.
 type OnDisconnect int32
 
 const (
-	// CONTINUE.
+	// Means CONTINUE.
 	OnDisconnect_ON_DISCONNECT_UNSPECIFIED OnDisconnect = 0
-	// The default: the agent finishes, the answer is stored, ResumeTurn picks it up.
+	// The agent continues, its answer is stored, and ResumeTurn can stream it. The default.
 	OnDisconnect_ON_DISCONNECT_CONTINUE OnDisconnect = 1
-	// Stop the agent and keep what had arrived as an incomplete message.
+	// The agent is stopped, and the part of the answer that had arrived is kept as an incomplete
+	// message.
 	OnDisconnect_ON_DISCONNECT_CANCEL OnDisconnect = 2
 )
 
@@ -190,12 +192,12 @@ func (OnDisconnect) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{2}
 }
 
-// CreateConversationRequest describes the conversation to make.
+// CreateConversationRequest describes the conversation to create.
 type CreateConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only id, title, labels, agent, system_prompt and retention are read.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// See the service. Up to 64 printable characters without blanks.
+	// Up to 64 printable characters without spaces. See the service.
 	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -245,12 +247,12 @@ func (x *CreateConversationRequest) GetRequestId() string {
 	return ""
 }
 
-// CreateConversationResponse is the conversation that was made.
+// CreateConversationResponse contains the new conversation.
 type CreateConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As it was stored, defaults filled in.
+	// The conversation as stored, with defaults filled in.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// The request_id was seen before: this is the earlier result.
+	// True if the request_id was already used; this is the earlier result.
 	Replayed      bool `protobuf:"varint,2,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -300,14 +302,14 @@ func (x *CreateConversationResponse) GetReplayed() bool {
 	return false
 }
 
-// LoadConversationRequest names the conversation to load or make.
+// LoadConversationRequest names the conversation to load or create.
 type LoadConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: a new conversation.
+	// If empty, a new conversation is created.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Newest messages to return: 20 when unset, none when 0, 1000 at most.
+	// Number of newest messages to return: 0 to 1000. If unset, 20.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
-	// See the service. Remembered only when this call makes the conversation.
+	// See the service. It is stored only if this call creates the conversation.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -364,14 +366,14 @@ func (x *LoadConversationRequest) GetRequestId() string {
 	return ""
 }
 
-// LoadConversationResponse is the conversation and its newest messages.
+// LoadConversationResponse contains the conversation and its newest messages.
 type LoadConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header.
+	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Oldest first.
+	// Messages, oldest first.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// The conversation did not exist before this call.
+	// True if this call created the conversation.
 	Created       bool `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -474,10 +476,10 @@ func (x *GetConversationRequest) GetConversationId() string {
 	return ""
 }
 
-// GetConversationResponse is the header of a conversation.
+// GetConversationResponse contains the header of a conversation.
 type GetConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header, system_prompt included.
+	// Header of the conversation, including system_prompt.
 	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -520,13 +522,15 @@ func (x *GetConversationResponse) GetConversation() *Conversation {
 	return nil
 }
 
-// UpdateConversationRequest says what to change.
+// UpdateConversationRequest names the conversation and the fields to change.
 type UpdateConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// id names the conversation and is required; the fields in the mask hold the new values.
+	// New values. id names the conversation and is required; the other fields are read only if
+	// the mask names them.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Any of title, labels, agent, system_prompt, retention, retention.max_messages,
-	// retention.ttl. Unset: the fields that are set. Labels are replaced as a whole.
+	// Fields to change: any of title, labels, agent, system_prompt, retention,
+	// retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
+	// labels replaces all labels.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// See the service.
 	IfVersion     *int32 `protobuf:"varint,3,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
@@ -585,10 +589,10 @@ func (x *UpdateConversationRequest) GetIfVersion() int32 {
 	return 0
 }
 
-// UpdateConversationResponse is the conversation after the change.
+// UpdateConversationResponse contains the changed conversation.
 type UpdateConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header, without system_prompt.
+	// Header of the conversation, without system_prompt.
 	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -631,18 +635,19 @@ func (x *UpdateConversationResponse) GetConversation() *Conversation {
 	return nil
 }
 
-// ListConversationsRequest says which conversations to list, and how.
+// ListConversationsRequest says which conversations to list, and in which order.
 type ListConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 50 when 0, 1000 at most. A page may hold fewer, even none, and still have a token.
+	// Maximum number of conversations on the page, at most 1000; 0 means 50. A page may have
+	// fewer conversations, or none, and still have a next_page_token.
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before; the other fields but page_size must stay the same.
+	// next_page_token of the previous page. All other fields except page_size must stay the same.
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// Only conversations that carry all of these labels.
+	// Only conversations that have all of these labels.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Only conversations whose kept history has structured data of this type.
+	// Only conversations whose kept messages include structured data of this type.
 	StructuredDataType string `protobuf:"bytes,4,opt,name=structured_data_type,json=structuredDataType,proto3" json:"structured_data_type,omitempty"`
-	// CREATE_TIME_DESC unless set.
+	// Order of the list. If unset, CREATE_TIME_DESC.
 	Order         ListOrder `protobuf:"varint,5,opt,name=order,proto3,enum=parley.v1.ListOrder" json:"order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -713,17 +718,18 @@ func (x *ListConversationsRequest) GetOrder() ListOrder {
 	return ListOrder_LIST_ORDER_UNSPECIFIED
 }
 
-// ListConversationsResponse is a page of conversations.
+// ListConversationsResponse contains a page of conversations.
 type ListConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the order asked for.
+	// Conversations in the requested order.
 	Conversations []*ConversationEntry `protobuf:"bytes,1,rep,name=conversations,proto3" json:"conversations,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Live conversations of the tenant, whatever the filter. Those that have expired, or were
-	// session memory whose time is over, count until they are swept, seconds later.
+	// Number of conversations of the tenant, regardless of the filter. Expired conversations, and
+	// ephemeral conversations that are to be deleted, count until the sweep deletes them a few
+	// seconds later.
 	TotalSize int64 `protobuf:"varint,3,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
-	// Watch from here on to miss nothing since this page.
+	// Cursor for WatchConversations: a watch from this cursor misses no change since this page.
 	WatchCursor   string `protobuf:"bytes,4,opt,name=watch_cursor,json=watchCursor,proto3" json:"watch_cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -787,10 +793,10 @@ func (x *ListConversationsResponse) GetWatchCursor() string {
 	return ""
 }
 
-// ConversationEntry is a row of a list.
+// ConversationEntry is one conversation in a list.
 type ConversationEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header, without system_prompt.
+	// Header of the conversation, without system_prompt.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// First 120 characters of the newest message.
 	Preview       string `protobuf:"bytes,2,opt,name=preview,proto3" json:"preview,omitempty"`
@@ -847,7 +853,7 @@ type DeleteConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Succeed when there is nothing to delete.
+	// If true, the call succeeds if the conversation does not exist.
 	AllowMissing bool `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
 	// See the service.
 	IfVersion     *int32 `protobuf:"varint,3,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
@@ -950,7 +956,7 @@ type ClearConversationRequest struct {
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// See the service.
 	IfVersion *int32 `protobuf:"varint,2,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
-	// Keep messages up to and with this one; 0: none.
+	// Sequence of the last message to keep; 0 removes all messages.
 	AfterSequence int32 `protobuf:"varint,3,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1007,10 +1013,10 @@ func (x *ClearConversationRequest) GetAfterSequence() int32 {
 	return 0
 }
 
-// ClearConversationResponse is the conversation after the change.
+// ClearConversationResponse contains the changed conversation.
 type ClearConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header, without system_prompt.
+	// Header of the conversation, without system_prompt.
 	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1053,13 +1059,13 @@ func (x *ClearConversationResponse) GetConversation() *Conversation {
 	return nil
 }
 
-// PurgeConversationsRequest says what is too old.
+// PurgeConversationsRequest says how long a conversation may be inactive.
 type PurgeConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Removes conversations whose last append is at least this long ago, running turns and
-	// session memory or not. Required, more than 0.
+	// Deletes the conversations whose last append is at least this long ago, including ephemeral
+	// conversations and those with a running turn. Required, more than 0.
 	InactiveFor *durationpb.Duration `protobuf:"bytes,1,opt,name=inactive_for,json=inactiveFor,proto3" json:"inactive_for,omitempty"`
-	// Count, remove nothing.
+	// If true, conversations are counted but not deleted.
 	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1109,12 +1115,12 @@ func (x *PurgeConversationsRequest) GetDryRun() bool {
 	return false
 }
 
-// PurgeConversationsResponse says what was removed, or would have been.
+// PurgeConversationsResponse reports what was deleted, or would have been deleted.
 type PurgeConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Conversations removed, or that a dry run would remove.
+	// Number of conversations deleted. With dry_run, the number that would be deleted.
 	PurgedCount int64 `protobuf:"varint,1,opt,name=purged_count,json=purgedCount,proto3" json:"purged_count,omitempty"`
-	// Up to 100 of them.
+	// Ids of up to 100 of them.
 	SampleIds     []string `protobuf:"bytes,2,rep,name=sample_ids,json=sampleIds,proto3" json:"sample_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1164,14 +1170,15 @@ func (x *PurgeConversationsResponse) GetSampleIds() []string {
 	return nil
 }
 
-// ForkConversationRequest says what to copy, and where to.
+// ForkConversationRequest says which messages to copy, and the id of the copy.
 type ForkConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The conversation to copy. Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Copies messages up to and with this one; 0: all.
+	// Sequence of the last message to copy; 0 copies all messages.
 	AtSequence int32 `protobuf:"varint,2,opt,name=at_sequence,json=atSequence,proto3" json:"at_sequence,omitempty"`
-	// Id of the copy, which remembers the request_id; empty: a new one, as Conversation.id says.
+	// Id of the copy. If empty, the server chooses an id as described at Conversation.id. The
+	// request_id is stored with the copy.
 	NewConversationId string `protobuf:"bytes,3,opt,name=new_conversation_id,json=newConversationId,proto3" json:"new_conversation_id,omitempty"`
 	// See the service.
 	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -1237,12 +1244,12 @@ func (x *ForkConversationRequest) GetRequestId() string {
 	return ""
 }
 
-// ForkConversationResponse is the copy.
+// ForkConversationResponse contains the copy.
 type ForkConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header of the new conversation.
+	// Header of the new conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// The request_id was seen before: this is the earlier result.
+	// True if the request_id was already used; this is the earlier result.
 	Replayed      bool `protobuf:"varint,2,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1295,15 +1302,15 @@ func (x *ForkConversationResponse) GetReplayed() bool {
 // AppendMessagesRequest is a batch of messages.
 type AppendMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. Made when it does not exist, unless must_exist.
+	// Required. If the conversation does not exist it is created, unless must_exist is set.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// 1 to 100, oldest first; stored all or none.
+	// 1 to 100 messages, oldest first. Either all are stored or none.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// See the service.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// See the service.
 	IfVersion *int32 `protobuf:"varint,4,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
-	// NOT_FOUND instead of making the conversation.
+	// If true, the call fails with NOT_FOUND if the conversation does not exist.
 	MustExist     bool `protobuf:"varint,5,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1374,16 +1381,16 @@ func (x *AppendMessagesRequest) GetMustExist() bool {
 	return false
 }
 
-// AppendMessagesResponse says what became of the batch.
+// AppendMessagesResponse reports what was stored.
 type AppendMessagesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header after the batch, without system_prompt.
+	// Header after the batch, without system_prompt.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// One for each message, in order.
+	// One entry for each message, in order.
 	Appended []*AppendedMessage `protobuf:"bytes,2,rep,name=appended,proto3" json:"appended,omitempty"`
-	// The request_id was seen before: this is the earlier result.
+	// True if the request_id was already used; this is the earlier result.
 	Replayed bool `protobuf:"varint,3,opt,name=replayed,proto3" json:"replayed,omitempty"`
-	// The conversation did not exist before this call.
+	// True if this call created the conversation.
 	Created       bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1447,10 +1454,10 @@ func (x *AppendMessagesResponse) GetCreated() bool {
 	return false
 }
 
-// AppendedMessage is what the server gave a message.
+// AppendedMessage contains the fields of a message that the server set.
 type AppendedMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Message.id: the client's own, or the one it was given.
+	// Message.id: the client's own id or the id that the server set.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Message.sequence.
 	Sequence int32 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -1520,18 +1527,18 @@ func (x *AppendedMessage) GetCreateTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// ListMessagesRequest says which messages to list, and how.
+// ListMessagesRequest says which messages to list, and in which order.
 type ListMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// 20 when 0, 1000 at most.
+	// Maximum number of messages on the page, at most 1000; 0 means 20.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before; the other fields but page_size must stay the same.
+	// next_page_token of the previous page. All other fields except page_size must stay the same.
 	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only messages after this sequence.
 	AfterSequence int32 `protobuf:"varint,4,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
-	// Oldest first instead of newest first.
+	// If true, oldest first. Otherwise newest first.
 	Ascending     bool `protobuf:"varint,5,opt,name=ascending,proto3" json:"ascending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1602,17 +1609,17 @@ func (x *ListMessagesRequest) GetAscending() bool {
 	return false
 }
 
-// ListMessagesResponse is a page of messages.
+// ListMessagesResponse contains a page of messages.
 type ListMessagesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header.
+	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// In the order asked for.
+	// Messages in the requested order.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Sequence of the oldest message still kept, last_sequence + 1 when there is none; a
-	// reader that stopped below it has lost some.
+	// Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
+	// reader that stopped at a lower sequence has missed messages.
 	OldestSequence int32 `protobuf:"varint,4,opt,name=oldest_sequence,json=oldestSequence,proto3" json:"oldest_sequence,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1676,12 +1683,12 @@ func (x *ListMessagesResponse) GetOldestSequence() int32 {
 	return 0
 }
 
-// GetContextRequest names a conversation and bounds its history.
+// GetContextRequest names a conversation and limits its history.
 type GetContextRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Unbounded when unset.
+	// Limits of the window. If unset, all kept messages.
 	Window        *ContextWindow `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1731,14 +1738,14 @@ func (x *GetContextRequest) GetWindow() *ContextWindow {
 	return nil
 }
 
-// GetContextResponse is what a model is to be given.
+// GetContextResponse contains the input of a model call.
 type GetContextResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the conversation; empty when it has none.
+	// System prompt of the conversation; empty if it has none.
 	SystemPrompt string `protobuf:"bytes,1,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`
-	// Oldest first.
+	// Messages of the window, oldest first.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// Kept messages that the window leaves out.
+	// Number of kept messages that are not in the window.
 	OmittedCount int32 `protobuf:"varint,3,opt,name=omitted_count,json=omittedCount,proto3" json:"omitted_count,omitempty"`
 	// Conversation.version.
 	Version       int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
@@ -1804,25 +1811,27 @@ func (x *GetContextResponse) GetVersion() int32 {
 	return 0
 }
 
-// GetRoutingSummaryRequest names a conversation to sum up.
+// GetRoutingSummaryRequest names the conversation to summarize.
 type GetRoutingSummaryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Messages to return: 3 when unset, none when 0, 20 at most.
+	// Number of recent messages to return: 0 to 20. If unset, 3.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
-	// Bound on recent messages and referenced data together; 0: none.
+	// Maximum total size of recent messages and referenced data, in bytes; 0 means no limit.
 	MaxBytes int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	// Answer not_modified while the conversation is at this version; 0: while it does not exist.
-	// That a lease lapses changes no version: ActiveAgent.lease_expire_time tells when.
+	// If the conversation is still at this version, the reply is not_modified; 0 means that the
+	// conversation does not exist. The end of a lease does not change the version;
+	// ActiveAgent.lease_expire_time says when a lease ends.
 	KnownVersion *int32 `protobuf:"varint,4,opt,name=known_version,json=knownVersion,proto3,oneof" json:"known_version,omitempty"`
-	// With known_version: wait up to this long for another version; 60 s at most. That session
-	// memory has come to its end is told when it is swept, up to 2 s later.
+	// With known_version: how long to wait for another version, at most 60 s. The deletion of an
+	// ephemeral conversation is reported when the sweep deletes it, up to 2 s late.
 	WaitTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=wait_timeout,json=waitTimeout,proto3" json:"wait_timeout,omitempty"`
-	// An empty summary instead of NOT_FOUND.
+	// If true, a missing conversation has an empty summary. Otherwise the call fails with
+	// NOT_FOUND.
 	AllowMissing bool `protobuf:"varint,6,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
-	// With known_version: the RoutingSummary.uid that goes with it. Another conversation of the
-	// same id is a change, whatever its version; empty: any conversation will do.
+	// With known_version: the RoutingSummary.uid of that version. Another conversation with the
+	// same id then counts as changed, whatever its version. If empty, uids are not compared.
 	KnownUid      string `protobuf:"bytes,7,opt,name=known_uid,json=knownUid,proto3" json:"known_uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1907,12 +1916,12 @@ func (x *GetRoutingSummaryRequest) GetKnownUid() string {
 	return ""
 }
 
-// GetRoutingSummaryResponse is the summary, unless nothing changed.
+// GetRoutingSummaryResponse contains the summary, unless the conversation has not changed.
 type GetRoutingSummaryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unset when not_modified.
+	// Summary of the conversation; unset if not_modified is true.
 	Summary *RoutingSummary `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
-	// The conversation is at known_version still.
+	// True if the conversation is still at known_version.
 	NotModified   bool `protobuf:"varint,2,opt,name=not_modified,json=notModified,proto3" json:"not_modified,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1962,14 +1971,15 @@ func (x *GetRoutingSummaryResponse) GetNotModified() bool {
 	return false
 }
 
-// BatchGetRoutingSummariesRequest names conversations to sum up.
+// BatchGetRoutingSummariesRequest names the conversations to summarize.
 type BatchGetRoutingSummariesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1 to 100.
+	// 1 to 100 ids.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
-	// Messages to return of each: 3 when unset, none when 0, 20 at most.
+	// Number of recent messages to return for each conversation: 0 to 20. If unset, 3.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
-	// For each; 0: 32 KiB. The whole reply stays under 3.5 MiB by cutting more.
+	// Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+	// reply would otherwise exceed 3.5 MiB.
 	MaxBytes      int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2026,13 +2036,13 @@ func (x *BatchGetRoutingSummariesRequest) GetMaxBytes() int32 {
 	return 0
 }
 
-// BatchGetRoutingSummariesResponse is the summaries of those that exist.
+// BatchGetRoutingSummariesResponse contains the summaries of the conversations that exist.
 type BatchGetRoutingSummariesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the order asked for, without the missing ones.
+	// Summaries in the requested order, without the missing conversations.
 	Summaries []*RoutingSummary `protobuf:"bytes,1,rep,name=summaries,proto3" json:"summaries,omitempty"`
-	// Those of the ids that do not exist, in the order asked for; also those that are damaged
-	// in the store, of which GetRoutingSummary tells.
+	// Ids of the conversations that do not exist, in the requested order. Conversations that are
+	// damaged in the store are listed here too; GetRoutingSummary reports the damage.
 	MissingIds    []string `protobuf:"bytes,2,rep,name=missing_ids,json=missingIds,proto3" json:"missing_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2082,16 +2092,18 @@ func (x *BatchGetRoutingSummariesResponse) GetMissingIds() []string {
 	return nil
 }
 
-// SetActiveAgentRequest gives or ends a routing lease.
+// SetActiveAgentRequest sets or ends a routing lease.
 type SetActiveAgentRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Empty: end the lease. Up to 128 bytes; may be an agent that this server does not have.
+	// Name of the agent, up to 128 bytes; empty ends the lease. This server need not have an
+	// agent with this name.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Why, for people; up to 1 KiB.
+	// Why the agent was chosen, for people; up to 1 KiB.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Unset: until the conversation ends. More than 0, 366 days at most.
+	// How long the lease lasts: more than 0, at most 366 days. If unset, the lease lasts as long
+	// as the conversation.
 	LeaseDuration *durationpb.Duration `protobuf:"bytes,4,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	// See the service.
 	IfVersion     *int32 `protobuf:"varint,5,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
@@ -2164,10 +2176,10 @@ func (x *SetActiveAgentRequest) GetIfVersion() int32 {
 	return 0
 }
 
-// SetActiveAgentResponse is the conversation after the change.
+// SetActiveAgentResponse contains the changed conversation.
 type SetActiveAgentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header, without system_prompt.
+	// Header of the conversation, without system_prompt.
 	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2210,7 +2222,7 @@ func (x *SetActiveAgentResponse) GetConversation() *Conversation {
 	return nil
 }
 
-// ListAgentsRequest asks for the agents.
+// ListAgentsRequest is empty.
 type ListAgentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2247,10 +2259,10 @@ func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{32}
 }
 
-// ListAgentsResponse is the agents that this server has.
+// ListAgentsResponse contains the agents of this server.
 type ListAgentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By name.
+	// Agents, sorted by name.
 	Agents        []*AgentInfo `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2296,13 +2308,14 @@ func (x *ListAgentsResponse) GetAgents() []*AgentInfo {
 // AgentInfo describes an agent that Chat can call.
 type AgentInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What ChatRequest.agent and Conversation.agent call it.
+	// Name of the agent, as in ChatRequest.agent and Conversation.agent.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// "echo", "command", "openai", "anthropic" or "remote".
+	// Kind of agent: "echo", "command", "openai", "anthropic" or "remote".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// For people; from the configuration.
+	// Description for people, from the configuration.
 	Description string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
-	// Answers Chat when nothing else names an agent.
+	// True if this agent answers when neither the request, a routing lease nor the conversation
+	// names an agent.
 	IsDefault     bool `protobuf:"varint,4,opt,name=is_default,json=isDefault,proto3" json:"is_default,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2366,49 +2379,57 @@ func (x *AgentInfo) GetIsDefault() bool {
 	return false
 }
 
-// ChatRequest is what the user says, and who is to answer.
+// ChatRequest contains the user's message and says how to answer it.
 type ChatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: a new conversation. Unknown: made, unless must_exist, tool_results or
-	// answer_pending are set.
+	// If empty, a new conversation is created. If there is no conversation with this id it is
+	// created, unless must_exist, tool_results or answer_pending is set.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// The user's words. Required unless structured_data, attachments, tool_results or
-	// answer_pending are set.
+	// Text of the user's message. Required unless structured_data, attachments, tool_results or
+	// answer_pending is set.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// Typed data beside the words; 64 values at most.
+	// Typed data that accompanies the text; at most 64 values.
 	StructuredData []*StructuredData `protobuf:"bytes,3,rep,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
-	// Overrides the routing lease and the conversation's own agent.
+	// Agent that answers. It overrides the routing lease and the conversation's agent.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Used for this turn instead of the conversation's and the agent's own; "" is none.
+	// System prompt for this turn. It replaces the prompts of the conversation and of the agent;
+	// "" means no system prompt.
 	SystemPrompt *string `protobuf:"bytes,5,opt,name=system_prompt,json=systemPrompt,proto3,oneof" json:"system_prompt,omitempty"`
-	// A retry joins the first turn: the agent never runs twice.
+	// A retry with the same request_id joins the first turn; the agent never runs twice.
 	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// What to do while another turn runs.
+	// What to do if another turn of the conversation is running.
 	OnBusy OnBusy `protobuf:"varint,7,opt,name=on_busy,json=onBusy,proto3,enum=parley.v1.OnBusy" json:"on_busy,omitempty"`
-	// What becomes of the turn when the stream breaks.
+	// What to do with the turn when the stream breaks.
 	OnDisconnect OnDisconnect `protobuf:"varint,8,opt,name=on_disconnect,json=onDisconnect,proto3,enum=parley.v1.OnDisconnect" json:"on_disconnect,omitempty"`
-	// What the agent is given; the agent's or the server's default when unset.
+	// Limits of the messages that are passed to the agent. If unset, the default of the agent,
+	// else of the server.
 	Window *ContextWindow `protobuf:"bytes,9,opt,name=window,proto3" json:"window,omitempty"`
-	// NOT_FOUND instead of making the conversation.
+	// If true, the call fails with NOT_FOUND if the conversation does not exist.
 	MustExist bool `protobuf:"varint,10,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
-	// See the service. Checked when the turn starts; with ON_BUSY_INTERRUPT on a busy
-	// conversation when the call comes in, since the turn that it stops adds to the version.
+	// See the service. It is checked when the turn starts. With ON_BUSY_INTERRUPT, if another
+	// turn is running, it is checked when the call arrives, because interrupting that turn
+	// changes the version.
 	IfVersion *int32 `protobuf:"varint,11,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
-	// Kept with the user's message, or with the newest tool result where there is none. At
-	// most 64 entries, keys up to 64 and values up to 1024 bytes.
+	// Stored with the user's message; without one, with the newest tool result. At most 64
+	// entries, keys up to 64 and values up to 1024 bytes.
 	Metadata map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Results of open tool calls, say of those that a turn ended with in INPUT_REQUIRED; 64
-	// at most, one a call. Each is stored as a message of ROLE_TOOL, in their order and ahead
-	// of the user's message, if there is one; without one TurnStarted.user_message is unset.
-	// ToolResult.call_id says which calls of the kept history are open. Where one answers none
-	// of them, when the turn starts, nothing is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER,
-	// with the ids of the open calls; a retry without request_id ends so. Nor is anything where
-	// the conversation would not keep the calls beside their results: RESOURCE_EXHAUSTED,
-	// HISTORY_TOO_SMALL, with max_messages. Some calls may be left open. An empty name is filled
-	// in from the call.
+	// Results of open tool calls, for example of the calls with which a turn ended in
+	// INPUT_REQUIRED. At most 64, one for each call. ToolResult.call_id says which calls are
+	// open. Some calls may be left open. If the name of a result is empty, the name of the call
+	// is set.
+	//
+	// Each result is stored as a message of ROLE_TOOL, in the order given, before the user's
+	// message. If there is no user's message, TurnStarted.user_message is unset.
+	//
+	// If a result answers no call that is open when the turn starts, nothing is stored and the
+	// call fails with FAILED_PRECONDITION, reason NOTHING_TO_ANSWER, with the ids of the open
+	// calls. A retry without request_id fails in this way. If the conversation could not keep the
+	// calls together with their results, nothing is stored and the call fails with
+	// RESOURCE_EXHAUSTED, reason HISTORY_TOO_SMALL, with max_messages.
 	ToolResults []*ToolResult `protobuf:"bytes,13,rep,name=tool_results,json=toolResults,proto3" json:"tool_results,omitempty"`
-	// Answer what the history ends with, say after a failed turn. Then conversation_id is
-	// required, and content, structured_data, attachments and tool_results must be empty.
+	// If true, the agent answers the messages that are already stored, for example after a failed
+	// turn. conversation_id is then required, and content, structured_data, attachments and
+	// tool_results must be empty.
 	AnswerPending bool `protobuf:"varint,14,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
 	// Files and images, by reference.
 	Attachments   []*Attachment `protobuf:"bytes,15,rep,name=attachments,proto3" json:"attachments,omitempty"`
@@ -2551,10 +2572,10 @@ func (x *ChatRequest) GetAttachments() []*Attachment {
 	return nil
 }
 
-// ChatResponse is one step of the turn.
+// ChatResponse contains one event of the turn.
 type ChatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The step.
+	// The event.
 	Event         *TurnEvent `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2597,17 +2618,20 @@ func (x *ChatResponse) GetEvent() *TurnEvent {
 	return nil
 }
 
-// ResumeTurnRequest names a turn and where to go on.
+// ResumeTurnRequest names a turn and the event to resume after.
 type ResumeTurnRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Empty: the running turn, else the newest.
+	// Id of the turn. If empty, the running turn, else the newest one.
 	TurnId string `protobuf:"bytes,2,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	// Index of the last event received; 0: from the start, which works as long as the turn
-	// is kept. OUT_OF_RANGE, EVENTS_GONE {oldest_index}, when the events behind it are no
-	// longer kept one by one, or it is beyond the last: go on from 0 then, and skip the text
-	// that is known (TextDelta.offset). oldest_index is of the first event that is kept.
+	// Index of the last event that the client received; 0 means from the beginning, which is
+	// possible as long as the turn is kept.
+	//
+	// The call fails with OUT_OF_RANGE, reason EVENTS_GONE, if the events after this index are no
+	// longer kept one by one, or if the index is larger than that of the last event. Then resume
+	// after 0 and skip the text that was already received (see TextDelta.offset). The error's
+	// metadata oldest_index is the index of the oldest event that is kept.
 	AfterIndex    int32 `protobuf:"varint,3,opt,name=after_index,json=afterIndex,proto3" json:"after_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2664,10 +2688,10 @@ func (x *ResumeTurnRequest) GetAfterIndex() int32 {
 	return 0
 }
 
-// ResumeTurnResponse is one step of the turn.
+// ResumeTurnResponse contains one event of the turn.
 type ResumeTurnResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The step.
+	// The event.
 	Event         *TurnEvent `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2765,7 +2789,7 @@ func (x *GetTurnRequest) GetTurnId() string {
 	return ""
 }
 
-// GetTurnResponse is the state of a turn.
+// GetTurnResponse contains the state of a turn.
 type GetTurnResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The turn.
@@ -2857,10 +2881,10 @@ func (x *ListTurnsRequest) GetConversationId() string {
 	return ""
 }
 
-// ListTurnsResponse is the turns of a conversation.
+// ListTurnsResponse contains the turns of a conversation.
 type ListTurnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest first.
+	// Turns, newest first.
 	Turns         []*Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2903,7 +2927,7 @@ func (x *ListTurnsResponse) GetTurns() []*Turn {
 	return nil
 }
 
-// CancelTurnRequest names the turn to stop.
+// CancelTurnRequest names the turn to cancel.
 type CancelTurnRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
@@ -2958,10 +2982,10 @@ func (x *CancelTurnRequest) GetTurnId() string {
 	return ""
 }
 
-// CancelTurnResponse is the turn as it ended.
+// CancelTurnResponse contains the cancelled turn.
 type CancelTurnResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The turn.
+	// The turn after its end.
 	Turn          *Turn `protobuf:"bytes,1,opt,name=turn,proto3" json:"turn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3004,22 +3028,28 @@ func (x *CancelTurnResponse) GetTurn() *Turn {
 	return nil
 }
 
-// WatchConversationsRequest says what to watch.
+// WatchConversationsRequest says which conversations to watch.
 type WatchConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Up to 1000. Empty: every conversation of the tenant. They need not exist yet.
+	// Ids of up to 1000 conversations, which need not exist yet. If empty, all conversations of
+	// the tenant.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
-	// Go on after this cursor; empty: from now on. Any cursor may be answered with a GAP.
+	// Cursor of the last change that the client received. If empty, changes from now on. The
+	// response to any cursor may be a GAP.
 	Cursor string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
-	// Also send the events of turns, from the first heartbeat on: of one that runs already
-	// those that are to come, whose index and offset say what ResumeTurn can add.
+	// If true, the events of turns are sent too, from the first heartbeat on. For a turn that is
+	// already running only later events are sent; their index and offset say what ResumeTurn can
+	// add.
 	IncludeTurnEvents bool `protobuf:"varint,3,opt,name=include_turn_events,json=includeTurnEvents,proto3" json:"include_turn_events,omitempty"`
-	// Session memory: delete the named conversations, made before or while it is open, this
-	// long after the last such stream on them has ended, a server stop included; one that
-	// comes back in time keeps them. 0 s: at once. While one is open they neither
-	// expire nor are evicted, and until they are deleted they do not expire. After a stop
-	// of the server the time counts from its next start. 366 days at most. Needs
-	// conversation_ids. The first heartbeat says that it has taken effect.
+	// Makes the named conversations ephemeral: they are deleted this long after the last such
+	// stream for them has ended. 0 s deletes them at once; at most 366 days. Requires
+	// conversation_ids. The first heartbeat confirms that the setting is in effect.
+	//
+	// It applies to conversations that exist when the stream starts and to those created later.
+	// If a new stream of this kind starts in time, they are kept. While such a stream is open,
+	// they do not expire and are not evicted. After it, until they are deleted, they do not
+	// expire. A stop of the server ends the stream; the time then counts from the next start of
+	// the server.
 	DeleteAfterDisconnect *durationpb.Duration `protobuf:"bytes,4,opt,name=delete_after_disconnect,json=deleteAfterDisconnect,proto3" json:"delete_after_disconnect,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
@@ -3083,7 +3113,7 @@ func (x *WatchConversationsRequest) GetDeleteAfterDisconnect() *durationpb.Durat
 	return nil
 }
 
-// WatchConversationsResponse is one change.
+// WatchConversationsResponse contains one change.
 type WatchConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The change.
@@ -3132,17 +3162,18 @@ func (x *WatchConversationsResponse) GetChange() *ConversationChange {
 // ConversationChange is one committed change.
 type ConversationChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Opaque; give it back to go on after this change.
+	// Opaque position in the stream. Set it as WatchConversationsRequest.cursor to continue after
+	// this change.
 	Cursor string `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
-	// What happened.
+	// What changed.
 	Kind ChangeKind `protobuf:"varint,2,opt,name=kind,proto3,enum=parley.v1.ChangeKind" json:"kind,omitempty"`
-	// The conversation; empty on HEARTBEAT and on a GAP.
+	// Id of the conversation; empty for HEARTBEAT and GAP.
 	ConversationId string `protobuf:"bytes,3,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Conversation.version after the change; 0 with TURN, HEARTBEAT and GAP.
+	// Conversation.version after the change; 0 for TURN, HEARTBEAT and GAP.
 	Version int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
-	// When it was committed; with HEARTBEAT and GAP, when it was sent.
+	// When the change was committed. For HEARTBEAT and GAP, when it was sent.
 	Time *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
-	// What there is to say about it.
+	// Details of the change.
 	//
 	// Types that are valid to be assigned to Payload:
 	//
@@ -3258,17 +3289,17 @@ type isConversationChange_Payload interface {
 }
 
 type ConversationChange_Conversation struct {
-	// With CREATED, UPDATED, CLEARED; without system_prompt.
+	// For CREATED, UPDATED and CLEARED: the header, without system_prompt.
 	Conversation *Conversation `protobuf:"bytes,6,opt,name=conversation,proto3,oneof"`
 }
 
 type ConversationChange_Message struct {
-	// With MESSAGE_APPENDED.
+	// For MESSAGE_APPENDED: the message.
 	Message *Message `protobuf:"bytes,7,opt,name=message,proto3,oneof"`
 }
 
 type ConversationChange_TurnEvent struct {
-	// With TURN.
+	// For TURN: the event.
 	TurnEvent *TurnEvent `protobuf:"bytes,8,opt,name=turn_event,json=turnEvent,proto3,oneof"`
 }
 
@@ -3278,11 +3309,11 @@ func (*ConversationChange_Message) isConversationChange_Payload() {}
 
 func (*ConversationChange_TurnEvent) isConversationChange_Payload() {}
 
-// ExportConversationsRequest says what to export.
+// ExportConversationsRequest says which conversations to export.
 type ExportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: all of the tenant's. Else in this order; NOT_FOUND ahead of the first that does
-	// not exist.
+	// Conversations to export, in this order; the call fails with NOT_FOUND before the first id
+	// that does not exist. If empty, all conversations of the tenant.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -3325,13 +3356,13 @@ func (x *ExportConversationsRequest) GetConversationIds() []string {
 	return nil
 }
 
-// ExportConversationsResponse is a conversation or a part of one.
-// A large conversation spans several responses in a row; each carries its header.
+// ExportConversationsResponse contains a conversation or a part of one. A large conversation is
+// split into several consecutive responses; each contains the header.
 type ExportConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header.
+	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Oldest first.
+	// Messages, oldest first.
 	Messages      []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3381,19 +3412,20 @@ func (x *ExportConversationsResponse) GetMessages() []*Message {
 	return nil
 }
 
-// ImportConversationsRequest is a conversation or a part of one.
-// The requests of one conversation follow each other and carry the same header.
+// ImportConversationsRequest contains a conversation or a part of one. The requests of one
+// conversation must be consecutive and contain the same header.
 type ImportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The header. Its id, version and times are required, but for expire_time, which follows
-	// from the others. Its uid is ignored: the imported conversation has a new one. A
-	// message_count, if set, must be the number of messages. The last_sequence must be at least
-	// that of the newest message and of forked_from.
+	// Header of the conversation. id, version and all times are required, except expire_time,
+	// which the server computes. uid is ignored; the imported conversation has a new one. If
+	// message_count is set, it must be the number of messages. last_sequence must be at least
+	// that of the newest message and at least forked_from.sequence.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Oldest first, as they were exported: ids, rising sequences and create times are required.
-	// 3 MiB each at most.
+	// Messages, oldest first, as they were exported. Ids, rising sequences and create times are
+	// required. Each message has at most 3 MiB.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// Replace a conversation that exists; otherwise it is skipped and counted.
+	// If true, a conversation with the same id is replaced. Otherwise the imported conversation
+	// is skipped and counted.
 	Overwrite     bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3450,17 +3482,19 @@ func (x *ImportConversationsRequest) GetOverwrite() bool {
 	return false
 }
 
-// ImportConversationsResponse counts what was taken in.
+// ImportConversationsResponse counts the imported conversations.
 type ImportConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Conversations taken in.
+	// Number of conversations that were imported.
 	ImportedCount int64 `protobuf:"varint,1,opt,name=imported_count,json=importedCount,proto3" json:"imported_count,omitempty"`
-	// Existing without overwrite, expired, or without room.
+	// Number of conversations that were skipped: they exist and overwrite is not set, they have
+	// expired, or the tenant is at its capacity.
 	SkippedCount int64 `protobuf:"varint,2,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
-	// Those of the skipped for which there was no room.
+	// Number of skipped conversations for which the tenant had no capacity.
 	NoRoomCount int64 `protobuf:"varint,4,opt,name=no_room_count,json=noRoomCount,proto3" json:"no_room_count,omitempty"`
-	// Invalid ones, and those on which a turn runs: the first 100. What was sent and is in
-	// neither count has failed. Each conversation is taken whole or not at all.
+	// Conversations that failed: invalid ones and those with a running turn. Only the first 100
+	// are listed; every conversation that is in neither count has failed. A conversation is
+	// imported completely or not at all.
 	Failures      []*ImportFailure `protobuf:"bytes,3,rep,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3524,12 +3558,12 @@ func (x *ImportConversationsResponse) GetFailures() []*ImportFailure {
 	return nil
 }
 
-// ImportFailure says why a conversation was refused.
+// ImportFailure says why a conversation was not imported.
 type ImportFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The conversation that was refused.
+	// Id of the conversation.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Why, for people.
+	// Text for people that says what is wrong.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3751,7 +3785,7 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1d\n" +
 	"\n" +
-	"is_default\x18\x04 \x01(\bR\tisDefault\"\x9f\r\n" +
+	"is_default\x18\x04 \x01(\bR\tisDefault\"\xb0\r\n" +
 	"\vChatRequest\x12V\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12L\n" +
@@ -3775,9 +3809,9 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\vattachments\x18\x0f \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\x8a\x05\xbaH\x86\x05\x1a\xf2\x01\n" +
-	"\fchat.content\x12Wis required unless structured_data, attachments, tool_results or answer_pending are set\x1a\x88\x01this.answer_pending || this.content != '' || size(this.structured_data) > 0 || size(this.attachments) > 0 || size(this.tool_results) > 0\x1a\xea\x01\n" +
-	"\x13chat.answer_pending\x12Bgoes with no content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1a\xa1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\x9b\x05\xbaH\x97\x05\x1a\xf2\x01\n" +
+	"\fchat.content\x12Wis required unless structured_data, attachments, tool_results or answer_pending are set\x1a\x88\x01this.answer_pending || this.content != '' || size(this.structured_data) > 0 || size(this.attachments) > 0 || size(this.tool_results) > 0\x1a\xfb\x01\n" +
+	"\x13chat.answer_pending\x12Smust not be set together with content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1a\xa1\x01\n" +
 	"\x14chat.conversation_id\x125is required with tool_results and with answer_pending\x1aRthis.conversation_id != '' || !this.answer_pending && size(this.tool_results) == 0B\x10\n" +
 	"\x0e_system_promptB\r\n" +
 	"\v_if_version\":\n" +

@@ -49,72 +49,79 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ConversationService keeps multi-turn conversations, answers them through
-// agents, and tells coordinators what they need to route.
+// ConversationService stores multi-turn conversations, answers messages through agents, and
+// gives coordinators what they need to route messages.
 //
-// A request that has a field request_id may carry one of up to 64 printable characters:
-// a retry with the same one changes nothing and returns the first result.
-// if_version makes a change conditional: ABORTED unless the conversation is at that
-// version; 0 means that it must not exist yet.
+// A request that has a field request_id may set it to up to 64 printable characters without
+// spaces. A retry with the same request_id changes nothing and returns the first result.
+//
+// if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+// at that version. 0 means that the conversation must not exist yet.
 type ConversationServiceClient interface {
-	// CreateConversation makes an empty conversation.
+	// CreateConversation creates an empty conversation.
 	CreateConversation(ctx context.Context, in *CreateConversationRequest, opts ...grpc.CallOption) (*CreateConversationResponse, error)
-	// LoadConversation returns a conversation with its newest messages and makes it
-	// first when it does not exist.
+	// LoadConversation returns a conversation with its newest messages. It creates the
+	// conversation first if it does not exist.
 	LoadConversation(ctx context.Context, in *LoadConversationRequest, opts ...grpc.CallOption) (*LoadConversationResponse, error)
 	// GetConversation returns the header of a conversation.
 	GetConversation(ctx context.Context, in *GetConversationRequest, opts ...grpc.CallOption) (*GetConversationResponse, error)
-	// UpdateConversation changes the fields named in the mask.
+	// UpdateConversation changes the fields that the mask names.
 	UpdateConversation(ctx context.Context, in *UpdateConversationRequest, opts ...grpc.CallOption) (*UpdateConversationResponse, error)
-	// ListConversations pages through live conversations.
+	// ListConversations returns a page of the conversations that have not expired.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
-	// DeleteConversation removes a conversation and its messages; a running turn is cancelled.
+	// DeleteConversation deletes a conversation and its messages. A running turn is cancelled.
 	DeleteConversation(ctx context.Context, in *DeleteConversationRequest, opts ...grpc.CallOption) (*DeleteConversationResponse, error)
-	// ClearConversation removes messages and keeps the conversation; sequences go on.
+	// ClearConversation removes messages and keeps the conversation. Later messages continue the
+	// sequence.
 	ClearConversation(ctx context.Context, in *ClearConversationRequest, opts ...grpc.CallOption) (*ClearConversationResponse, error)
-	// PurgeConversations removes conversations that have been inactive for a time.
+	// PurgeConversations deletes the conversations that have been inactive for a given time.
 	PurgeConversations(ctx context.Context, in *PurgeConversationsRequest, opts ...grpc.CallOption) (*PurgeConversationsResponse, error)
-	// ForkConversation copies a conversation up to a message into a new one; the
+	// ForkConversation copies a conversation up to a given message into a new conversation. The
 	// messages keep their sequences.
 	ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error)
-	// AppendMessages adds messages in one atomic step, also while a turn runs.
+	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
 	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
-	// ListMessages pages through the kept messages in either direction.
+	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
-	// GetContext returns the system prompt and the history window for a model call.
+	// GetContext returns the system prompt and the context window for a model call.
 	GetContext(ctx context.Context, in *GetContextRequest, opts ...grpc.CallOption) (*GetContextResponse, error)
-	// GetRoutingSummary returns what a coordinator needs to route the next message.
+	// GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+	// message.
 	GetRoutingSummary(ctx context.Context, in *GetRoutingSummaryRequest, opts ...grpc.CallOption) (*GetRoutingSummaryResponse, error)
 	// BatchGetRoutingSummaries returns the summaries of up to 100 conversations.
 	BatchGetRoutingSummaries(ctx context.Context, in *BatchGetRoutingSummariesRequest, opts ...grpc.CallOption) (*BatchGetRoutingSummariesResponse, error)
-	// SetActiveAgent gives an agent the routing lease of a conversation, or takes it away.
+	// SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+	// lease.
 	SetActiveAgent(ctx context.Context, in *SetActiveAgentRequest, opts ...grpc.CallOption) (*SetActiveAgentResponse, error)
 	// ListAgents returns the agents that this server can call.
 	ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (*ListAgentsResponse, error)
-	// Chat stores the user's message, has an agent answer, streams the answer, and
-	// stores it. Once the finished event has been sent the call ends with OK, whatever
-	// became of the turn: the turn says it.
+	// Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+	// The last response is a finished event, and the call then ends with OK even if the turn
+	// failed; the event contains the state of the turn.
 	Chat(ctx context.Context, in *ChatRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChatResponse], error)
-	// ResumeTurn streams a turn from a given event on, whether it runs or has ended.
+	// ResumeTurn streams the events of a turn from a given index. The turn may be running or
+	// ended.
 	ResumeTurn(ctx context.Context, in *ResumeTurnRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResumeTurnResponse], error)
 	// GetTurn returns the state of a turn.
 	GetTurn(ctx context.Context, in *GetTurnRequest, opts ...grpc.CallOption) (*GetTurnResponse, error)
-	// ListTurns returns the newest turns of a conversation, newest first, 32 at most.
+	// ListTurns returns the newest turns of a conversation, newest first, at most 32.
 	ListTurns(ctx context.Context, in *ListTurnsRequest, opts ...grpc.CallOption) (*ListTurnsResponse, error)
-	// CancelTurn stops a running or queued turn; what had arrived is kept as an
-	// incomplete message. On a turn that has ended it only returns it. Of a turn that was
-	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-	// request_id.
+	// CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+	// as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+	// that was still queued is not stored; this server process keeps the turn and its request_id
+	// for 10 minutes, in memory only.
 	CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error)
-	// WatchConversations streams changes as they are committed. It does not end by itself.
+	// WatchConversations streams changes as they are committed. The stream stays open until the
+	// client or the server closes it.
 	WatchConversations(ctx context.Context, in *WatchConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchConversationsResponse], error)
-	// ExportConversations streams whole conversations out, the oldest first, each as it is
-	// when its turn comes, up to the one that is the newest at the start. What has gone by
-	// then is left out. Where some are damaged in the store all others are sent, then the
-	// call ends with DATA_LOSS and their ids.
+	// ExportConversations streams complete conversations, oldest first. Each is exported as it is
+	// when it is read. The export ends with the conversation that was the newest at the start of
+	// the call; conversations that are deleted before they are read are left out. If
+	// conversations are damaged in the store, all others are sent first; then the call fails with
+	// DATA_LOSS and the ids of the damaged ones.
 	ExportConversations(ctx context.Context, in *ExportConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportConversationsResponse], error)
-	// ImportConversations stores complete conversations with their ids, sequences and times but
-	// with new uids, and evicts nothing.
+	// ImportConversations stores complete conversations with their ids, sequences and times, but
+	// with new uids. It never evicts a conversation.
 	ImportConversations(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportConversationsRequest, ImportConversationsResponse], error)
 }
 
@@ -409,72 +416,79 @@ type ConversationService_ImportConversationsClient = grpc.ClientStreamingClient[
 // All implementations must embed UnimplementedConversationServiceServer
 // for forward compatibility.
 //
-// ConversationService keeps multi-turn conversations, answers them through
-// agents, and tells coordinators what they need to route.
+// ConversationService stores multi-turn conversations, answers messages through agents, and
+// gives coordinators what they need to route messages.
 //
-// A request that has a field request_id may carry one of up to 64 printable characters:
-// a retry with the same one changes nothing and returns the first result.
-// if_version makes a change conditional: ABORTED unless the conversation is at that
-// version; 0 means that it must not exist yet.
+// A request that has a field request_id may set it to up to 64 printable characters without
+// spaces. A retry with the same request_id changes nothing and returns the first result.
+//
+// if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+// at that version. 0 means that the conversation must not exist yet.
 type ConversationServiceServer interface {
-	// CreateConversation makes an empty conversation.
+	// CreateConversation creates an empty conversation.
 	CreateConversation(context.Context, *CreateConversationRequest) (*CreateConversationResponse, error)
-	// LoadConversation returns a conversation with its newest messages and makes it
-	// first when it does not exist.
+	// LoadConversation returns a conversation with its newest messages. It creates the
+	// conversation first if it does not exist.
 	LoadConversation(context.Context, *LoadConversationRequest) (*LoadConversationResponse, error)
 	// GetConversation returns the header of a conversation.
 	GetConversation(context.Context, *GetConversationRequest) (*GetConversationResponse, error)
-	// UpdateConversation changes the fields named in the mask.
+	// UpdateConversation changes the fields that the mask names.
 	UpdateConversation(context.Context, *UpdateConversationRequest) (*UpdateConversationResponse, error)
-	// ListConversations pages through live conversations.
+	// ListConversations returns a page of the conversations that have not expired.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
-	// DeleteConversation removes a conversation and its messages; a running turn is cancelled.
+	// DeleteConversation deletes a conversation and its messages. A running turn is cancelled.
 	DeleteConversation(context.Context, *DeleteConversationRequest) (*DeleteConversationResponse, error)
-	// ClearConversation removes messages and keeps the conversation; sequences go on.
+	// ClearConversation removes messages and keeps the conversation. Later messages continue the
+	// sequence.
 	ClearConversation(context.Context, *ClearConversationRequest) (*ClearConversationResponse, error)
-	// PurgeConversations removes conversations that have been inactive for a time.
+	// PurgeConversations deletes the conversations that have been inactive for a given time.
 	PurgeConversations(context.Context, *PurgeConversationsRequest) (*PurgeConversationsResponse, error)
-	// ForkConversation copies a conversation up to a message into a new one; the
+	// ForkConversation copies a conversation up to a given message into a new conversation. The
 	// messages keep their sequences.
 	ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error)
-	// AppendMessages adds messages in one atomic step, also while a turn runs.
+	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
 	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
-	// ListMessages pages through the kept messages in either direction.
+	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)
-	// GetContext returns the system prompt and the history window for a model call.
+	// GetContext returns the system prompt and the context window for a model call.
 	GetContext(context.Context, *GetContextRequest) (*GetContextResponse, error)
-	// GetRoutingSummary returns what a coordinator needs to route the next message.
+	// GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+	// message.
 	GetRoutingSummary(context.Context, *GetRoutingSummaryRequest) (*GetRoutingSummaryResponse, error)
 	// BatchGetRoutingSummaries returns the summaries of up to 100 conversations.
 	BatchGetRoutingSummaries(context.Context, *BatchGetRoutingSummariesRequest) (*BatchGetRoutingSummariesResponse, error)
-	// SetActiveAgent gives an agent the routing lease of a conversation, or takes it away.
+	// SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+	// lease.
 	SetActiveAgent(context.Context, *SetActiveAgentRequest) (*SetActiveAgentResponse, error)
 	// ListAgents returns the agents that this server can call.
 	ListAgents(context.Context, *ListAgentsRequest) (*ListAgentsResponse, error)
-	// Chat stores the user's message, has an agent answer, streams the answer, and
-	// stores it. Once the finished event has been sent the call ends with OK, whatever
-	// became of the turn: the turn says it.
+	// Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+	// The last response is a finished event, and the call then ends with OK even if the turn
+	// failed; the event contains the state of the turn.
 	Chat(*ChatRequest, grpc.ServerStreamingServer[ChatResponse]) error
-	// ResumeTurn streams a turn from a given event on, whether it runs or has ended.
+	// ResumeTurn streams the events of a turn from a given index. The turn may be running or
+	// ended.
 	ResumeTurn(*ResumeTurnRequest, grpc.ServerStreamingServer[ResumeTurnResponse]) error
 	// GetTurn returns the state of a turn.
 	GetTurn(context.Context, *GetTurnRequest) (*GetTurnResponse, error)
-	// ListTurns returns the newest turns of a conversation, newest first, 32 at most.
+	// ListTurns returns the newest turns of a conversation, newest first, at most 32.
 	ListTurns(context.Context, *ListTurnsRequest) (*ListTurnsResponse, error)
-	// CancelTurn stops a running or queued turn; what had arrived is kept as an
-	// incomplete message. On a turn that has ended it only returns it. Of a turn that was
-	// queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-	// request_id.
+	// CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+	// as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+	// that was still queued is not stored; this server process keeps the turn and its request_id
+	// for 10 minutes, in memory only.
 	CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error)
-	// WatchConversations streams changes as they are committed. It does not end by itself.
+	// WatchConversations streams changes as they are committed. The stream stays open until the
+	// client or the server closes it.
 	WatchConversations(*WatchConversationsRequest, grpc.ServerStreamingServer[WatchConversationsResponse]) error
-	// ExportConversations streams whole conversations out, the oldest first, each as it is
-	// when its turn comes, up to the one that is the newest at the start. What has gone by
-	// then is left out. Where some are damaged in the store all others are sent, then the
-	// call ends with DATA_LOSS and their ids.
+	// ExportConversations streams complete conversations, oldest first. Each is exported as it is
+	// when it is read. The export ends with the conversation that was the newest at the start of
+	// the call; conversations that are deleted before they are read are left out. If
+	// conversations are damaged in the store, all others are sent first; then the call fails with
+	// DATA_LOSS and the ids of the damaged ones.
 	ExportConversations(*ExportConversationsRequest, grpc.ServerStreamingServer[ExportConversationsResponse]) error
-	// ImportConversations stores complete conversations with their ids, sequences and times but
-	// with new uids, and evicts nothing.
+	// ImportConversations stores complete conversations with their ids, sequences and times, but
+	// with new uids. It never evicts a conversation.
 	ImportConversations(grpc.ClientStreamingServer[ImportConversationsRequest, ImportConversationsResponse]) error
 	mustEmbedUnimplementedConversationServiceServer()
 }

@@ -25,21 +25,21 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Interaction is one line of the log.
+// Interaction is one entry of the log.
 type Interaction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ISO 8601 with microseconds in the file.
+	// Time of the entry; in the file, ISO 8601 with microseconds.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	// "session_id" in the file.
+	// Id of the conversation; "session_id" in the file.
 	ConversationId string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// "User", or the name of the agent.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	// "user", "assistant", "system" or "tool" in the file.
+	// Role of the message; in the file, "user", "assistant", "system" or "tool".
 	Role Role `protobuf:"varint,4,opt,name=role,proto3,enum=parley.v1.Role" json:"role,omitempty"`
-	// The message's text.
+	// Text of the message.
 	Content string `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
-	// model, turn_number (the message's sequence), exchange, tokens, turn_id, status, and
-	// what the message itself carried.
+	// Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
+	// status, and the metadata of the message itself.
 	Metadata      *structpb.Struct `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -117,10 +117,10 @@ func (x *Interaction) GetMetadata() *structpb.Struct {
 	return nil
 }
 
-// ListInteractionsRequest names a span of the log.
+// ListInteractionsRequest says which entries to list.
 type ListInteractionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// None: the last 24 hours, or every day when conversation_id is set.
+	// Time span. If unset, the last 24 hours; if conversation_id is set, all days.
 	//
 	// Types that are valid to be assigned to Span:
 	//
@@ -129,9 +129,9 @@ type ListInteractionsRequest struct {
 	Span isListInteractionsRequest_Span `protobuf_oneof:"span"`
 	// Only this conversation.
 	ConversationId string `protobuf:"bytes,3,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// 50 when 0, 1000 at most.
+	// Maximum number of entries on the page, at most 1000; 0 means 50.
 	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before.
+	// next_page_token of the previous page.
 	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -223,7 +223,7 @@ type ListInteractionsRequest_Date struct {
 }
 
 type ListInteractionsRequest_Within struct {
-	// From this long ago until now.
+	// The last hours or days, until now.
 	Within *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3,oneof"`
 }
 
@@ -231,15 +231,15 @@ func (*ListInteractionsRequest_Date) isListInteractionsRequest_Span() {}
 
 func (*ListInteractionsRequest_Within) isListInteractionsRequest_Span() {}
 
-// ListInteractionsResponse is a page of the log.
+// ListInteractionsResponse contains a page of entries.
 type ListInteractionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A day or a conversation: oldest first. A recent span: newest first.
+	// Entries of a day or of a conversation oldest first; of a recent time span newest first.
 	Interactions []*Interaction `protobuf:"bytes,1,rep,name=interactions,proto3" json:"interactions,omitempty"`
-	// Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-	// hand and an erase between two pages may.
+	// Empty on the last page. Entries that are appended between two pages do not move other
+	// entries. Manual edits of the files and DeleteInteractions may move them.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Lines that could not be read and were skipped on the way to this page.
+	// Number of unreadable entries that were skipped before the end of this page.
 	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -296,19 +296,19 @@ func (x *ListInteractionsResponse) GetSkippedCount() int32 {
 	return 0
 }
 
-// SearchInteractionsRequest says what to look for.
+// SearchInteractionsRequest says what to search for.
 type SearchInteractionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
-	// for ß). Other fields are not searched. Required.
+	// Text to find in the content; other fields are not searched. Upper and lower case are the
+	// same, by Unicode's simple case folding; "ß" does not match "ss". Required.
 	Query string `protobuf:"bytes,1,opt,name=query,proto3" json:"query,omitempty"`
-	// Today and the days before it; 7 when 0.
+	// Number of days to search, counting back from today; 0 means 7.
 	Days int32 `protobuf:"varint,2,opt,name=days,proto3" json:"days,omitempty"`
 	// Only this conversation.
 	ConversationId string `protobuf:"bytes,3,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// 50 when 0, 1000 at most.
+	// Maximum number of entries on the page, at most 1000; 0 means 50.
 	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before.
+	// next_page_token of the previous page.
 	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -379,15 +379,15 @@ func (x *SearchInteractionsRequest) GetPageToken() string {
 	return ""
 }
 
-// SearchInteractionsResponse is a page of what was found.
+// SearchInteractionsResponse contains a page of matching entries.
 type SearchInteractionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest first.
+	// Entries, newest first.
 	Interactions []*Interaction `protobuf:"bytes,1,rep,name=interactions,proto3" json:"interactions,omitempty"`
-	// Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-	// hand and an erase between two pages may.
+	// Empty on the last page. Entries that are appended between two pages do not move other
+	// entries. Manual edits of the files and DeleteInteractions may move them.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Lines that could not be read and were skipped on the way to this page.
+	// Number of unreadable entries that were skipped before the end of this page.
 	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -444,7 +444,7 @@ func (x *SearchInteractionsResponse) GetSkippedCount() int32 {
 	return 0
 }
 
-// DeleteInteractionsRequest names the conversation to forget.
+// DeleteInteractionsRequest names the conversation whose entries are erased.
 type DeleteInteractionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
@@ -490,10 +490,10 @@ func (x *DeleteInteractionsRequest) GetConversationId() string {
 	return ""
 }
 
-// DeleteInteractionsResponse says what was erased.
+// DeleteInteractionsResponse reports what was erased.
 type DeleteInteractionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Lines erased.
+	// Number of entries erased.
 	DeletedCount  int64 `protobuf:"varint,1,opt,name=deleted_count,json=deletedCount,proto3" json:"deleted_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -28,15 +28,15 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// InteractionLogService reads the daily JSON Lines files that record every message.
-// The log outlives the conversations in it.
+// InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+// every message. Entries stay in the log after their conversation was deleted.
 type InteractionLogServiceClient interface {
-	// ListInteractions reads one day, a recent span, or one conversation.
+	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(ctx context.Context, in *ListInteractionsRequest, opts ...grpc.CallOption) (*ListInteractionsResponse, error)
-	// SearchInteractions finds a text in the last days, newest first.
+	// SearchInteractions returns the entries of the last days that contain a text, newest first.
 	SearchInteractions(ctx context.Context, in *SearchInteractionsRequest, opts ...grpc.CallOption) (*SearchInteractionsResponse, error)
-	// DeleteInteractions erases all lines of a conversation, on every day. It needs the
-	// admin role.
+	// DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+	// role.
 	DeleteInteractions(ctx context.Context, in *DeleteInteractionsRequest, opts ...grpc.CallOption) (*DeleteInteractionsResponse, error)
 }
 
@@ -82,15 +82,15 @@ func (c *interactionLogServiceClient) DeleteInteractions(ctx context.Context, in
 // All implementations must embed UnimplementedInteractionLogServiceServer
 // for forward compatibility.
 //
-// InteractionLogService reads the daily JSON Lines files that record every message.
-// The log outlives the conversations in it.
+// InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+// every message. Entries stay in the log after their conversation was deleted.
 type InteractionLogServiceServer interface {
-	// ListInteractions reads one day, a recent span, or one conversation.
+	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(context.Context, *ListInteractionsRequest) (*ListInteractionsResponse, error)
-	// SearchInteractions finds a text in the last days, newest first.
+	// SearchInteractions returns the entries of the last days that contain a text, newest first.
 	SearchInteractions(context.Context, *SearchInteractionsRequest) (*SearchInteractionsResponse, error)
-	// DeleteInteractions erases all lines of a conversation, on every day. It needs the
-	// admin role.
+	// DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+	// role.
 	DeleteInteractions(context.Context, *DeleteInteractionsRequest) (*DeleteInteractionsResponse, error)
 	mustEmbedUnimplementedInteractionLogServiceServer()
 }

@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: parley/v1/message.proto
 
-// Package parley.v1 is the contract of the conversation-state service.
+// Package parley.v1 is the API of the conversation-state service.
 
 package parleyv1
 
@@ -26,18 +26,18 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Role says who speaks in a message.
+// Role says who wrote a message.
 type Role int32
 
 const (
-	// Not a role: refused on input.
+	// Not a role; rejected on input.
 	Role_ROLE_UNSPECIFIED Role = 0
-	// The person, or whoever asks on the person's behalf.
+	// The user, or a program that asks on behalf of the user.
 	Role_ROLE_USER Role = 1
 	// An agent.
 	Role_ROLE_ASSISTANT Role = 2
-	// Instructions that are part of the history; the system prompt of a
-	// conversation is kept apart, see Conversation.system_prompt.
+	// Instructions that are part of the history. The system prompt of a conversation is not part
+	// of the history; see Conversation.system_prompt.
 	Role_ROLE_SYSTEM Role = 3
 	// The result of a tool call.
 	Role_ROLE_TOOL Role = 4
@@ -88,15 +88,16 @@ func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_message_proto_rawDescGZIP(), []int{0}
 }
 
-// MessageStatus tells a finished message from a cut-off one.
+// MessageStatus distinguishes a complete message from an incomplete one.
 type MessageStatus int32
 
 const (
-	// On input: COMPLETE.
+	// Means COMPLETE on input.
 	MessageStatus_MESSAGE_STATUS_UNSPECIFIED MessageStatus = 0
-	// The message is whole.
+	// The message is complete.
 	MessageStatus_MESSAGE_STATUS_COMPLETE MessageStatus = 1
-	// The agent failed, was cancelled or cut off; content is what had arrived.
+	// The agent failed, was cancelled or was interrupted. The content is what had arrived before
+	// that.
 	MessageStatus_MESSAGE_STATUS_INCOMPLETE MessageStatus = 2
 )
 
@@ -141,46 +142,48 @@ func (MessageStatus) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_message_proto_rawDescGZIP(), []int{1}
 }
 
-// Message is one entry of a conversation. Messages never change once appended.
-// A message whose encoded form is larger than --max-message-bytes (256 KiB unless set
-// otherwise) is refused with RESOURCE_EXHAUSTED, MESSAGE_TOO_LARGE.
+// Message is one entry of a conversation. A message never changes after it has been appended. A
+// message whose encoded size exceeds --max-message-bytes (default 256 KiB) is rejected with
+// RESOURCE_EXHAUSTED, reason MESSAGE_TOO_LARGE.
 type Message struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The client's own, up to 128 bytes, or a UUID v4 when empty. Not checked for
-	// uniqueness: sequence is the key.
+	// Id of the message, up to 128 bytes. If empty, the server sets a UUID v4. The server does
+	// not check that ids are unique; the sequence is the key.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Set by the server: 1, 2, 3 … without gaps, in the order of commit.
+	// Set by the server: position in the conversation, in the order of commit. The first message
+	// has 1, and there are no gaps.
 	Sequence int32 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Who speaks. Required.
+	// Who wrote the message. Required.
 	Role Role `protobuf:"varint,3,opt,name=role,proto3,enum=parley.v1.Role" json:"role,omitempty"`
-	// Natural language from users, Markdown from assistants.
+	// Text. Plain language from users, Markdown from assistants.
 	Content string `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
-	// Typed data for user interfaces and for other agents; 64 values at most.
+	// Typed data for user interfaces and for other agents; at most 64 values.
 	StructuredData []*StructuredData `protobuf:"bytes,5,rep,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
-	// Calls that an assistant asks for.
+	// Calls that an assistant requests.
 	ToolCalls []*ToolCall `protobuf:"bytes,6,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
-	// Present on ROLE_TOOL: the answer to one call.
+	// Result of one tool call. Required on messages of ROLE_TOOL, forbidden on all others.
 	ToolResult *ToolResult `protobuf:"bytes,7,opt,name=tool_result,json=toolResult,proto3" json:"tool_result,omitempty"`
 	// Name of the agent that wrote the message, up to 128 bytes; empty for users.
 	Agent string `protobuf:"bytes,8,opt,name=agent,proto3" json:"agent,omitempty"`
-	// What this message did, as one short clause of up to 500 bytes: "searched for
+	// What the agent did in this message, as one short clause of up to 500 bytes: "searched for
 	// React libraries". The routing summary quotes it.
 	Summary string `protobuf:"bytes,9,opt,name=summary,proto3" json:"summary,omitempty"`
-	// COMPLETE on every message that was not cut off; AppendMessages may send INCOMPLETE.
+	// COMPLETE unless the message was cut off. AppendMessages may set INCOMPLETE.
 	Status MessageStatus `protobuf:"varint,10,opt,name=status,proto3,enum=parley.v1.MessageStatus" json:"status,omitempty"`
 	// Set by the server: the turn that produced the message, if Chat did.
 	TurnId string `protobuf:"bytes,11,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	// Set by the server: number of the exchange, from 1. A user message opens the next
-	// one; an answer has its question's; 0 before any user message.
+	// Set by the server: number of the exchange, from 1. A user message starts the next exchange;
+	// an answer has the number of its question. 0 before the first user message.
 	Exchange int32 `protobuf:"varint,12,opt,name=exchange,proto3" json:"exchange,omitempty"`
-	// What the model reported for this message, if one wrote it.
+	// Usage that the model reported for this message, if a model wrote it.
 	Usage *Usage `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
 	// At most 64 entries, keys up to 64 and values up to 1024 bytes.
 	Metadata map[string]string `protobuf:"bytes,14,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Set by the server: when the message was committed. The messages of one batch share it.
+	// Set by the server: when the message was committed. All messages of one batch have the same
+	// time.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// The model's or agent's own word for why the answer ended: "stop", "length".
-	// Up to 128 bytes.
+	// Why the answer ended, in the words of the model or agent: "stop", "length". Up to 128
+	// bytes.
 	FinishReason string `protobuf:"bytes,16,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
 	// Files and images, by reference.
 	Attachments   []*Attachment `protobuf:"bytes,17,rep,name=attachments,proto3" json:"attachments,omitempty"`
@@ -337,12 +340,13 @@ func (x *Message) GetAttachments() []*Attachment {
 	return nil
 }
 
-// StructuredData is a typed JSON value carried beside the text of a message.
+// StructuredData is a typed JSON value that accompanies the text of a message.
 type StructuredData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the schema: "library_list", "urn:acme:invoice:2". Required, up to 128 bytes.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// Finite numbers, no unset kinds, at most 16 levels deep. Required.
+	// JSON value. Numbers must be finite, every value must have a kind, and nesting is at most 16
+	// levels deep. Required.
 	Value         *structpb.Value `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -392,15 +396,15 @@ func (x *StructuredData) GetValue() *structpb.Value {
 	return nil
 }
 
-// ToolCall is a call that an assistant message asks for.
+// ToolCall is a call that an assistant message requests.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the call, so that its result finds it: see ToolResult.call_id. Required, up
-	// to 128 bytes.
+	// Id of the call, by which its result refers to it; see ToolResult.call_id. Required, up to
+	// 128 bytes.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The tool to call. Required, up to 128 bytes.
+	// Name of the tool. Required, up to 128 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// JSON, exactly as the model wrote it.
+	// Arguments as JSON, exactly as the model wrote them.
 	Arguments     string `protobuf:"bytes,3,opt,name=arguments,proto3" json:"arguments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -457,22 +461,24 @@ func (x *ToolCall) GetArguments() string {
 	return ""
 }
 
-// ToolResult answers one ToolCall.
+// ToolResult is the result of one ToolCall.
 type ToolResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ToolCall.id of the call that this answers. Required, up to 128 bytes.
+	// ToolCall.id of the call that this result answers. Required, up to 128 bytes.
 	//
-	// Providers use ids again, so the place in the history says which: of the newest
-	// message ahead of the result that calls by this id, the first such call without a
-	// result. A call is open until it has a result or a later message calls by the same
-	// id, and gets none any more then: a model reads "no result" for it. A result for
-	// which no call is open answers nothing.
+	// Providers reuse ids, so an id alone does not identify a call. A result belongs to the
+	// newest earlier message that has a call with this id. Within that message it belongs to the
+	// first such call that has no result yet.
+	//
+	// A call is open until it has a result or until a later message has a call with the same id.
+	// After that later message the call can no longer get a result; models are shown "no result"
+	// for it. A result for which no call is open answers no call.
 	CallId string `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// The tool that was called, up to 128 bytes.
+	// Name of the tool, up to 128 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// What the tool returned.
+	// Output of the tool.
 	Content string `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
-	// The call failed; content says why.
+	// True if the call failed; content then says why.
 	IsError       bool `protobuf:"varint,4,opt,name=is_error,json=isError,proto3" json:"is_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -536,16 +542,16 @@ func (x *ToolResult) GetIsError() bool {
 	return false
 }
 
-// Attachment points to a file or an image kept elsewhere.
+// Attachment refers to a file or an image that is stored elsewhere.
 type Attachment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where it is. Required, up to 8192 bytes.
+	// Location of the file. Required, up to 8192 bytes.
 	Uri string `protobuf:"bytes,1,opt,name=uri,proto3" json:"uri,omitempty"`
 	// IANA media type, up to 255 bytes: "image/png".
 	MediaType string `protobuf:"bytes,2,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	// Name to show, up to 1024 bytes.
+	// File name to show, up to 1024 bytes.
 	Filename string `protobuf:"bytes,3,opt,name=filename,proto3" json:"filename,omitempty"`
-	// Size of the file; 0 when it is not known.
+	// Size of the file; 0 if unknown.
 	SizeBytes     int64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -614,13 +620,13 @@ type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model, up to 128 bytes.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens of the prompt, cached ones included.
+	// Tokens of the prompt, including cached tokens.
 	InputTokens int32 `protobuf:"varint,2,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
-	// Tokens of the answer, reasoning included.
+	// Tokens of the answer, including reasoning tokens.
 	OutputTokens int32 `protobuf:"varint,3,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
-	// Tokens of the prompt that a provider's cache served.
+	// Tokens of the prompt that the provider read from its cache.
 	CachedInputTokens int32 `protobuf:"varint,4,opt,name=cached_input_tokens,json=cachedInputTokens,proto3" json:"cached_input_tokens,omitempty"`
-	// Tokens of the answer that were spent on reasoning.
+	// Tokens of the answer that the model used for reasoning.
 	ReasoningTokens int32 `protobuf:"varint,5,opt,name=reasoning_tokens,json=reasoningTokens,proto3" json:"reasoning_tokens,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -695,7 +701,7 @@ var File_parley_v1_message_proto protoreflect.FileDescriptor
 
 const file_parley_v1_message_proto_rawDesc = "" +
 	"\n" +
-	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\b\n" +
+	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\b\n" +
 	"\aMessage\x12\x18\n" +
 	"\x02id\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x02id\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\x12/\n" +
@@ -721,9 +727,9 @@ const file_parley_v1_message_proto_rawDesc = "" +
 	"\vattachments\x18\x11 \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xf7\x01\xbaH\xf3\x01\x1a}\n" +
-	"\x13message.tool_result\x12;a message of ROLE_TOOL needs one, and no other may have one\x1a)(this.role == 4) == has(this.tool_result)\x1ar\n" +
-	"\x12message.tool_calls\x12.only a message of ROLE_ASSISTANT may have them\x1a,this.role == 2 || size(this.tool_calls) == 0\"f\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xee\x01\xbaH\xea\x01\x1aw\n" +
+	"\x13message.tool_result\x125is required in a message of ROLE_TOOL, and only there\x1a)(this.role == 4) == has(this.tool_result)\x1ao\n" +
+	"\x12message.tool_calls\x12+must be empty unless role is ROLE_ASSISTANT\x1a,this.role == 2 || size(this.tool_calls) == 0\"f\n" +
 	"\x0eStructuredData\x12\x1e\n" +
 	"\x04type\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05 \x01(\x80\x01R\x04type\x124\n" +

@@ -22,52 +22,54 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// RoutingSummary is what a coordinator needs to route the next message.
+// RoutingSummary is what a coordinator needs to choose the agent for the next message.
 type RoutingSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The conversation that is summed up.
+	// The conversation that this summary describes.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// The last messages, oldest first, structured data included. Three unless asked otherwise.
+	// The newest messages, oldest first, with their structured data. Three unless the request
+	// says otherwise.
 	RecentMessages []*Message `protobuf:"bytes,2,rep,name=recent_messages,json=recentMessages,proto3" json:"recent_messages,omitempty"`
-	// Conversation.version; 0 when the conversation does not exist.
+	// Conversation.version; 0 if the conversation does not exist.
 	Version int32 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Every type of structured data in the kept history, newest first.
+	// Every type of structured data in the kept messages, newest first.
 	StructuredDataTypes []*StructuredDataUse `protobuf:"bytes,4,rep,name=structured_data_types,json=structuredDataTypes,proto3" json:"structured_data_types,omitempty"`
-	// The newest value of each type that recent_messages does not carry, so that
-	// "the second one" can be resolved even when the list is older than three messages.
+	// The newest value of each type that is not in recent_messages. A coordinator can resolve
+	// "the second one" even if the list is older than the recent messages.
 	ReferencedData []*ReferencedData `protobuf:"bytes,5,rep,name=referenced_data,json=referencedData,proto3" json:"referenced_data,omitempty"`
-	// One line: "Previous: searched for React libraries, analyzed Zustand". One clause an
-	// assistant message of the kept history, oldest first: its summary, else its types of
-	// structured data, each once, joined by "+", else its first 8 words; none where it has
-	// nothing of these. Blanks are single. Beyond 500 characters the oldest clauses go; the
-	// newest one, if it is too long alone, ends in "…". Empty when there is no clause.
+	// One line of text: "Previous: searched for React libraries, analyzed Zustand". It has one
+	// clause for each kept assistant message, oldest first. The clause is the summary of the
+	// message; else its types of structured data, each once, joined by "+"; else the first 8
+	// words of its content. A message that has none of these has no clause. Runs of white space
+	// are replaced by one space. If the text exceeds 500 characters, the oldest clauses are left
+	// out. If the newest clause alone is too long, it ends in "…". Empty if there is no clause.
 	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
 	// Agent that holds the routing lease, if any.
 	ActiveAgent *ActiveAgent `protobuf:"bytes,7,opt,name=active_agent,json=activeAgent,proto3" json:"active_agent,omitempty"`
-	// Agents that answered, newest first, each once.
+	// Agents that answered, each once, most recent first.
 	RecentAgents []*AgentUse `protobuf:"bytes,8,rep,name=recent_agents,json=recentAgents,proto3" json:"recent_agents,omitempty"`
-	// The newest message, those of ROLE_SYSTEM aside, is from the user: nobody has
-	// answered it. An answer that was cut off is an answer.
+	// True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
+	// no answer yet. An incomplete answer counts as an answer.
 	AwaitingAnswer bool `protobuf:"varint,9,opt,name=awaiting_answer,json=awaitingAnswer,proto3" json:"awaiting_answer,omitempty"`
-	// Open calls, oldest first; see ToolResult.call_id.
+	// Tool calls that are open, oldest first. See ToolResult.call_id.
 	PendingToolCalls []*ToolCall `protobuf:"bytes,10,rep,name=pending_tool_calls,json=pendingToolCalls,proto3" json:"pending_tool_calls,omitempty"`
-	// Turn that is being answered right now, if any.
+	// Id of the running turn, if any.
 	ActiveTurnId string `protobuf:"bytes,11,opt,name=active_turn_id,json=activeTurnId,proto3" json:"active_turn_id,omitempty"`
-	// Messages kept now.
+	// Number of messages that are kept now.
 	MessageCount int32 `protobuf:"varint,12,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
 	// Sequence of the newest message ever appended.
 	LastSequence int32 `protobuf:"varint,13,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
 	// When the conversation last changed.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	// When it expires if nothing more is appended.
+	// When the conversation expires if nothing more is appended.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// max_bytes left something out: referenced data first, then messages from the oldest
-	// on, where the oldest that is left may have lost the beginning of its content. A newest
-	// message that does not fit alone is cut at its end. Also set where a reply
-	// would be too large for pending_tool_calls, structured_data_types and recent_agents:
-	// they stay empty then.
+	// True if something was left out because of max_bytes. Referenced data is left out first,
+	// then messages, oldest first. The oldest message that is left may lack the beginning of its
+	// content. If the newest message alone does not fit, its end is cut off. Also true if
+	// pending_tool_calls, structured_data_types and recent_agents would make the reply too large;
+	// these three are then empty.
 	Truncated bool `protobuf:"varint,16,opt,name=truncated,proto3" json:"truncated,omitempty"`
-	// See Conversation.uid; empty when the conversation does not exist.
+	// Conversation.uid; empty if the conversation does not exist.
 	Uid           string `protobuf:"bytes,17,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -222,16 +224,16 @@ func (x *RoutingSummary) GetUid() string {
 	return ""
 }
 
-// StructuredDataUse counts one type of structured data.
+// StructuredDataUse counts the values of one type of structured data.
 type StructuredDataUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// StructuredData.type.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// Values of this type in the kept history.
+	// Number of values of this type in the kept messages.
 	Count int32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	// The newest message that carries one.
+	// Sequence of the newest message that has a value of this type.
 	LastSequence int32 `protobuf:"varint,3,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	// Message.agent of that message: who wrote it, if it says.
+	// Message.agent of that message; empty if the message names no agent.
 	LastAgent     string `protobuf:"bytes,4,opt,name=last_agent,json=lastAgent,proto3" json:"last_agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -295,12 +297,12 @@ func (x *StructuredDataUse) GetLastAgent() string {
 	return ""
 }
 
-// ReferencedData is a value from a message older than the recent ones.
+// ReferencedData is a value from a message that is older than the recent messages.
 type ReferencedData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The message that carries it.
+	// Sequence of the message that has the value.
 	Sequence int32 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Message.agent of that message: who wrote it, if it says.
+	// Message.agent of that message; empty if the message names no agent.
 	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
 	// The value.
 	Data          *StructuredData `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
@@ -364,7 +366,7 @@ type AgentUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the agent.
 	Agent string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Its newest message.
+	// Sequence of the agent's newest message.
 	LastSequence int32 `protobuf:"varint,2,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
 	// When that message was committed.
 	LastTime      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_time,json=lastTime,proto3" json:"last_time,omitempty"`

@@ -22,25 +22,25 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// TurnState is where a turn stands.
+// TurnState is the state of a turn.
 type TurnState int32
 
 const (
 	// Never sent.
 	TurnState_TURN_STATE_UNSPECIFIED TurnState = 0
-	// Waits for the turns ahead of it.
+	// The turn waits in the queue for earlier turns.
 	TurnState_TURN_STATE_QUEUED TurnState = 1
 	// The agent is answering.
 	TurnState_TURN_STATE_RUNNING TurnState = 2
-	// The answer is whole and durable.
+	// The answer is complete and durable.
 	TurnState_TURN_STATE_COMPLETED TurnState = 3
-	// The agent failed or ran past its time.
+	// The agent failed or exceeded its time limit.
 	TurnState_TURN_STATE_FAILED TurnState = 4
-	// CancelTurn, or the client left and the turn was to stop with it.
+	// CancelTurn stopped the turn, or the stream broke and the request has ON_DISCONNECT_CANCEL.
 	TurnState_TURN_STATE_CANCELLED TurnState = 5
-	// A later turn or a server stop cut it off.
+	// A later turn interrupted it, or the server stopped.
 	TurnState_TURN_STATE_INTERRUPTED TurnState = 6
-	// Ended with tool calls that nobody has answered: Chat with tool_results goes on.
+	// The answer ended with tool calls that have no result. Chat with tool_results continues.
 	TurnState_TURN_STATE_INPUT_REQUIRED TurnState = 7
 )
 
@@ -95,30 +95,31 @@ func (TurnState) EnumDescriptor() ([]byte, []int) {
 	return file_parley_v1_turn_proto_rawDescGZIP(), []int{0}
 }
 
-// Turn is one run of Chat: what the user said and the agent's answer to it.
+// Turn is one run of an agent for one user message, from its start to its end.
 type Turn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A UUID v4.
+	// Id of the turn, a UUID v4.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The conversation that the turn belongs to.
 	ConversationId string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// ChatRequest.request_id.
+	// ChatRequest.request_id of the call that started the turn.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Agent that was called.
+	// Name of the agent that answers.
 	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Where the turn stands.
+	// State of the turn.
 	State TurnState `protobuf:"varint,5,opt,name=state,proto3,enum=parley.v1.TurnState" json:"state,omitempty"`
-	// The user message, or the newest tool result, that the turn answers.
+	// Sequence of the message that the turn answers: the user message or the newest tool result.
 	InputSequence int32 `protobuf:"varint,6,opt,name=input_sequence,json=inputSequence,proto3" json:"input_sequence,omitempty"`
-	// First message of the answer; 0 until one, whole or incomplete, has been committed.
+	// Sequence of the first message of the answer. 0 until a message of the answer has been
+	// committed, complete or incomplete.
 	FirstAnswerSequence int32 `protobuf:"varint,7,opt,name=first_answer_sequence,json=firstAnswerSequence,proto3" json:"first_answer_sequence,omitempty"`
-	// Last message of the answer; 0 until one has been committed.
+	// Sequence of the last message of the answer; 0 until one has been committed.
 	LastAnswerSequence int32 `protobuf:"varint,8,opt,name=last_answer_sequence,json=lastAnswerSequence,proto3" json:"last_answer_sequence,omitempty"`
-	// When the turn was accepted; for one that was queued, before it started.
+	// When the server accepted the turn. If the turn was queued, this is before it started.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// Set when the turn has ended.
+	// When the turn ended; unset until then.
 	FinishTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=finish_time,json=finishTime,proto3" json:"finish_time,omitempty"`
-	// Why it did not complete; unset on completed turns.
+	// Why the turn did not complete; unset if it completed.
 	Error         *TurnError `protobuf:"bytes,11,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,13 +235,13 @@ func (x *Turn) GetError() *TurnError {
 // TurnError says why a turn did not complete.
 type TurnError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A google.rpc.Code.
+	// A value of google.rpc.Code.
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// Stable upper-snake-case word, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED".
+	// Stable identifier in upper snake case, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED".
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// For people: what went wrong and what to do about it.
+	// Text for people: what went wrong and what to do.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// The same turn may succeed when asked again (ChatRequest.answer_pending).
+	// True if a new attempt may succeed; see ChatRequest.answer_pending.
 	Retryable     bool `protobuf:"varint,4,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -304,19 +305,22 @@ func (x *TurnError) GetRetryable() bool {
 	return false
 }
 
-// TurnEvent is one step of a turn. Indexes rise by one from 1; the last event of
-// every turn that has started, or was cancelled before, is finished. When events are no longer kept the deltas of a
-// message are merged into one: a merged event carries the index of the last one in it, and
-// events follow in the order of their indexes. Messages that the history has dropped are
-// left out then. After a crash of the server the index of finished is far above the others,
-// since the number of events in between is unknown. If the store needs longer than 15 s to
-// store the answer, one index is left out before the progress that is sent in that time. Clients
-// ignore cases that they do not know.
+// TurnEvent is one step of a turn. Clients must ignore kinds of event that they do not know.
+//
+// Events have rising indexes from 1. The last event of every turn that started, or that was
+// cancelled before it started, is finished.
+//
+// Indexes may have gaps. When events are no longer kept one by one, the deltas of a message are
+// merged into one event, which has the index of the last of them. Events still follow in the
+// order of their indexes, and messages that the conversation has dropped are left out. After a
+// crash of the server, the index of finished is much larger than the indexes before it, because
+// the number of lost events is unknown. If storing the answer takes longer than 15 s, one index
+// is left out before the progress events that are sent during that time.
 type TurnEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The turn that this is a step of.
+	// Id of the turn.
 	TurnId string `protobuf:"bytes,1,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	// Place of the event in its turn, from 1.
+	// Position of the event in its turn, from 1.
 	Index int32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	// What happened.
 	//
@@ -473,7 +477,7 @@ type isTurnEvent_Event interface {
 }
 
 type TurnEvent_Started struct {
-	// The user's message is durable; the agent is about to run.
+	// The user's message is durable; the agent starts next.
 	Started *TurnStarted `protobuf:"bytes,3,opt,name=started,proto3,oneof"`
 }
 
@@ -483,37 +487,37 @@ type TurnEvent_TextDelta struct {
 }
 
 type TurnEvent_StructuredData struct {
-	// A value carried beside the text.
+	// A value that accompanies the text.
 	StructuredData *StructuredData `protobuf:"bytes,5,opt,name=structured_data,json=structuredData,proto3,oneof"`
 }
 
 type TurnEvent_ToolCall struct {
-	// A tool call that the agent asks for.
+	// A tool call that the agent requests.
 	ToolCall *ToolCall `protobuf:"bytes,6,opt,name=tool_call,json=toolCall,proto3,oneof"`
 }
 
 type TurnEvent_ToolResult struct {
-	// The result of a call; it ends the current answer message.
+	// The result of a tool call; it ends the current answer message.
 	ToolResult *ToolResult `protobuf:"bytes,7,opt,name=tool_result,json=toolResult,proto3,oneof"`
 }
 
 type TurnEvent_AnswerStarted struct {
-	// Another answer message begins, perhaps by another agent.
+	// Another answer message starts, possibly by another agent.
 	AnswerStarted *AnswerStarted `protobuf:"bytes,8,opt,name=answer_started,json=answerStarted,proto3,oneof"`
 }
 
 type TurnEvent_Queued struct {
-	// The turn waits for others.
+	// The turn waits for other turns.
 	Queued *TurnQueued `protobuf:"bytes,9,opt,name=queued,proto3,oneof"`
 }
 
 type TurnEvent_Progress struct {
-	// A note of the agent's, not part of the answer.
+	// A progress note of the agent; not part of the answer.
 	Progress *TurnProgress `protobuf:"bytes,10,opt,name=progress,proto3,oneof"`
 }
 
 type TurnEvent_Finished struct {
-	// The turn has ended; nothing follows.
+	// The turn has ended; no event follows.
 	Finished *TurnFinished `protobuf:"bytes,11,opt,name=finished,proto3,oneof"`
 }
 
@@ -535,21 +539,22 @@ func (*TurnEvent_Progress) isTurnEvent_Event() {}
 
 func (*TurnEvent_Finished) isTurnEvent_Event() {}
 
-// TurnStarted is sent once the user's message is durable and before the agent runs.
+// TurnStarted is sent when the user's message is durable, before the agent starts.
 type TurnStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The conversation as it is after the user's message; when the turn is replayed from the
-	// store, as it is now.
+	// The conversation after the user's message. If the turn is replayed from the store, the
+	// conversation as it is now.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Unset when the turn answers what was already there.
+	// The user's message; unset if the turn answers messages that were already stored.
 	UserMessage *Message `protobuf:"bytes,2,opt,name=user_message,json=userMessage,proto3" json:"user_message,omitempty"`
-	// Agent that answers.
+	// Name of the agent that answers.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Messages that the agent was given ahead of the one it answers.
+	// Number of messages passed to the agent before the message that it answers.
 	HistoryCount int32 `protobuf:"varint,4,opt,name=history_count,json=historyCount,proto3" json:"history_count,omitempty"`
-	// This is not a new turn but an earlier one: with the same request_id, or resumed.
+	// True if this turn was started by an earlier call: one with the same request_id, or the one
+	// that ResumeTurn resumes.
 	Replayed bool `protobuf:"varint,5,opt,name=replayed,proto3" json:"replayed,omitempty"`
-	// The conversation did not exist before this call.
+	// True if this call created the conversation.
 	Created       bool `protobuf:"varint,6,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -630,9 +635,9 @@ func (x *TurnStarted) GetCreated() bool {
 // TextDelta is a piece of the answer's text.
 type TextDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Valid UTF-8, cut at runes.
+	// Text in valid UTF-8; it never ends inside a character.
 	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
-	// UTF-8 bytes of the current answer message before this piece.
+	// Number of UTF-8 bytes of the current answer message before this piece.
 	Offset        int32 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -682,10 +687,10 @@ func (x *TextDelta) GetOffset() int32 {
 	return 0
 }
 
-// AnswerStarted opens the next answer message of a turn.
+// AnswerStarted starts the next answer message of a turn.
 type AnswerStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Agent that writes it.
+	// Name of the agent that writes the message.
 	Agent         string `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -728,10 +733,11 @@ func (x *AnswerStarted) GetAgent() string {
 	return ""
 }
 
-// TurnQueued says how many turns are ahead: at first, whenever that changes, and every 15 s.
+// TurnQueued reports the turn's position in the queue: first when the turn is queued, then
+// whenever the position changes, and every 15 s.
 type TurnQueued struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1 is next.
+	// Position in the queue; 1 is next.
 	Position      int32 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -774,11 +780,11 @@ func (x *TurnQueued) GetPosition() int32 {
 	return 0
 }
 
-// TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
-// whether the agent or the store is slow.
+// TurnProgress is a progress note of the agent; not part of the answer. An empty note is sent
+// after every 15 s without an event, whether the agent or the store is slow.
 type TurnProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// For people.
+	// Text for people.
 	Text          string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -821,12 +827,12 @@ func (x *TurnProgress) GetText() string {
 	return ""
 }
 
-// TurnFinished is sent once the answer is durable.
+// TurnFinished is sent when the answer is durable.
 type TurnFinished struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The turn as it ended.
+	// The turn after its end.
 	Turn *Turn `protobuf:"bytes,1,opt,name=turn,proto3" json:"turn,omitempty"`
-	// The committed messages of the answer; none when nothing was kept.
+	// The committed messages of the answer; empty if nothing was kept.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Conversation.version after the answer.
 	ConversationVersion int32 `protobuf:"varint,3,opt,name=conversation_version,json=conversationVersion,proto3" json:"conversation_version,omitempty"`

@@ -19,7 +19,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetStatsRequest(_message.Message):
-    """GetStatsRequest asks for the counts."""
+    """GetStatsRequest is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -36,7 +36,7 @@ Global___GetStatsRequest: _TypeAlias = GetStatsRequest  # noqa: Y015
 
 @_typing.final
 class GetStatsResponse(_message.Message):
-    """GetStatsResponse is what the service holds and does right now."""
+    """GetStatsResponse contains the counts of this server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -56,38 +56,40 @@ class GetStatsResponse(_message.Message):
     LOST_INTERACTION_TOTAL_FIELD_NUMBER: _builtins.int
     DATA_LOSS_TOTAL_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """Of the server program."""
+    """Version of the server."""
     store: _builtins.str
-    """"memory", "bolt" or "redis"."""
+    """Kind of store: "memory", "bolt" or "redis"."""
     conversation_count: _builtins.int
-    """Conversations kept; expired ones count until they are swept, seconds later."""
+    """Number of stored conversations. Expired conversations count until the sweep deletes them a
+    few seconds later.
+    """
     message_count: _builtins.int
-    """Messages kept in them."""
+    """Number of messages in these conversations."""
     data_bytes: _builtins.int
-    """Encoded conversations and messages."""
+    """Encoded size of conversations and messages, in bytes."""
     memory_bytes: _builtins.int
-    """Heap in use."""
+    """Heap in use, in bytes."""
     file_bytes: _builtins.int
-    """Size of the store's file; 0 where there is no file."""
+    """Size of the store's file, in bytes; 0 if the store has no file."""
     file_bytes_in_use: _builtins.int
-    """What of the file is in use; 0 where there is no file."""
+    """Bytes of the file that are in use; 0 if the store has no file."""
     active_turn_count: _builtins.int
-    """Turns that are being answered right now."""
+    """Number of running turns."""
     watcher_count: _builtins.int
-    """Watchers and waiting readers."""
+    """Number of watch streams and of calls of GetRoutingSummary that wait."""
     expired_total: _builtins.int
-    """Conversations whose ttl ran out, since the start."""
+    """Number of conversations that have expired since the server started."""
     evicted_total: _builtins.int
-    """Conversations that made room for others, since the start."""
+    """Number of conversations that have been evicted since the server started."""
     lost_interaction_total: _builtins.int
-    """Lines that the interaction log could not write, since the start."""
+    """Number of entries that the interaction log has failed to write since the server started."""
     data_loss_total: _builtins.int
-    """Times that a conversation was asked for whose record in the store is damaged, since the
-    start.
+    """Number of requests, since the server started, for a conversation whose record in the store
+    is damaged.
     """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When this server started."""
+        """When the server started."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
 
 @_typing.final
 class BackupStoreRequest(_message.Message):
-    """BackupStoreRequest asks for a copy of the store."""
+    """BackupStoreRequest is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -135,16 +137,16 @@ Global___BackupStoreRequest: _TypeAlias = BackupStoreRequest  # noqa: Y015
 
 @_typing.final
 class BackupStoreResponse(_message.Message):
-    """BackupStoreResponse is a piece of the copy."""
+    """BackupStoreResponse contains a piece of the copy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
-    """The next bytes of the file."""
+    """The next bytes of the copy."""
     size_bytes: _builtins.int
-    """Size of the whole, with the first chunk."""
+    """Size of the whole copy; set in the first response."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService is for operators. It needs the admin role.
+    """AdminService is for operators. Its callers need the admin role.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,19 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """AdminService is for operators. It needs the admin role.
+    """AdminService is for operators. Its callers need the admin role.
     """
 
     def GetStats(self, request, context):
-        """GetStats counts what the service holds, over all tenants.
+        """GetStats returns counts of the stored data and of running work, over all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BackupStore(self, request, context):
-        """BackupStore streams a consistent copy of the store taken while it serves.
+        """BackupStore streams a consistent copy of the store. The server continues to serve in the
+        meantime.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService is for operators. It needs the admin role.
+    """AdminService is for operators. Its callers need the admin role.
     """
 
     @staticmethod

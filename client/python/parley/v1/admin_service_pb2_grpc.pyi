@@ -27,29 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """AdminService is for operators. It needs the admin role."""
+    """AdminService is for operators. Its callers need the admin role."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]
-    """GetStats counts what the service holds, over all tenants."""
+    """GetStats returns counts of the stored data and of running work, over all tenants."""
     BackupStore: _grpc.UnaryStreamMultiCallable[_admin_service_pb2.BackupStoreRequest, _admin_service_pb2.BackupStoreResponse]
-    """BackupStore streams a consistent copy of the store taken while it serves."""
+    """BackupStore streams a consistent copy of the store. The server continues to serve in the
+    meantime.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """AdminService is for operators. It needs the admin role."""
+    """AdminService is for operators. Its callers need the admin role."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]  # type: ignore[assignment]
-    """GetStats counts what the service holds, over all tenants."""
+    """GetStats returns counts of the stored data and of running work, over all tenants."""
     BackupStore: _aio.UnaryStreamMultiCallable[_admin_service_pb2.BackupStoreRequest, _admin_service_pb2.BackupStoreResponse]  # type: ignore[assignment]
-    """BackupStore streams a consistent copy of the store taken while it serves."""
+    """BackupStore streams a consistent copy of the store. The server continues to serve in the
+    meantime.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdminService is for operators. It needs the admin role."""
+    """AdminService is for operators. Its callers need the admin role."""
 
     @_abc_1.abstractmethod
     def GetStats(
@@ -57,7 +61,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetStatsResponse, _abc.Awaitable[_admin_service_pb2.GetStatsResponse]]:
-        """GetStats counts what the service holds, over all tenants."""
+        """GetStats returns counts of the stored data and of running work, over all tenants."""
 
     @_abc_1.abstractmethod
     def BackupStore(
@@ -65,6 +69,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.BackupStoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_service_pb2.BackupStoreResponse], _abc.AsyncIterator[_admin_service_pb2.BackupStoreResponse]]:
-        """BackupStore streams a consistent copy of the store taken while it serves."""
+        """BackupStore streams a consistent copy of the store. The server continues to serve in the
+        meantime.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RespondRequest(_message.Message):
-    """RespondRequest is what an agent is given."""
+    """RespondRequest is the input of an agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -34,22 +34,22 @@ class RespondRequest(_message.Message):
     TURN_ID_FIELD_NUMBER: _builtins.int
     CACHE_STABLE_FIELD_NUMBER: _builtins.int
     system_prompt: _builtins.str
-    """System prompt in force for this turn."""
+    """System prompt of this turn."""
     agent: _builtins.str
-    """Name by which the agent was called."""
+    """Name of the agent that the server calls."""
     turn_id: _builtins.str
-    """The turn that this answers."""
+    """Id of the turn."""
     cache_stable: _builtins.bool
-    """The window keeps its start for many turns (ContextWindow.cache_stable): marking the
-    messages for a provider's prompt cache pays.
+    """True if the start of the window stays the same for many turns (ContextWindow.cache_stable).
+    It is then worth marking the messages for a provider's prompt cache.
     """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The conversation's header."""
+        """Header of the conversation."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The context window, oldest first; it ends with what is to be answered."""
+        """Messages of the context window, oldest first. The last ones are those to answer."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ Global___RespondRequest: _TypeAlias = RespondRequest  # noqa: Y015
 
 @_typing.final
 class RespondResponse(_message.Message):
-    """RespondResponse is one piece of an answer. A tool_result ends the current answer
-    message and becomes a message of its own; what follows opens the next one.
+    """RespondResponse is one piece of an answer. A tool_result ends the current answer message and
+    becomes a message of its own. Pieces after it belong to the next answer message.
 
-    Pieces are held to the rules of what they become part of. One that breaks a rule fails
-    the turn with AGENT_FAILED, and what was sent before it is kept as incomplete. A piece
-    without a value, or with one that the server does not know, is passed over.
+    Pieces must follow the rules of the message that they become part of. If a piece breaks a
+    rule, the turn fails with AGENT_FAILED, and the pieces before it are kept as incomplete. The
+    server skips a piece that is empty or of a kind that it does not know.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -91,41 +91,43 @@ class RespondResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     NEXT_AGENT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The next text of the current answer message."""
+    """The next part of the text of the current answer message."""
     summary: _builtins.str
-    """What the current answer message did, in one short clause; becomes Message.summary,
-    cut to 500 bytes.
+    """What the agent did in the current answer message, as one short clause. It is cut to 500
+    bytes and becomes Message.summary.
     """
     finish_reason: _builtins.str
-    """Becomes Message.finish_reason. Up to 128 bytes."""
+    """Reason why the answer ended; it becomes Message.finish_reason. Up to 128 bytes."""
     next_agent: _builtins.str
-    """Ends the current answer message; the next one is by this agent (a handoff). 1 to 128
-    bytes.
+    """Ends the current answer message and names the agent that writes the next one (a handoff).
+    1 to 128 bytes.
     """
     @_builtins.property
     def structured_data(self) -> _message_pb2.StructuredData:
-        """A value for the current answer message; 64 values at most."""
+        """A value for the current answer message; at most 64 values."""
 
     @_builtins.property
     def tool_call(self) -> _message_pb2.ToolCall:
-        """A call that the current answer message asks for. No other call of the answer may have
-        its id and be without a result. A turn whose answer ends with calls that have none
-        ends INPUT_REQUIRED.
+        """A call that the current answer message requests. Its id must differ from those of all
+        other calls of the answer that have no result. If the answer ends with calls that have no
+        result, the turn ends as INPUT_REQUIRED.
         """
 
     @_builtins.property
     def tool_result(self) -> _message_pb2.ToolResult:
-        """The result of a call that the agent ran itself: one of this answer that has none yet."""
+        """The result of a call that the agent ran itself. The call must be in this answer and must
+        have no result yet.
+        """
 
     @_builtins.property
     def usage(self) -> _message_pb2.Usage:
-        """For the current answer message; the last one counts. Behind a last tool_result it is
-        for the agent's last message.
+        """Usage of the current answer message; the last one counts. After the last tool_result it
+        applies to the agent's last message.
         """
 
     @_builtins.property
     def progress(self) -> _turn_pb2.TurnProgress:
-        """A note for whoever watches, cut to 1 KiB; not part of the answer."""
+        """A note for readers of the stream, cut to 1 KiB. It is not part of the answer."""
 
     def __init__(
         self,

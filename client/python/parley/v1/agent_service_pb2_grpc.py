@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AgentServiceStub:
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     def __init__(self, channel):
@@ -44,14 +44,14 @@ class AgentServiceStub:
 
 
 class AgentServiceServicer:
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     def Respond(self, request, context):
-        """Respond answers what the messages end with. The stream's end means that the
-        answer is whole; an error status means that it failed, and what was sent is kept
-        as incomplete.
+        """Respond answers the last messages of the request. When the stream ends with OK, the answer
+        is complete. When it ends with an error, the turn fails, and the part of the answer that
+        was sent is kept as an incomplete message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,8 +74,8 @@ def add_AgentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentService:
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentServiceStub:
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     @_typing.overload
@@ -36,27 +36,27 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Respond: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.RespondRequest, _agent_service_pb2.RespondResponse]
-    """Respond answers what the messages end with. The stream's end means that the
-    answer is whole; an error status means that it failed, and what was sent is kept
-    as incomplete.
+    """Respond answers the last messages of the request. When the stream ends with OK, the answer
+    is complete. When it ends with an error, the turn fails, and the part of the answer that
+    was sent is kept as an incomplete message.
     """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Respond: _aio.UnaryStreamMultiCallable[_agent_service_pb2.RespondRequest, _agent_service_pb2.RespondResponse]  # type: ignore[assignment]
-    """Respond answers what the messages end with. The stream's end means that the
-    answer is whole; an error status means that it failed, and what was sent is kept
-    as incomplete.
+    """Respond answers the last messages of the request. When the stream ends with OK, the answer
+    is complete. When it ends with an error, the turn fails, and the part of the answer that
+    was sent is kept as an incomplete message.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AgentService is what an agent in any language implements to answer Chat. The
-    conversation service calls it; the agent keeps no history of its own.
+    """AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+    server calls it. The agent need not store any history.
     """
 
     @_abc_1.abstractmethod
@@ -65,9 +65,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RespondRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.RespondResponse], _abc.AsyncIterator[_agent_service_pb2.RespondResponse]]:
-        """Respond answers what the messages end with. The stream's end means that the
-        answer is whole; an error status means that it failed, and what was sent is kept
-        as incomplete.
+        """Respond answers the last messages of the request. When the stream ends with OK, the answer
+        is complete. When it ends with an error, the turn fails, and the part of the answer that
+        was sent is kept as an incomplete message.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,69 +30,75 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     CHANGE_KIND_UNSPECIFIED: _ChangeKind.ValueType  # 0
     """Never sent."""
     CHANGE_KIND_HEARTBEAT: _ChangeKind.ValueType  # 1
-    """Nothing: sent ahead of all changes, with the cursor that this stream goes on from, and
-    after every 15 s of silence.
+    """No change. Sent before all changes, with the cursor at which this stream starts, and after
+    every 15 s without a change.
     """
     CHANGE_KIND_GAP: _ChangeKind.ValueType  # 2
-    """Changes, or events of turns, between the cursor before and this one are gone: read the
-    state anew. Where the request's cursor is too old it comes first of all.
+    """Changes or turn events between the previous cursor and this one are lost; read the state
+    again. If the cursor of the request is too old, GAP is the first response of the stream.
     """
     CHANGE_KIND_CREATED: _ChangeKind.ValueType  # 3
-    """The conversation was made. A fork or an import has messages already, message_count of
-    them, which no other change tells of; one that replaces another comes after its DELETED.
+    """The conversation was created. The message_count of a new fork or import counts messages for
+    which no MESSAGE_APPENDED is sent. If an import replaces a conversation, DELETED is sent
+    before CREATED.
     """
     CHANGE_KIND_UPDATED: _ChangeKind.ValueType  # 4
-    """Its header changed."""
+    """The header changed."""
     CHANGE_KIND_MESSAGE_APPENDED: _ChangeKind.ValueType  # 5
-    """A message was appended; one change for each."""
+    """A message was appended. One change is sent for each message."""
     CHANGE_KIND_CLEARED: _ChangeKind.ValueType  # 6
-    """Messages were removed by ClearConversation."""
+    """ClearConversation removed messages."""
     CHANGE_KIND_DELETED: _ChangeKind.ValueType  # 7
-    """The conversation was deleted or purged, or the end of a session took it along."""
+    """The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
+    that replaces it, or because it was ephemeral and its connections ended.
+    """
     CHANGE_KIND_EXPIRED: _ChangeKind.ValueType  # 8
-    """Its ttl ran out."""
+    """The ttl of the conversation ended."""
     CHANGE_KIND_EVICTED: _ChangeKind.ValueType  # 9
-    """It made room for another one."""
+    """The conversation was deleted to free capacity for another one."""
     CHANGE_KIND_TURN: _ChangeKind.ValueType  # 10
-    """An event of a turn; its cursor is that of the change before."""
+    """An event of a turn. Its cursor is the cursor of the previous change."""
 
 class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper):
-    """ChangeKind says what happened to a conversation."""
+    """ChangeKind says how a conversation changed."""
 
 CHANGE_KIND_UNSPECIFIED: ChangeKind.ValueType  # 0
 """Never sent."""
 CHANGE_KIND_HEARTBEAT: ChangeKind.ValueType  # 1
-"""Nothing: sent ahead of all changes, with the cursor that this stream goes on from, and
-after every 15 s of silence.
+"""No change. Sent before all changes, with the cursor at which this stream starts, and after
+every 15 s without a change.
 """
 CHANGE_KIND_GAP: ChangeKind.ValueType  # 2
-"""Changes, or events of turns, between the cursor before and this one are gone: read the
-state anew. Where the request's cursor is too old it comes first of all.
+"""Changes or turn events between the previous cursor and this one are lost; read the state
+again. If the cursor of the request is too old, GAP is the first response of the stream.
 """
 CHANGE_KIND_CREATED: ChangeKind.ValueType  # 3
-"""The conversation was made. A fork or an import has messages already, message_count of
-them, which no other change tells of; one that replaces another comes after its DELETED.
+"""The conversation was created. The message_count of a new fork or import counts messages for
+which no MESSAGE_APPENDED is sent. If an import replaces a conversation, DELETED is sent
+before CREATED.
 """
 CHANGE_KIND_UPDATED: ChangeKind.ValueType  # 4
-"""Its header changed."""
+"""The header changed."""
 CHANGE_KIND_MESSAGE_APPENDED: ChangeKind.ValueType  # 5
-"""A message was appended; one change for each."""
+"""A message was appended. One change is sent for each message."""
 CHANGE_KIND_CLEARED: ChangeKind.ValueType  # 6
-"""Messages were removed by ClearConversation."""
+"""ClearConversation removed messages."""
 CHANGE_KIND_DELETED: ChangeKind.ValueType  # 7
-"""The conversation was deleted or purged, or the end of a session took it along."""
+"""The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
+that replaces it, or because it was ephemeral and its connections ended.
+"""
 CHANGE_KIND_EXPIRED: ChangeKind.ValueType  # 8
-"""Its ttl ran out."""
+"""The ttl of the conversation ended."""
 CHANGE_KIND_EVICTED: ChangeKind.ValueType  # 9
-"""It made room for another one."""
+"""The conversation was deleted to free capacity for another one."""
 CHANGE_KIND_TURN: ChangeKind.ValueType  # 10
-"""An event of a turn; its cursor is that of the change before."""
+"""An event of a turn. Its cursor is the cursor of the previous change."""
 Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
 
 @_typing.final
 class Conversation(_message.Message):
-    """Conversation is the header of one multi-turn dialogue. Its messages are read
-    with LoadConversation, ListMessages or GetContext.
+    """Conversation is the header of one multi-turn dialogue. LoadConversation, ListMessages and
+    GetContext return its messages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -136,36 +142,40 @@ class Conversation(_message.Message):
     UID_FIELD_NUMBER: _builtins.int
     LAST_APPEND_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Up to 128 characters of [A-Za-z0-9._:-], starting with a letter or digit;
-    unique within the tenant. Empty on creation: a UUID v4, whose bits are derived
-    from tenant, method and request_id when there is one, so that a retry finds it.
+    """The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
+    starts with a letter or a digit. If it is empty when the conversation is created, the
+    server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
+    from tenant, method and request_id, so that a retry finds the same conversation.
     """
     title: _builtins.str
-    """For people, up to 512 bytes."""
+    """Title to show to people, up to 512 bytes."""
     agent: _builtins.str
-    """Name of the agent that answers Chat when neither the request nor a routing lease
-    names one; up to 128 bytes.
+    """Name of the agent that answers Chat if neither the request nor a routing lease names an
+    agent. Up to 128 bytes.
     """
     system_prompt: _builtins.str
-    """Sent ahead of every context; kept apart from the history and never evicted.
-    At most 64 KiB. Left out of lists and of replies that only report a change.
+    """System prompt, sent before every context window. It is stored separately from the messages
+    and is never dropped. At most 64 KiB. Lists and replies that only report a change leave it
+    empty.
     """
     version: _builtins.int
-    """Everything below is set by the server and ignored on input, ImportConversations aside.
+    """The server sets all fields below. It ignores them on input, except in ImportConversations.
 
-    Grows by one with every change to the conversation, its messages included.
+    Increases by one with every change of the conversation; an appended message is a change.
     """
     last_sequence: _builtins.int
-    """Sequence of the newest message ever appended; 0 when there is none."""
+    """Sequence of the newest message ever appended, dropped messages included; 0 if there was
+    none.
+    """
     message_count: _builtins.int
-    """Messages kept now; at most retention.max_messages."""
+    """Number of messages that are kept now; at most retention.max_messages."""
     size_bytes: _builtins.int
-    """Encoded size of the messages kept now."""
+    """Encoded size of the messages that are kept now, in bytes."""
     active_turn_id: _builtins.str
-    """Turn that is being answered right now, if any."""
+    """Id of the running turn, if any."""
     uid: _builtins.str
-    """Set by the server, new at every creation, imports included: tells a conversation from an
-    earlier one of the same id.
+    """Unique id that the server sets at every creation, also at an import. It distinguishes a
+    conversation from an earlier conversation with the same id.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -173,34 +183,38 @@ class Conversation(_message.Message):
 
     @_builtins.property
     def retention(self) -> Global___Retention:
-        """How much is kept and for how long; server defaults fill unset fields."""
+        """How many messages are kept, and when the conversation expires. The server sets defaults for
+        unset fields.
+        """
 
     @_builtins.property
     def active_agent(self) -> Global___ActiveAgent:
-        """Agent that holds the routing lease, if any (see SetActiveAgent)."""
+        """Agent that holds the routing lease, if any. See SetActiveAgent."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the conversation was made."""
+        """When the conversation was created."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When it last changed in any way."""
+        """When the conversation last changed in any way."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the conversation expires if nothing more is appended: last_append_time plus
-        retention.ttl. A running turn puts it off, and so does session memory (see
-        WatchConversationsRequest.delete_after_disconnect).
+        retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
+        See WatchConversationsRequest.delete_after_disconnect.
         """
 
     @_builtins.property
     def forked_from(self) -> Global___ForkOrigin:
-        """Set on conversations made by ForkConversation."""
+        """Origin of a conversation that ForkConversation created; otherwise unset."""
 
     @_builtins.property
     def last_append_time(self) -> _timestamp_pb2.Timestamp:
-        """What the ttl counts from: creation, last append or end of a turn, whichever is last."""
+        """Start of the ttl: the creation, the last append or the end of the last turn, whichever is
+        latest.
+        """
 
     def __init__(
         self,
@@ -234,20 +248,22 @@ Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
 class Retention(_message.Message):
-    """Retention bounds what a conversation keeps."""
+    """Retention limits how many messages a conversation keeps and how long the conversation lives."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     max_messages: _builtins.int
-    """Oldest messages are dropped first once there are more. 1 to 1000; 0 is the
-    server's default, 20 unless set otherwise. Lowering it drops at once.
+    """Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+    dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
+    value drops messages at once.
     """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Life after the last append. 100 ms to 366 days; unset is the server's default, 1 h
-        unless set otherwise. A new ttl counts from the same instant as the old one.
+        """Time from last_append_time to the expiry of the conversation, 100 ms to 366 days. If unset,
+        the server's default, which is 1 hour unless configured otherwise. A changed ttl counts
+        from the same last_append_time.
         """
 
     def __init__(
@@ -266,7 +282,7 @@ Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
 class ForkOrigin(_message.Message):
-    """ForkOrigin names the conversation and message that a fork was made at."""
+    """ForkOrigin identifies the conversation and the message from which a fork was created."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,7 +291,7 @@ class ForkOrigin(_message.Message):
     conversation_id: _builtins.str
     """The conversation that was copied."""
     sequence: _builtins.int
-    """Its newest message that was copied; 0 when it had none."""
+    """Sequence of the newest message that was copied; 0 if no message was copied."""
     def __init__(
         self,
         *,
@@ -292,7 +308,7 @@ Global___ForkOrigin: _TypeAlias = ForkOrigin  # noqa: Y015
 
 @_typing.final
 class ActiveAgent(_message.Message):
-    """ActiveAgent is a routing lease: the agent that should get the next message."""
+    """ActiveAgent is a routing lease. It names the agent that should answer the next message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -301,16 +317,18 @@ class ActiveAgent(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     LEASE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Name of the agent; this server may not have it."""
+    """Name of the agent. This server need not have an agent with this name."""
     reason: _builtins.str
-    """Why the coordinator chose it; free text."""
+    """Why the coordinator chose the agent; free text."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the lease was given."""
+        """When the lease was set."""
 
     @_builtins.property
     def lease_expire_time(self) -> _timestamp_pb2.Timestamp:
-        """Unset: as long as the conversation lives. Its lapse changes no version."""
+        """When the lease ends. If unset, the lease lasts as long as the conversation. The end of a
+        lease does not change the version.
+        """
 
     def __init__(
         self,
@@ -330,10 +348,10 @@ Global___ActiveAgent: _TypeAlias = ActiveAgent  # noqa: Y015
 
 @_typing.final
 class ContextWindow(_message.Message):
-    """ContextWindow bounds the history given to a model. A window always starts at a
-    user message, never parts a tool call from its result, and holds the newest
-    messages that fit every bound that is set. An exchange larger than a bound gives
-    an empty window; a result whose call is no longer kept is in no window.
+    """ContextWindow limits the history that is passed to a model. A window holds the newest
+    messages that fit all limits that are set. It always starts at a user message, and never
+    separates a tool call from its result. If one exchange is larger than a limit, the window is
+    empty. A tool result whose call is no longer kept is in no window.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -343,16 +361,16 @@ class ContextWindow(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     CACHE_STABLE_FIELD_NUMBER: _builtins.int
     max_messages: _builtins.int
-    """Messages at most; 0 is unbounded."""
+    """Maximum number of messages; 0 means no limit."""
     max_exchanges: _builtins.int
-    """Exchanges at most; 0 is unbounded. An exchange is a user message and all that
-    answers it.
+    """Maximum number of exchanges; 0 means no limit. An exchange is a user message and all
+    messages that answer it.
     """
     max_bytes: _builtins.int
-    """Encoded bytes of messages at most; 0 is unbounded."""
+    """Maximum encoded size of the messages, in bytes; 0 means no limit."""
     cache_stable: _builtins.bool
-    """Move the start of the window in blocks of about half its size, so that the prefix
-    stays the same for many turns and a provider's prompt cache can hit.
+    """If true, the start of the window moves in blocks of about half the window's size. The
+    prefix then stays the same for many turns, and a provider's prompt cache can be used.
     """
     def __init__(
         self,

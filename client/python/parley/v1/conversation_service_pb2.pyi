@@ -33,24 +33,24 @@ class _ListOrder:
 class _ListOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ListOrder.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LIST_ORDER_UNSPECIFIED: _ListOrder.ValueType  # 0
-    """CREATE_TIME_DESC."""
+    """Means CREATE_TIME_DESC."""
     LIST_ORDER_CREATE_TIME_DESC: _ListOrder.ValueType  # 1
-    """Newest first; the default."""
+    """Newest conversation first; the default."""
     LIST_ORDER_UPDATE_TIME_DESC: _ListOrder.ValueType  # 2
-    """Last changed first. Where a tenant has more than 10,000 conversations, the order
-    holds within each 10,000 of them by create time.
+    """Last changed conversation first. If a tenant has more than 10,000 conversations, this order
+    holds only within each block of 10,000 conversations by create time.
     """
 
 class ListOrder(_ListOrder, metaclass=_ListOrderEnumTypeWrapper):
-    """ListOrder sorts a list of conversations."""
+    """ListOrder is the order of a list of conversations."""
 
 LIST_ORDER_UNSPECIFIED: ListOrder.ValueType  # 0
-"""CREATE_TIME_DESC."""
+"""Means CREATE_TIME_DESC."""
 LIST_ORDER_CREATE_TIME_DESC: ListOrder.ValueType  # 1
-"""Newest first; the default."""
+"""Newest conversation first; the default."""
 LIST_ORDER_UPDATE_TIME_DESC: ListOrder.ValueType  # 2
-"""Last changed first. Where a tenant has more than 10,000 conversations, the order
-holds within each 10,000 of them by create time.
+"""Last changed conversation first. If a tenant has more than 10,000 conversations, this order
+holds only within each block of 10,000 conversations by create time.
 """
 Global___ListOrder: _TypeAlias = ListOrder  # noqa: Y015
 
@@ -61,25 +61,29 @@ class _OnBusy:
 class _OnBusyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnBusy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_BUSY_UNSPECIFIED: _OnBusy.ValueType  # 0
-    """REJECT."""
+    """Means REJECT."""
     ON_BUSY_REJECT: _OnBusy.ValueType  # 1
-    """The default: ABORTED, reason CONVERSATION_BUSY."""
+    """The call fails with ABORTED, reason CONVERSATION_BUSY. The default."""
     ON_BUSY_QUEUE: _OnBusy.ValueType  # 2
-    """Wait for the turns ahead."""
+    """The turn waits in the queue for earlier turns."""
     ON_BUSY_INTERRUPT: _OnBusy.ValueType  # 3
-    """Stop the running turn, keep what it had, then run, ahead of what is queued."""
+    """The running turn is interrupted and keeps the part of its answer that had arrived. Then
+    this turn runs, before the queued turns.
+    """
 
 class OnBusy(_OnBusy, metaclass=_OnBusyEnumTypeWrapper):
-    """OnBusy says what to do while another turn of the conversation runs."""
+    """OnBusy says what Chat does if another turn of the conversation is running."""
 
 ON_BUSY_UNSPECIFIED: OnBusy.ValueType  # 0
-"""REJECT."""
+"""Means REJECT."""
 ON_BUSY_REJECT: OnBusy.ValueType  # 1
-"""The default: ABORTED, reason CONVERSATION_BUSY."""
+"""The call fails with ABORTED, reason CONVERSATION_BUSY. The default."""
 ON_BUSY_QUEUE: OnBusy.ValueType  # 2
-"""Wait for the turns ahead."""
+"""The turn waits in the queue for earlier turns."""
 ON_BUSY_INTERRUPT: OnBusy.ValueType  # 3
-"""Stop the running turn, keep what it had, then run, ahead of what is queued."""
+"""The running turn is interrupted and keeps the part of its answer that had arrived. Then
+this turn runs, before the queued turns.
+"""
 Global___OnBusy: _TypeAlias = OnBusy  # noqa: Y015
 
 class _OnDisconnect:
@@ -89,35 +93,39 @@ class _OnDisconnect:
 class _OnDisconnectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnDisconnect.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_DISCONNECT_UNSPECIFIED: _OnDisconnect.ValueType  # 0
-    """CONTINUE."""
+    """Means CONTINUE."""
     ON_DISCONNECT_CONTINUE: _OnDisconnect.ValueType  # 1
-    """The default: the agent finishes, the answer is stored, ResumeTurn picks it up."""
+    """The agent continues, its answer is stored, and ResumeTurn can stream it. The default."""
     ON_DISCONNECT_CANCEL: _OnDisconnect.ValueType  # 2
-    """Stop the agent and keep what had arrived as an incomplete message."""
+    """The agent is stopped, and the part of the answer that had arrived is kept as an incomplete
+    message.
+    """
 
 class OnDisconnect(_OnDisconnect, metaclass=_OnDisconnectEnumTypeWrapper):
-    """OnDisconnect says what happens to the turn when the stream breaks, a deadline of
-    the client's included.
+    """OnDisconnect says what happens to the turn when the stream breaks, also if the client's
+    deadline ends it.
     """
 
 ON_DISCONNECT_UNSPECIFIED: OnDisconnect.ValueType  # 0
-"""CONTINUE."""
+"""Means CONTINUE."""
 ON_DISCONNECT_CONTINUE: OnDisconnect.ValueType  # 1
-"""The default: the agent finishes, the answer is stored, ResumeTurn picks it up."""
+"""The agent continues, its answer is stored, and ResumeTurn can stream it. The default."""
 ON_DISCONNECT_CANCEL: OnDisconnect.ValueType  # 2
-"""Stop the agent and keep what had arrived as an incomplete message."""
+"""The agent is stopped, and the part of the answer that had arrived is kept as an incomplete
+message.
+"""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
 @_typing.final
 class CreateConversationRequest(_message.Message):
-    """CreateConversationRequest describes the conversation to make."""
+    """CreateConversationRequest describes the conversation to create."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See the service. Up to 64 printable characters without blanks."""
+    """Up to 64 printable characters without spaces. See the service."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """Only id, title, labels, agent, system_prompt and retention are read."""
@@ -138,17 +146,17 @@ Global___CreateConversationRequest: _TypeAlias = CreateConversationRequest  # no
 
 @_typing.final
 class CreateConversationResponse(_message.Message):
-    """CreateConversationResponse is the conversation that was made."""
+    """CreateConversationResponse contains the new conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REPLAYED_FIELD_NUMBER: _builtins.int
     replayed: _builtins.bool
-    """The request_id was seen before: this is the earlier result."""
+    """True if the request_id was already used; this is the earlier result."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """As it was stored, defaults filled in."""
+        """The conversation as stored, with defaults filled in."""
 
     def __init__(
         self,
@@ -166,7 +174,7 @@ Global___CreateConversationResponse: _TypeAlias = CreateConversationResponse  # 
 
 @_typing.final
 class LoadConversationRequest(_message.Message):
-    """LoadConversationRequest names the conversation to load or make."""
+    """LoadConversationRequest names the conversation to load or create."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -174,11 +182,11 @@ class LoadConversationRequest(_message.Message):
     MESSAGE_LIMIT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Empty: a new conversation."""
+    """If empty, a new conversation is created."""
     message_limit: _builtins.int
-    """Newest messages to return: 20 when unset, none when 0, 1000 at most."""
+    """Number of newest messages to return: 0 to 1000. If unset, 20."""
     request_id: _builtins.str
-    """See the service. Remembered only when this call makes the conversation."""
+    """See the service. It is stored only if this call creates the conversation."""
     def __init__(
         self,
         *,
@@ -198,7 +206,7 @@ Global___LoadConversationRequest: _TypeAlias = LoadConversationRequest  # noqa: 
 
 @_typing.final
 class LoadConversationResponse(_message.Message):
-    """LoadConversationResponse is the conversation and its newest messages."""
+    """LoadConversationResponse contains the conversation and its newest messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -206,14 +214,14 @@ class LoadConversationResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """The conversation did not exist before this call."""
+    """True if this call created the conversation."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header."""
+        """Header of the conversation."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Oldest first."""
+        """Messages, oldest first."""
 
     def __init__(
         self,
@@ -254,14 +262,14 @@ Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y0
 
 @_typing.final
 class GetConversationResponse(_message.Message):
-    """GetConversationResponse is the header of a conversation."""
+    """GetConversationResponse contains the header of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header, system_prompt included."""
+        """Header of the conversation, including system_prompt."""
 
     def __init__(
         self,
@@ -278,7 +286,7 @@ Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: 
 
 @_typing.final
 class UpdateConversationRequest(_message.Message):
-    """UpdateConversationRequest says what to change."""
+    """UpdateConversationRequest names the conversation and the fields to change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -289,12 +297,15 @@ class UpdateConversationRequest(_message.Message):
     """See the service."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """id names the conversation and is required; the fields in the mask hold the new values."""
+        """New values. id names the conversation and is required; the other fields are read only if
+        the mask names them.
+        """
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Any of title, labels, agent, system_prompt, retention, retention.max_messages,
-        retention.ttl. Unset: the fields that are set. Labels are replaced as a whole.
+        """Fields to change: any of title, labels, agent, system_prompt, retention,
+        retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
+        labels replaces all labels.
         """
 
     def __init__(
@@ -316,14 +327,14 @@ Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # no
 
 @_typing.final
 class UpdateConversationResponse(_message.Message):
-    """UpdateConversationResponse is the conversation after the change."""
+    """UpdateConversationResponse contains the changed conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header, without system_prompt."""
+        """Header of the conversation, without system_prompt."""
 
     def __init__(
         self,
@@ -340,7 +351,7 @@ Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # 
 
 @_typing.final
 class ListConversationsRequest(_message.Message):
-    """ListConversationsRequest says which conversations to list, and how."""
+    """ListConversationsRequest says which conversations to list, and in which order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -370,16 +381,18 @@ class ListConversationsRequest(_message.Message):
     STRUCTURED_DATA_TYPE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """50 when 0, 1000 at most. A page may hold fewer, even none, and still have a token."""
+    """Maximum number of conversations on the page, at most 1000; 0 means 50. A page may have
+    fewer conversations, or none, and still have a next_page_token.
+    """
     page_token: _builtins.str
-    """next_page_token of the page before; the other fields but page_size must stay the same."""
+    """next_page_token of the previous page. All other fields except page_size must stay the same."""
     structured_data_type: _builtins.str
-    """Only conversations whose kept history has structured data of this type."""
+    """Only conversations whose kept messages include structured data of this type."""
     order: Global___ListOrder.ValueType
-    """CREATE_TIME_DESC unless set."""
+    """Order of the list. If unset, CREATE_TIME_DESC."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only conversations that carry all of these labels."""
+        """Only conversations that have all of these labels."""
 
     def __init__(
         self,
@@ -400,7 +413,7 @@ Global___ListConversationsRequest: _TypeAlias = ListConversationsRequest  # noqa
 
 @_typing.final
 class ListConversationsResponse(_message.Message):
-    """ListConversationsResponse is a page of conversations."""
+    """ListConversationsResponse contains a page of conversations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -411,14 +424,15 @@ class ListConversationsResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty on the last page."""
     total_size: _builtins.int
-    """Live conversations of the tenant, whatever the filter. Those that have expired, or were
-    session memory whose time is over, count until they are swept, seconds later.
+    """Number of conversations of the tenant, regardless of the filter. Expired conversations, and
+    ephemeral conversations that are to be deleted, count until the sweep deletes them a few
+    seconds later.
     """
     watch_cursor: _builtins.str
-    """Watch from here on to miss nothing since this page."""
+    """Cursor for WatchConversations: a watch from this cursor misses no change since this page."""
     @_builtins.property
     def conversations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConversationEntry]:
-        """In the order asked for."""
+        """Conversations in the requested order."""
 
     def __init__(
         self,
@@ -438,7 +452,7 @@ Global___ListConversationsResponse: _TypeAlias = ListConversationsResponse  # no
 
 @_typing.final
 class ConversationEntry(_message.Message):
-    """ConversationEntry is a row of a list."""
+    """ConversationEntry is one conversation in a list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,7 +462,7 @@ class ConversationEntry(_message.Message):
     """First 120 characters of the newest message."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header, without system_prompt."""
+        """Header of the conversation, without system_prompt."""
 
     def __init__(
         self,
@@ -476,7 +490,7 @@ class DeleteConversationRequest(_message.Message):
     conversation_id: _builtins.str
     """Required."""
     allow_missing: _builtins.bool
-    """Succeed when there is nothing to delete."""
+    """If true, the call succeeds if the conversation does not exist."""
     if_version: _builtins.int
     """See the service."""
     def __init__(
@@ -527,7 +541,7 @@ class ClearConversationRequest(_message.Message):
     if_version: _builtins.int
     """See the service."""
     after_sequence: _builtins.int
-    """Keep messages up to and with this one; 0: none."""
+    """Sequence of the last message to keep; 0 removes all messages."""
     def __init__(
         self,
         *,
@@ -547,14 +561,14 @@ Global___ClearConversationRequest: _TypeAlias = ClearConversationRequest  # noqa
 
 @_typing.final
 class ClearConversationResponse(_message.Message):
-    """ClearConversationResponse is the conversation after the change."""
+    """ClearConversationResponse contains the changed conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header, without system_prompt."""
+        """Header of the conversation, without system_prompt."""
 
     def __init__(
         self,
@@ -571,18 +585,18 @@ Global___ClearConversationResponse: _TypeAlias = ClearConversationResponse  # no
 
 @_typing.final
 class PurgeConversationsRequest(_message.Message):
-    """PurgeConversationsRequest says what is too old."""
+    """PurgeConversationsRequest says how long a conversation may be inactive."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INACTIVE_FOR_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     dry_run: _builtins.bool
-    """Count, remove nothing."""
+    """If true, conversations are counted but not deleted."""
     @_builtins.property
     def inactive_for(self) -> _duration_pb2.Duration:
-        """Removes conversations whose last append is at least this long ago, running turns and
-        session memory or not. Required, more than 0.
+        """Deletes the conversations whose last append is at least this long ago, including ephemeral
+        conversations and those with a running turn. Required, more than 0.
         """
 
     def __init__(
@@ -601,17 +615,17 @@ Global___PurgeConversationsRequest: _TypeAlias = PurgeConversationsRequest  # no
 
 @_typing.final
 class PurgeConversationsResponse(_message.Message):
-    """PurgeConversationsResponse says what was removed, or would have been."""
+    """PurgeConversationsResponse reports what was deleted, or would have been deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PURGED_COUNT_FIELD_NUMBER: _builtins.int
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     purged_count: _builtins.int
-    """Conversations removed, or that a dry run would remove."""
+    """Number of conversations deleted. With dry_run, the number that would be deleted."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Up to 100 of them."""
+        """Ids of up to 100 of them."""
 
     def __init__(
         self,
@@ -629,7 +643,7 @@ Global___PurgeConversationsResponse: _TypeAlias = PurgeConversationsResponse  # 
 
 @_typing.final
 class ForkConversationRequest(_message.Message):
-    """ForkConversationRequest says what to copy, and where to."""
+    """ForkConversationRequest says which messages to copy, and the id of the copy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,9 +654,11 @@ class ForkConversationRequest(_message.Message):
     conversation_id: _builtins.str
     """The conversation to copy. Required."""
     at_sequence: _builtins.int
-    """Copies messages up to and with this one; 0: all."""
+    """Sequence of the last message to copy; 0 copies all messages."""
     new_conversation_id: _builtins.str
-    """Id of the copy, which remembers the request_id; empty: a new one, as Conversation.id says."""
+    """Id of the copy. If empty, the server chooses an id as described at Conversation.id. The
+    request_id is stored with the copy.
+    """
     request_id: _builtins.str
     """See the service."""
     def __init__(
@@ -663,17 +679,17 @@ Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: 
 
 @_typing.final
 class ForkConversationResponse(_message.Message):
-    """ForkConversationResponse is the copy."""
+    """ForkConversationResponse contains the copy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REPLAYED_FIELD_NUMBER: _builtins.int
     replayed: _builtins.bool
-    """The request_id was seen before: this is the earlier result."""
+    """True if the request_id was already used; this is the earlier result."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header of the new conversation."""
+        """Header of the new conversation."""
 
     def __init__(
         self,
@@ -701,16 +717,16 @@ class AppendMessagesRequest(_message.Message):
     IF_VERSION_FIELD_NUMBER: _builtins.int
     MUST_EXIST_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Required. Made when it does not exist, unless must_exist."""
+    """Required. If the conversation does not exist it is created, unless must_exist is set."""
     request_id: _builtins.str
     """See the service."""
     if_version: _builtins.int
     """See the service."""
     must_exist: _builtins.bool
-    """NOT_FOUND instead of making the conversation."""
+    """If true, the call fails with NOT_FOUND if the conversation does not exist."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """1 to 100, oldest first; stored all or none."""
+        """1 to 100 messages, oldest first. Either all are stored or none."""
 
     def __init__(
         self,
@@ -733,7 +749,7 @@ Global___AppendMessagesRequest: _TypeAlias = AppendMessagesRequest  # noqa: Y015
 
 @_typing.final
 class AppendMessagesResponse(_message.Message):
-    """AppendMessagesResponse says what became of the batch."""
+    """AppendMessagesResponse reports what was stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -742,16 +758,16 @@ class AppendMessagesResponse(_message.Message):
     REPLAYED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     replayed: _builtins.bool
-    """The request_id was seen before: this is the earlier result."""
+    """True if the request_id was already used; this is the earlier result."""
     created: _builtins.bool
-    """The conversation did not exist before this call."""
+    """True if this call created the conversation."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header after the batch, without system_prompt."""
+        """Header after the batch, without system_prompt."""
 
     @_builtins.property
     def appended(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendedMessage]:
-        """One for each message, in order."""
+        """One entry for each message, in order."""
 
     def __init__(
         self,
@@ -771,7 +787,7 @@ Global___AppendMessagesResponse: _TypeAlias = AppendMessagesResponse  # noqa: Y0
 
 @_typing.final
 class AppendedMessage(_message.Message):
-    """AppendedMessage is what the server gave a message."""
+    """AppendedMessage contains the fields of a message that the server set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -780,7 +796,7 @@ class AppendedMessage(_message.Message):
     EXCHANGE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Message.id: the client's own, or the one it was given."""
+    """Message.id: the client's own id or the id that the server set."""
     sequence: _builtins.int
     """Message.sequence."""
     exchange: _builtins.int
@@ -807,7 +823,7 @@ Global___AppendedMessage: _TypeAlias = AppendedMessage  # noqa: Y015
 
 @_typing.final
 class ListMessagesRequest(_message.Message):
-    """ListMessagesRequest says which messages to list, and how."""
+    """ListMessagesRequest says which messages to list, and in which order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -819,13 +835,13 @@ class ListMessagesRequest(_message.Message):
     conversation_id: _builtins.str
     """Required."""
     page_size: _builtins.int
-    """20 when 0, 1000 at most."""
+    """Maximum number of messages on the page, at most 1000; 0 means 20."""
     page_token: _builtins.str
-    """next_page_token of the page before; the other fields but page_size must stay the same."""
+    """next_page_token of the previous page. All other fields except page_size must stay the same."""
     after_sequence: _builtins.int
     """Only messages after this sequence."""
     ascending: _builtins.bool
-    """Oldest first instead of newest first."""
+    """If true, oldest first. Otherwise newest first."""
     def __init__(
         self,
         *,
@@ -845,7 +861,7 @@ Global___ListMessagesRequest: _TypeAlias = ListMessagesRequest  # noqa: Y015
 
 @_typing.final
 class ListMessagesResponse(_message.Message):
-    """ListMessagesResponse is a page of messages."""
+    """ListMessagesResponse contains a page of messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -856,16 +872,16 @@ class ListMessagesResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty on the last page."""
     oldest_sequence: _builtins.int
-    """Sequence of the oldest message still kept, last_sequence + 1 when there is none; a
-    reader that stopped below it has lost some.
+    """Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
+    reader that stopped at a lower sequence has missed messages.
     """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header."""
+        """Header of the conversation."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """In the order asked for."""
+        """Messages in the requested order."""
 
     def __init__(
         self,
@@ -885,7 +901,7 @@ Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
 
 @_typing.final
 class GetContextRequest(_message.Message):
-    """GetContextRequest names a conversation and bounds its history."""
+    """GetContextRequest names a conversation and limits its history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -895,7 +911,7 @@ class GetContextRequest(_message.Message):
     """Required."""
     @_builtins.property
     def window(self) -> _conversation_pb2.ContextWindow:
-        """Unbounded when unset."""
+        """Limits of the window. If unset, all kept messages."""
 
     def __init__(
         self,
@@ -913,7 +929,7 @@ Global___GetContextRequest: _TypeAlias = GetContextRequest  # noqa: Y015
 
 @_typing.final
 class GetContextResponse(_message.Message):
-    """GetContextResponse is what a model is to be given."""
+    """GetContextResponse contains the input of a model call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -922,14 +938,14 @@ class GetContextResponse(_message.Message):
     OMITTED_COUNT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     system_prompt: _builtins.str
-    """Of the conversation; empty when it has none."""
+    """System prompt of the conversation; empty if it has none."""
     omitted_count: _builtins.int
-    """Kept messages that the window leaves out."""
+    """Number of kept messages that are not in the window."""
     version: _builtins.int
     """Conversation.version."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Oldest first."""
+        """Messages of the window, oldest first."""
 
     def __init__(
         self,
@@ -949,7 +965,7 @@ Global___GetContextResponse: _TypeAlias = GetContextResponse  # noqa: Y015
 
 @_typing.final
 class GetRoutingSummaryRequest(_message.Message):
-    """GetRoutingSummaryRequest names a conversation to sum up."""
+    """GetRoutingSummaryRequest names the conversation to summarize."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -963,23 +979,26 @@ class GetRoutingSummaryRequest(_message.Message):
     conversation_id: _builtins.str
     """Required."""
     message_limit: _builtins.int
-    """Messages to return: 3 when unset, none when 0, 20 at most."""
+    """Number of recent messages to return: 0 to 20. If unset, 3."""
     max_bytes: _builtins.int
-    """Bound on recent messages and referenced data together; 0: none."""
+    """Maximum total size of recent messages and referenced data, in bytes; 0 means no limit."""
     known_version: _builtins.int
-    """Answer not_modified while the conversation is at this version; 0: while it does not exist.
-    That a lease lapses changes no version: ActiveAgent.lease_expire_time tells when.
+    """If the conversation is still at this version, the reply is not_modified; 0 means that the
+    conversation does not exist. The end of a lease does not change the version;
+    ActiveAgent.lease_expire_time says when a lease ends.
     """
     allow_missing: _builtins.bool
-    """An empty summary instead of NOT_FOUND."""
+    """If true, a missing conversation has an empty summary. Otherwise the call fails with
+    NOT_FOUND.
+    """
     known_uid: _builtins.str
-    """With known_version: the RoutingSummary.uid that goes with it. Another conversation of the
-    same id is a change, whatever its version; empty: any conversation will do.
+    """With known_version: the RoutingSummary.uid of that version. Another conversation with the
+    same id then counts as changed, whatever its version. If empty, uids are not compared.
     """
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
-        """With known_version: wait up to this long for another version; 60 s at most. That session
-        memory has come to its end is told when it is swept, up to 2 s later.
+        """With known_version: how long to wait for another version, at most 60 s. The deletion of an
+        ephemeral conversation is reported when the sweep deletes it, up to 2 s late.
         """
 
     def __init__(
@@ -1010,17 +1029,17 @@ Global___GetRoutingSummaryRequest: _TypeAlias = GetRoutingSummaryRequest  # noqa
 
 @_typing.final
 class GetRoutingSummaryResponse(_message.Message):
-    """GetRoutingSummaryResponse is the summary, unless nothing changed."""
+    """GetRoutingSummaryResponse contains the summary, unless the conversation has not changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMMARY_FIELD_NUMBER: _builtins.int
     NOT_MODIFIED_FIELD_NUMBER: _builtins.int
     not_modified: _builtins.bool
-    """The conversation is at known_version still."""
+    """True if the conversation is still at known_version."""
     @_builtins.property
     def summary(self) -> _routing_pb2.RoutingSummary:
-        """Unset when not_modified."""
+        """Summary of the conversation; unset if not_modified is true."""
 
     def __init__(
         self,
@@ -1038,7 +1057,7 @@ Global___GetRoutingSummaryResponse: _TypeAlias = GetRoutingSummaryResponse  # no
 
 @_typing.final
 class BatchGetRoutingSummariesRequest(_message.Message):
-    """BatchGetRoutingSummariesRequest names conversations to sum up."""
+    """BatchGetRoutingSummariesRequest names the conversations to summarize."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1046,12 +1065,14 @@ class BatchGetRoutingSummariesRequest(_message.Message):
     MESSAGE_LIMIT_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     message_limit: _builtins.int
-    """Messages to return of each: 3 when unset, none when 0, 20 at most."""
+    """Number of recent messages to return for each conversation: 0 to 20. If unset, 3."""
     max_bytes: _builtins.int
-    """For each; 0: 32 KiB. The whole reply stays under 3.5 MiB by cutting more."""
+    """Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+    reply would otherwise exceed 3.5 MiB.
+    """
     @_builtins.property
     def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 100."""
+        """1 to 100 ids."""
 
     def __init__(
         self,
@@ -1072,7 +1093,7 @@ Global___BatchGetRoutingSummariesRequest: _TypeAlias = BatchGetRoutingSummariesR
 
 @_typing.final
 class BatchGetRoutingSummariesResponse(_message.Message):
-    """BatchGetRoutingSummariesResponse is the summaries of those that exist."""
+    """BatchGetRoutingSummariesResponse contains the summaries of the conversations that exist."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1080,12 +1101,12 @@ class BatchGetRoutingSummariesResponse(_message.Message):
     MISSING_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def summaries(self) -> _containers.RepeatedCompositeFieldContainer[_routing_pb2.RoutingSummary]:
-        """In the order asked for, without the missing ones."""
+        """Summaries in the requested order, without the missing conversations."""
 
     @_builtins.property
     def missing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those of the ids that do not exist, in the order asked for; also those that are damaged
-        in the store, of which GetRoutingSummary tells.
+        """Ids of the conversations that do not exist, in the requested order. Conversations that are
+        damaged in the store are listed here too; GetRoutingSummary reports the damage.
         """
 
     def __init__(
@@ -1104,7 +1125,7 @@ Global___BatchGetRoutingSummariesResponse: _TypeAlias = BatchGetRoutingSummaries
 
 @_typing.final
 class SetActiveAgentRequest(_message.Message):
-    """SetActiveAgentRequest gives or ends a routing lease."""
+    """SetActiveAgentRequest sets or ends a routing lease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1116,14 +1137,18 @@ class SetActiveAgentRequest(_message.Message):
     conversation_id: _builtins.str
     """Required."""
     agent: _builtins.str
-    """Empty: end the lease. Up to 128 bytes; may be an agent that this server does not have."""
+    """Name of the agent, up to 128 bytes; empty ends the lease. This server need not have an
+    agent with this name.
+    """
     reason: _builtins.str
-    """Why, for people; up to 1 KiB."""
+    """Why the agent was chosen, for people; up to 1 KiB."""
     if_version: _builtins.int
     """See the service."""
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration:
-        """Unset: until the conversation ends. More than 0, 366 days at most."""
+        """How long the lease lasts: more than 0, at most 366 days. If unset, the lease lasts as long
+        as the conversation.
+        """
 
     def __init__(
         self,
@@ -1146,14 +1171,14 @@ Global___SetActiveAgentRequest: _TypeAlias = SetActiveAgentRequest  # noqa: Y015
 
 @_typing.final
 class SetActiveAgentResponse(_message.Message):
-    """SetActiveAgentResponse is the conversation after the change."""
+    """SetActiveAgentResponse contains the changed conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header, without system_prompt."""
+        """Header of the conversation, without system_prompt."""
 
     def __init__(
         self,
@@ -1170,7 +1195,7 @@ Global___SetActiveAgentResponse: _TypeAlias = SetActiveAgentResponse  # noqa: Y0
 
 @_typing.final
 class ListAgentsRequest(_message.Message):
-    """ListAgentsRequest asks for the agents."""
+    """ListAgentsRequest is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1187,14 +1212,14 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """ListAgentsResponse is the agents that this server has."""
+    """ListAgentsResponse contains the agents of this server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentInfo]:
-        """By name."""
+        """Agents, sorted by name."""
 
     def __init__(
         self,
@@ -1220,13 +1245,15 @@ class AgentInfo(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     IS_DEFAULT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What ChatRequest.agent and Conversation.agent call it."""
+    """Name of the agent, as in ChatRequest.agent and Conversation.agent."""
     kind: _builtins.str
-    """"echo", "command", "openai", "anthropic" or "remote"."""
+    """Kind of agent: "echo", "command", "openai", "anthropic" or "remote"."""
     description: _builtins.str
-    """For people; from the configuration."""
+    """Description for people, from the configuration."""
     is_default: _builtins.bool
-    """Answers Chat when nothing else names an agent."""
+    """True if this agent answers when neither the request, a routing lease nor the conversation
+    names an agent.
+    """
     def __init__(
         self,
         *,
@@ -1245,7 +1272,7 @@ Global___AgentInfo: _TypeAlias = AgentInfo  # noqa: Y015
 
 @_typing.final
 class ChatRequest(_message.Message):
-    """ChatRequest is what the user says, and who is to answer."""
+    """ChatRequest contains the user's message and says how to answer it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1285,58 +1312,68 @@ class ChatRequest(_message.Message):
     ANSWER_PENDING_FIELD_NUMBER: _builtins.int
     ATTACHMENTS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Empty: a new conversation. Unknown: made, unless must_exist, tool_results or
-    answer_pending are set.
+    """If empty, a new conversation is created. If there is no conversation with this id it is
+    created, unless must_exist, tool_results or answer_pending is set.
     """
     content: _builtins.str
-    """The user's words. Required unless structured_data, attachments, tool_results or
-    answer_pending are set.
+    """Text of the user's message. Required unless structured_data, attachments, tool_results or
+    answer_pending is set.
     """
     agent: _builtins.str
-    """Overrides the routing lease and the conversation's own agent."""
+    """Agent that answers. It overrides the routing lease and the conversation's agent."""
     system_prompt: _builtins.str
-    """Used for this turn instead of the conversation's and the agent's own; "" is none."""
+    """System prompt for this turn. It replaces the prompts of the conversation and of the agent;
+    "" means no system prompt.
+    """
     request_id: _builtins.str
-    """A retry joins the first turn: the agent never runs twice."""
+    """A retry with the same request_id joins the first turn; the agent never runs twice."""
     on_busy: Global___OnBusy.ValueType
-    """What to do while another turn runs."""
+    """What to do if another turn of the conversation is running."""
     on_disconnect: Global___OnDisconnect.ValueType
-    """What becomes of the turn when the stream breaks."""
+    """What to do with the turn when the stream breaks."""
     must_exist: _builtins.bool
-    """NOT_FOUND instead of making the conversation."""
+    """If true, the call fails with NOT_FOUND if the conversation does not exist."""
     if_version: _builtins.int
-    """See the service. Checked when the turn starts; with ON_BUSY_INTERRUPT on a busy
-    conversation when the call comes in, since the turn that it stops adds to the version.
+    """See the service. It is checked when the turn starts. With ON_BUSY_INTERRUPT, if another
+    turn is running, it is checked when the call arrives, because interrupting that turn
+    changes the version.
     """
     answer_pending: _builtins.bool
-    """Answer what the history ends with, say after a failed turn. Then conversation_id is
-    required, and content, structured_data, attachments and tool_results must be empty.
+    """If true, the agent answers the messages that are already stored, for example after a failed
+    turn. conversation_id is then required, and content, structured_data, attachments and
+    tool_results must be empty.
     """
     @_builtins.property
     def structured_data(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.StructuredData]:
-        """Typed data beside the words; 64 values at most."""
+        """Typed data that accompanies the text; at most 64 values."""
 
     @_builtins.property
     def window(self) -> _conversation_pb2.ContextWindow:
-        """What the agent is given; the agent's or the server's default when unset."""
+        """Limits of the messages that are passed to the agent. If unset, the default of the agent,
+        else of the server.
+        """
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Kept with the user's message, or with the newest tool result where there is none. At
-        most 64 entries, keys up to 64 and values up to 1024 bytes.
+        """Stored with the user's message; without one, with the newest tool result. At most 64
+        entries, keys up to 64 and values up to 1024 bytes.
         """
 
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ToolResult]:
-        """Results of open tool calls, say of those that a turn ended with in INPUT_REQUIRED; 64
-        at most, one a call. Each is stored as a message of ROLE_TOOL, in their order and ahead
-        of the user's message, if there is one; without one TurnStarted.user_message is unset.
-        ToolResult.call_id says which calls of the kept history are open. Where one answers none
-        of them, when the turn starts, nothing is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER,
-        with the ids of the open calls; a retry without request_id ends so. Nor is anything where
-        the conversation would not keep the calls beside their results: RESOURCE_EXHAUSTED,
-        HISTORY_TOO_SMALL, with max_messages. Some calls may be left open. An empty name is filled
-        in from the call.
+        """Results of open tool calls, for example of the calls with which a turn ended in
+        INPUT_REQUIRED. At most 64, one for each call. ToolResult.call_id says which calls are
+        open. Some calls may be left open. If the name of a result is empty, the name of the call
+        is set.
+
+        Each result is stored as a message of ROLE_TOOL, in the order given, before the user's
+        message. If there is no user's message, TurnStarted.user_message is unset.
+
+        If a result answers no call that is open when the turn starts, nothing is stored and the
+        call fails with FAILED_PRECONDITION, reason NOTHING_TO_ANSWER, with the ids of the open
+        calls. A retry without request_id fails in this way. If the conversation could not keep the
+        calls together with their results, nothing is stored and the call fails with
+        RESOURCE_EXHAUSTED, reason HISTORY_TOO_SMALL, with max_messages.
         """
 
     @_builtins.property
@@ -1379,14 +1416,14 @@ Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
 
 @_typing.final
 class ChatResponse(_message.Message):
-    """ChatResponse is one step of the turn."""
+    """ChatResponse contains one event of the turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def event(self) -> _turn_pb2.TurnEvent:
-        """The step."""
+        """The event."""
 
     def __init__(
         self,
@@ -1403,7 +1440,7 @@ Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
 
 @_typing.final
 class ResumeTurnRequest(_message.Message):
-    """ResumeTurnRequest names a turn and where to go on."""
+    """ResumeTurnRequest names a turn and the event to resume after."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1413,12 +1450,15 @@ class ResumeTurnRequest(_message.Message):
     conversation_id: _builtins.str
     """Required."""
     turn_id: _builtins.str
-    """Empty: the running turn, else the newest."""
+    """Id of the turn. If empty, the running turn, else the newest one."""
     after_index: _builtins.int
-    """Index of the last event received; 0: from the start, which works as long as the turn
-    is kept. OUT_OF_RANGE, EVENTS_GONE {oldest_index}, when the events behind it are no
-    longer kept one by one, or it is beyond the last: go on from 0 then, and skip the text
-    that is known (TextDelta.offset). oldest_index is of the first event that is kept.
+    """Index of the last event that the client received; 0 means from the beginning, which is
+    possible as long as the turn is kept.
+
+    The call fails with OUT_OF_RANGE, reason EVENTS_GONE, if the events after this index are no
+    longer kept one by one, or if the index is larger than that of the last event. Then resume
+    after 0 and skip the text that was already received (see TextDelta.offset). The error's
+    metadata oldest_index is the index of the oldest event that is kept.
     """
     def __init__(
         self,
@@ -1437,14 +1477,14 @@ Global___ResumeTurnRequest: _TypeAlias = ResumeTurnRequest  # noqa: Y015
 
 @_typing.final
 class ResumeTurnResponse(_message.Message):
-    """ResumeTurnResponse is one step of the turn."""
+    """ResumeTurnResponse contains one event of the turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def event(self) -> _turn_pb2.TurnEvent:
-        """The step."""
+        """The event."""
 
     def __init__(
         self,
@@ -1487,7 +1527,7 @@ Global___GetTurnRequest: _TypeAlias = GetTurnRequest  # noqa: Y015
 
 @_typing.final
 class GetTurnResponse(_message.Message):
-    """GetTurnResponse is the state of a turn."""
+    """GetTurnResponse contains the state of a turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1533,14 +1573,14 @@ Global___ListTurnsRequest: _TypeAlias = ListTurnsRequest  # noqa: Y015
 
 @_typing.final
 class ListTurnsResponse(_message.Message):
-    """ListTurnsResponse is the turns of a conversation."""
+    """ListTurnsResponse contains the turns of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TURNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_turn_pb2.Turn]:
-        """Newest first."""
+        """Turns, newest first."""
 
     def __init__(
         self,
@@ -1557,7 +1597,7 @@ Global___ListTurnsResponse: _TypeAlias = ListTurnsResponse  # noqa: Y015
 
 @_typing.final
 class CancelTurnRequest(_message.Message):
-    """CancelTurnRequest names the turn to stop."""
+    """CancelTurnRequest names the turn to cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1583,14 +1623,14 @@ Global___CancelTurnRequest: _TypeAlias = CancelTurnRequest  # noqa: Y015
 
 @_typing.final
 class CancelTurnResponse(_message.Message):
-    """CancelTurnResponse is the turn as it ended."""
+    """CancelTurnResponse contains the cancelled turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TURN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def turn(self) -> _turn_pb2.Turn:
-        """The turn."""
+        """The turn after its end."""
 
     def __init__(
         self,
@@ -1607,7 +1647,7 @@ Global___CancelTurnResponse: _TypeAlias = CancelTurnResponse  # noqa: Y015
 
 @_typing.final
 class WatchConversationsRequest(_message.Message):
-    """WatchConversationsRequest says what to watch."""
+    """WatchConversationsRequest says which conversations to watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1616,23 +1656,31 @@ class WatchConversationsRequest(_message.Message):
     INCLUDE_TURN_EVENTS_FIELD_NUMBER: _builtins.int
     DELETE_AFTER_DISCONNECT_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Go on after this cursor; empty: from now on. Any cursor may be answered with a GAP."""
+    """Cursor of the last change that the client received. If empty, changes from now on. The
+    response to any cursor may be a GAP.
+    """
     include_turn_events: _builtins.bool
-    """Also send the events of turns, from the first heartbeat on: of one that runs already
-    those that are to come, whose index and offset say what ResumeTurn can add.
+    """If true, the events of turns are sent too, from the first heartbeat on. For a turn that is
+    already running only later events are sent; their index and offset say what ResumeTurn can
+    add.
     """
     @_builtins.property
     def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Up to 1000. Empty: every conversation of the tenant. They need not exist yet."""
+        """Ids of up to 1000 conversations, which need not exist yet. If empty, all conversations of
+        the tenant.
+        """
 
     @_builtins.property
     def delete_after_disconnect(self) -> _duration_pb2.Duration:
-        """Session memory: delete the named conversations, made before or while it is open, this
-        long after the last such stream on them has ended, a server stop included; one that
-        comes back in time keeps them. 0 s: at once. While one is open they neither
-        expire nor are evicted, and until they are deleted they do not expire. After a stop
-        of the server the time counts from its next start. 366 days at most. Needs
-        conversation_ids. The first heartbeat says that it has taken effect.
+        """Makes the named conversations ephemeral: they are deleted this long after the last such
+        stream for them has ended. 0 s deletes them at once; at most 366 days. Requires
+        conversation_ids. The first heartbeat confirms that the setting is in effect.
+
+        It applies to conversations that exist when the stream starts and to those created later.
+        If a new stream of this kind starts in time, they are kept. While such a stream is open,
+        they do not expire and are not evicted. After it, until they are deleted, they do not
+        expire. A stop of the server ends the stream; the time then counts from the next start of
+        the server.
         """
 
     def __init__(
@@ -1653,7 +1701,7 @@ Global___WatchConversationsRequest: _TypeAlias = WatchConversationsRequest  # no
 
 @_typing.final
 class WatchConversationsResponse(_message.Message):
-    """WatchConversationsResponse is one change."""
+    """WatchConversationsResponse contains one change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1690,28 +1738,30 @@ class ConversationChange(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     TURN_EVENT_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Opaque; give it back to go on after this change."""
+    """Opaque position in the stream. Set it as WatchConversationsRequest.cursor to continue after
+    this change.
+    """
     kind: _conversation_pb2.ChangeKind.ValueType
-    """What happened."""
+    """What changed."""
     conversation_id: _builtins.str
-    """The conversation; empty on HEARTBEAT and on a GAP."""
+    """Id of the conversation; empty for HEARTBEAT and GAP."""
     version: _builtins.int
-    """Conversation.version after the change; 0 with TURN, HEARTBEAT and GAP."""
+    """Conversation.version after the change; 0 for TURN, HEARTBEAT and GAP."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was committed; with HEARTBEAT and GAP, when it was sent."""
+        """When the change was committed. For HEARTBEAT and GAP, when it was sent."""
 
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """With CREATED, UPDATED, CLEARED; without system_prompt."""
+        """For CREATED, UPDATED and CLEARED: the header, without system_prompt."""
 
     @_builtins.property
     def message(self) -> _message_pb2.Message:
-        """With MESSAGE_APPENDED."""
+        """For MESSAGE_APPENDED: the message."""
 
     @_builtins.property
     def turn_event(self) -> _turn_pb2.TurnEvent:
-        """With TURN."""
+        """For TURN: the event."""
 
     def __init__(
         self,
@@ -1737,15 +1787,15 @@ Global___ConversationChange: _TypeAlias = ConversationChange  # noqa: Y015
 
 @_typing.final
 class ExportConversationsRequest(_message.Message):
-    """ExportConversationsRequest says what to export."""
+    """ExportConversationsRequest says which conversations to export."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty: all of the tenant's. Else in this order; NOT_FOUND ahead of the first that does
-        not exist.
+        """Conversations to export, in this order; the call fails with NOT_FOUND before the first id
+        that does not exist. If empty, all conversations of the tenant.
         """
 
     def __init__(
@@ -1763,8 +1813,8 @@ Global___ExportConversationsRequest: _TypeAlias = ExportConversationsRequest  # 
 
 @_typing.final
 class ExportConversationsResponse(_message.Message):
-    """ExportConversationsResponse is a conversation or a part of one.
-    A large conversation spans several responses in a row; each carries its header.
+    """ExportConversationsResponse contains a conversation or a part of one. A large conversation is
+    split into several consecutive responses; each contains the header.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1773,11 +1823,11 @@ class ExportConversationsResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header."""
+        """Header of the conversation."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Oldest first."""
+        """Messages, oldest first."""
 
     def __init__(
         self,
@@ -1795,8 +1845,8 @@ Global___ExportConversationsResponse: _TypeAlias = ExportConversationsResponse  
 
 @_typing.final
 class ImportConversationsRequest(_message.Message):
-    """ImportConversationsRequest is a conversation or a part of one.
-    The requests of one conversation follow each other and carry the same header.
+    """ImportConversationsRequest contains a conversation or a part of one. The requests of one
+    conversation must be consecutive and contain the same header.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1805,19 +1855,21 @@ class ImportConversationsRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     OVERWRITE_FIELD_NUMBER: _builtins.int
     overwrite: _builtins.bool
-    """Replace a conversation that exists; otherwise it is skipped and counted."""
+    """If true, a conversation with the same id is replaced. Otherwise the imported conversation
+    is skipped and counted.
+    """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The header. Its id, version and times are required, but for expire_time, which follows
-        from the others. Its uid is ignored: the imported conversation has a new one. A
-        message_count, if set, must be the number of messages. The last_sequence must be at least
-        that of the newest message and of forked_from.
+        """Header of the conversation. id, version and all times are required, except expire_time,
+        which the server computes. uid is ignored; the imported conversation has a new one. If
+        message_count is set, it must be the number of messages. last_sequence must be at least
+        that of the newest message and at least forked_from.sequence.
         """
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Oldest first, as they were exported: ids, rising sequences and create times are required.
-        3 MiB each at most.
+        """Messages, oldest first, as they were exported. Ids, rising sequences and create times are
+        required. Each message has at most 3 MiB.
         """
 
     def __init__(
@@ -1837,7 +1889,7 @@ Global___ImportConversationsRequest: _TypeAlias = ImportConversationsRequest  # 
 
 @_typing.final
 class ImportConversationsResponse(_message.Message):
-    """ImportConversationsResponse counts what was taken in."""
+    """ImportConversationsResponse counts the imported conversations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1846,15 +1898,18 @@ class ImportConversationsResponse(_message.Message):
     NO_ROOM_COUNT_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     imported_count: _builtins.int
-    """Conversations taken in."""
+    """Number of conversations that were imported."""
     skipped_count: _builtins.int
-    """Existing without overwrite, expired, or without room."""
+    """Number of conversations that were skipped: they exist and overwrite is not set, they have
+    expired, or the tenant is at its capacity.
+    """
     no_room_count: _builtins.int
-    """Those of the skipped for which there was no room."""
+    """Number of skipped conversations for which the tenant had no capacity."""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImportFailure]:
-        """Invalid ones, and those on which a turn runs: the first 100. What was sent and is in
-        neither count has failed. Each conversation is taken whole or not at all.
+        """Conversations that failed: invalid ones and those with a running turn. Only the first 100
+        are listed; every conversation that is in neither count has failed. A conversation is
+        imported completely or not at all.
         """
 
     def __init__(
@@ -1875,16 +1930,16 @@ Global___ImportConversationsResponse: _TypeAlias = ImportConversationsResponse  
 
 @_typing.final
 class ImportFailure(_message.Message):
-    """ImportFailure says why a conversation was refused."""
+    """ImportFailure says why a conversation was not imported."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation that was refused."""
+    """Id of the conversation."""
     reason: _builtins.str
-    """Why, for people."""
+    """Text for people that says what is wrong."""
     def __init__(
         self,
         *,

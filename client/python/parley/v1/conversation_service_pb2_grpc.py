@@ -26,13 +26,14 @@ if _version_not_supported:
 
 
 class ConversationServiceStub:
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     def __init__(self, channel):
@@ -164,25 +165,26 @@ class ConversationServiceStub:
 
 
 class ConversationServiceServicer:
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     def CreateConversation(self, request, context):
-        """CreateConversation makes an empty conversation.
+        """CreateConversation creates an empty conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadConversation(self, request, context):
-        """LoadConversation returns a conversation with its newest messages and makes it
-        first when it does not exist.
+        """LoadConversation returns a conversation with its newest messages. It creates the
+        conversation first if it does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,42 +198,43 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateConversation(self, request, context):
-        """UpdateConversation changes the fields named in the mask.
+        """UpdateConversation changes the fields that the mask names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListConversations(self, request, context):
-        """ListConversations pages through live conversations.
+        """ListConversations returns a page of the conversations that have not expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteConversation(self, request, context):
-        """DeleteConversation removes a conversation and its messages; a running turn is cancelled.
+        """DeleteConversation deletes a conversation and its messages. A running turn is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearConversation(self, request, context):
-        """ClearConversation removes messages and keeps the conversation; sequences go on.
+        """ClearConversation removes messages and keeps the conversation. Later messages continue the
+        sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeConversations(self, request, context):
-        """PurgeConversations removes conversations that have been inactive for a time.
+        """PurgeConversations deletes the conversations that have been inactive for a given time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkConversation(self, request, context):
-        """ForkConversation copies a conversation up to a message into a new one; the
+        """ForkConversation copies a conversation up to a given message into a new conversation. The
         messages keep their sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -239,28 +242,29 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendMessages(self, request, context):
-        """AppendMessages adds messages in one atomic step, also while a turn runs.
+        """AppendMessages appends messages in one atomic step. It may be called while a turn runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMessages(self, request, context):
-        """ListMessages pages through the kept messages in either direction.
+        """ListMessages returns a page of the kept messages, in either direction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetContext(self, request, context):
-        """GetContext returns the system prompt and the history window for a model call.
+        """GetContext returns the system prompt and the context window for a model call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRoutingSummary(self, request, context):
-        """GetRoutingSummary returns what a coordinator needs to route the next message.
+        """GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+        message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,7 +278,8 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetActiveAgent(self, request, context):
-        """SetActiveAgent gives an agent the routing lease of a conversation, or takes it away.
+        """SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+        lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -288,16 +293,17 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Chat stores the user's message, has an agent answer, streams the answer, and
-        stores it. Once the finished event has been sent the call ends with OK, whatever
-        became of the turn: the turn says it.
+        """Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+        The last response is a finished event, and the call then ends with OK even if the turn
+        failed; the event contains the state of the turn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTurn(self, request, context):
-        """ResumeTurn streams a turn from a given event on, whether it runs or has ended.
+        """ResumeTurn streams the events of a turn from a given index. The turn may be running or
+        ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,42 +317,44 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTurns(self, request, context):
-        """ListTurns returns the newest turns of a conversation, newest first, 32 at most.
+        """ListTurns returns the newest turns of a conversation, newest first, at most 32.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTurn(self, request, context):
-        """CancelTurn stops a running or queued turn; what had arrived is kept as an
-        incomplete message. On a turn that has ended it only returns it. Of a turn that was
-        queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-        request_id.
+        """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+        as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+        that was still queued is not stored; this server process keeps the turn and its request_id
+        for 10 minutes, in memory only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchConversations(self, request, context):
-        """WatchConversations streams changes as they are committed. It does not end by itself.
+        """WatchConversations streams changes as they are committed. The stream stays open until the
+        client or the server closes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportConversations(self, request, context):
-        """ExportConversations streams whole conversations out, the oldest first, each as it is
-        when its turn comes, up to the one that is the newest at the start. What has gone by
-        then is left out. Where some are damaged in the store all others are sent, then the
-        call ends with DATA_LOSS and their ids.
+        """ExportConversations streams complete conversations, oldest first. Each is exported as it is
+        when it is read. The export ends with the conversation that was the newest at the start of
+        the call; conversations that are deleted before they are read are left out. If
+        conversations are damaged in the store, all others are sent first; then the call fails with
+        DATA_LOSS and the ids of the damaged ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversations(self, request_iterator, context):
-        """ImportConversations stores complete conversations with their ids, sequences and times but
-        with new uids, and evicts nothing.
+        """ImportConversations stores complete conversations with their ids, sequences and times, but
+        with new uids. It never evicts a conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -484,13 +492,14 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService:
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     @staticmethod

@@ -27,13 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ConversationServiceStub:
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     @_typing.overload
@@ -41,157 +42,181 @@ class ConversationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConversationServiceAsyncStub: ...
     CreateConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CreateConversationRequest, _conversation_service_pb2.CreateConversationResponse]
-    """CreateConversation makes an empty conversation."""
+    """CreateConversation creates an empty conversation."""
     LoadConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.LoadConversationRequest, _conversation_service_pb2.LoadConversationResponse]
-    """LoadConversation returns a conversation with its newest messages and makes it
-    first when it does not exist.
+    """LoadConversation returns a conversation with its newest messages. It creates the
+    conversation first if it does not exist.
     """
     GetConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetConversationRequest, _conversation_service_pb2.GetConversationResponse]
     """GetConversation returns the header of a conversation."""
     UpdateConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.UpdateConversationRequest, _conversation_service_pb2.UpdateConversationResponse]
-    """UpdateConversation changes the fields named in the mask."""
+    """UpdateConversation changes the fields that the mask names."""
     ListConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]
-    """ListConversations pages through live conversations."""
+    """ListConversations returns a page of the conversations that have not expired."""
     DeleteConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]
-    """DeleteConversation removes a conversation and its messages; a running turn is cancelled."""
+    """DeleteConversation deletes a conversation and its messages. A running turn is cancelled."""
     ClearConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ClearConversationRequest, _conversation_service_pb2.ClearConversationResponse]
-    """ClearConversation removes messages and keeps the conversation; sequences go on."""
+    """ClearConversation removes messages and keeps the conversation. Later messages continue the
+    sequence.
+    """
     PurgeConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.PurgeConversationsRequest, _conversation_service_pb2.PurgeConversationsResponse]
-    """PurgeConversations removes conversations that have been inactive for a time."""
+    """PurgeConversations deletes the conversations that have been inactive for a given time."""
     ForkConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ForkConversationRequest, _conversation_service_pb2.ForkConversationResponse]
-    """ForkConversation copies a conversation up to a message into a new one; the
+    """ForkConversation copies a conversation up to a given message into a new conversation. The
     messages keep their sequences.
     """
     AppendMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]
-    """AppendMessages adds messages in one atomic step, also while a turn runs."""
+    """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
-    """ListMessages pages through the kept messages in either direction."""
+    """ListMessages returns a page of the kept messages, in either direction."""
     GetContext: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetContextRequest, _conversation_service_pb2.GetContextResponse]
-    """GetContext returns the system prompt and the history window for a model call."""
+    """GetContext returns the system prompt and the context window for a model call."""
     GetRoutingSummary: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetRoutingSummaryRequest, _conversation_service_pb2.GetRoutingSummaryResponse]
-    """GetRoutingSummary returns what a coordinator needs to route the next message."""
+    """GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+    message.
+    """
     BatchGetRoutingSummaries: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.BatchGetRoutingSummariesRequest, _conversation_service_pb2.BatchGetRoutingSummariesResponse]
     """BatchGetRoutingSummaries returns the summaries of up to 100 conversations."""
     SetActiveAgent: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SetActiveAgentRequest, _conversation_service_pb2.SetActiveAgentResponse]
-    """SetActiveAgent gives an agent the routing lease of a conversation, or takes it away."""
+    """SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+    lease.
+    """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListAgentsRequest, _conversation_service_pb2.ListAgentsResponse]
     """ListAgents returns the agents that this server can call."""
     Chat: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.ChatRequest, _conversation_service_pb2.ChatResponse]
-    """Chat stores the user's message, has an agent answer, streams the answer, and
-    stores it. Once the finished event has been sent the call ends with OK, whatever
-    became of the turn: the turn says it.
+    """Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+    The last response is a finished event, and the call then ends with OK even if the turn
+    failed; the event contains the state of the turn.
     """
     ResumeTurn: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.ResumeTurnRequest, _conversation_service_pb2.ResumeTurnResponse]
-    """ResumeTurn streams a turn from a given event on, whether it runs or has ended."""
+    """ResumeTurn streams the events of a turn from a given index. The turn may be running or
+    ended.
+    """
     GetTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]
     """GetTurn returns the state of a turn."""
     ListTurns: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]
-    """ListTurns returns the newest turns of a conversation, newest first, 32 at most."""
+    """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
     CancelTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]
-    """CancelTurn stops a running or queued turn; what had arrived is kept as an
-    incomplete message. On a turn that has ended it only returns it. Of a turn that was
-    queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-    request_id.
+    """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+    as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+    that was still queued is not stored; this server process keeps the turn and its request_id
+    for 10 minutes, in memory only.
     """
     WatchConversations: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.WatchConversationsRequest, _conversation_service_pb2.WatchConversationsResponse]
-    """WatchConversations streams changes as they are committed. It does not end by itself."""
+    """WatchConversations streams changes as they are committed. The stream stays open until the
+    client or the server closes it.
+    """
     ExportConversations: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.ExportConversationsRequest, _conversation_service_pb2.ExportConversationsResponse]
-    """ExportConversations streams whole conversations out, the oldest first, each as it is
-    when its turn comes, up to the one that is the newest at the start. What has gone by
-    then is left out. Where some are damaged in the store all others are sent, then the
-    call ends with DATA_LOSS and their ids.
+    """ExportConversations streams complete conversations, oldest first. Each is exported as it is
+    when it is read. The export ends with the conversation that was the newest at the start of
+    the call; conversations that are deleted before they are read are left out. If
+    conversations are damaged in the store, all others are sent first; then the call fails with
+    DATA_LOSS and the ids of the damaged ones.
     """
     ImportConversations: _grpc.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]
-    """ImportConversations stores complete conversations with their ids, sequences and times but
-    with new uids, and evicts nothing.
+    """ImportConversations stores complete conversations with their ids, sequences and times, but
+    with new uids. It never evicts a conversation.
     """
 
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CreateConversationRequest, _conversation_service_pb2.CreateConversationResponse]  # type: ignore[assignment]
-    """CreateConversation makes an empty conversation."""
+    """CreateConversation creates an empty conversation."""
     LoadConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.LoadConversationRequest, _conversation_service_pb2.LoadConversationResponse]  # type: ignore[assignment]
-    """LoadConversation returns a conversation with its newest messages and makes it
-    first when it does not exist.
+    """LoadConversation returns a conversation with its newest messages. It creates the
+    conversation first if it does not exist.
     """
     GetConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetConversationRequest, _conversation_service_pb2.GetConversationResponse]  # type: ignore[assignment]
     """GetConversation returns the header of a conversation."""
     UpdateConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.UpdateConversationRequest, _conversation_service_pb2.UpdateConversationResponse]  # type: ignore[assignment]
-    """UpdateConversation changes the fields named in the mask."""
+    """UpdateConversation changes the fields that the mask names."""
     ListConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]  # type: ignore[assignment]
-    """ListConversations pages through live conversations."""
+    """ListConversations returns a page of the conversations that have not expired."""
     DeleteConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]  # type: ignore[assignment]
-    """DeleteConversation removes a conversation and its messages; a running turn is cancelled."""
+    """DeleteConversation deletes a conversation and its messages. A running turn is cancelled."""
     ClearConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ClearConversationRequest, _conversation_service_pb2.ClearConversationResponse]  # type: ignore[assignment]
-    """ClearConversation removes messages and keeps the conversation; sequences go on."""
+    """ClearConversation removes messages and keeps the conversation. Later messages continue the
+    sequence.
+    """
     PurgeConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.PurgeConversationsRequest, _conversation_service_pb2.PurgeConversationsResponse]  # type: ignore[assignment]
-    """PurgeConversations removes conversations that have been inactive for a time."""
+    """PurgeConversations deletes the conversations that have been inactive for a given time."""
     ForkConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ForkConversationRequest, _conversation_service_pb2.ForkConversationResponse]  # type: ignore[assignment]
-    """ForkConversation copies a conversation up to a message into a new one; the
+    """ForkConversation copies a conversation up to a given message into a new conversation. The
     messages keep their sequences.
     """
     AppendMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]  # type: ignore[assignment]
-    """AppendMessages adds messages in one atomic step, also while a turn runs."""
+    """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
-    """ListMessages pages through the kept messages in either direction."""
+    """ListMessages returns a page of the kept messages, in either direction."""
     GetContext: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetContextRequest, _conversation_service_pb2.GetContextResponse]  # type: ignore[assignment]
-    """GetContext returns the system prompt and the history window for a model call."""
+    """GetContext returns the system prompt and the context window for a model call."""
     GetRoutingSummary: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetRoutingSummaryRequest, _conversation_service_pb2.GetRoutingSummaryResponse]  # type: ignore[assignment]
-    """GetRoutingSummary returns what a coordinator needs to route the next message."""
+    """GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+    message.
+    """
     BatchGetRoutingSummaries: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.BatchGetRoutingSummariesRequest, _conversation_service_pb2.BatchGetRoutingSummariesResponse]  # type: ignore[assignment]
     """BatchGetRoutingSummaries returns the summaries of up to 100 conversations."""
     SetActiveAgent: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SetActiveAgentRequest, _conversation_service_pb2.SetActiveAgentResponse]  # type: ignore[assignment]
-    """SetActiveAgent gives an agent the routing lease of a conversation, or takes it away."""
+    """SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+    lease.
+    """
     ListAgents: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListAgentsRequest, _conversation_service_pb2.ListAgentsResponse]  # type: ignore[assignment]
     """ListAgents returns the agents that this server can call."""
     Chat: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.ChatRequest, _conversation_service_pb2.ChatResponse]  # type: ignore[assignment]
-    """Chat stores the user's message, has an agent answer, streams the answer, and
-    stores it. Once the finished event has been sent the call ends with OK, whatever
-    became of the turn: the turn says it.
+    """Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+    The last response is a finished event, and the call then ends with OK even if the turn
+    failed; the event contains the state of the turn.
     """
     ResumeTurn: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.ResumeTurnRequest, _conversation_service_pb2.ResumeTurnResponse]  # type: ignore[assignment]
-    """ResumeTurn streams a turn from a given event on, whether it runs or has ended."""
+    """ResumeTurn streams the events of a turn from a given index. The turn may be running or
+    ended.
+    """
     GetTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]  # type: ignore[assignment]
     """GetTurn returns the state of a turn."""
     ListTurns: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]  # type: ignore[assignment]
-    """ListTurns returns the newest turns of a conversation, newest first, 32 at most."""
+    """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
     CancelTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]  # type: ignore[assignment]
-    """CancelTurn stops a running or queued turn; what had arrived is kept as an
-    incomplete message. On a turn that has ended it only returns it. Of a turn that was
-    queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-    request_id.
+    """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+    as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+    that was still queued is not stored; this server process keeps the turn and its request_id
+    for 10 minutes, in memory only.
     """
     WatchConversations: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.WatchConversationsRequest, _conversation_service_pb2.WatchConversationsResponse]  # type: ignore[assignment]
-    """WatchConversations streams changes as they are committed. It does not end by itself."""
+    """WatchConversations streams changes as they are committed. The stream stays open until the
+    client or the server closes it.
+    """
     ExportConversations: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.ExportConversationsRequest, _conversation_service_pb2.ExportConversationsResponse]  # type: ignore[assignment]
-    """ExportConversations streams whole conversations out, the oldest first, each as it is
-    when its turn comes, up to the one that is the newest at the start. What has gone by
-    then is left out. Where some are damaged in the store all others are sent, then the
-    call ends with DATA_LOSS and their ids.
+    """ExportConversations streams complete conversations, oldest first. Each is exported as it is
+    when it is read. The export ends with the conversation that was the newest at the start of
+    the call; conversations that are deleted before they are read are left out. If
+    conversations are damaged in the store, all others are sent first; then the call fails with
+    DATA_LOSS and the ids of the damaged ones.
     """
     ImportConversations: _aio.StreamUnaryMultiCallable[_conversation_service_pb2.ImportConversationsRequest, _conversation_service_pb2.ImportConversationsResponse]  # type: ignore[assignment]
-    """ImportConversations stores complete conversations with their ids, sequences and times but
-    with new uids, and evicts nothing.
+    """ImportConversations stores complete conversations with their ids, sequences and times, but
+    with new uids. It never evicts a conversation.
     """
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ConversationService keeps multi-turn conversations, answers them through
-    agents, and tells coordinators what they need to route.
+    """ConversationService stores multi-turn conversations, answers messages through agents, and
+    gives coordinators what they need to route messages.
 
-    A request that has a field request_id may carry one of up to 64 printable characters:
-    a retry with the same one changes nothing and returns the first result.
-    if_version makes a change conditional: ABORTED unless the conversation is at that
-    version; 0 means that it must not exist yet.
+    A request that has a field request_id may set it to up to 64 printable characters without
+    spaces. A retry with the same request_id changes nothing and returns the first result.
+
+    if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+    at that version. 0 means that the conversation must not exist yet.
     """
 
     @_abc_1.abstractmethod
@@ -200,7 +225,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.CreateConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.CreateConversationResponse, _abc.Awaitable[_conversation_service_pb2.CreateConversationResponse]]:
-        """CreateConversation makes an empty conversation."""
+        """CreateConversation creates an empty conversation."""
 
     @_abc_1.abstractmethod
     def LoadConversation(
@@ -208,8 +233,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.LoadConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.LoadConversationResponse, _abc.Awaitable[_conversation_service_pb2.LoadConversationResponse]]:
-        """LoadConversation returns a conversation with its newest messages and makes it
-        first when it does not exist.
+        """LoadConversation returns a conversation with its newest messages. It creates the
+        conversation first if it does not exist.
         """
 
     @_abc_1.abstractmethod
@@ -226,7 +251,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.UpdateConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.UpdateConversationResponse, _abc.Awaitable[_conversation_service_pb2.UpdateConversationResponse]]:
-        """UpdateConversation changes the fields named in the mask."""
+        """UpdateConversation changes the fields that the mask names."""
 
     @_abc_1.abstractmethod
     def ListConversations(
@@ -234,7 +259,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ListConversationsResponse]]:
-        """ListConversations pages through live conversations."""
+        """ListConversations returns a page of the conversations that have not expired."""
 
     @_abc_1.abstractmethod
     def DeleteConversation(
@@ -242,7 +267,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.DeleteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.DeleteConversationResponse, _abc.Awaitable[_conversation_service_pb2.DeleteConversationResponse]]:
-        """DeleteConversation removes a conversation and its messages; a running turn is cancelled."""
+        """DeleteConversation deletes a conversation and its messages. A running turn is cancelled."""
 
     @_abc_1.abstractmethod
     def ClearConversation(
@@ -250,7 +275,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ClearConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ClearConversationResponse, _abc.Awaitable[_conversation_service_pb2.ClearConversationResponse]]:
-        """ClearConversation removes messages and keeps the conversation; sequences go on."""
+        """ClearConversation removes messages and keeps the conversation. Later messages continue the
+        sequence.
+        """
 
     @_abc_1.abstractmethod
     def PurgeConversations(
@@ -258,7 +285,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.PurgeConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.PurgeConversationsResponse, _abc.Awaitable[_conversation_service_pb2.PurgeConversationsResponse]]:
-        """PurgeConversations removes conversations that have been inactive for a time."""
+        """PurgeConversations deletes the conversations that have been inactive for a given time."""
 
     @_abc_1.abstractmethod
     def ForkConversation(
@@ -266,7 +293,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ForkConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ForkConversationResponse, _abc.Awaitable[_conversation_service_pb2.ForkConversationResponse]]:
-        """ForkConversation copies a conversation up to a message into a new one; the
+        """ForkConversation copies a conversation up to a given message into a new conversation. The
         messages keep their sequences.
         """
 
@@ -276,7 +303,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.AppendMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.AppendMessagesResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessagesResponse]]:
-        """AppendMessages adds messages in one atomic step, also while a turn runs."""
+        """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
 
     @_abc_1.abstractmethod
     def ListMessages(
@@ -284,7 +311,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListMessagesResponse, _abc.Awaitable[_conversation_service_pb2.ListMessagesResponse]]:
-        """ListMessages pages through the kept messages in either direction."""
+        """ListMessages returns a page of the kept messages, in either direction."""
 
     @_abc_1.abstractmethod
     def GetContext(
@@ -292,7 +319,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.GetContextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.GetContextResponse, _abc.Awaitable[_conversation_service_pb2.GetContextResponse]]:
-        """GetContext returns the system prompt and the history window for a model call."""
+        """GetContext returns the system prompt and the context window for a model call."""
 
     @_abc_1.abstractmethod
     def GetRoutingSummary(
@@ -300,7 +327,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.GetRoutingSummaryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.GetRoutingSummaryResponse, _abc.Awaitable[_conversation_service_pb2.GetRoutingSummaryResponse]]:
-        """GetRoutingSummary returns what a coordinator needs to route the next message."""
+        """GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+        message.
+        """
 
     @_abc_1.abstractmethod
     def BatchGetRoutingSummaries(
@@ -316,7 +345,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.SetActiveAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.SetActiveAgentResponse, _abc.Awaitable[_conversation_service_pb2.SetActiveAgentResponse]]:
-        """SetActiveAgent gives an agent the routing lease of a conversation, or takes it away."""
+        """SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+        lease.
+        """
 
     @_abc_1.abstractmethod
     def ListAgents(
@@ -332,9 +363,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_conversation_service_pb2.ChatResponse], _abc.AsyncIterator[_conversation_service_pb2.ChatResponse]]:
-        """Chat stores the user's message, has an agent answer, streams the answer, and
-        stores it. Once the finished event has been sent the call ends with OK, whatever
-        became of the turn: the turn says it.
+        """Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+        The last response is a finished event, and the call then ends with OK even if the turn
+        failed; the event contains the state of the turn.
         """
 
     @_abc_1.abstractmethod
@@ -343,7 +374,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ResumeTurnRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_conversation_service_pb2.ResumeTurnResponse], _abc.AsyncIterator[_conversation_service_pb2.ResumeTurnResponse]]:
-        """ResumeTurn streams a turn from a given event on, whether it runs or has ended."""
+        """ResumeTurn streams the events of a turn from a given index. The turn may be running or
+        ended.
+        """
 
     @_abc_1.abstractmethod
     def GetTurn(
@@ -359,7 +392,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListTurnsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListTurnsResponse, _abc.Awaitable[_conversation_service_pb2.ListTurnsResponse]]:
-        """ListTurns returns the newest turns of a conversation, newest first, 32 at most."""
+        """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
 
     @_abc_1.abstractmethod
     def CancelTurn(
@@ -367,10 +400,10 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.CancelTurnRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.CancelTurnResponse, _abc.Awaitable[_conversation_service_pb2.CancelTurnResponse]]:
-        """CancelTurn stops a running or queued turn; what had arrived is kept as an
-        incomplete message. On a turn that has ended it only returns it. Of a turn that was
-        queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-        request_id.
+        """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+        as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+        that was still queued is not stored; this server process keeps the turn and its request_id
+        for 10 minutes, in memory only.
         """
 
     @_abc_1.abstractmethod
@@ -379,7 +412,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.WatchConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_conversation_service_pb2.WatchConversationsResponse], _abc.AsyncIterator[_conversation_service_pb2.WatchConversationsResponse]]:
-        """WatchConversations streams changes as they are committed. It does not end by itself."""
+        """WatchConversations streams changes as they are committed. The stream stays open until the
+        client or the server closes it.
+        """
 
     @_abc_1.abstractmethod
     def ExportConversations(
@@ -387,10 +422,11 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ExportConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_conversation_service_pb2.ExportConversationsResponse], _abc.AsyncIterator[_conversation_service_pb2.ExportConversationsResponse]]:
-        """ExportConversations streams whole conversations out, the oldest first, each as it is
-        when its turn comes, up to the one that is the newest at the start. What has gone by
-        then is left out. Where some are damaged in the store all others are sent, then the
-        call ends with DATA_LOSS and their ids.
+        """ExportConversations streams complete conversations, oldest first. Each is exported as it is
+        when it is read. The export ends with the conversation that was the newest at the start of
+        the call; conversations that are deleted before they are read are left out. If
+        conversations are damaged in the store, all others are sent first; then the call fails with
+        DATA_LOSS and the ids of the damaged ones.
         """
 
     @_abc_1.abstractmethod
@@ -399,8 +435,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_conversation_service_pb2.ImportConversationsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ImportConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ImportConversationsResponse]]:
-        """ImportConversations stores complete conversations with their ids, sequences and times but
-        with new uids, and evicts nothing.
+        """ImportConversations stores complete conversations with their ids, sequences and times, but
+        with new uids. It never evicts a conversation.
         """
 
 def add_ConversationServiceServicer_to_server(servicer: ConversationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

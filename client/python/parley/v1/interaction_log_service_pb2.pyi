@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Interaction(_message.Message):
-    """Interaction is one line of the log."""
+    """Interaction is one entry of the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,21 +35,21 @@ class Interaction(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """"session_id" in the file."""
+    """Id of the conversation; "session_id" in the file."""
     agent: _builtins.str
     """"User", or the name of the agent."""
     role: _message_pb2.Role.ValueType
-    """"user", "assistant", "system" or "tool" in the file."""
+    """Role of the message; in the file, "user", "assistant", "system" or "tool"."""
     content: _builtins.str
-    """The message's text."""
+    """Text of the message."""
     @_builtins.property
     def timestamp(self) -> _timestamp_pb2.Timestamp:
-        """ISO 8601 with microseconds in the file."""
+        """Time of the entry; in the file, ISO 8601 with microseconds."""
 
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct:
-        """model, turn_number (the message's sequence), exchange, tokens, turn_id, status, and
-        what the message itself carried.
+        """Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
+        status, and the metadata of the message itself.
         """
 
     def __init__(
@@ -72,7 +72,7 @@ Global___Interaction: _TypeAlias = Interaction  # noqa: Y015
 
 @_typing.final
 class ListInteractionsRequest(_message.Message):
-    """ListInteractionsRequest names a span of the log."""
+    """ListInteractionsRequest says which entries to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -86,12 +86,12 @@ class ListInteractionsRequest(_message.Message):
     conversation_id: _builtins.str
     """Only this conversation."""
     page_size: _builtins.int
-    """50 when 0, 1000 at most."""
+    """Maximum number of entries on the page, at most 1000; 0 means 50."""
     page_token: _builtins.str
-    """next_page_token of the page before."""
+    """next_page_token of the previous page."""
     @_builtins.property
     def within(self) -> _duration_pb2.Duration:
-        """From this long ago until now."""
+        """The last hours or days, until now."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ Global___ListInteractionsRequest: _TypeAlias = ListInteractionsRequest  # noqa: 
 
 @_typing.final
 class ListInteractionsResponse(_message.Message):
-    """ListInteractionsResponse is a page of the log."""
+    """ListInteractionsResponse contains a page of entries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,14 +122,14 @@ class ListInteractionsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-    hand and an erase between two pages may.
+    """Empty on the last page. Entries that are appended between two pages do not move other
+    entries. Manual edits of the files and DeleteInteractions may move them.
     """
     skipped_count: _builtins.int
-    """Lines that could not be read and were skipped on the way to this page."""
+    """Number of unreadable entries that were skipped before the end of this page."""
     @_builtins.property
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
-        """A day or a conversation: oldest first. A recent span: newest first."""
+        """Entries of a day or of a conversation oldest first; of a recent time span newest first."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ Global___ListInteractionsResponse: _TypeAlias = ListInteractionsResponse  # noqa
 
 @_typing.final
 class SearchInteractionsRequest(_message.Message):
-    """SearchInteractionsRequest says what to look for."""
+    """SearchInteractionsRequest says what to search for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,17 +158,17 @@ class SearchInteractionsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     query: _builtins.str
-    """Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
-    for ß). Other fields are not searched. Required.
+    """Text to find in the content; other fields are not searched. Upper and lower case are the
+    same, by Unicode's simple case folding; "ß" does not match "ss". Required.
     """
     days: _builtins.int
-    """Today and the days before it; 7 when 0."""
+    """Number of days to search, counting back from today; 0 means 7."""
     conversation_id: _builtins.str
     """Only this conversation."""
     page_size: _builtins.int
-    """50 when 0, 1000 at most."""
+    """Maximum number of entries on the page, at most 1000; 0 means 50."""
     page_token: _builtins.str
-    """next_page_token of the page before."""
+    """next_page_token of the previous page."""
     def __init__(
         self,
         *,
@@ -188,7 +188,7 @@ Global___SearchInteractionsRequest: _TypeAlias = SearchInteractionsRequest  # no
 
 @_typing.final
 class SearchInteractionsResponse(_message.Message):
-    """SearchInteractionsResponse is a page of what was found."""
+    """SearchInteractionsResponse contains a page of matching entries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,14 +196,14 @@ class SearchInteractionsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-    hand and an erase between two pages may.
+    """Empty on the last page. Entries that are appended between two pages do not move other
+    entries. Manual edits of the files and DeleteInteractions may move them.
     """
     skipped_count: _builtins.int
-    """Lines that could not be read and were skipped on the way to this page."""
+    """Number of unreadable entries that were skipped before the end of this page."""
     @_builtins.property
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
-        """Newest first."""
+        """Entries, newest first."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ Global___SearchInteractionsResponse: _TypeAlias = SearchInteractionsResponse  # 
 
 @_typing.final
 class DeleteInteractionsRequest(_message.Message):
-    """DeleteInteractionsRequest names the conversation to forget."""
+    """DeleteInteractionsRequest names the conversation whose entries are erased."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -244,13 +244,13 @@ Global___DeleteInteractionsRequest: _TypeAlias = DeleteInteractionsRequest  # no
 
 @_typing.final
 class DeleteInteractionsResponse(_message.Message):
-    """DeleteInteractionsResponse says what was erased."""
+    """DeleteInteractionsResponse reports what was erased."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELETED_COUNT_FIELD_NUMBER: _builtins.int
     deleted_count: _builtins.int
-    """Lines erased."""
+    """Number of entries erased."""
     def __init__(
         self,
         *,

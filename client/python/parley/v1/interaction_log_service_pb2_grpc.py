@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class InteractionLogServiceStub:
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     def __init__(self, channel):
@@ -54,27 +54,27 @@ class InteractionLogServiceStub:
 
 
 class InteractionLogServiceServicer:
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     def ListInteractions(self, request, context):
-        """ListInteractions reads one day, a recent span, or one conversation.
+        """ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SearchInteractions(self, request, context):
-        """SearchInteractions finds a text in the last days, newest first.
+        """SearchInteractions returns the entries of the last days that contain a text, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteInteractions(self, request, context):
-        """DeleteInteractions erases all lines of a conversation, on every day. It needs the
-        admin role.
+        """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+        role.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,8 +107,8 @@ def add_InteractionLogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InteractionLogService:
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InteractionLogServiceStub:
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     @_typing.overload
@@ -36,33 +36,33 @@ class InteractionLogServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InteractionLogServiceAsyncStub: ...
     ListInteractions: _grpc.UnaryUnaryMultiCallable[_interaction_log_service_pb2.ListInteractionsRequest, _interaction_log_service_pb2.ListInteractionsResponse]
-    """ListInteractions reads one day, a recent span, or one conversation."""
+    """ListInteractions returns the entries of a day, of a recent time span, or of a conversation."""
     SearchInteractions: _grpc.UnaryUnaryMultiCallable[_interaction_log_service_pb2.SearchInteractionsRequest, _interaction_log_service_pb2.SearchInteractionsResponse]
-    """SearchInteractions finds a text in the last days, newest first."""
+    """SearchInteractions returns the entries of the last days that contain a text, newest first."""
     DeleteInteractions: _grpc.UnaryUnaryMultiCallable[_interaction_log_service_pb2.DeleteInteractionsRequest, _interaction_log_service_pb2.DeleteInteractionsResponse]
-    """DeleteInteractions erases all lines of a conversation, on every day. It needs the
-    admin role.
+    """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+    role.
     """
 
 @_typing.type_check_only
 class InteractionLogServiceAsyncStub(InteractionLogServiceStub):
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListInteractions: _aio.UnaryUnaryMultiCallable[_interaction_log_service_pb2.ListInteractionsRequest, _interaction_log_service_pb2.ListInteractionsResponse]  # type: ignore[assignment]
-    """ListInteractions reads one day, a recent span, or one conversation."""
+    """ListInteractions returns the entries of a day, of a recent time span, or of a conversation."""
     SearchInteractions: _aio.UnaryUnaryMultiCallable[_interaction_log_service_pb2.SearchInteractionsRequest, _interaction_log_service_pb2.SearchInteractionsResponse]  # type: ignore[assignment]
-    """SearchInteractions finds a text in the last days, newest first."""
+    """SearchInteractions returns the entries of the last days that contain a text, newest first."""
     DeleteInteractions: _aio.UnaryUnaryMultiCallable[_interaction_log_service_pb2.DeleteInteractionsRequest, _interaction_log_service_pb2.DeleteInteractionsResponse]  # type: ignore[assignment]
-    """DeleteInteractions erases all lines of a conversation, on every day. It needs the
-    admin role.
+    """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+    role.
     """
 
 class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
-    """InteractionLogService reads the daily JSON Lines files that record every message.
-    The log outlives the conversations in it.
+    """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+    every message. Entries stay in the log after their conversation was deleted.
     """
 
     @_abc_1.abstractmethod
@@ -71,7 +71,7 @@ class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _interaction_log_service_pb2.ListInteractionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_interaction_log_service_pb2.ListInteractionsResponse, _abc.Awaitable[_interaction_log_service_pb2.ListInteractionsResponse]]:
-        """ListInteractions reads one day, a recent span, or one conversation."""
+        """ListInteractions returns the entries of a day, of a recent time span, or of a conversation."""
 
     @_abc_1.abstractmethod
     def SearchInteractions(
@@ -79,7 +79,7 @@ class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _interaction_log_service_pb2.SearchInteractionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_interaction_log_service_pb2.SearchInteractionsResponse, _abc.Awaitable[_interaction_log_service_pb2.SearchInteractionsResponse]]:
-        """SearchInteractions finds a text in the last days, newest first."""
+        """SearchInteractions returns the entries of the last days that contain a text, newest first."""
 
     @_abc_1.abstractmethod
     def DeleteInteractions(
@@ -87,8 +87,8 @@ class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _interaction_log_service_pb2.DeleteInteractionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_interaction_log_service_pb2.DeleteInteractionsResponse, _abc.Awaitable[_interaction_log_service_pb2.DeleteInteractionsResponse]]:
-        """DeleteInteractions erases all lines of a conversation, on every day. It needs the
-        admin role.
+        """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+        role.
         """
 
 def add_InteractionLogServiceServicer_to_server(servicer: InteractionLogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RoutingSummary(_message.Message):
-    """RoutingSummary is what a coordinator needs to route the next message."""
+    """RoutingSummary is what a coordinator needs to choose the agent for the next message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -45,47 +45,50 @@ class RoutingSummary(_message.Message):
     TRUNCATED_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation that is summed up."""
+    """The conversation that this summary describes."""
     version: _builtins.int
-    """Conversation.version; 0 when the conversation does not exist."""
+    """Conversation.version; 0 if the conversation does not exist."""
     text: _builtins.str
-    """One line: "Previous: searched for React libraries, analyzed Zustand". One clause an
-    assistant message of the kept history, oldest first: its summary, else its types of
-    structured data, each once, joined by "+", else its first 8 words; none where it has
-    nothing of these. Blanks are single. Beyond 500 characters the oldest clauses go; the
-    newest one, if it is too long alone, ends in "…". Empty when there is no clause.
+    """One line of text: "Previous: searched for React libraries, analyzed Zustand". It has one
+    clause for each kept assistant message, oldest first. The clause is the summary of the
+    message; else its types of structured data, each once, joined by "+"; else the first 8
+    words of its content. A message that has none of these has no clause. Runs of white space
+    are replaced by one space. If the text exceeds 500 characters, the oldest clauses are left
+    out. If the newest clause alone is too long, it ends in "…". Empty if there is no clause.
     """
     awaiting_answer: _builtins.bool
-    """The newest message, those of ROLE_SYSTEM aside, is from the user: nobody has
-    answered it. An answer that was cut off is an answer.
+    """True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
+    no answer yet. An incomplete answer counts as an answer.
     """
     active_turn_id: _builtins.str
-    """Turn that is being answered right now, if any."""
+    """Id of the running turn, if any."""
     message_count: _builtins.int
-    """Messages kept now."""
+    """Number of messages that are kept now."""
     last_sequence: _builtins.int
     """Sequence of the newest message ever appended."""
     truncated: _builtins.bool
-    """max_bytes left something out: referenced data first, then messages from the oldest
-    on, where the oldest that is left may have lost the beginning of its content. A newest
-    message that does not fit alone is cut at its end. Also set where a reply
-    would be too large for pending_tool_calls, structured_data_types and recent_agents:
-    they stay empty then.
+    """True if something was left out because of max_bytes. Referenced data is left out first,
+    then messages, oldest first. The oldest message that is left may lack the beginning of its
+    content. If the newest message alone does not fit, its end is cut off. Also true if
+    pending_tool_calls, structured_data_types and recent_agents would make the reply too large;
+    these three are then empty.
     """
     uid: _builtins.str
-    """See Conversation.uid; empty when the conversation does not exist."""
+    """Conversation.uid; empty if the conversation does not exist."""
     @_builtins.property
     def recent_messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The last messages, oldest first, structured data included. Three unless asked otherwise."""
+        """The newest messages, oldest first, with their structured data. Three unless the request
+        says otherwise.
+        """
 
     @_builtins.property
     def structured_data_types(self) -> _containers.RepeatedCompositeFieldContainer[Global___StructuredDataUse]:
-        """Every type of structured data in the kept history, newest first."""
+        """Every type of structured data in the kept messages, newest first."""
 
     @_builtins.property
     def referenced_data(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReferencedData]:
-        """The newest value of each type that recent_messages does not carry, so that
-        "the second one" can be resolved even when the list is older than three messages.
+        """The newest value of each type that is not in recent_messages. A coordinator can resolve
+        "the second one" even if the list is older than the recent messages.
         """
 
     @_builtins.property
@@ -94,11 +97,11 @@ class RoutingSummary(_message.Message):
 
     @_builtins.property
     def recent_agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentUse]:
-        """Agents that answered, newest first, each once."""
+        """Agents that answered, each once, most recent first."""
 
     @_builtins.property
     def pending_tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ToolCall]:
-        """Open calls, oldest first; see ToolResult.call_id."""
+        """Tool calls that are open, oldest first. See ToolResult.call_id."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
@@ -106,7 +109,7 @@ class RoutingSummary(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires if nothing more is appended."""
+        """When the conversation expires if nothing more is appended."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ Global___RoutingSummary: _TypeAlias = RoutingSummary  # noqa: Y015
 
 @_typing.final
 class StructuredDataUse(_message.Message):
-    """StructuredDataUse counts one type of structured data."""
+    """StructuredDataUse counts the values of one type of structured data."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -150,11 +153,11 @@ class StructuredDataUse(_message.Message):
     type: _builtins.str
     """StructuredData.type."""
     count: _builtins.int
-    """Values of this type in the kept history."""
+    """Number of values of this type in the kept messages."""
     last_sequence: _builtins.int
-    """The newest message that carries one."""
+    """Sequence of the newest message that has a value of this type."""
     last_agent: _builtins.str
-    """Message.agent of that message: who wrote it, if it says."""
+    """Message.agent of that message; empty if the message names no agent."""
     def __init__(
         self,
         *,
@@ -173,7 +176,7 @@ Global___StructuredDataUse: _TypeAlias = StructuredDataUse  # noqa: Y015
 
 @_typing.final
 class ReferencedData(_message.Message):
-    """ReferencedData is a value from a message older than the recent ones."""
+    """ReferencedData is a value from a message that is older than the recent messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,9 +184,9 @@ class ReferencedData(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """The message that carries it."""
+    """Sequence of the message that has the value."""
     agent: _builtins.str
-    """Message.agent of that message: who wrote it, if it says."""
+    """Message.agent of that message; empty if the message names no agent."""
     @_builtins.property
     def data(self) -> _message_pb2.StructuredData:
         """The value."""
@@ -215,7 +218,7 @@ class AgentUse(_message.Message):
     agent: _builtins.str
     """Name of the agent."""
     last_sequence: _builtins.int
-    """Its newest message."""
+    """Sequence of the agent's newest message."""
     @_builtins.property
     def last_time(self) -> _timestamp_pb2.Timestamp:
         """When that message was committed."""

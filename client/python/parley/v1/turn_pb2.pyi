@@ -31,44 +31,44 @@ class _TurnStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TurnState.V
     TURN_STATE_UNSPECIFIED: _TurnState.ValueType  # 0
     """Never sent."""
     TURN_STATE_QUEUED: _TurnState.ValueType  # 1
-    """Waits for the turns ahead of it."""
+    """The turn waits in the queue for earlier turns."""
     TURN_STATE_RUNNING: _TurnState.ValueType  # 2
     """The agent is answering."""
     TURN_STATE_COMPLETED: _TurnState.ValueType  # 3
-    """The answer is whole and durable."""
+    """The answer is complete and durable."""
     TURN_STATE_FAILED: _TurnState.ValueType  # 4
-    """The agent failed or ran past its time."""
+    """The agent failed or exceeded its time limit."""
     TURN_STATE_CANCELLED: _TurnState.ValueType  # 5
-    """CancelTurn, or the client left and the turn was to stop with it."""
+    """CancelTurn stopped the turn, or the stream broke and the request has ON_DISCONNECT_CANCEL."""
     TURN_STATE_INTERRUPTED: _TurnState.ValueType  # 6
-    """A later turn or a server stop cut it off."""
+    """A later turn interrupted it, or the server stopped."""
     TURN_STATE_INPUT_REQUIRED: _TurnState.ValueType  # 7
-    """Ended with tool calls that nobody has answered: Chat with tool_results goes on."""
+    """The answer ended with tool calls that have no result. Chat with tool_results continues."""
 
 class TurnState(_TurnState, metaclass=_TurnStateEnumTypeWrapper):
-    """TurnState is where a turn stands."""
+    """TurnState is the state of a turn."""
 
 TURN_STATE_UNSPECIFIED: TurnState.ValueType  # 0
 """Never sent."""
 TURN_STATE_QUEUED: TurnState.ValueType  # 1
-"""Waits for the turns ahead of it."""
+"""The turn waits in the queue for earlier turns."""
 TURN_STATE_RUNNING: TurnState.ValueType  # 2
 """The agent is answering."""
 TURN_STATE_COMPLETED: TurnState.ValueType  # 3
-"""The answer is whole and durable."""
+"""The answer is complete and durable."""
 TURN_STATE_FAILED: TurnState.ValueType  # 4
-"""The agent failed or ran past its time."""
+"""The agent failed or exceeded its time limit."""
 TURN_STATE_CANCELLED: TurnState.ValueType  # 5
-"""CancelTurn, or the client left and the turn was to stop with it."""
+"""CancelTurn stopped the turn, or the stream broke and the request has ON_DISCONNECT_CANCEL."""
 TURN_STATE_INTERRUPTED: TurnState.ValueType  # 6
-"""A later turn or a server stop cut it off."""
+"""A later turn interrupted it, or the server stopped."""
 TURN_STATE_INPUT_REQUIRED: TurnState.ValueType  # 7
-"""Ended with tool calls that nobody has answered: Chat with tool_results goes on."""
+"""The answer ended with tool calls that have no result. Chat with tool_results continues."""
 Global___TurnState: _TypeAlias = TurnState  # noqa: Y015
 
 @_typing.final
 class Turn(_message.Message):
-    """Turn is one run of Chat: what the user said and the agent's answer to it."""
+    """Turn is one run of an agent for one user message, from its start to its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -84,32 +84,34 @@ class Turn(_message.Message):
     FINISH_TIME_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """A UUID v4."""
+    """Id of the turn, a UUID v4."""
     conversation_id: _builtins.str
     """The conversation that the turn belongs to."""
     request_id: _builtins.str
-    """ChatRequest.request_id."""
+    """ChatRequest.request_id of the call that started the turn."""
     agent: _builtins.str
-    """Agent that was called."""
+    """Name of the agent that answers."""
     state: Global___TurnState.ValueType
-    """Where the turn stands."""
+    """State of the turn."""
     input_sequence: _builtins.int
-    """The user message, or the newest tool result, that the turn answers."""
+    """Sequence of the message that the turn answers: the user message or the newest tool result."""
     first_answer_sequence: _builtins.int
-    """First message of the answer; 0 until one, whole or incomplete, has been committed."""
+    """Sequence of the first message of the answer. 0 until a message of the answer has been
+    committed, complete or incomplete.
+    """
     last_answer_sequence: _builtins.int
-    """Last message of the answer; 0 until one has been committed."""
+    """Sequence of the last message of the answer; 0 until one has been committed."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the turn was accepted; for one that was queued, before it started."""
+        """When the server accepted the turn. If the turn was queued, this is before it started."""
 
     @_builtins.property
     def finish_time(self) -> _timestamp_pb2.Timestamp:
-        """Set when the turn has ended."""
+        """When the turn ended; unset until then."""
 
     @_builtins.property
     def error(self) -> Global___TurnError:
-        """Why it did not complete; unset on completed turns."""
+        """Why the turn did not complete; unset if it completed."""
 
     def __init__(
         self,
@@ -145,13 +147,13 @@ class TurnError(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRYABLE_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """A google.rpc.Code."""
+    """A value of google.rpc.Code."""
     reason: _builtins.str
-    """Stable upper-snake-case word, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED"."""
+    """Stable identifier in upper snake case, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED"."""
     message: _builtins.str
-    """For people: what went wrong and what to do about it."""
+    """Text for people: what went wrong and what to do."""
     retryable: _builtins.bool
-    """The same turn may succeed when asked again (ChatRequest.answer_pending)."""
+    """True if a new attempt may succeed; see ChatRequest.answer_pending."""
     def __init__(
         self,
         *,
@@ -170,14 +172,17 @@ Global___TurnError: _TypeAlias = TurnError  # noqa: Y015
 
 @_typing.final
 class TurnEvent(_message.Message):
-    """TurnEvent is one step of a turn. Indexes rise by one from 1; the last event of
-    every turn that has started, or was cancelled before, is finished. When events are no longer kept the deltas of a
-    message are merged into one: a merged event carries the index of the last one in it, and
-    events follow in the order of their indexes. Messages that the history has dropped are
-    left out then. After a crash of the server the index of finished is far above the others,
-    since the number of events in between is unknown. If the store needs longer than 15 s to
-    store the answer, one index is left out before the progress that is sent in that time. Clients
-    ignore cases that they do not know.
+    """TurnEvent is one step of a turn. Clients must ignore kinds of event that they do not know.
+
+    Events have rising indexes from 1. The last event of every turn that started, or that was
+    cancelled before it started, is finished.
+
+    Indexes may have gaps. When events are no longer kept one by one, the deltas of a message are
+    merged into one event, which has the index of the last of them. Events still follow in the
+    order of their indexes, and messages that the conversation has dropped are left out. After a
+    crash of the server, the index of finished is much larger than the indexes before it, because
+    the number of lost events is unknown. If storing the answer takes longer than 15 s, one index
+    is left out before the progress events that are sent during that time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -194,12 +199,12 @@ class TurnEvent(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
-    """The turn that this is a step of."""
+    """Id of the turn."""
     index: _builtins.int
-    """Place of the event in its turn, from 1."""
+    """Position of the event in its turn, from 1."""
     @_builtins.property
     def started(self) -> Global___TurnStarted:
-        """The user's message is durable; the agent is about to run."""
+        """The user's message is durable; the agent starts next."""
 
     @_builtins.property
     def text_delta(self) -> Global___TextDelta:
@@ -207,31 +212,31 @@ class TurnEvent(_message.Message):
 
     @_builtins.property
     def structured_data(self) -> _message_pb2.StructuredData:
-        """A value carried beside the text."""
+        """A value that accompanies the text."""
 
     @_builtins.property
     def tool_call(self) -> _message_pb2.ToolCall:
-        """A tool call that the agent asks for."""
+        """A tool call that the agent requests."""
 
     @_builtins.property
     def tool_result(self) -> _message_pb2.ToolResult:
-        """The result of a call; it ends the current answer message."""
+        """The result of a tool call; it ends the current answer message."""
 
     @_builtins.property
     def answer_started(self) -> Global___AnswerStarted:
-        """Another answer message begins, perhaps by another agent."""
+        """Another answer message starts, possibly by another agent."""
 
     @_builtins.property
     def queued(self) -> Global___TurnQueued:
-        """The turn waits for others."""
+        """The turn waits for other turns."""
 
     @_builtins.property
     def progress(self) -> Global___TurnProgress:
-        """A note of the agent's, not part of the answer."""
+        """A progress note of the agent; not part of the answer."""
 
     @_builtins.property
     def finished(self) -> Global___TurnFinished:
-        """The turn has ended; nothing follows."""
+        """The turn has ended; no event follows."""
 
     def __init__(
         self,
@@ -260,7 +265,7 @@ Global___TurnEvent: _TypeAlias = TurnEvent  # noqa: Y015
 
 @_typing.final
 class TurnStarted(_message.Message):
-    """TurnStarted is sent once the user's message is durable and before the agent runs."""
+    """TurnStarted is sent when the user's message is durable, before the agent starts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -271,22 +276,24 @@ class TurnStarted(_message.Message):
     REPLAYED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Agent that answers."""
+    """Name of the agent that answers."""
     history_count: _builtins.int
-    """Messages that the agent was given ahead of the one it answers."""
+    """Number of messages passed to the agent before the message that it answers."""
     replayed: _builtins.bool
-    """This is not a new turn but an earlier one: with the same request_id, or resumed."""
+    """True if this turn was started by an earlier call: one with the same request_id, or the one
+    that ResumeTurn resumes.
+    """
     created: _builtins.bool
-    """The conversation did not exist before this call."""
+    """True if this call created the conversation."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The conversation as it is after the user's message; when the turn is replayed from the
-        store, as it is now.
+        """The conversation after the user's message. If the turn is replayed from the store, the
+        conversation as it is now.
         """
 
     @_builtins.property
     def user_message(self) -> _message_pb2.Message:
-        """Unset when the turn answers what was already there."""
+        """The user's message; unset if the turn answers messages that were already stored."""
 
     def __init__(
         self,
@@ -315,9 +322,9 @@ class TextDelta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Valid UTF-8, cut at runes."""
+    """Text in valid UTF-8; it never ends inside a character."""
     offset: _builtins.int
-    """UTF-8 bytes of the current answer message before this piece."""
+    """Number of UTF-8 bytes of the current answer message before this piece."""
     def __init__(
         self,
         *,
@@ -334,13 +341,13 @@ Global___TextDelta: _TypeAlias = TextDelta  # noqa: Y015
 
 @_typing.final
 class AnswerStarted(_message.Message):
-    """AnswerStarted opens the next answer message of a turn."""
+    """AnswerStarted starts the next answer message of a turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Agent that writes it."""
+    """Name of the agent that writes the message."""
     def __init__(
         self,
         *,
@@ -356,13 +363,15 @@ Global___AnswerStarted: _TypeAlias = AnswerStarted  # noqa: Y015
 
 @_typing.final
 class TurnQueued(_message.Message):
-    """TurnQueued says how many turns are ahead: at first, whenever that changes, and every 15 s."""
+    """TurnQueued reports the turn's position in the queue: first when the turn is queued, then
+    whenever the position changes, and every 15 s.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """1 is next."""
+    """Position in the queue; 1 is next."""
     def __init__(
         self,
         *,
@@ -378,15 +387,15 @@ Global___TurnQueued: _TypeAlias = TurnQueued  # noqa: Y015
 
 @_typing.final
 class TurnProgress(_message.Message):
-    """TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
-    whether the agent or the store is slow.
+    """TurnProgress is a progress note of the agent; not part of the answer. An empty note is sent
+    after every 15 s without an event, whether the agent or the store is slow.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """For people."""
+    """Text for people."""
     def __init__(
         self,
         *,
@@ -402,7 +411,7 @@ Global___TurnProgress: _TypeAlias = TurnProgress  # noqa: Y015
 
 @_typing.final
 class TurnFinished(_message.Message):
-    """TurnFinished is sent once the answer is durable."""
+    """TurnFinished is sent when the answer is durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -413,11 +422,11 @@ class TurnFinished(_message.Message):
     """Conversation.version after the answer."""
     @_builtins.property
     def turn(self) -> Global___Turn:
-        """The turn as it ended."""
+        """The turn after its end."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The committed messages of the answer; none when nothing was kept."""
+        """The committed messages of the answer; empty if nothing was kept."""
 
     def __init__(
         self,

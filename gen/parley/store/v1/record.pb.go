@@ -4,8 +4,9 @@
 // 	protoc        (unknown)
 // source: parley/store/v1/record.proto
 
-// Package parley.store.v1 is what a store keeps beside the messages. It is no part of
-// the API: it is here so that the check for breaking changes guards stored files too.
+// Package parley.store.v1 contains what a store keeps besides the messages. It is not part of
+// the API. It is in this module so that the check for breaking changes protects stored files
+// too.
 
 package storev1
 
@@ -26,24 +27,28 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Header is all of a conversation but its system prompt, messages, turns and requests.
+// Header is a conversation without its system prompt, messages, turns and requests.
 type Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As clients see it, without the system prompt, which lists need not touch.
+	// Header as clients see it. The system prompt is stored separately, so that lists need not
+	// read it.
 	Conversation *v1.Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Number of the newest exchange, kept or not; 0 before any user message.
+	// Number of the newest exchange, whether it is still kept or not; 0 before the first user
+	// message.
 	Exchange int32 `protobuf:"varint,2,opt,name=exchange,proto3" json:"exchange,omitempty"`
 	// First 120 characters of the newest message.
 	Preview string `protobuf:"bytes,3,opt,name=preview,proto3" json:"preview,omitempty"`
-	// Structured data of the kept messages, oldest first, each type once a message.
-	// Format 2 of the record stores it apart from the header, since it may be large; see package record.
+	// Structured data of the kept messages, oldest first; each type once for each message. Format
+	// 2 of the record stores it outside the header, because it may be large; see package record.
 	Data []*DataUse `protobuf:"bytes,4,rep,name=data,proto3" json:"data,omitempty"`
-	// Whose conversation it is: what lies under the key of another tenant is damage.
+	// Tenant that the conversation belongs to. A header under the key of another tenant is
+	// damage.
 	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Tells the conversation from others of the same create time; both make its key.
+	// Number that distinguishes conversations with the same create time. The key of a
+	// conversation consists of create time and number.
 	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
-	// Encoded bytes of the messages that were dropped, as the oldest, to stay within limits;
-	// where the record is older than this field, those dropped since.
+	// Encoded bytes of the oldest messages that were dropped to stay within limits. In a record
+	// that is older than this field, only drops since the field was introduced count.
 	DroppedBytes  int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -128,7 +133,7 @@ func (x *Header) GetDroppedBytes() int64 {
 	return 0
 }
 
-// DataUse says that a kept message carries structured data of a type.
+// DataUse says that a kept message has structured data of a type.
 type DataUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Message.sequence.
@@ -183,24 +188,25 @@ func (x *DataUse) GetType() string {
 	return ""
 }
 
-// Request is a request id that was seen, and what a retry is to be told.
+// Request is a request_id that was used, and the result to return to a retry.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The client's request_id.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Name of the RPC, "AppendMessages": the same id in another method is another request.
+	// Name of the RPC: "AppendMessages". The same id in a call of another method is another
+	// request.
 	Method string `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`
-	// SHA-256 of what is compared to tell a retry from a reuse.
+	// SHA-256 of the content by which a retry is distinguished from a reuse of the id.
 	Digest []byte `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Sequence of the first message appended; 0 when none was.
+	// Sequence of the first message that was appended; 0 if none was.
 	FirstSequence int32 `protobuf:"varint,4,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`
-	// Exchange before the first message.
+	// Number of the exchange before the first message.
 	Exchange int32 `protobuf:"varint,5,opt,name=exchange,proto3" json:"exchange,omitempty"`
 	// When the request was committed.
 	Time *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
-	// The request made the conversation.
+	// True if the request created the conversation.
 	Created bool `protobuf:"varint,7,opt,name=created,proto3" json:"created,omitempty"`
-	// The turn that the request began.
+	// Id of the turn that the request started.
 	TurnId        string `protobuf:"bytes,8,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -292,10 +298,10 @@ func (x *Request) GetTurnId() string {
 	return ""
 }
 
-// Requests is the newest request ids of a conversation, oldest first, 32 at most.
+// Requests contains the newest request ids of a conversation, oldest first, at most 32.
 type Requests struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One a request.
+	// One entry for each request.
 	Requests      []*Request `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -338,12 +344,12 @@ func (x *Requests) GetRequests() []*Request {
 	return nil
 }
 
-// Turns is the newest turns of a conversation, oldest first, 32 at most.
+// Turns contains the newest turns of a conversation, oldest first, at most 32.
 type Turns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One a turn, as clients see it.
+	// One entry for each turn, as clients see it.
 	Turns []*v1.Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
-	// Of these turns, oldest first; a turn may have none.
+	// Events of these turns, oldest first; a turn may have no entry.
 	Events        []*TurnEvents `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -393,8 +399,8 @@ func (x *Turns) GetEvents() []*TurnEvents {
 	return nil
 }
 
-// TurnEvents is what the messages of a turn do not tell of its events: with both they can
-// be replayed under the indexes that the first reader saw.
+// TurnEvents contains the facts about a turn's events that its messages do not contain. With
+// both, the events can be replayed with the indexes that the first reader received.
 type TurnEvents struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Turn.id.
@@ -405,17 +411,17 @@ type TurnEvents struct {
 	Created bool `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
 	// TurnStarted.history_count.
 	HistoryCount int32 `protobuf:"varint,4,opt,name=history_count,json=historyCount,proto3" json:"history_count,omitempty"`
-	// One a message of the answer, in their order.
+	// One entry for each message of the answer, in order.
 	Messages []*MessageEvents `protobuf:"bytes,5,rep,name=messages,proto3" json:"messages,omitempty"`
-	// Index of the finished event; 0 while the turn runs.
+	// Index of the finished event; 0 while the turn is running.
 	Finished int32 `protobuf:"varint,6,opt,name=finished,proto3" json:"finished,omitempty"`
-	// The server was killed: events after this index, up to finished, may have been seen by
-	// readers and were lost. 0: none were. In the saved progress of a running turn it is the
-	// index of the newest event when that was saved.
+	// If not 0, the server was killed during the turn: readers may have received events after
+	// this index and before finished that are lost. In the saved progress of a running turn it is
+	// the index of the newest event at the time of saving.
 	LostAfter int32 `protobuf:"varint,7,opt,name=lost_after,json=lostAfter,proto3" json:"lost_after,omitempty"`
 	// Conversation.version after the commit that ended the turn; set by the store.
 	ConversationVersion int32 `protobuf:"varint,8,opt,name=conversation_version,json=conversationVersion,proto3" json:"conversation_version,omitempty"`
-	// The turn answers what was already there: ChatRequest.answer_pending.
+	// True if the turn answers messages that were already stored: ChatRequest.answer_pending.
 	AnswerPending bool `protobuf:"varint,9,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -514,20 +520,21 @@ func (x *TurnEvents) GetAnswerPending() bool {
 	return false
 }
 
-// MessageEvents is the indexes of the events that tell of one message of an answer.
+// MessageEvents contains the indexes of the events about one message of an answer.
 type MessageEvents struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of answer_started; 0: it had none.
+	// Index of the answer_started event; 0 if there is none.
 	AnswerStarted int32 `protobuf:"varint,1,opt,name=answer_started,json=answerStarted,proto3" json:"answer_started,omitempty"`
-	// Of the first text_delta; 0: it had none.
+	// Index of the first text_delta event; 0 if there is none.
 	FirstText int32 `protobuf:"varint,2,opt,name=first_text,json=firstText,proto3" json:"first_text,omitempty"`
-	// Of the last text_delta.
+	// Index of the last text_delta event.
 	LastText int32 `protobuf:"varint,3,opt,name=last_text,json=lastText,proto3" json:"last_text,omitempty"`
-	// One a value.
+	// Index of the structured_data event of each value.
 	StructuredData []int32 `protobuf:"varint,4,rep,packed,name=structured_data,json=structuredData,proto3" json:"structured_data,omitempty"`
-	// One a call.
+	// Index of the tool_call event of each call.
 	ToolCalls []int32 `protobuf:"varint,5,rep,packed,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
-	// Of tool_result, the only one of its message; 0: it is an assistant's.
+	// Index of the tool_result event, the only event of its message; 0 in a message of an
+	// assistant.
 	ToolResult    int32 `protobuf:"varint,6,opt,name=tool_result,json=toolResult,proto3" json:"tool_result,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

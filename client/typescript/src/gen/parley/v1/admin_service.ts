@@ -6,58 +6,61 @@ import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import type { CallContext, CallOptions } from "nice-grpc-common";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
 
-/** GetStatsRequest asks for the counts. */
+/** GetStatsRequest is empty. */
 export interface GetStatsRequest {
 }
 
-/** GetStatsResponse is what the service holds and does right now. */
+/** GetStatsResponse contains the counts of this server. */
 export interface GetStatsResponse {
-  /** Of the server program. */
+  /** Version of the server. */
   version: string;
-  /** "memory", "bolt" or "redis". */
+  /** Kind of store: "memory", "bolt" or "redis". */
   store: string;
-  /** Conversations kept; expired ones count until they are swept, seconds later. */
+  /**
+   * Number of stored conversations. Expired conversations count until the sweep deletes them a
+   * few seconds later.
+   */
   conversationCount: number;
-  /** Messages kept in them. */
+  /** Number of messages in these conversations. */
   messageCount: number;
-  /** Encoded conversations and messages. */
+  /** Encoded size of conversations and messages, in bytes. */
   dataBytes: number;
-  /** Heap in use. */
+  /** Heap in use, in bytes. */
   memoryBytes: number;
-  /** Size of the store's file; 0 where there is no file. */
+  /** Size of the store's file, in bytes; 0 if the store has no file. */
   fileBytes: number;
-  /** What of the file is in use; 0 where there is no file. */
+  /** Bytes of the file that are in use; 0 if the store has no file. */
   fileBytesInUse: number;
-  /** Turns that are being answered right now. */
+  /** Number of running turns. */
   activeTurnCount: number;
-  /** Watchers and waiting readers. */
+  /** Number of watch streams and of calls of GetRoutingSummary that wait. */
   watcherCount: number;
-  /** Conversations whose ttl ran out, since the start. */
+  /** Number of conversations that have expired since the server started. */
   expiredTotal: number;
-  /** Conversations that made room for others, since the start. */
+  /** Number of conversations that have been evicted since the server started. */
   evictedTotal: number;
-  /** When this server started. */
+  /** When the server started. */
   startTime?:
     | Date
     | undefined;
-  /** Lines that the interaction log could not write, since the start. */
+  /** Number of entries that the interaction log has failed to write since the server started. */
   lostInteractionTotal: number;
   /**
-   * Times that a conversation was asked for whose record in the store is damaged, since the
-   * start.
+   * Number of requests, since the server started, for a conversation whose record in the store
+   * is damaged.
    */
   dataLossTotal: number;
 }
 
-/** BackupStoreRequest asks for a copy of the store. */
+/** BackupStoreRequest is empty. */
 export interface BackupStoreRequest {
 }
 
-/** BackupStoreResponse is a piece of the copy. */
+/** BackupStoreResponse contains a piece of the copy. */
 export interface BackupStoreResponse {
-  /** The next bytes of the file. */
+  /** The next bytes of the copy. */
   chunk: Buffer;
-  /** Size of the whole, with the first chunk. */
+  /** Size of the whole copy; set in the first response. */
   sizeBytes: number;
 }
 
@@ -453,13 +456,13 @@ export const BackupStoreResponse: MessageFns<BackupStoreResponse> = {
   },
 };
 
-/** AdminService is for operators. It needs the admin role. */
+/** AdminService is for operators. Its callers need the admin role. */
 export type AdminServiceDefinition = typeof AdminServiceDefinition;
 export const AdminServiceDefinition = {
   name: "AdminService",
   fullName: "parley.v1.AdminService",
   methods: {
-    /** GetStats counts what the service holds, over all tenants. */
+    /** GetStats returns counts of the stored data and of running work, over all tenants. */
     getStats: {
       name: "GetStats",
       requestType: GetStatsRequest as typeof GetStatsRequest,
@@ -468,7 +471,10 @@ export const AdminServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** BackupStore streams a consistent copy of the store taken while it serves. */
+    /**
+     * BackupStore streams a consistent copy of the store. The server continues to serve in the
+     * meantime.
+     */
     backupStore: {
       name: "BackupStore",
       requestType: BackupStoreRequest as typeof BackupStoreRequest,
@@ -481,9 +487,12 @@ export const AdminServiceDefinition = {
 } as const;
 
 export interface AdminServiceImplementation<CallContextExt = {}> {
-  /** GetStats counts what the service holds, over all tenants. */
+  /** GetStats returns counts of the stored data and of running work, over all tenants. */
   getStats(request: GetStatsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetStatsResponse>>;
-  /** BackupStore streams a consistent copy of the store taken while it serves. */
+  /**
+   * BackupStore streams a consistent copy of the store. The server continues to serve in the
+   * meantime.
+   */
   backupStore(
     request: BackupStoreRequest,
     context: CallContext & CallContextExt,
@@ -491,9 +500,12 @@ export interface AdminServiceImplementation<CallContextExt = {}> {
 }
 
 export interface AdminServiceClient<CallOptionsExt = {}> {
-  /** GetStats counts what the service holds, over all tenants. */
+  /** GetStats returns counts of the stored data and of running work, over all tenants. */
   getStats(request: DeepPartial<GetStatsRequest>, options?: CallOptions & CallOptionsExt): Promise<GetStatsResponse>;
-  /** BackupStore streams a consistent copy of the store taken while it serves. */
+  /**
+   * BackupStore streams a consistent copy of the store. The server continues to serve in the
+   * meantime.
+   */
   backupStore(
     request: DeepPartial<BackupStoreRequest>,
     options?: CallOptions & CallOptionsExt,

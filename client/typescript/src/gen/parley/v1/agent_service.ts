@@ -8,76 +8,79 @@ import { Conversation } from "./conversation.js";
 import { Message, StructuredData, ToolCall, ToolResult, Usage } from "./message.js";
 import { TurnProgress } from "./turn.js";
 
-/** RespondRequest is what an agent is given. */
+/** RespondRequest is the input of an agent. */
 export interface RespondRequest {
-  /** The conversation's header. */
+  /** Header of the conversation. */
   conversation?:
     | Conversation
     | undefined;
-  /** The context window, oldest first; it ends with what is to be answered. */
+  /** Messages of the context window, oldest first. The last ones are those to answer. */
   messages: Message[];
-  /** System prompt in force for this turn. */
+  /** System prompt of this turn. */
   systemPrompt: string;
-  /** Name by which the agent was called. */
+  /** Name of the agent that the server calls. */
   agent: string;
-  /** The turn that this answers. */
+  /** Id of the turn. */
   turnId: string;
   /**
-   * The window keeps its start for many turns (ContextWindow.cache_stable): marking the
-   * messages for a provider's prompt cache pays.
+   * True if the start of the window stays the same for many turns (ContextWindow.cache_stable).
+   * It is then worth marking the messages for a provider's prompt cache.
    */
   cacheStable: boolean;
 }
 
 /**
- * RespondResponse is one piece of an answer. A tool_result ends the current answer
- * message and becomes a message of its own; what follows opens the next one.
+ * RespondResponse is one piece of an answer. A tool_result ends the current answer message and
+ * becomes a message of its own. Pieces after it belong to the next answer message.
  *
- * Pieces are held to the rules of what they become part of. One that breaks a rule fails
- * the turn with AGENT_FAILED, and what was sent before it is kept as incomplete. A piece
- * without a value, or with one that the server does not know, is passed over.
+ * Pieces must follow the rules of the message that they become part of. If a piece breaks a
+ * rule, the turn fails with AGENT_FAILED, and the pieces before it are kept as incomplete. The
+ * server skips a piece that is empty or of a kind that it does not know.
  */
 export interface RespondResponse {
   /** The piece. */
   piece?:
     | //
-    /** The next text of the current answer message. */
+    /** The next part of the text of the current answer message. */
     { $case: "text"; value: string }
     | //
-    /** A value for the current answer message; 64 values at most. */
+    /** A value for the current answer message; at most 64 values. */
     { $case: "structuredData"; value: StructuredData }
     | //
     /**
-     * A call that the current answer message asks for. No other call of the answer may have
-     * its id and be without a result. A turn whose answer ends with calls that have none
-     * ends INPUT_REQUIRED.
+     * A call that the current answer message requests. Its id must differ from those of all
+     * other calls of the answer that have no result. If the answer ends with calls that have no
+     * result, the turn ends as INPUT_REQUIRED.
      */
     { $case: "toolCall"; value: ToolCall }
     | //
-    /** The result of a call that the agent ran itself: one of this answer that has none yet. */
+    /**
+     * The result of a call that the agent ran itself. The call must be in this answer and must
+     * have no result yet.
+     */
     { $case: "toolResult"; value: ToolResult }
     | //
     /**
-     * What the current answer message did, in one short clause; becomes Message.summary,
-     * cut to 500 bytes.
+     * What the agent did in the current answer message, as one short clause. It is cut to 500
+     * bytes and becomes Message.summary.
      */
     { $case: "summary"; value: string }
     | //
     /**
-     * For the current answer message; the last one counts. Behind a last tool_result it is
-     * for the agent's last message.
+     * Usage of the current answer message; the last one counts. After the last tool_result it
+     * applies to the agent's last message.
      */
     { $case: "usage"; value: Usage }
     | //
-    /** Becomes Message.finish_reason. Up to 128 bytes. */
+    /** Reason why the answer ended; it becomes Message.finish_reason. Up to 128 bytes. */
     { $case: "finishReason"; value: string }
     | //
-    /** A note for whoever watches, cut to 1 KiB; not part of the answer. */
+    /** A note for readers of the stream, cut to 1 KiB. It is not part of the answer. */
     { $case: "progress"; value: TurnProgress }
     | //
     /**
-     * Ends the current answer message; the next one is by this agent (a handoff). 1 to 128
-     * bytes.
+     * Ends the current answer message and names the agent that writes the next one (a handoff).
+     * 1 to 128 bytes.
      */
     { $case: "nextAgent"; value: string }
     | undefined;
@@ -401,8 +404,8 @@ export const RespondResponse: MessageFns<RespondResponse> = {
 };
 
 /**
- * AgentService is what an agent in any language implements to answer Chat. The
- * conversation service calls it; the agent keeps no history of its own.
+ * AgentService is implemented by an agent, in any language, that answers Chat. The Parley
+ * server calls it. The agent need not store any history.
  */
 export type AgentServiceDefinition = typeof AgentServiceDefinition;
 export const AgentServiceDefinition = {
@@ -410,9 +413,9 @@ export const AgentServiceDefinition = {
   fullName: "parley.v1.AgentService",
   methods: {
     /**
-     * Respond answers what the messages end with. The stream's end means that the
-     * answer is whole; an error status means that it failed, and what was sent is kept
-     * as incomplete.
+     * Respond answers the last messages of the request. When the stream ends with OK, the answer
+     * is complete. When it ends with an error, the turn fails, and the part of the answer that
+     * was sent is kept as an incomplete message.
      */
     respond: {
       name: "Respond",
@@ -427,9 +430,9 @@ export const AgentServiceDefinition = {
 
 export interface AgentServiceImplementation<CallContextExt = {}> {
   /**
-   * Respond answers what the messages end with. The stream's end means that the
-   * answer is whole; an error status means that it failed, and what was sent is kept
-   * as incomplete.
+   * Respond answers the last messages of the request. When the stream ends with OK, the answer
+   * is complete. When it ends with an error, the turn fails, and the part of the answer that
+   * was sent is kept as an incomplete message.
    */
   respond(
     request: RespondRequest,
@@ -439,9 +442,9 @@ export interface AgentServiceImplementation<CallContextExt = {}> {
 
 export interface AgentServiceClient<CallOptionsExt = {}> {
   /**
-   * Respond answers what the messages end with. The stream's end means that the
-   * answer is whole; an error status means that it failed, and what was sent is kept
-   * as incomplete.
+   * Respond answers the last messages of the request. When the stream ends with OK, the answer
+   * is complete. When it ends with an error, the turn fails, and the part of the answer that
+   * was sent is kept as an incomplete message.
    */
   respond(request: DeepPartial<RespondRequest>, options?: CallOptions & CallOptionsExt): AsyncIterable<RespondResponse>;
 }

@@ -6,38 +6,42 @@ import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import { Duration } from "../../google/protobuf/duration.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
 
-/** ChangeKind says what happened to a conversation. */
+/** ChangeKind says how a conversation changed. */
 export const ChangeKind = {
   /** CHANGE_KIND_UNSPECIFIED - Never sent. */
   CHANGE_KIND_UNSPECIFIED: "CHANGE_KIND_UNSPECIFIED",
   /**
-   * CHANGE_KIND_HEARTBEAT - Nothing: sent ahead of all changes, with the cursor that this stream goes on from, and
-   * after every 15 s of silence.
+   * CHANGE_KIND_HEARTBEAT - No change. Sent before all changes, with the cursor at which this stream starts, and after
+   * every 15 s without a change.
    */
   CHANGE_KIND_HEARTBEAT: "CHANGE_KIND_HEARTBEAT",
   /**
-   * CHANGE_KIND_GAP - Changes, or events of turns, between the cursor before and this one are gone: read the
-   * state anew. Where the request's cursor is too old it comes first of all.
+   * CHANGE_KIND_GAP - Changes or turn events between the previous cursor and this one are lost; read the state
+   * again. If the cursor of the request is too old, GAP is the first response of the stream.
    */
   CHANGE_KIND_GAP: "CHANGE_KIND_GAP",
   /**
-   * CHANGE_KIND_CREATED - The conversation was made. A fork or an import has messages already, message_count of
-   * them, which no other change tells of; one that replaces another comes after its DELETED.
+   * CHANGE_KIND_CREATED - The conversation was created. The message_count of a new fork or import counts messages for
+   * which no MESSAGE_APPENDED is sent. If an import replaces a conversation, DELETED is sent
+   * before CREATED.
    */
   CHANGE_KIND_CREATED: "CHANGE_KIND_CREATED",
-  /** CHANGE_KIND_UPDATED - Its header changed. */
+  /** CHANGE_KIND_UPDATED - The header changed. */
   CHANGE_KIND_UPDATED: "CHANGE_KIND_UPDATED",
-  /** CHANGE_KIND_MESSAGE_APPENDED - A message was appended; one change for each. */
+  /** CHANGE_KIND_MESSAGE_APPENDED - A message was appended. One change is sent for each message. */
   CHANGE_KIND_MESSAGE_APPENDED: "CHANGE_KIND_MESSAGE_APPENDED",
-  /** CHANGE_KIND_CLEARED - Messages were removed by ClearConversation. */
+  /** CHANGE_KIND_CLEARED - ClearConversation removed messages. */
   CHANGE_KIND_CLEARED: "CHANGE_KIND_CLEARED",
-  /** CHANGE_KIND_DELETED - The conversation was deleted or purged, or the end of a session took it along. */
+  /**
+   * CHANGE_KIND_DELETED - The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
+   * that replaces it, or because it was ephemeral and its connections ended.
+   */
   CHANGE_KIND_DELETED: "CHANGE_KIND_DELETED",
-  /** CHANGE_KIND_EXPIRED - Its ttl ran out. */
+  /** CHANGE_KIND_EXPIRED - The ttl of the conversation ended. */
   CHANGE_KIND_EXPIRED: "CHANGE_KIND_EXPIRED",
-  /** CHANGE_KIND_EVICTED - It made room for another one. */
+  /** CHANGE_KIND_EVICTED - The conversation was deleted to free capacity for another one. */
   CHANGE_KIND_EVICTED: "CHANGE_KIND_EVICTED",
-  /** CHANGE_KIND_TURN - An event of a turn; its cursor is that of the change before. */
+  /** CHANGE_KIND_TURN - An event of a turn. Its cursor is the cursor of the previous change. */
   CHANGE_KIND_TURN: "CHANGE_KIND_TURN",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
@@ -132,74 +136,85 @@ export function changeKindToNumber(object: ChangeKind): number {
 }
 
 /**
- * Conversation is the header of one multi-turn dialogue. Its messages are read
- * with LoadConversation, ListMessages or GetContext.
+ * Conversation is the header of one multi-turn dialogue. LoadConversation, ListMessages and
+ * GetContext return its messages.
  */
 export interface Conversation {
   /**
-   * Up to 128 characters of [A-Za-z0-9._:-], starting with a letter or digit;
-   * unique within the tenant. Empty on creation: a UUID v4, whose bits are derived
-   * from tenant, method and request_id when there is one, so that a retry finds it.
+   * The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
+   * starts with a letter or a digit. If it is empty when the conversation is created, the
+   * server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
+   * from tenant, method and request_id, so that a retry finds the same conversation.
    */
   id: string;
-  /** For people, up to 512 bytes. */
+  /** Title to show to people, up to 512 bytes. */
   title: string;
   /** At most 64 entries, keys up to 64 and values up to 1024 bytes. */
   labels: { [key: string]: string };
   /**
-   * Name of the agent that answers Chat when neither the request nor a routing lease
-   * names one; up to 128 bytes.
+   * Name of the agent that answers Chat if neither the request nor a routing lease names an
+   * agent. Up to 128 bytes.
    */
   agent: string;
   /**
-   * Sent ahead of every context; kept apart from the history and never evicted.
-   * At most 64 KiB. Left out of lists and of replies that only report a change.
+   * System prompt, sent before every context window. It is stored separately from the messages
+   * and is never dropped. At most 64 KiB. Lists and replies that only report a change leave it
+   * empty.
    */
   systemPrompt: string;
-  /** How much is kept and for how long; server defaults fill unset fields. */
+  /**
+   * How many messages are kept, and when the conversation expires. The server sets defaults for
+   * unset fields.
+   */
   retention?:
     | Retention
     | undefined;
-  /** Grows by one with every change to the conversation, its messages included. */
+  /** Increases by one with every change of the conversation; an appended message is a change. */
   version: number;
-  /** Sequence of the newest message ever appended; 0 when there is none. */
+  /**
+   * Sequence of the newest message ever appended, dropped messages included; 0 if there was
+   * none.
+   */
   lastSequence: number;
-  /** Messages kept now; at most retention.max_messages. */
+  /** Number of messages that are kept now; at most retention.max_messages. */
   messageCount: number;
-  /** Encoded size of the messages kept now. */
+  /** Encoded size of the messages that are kept now, in bytes. */
   sizeBytes: number;
-  /** Agent that holds the routing lease, if any (see SetActiveAgent). */
+  /** Agent that holds the routing lease, if any. See SetActiveAgent. */
   activeAgent?:
     | ActiveAgent
     | undefined;
-  /** Turn that is being answered right now, if any. */
+  /** Id of the running turn, if any. */
   activeTurnId: string;
-  /** When the conversation was made. */
+  /** When the conversation was created. */
   createTime?:
     | Date
     | undefined;
-  /** When it last changed in any way. */
+  /** When the conversation last changed in any way. */
   updateTime?:
     | Date
     | undefined;
   /**
    * When the conversation expires if nothing more is appended: last_append_time plus
-   * retention.ttl. A running turn puts it off, and so does session memory (see
-   * WatchConversationsRequest.delete_after_disconnect).
+   * retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
+   * See WatchConversationsRequest.delete_after_disconnect.
    */
   expireTime?:
     | Date
     | undefined;
-  /** Set on conversations made by ForkConversation. */
+  /** Origin of a conversation that ForkConversation created; otherwise unset. */
   forkedFrom?:
     | ForkOrigin
     | undefined;
   /**
-   * Set by the server, new at every creation, imports included: tells a conversation from an
-   * earlier one of the same id.
+   * Unique id that the server sets at every creation, also at an import. It distinguishes a
+   * conversation from an earlier conversation with the same id.
    */
   uid: string;
-  /** What the ttl counts from: creation, last append or end of a turn, whichever is last. */
+  /**
+   * Start of the ttl: the creation, the last append or the end of the last turn, whichever is
+   * latest.
+   */
   lastAppendTime?: Date | undefined;
 }
 
@@ -208,61 +223,66 @@ export interface Conversation_LabelsEntry {
   value: string;
 }
 
-/** Retention bounds what a conversation keeps. */
+/** Retention limits how many messages a conversation keeps and how long the conversation lives. */
 export interface Retention {
   /**
-   * Oldest messages are dropped first once there are more. 1 to 1000; 0 is the
-   * server's default, 20 unless set otherwise. Lowering it drops at once.
+   * Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+   * dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
+   * value drops messages at once.
    */
   maxMessages: number;
   /**
-   * Life after the last append. 100 ms to 366 days; unset is the server's default, 1 h
-   * unless set otherwise. A new ttl counts from the same instant as the old one.
+   * Time from last_append_time to the expiry of the conversation, 100 ms to 366 days. If unset,
+   * the server's default, which is 1 hour unless configured otherwise. A changed ttl counts
+   * from the same last_append_time.
    */
   ttl?: Duration | undefined;
 }
 
-/** ForkOrigin names the conversation and message that a fork was made at. */
+/** ForkOrigin identifies the conversation and the message from which a fork was created. */
 export interface ForkOrigin {
   /** The conversation that was copied. */
   conversationId: string;
-  /** Its newest message that was copied; 0 when it had none. */
+  /** Sequence of the newest message that was copied; 0 if no message was copied. */
   sequence: number;
 }
 
-/** ActiveAgent is a routing lease: the agent that should get the next message. */
+/** ActiveAgent is a routing lease. It names the agent that should answer the next message. */
 export interface ActiveAgent {
-  /** Name of the agent; this server may not have it. */
+  /** Name of the agent. This server need not have an agent with this name. */
   agent: string;
-  /** Why the coordinator chose it; free text. */
+  /** Why the coordinator chose the agent; free text. */
   reason: string;
-  /** When the lease was given. */
+  /** When the lease was set. */
   startTime?:
     | Date
     | undefined;
-  /** Unset: as long as the conversation lives. Its lapse changes no version. */
+  /**
+   * When the lease ends. If unset, the lease lasts as long as the conversation. The end of a
+   * lease does not change the version.
+   */
   leaseExpireTime?: Date | undefined;
 }
 
 /**
- * ContextWindow bounds the history given to a model. A window always starts at a
- * user message, never parts a tool call from its result, and holds the newest
- * messages that fit every bound that is set. An exchange larger than a bound gives
- * an empty window; a result whose call is no longer kept is in no window.
+ * ContextWindow limits the history that is passed to a model. A window holds the newest
+ * messages that fit all limits that are set. It always starts at a user message, and never
+ * separates a tool call from its result. If one exchange is larger than a limit, the window is
+ * empty. A tool result whose call is no longer kept is in no window.
  */
 export interface ContextWindow {
-  /** Messages at most; 0 is unbounded. */
+  /** Maximum number of messages; 0 means no limit. */
   maxMessages: number;
   /**
-   * Exchanges at most; 0 is unbounded. An exchange is a user message and all that
-   * answers it.
+   * Maximum number of exchanges; 0 means no limit. An exchange is a user message and all
+   * messages that answer it.
    */
   maxExchanges: number;
-  /** Encoded bytes of messages at most; 0 is unbounded. */
+  /** Maximum encoded size of the messages, in bytes; 0 means no limit. */
   maxBytes: number;
   /**
-   * Move the start of the window in blocks of about half its size, so that the prefix
-   * stays the same for many turns and a provider's prompt cache can hit.
+   * If true, the start of the window moves in blocks of about half the window's size. The
+   * prefix then stays the same for many turns, and a provider's prompt cache can be used.
    */
   cacheStable: boolean;
 }

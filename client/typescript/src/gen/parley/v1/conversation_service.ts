@@ -12,15 +12,15 @@ import { Attachment, Message, StructuredData, ToolResult } from "./message.js";
 import { RoutingSummary } from "./routing.js";
 import { Turn, TurnEvent } from "./turn.js";
 
-/** ListOrder sorts a list of conversations. */
+/** ListOrder is the order of a list of conversations. */
 export const ListOrder = {
-  /** LIST_ORDER_UNSPECIFIED - CREATE_TIME_DESC. */
+  /** LIST_ORDER_UNSPECIFIED - Means CREATE_TIME_DESC. */
   LIST_ORDER_UNSPECIFIED: "LIST_ORDER_UNSPECIFIED",
-  /** LIST_ORDER_CREATE_TIME_DESC - Newest first; the default. */
+  /** LIST_ORDER_CREATE_TIME_DESC - Newest conversation first; the default. */
   LIST_ORDER_CREATE_TIME_DESC: "LIST_ORDER_CREATE_TIME_DESC",
   /**
-   * LIST_ORDER_UPDATE_TIME_DESC - Last changed first. Where a tenant has more than 10,000 conversations, the order
-   * holds within each 10,000 of them by create time.
+   * LIST_ORDER_UPDATE_TIME_DESC - Last changed conversation first. If a tenant has more than 10,000 conversations, this order
+   * holds only within each block of 10,000 conversations by create time.
    */
   LIST_ORDER_UPDATE_TIME_DESC: "LIST_ORDER_UPDATE_TIME_DESC",
   UNRECOGNIZED: "UNRECOGNIZED",
@@ -67,15 +67,18 @@ export function listOrderToNumber(object: ListOrder): number {
   }
 }
 
-/** OnBusy says what to do while another turn of the conversation runs. */
+/** OnBusy says what Chat does if another turn of the conversation is running. */
 export const OnBusy = {
-  /** ON_BUSY_UNSPECIFIED - REJECT. */
+  /** ON_BUSY_UNSPECIFIED - Means REJECT. */
   ON_BUSY_UNSPECIFIED: "ON_BUSY_UNSPECIFIED",
-  /** ON_BUSY_REJECT - The default: ABORTED, reason CONVERSATION_BUSY. */
+  /** ON_BUSY_REJECT - The call fails with ABORTED, reason CONVERSATION_BUSY. The default. */
   ON_BUSY_REJECT: "ON_BUSY_REJECT",
-  /** ON_BUSY_QUEUE - Wait for the turns ahead. */
+  /** ON_BUSY_QUEUE - The turn waits in the queue for earlier turns. */
   ON_BUSY_QUEUE: "ON_BUSY_QUEUE",
-  /** ON_BUSY_INTERRUPT - Stop the running turn, keep what it had, then run, ahead of what is queued. */
+  /**
+   * ON_BUSY_INTERRUPT - The running turn is interrupted and keeps the part of its answer that had arrived. Then
+   * this turn runs, before the queued turns.
+   */
   ON_BUSY_INTERRUPT: "ON_BUSY_INTERRUPT",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
@@ -128,15 +131,18 @@ export function onBusyToNumber(object: OnBusy): number {
 }
 
 /**
- * OnDisconnect says what happens to the turn when the stream breaks, a deadline of
- * the client's included.
+ * OnDisconnect says what happens to the turn when the stream breaks, also if the client's
+ * deadline ends it.
  */
 export const OnDisconnect = {
-  /** ON_DISCONNECT_UNSPECIFIED - CONTINUE. */
+  /** ON_DISCONNECT_UNSPECIFIED - Means CONTINUE. */
   ON_DISCONNECT_UNSPECIFIED: "ON_DISCONNECT_UNSPECIFIED",
-  /** ON_DISCONNECT_CONTINUE - The default: the agent finishes, the answer is stored, ResumeTurn picks it up. */
+  /** ON_DISCONNECT_CONTINUE - The agent continues, its answer is stored, and ResumeTurn can stream it. The default. */
   ON_DISCONNECT_CONTINUE: "ON_DISCONNECT_CONTINUE",
-  /** ON_DISCONNECT_CANCEL - Stop the agent and keep what had arrived as an incomplete message. */
+  /**
+   * ON_DISCONNECT_CANCEL - The agent is stopped, and the part of the answer that had arrived is kept as an incomplete
+   * message.
+   */
   ON_DISCONNECT_CANCEL: "ON_DISCONNECT_CANCEL",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
@@ -182,47 +188,47 @@ export function onDisconnectToNumber(object: OnDisconnect): number {
   }
 }
 
-/** CreateConversationRequest describes the conversation to make. */
+/** CreateConversationRequest describes the conversation to create. */
 export interface CreateConversationRequest {
   /** Only id, title, labels, agent, system_prompt and retention are read. */
   conversation?:
     | Conversation
     | undefined;
-  /** See the service. Up to 64 printable characters without blanks. */
+  /** Up to 64 printable characters without spaces. See the service. */
   requestId: string;
 }
 
-/** CreateConversationResponse is the conversation that was made. */
+/** CreateConversationResponse contains the new conversation. */
 export interface CreateConversationResponse {
-  /** As it was stored, defaults filled in. */
+  /** The conversation as stored, with defaults filled in. */
   conversation?:
     | Conversation
     | undefined;
-  /** The request_id was seen before: this is the earlier result. */
+  /** True if the request_id was already used; this is the earlier result. */
   replayed: boolean;
 }
 
-/** LoadConversationRequest names the conversation to load or make. */
+/** LoadConversationRequest names the conversation to load or create. */
 export interface LoadConversationRequest {
-  /** Empty: a new conversation. */
+  /** If empty, a new conversation is created. */
   conversationId: string;
-  /** Newest messages to return: 20 when unset, none when 0, 1000 at most. */
+  /** Number of newest messages to return: 0 to 1000. If unset, 20. */
   messageLimit?:
     | number
     | undefined;
-  /** See the service. Remembered only when this call makes the conversation. */
+  /** See the service. It is stored only if this call creates the conversation. */
   requestId: string;
 }
 
-/** LoadConversationResponse is the conversation and its newest messages. */
+/** LoadConversationResponse contains the conversation and its newest messages. */
 export interface LoadConversationResponse {
-  /** The header. */
+  /** Header of the conversation. */
   conversation?:
     | Conversation
     | undefined;
-  /** Oldest first. */
+  /** Messages, oldest first. */
   messages: Message[];
-  /** The conversation did not exist before this call. */
+  /** True if this call created the conversation. */
   created: boolean;
 }
 
@@ -232,21 +238,25 @@ export interface GetConversationRequest {
   conversationId: string;
 }
 
-/** GetConversationResponse is the header of a conversation. */
+/** GetConversationResponse contains the header of a conversation. */
 export interface GetConversationResponse {
-  /** The header, system_prompt included. */
+  /** Header of the conversation, including system_prompt. */
   conversation?: Conversation | undefined;
 }
 
-/** UpdateConversationRequest says what to change. */
+/** UpdateConversationRequest names the conversation and the fields to change. */
 export interface UpdateConversationRequest {
-  /** id names the conversation and is required; the fields in the mask hold the new values. */
+  /**
+   * New values. id names the conversation and is required; the other fields are read only if
+   * the mask names them.
+   */
   conversation?:
     | Conversation
     | undefined;
   /**
-   * Any of title, labels, agent, system_prompt, retention, retention.max_messages,
-   * retention.ttl. Unset: the fields that are set. Labels are replaced as a whole.
+   * Fields to change: any of title, labels, agent, system_prompt, retention,
+   * retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
+   * labels replaces all labels.
    */
   updateMask?:
     | string[]
@@ -255,23 +265,26 @@ export interface UpdateConversationRequest {
   ifVersion?: number | undefined;
 }
 
-/** UpdateConversationResponse is the conversation after the change. */
+/** UpdateConversationResponse contains the changed conversation. */
 export interface UpdateConversationResponse {
-  /** The header, without system_prompt. */
+  /** Header of the conversation, without system_prompt. */
   conversation?: Conversation | undefined;
 }
 
-/** ListConversationsRequest says which conversations to list, and how. */
+/** ListConversationsRequest says which conversations to list, and in which order. */
 export interface ListConversationsRequest {
-  /** 50 when 0, 1000 at most. A page may hold fewer, even none, and still have a token. */
+  /**
+   * Maximum number of conversations on the page, at most 1000; 0 means 50. A page may have
+   * fewer conversations, or none, and still have a next_page_token.
+   */
   pageSize: number;
-  /** next_page_token of the page before; the other fields but page_size must stay the same. */
+  /** next_page_token of the previous page. All other fields except page_size must stay the same. */
   pageToken: string;
-  /** Only conversations that carry all of these labels. */
+  /** Only conversations that have all of these labels. */
   labels: { [key: string]: string };
-  /** Only conversations whose kept history has structured data of this type. */
+  /** Only conversations whose kept messages include structured data of this type. */
   structuredDataType: string;
-  /** CREATE_TIME_DESC unless set. */
+  /** Order of the list. If unset, CREATE_TIME_DESC. */
   order: ListOrder;
 }
 
@@ -280,24 +293,25 @@ export interface ListConversationsRequest_LabelsEntry {
   value: string;
 }
 
-/** ListConversationsResponse is a page of conversations. */
+/** ListConversationsResponse contains a page of conversations. */
 export interface ListConversationsResponse {
-  /** In the order asked for. */
+  /** Conversations in the requested order. */
   conversations: ConversationEntry[];
   /** Empty on the last page. */
   nextPageToken: string;
   /**
-   * Live conversations of the tenant, whatever the filter. Those that have expired, or were
-   * session memory whose time is over, count until they are swept, seconds later.
+   * Number of conversations of the tenant, regardless of the filter. Expired conversations, and
+   * ephemeral conversations that are to be deleted, count until the sweep deletes them a few
+   * seconds later.
    */
   totalSize: number;
-  /** Watch from here on to miss nothing since this page. */
+  /** Cursor for WatchConversations: a watch from this cursor misses no change since this page. */
   watchCursor: string;
 }
 
-/** ConversationEntry is a row of a list. */
+/** ConversationEntry is one conversation in a list. */
 export interface ConversationEntry {
-  /** The header, without system_prompt. */
+  /** Header of the conversation, without system_prompt. */
   conversation?:
     | Conversation
     | undefined;
@@ -309,7 +323,7 @@ export interface ConversationEntry {
 export interface DeleteConversationRequest {
   /** Required. */
   conversationId: string;
-  /** Succeed when there is nothing to delete. */
+  /** If true, the call succeeds if the conversation does not exist. */
   allowMissing: boolean;
   /** See the service. */
   ifVersion?: number | undefined;
@@ -327,64 +341,67 @@ export interface ClearConversationRequest {
   ifVersion?:
     | number
     | undefined;
-  /** Keep messages up to and with this one; 0: none. */
+  /** Sequence of the last message to keep; 0 removes all messages. */
   afterSequence: number;
 }
 
-/** ClearConversationResponse is the conversation after the change. */
+/** ClearConversationResponse contains the changed conversation. */
 export interface ClearConversationResponse {
-  /** The header, without system_prompt. */
+  /** Header of the conversation, without system_prompt. */
   conversation?: Conversation | undefined;
 }
 
-/** PurgeConversationsRequest says what is too old. */
+/** PurgeConversationsRequest says how long a conversation may be inactive. */
 export interface PurgeConversationsRequest {
   /**
-   * Removes conversations whose last append is at least this long ago, running turns and
-   * session memory or not. Required, more than 0.
+   * Deletes the conversations whose last append is at least this long ago, including ephemeral
+   * conversations and those with a running turn. Required, more than 0.
    */
   inactiveFor?:
     | Duration
     | undefined;
-  /** Count, remove nothing. */
+  /** If true, conversations are counted but not deleted. */
   dryRun: boolean;
 }
 
-/** PurgeConversationsResponse says what was removed, or would have been. */
+/** PurgeConversationsResponse reports what was deleted, or would have been deleted. */
 export interface PurgeConversationsResponse {
-  /** Conversations removed, or that a dry run would remove. */
+  /** Number of conversations deleted. With dry_run, the number that would be deleted. */
   purgedCount: number;
-  /** Up to 100 of them. */
+  /** Ids of up to 100 of them. */
   sampleIds: string[];
 }
 
-/** ForkConversationRequest says what to copy, and where to. */
+/** ForkConversationRequest says which messages to copy, and the id of the copy. */
 export interface ForkConversationRequest {
   /** The conversation to copy. Required. */
   conversationId: string;
-  /** Copies messages up to and with this one; 0: all. */
+  /** Sequence of the last message to copy; 0 copies all messages. */
   atSequence: number;
-  /** Id of the copy, which remembers the request_id; empty: a new one, as Conversation.id says. */
+  /**
+   * Id of the copy. If empty, the server chooses an id as described at Conversation.id. The
+   * request_id is stored with the copy.
+   */
   newConversationId: string;
   /** See the service. */
   requestId: string;
 }
 
-/** ForkConversationResponse is the copy. */
+/** ForkConversationResponse contains the copy. */
 export interface ForkConversationResponse {
-  /** The header of the new conversation. */
+  /** Header of the new conversation. */
   conversation?:
     | Conversation
     | undefined;
-  /** The request_id was seen before: this is the earlier result. */
+  /** True if the request_id was already used; this is the earlier result. */
   replayed: boolean;
 }
 
 /** AppendMessagesRequest is a batch of messages. */
 export interface AppendMessagesRequest {
-  /** Required. Made when it does not exist, unless must_exist. */
+  /** Required. If the conversation does not exist it is created, unless must_exist is set. */
   conversationId: string;
-  /** 1 to 100, oldest first; stored all or none. */
+  /** 1 to 100 messages, oldest first. Either all are stored or none. */
   messages: Message[];
   /** See the service. */
   requestId: string;
@@ -392,27 +409,27 @@ export interface AppendMessagesRequest {
   ifVersion?:
     | number
     | undefined;
-  /** NOT_FOUND instead of making the conversation. */
+  /** If true, the call fails with NOT_FOUND if the conversation does not exist. */
   mustExist: boolean;
 }
 
-/** AppendMessagesResponse says what became of the batch. */
+/** AppendMessagesResponse reports what was stored. */
 export interface AppendMessagesResponse {
-  /** The header after the batch, without system_prompt. */
+  /** Header after the batch, without system_prompt. */
   conversation?:
     | Conversation
     | undefined;
-  /** One for each message, in order. */
+  /** One entry for each message, in order. */
   appended: AppendedMessage[];
-  /** The request_id was seen before: this is the earlier result. */
+  /** True if the request_id was already used; this is the earlier result. */
   replayed: boolean;
-  /** The conversation did not exist before this call. */
+  /** True if this call created the conversation. */
   created: boolean;
 }
 
-/** AppendedMessage is what the server gave a message. */
+/** AppendedMessage contains the fields of a message that the server set. */
 export interface AppendedMessage {
-  /** Message.id: the client's own, or the one it was given. */
+  /** Message.id: the client's own id or the id that the server set. */
   id: string;
   /** Message.sequence. */
   sequence: number;
@@ -422,132 +439,145 @@ export interface AppendedMessage {
   createTime?: Date | undefined;
 }
 
-/** ListMessagesRequest says which messages to list, and how. */
+/** ListMessagesRequest says which messages to list, and in which order. */
 export interface ListMessagesRequest {
   /** Required. */
   conversationId: string;
-  /** 20 when 0, 1000 at most. */
+  /** Maximum number of messages on the page, at most 1000; 0 means 20. */
   pageSize: number;
-  /** next_page_token of the page before; the other fields but page_size must stay the same. */
+  /** next_page_token of the previous page. All other fields except page_size must stay the same. */
   pageToken: string;
   /** Only messages after this sequence. */
   afterSequence: number;
-  /** Oldest first instead of newest first. */
+  /** If true, oldest first. Otherwise newest first. */
   ascending: boolean;
 }
 
-/** ListMessagesResponse is a page of messages. */
+/** ListMessagesResponse contains a page of messages. */
 export interface ListMessagesResponse {
-  /** The header. */
+  /** Header of the conversation. */
   conversation?:
     | Conversation
     | undefined;
-  /** In the order asked for. */
+  /** Messages in the requested order. */
   messages: Message[];
   /** Empty on the last page. */
   nextPageToken: string;
   /**
-   * Sequence of the oldest message still kept, last_sequence + 1 when there is none; a
-   * reader that stopped below it has lost some.
+   * Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
+   * reader that stopped at a lower sequence has missed messages.
    */
   oldestSequence: number;
 }
 
-/** GetContextRequest names a conversation and bounds its history. */
+/** GetContextRequest names a conversation and limits its history. */
 export interface GetContextRequest {
   /** Required. */
   conversationId: string;
-  /** Unbounded when unset. */
+  /** Limits of the window. If unset, all kept messages. */
   window?: ContextWindow | undefined;
 }
 
-/** GetContextResponse is what a model is to be given. */
+/** GetContextResponse contains the input of a model call. */
 export interface GetContextResponse {
-  /** Of the conversation; empty when it has none. */
+  /** System prompt of the conversation; empty if it has none. */
   systemPrompt: string;
-  /** Oldest first. */
+  /** Messages of the window, oldest first. */
   messages: Message[];
-  /** Kept messages that the window leaves out. */
+  /** Number of kept messages that are not in the window. */
   omittedCount: number;
   /** Conversation.version. */
   version: number;
 }
 
-/** GetRoutingSummaryRequest names a conversation to sum up. */
+/** GetRoutingSummaryRequest names the conversation to summarize. */
 export interface GetRoutingSummaryRequest {
   /** Required. */
   conversationId: string;
-  /** Messages to return: 3 when unset, none when 0, 20 at most. */
+  /** Number of recent messages to return: 0 to 20. If unset, 3. */
   messageLimit?:
     | number
     | undefined;
-  /** Bound on recent messages and referenced data together; 0: none. */
+  /** Maximum total size of recent messages and referenced data, in bytes; 0 means no limit. */
   maxBytes: number;
   /**
-   * Answer not_modified while the conversation is at this version; 0: while it does not exist.
-   * That a lease lapses changes no version: ActiveAgent.lease_expire_time tells when.
+   * If the conversation is still at this version, the reply is not_modified; 0 means that the
+   * conversation does not exist. The end of a lease does not change the version;
+   * ActiveAgent.lease_expire_time says when a lease ends.
    */
   knownVersion?:
     | number
     | undefined;
   /**
-   * With known_version: wait up to this long for another version; 60 s at most. That session
-   * memory has come to its end is told when it is swept, up to 2 s later.
+   * With known_version: how long to wait for another version, at most 60 s. The deletion of an
+   * ephemeral conversation is reported when the sweep deletes it, up to 2 s late.
    */
   waitTimeout?:
     | Duration
     | undefined;
-  /** An empty summary instead of NOT_FOUND. */
+  /**
+   * If true, a missing conversation has an empty summary. Otherwise the call fails with
+   * NOT_FOUND.
+   */
   allowMissing: boolean;
   /**
-   * With known_version: the RoutingSummary.uid that goes with it. Another conversation of the
-   * same id is a change, whatever its version; empty: any conversation will do.
+   * With known_version: the RoutingSummary.uid of that version. Another conversation with the
+   * same id then counts as changed, whatever its version. If empty, uids are not compared.
    */
   knownUid: string;
 }
 
-/** GetRoutingSummaryResponse is the summary, unless nothing changed. */
+/** GetRoutingSummaryResponse contains the summary, unless the conversation has not changed. */
 export interface GetRoutingSummaryResponse {
-  /** Unset when not_modified. */
+  /** Summary of the conversation; unset if not_modified is true. */
   summary?:
     | RoutingSummary
     | undefined;
-  /** The conversation is at known_version still. */
+  /** True if the conversation is still at known_version. */
   notModified: boolean;
 }
 
-/** BatchGetRoutingSummariesRequest names conversations to sum up. */
+/** BatchGetRoutingSummariesRequest names the conversations to summarize. */
 export interface BatchGetRoutingSummariesRequest {
-  /** 1 to 100. */
+  /** 1 to 100 ids. */
   conversationIds: string[];
-  /** Messages to return of each: 3 when unset, none when 0, 20 at most. */
+  /** Number of recent messages to return for each conversation: 0 to 20. If unset, 3. */
   messageLimit?:
     | number
     | undefined;
-  /** For each; 0: 32 KiB. The whole reply stays under 3.5 MiB by cutting more. */
+  /**
+   * Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+   * reply would otherwise exceed 3.5 MiB.
+   */
   maxBytes: number;
 }
 
-/** BatchGetRoutingSummariesResponse is the summaries of those that exist. */
+/** BatchGetRoutingSummariesResponse contains the summaries of the conversations that exist. */
 export interface BatchGetRoutingSummariesResponse {
-  /** In the order asked for, without the missing ones. */
+  /** Summaries in the requested order, without the missing conversations. */
   summaries: RoutingSummary[];
   /**
-   * Those of the ids that do not exist, in the order asked for; also those that are damaged
-   * in the store, of which GetRoutingSummary tells.
+   * Ids of the conversations that do not exist, in the requested order. Conversations that are
+   * damaged in the store are listed here too; GetRoutingSummary reports the damage.
    */
   missingIds: string[];
 }
 
-/** SetActiveAgentRequest gives or ends a routing lease. */
+/** SetActiveAgentRequest sets or ends a routing lease. */
 export interface SetActiveAgentRequest {
   /** Required. */
   conversationId: string;
-  /** Empty: end the lease. Up to 128 bytes; may be an agent that this server does not have. */
+  /**
+   * Name of the agent, up to 128 bytes; empty ends the lease. This server need not have an
+   * agent with this name.
+   */
   agent: string;
-  /** Why, for people; up to 1 KiB. */
+  /** Why the agent was chosen, for people; up to 1 KiB. */
   reason: string;
-  /** Unset: until the conversation ends. More than 0, 366 days at most. */
+  /**
+   * How long the lease lasts: more than 0, at most 366 days. If unset, the lease lasts as long
+   * as the conversation.
+   */
   leaseDuration?:
     | Duration
     | undefined;
@@ -555,93 +585,108 @@ export interface SetActiveAgentRequest {
   ifVersion?: number | undefined;
 }
 
-/** SetActiveAgentResponse is the conversation after the change. */
+/** SetActiveAgentResponse contains the changed conversation. */
 export interface SetActiveAgentResponse {
-  /** The header, without system_prompt. */
+  /** Header of the conversation, without system_prompt. */
   conversation?: Conversation | undefined;
 }
 
-/** ListAgentsRequest asks for the agents. */
+/** ListAgentsRequest is empty. */
 export interface ListAgentsRequest {
 }
 
-/** ListAgentsResponse is the agents that this server has. */
+/** ListAgentsResponse contains the agents of this server. */
 export interface ListAgentsResponse {
-  /** By name. */
+  /** Agents, sorted by name. */
   agents: AgentInfo[];
 }
 
 /** AgentInfo describes an agent that Chat can call. */
 export interface AgentInfo {
-  /** What ChatRequest.agent and Conversation.agent call it. */
+  /** Name of the agent, as in ChatRequest.agent and Conversation.agent. */
   name: string;
-  /** "echo", "command", "openai", "anthropic" or "remote". */
+  /** Kind of agent: "echo", "command", "openai", "anthropic" or "remote". */
   kind: string;
-  /** For people; from the configuration. */
+  /** Description for people, from the configuration. */
   description: string;
-  /** Answers Chat when nothing else names an agent. */
+  /**
+   * True if this agent answers when neither the request, a routing lease nor the conversation
+   * names an agent.
+   */
   isDefault: boolean;
 }
 
-/** ChatRequest is what the user says, and who is to answer. */
+/** ChatRequest contains the user's message and says how to answer it. */
 export interface ChatRequest {
   /**
-   * Empty: a new conversation. Unknown: made, unless must_exist, tool_results or
-   * answer_pending are set.
+   * If empty, a new conversation is created. If there is no conversation with this id it is
+   * created, unless must_exist, tool_results or answer_pending is set.
    */
   conversationId: string;
   /**
-   * The user's words. Required unless structured_data, attachments, tool_results or
-   * answer_pending are set.
+   * Text of the user's message. Required unless structured_data, attachments, tool_results or
+   * answer_pending is set.
    */
   content: string;
-  /** Typed data beside the words; 64 values at most. */
+  /** Typed data that accompanies the text; at most 64 values. */
   structuredData: StructuredData[];
-  /** Overrides the routing lease and the conversation's own agent. */
+  /** Agent that answers. It overrides the routing lease and the conversation's agent. */
   agent: string;
-  /** Used for this turn instead of the conversation's and the agent's own; "" is none. */
+  /**
+   * System prompt for this turn. It replaces the prompts of the conversation and of the agent;
+   * "" means no system prompt.
+   */
   systemPrompt?:
     | string
     | undefined;
-  /** A retry joins the first turn: the agent never runs twice. */
+  /** A retry with the same request_id joins the first turn; the agent never runs twice. */
   requestId: string;
-  /** What to do while another turn runs. */
+  /** What to do if another turn of the conversation is running. */
   onBusy: OnBusy;
-  /** What becomes of the turn when the stream breaks. */
+  /** What to do with the turn when the stream breaks. */
   onDisconnect: OnDisconnect;
-  /** What the agent is given; the agent's or the server's default when unset. */
+  /**
+   * Limits of the messages that are passed to the agent. If unset, the default of the agent,
+   * else of the server.
+   */
   window?:
     | ContextWindow
     | undefined;
-  /** NOT_FOUND instead of making the conversation. */
+  /** If true, the call fails with NOT_FOUND if the conversation does not exist. */
   mustExist: boolean;
   /**
-   * See the service. Checked when the turn starts; with ON_BUSY_INTERRUPT on a busy
-   * conversation when the call comes in, since the turn that it stops adds to the version.
+   * See the service. It is checked when the turn starts. With ON_BUSY_INTERRUPT, if another
+   * turn is running, it is checked when the call arrives, because interrupting that turn
+   * changes the version.
    */
   ifVersion?:
     | number
     | undefined;
   /**
-   * Kept with the user's message, or with the newest tool result where there is none. At
-   * most 64 entries, keys up to 64 and values up to 1024 bytes.
+   * Stored with the user's message; without one, with the newest tool result. At most 64
+   * entries, keys up to 64 and values up to 1024 bytes.
    */
   metadata: { [key: string]: string };
   /**
-   * Results of open tool calls, say of those that a turn ended with in INPUT_REQUIRED; 64
-   * at most, one a call. Each is stored as a message of ROLE_TOOL, in their order and ahead
-   * of the user's message, if there is one; without one TurnStarted.user_message is unset.
-   * ToolResult.call_id says which calls of the kept history are open. Where one answers none
-   * of them, when the turn starts, nothing is stored: FAILED_PRECONDITION, NOTHING_TO_ANSWER,
-   * with the ids of the open calls; a retry without request_id ends so. Nor is anything where
-   * the conversation would not keep the calls beside their results: RESOURCE_EXHAUSTED,
-   * HISTORY_TOO_SMALL, with max_messages. Some calls may be left open. An empty name is filled
-   * in from the call.
+   * Results of open tool calls, for example of the calls with which a turn ended in
+   * INPUT_REQUIRED. At most 64, one for each call. ToolResult.call_id says which calls are
+   * open. Some calls may be left open. If the name of a result is empty, the name of the call
+   * is set.
+   *
+   * Each result is stored as a message of ROLE_TOOL, in the order given, before the user's
+   * message. If there is no user's message, TurnStarted.user_message is unset.
+   *
+   * If a result answers no call that is open when the turn starts, nothing is stored and the
+   * call fails with FAILED_PRECONDITION, reason NOTHING_TO_ANSWER, with the ids of the open
+   * calls. A retry without request_id fails in this way. If the conversation could not keep the
+   * calls together with their results, nothing is stored and the call fails with
+   * RESOURCE_EXHAUSTED, reason HISTORY_TOO_SMALL, with max_messages.
    */
   toolResults: ToolResult[];
   /**
-   * Answer what the history ends with, say after a failed turn. Then conversation_id is
-   * required, and content, structured_data, attachments and tool_results must be empty.
+   * If true, the agent answers the messages that are already stored, for example after a failed
+   * turn. conversation_id is then required, and content, structured_data, attachments and
+   * tool_results must be empty.
    */
   answerPending: boolean;
   /** Files and images, by reference. */
@@ -653,30 +698,33 @@ export interface ChatRequest_MetadataEntry {
   value: string;
 }
 
-/** ChatResponse is one step of the turn. */
+/** ChatResponse contains one event of the turn. */
 export interface ChatResponse {
-  /** The step. */
+  /** The event. */
   event?: TurnEvent | undefined;
 }
 
-/** ResumeTurnRequest names a turn and where to go on. */
+/** ResumeTurnRequest names a turn and the event to resume after. */
 export interface ResumeTurnRequest {
   /** Required. */
   conversationId: string;
-  /** Empty: the running turn, else the newest. */
+  /** Id of the turn. If empty, the running turn, else the newest one. */
   turnId: string;
   /**
-   * Index of the last event received; 0: from the start, which works as long as the turn
-   * is kept. OUT_OF_RANGE, EVENTS_GONE {oldest_index}, when the events behind it are no
-   * longer kept one by one, or it is beyond the last: go on from 0 then, and skip the text
-   * that is known (TextDelta.offset). oldest_index is of the first event that is kept.
+   * Index of the last event that the client received; 0 means from the beginning, which is
+   * possible as long as the turn is kept.
+   *
+   * The call fails with OUT_OF_RANGE, reason EVENTS_GONE, if the events after this index are no
+   * longer kept one by one, or if the index is larger than that of the last event. Then resume
+   * after 0 and skip the text that was already received (see TextDelta.offset). The error's
+   * metadata oldest_index is the index of the oldest event that is kept.
    */
   afterIndex: number;
 }
 
-/** ResumeTurnResponse is one step of the turn. */
+/** ResumeTurnResponse contains one event of the turn. */
 export interface ResumeTurnResponse {
-  /** The step. */
+  /** The event. */
   event?: TurnEvent | undefined;
 }
 
@@ -688,7 +736,7 @@ export interface GetTurnRequest {
   turnId: string;
 }
 
-/** GetTurnResponse is the state of a turn. */
+/** GetTurnResponse contains the state of a turn. */
 export interface GetTurnResponse {
   /** The turn. */
   turn?: Turn | undefined;
@@ -700,13 +748,13 @@ export interface ListTurnsRequest {
   conversationId: string;
 }
 
-/** ListTurnsResponse is the turns of a conversation. */
+/** ListTurnsResponse contains the turns of a conversation. */
 export interface ListTurnsResponse {
-  /** Newest first. */
+  /** Turns, newest first. */
   turns: Turn[];
 }
 
-/** CancelTurnRequest names the turn to stop. */
+/** CancelTurnRequest names the turn to cancel. */
 export interface CancelTurnRequest {
   /** Required. */
   conversationId: string;
@@ -714,35 +762,45 @@ export interface CancelTurnRequest {
   turnId: string;
 }
 
-/** CancelTurnResponse is the turn as it ended. */
+/** CancelTurnResponse contains the cancelled turn. */
 export interface CancelTurnResponse {
-  /** The turn. */
+  /** The turn after its end. */
   turn?: Turn | undefined;
 }
 
-/** WatchConversationsRequest says what to watch. */
+/** WatchConversationsRequest says which conversations to watch. */
 export interface WatchConversationsRequest {
-  /** Up to 1000. Empty: every conversation of the tenant. They need not exist yet. */
+  /**
+   * Ids of up to 1000 conversations, which need not exist yet. If empty, all conversations of
+   * the tenant.
+   */
   conversationIds: string[];
-  /** Go on after this cursor; empty: from now on. Any cursor may be answered with a GAP. */
+  /**
+   * Cursor of the last change that the client received. If empty, changes from now on. The
+   * response to any cursor may be a GAP.
+   */
   cursor: string;
   /**
-   * Also send the events of turns, from the first heartbeat on: of one that runs already
-   * those that are to come, whose index and offset say what ResumeTurn can add.
+   * If true, the events of turns are sent too, from the first heartbeat on. For a turn that is
+   * already running only later events are sent; their index and offset say what ResumeTurn can
+   * add.
    */
   includeTurnEvents: boolean;
   /**
-   * Session memory: delete the named conversations, made before or while it is open, this
-   * long after the last such stream on them has ended, a server stop included; one that
-   * comes back in time keeps them. 0 s: at once. While one is open they neither
-   * expire nor are evicted, and until they are deleted they do not expire. After a stop
-   * of the server the time counts from its next start. 366 days at most. Needs
-   * conversation_ids. The first heartbeat says that it has taken effect.
+   * Makes the named conversations ephemeral: they are deleted this long after the last such
+   * stream for them has ended. 0 s deletes them at once; at most 366 days. Requires
+   * conversation_ids. The first heartbeat confirms that the setting is in effect.
+   *
+   * It applies to conversations that exist when the stream starts and to those created later.
+   * If a new stream of this kind starts in time, they are kept. While such a stream is open,
+   * they do not expire and are not evicted. After it, until they are deleted, they do not
+   * expire. A stop of the server ends the stream; the time then counts from the next start of
+   * the server.
    */
   deleteAfterDisconnect?: Duration | undefined;
 }
 
-/** WatchConversationsResponse is one change. */
+/** WatchConversationsResponse contains one change. */
 export interface WatchConversationsResponse {
   /** The change. */
   change?: ConversationChange | undefined;
@@ -750,97 +808,107 @@ export interface WatchConversationsResponse {
 
 /** ConversationChange is one committed change. */
 export interface ConversationChange {
-  /** Opaque; give it back to go on after this change. */
+  /**
+   * Opaque position in the stream. Set it as WatchConversationsRequest.cursor to continue after
+   * this change.
+   */
   cursor: string;
-  /** What happened. */
+  /** What changed. */
   kind: ChangeKind;
-  /** The conversation; empty on HEARTBEAT and on a GAP. */
+  /** Id of the conversation; empty for HEARTBEAT and GAP. */
   conversationId: string;
-  /** Conversation.version after the change; 0 with TURN, HEARTBEAT and GAP. */
+  /** Conversation.version after the change; 0 for TURN, HEARTBEAT and GAP. */
   version: number;
-  /** When it was committed; with HEARTBEAT and GAP, when it was sent. */
+  /** When the change was committed. For HEARTBEAT and GAP, when it was sent. */
   time?:
     | Date
     | undefined;
-  /** What there is to say about it. */
+  /** Details of the change. */
   payload?:
     | //
-    /** With CREATED, UPDATED, CLEARED; without system_prompt. */
+    /** For CREATED, UPDATED and CLEARED: the header, without system_prompt. */
     { $case: "conversation"; value: Conversation }
     | //
-    /** With MESSAGE_APPENDED. */
+    /** For MESSAGE_APPENDED: the message. */
     { $case: "message"; value: Message }
     | //
-    /** With TURN. */
+    /** For TURN: the event. */
     { $case: "turnEvent"; value: TurnEvent }
     | undefined;
 }
 
-/** ExportConversationsRequest says what to export. */
+/** ExportConversationsRequest says which conversations to export. */
 export interface ExportConversationsRequest {
   /**
-   * Empty: all of the tenant's. Else in this order; NOT_FOUND ahead of the first that does
-   * not exist.
+   * Conversations to export, in this order; the call fails with NOT_FOUND before the first id
+   * that does not exist. If empty, all conversations of the tenant.
    */
   conversationIds: string[];
 }
 
 /**
- * ExportConversationsResponse is a conversation or a part of one.
- * A large conversation spans several responses in a row; each carries its header.
+ * ExportConversationsResponse contains a conversation or a part of one. A large conversation is
+ * split into several consecutive responses; each contains the header.
  */
 export interface ExportConversationsResponse {
-  /** The header. */
+  /** Header of the conversation. */
   conversation?:
     | Conversation
     | undefined;
-  /** Oldest first. */
+  /** Messages, oldest first. */
   messages: Message[];
 }
 
 /**
- * ImportConversationsRequest is a conversation or a part of one.
- * The requests of one conversation follow each other and carry the same header.
+ * ImportConversationsRequest contains a conversation or a part of one. The requests of one
+ * conversation must be consecutive and contain the same header.
  */
 export interface ImportConversationsRequest {
   /**
-   * The header. Its id, version and times are required, but for expire_time, which follows
-   * from the others. Its uid is ignored: the imported conversation has a new one. A
-   * message_count, if set, must be the number of messages. The last_sequence must be at least
-   * that of the newest message and of forked_from.
+   * Header of the conversation. id, version and all times are required, except expire_time,
+   * which the server computes. uid is ignored; the imported conversation has a new one. If
+   * message_count is set, it must be the number of messages. last_sequence must be at least
+   * that of the newest message and at least forked_from.sequence.
    */
   conversation?:
     | Conversation
     | undefined;
   /**
-   * Oldest first, as they were exported: ids, rising sequences and create times are required.
-   * 3 MiB each at most.
+   * Messages, oldest first, as they were exported. Ids, rising sequences and create times are
+   * required. Each message has at most 3 MiB.
    */
   messages: Message[];
-  /** Replace a conversation that exists; otherwise it is skipped and counted. */
+  /**
+   * If true, a conversation with the same id is replaced. Otherwise the imported conversation
+   * is skipped and counted.
+   */
   overwrite: boolean;
 }
 
-/** ImportConversationsResponse counts what was taken in. */
+/** ImportConversationsResponse counts the imported conversations. */
 export interface ImportConversationsResponse {
-  /** Conversations taken in. */
+  /** Number of conversations that were imported. */
   importedCount: number;
-  /** Existing without overwrite, expired, or without room. */
+  /**
+   * Number of conversations that were skipped: they exist and overwrite is not set, they have
+   * expired, or the tenant is at its capacity.
+   */
   skippedCount: number;
-  /** Those of the skipped for which there was no room. */
+  /** Number of skipped conversations for which the tenant had no capacity. */
   noRoomCount: number;
   /**
-   * Invalid ones, and those on which a turn runs: the first 100. What was sent and is in
-   * neither count has failed. Each conversation is taken whole or not at all.
+   * Conversations that failed: invalid ones and those with a running turn. Only the first 100
+   * are listed; every conversation that is in neither count has failed. A conversation is
+   * imported completely or not at all.
    */
   failures: ImportFailure[];
 }
 
-/** ImportFailure says why a conversation was refused. */
+/** ImportFailure says why a conversation was not imported. */
 export interface ImportFailure {
-  /** The conversation that was refused. */
+  /** Id of the conversation. */
   conversationId: string;
-  /** Why, for people. */
+  /** Text for people that says what is wrong. */
   reason: string;
 }
 
@@ -5179,20 +5247,21 @@ export const ImportFailure: MessageFns<ImportFailure> = {
 };
 
 /**
- * ConversationService keeps multi-turn conversations, answers them through
- * agents, and tells coordinators what they need to route.
+ * ConversationService stores multi-turn conversations, answers messages through agents, and
+ * gives coordinators what they need to route messages.
  *
- * A request that has a field request_id may carry one of up to 64 printable characters:
- * a retry with the same one changes nothing and returns the first result.
- * if_version makes a change conditional: ABORTED unless the conversation is at that
- * version; 0 means that it must not exist yet.
+ * A request that has a field request_id may set it to up to 64 printable characters without
+ * spaces. A retry with the same request_id changes nothing and returns the first result.
+ *
+ * if_version makes a change conditional: the call fails with ABORTED unless the conversation is
+ * at that version. 0 means that the conversation must not exist yet.
  */
 export type ConversationServiceDefinition = typeof ConversationServiceDefinition;
 export const ConversationServiceDefinition = {
   name: "ConversationService",
   fullName: "parley.v1.ConversationService",
   methods: {
-    /** CreateConversation makes an empty conversation. */
+    /** CreateConversation creates an empty conversation. */
     createConversation: {
       name: "CreateConversation",
       requestType: CreateConversationRequest as typeof CreateConversationRequest,
@@ -5202,8 +5271,8 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * LoadConversation returns a conversation with its newest messages and makes it
-     * first when it does not exist.
+     * LoadConversation returns a conversation with its newest messages. It creates the
+     * conversation first if it does not exist.
      */
     loadConversation: {
       name: "LoadConversation",
@@ -5222,7 +5291,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** UpdateConversation changes the fields named in the mask. */
+    /** UpdateConversation changes the fields that the mask names. */
     updateConversation: {
       name: "UpdateConversation",
       requestType: UpdateConversationRequest as typeof UpdateConversationRequest,
@@ -5231,7 +5300,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** ListConversations pages through live conversations. */
+    /** ListConversations returns a page of the conversations that have not expired. */
     listConversations: {
       name: "ListConversations",
       requestType: ListConversationsRequest as typeof ListConversationsRequest,
@@ -5240,7 +5309,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** DeleteConversation removes a conversation and its messages; a running turn is cancelled. */
+    /** DeleteConversation deletes a conversation and its messages. A running turn is cancelled. */
     deleteConversation: {
       name: "DeleteConversation",
       requestType: DeleteConversationRequest as typeof DeleteConversationRequest,
@@ -5249,7 +5318,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** ClearConversation removes messages and keeps the conversation; sequences go on. */
+    /**
+     * ClearConversation removes messages and keeps the conversation. Later messages continue the
+     * sequence.
+     */
     clearConversation: {
       name: "ClearConversation",
       requestType: ClearConversationRequest as typeof ClearConversationRequest,
@@ -5258,7 +5330,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** PurgeConversations removes conversations that have been inactive for a time. */
+    /** PurgeConversations deletes the conversations that have been inactive for a given time. */
     purgeConversations: {
       name: "PurgeConversations",
       requestType: PurgeConversationsRequest as typeof PurgeConversationsRequest,
@@ -5268,7 +5340,7 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ForkConversation copies a conversation up to a message into a new one; the
+     * ForkConversation copies a conversation up to a given message into a new conversation. The
      * messages keep their sequences.
      */
     forkConversation: {
@@ -5279,7 +5351,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** AppendMessages adds messages in one atomic step, also while a turn runs. */
+    /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
     appendMessages: {
       name: "AppendMessages",
       requestType: AppendMessagesRequest as typeof AppendMessagesRequest,
@@ -5288,7 +5360,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** ListMessages pages through the kept messages in either direction. */
+    /** ListMessages returns a page of the kept messages, in either direction. */
     listMessages: {
       name: "ListMessages",
       requestType: ListMessagesRequest as typeof ListMessagesRequest,
@@ -5297,7 +5369,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** GetContext returns the system prompt and the history window for a model call. */
+    /** GetContext returns the system prompt and the context window for a model call. */
     getContext: {
       name: "GetContext",
       requestType: GetContextRequest as typeof GetContextRequest,
@@ -5306,7 +5378,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** GetRoutingSummary returns what a coordinator needs to route the next message. */
+    /**
+     * GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+     * message.
+     */
     getRoutingSummary: {
       name: "GetRoutingSummary",
       requestType: GetRoutingSummaryRequest as typeof GetRoutingSummaryRequest,
@@ -5324,7 +5399,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** SetActiveAgent gives an agent the routing lease of a conversation, or takes it away. */
+    /**
+     * SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+     * lease.
+     */
     setActiveAgent: {
       name: "SetActiveAgent",
       requestType: SetActiveAgentRequest as typeof SetActiveAgentRequest,
@@ -5343,9 +5421,9 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * Chat stores the user's message, has an agent answer, streams the answer, and
-     * stores it. Once the finished event has been sent the call ends with OK, whatever
-     * became of the turn: the turn says it.
+     * Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+     * The last response is a finished event, and the call then ends with OK even if the turn
+     * failed; the event contains the state of the turn.
      */
     chat: {
       name: "Chat",
@@ -5355,7 +5433,10 @@ export const ConversationServiceDefinition = {
       responseStream: true,
       options: {},
     },
-    /** ResumeTurn streams a turn from a given event on, whether it runs or has ended. */
+    /**
+     * ResumeTurn streams the events of a turn from a given index. The turn may be running or
+     * ended.
+     */
     resumeTurn: {
       name: "ResumeTurn",
       requestType: ResumeTurnRequest as typeof ResumeTurnRequest,
@@ -5373,7 +5454,7 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** ListTurns returns the newest turns of a conversation, newest first, 32 at most. */
+    /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
     listTurns: {
       name: "ListTurns",
       requestType: ListTurnsRequest as typeof ListTurnsRequest,
@@ -5383,10 +5464,10 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * CancelTurn stops a running or queued turn; what had arrived is kept as an
-     * incomplete message. On a turn that has ended it only returns it. Of a turn that was
-     * queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-     * request_id.
+     * CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+     * as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+     * that was still queued is not stored; this server process keeps the turn and its request_id
+     * for 10 minutes, in memory only.
      */
     cancelTurn: {
       name: "CancelTurn",
@@ -5396,7 +5477,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** WatchConversations streams changes as they are committed. It does not end by itself. */
+    /**
+     * WatchConversations streams changes as they are committed. The stream stays open until the
+     * client or the server closes it.
+     */
     watchConversations: {
       name: "WatchConversations",
       requestType: WatchConversationsRequest as typeof WatchConversationsRequest,
@@ -5406,10 +5490,11 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ExportConversations streams whole conversations out, the oldest first, each as it is
-     * when its turn comes, up to the one that is the newest at the start. What has gone by
-     * then is left out. Where some are damaged in the store all others are sent, then the
-     * call ends with DATA_LOSS and their ids.
+     * ExportConversations streams complete conversations, oldest first. Each is exported as it is
+     * when it is read. The export ends with the conversation that was the newest at the start of
+     * the call; conversations that are deleted before they are read are left out. If
+     * conversations are damaged in the store, all others are sent first; then the call fails with
+     * DATA_LOSS and the ids of the damaged ones.
      */
     exportConversations: {
       name: "ExportConversations",
@@ -5420,8 +5505,8 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ImportConversations stores complete conversations with their ids, sequences and times but
-     * with new uids, and evicts nothing.
+     * ImportConversations stores complete conversations with their ids, sequences and times, but
+     * with new uids. It never evicts a conversation.
      */
     importConversations: {
       name: "ImportConversations",
@@ -5435,14 +5520,14 @@ export const ConversationServiceDefinition = {
 } as const;
 
 export interface ConversationServiceImplementation<CallContextExt = {}> {
-  /** CreateConversation makes an empty conversation. */
+  /** CreateConversation creates an empty conversation. */
   createConversation(
     request: CreateConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<CreateConversationResponse>>;
   /**
-   * LoadConversation returns a conversation with its newest messages and makes it
-   * first when it does not exist.
+   * LoadConversation returns a conversation with its newest messages. It creates the
+   * conversation first if it does not exist.
    */
   loadConversation(
     request: LoadConversationRequest,
@@ -5453,55 +5538,61 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: GetConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<GetConversationResponse>>;
-  /** UpdateConversation changes the fields named in the mask. */
+  /** UpdateConversation changes the fields that the mask names. */
   updateConversation(
     request: UpdateConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<UpdateConversationResponse>>;
-  /** ListConversations pages through live conversations. */
+  /** ListConversations returns a page of the conversations that have not expired. */
   listConversations(
     request: ListConversationsRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ListConversationsResponse>>;
-  /** DeleteConversation removes a conversation and its messages; a running turn is cancelled. */
+  /** DeleteConversation deletes a conversation and its messages. A running turn is cancelled. */
   deleteConversation(
     request: DeleteConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<DeleteConversationResponse>>;
-  /** ClearConversation removes messages and keeps the conversation; sequences go on. */
+  /**
+   * ClearConversation removes messages and keeps the conversation. Later messages continue the
+   * sequence.
+   */
   clearConversation(
     request: ClearConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ClearConversationResponse>>;
-  /** PurgeConversations removes conversations that have been inactive for a time. */
+  /** PurgeConversations deletes the conversations that have been inactive for a given time. */
   purgeConversations(
     request: PurgeConversationsRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<PurgeConversationsResponse>>;
   /**
-   * ForkConversation copies a conversation up to a message into a new one; the
+   * ForkConversation copies a conversation up to a given message into a new conversation. The
    * messages keep their sequences.
    */
   forkConversation(
     request: ForkConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ForkConversationResponse>>;
-  /** AppendMessages adds messages in one atomic step, also while a turn runs. */
+  /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
   appendMessages(
     request: AppendMessagesRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<AppendMessagesResponse>>;
-  /** ListMessages pages through the kept messages in either direction. */
+  /** ListMessages returns a page of the kept messages, in either direction. */
   listMessages(
     request: ListMessagesRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ListMessagesResponse>>;
-  /** GetContext returns the system prompt and the history window for a model call. */
+  /** GetContext returns the system prompt and the context window for a model call. */
   getContext(
     request: GetContextRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<GetContextResponse>>;
-  /** GetRoutingSummary returns what a coordinator needs to route the next message. */
+  /**
+   * GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+   * message.
+   */
   getRoutingSummary(
     request: GetRoutingSummaryRequest,
     context: CallContext & CallContextExt,
@@ -5511,7 +5602,10 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: BatchGetRoutingSummariesRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<BatchGetRoutingSummariesResponse>>;
-  /** SetActiveAgent gives an agent the routing lease of a conversation, or takes it away. */
+  /**
+   * SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+   * lease.
+   */
   setActiveAgent(
     request: SetActiveAgentRequest,
     context: CallContext & CallContextExt,
@@ -5522,51 +5616,58 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ListAgentsResponse>>;
   /**
-   * Chat stores the user's message, has an agent answer, streams the answer, and
-   * stores it. Once the finished event has been sent the call ends with OK, whatever
-   * became of the turn: the turn says it.
+   * Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+   * The last response is a finished event, and the call then ends with OK even if the turn
+   * failed; the event contains the state of the turn.
    */
   chat(
     request: ChatRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ChatResponse>>;
-  /** ResumeTurn streams a turn from a given event on, whether it runs or has ended. */
+  /**
+   * ResumeTurn streams the events of a turn from a given index. The turn may be running or
+   * ended.
+   */
   resumeTurn(
     request: ResumeTurnRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ResumeTurnResponse>>;
   /** GetTurn returns the state of a turn. */
   getTurn(request: GetTurnRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetTurnResponse>>;
-  /** ListTurns returns the newest turns of a conversation, newest first, 32 at most. */
+  /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
   listTurns(request: ListTurnsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<ListTurnsResponse>>;
   /**
-   * CancelTurn stops a running or queued turn; what had arrived is kept as an
-   * incomplete message. On a turn that has ended it only returns it. Of a turn that was
-   * queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-   * request_id.
+   * CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+   * as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+   * that was still queued is not stored; this server process keeps the turn and its request_id
+   * for 10 minutes, in memory only.
    */
   cancelTurn(
     request: CancelTurnRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<CancelTurnResponse>>;
-  /** WatchConversations streams changes as they are committed. It does not end by itself. */
+  /**
+   * WatchConversations streams changes as they are committed. The stream stays open until the
+   * client or the server closes it.
+   */
   watchConversations(
     request: WatchConversationsRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<WatchConversationsResponse>>;
   /**
-   * ExportConversations streams whole conversations out, the oldest first, each as it is
-   * when its turn comes, up to the one that is the newest at the start. What has gone by
-   * then is left out. Where some are damaged in the store all others are sent, then the
-   * call ends with DATA_LOSS and their ids.
+   * ExportConversations streams complete conversations, oldest first. Each is exported as it is
+   * when it is read. The export ends with the conversation that was the newest at the start of
+   * the call; conversations that are deleted before they are read are left out. If
+   * conversations are damaged in the store, all others are sent first; then the call fails with
+   * DATA_LOSS and the ids of the damaged ones.
    */
   exportConversations(
     request: ExportConversationsRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ExportConversationsResponse>>;
   /**
-   * ImportConversations stores complete conversations with their ids, sequences and times but
-   * with new uids, and evicts nothing.
+   * ImportConversations stores complete conversations with their ids, sequences and times, but
+   * with new uids. It never evicts a conversation.
    */
   importConversations(
     request: AsyncIterable<ImportConversationsRequest>,
@@ -5575,14 +5676,14 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
 }
 
 export interface ConversationServiceClient<CallOptionsExt = {}> {
-  /** CreateConversation makes an empty conversation. */
+  /** CreateConversation creates an empty conversation. */
   createConversation(
     request: DeepPartial<CreateConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<CreateConversationResponse>;
   /**
-   * LoadConversation returns a conversation with its newest messages and makes it
-   * first when it does not exist.
+   * LoadConversation returns a conversation with its newest messages. It creates the
+   * conversation first if it does not exist.
    */
   loadConversation(
     request: DeepPartial<LoadConversationRequest>,
@@ -5593,55 +5694,61 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<GetConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<GetConversationResponse>;
-  /** UpdateConversation changes the fields named in the mask. */
+  /** UpdateConversation changes the fields that the mask names. */
   updateConversation(
     request: DeepPartial<UpdateConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<UpdateConversationResponse>;
-  /** ListConversations pages through live conversations. */
+  /** ListConversations returns a page of the conversations that have not expired. */
   listConversations(
     request: DeepPartial<ListConversationsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ListConversationsResponse>;
-  /** DeleteConversation removes a conversation and its messages; a running turn is cancelled. */
+  /** DeleteConversation deletes a conversation and its messages. A running turn is cancelled. */
   deleteConversation(
     request: DeepPartial<DeleteConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<DeleteConversationResponse>;
-  /** ClearConversation removes messages and keeps the conversation; sequences go on. */
+  /**
+   * ClearConversation removes messages and keeps the conversation. Later messages continue the
+   * sequence.
+   */
   clearConversation(
     request: DeepPartial<ClearConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ClearConversationResponse>;
-  /** PurgeConversations removes conversations that have been inactive for a time. */
+  /** PurgeConversations deletes the conversations that have been inactive for a given time. */
   purgeConversations(
     request: DeepPartial<PurgeConversationsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<PurgeConversationsResponse>;
   /**
-   * ForkConversation copies a conversation up to a message into a new one; the
+   * ForkConversation copies a conversation up to a given message into a new conversation. The
    * messages keep their sequences.
    */
   forkConversation(
     request: DeepPartial<ForkConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ForkConversationResponse>;
-  /** AppendMessages adds messages in one atomic step, also while a turn runs. */
+  /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
   appendMessages(
     request: DeepPartial<AppendMessagesRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<AppendMessagesResponse>;
-  /** ListMessages pages through the kept messages in either direction. */
+  /** ListMessages returns a page of the kept messages, in either direction. */
   listMessages(
     request: DeepPartial<ListMessagesRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ListMessagesResponse>;
-  /** GetContext returns the system prompt and the history window for a model call. */
+  /** GetContext returns the system prompt and the context window for a model call. */
   getContext(
     request: DeepPartial<GetContextRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<GetContextResponse>;
-  /** GetRoutingSummary returns what a coordinator needs to route the next message. */
+  /**
+   * GetRoutingSummary returns what a coordinator needs to choose the agent for the next
+   * message.
+   */
   getRoutingSummary(
     request: DeepPartial<GetRoutingSummaryRequest>,
     options?: CallOptions & CallOptionsExt,
@@ -5651,7 +5758,10 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<BatchGetRoutingSummariesRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<BatchGetRoutingSummariesResponse>;
-  /** SetActiveAgent gives an agent the routing lease of a conversation, or takes it away. */
+  /**
+   * SetActiveAgent sets the agent that holds the routing lease of a conversation, or ends the
+   * lease.
+   */
   setActiveAgent(
     request: DeepPartial<SetActiveAgentRequest>,
     options?: CallOptions & CallOptionsExt,
@@ -5662,48 +5772,55 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     options?: CallOptions & CallOptionsExt,
   ): Promise<ListAgentsResponse>;
   /**
-   * Chat stores the user's message, has an agent answer, streams the answer, and
-   * stores it. Once the finished event has been sent the call ends with OK, whatever
-   * became of the turn: the turn says it.
+   * Chat stores the user's message, calls an agent, streams its answer and stores the answer.
+   * The last response is a finished event, and the call then ends with OK even if the turn
+   * failed; the event contains the state of the turn.
    */
   chat(request: DeepPartial<ChatRequest>, options?: CallOptions & CallOptionsExt): AsyncIterable<ChatResponse>;
-  /** ResumeTurn streams a turn from a given event on, whether it runs or has ended. */
+  /**
+   * ResumeTurn streams the events of a turn from a given index. The turn may be running or
+   * ended.
+   */
   resumeTurn(
     request: DeepPartial<ResumeTurnRequest>,
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ResumeTurnResponse>;
   /** GetTurn returns the state of a turn. */
   getTurn(request: DeepPartial<GetTurnRequest>, options?: CallOptions & CallOptionsExt): Promise<GetTurnResponse>;
-  /** ListTurns returns the newest turns of a conversation, newest first, 32 at most. */
+  /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
   listTurns(request: DeepPartial<ListTurnsRequest>, options?: CallOptions & CallOptionsExt): Promise<ListTurnsResponse>;
   /**
-   * CancelTurn stops a running or queued turn; what had arrived is kept as an
-   * incomplete message. On a turn that has ended it only returns it. Of a turn that was
-   * queued nothing is stored: it is known for 10 minutes, in this process, and so is its
-   * request_id.
+   * CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
+   * as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
+   * that was still queued is not stored; this server process keeps the turn and its request_id
+   * for 10 minutes, in memory only.
    */
   cancelTurn(
     request: DeepPartial<CancelTurnRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<CancelTurnResponse>;
-  /** WatchConversations streams changes as they are committed. It does not end by itself. */
+  /**
+   * WatchConversations streams changes as they are committed. The stream stays open until the
+   * client or the server closes it.
+   */
   watchConversations(
     request: DeepPartial<WatchConversationsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<WatchConversationsResponse>;
   /**
-   * ExportConversations streams whole conversations out, the oldest first, each as it is
-   * when its turn comes, up to the one that is the newest at the start. What has gone by
-   * then is left out. Where some are damaged in the store all others are sent, then the
-   * call ends with DATA_LOSS and their ids.
+   * ExportConversations streams complete conversations, oldest first. Each is exported as it is
+   * when it is read. The export ends with the conversation that was the newest at the start of
+   * the call; conversations that are deleted before they are read are left out. If
+   * conversations are damaged in the store, all others are sent first; then the call fails with
+   * DATA_LOSS and the ids of the damaged ones.
    */
   exportConversations(
     request: DeepPartial<ExportConversationsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ExportConversationsResponse>;
   /**
-   * ImportConversations stores complete conversations with their ids, sequences and times but
-   * with new uids, and evicts nothing.
+   * ImportConversations stores complete conversations with their ids, sequences and times, but
+   * with new uids. It never evicts a conversation.
    */
   importConversations(
     request: AsyncIterable<DeepPartial<ImportConversationsRequest>>,

@@ -9,98 +9,98 @@ import { Struct } from "../../google/protobuf/struct.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
 import { Role, roleFromJSON, roleToNumber } from "./message.js";
 
-/** Interaction is one line of the log. */
+/** Interaction is one entry of the log. */
 export interface Interaction {
-  /** ISO 8601 with microseconds in the file. */
+  /** Time of the entry; in the file, ISO 8601 with microseconds. */
   timestamp?:
     | Date
     | undefined;
-  /** "session_id" in the file. */
+  /** Id of the conversation; "session_id" in the file. */
   conversationId: string;
   /** "User", or the name of the agent. */
   agent: string;
-  /** "user", "assistant", "system" or "tool" in the file. */
+  /** Role of the message; in the file, "user", "assistant", "system" or "tool". */
   role: Role;
-  /** The message's text. */
+  /** Text of the message. */
   content: string;
   /**
-   * model, turn_number (the message's sequence), exchange, tokens, turn_id, status, and
-   * what the message itself carried.
+   * Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
+   * status, and the metadata of the message itself.
    */
   metadata?: { [key: string]: unknown } | undefined;
 }
 
-/** ListInteractionsRequest names a span of the log. */
+/** ListInteractionsRequest says which entries to list. */
 export interface ListInteractionsRequest {
-  /** None: the last 24 hours, or every day when conversation_id is set. */
+  /** Time span. If unset, the last 24 hours; if conversation_id is set, all days. */
   span?:
     | //
     /** A UTC day, "2026-11-20". */
     { $case: "date"; value: string }
     | //
-    /** From this long ago until now. */
+    /** The last hours or days, until now. */
     { $case: "within"; value: Duration }
     | undefined;
   /** Only this conversation. */
   conversationId: string;
-  /** 50 when 0, 1000 at most. */
+  /** Maximum number of entries on the page, at most 1000; 0 means 50. */
   pageSize: number;
-  /** next_page_token of the page before. */
+  /** next_page_token of the previous page. */
   pageToken: string;
 }
 
-/** ListInteractionsResponse is a page of the log. */
+/** ListInteractionsResponse contains a page of entries. */
 export interface ListInteractionsResponse {
-  /** A day or a conversation: oldest first. A recent span: newest first. */
+  /** Entries of a day or of a conversation oldest first; of a recent time span newest first. */
   interactions: Interaction[];
   /**
-   * Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-   * hand and an erase between two pages may.
+   * Empty on the last page. Entries that are appended between two pages do not move other
+   * entries. Manual edits of the files and DeleteInteractions may move them.
    */
   nextPageToken: string;
-  /** Lines that could not be read and were skipped on the way to this page. */
+  /** Number of unreadable entries that were skipped before the end of this page. */
   skippedCount: number;
 }
 
-/** SearchInteractionsRequest says what to look for. */
+/** SearchInteractionsRequest says what to search for. */
 export interface SearchInteractionsRequest {
   /**
-   * Text that the content holds, in upper or lower case (Unicode's simple case folding: not ss
-   * for ß). Other fields are not searched. Required.
+   * Text to find in the content; other fields are not searched. Upper and lower case are the
+   * same, by Unicode's simple case folding; "ß" does not match "ss". Required.
    */
   query: string;
-  /** Today and the days before it; 7 when 0. */
+  /** Number of days to search, counting back from today; 0 means 7. */
   days: number;
   /** Only this conversation. */
   conversationId: string;
-  /** 50 when 0, 1000 at most. */
+  /** Maximum number of entries on the page, at most 1000; 0 means 50. */
   pageSize: number;
-  /** next_page_token of the page before. */
+  /** next_page_token of the previous page. */
   pageToken: string;
 }
 
-/** SearchInteractionsResponse is a page of what was found. */
+/** SearchInteractionsResponse contains a page of matching entries. */
 export interface SearchInteractionsResponse {
-  /** Newest first. */
+  /** Entries, newest first. */
   interactions: Interaction[];
   /**
-   * Empty on the last page. Lines that are appended meanwhile do not move the others; edits by
-   * hand and an erase between two pages may.
+   * Empty on the last page. Entries that are appended between two pages do not move other
+   * entries. Manual edits of the files and DeleteInteractions may move them.
    */
   nextPageToken: string;
-  /** Lines that could not be read and were skipped on the way to this page. */
+  /** Number of unreadable entries that were skipped before the end of this page. */
   skippedCount: number;
 }
 
-/** DeleteInteractionsRequest names the conversation to forget. */
+/** DeleteInteractionsRequest names the conversation whose entries are erased. */
 export interface DeleteInteractionsRequest {
   /** Required. */
   conversationId: string;
 }
 
-/** DeleteInteractionsResponse says what was erased. */
+/** DeleteInteractionsResponse reports what was erased. */
 export interface DeleteInteractionsResponse {
-  /** Lines erased. */
+  /** Number of entries erased. */
   deletedCount: number;
 }
 
@@ -715,15 +715,15 @@ export const DeleteInteractionsResponse: MessageFns<DeleteInteractionsResponse> 
 };
 
 /**
- * InteractionLogService reads the daily JSON Lines files that record every message.
- * The log outlives the conversations in it.
+ * InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
+ * every message. Entries stay in the log after their conversation was deleted.
  */
 export type InteractionLogServiceDefinition = typeof InteractionLogServiceDefinition;
 export const InteractionLogServiceDefinition = {
   name: "InteractionLogService",
   fullName: "parley.v1.InteractionLogService",
   methods: {
-    /** ListInteractions reads one day, a recent span, or one conversation. */
+    /** ListInteractions returns the entries of a day, of a recent time span, or of a conversation. */
     listInteractions: {
       name: "ListInteractions",
       requestType: ListInteractionsRequest as typeof ListInteractionsRequest,
@@ -732,7 +732,7 @@ export const InteractionLogServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** SearchInteractions finds a text in the last days, newest first. */
+    /** SearchInteractions returns the entries of the last days that contain a text, newest first. */
     searchInteractions: {
       name: "SearchInteractions",
       requestType: SearchInteractionsRequest as typeof SearchInteractionsRequest,
@@ -742,8 +742,8 @@ export const InteractionLogServiceDefinition = {
       options: {},
     },
     /**
-     * DeleteInteractions erases all lines of a conversation, on every day. It needs the
-     * admin role.
+     * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+     * role.
      */
     deleteInteractions: {
       name: "DeleteInteractions",
@@ -757,19 +757,19 @@ export const InteractionLogServiceDefinition = {
 } as const;
 
 export interface InteractionLogServiceImplementation<CallContextExt = {}> {
-  /** ListInteractions reads one day, a recent span, or one conversation. */
+  /** ListInteractions returns the entries of a day, of a recent time span, or of a conversation. */
   listInteractions(
     request: ListInteractionsRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ListInteractionsResponse>>;
-  /** SearchInteractions finds a text in the last days, newest first. */
+  /** SearchInteractions returns the entries of the last days that contain a text, newest first. */
   searchInteractions(
     request: SearchInteractionsRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<SearchInteractionsResponse>>;
   /**
-   * DeleteInteractions erases all lines of a conversation, on every day. It needs the
-   * admin role.
+   * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+   * role.
    */
   deleteInteractions(
     request: DeleteInteractionsRequest,
@@ -778,19 +778,19 @@ export interface InteractionLogServiceImplementation<CallContextExt = {}> {
 }
 
 export interface InteractionLogServiceClient<CallOptionsExt = {}> {
-  /** ListInteractions reads one day, a recent span, or one conversation. */
+  /** ListInteractions returns the entries of a day, of a recent time span, or of a conversation. */
   listInteractions(
     request: DeepPartial<ListInteractionsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ListInteractionsResponse>;
-  /** SearchInteractions finds a text in the last days, newest first. */
+  /** SearchInteractions returns the entries of the last days that contain a text, newest first. */
   searchInteractions(
     request: DeepPartial<SearchInteractionsRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<SearchInteractionsResponse>;
   /**
-   * DeleteInteractions erases all lines of a conversation, on every day. It needs the
-   * admin role.
+   * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
+   * role.
    */
   deleteInteractions(
     request: DeepPartial<DeleteInteractionsRequest>,

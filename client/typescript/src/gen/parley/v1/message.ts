@@ -6,17 +6,17 @@ import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import { Value } from "../../google/protobuf/struct.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
 
-/** Role says who speaks in a message. */
+/** Role says who wrote a message. */
 export const Role = {
-  /** ROLE_UNSPECIFIED - Not a role: refused on input. */
+  /** ROLE_UNSPECIFIED - Not a role; rejected on input. */
   ROLE_UNSPECIFIED: "ROLE_UNSPECIFIED",
-  /** ROLE_USER - The person, or whoever asks on the person's behalf. */
+  /** ROLE_USER - The user, or a program that asks on behalf of the user. */
   ROLE_USER: "ROLE_USER",
   /** ROLE_ASSISTANT - An agent. */
   ROLE_ASSISTANT: "ROLE_ASSISTANT",
   /**
-   * ROLE_SYSTEM - Instructions that are part of the history; the system prompt of a
-   * conversation is kept apart, see Conversation.system_prompt.
+   * ROLE_SYSTEM - Instructions that are part of the history. The system prompt of a conversation is not part
+   * of the history; see Conversation.system_prompt.
    */
   ROLE_SYSTEM: "ROLE_SYSTEM",
   /** ROLE_TOOL - The result of a tool call. */
@@ -77,13 +77,16 @@ export function roleToNumber(object: Role): number {
   }
 }
 
-/** MessageStatus tells a finished message from a cut-off one. */
+/** MessageStatus distinguishes a complete message from an incomplete one. */
 export const MessageStatus = {
-  /** MESSAGE_STATUS_UNSPECIFIED - On input: COMPLETE. */
+  /** MESSAGE_STATUS_UNSPECIFIED - Means COMPLETE on input. */
   MESSAGE_STATUS_UNSPECIFIED: "MESSAGE_STATUS_UNSPECIFIED",
-  /** MESSAGE_STATUS_COMPLETE - The message is whole. */
+  /** MESSAGE_STATUS_COMPLETE - The message is complete. */
   MESSAGE_STATUS_COMPLETE: "MESSAGE_STATUS_COMPLETE",
-  /** MESSAGE_STATUS_INCOMPLETE - The agent failed, was cancelled or cut off; content is what had arrived. */
+  /**
+   * MESSAGE_STATUS_INCOMPLETE - The agent failed, was cancelled or was interrupted. The content is what had arrived before
+   * that.
+   */
   MESSAGE_STATUS_INCOMPLETE: "MESSAGE_STATUS_INCOMPLETE",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
@@ -130,59 +133,65 @@ export function messageStatusToNumber(object: MessageStatus): number {
 }
 
 /**
- * Message is one entry of a conversation. Messages never change once appended.
- * A message whose encoded form is larger than --max-message-bytes (256 KiB unless set
- * otherwise) is refused with RESOURCE_EXHAUSTED, MESSAGE_TOO_LARGE.
+ * Message is one entry of a conversation. A message never changes after it has been appended. A
+ * message whose encoded size exceeds --max-message-bytes (default 256 KiB) is rejected with
+ * RESOURCE_EXHAUSTED, reason MESSAGE_TOO_LARGE.
  */
 export interface Message {
   /**
-   * The client's own, up to 128 bytes, or a UUID v4 when empty. Not checked for
-   * uniqueness: sequence is the key.
+   * Id of the message, up to 128 bytes. If empty, the server sets a UUID v4. The server does
+   * not check that ids are unique; the sequence is the key.
    */
   id: string;
-  /** Set by the server: 1, 2, 3 … without gaps, in the order of commit. */
+  /**
+   * Set by the server: position in the conversation, in the order of commit. The first message
+   * has 1, and there are no gaps.
+   */
   sequence: number;
-  /** Who speaks. Required. */
+  /** Who wrote the message. Required. */
   role: Role;
-  /** Natural language from users, Markdown from assistants. */
+  /** Text. Plain language from users, Markdown from assistants. */
   content: string;
-  /** Typed data for user interfaces and for other agents; 64 values at most. */
+  /** Typed data for user interfaces and for other agents; at most 64 values. */
   structuredData: StructuredData[];
-  /** Calls that an assistant asks for. */
+  /** Calls that an assistant requests. */
   toolCalls: ToolCall[];
-  /** Present on ROLE_TOOL: the answer to one call. */
+  /** Result of one tool call. Required on messages of ROLE_TOOL, forbidden on all others. */
   toolResult?:
     | ToolResult
     | undefined;
   /** Name of the agent that wrote the message, up to 128 bytes; empty for users. */
   agent: string;
   /**
-   * What this message did, as one short clause of up to 500 bytes: "searched for
+   * What the agent did in this message, as one short clause of up to 500 bytes: "searched for
    * React libraries". The routing summary quotes it.
    */
   summary: string;
-  /** COMPLETE on every message that was not cut off; AppendMessages may send INCOMPLETE. */
+  /** COMPLETE unless the message was cut off. AppendMessages may set INCOMPLETE. */
   status: MessageStatus;
   /** Set by the server: the turn that produced the message, if Chat did. */
   turnId: string;
   /**
-   * Set by the server: number of the exchange, from 1. A user message opens the next
-   * one; an answer has its question's; 0 before any user message.
+   * Set by the server: number of the exchange, from 1. A user message starts the next exchange;
+   * an answer has the number of its question. 0 before the first user message.
    */
   exchange: number;
-  /** What the model reported for this message, if one wrote it. */
+  /** Usage that the model reported for this message, if a model wrote it. */
   usage?:
     | Usage
     | undefined;
   /** At most 64 entries, keys up to 64 and values up to 1024 bytes. */
   metadata: { [key: string]: string };
-  /** Set by the server: when the message was committed. The messages of one batch share it. */
+  /**
+   * Set by the server: when the message was committed. All messages of one batch have the same
+   * time.
+   */
   createTime?:
     | Date
     | undefined;
   /**
-   * The model's or agent's own word for why the answer ended: "stop", "length".
-   * Up to 128 bytes.
+   * Why the answer ended, in the words of the model or agent: "stop", "length". Up to 128
+   * bytes.
    */
   finishReason: string;
   /** Files and images, by reference. */
@@ -194,56 +203,61 @@ export interface Message_MetadataEntry {
   value: string;
 }
 
-/** StructuredData is a typed JSON value carried beside the text of a message. */
+/** StructuredData is a typed JSON value that accompanies the text of a message. */
 export interface StructuredData {
   /** Name of the schema: "library_list", "urn:acme:invoice:2". Required, up to 128 bytes. */
   type: string;
-  /** Finite numbers, no unset kinds, at most 16 levels deep. Required. */
+  /**
+   * JSON value. Numbers must be finite, every value must have a kind, and nesting is at most 16
+   * levels deep. Required.
+   */
   value?: unknown | undefined;
 }
 
-/** ToolCall is a call that an assistant message asks for. */
+/** ToolCall is a call that an assistant message requests. */
 export interface ToolCall {
   /**
-   * Names the call, so that its result finds it: see ToolResult.call_id. Required, up
-   * to 128 bytes.
+   * Id of the call, by which its result refers to it; see ToolResult.call_id. Required, up to
+   * 128 bytes.
    */
   id: string;
-  /** The tool to call. Required, up to 128 bytes. */
+  /** Name of the tool. Required, up to 128 bytes. */
   name: string;
-  /** JSON, exactly as the model wrote it. */
+  /** Arguments as JSON, exactly as the model wrote them. */
   arguments: string;
 }
 
-/** ToolResult answers one ToolCall. */
+/** ToolResult is the result of one ToolCall. */
 export interface ToolResult {
   /**
-   * ToolCall.id of the call that this answers. Required, up to 128 bytes.
+   * ToolCall.id of the call that this result answers. Required, up to 128 bytes.
    *
-   * Providers use ids again, so the place in the history says which: of the newest
-   * message ahead of the result that calls by this id, the first such call without a
-   * result. A call is open until it has a result or a later message calls by the same
-   * id, and gets none any more then: a model reads "no result" for it. A result for
-   * which no call is open answers nothing.
+   * Providers reuse ids, so an id alone does not identify a call. A result belongs to the
+   * newest earlier message that has a call with this id. Within that message it belongs to the
+   * first such call that has no result yet.
+   *
+   * A call is open until it has a result or until a later message has a call with the same id.
+   * After that later message the call can no longer get a result; models are shown "no result"
+   * for it. A result for which no call is open answers no call.
    */
   callId: string;
-  /** The tool that was called, up to 128 bytes. */
+  /** Name of the tool, up to 128 bytes. */
   name: string;
-  /** What the tool returned. */
+  /** Output of the tool. */
   content: string;
-  /** The call failed; content says why. */
+  /** True if the call failed; content then says why. */
   isError: boolean;
 }
 
-/** Attachment points to a file or an image kept elsewhere. */
+/** Attachment refers to a file or an image that is stored elsewhere. */
 export interface Attachment {
-  /** Where it is. Required, up to 8192 bytes. */
+  /** Location of the file. Required, up to 8192 bytes. */
   uri: string;
   /** IANA media type, up to 255 bytes: "image/png". */
   mediaType: string;
-  /** Name to show, up to 1024 bytes. */
+  /** File name to show, up to 1024 bytes. */
   filename: string;
-  /** Size of the file; 0 when it is not known. */
+  /** Size of the file; 0 if unknown. */
   sizeBytes: number;
 }
 
@@ -251,13 +265,13 @@ export interface Attachment {
 export interface Usage {
   /** Name of the model, up to 128 bytes. */
   model: string;
-  /** Tokens of the prompt, cached ones included. */
+  /** Tokens of the prompt, including cached tokens. */
   inputTokens: number;
-  /** Tokens of the answer, reasoning included. */
+  /** Tokens of the answer, including reasoning tokens. */
   outputTokens: number;
-  /** Tokens of the prompt that a provider's cache served. */
+  /** Tokens of the prompt that the provider read from its cache. */
   cachedInputTokens: number;
-  /** Tokens of the answer that were spent on reasoning. */
+  /** Tokens of the answer that the model used for reasoning. */
   reasoningTokens: number;
 }
 

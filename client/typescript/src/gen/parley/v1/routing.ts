@@ -7,45 +7,49 @@ import { Timestamp } from "../../google/protobuf/timestamp.js";
 import { ActiveAgent } from "./conversation.js";
 import { Message, StructuredData, ToolCall } from "./message.js";
 
-/** RoutingSummary is what a coordinator needs to route the next message. */
+/** RoutingSummary is what a coordinator needs to choose the agent for the next message. */
 export interface RoutingSummary {
-  /** The conversation that is summed up. */
+  /** The conversation that this summary describes. */
   conversationId: string;
-  /** The last messages, oldest first, structured data included. Three unless asked otherwise. */
+  /**
+   * The newest messages, oldest first, with their structured data. Three unless the request
+   * says otherwise.
+   */
   recentMessages: Message[];
-  /** Conversation.version; 0 when the conversation does not exist. */
+  /** Conversation.version; 0 if the conversation does not exist. */
   version: number;
-  /** Every type of structured data in the kept history, newest first. */
+  /** Every type of structured data in the kept messages, newest first. */
   structuredDataTypes: StructuredDataUse[];
   /**
-   * The newest value of each type that recent_messages does not carry, so that
-   * "the second one" can be resolved even when the list is older than three messages.
+   * The newest value of each type that is not in recent_messages. A coordinator can resolve
+   * "the second one" even if the list is older than the recent messages.
    */
   referencedData: ReferencedData[];
   /**
-   * One line: "Previous: searched for React libraries, analyzed Zustand". One clause an
-   * assistant message of the kept history, oldest first: its summary, else its types of
-   * structured data, each once, joined by "+", else its first 8 words; none where it has
-   * nothing of these. Blanks are single. Beyond 500 characters the oldest clauses go; the
-   * newest one, if it is too long alone, ends in "…". Empty when there is no clause.
+   * One line of text: "Previous: searched for React libraries, analyzed Zustand". It has one
+   * clause for each kept assistant message, oldest first. The clause is the summary of the
+   * message; else its types of structured data, each once, joined by "+"; else the first 8
+   * words of its content. A message that has none of these has no clause. Runs of white space
+   * are replaced by one space. If the text exceeds 500 characters, the oldest clauses are left
+   * out. If the newest clause alone is too long, it ends in "…". Empty if there is no clause.
    */
   text: string;
   /** Agent that holds the routing lease, if any. */
   activeAgent?:
     | ActiveAgent
     | undefined;
-  /** Agents that answered, newest first, each once. */
+  /** Agents that answered, each once, most recent first. */
   recentAgents: AgentUse[];
   /**
-   * The newest message, those of ROLE_SYSTEM aside, is from the user: nobody has
-   * answered it. An answer that was cut off is an answer.
+   * True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
+   * no answer yet. An incomplete answer counts as an answer.
    */
   awaitingAnswer: boolean;
-  /** Open calls, oldest first; see ToolResult.call_id. */
+  /** Tool calls that are open, oldest first. See ToolResult.call_id. */
   pendingToolCalls: ToolCall[];
-  /** Turn that is being answered right now, if any. */
+  /** Id of the running turn, if any. */
   activeTurnId: string;
-  /** Messages kept now. */
+  /** Number of messages that are kept now. */
   messageCount: number;
   /** Sequence of the newest message ever appended. */
   lastSequence: number;
@@ -53,39 +57,39 @@ export interface RoutingSummary {
   updateTime?:
     | Date
     | undefined;
-  /** When it expires if nothing more is appended. */
+  /** When the conversation expires if nothing more is appended. */
   expireTime?:
     | Date
     | undefined;
   /**
-   * max_bytes left something out: referenced data first, then messages from the oldest
-   * on, where the oldest that is left may have lost the beginning of its content. A newest
-   * message that does not fit alone is cut at its end. Also set where a reply
-   * would be too large for pending_tool_calls, structured_data_types and recent_agents:
-   * they stay empty then.
+   * True if something was left out because of max_bytes. Referenced data is left out first,
+   * then messages, oldest first. The oldest message that is left may lack the beginning of its
+   * content. If the newest message alone does not fit, its end is cut off. Also true if
+   * pending_tool_calls, structured_data_types and recent_agents would make the reply too large;
+   * these three are then empty.
    */
   truncated: boolean;
-  /** See Conversation.uid; empty when the conversation does not exist. */
+  /** Conversation.uid; empty if the conversation does not exist. */
   uid: string;
 }
 
-/** StructuredDataUse counts one type of structured data. */
+/** StructuredDataUse counts the values of one type of structured data. */
 export interface StructuredDataUse {
   /** StructuredData.type. */
   type: string;
-  /** Values of this type in the kept history. */
+  /** Number of values of this type in the kept messages. */
   count: number;
-  /** The newest message that carries one. */
+  /** Sequence of the newest message that has a value of this type. */
   lastSequence: number;
-  /** Message.agent of that message: who wrote it, if it says. */
+  /** Message.agent of that message; empty if the message names no agent. */
   lastAgent: string;
 }
 
-/** ReferencedData is a value from a message older than the recent ones. */
+/** ReferencedData is a value from a message that is older than the recent messages. */
 export interface ReferencedData {
-  /** The message that carries it. */
+  /** Sequence of the message that has the value. */
   sequence: number;
-  /** Message.agent of that message: who wrote it, if it says. */
+  /** Message.agent of that message; empty if the message names no agent. */
   agent: string;
   /** The value. */
   data?: StructuredData | undefined;
@@ -95,7 +99,7 @@ export interface ReferencedData {
 export interface AgentUse {
   /** Name of the agent. */
   agent: string;
-  /** Its newest message. */
+  /** Sequence of the agent's newest message. */
   lastSequence: number;
   /** When that message was committed. */
   lastTime?: Date | undefined;

@@ -7,23 +7,23 @@ import { Timestamp } from "../../google/protobuf/timestamp.js";
 import { Conversation } from "./conversation.js";
 import { Message, StructuredData, ToolCall, ToolResult } from "./message.js";
 
-/** TurnState is where a turn stands. */
+/** TurnState is the state of a turn. */
 export const TurnState = {
   /** TURN_STATE_UNSPECIFIED - Never sent. */
   TURN_STATE_UNSPECIFIED: "TURN_STATE_UNSPECIFIED",
-  /** TURN_STATE_QUEUED - Waits for the turns ahead of it. */
+  /** TURN_STATE_QUEUED - The turn waits in the queue for earlier turns. */
   TURN_STATE_QUEUED: "TURN_STATE_QUEUED",
   /** TURN_STATE_RUNNING - The agent is answering. */
   TURN_STATE_RUNNING: "TURN_STATE_RUNNING",
-  /** TURN_STATE_COMPLETED - The answer is whole and durable. */
+  /** TURN_STATE_COMPLETED - The answer is complete and durable. */
   TURN_STATE_COMPLETED: "TURN_STATE_COMPLETED",
-  /** TURN_STATE_FAILED - The agent failed or ran past its time. */
+  /** TURN_STATE_FAILED - The agent failed or exceeded its time limit. */
   TURN_STATE_FAILED: "TURN_STATE_FAILED",
-  /** TURN_STATE_CANCELLED - CancelTurn, or the client left and the turn was to stop with it. */
+  /** TURN_STATE_CANCELLED - CancelTurn stopped the turn, or the stream broke and the request has ON_DISCONNECT_CANCEL. */
   TURN_STATE_CANCELLED: "TURN_STATE_CANCELLED",
-  /** TURN_STATE_INTERRUPTED - A later turn or a server stop cut it off. */
+  /** TURN_STATE_INTERRUPTED - A later turn interrupted it, or the server stopped. */
   TURN_STATE_INTERRUPTED: "TURN_STATE_INTERRUPTED",
-  /** TURN_STATE_INPUT_REQUIRED - Ended with tool calls that nobody has answered: Chat with tool_results goes on. */
+  /** TURN_STATE_INPUT_REQUIRED - The answer ended with tool calls that have no result. Chat with tool_results continues. */
   TURN_STATE_INPUT_REQUIRED: "TURN_STATE_INPUT_REQUIRED",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
@@ -99,154 +99,166 @@ export function turnStateToNumber(object: TurnState): number {
   }
 }
 
-/** Turn is one run of Chat: what the user said and the agent's answer to it. */
+/** Turn is one run of an agent for one user message, from its start to its end. */
 export interface Turn {
-  /** A UUID v4. */
+  /** Id of the turn, a UUID v4. */
   id: string;
   /** The conversation that the turn belongs to. */
   conversationId: string;
-  /** ChatRequest.request_id. */
+  /** ChatRequest.request_id of the call that started the turn. */
   requestId: string;
-  /** Agent that was called. */
+  /** Name of the agent that answers. */
   agent: string;
-  /** Where the turn stands. */
+  /** State of the turn. */
   state: TurnState;
-  /** The user message, or the newest tool result, that the turn answers. */
+  /** Sequence of the message that the turn answers: the user message or the newest tool result. */
   inputSequence: number;
-  /** First message of the answer; 0 until one, whole or incomplete, has been committed. */
+  /**
+   * Sequence of the first message of the answer. 0 until a message of the answer has been
+   * committed, complete or incomplete.
+   */
   firstAnswerSequence: number;
-  /** Last message of the answer; 0 until one has been committed. */
+  /** Sequence of the last message of the answer; 0 until one has been committed. */
   lastAnswerSequence: number;
-  /** When the turn was accepted; for one that was queued, before it started. */
+  /** When the server accepted the turn. If the turn was queued, this is before it started. */
   createTime?:
     | Date
     | undefined;
-  /** Set when the turn has ended. */
+  /** When the turn ended; unset until then. */
   finishTime?:
     | Date
     | undefined;
-  /** Why it did not complete; unset on completed turns. */
+  /** Why the turn did not complete; unset if it completed. */
   error?: TurnError | undefined;
 }
 
 /** TurnError says why a turn did not complete. */
 export interface TurnError {
-  /** A google.rpc.Code. */
+  /** A value of google.rpc.Code. */
   code: number;
-  /** Stable upper-snake-case word, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED". */
+  /** Stable identifier in upper snake case, as in google.rpc.ErrorInfo.reason: "AGENT_FAILED". */
   reason: string;
-  /** For people: what went wrong and what to do about it. */
+  /** Text for people: what went wrong and what to do. */
   message: string;
-  /** The same turn may succeed when asked again (ChatRequest.answer_pending). */
+  /** True if a new attempt may succeed; see ChatRequest.answer_pending. */
   retryable: boolean;
 }
 
 /**
- * TurnEvent is one step of a turn. Indexes rise by one from 1; the last event of
- * every turn that has started, or was cancelled before, is finished. When events are no longer kept the deltas of a
- * message are merged into one: a merged event carries the index of the last one in it, and
- * events follow in the order of their indexes. Messages that the history has dropped are
- * left out then. After a crash of the server the index of finished is far above the others,
- * since the number of events in between is unknown. If the store needs longer than 15 s to
- * store the answer, one index is left out before the progress that is sent in that time. Clients
- * ignore cases that they do not know.
+ * TurnEvent is one step of a turn. Clients must ignore kinds of event that they do not know.
+ *
+ * Events have rising indexes from 1. The last event of every turn that started, or that was
+ * cancelled before it started, is finished.
+ *
+ * Indexes may have gaps. When events are no longer kept one by one, the deltas of a message are
+ * merged into one event, which has the index of the last of them. Events still follow in the
+ * order of their indexes, and messages that the conversation has dropped are left out. After a
+ * crash of the server, the index of finished is much larger than the indexes before it, because
+ * the number of lost events is unknown. If storing the answer takes longer than 15 s, one index
+ * is left out before the progress events that are sent during that time.
  */
 export interface TurnEvent {
-  /** The turn that this is a step of. */
+  /** Id of the turn. */
   turnId: string;
-  /** Place of the event in its turn, from 1. */
+  /** Position of the event in its turn, from 1. */
   index: number;
   /** What happened. */
   event?:
     | //
-    /** The user's message is durable; the agent is about to run. */
+    /** The user's message is durable; the agent starts next. */
     { $case: "started"; value: TurnStarted }
     | //
     /** A piece of the answer's text. */
     { $case: "textDelta"; value: TextDelta }
     | //
-    /** A value carried beside the text. */
+    /** A value that accompanies the text. */
     { $case: "structuredData"; value: StructuredData }
     | //
-    /** A tool call that the agent asks for. */
+    /** A tool call that the agent requests. */
     { $case: "toolCall"; value: ToolCall }
     | //
-    /** The result of a call; it ends the current answer message. */
+    /** The result of a tool call; it ends the current answer message. */
     { $case: "toolResult"; value: ToolResult }
     | //
-    /** Another answer message begins, perhaps by another agent. */
+    /** Another answer message starts, possibly by another agent. */
     { $case: "answerStarted"; value: AnswerStarted }
     | //
-    /** The turn waits for others. */
+    /** The turn waits for other turns. */
     { $case: "queued"; value: TurnQueued }
     | //
-    /** A note of the agent's, not part of the answer. */
+    /** A progress note of the agent; not part of the answer. */
     { $case: "progress"; value: TurnProgress }
     | //
-    /** The turn has ended; nothing follows. */
+    /** The turn has ended; no event follows. */
     { $case: "finished"; value: TurnFinished }
     | undefined;
 }
 
-/** TurnStarted is sent once the user's message is durable and before the agent runs. */
+/** TurnStarted is sent when the user's message is durable, before the agent starts. */
 export interface TurnStarted {
   /**
-   * The conversation as it is after the user's message; when the turn is replayed from the
-   * store, as it is now.
+   * The conversation after the user's message. If the turn is replayed from the store, the
+   * conversation as it is now.
    */
   conversation?:
     | Conversation
     | undefined;
-  /** Unset when the turn answers what was already there. */
+  /** The user's message; unset if the turn answers messages that were already stored. */
   userMessage?:
     | Message
     | undefined;
-  /** Agent that answers. */
+  /** Name of the agent that answers. */
   agent: string;
-  /** Messages that the agent was given ahead of the one it answers. */
+  /** Number of messages passed to the agent before the message that it answers. */
   historyCount: number;
-  /** This is not a new turn but an earlier one: with the same request_id, or resumed. */
+  /**
+   * True if this turn was started by an earlier call: one with the same request_id, or the one
+   * that ResumeTurn resumes.
+   */
   replayed: boolean;
-  /** The conversation did not exist before this call. */
+  /** True if this call created the conversation. */
   created: boolean;
 }
 
 /** TextDelta is a piece of the answer's text. */
 export interface TextDelta {
-  /** Valid UTF-8, cut at runes. */
+  /** Text in valid UTF-8; it never ends inside a character. */
   text: string;
-  /** UTF-8 bytes of the current answer message before this piece. */
+  /** Number of UTF-8 bytes of the current answer message before this piece. */
   offset: number;
 }
 
-/** AnswerStarted opens the next answer message of a turn. */
+/** AnswerStarted starts the next answer message of a turn. */
 export interface AnswerStarted {
-  /** Agent that writes it. */
+  /** Name of the agent that writes the message. */
   agent: string;
 }
 
-/** TurnQueued says how many turns are ahead: at first, whenever that changes, and every 15 s. */
+/**
+ * TurnQueued reports the turn's position in the queue: first when the turn is queued, then
+ * whenever the position changes, and every 15 s.
+ */
 export interface TurnQueued {
-  /** 1 is next. */
+  /** Position in the queue; 1 is next. */
   position: number;
 }
 
 /**
- * TurnProgress is a note of the agent's, not part of the answer; empty every 15 s of silence,
- * whether the agent or the store is slow.
+ * TurnProgress is a progress note of the agent; not part of the answer. An empty note is sent
+ * after every 15 s without an event, whether the agent or the store is slow.
  */
 export interface TurnProgress {
-  /** For people. */
+  /** Text for people. */
   text: string;
 }
 
-/** TurnFinished is sent once the answer is durable. */
+/** TurnFinished is sent when the answer is durable. */
 export interface TurnFinished {
-  /** The turn as it ended. */
+  /** The turn after its end. */
   turn?:
     | Turn
     | undefined;
-  /** The committed messages of the answer; none when nothing was kept. */
+  /** The committed messages of the answer; empty if nothing was kept. */
   messages: Message[];
   /** Conversation.version after the answer. */
   conversationVersion: number;
