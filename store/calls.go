@@ -7,208 +7,223 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Request tells a retry from a new call. A conversation remembers it by ID and Method.
+// Request identifies a call, so that a retry can be distinguished from a new call. A conversation
+// stores it under ID and Method.
 type Request struct {
-	// ID is the client's request_id, not empty.
+	// ID is the client's request_id; it must not be empty.
 	ID string
-	// Method is the RPC: "AppendMessages".
+	// Method is the name of the RPC: "AppendMessages".
 	Method string
-	// Digest is of what a retry must have in common with the first call; another digest
-	// under the same ID and Method is ErrRequestReused.
+	// Digest is a hash of the content that a retry must share with the first call. If a call has
+	// the same ID and Method but another Digest, it fails with ErrRequestReused.
 	Digest [32]byte
 }
 
-// Create describes a conversation to make.
+// Create describes a conversation to create.
 type Create struct {
-	// Tenant that it belongs to.
+	// Tenant that the conversation belongs to.
 	Tenant string
-	// Conversation holds its id, which must not be empty, and what the client chose: title,
-	// labels, agent, system_prompt, retention, forked_from. The rest is ignored.
+	// Conversation contains the id, which must not be empty, and the fields that the client may
+	// choose: title, labels, agent, system_prompt, retention, forked_from. All other fields are
+	// ignored.
 	Conversation *parleyv1.Conversation
-	// Messages that it begins with, in wire form, sequences and times included; a fork's.
+	// Messages are the first messages of a fork, in wire form, with their sequences and times.
 	Messages Frames
 	// Request is optional.
 	Request *Request
-	// OrGet returns the conversation that is there instead of ErrConversationExists.
+	// OrGet returns an existing conversation instead of ErrConversationExists.
 	OrGet bool
 }
 
-// Import describes a conversation to take over.
+// Import describes a conversation to import.
 type Import struct {
-	// Tenant that it is to belong to.
+	// Tenant that the conversation will belong to.
 	Tenant string
-	// Conversation is its header with all fields that clients see. The store sets uid,
-	// message_count, size_bytes, expire_time and an unset retention; active_turn_id is
-	// ignored. Its times must be set and valid, its version at least 1, and its
-	// last_sequence not below that of the newest message. Exchanges go on from that of the
-	// newest message, and from the start where there is none: the header does not say.
+	// Conversation is the header, with all fields that clients see. The store sets uid,
+	// message_count, size_bytes, expire_time and, if unset, retention; it ignores active_turn_id.
+	// Its times must be set and valid, its version at least 1, and its last_sequence at least that
+	// of the newest message. The numbers of later exchanges follow that of the newest message.
+	// Without messages they start at 1, because the header does not contain the number.
 	Conversation *parleyv1.Conversation
-	// Messages in wire form, sequences rising. Limits are kept as by any write.
+	// Messages in wire form, with rising sequences. Limits apply as in any write.
 	Messages Frames
-	// Overwrite replaces a conversation that has the id: that one is deleted.
+	// Overwrite deletes a conversation that has the same id and imports this one in its place.
 	Overwrite bool
 }
 
-// MaxHolds is how many ids of a tenant may be session memory at once. Those whose time is
-// over do not count, swept or not.
+// MaxHolds is the maximum number of ids of a tenant that are ephemeral at the same time. Ids whose
+// delete time has passed do not count, even before they are swept.
 const MaxHolds = 100_000
 
-// Hold names session memory.
+// Hold names ids of ephemeral conversations.
 type Hold struct {
 	// Tenant that the ids belong to.
 	Tenant string
-	// ConversationIDs, each once. There may be no such conversations, yet or any more.
+	// ConversationIDs lists each id once. The conversations need not exist.
 	ConversationIDs []string
-	// DeleteAfter is how long after the last Release the conversations that they have then
-	// are deleted. In a Hold it is for when the process ends without a Release.
+	// DeleteAfter is the time from the last Release to the deletion of the conversations that have
+	// these ids then. In a call of Hold it applies if the process ends without a Release.
 	DeleteAfter time.Duration
 }
 
-// Append adds messages to a conversation. Checks are made in this order: the request was
-// seen (the first result), the conversation is missing and MustExist, UID or End is set, or
-// it is not the one of UID (ErrNotFound), a turn runs and Begin is set (BusyError), IfVersion differs
-// (VersionError), End is not the running turn (ErrTurnEnded), no room for a new
-// conversation (ErrFull).
+// Append appends messages to a conversation. The store makes its checks in this order; the first
+// that applies decides:
+//
+//  1. The request was already used: return the first result.
+//  2. The conversation does not exist and MustExist, UID or End is set, or UID is set and differs:
+//     ErrNotFound.
+//  3. A turn is running and Begin is set: BusyError.
+//  4. IfVersion differs: VersionError.
+//  5. End is not the running turn: ErrTurnEnded.
+//  6. The conversation is new and the tenant is at its capacity: ErrFull.
 type Append struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// ConversationID names it; it is made when it does not exist, unless MustExist.
+	// ConversationID of the conversation. If it does not exist it is created, unless MustExist is
+	// set.
 	ConversationID string
-	// Messages in order, ids filled in. Sequence, exchange and create_time are set by the
-	// store, whatever they hold; an unspecified status is COMPLETE. A retry had better fill
-	// in the same ids, for it is they that Result.Appended returns: the store remembers how
-	// it numbered the messages of a Request, not what they were called.
+	// Messages in order, with their ids. The store sets sequence, exchange and create_time; an
+	// unspecified status means COMPLETE. A retry should use the same message ids as the first call,
+	// because Result.Appended returns the ids of the retry: for a Request, the store keeps the
+	// sequences of the messages but not their ids.
 	Messages []*parleyv1.Message
 	// Request is optional.
 	Request *Request
-	// IfVersion that the conversation must have; 0: it must not exist.
+	// IfVersion is the version that the conversation must have; 0 means that it must not exist. Nil
+	// skips the check.
 	IfVersion *int32
-	// MustExist forbids making the conversation.
+	// MustExist fails with ErrNotFound instead of creating the conversation.
 	MustExist bool
-	// UID of the conversation that it must be, else ErrNotFound; empty: any.
+	// UID that the conversation must have, otherwise ErrNotFound. Empty skips the check.
 	UID string
-	// Begin opens this turn: id, request_id, agent, create_time if it is set and, without
-	// Messages, input_sequence are the caller's; the store sets the rest.
+	// Begin starts this turn. The caller sets id, request_id, agent, optionally create_time and, if
+	// there are no Messages, input_sequence. The store sets the other fields.
 	Begin *parleyv1.Turn
-	// End closes this turn, whose answer Messages are: id, state and error are the caller's.
+	// End ends this turn; Messages are its answer. The caller sets id, state and error.
 	End *parleyv1.Turn
-	// Events are kept with the turn that Begin opens or End closes; nil keeps those before. The
-	// store sets turn_id and conversation_version in what it keeps, and heeds no more of it.
+	// Events are stored with the turn that Begin starts or End ends. Nil keeps the events that are
+	// already stored. The store sets turn_id and conversation_version in its copy and ignores all
+	// other fields.
 	Events *storev1.TurnEvents
 }
 
-// Update changes a conversation. A nil or empty part is left as it is.
+// Update changes a conversation. Parts that are nil or empty stay as they are.
 type Update struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// ConversationID names it.
+	// ConversationID of the conversation.
 	ConversationID string
-	// IfVersion is the version that it must have, else VersionError.
+	// IfVersion is the version that the conversation must have, otherwise VersionError. Nil skips
+	// the check.
 	IfVersion *int32
-	// Values hold what Fields name.
+	// Values contains the new values of Fields.
 	Values *parleyv1.Conversation
-	// Fields to take from Values: any of title, labels, agent, system_prompt,
-	// retention.max_messages, retention.ttl. An unset retention is the store's default.
+	// Fields to copy from Values: any of title, labels, agent, system_prompt,
+	// retention.max_messages, retention.ttl. An unset retention value means the store's default.
 	Fields []string
-	// Lease gives the routing lease, or ends it when its agent is empty.
+	// Lease sets the routing lease. If its agent is empty, it ends the lease.
 	Lease *Lease
-	// KeepThrough removes all messages after this sequence. BusyError while a turn runs.
+	// KeepThrough removes all messages after this sequence. It fails with BusyError while a turn is
+	// running.
 	KeepThrough *int32
 }
 
-// Lease is a routing lease to give.
+// Lease is a routing lease to set.
 type Lease struct {
-	// Agent that is to get the next message; empty ends the lease that there is.
+	// Agent that should answer the next message. Empty ends the current lease.
 	Agent string
 	// Reason is free text.
 	Reason string
-	// Duration of the lease; 0 is as long as the conversation lives.
+	// Duration of the lease; 0 means as long as the conversation lives.
 	Duration time.Duration
 }
 
-// Delete names a conversation to remove.
+// Delete names a conversation to delete.
 type Delete struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// ConversationID names it.
+	// ConversationID of the conversation.
 	ConversationID string
-	// IfVersion is the version that it must have, else VersionError.
+	// IfVersion is the version that the conversation must have, otherwise VersionError. Nil skips
+	// the check.
 	IfVersion *int32
 }
 
-// Purge says which conversations to remove.
+// Purge says which conversations to delete.
 type Purge struct {
-	// Tenant that they belong to.
+	// Tenant that the conversations belong to.
 	Tenant string
-	// InactiveFor is how long ago their last_append_time must be, at least.
+	// InactiveFor is the minimum time since last_append_time.
 	InactiveFor time.Duration
-	// DryRun counts only.
+	// DryRun counts the conversations but does not delete them.
 	DryRun bool
 }
 
-// Read says what to read of a conversation.
+// Read says which parts of a conversation to read.
 type Read struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// ConversationID names it.
+	// ConversationID of the conversation.
 	ConversationID string
-	// Newest is how many messages to return; negative is all, 0 none.
+	// Newest is the number of newest messages to return; a negative number returns all, 0 none.
 	Newest int
-	// Buffer is memory for the messages, for callers that read again and again: those of the
-	// snapshot are in it, if they fit. Nil is new memory.
+	// Buffer is memory for the messages, for callers that read repeatedly. If the messages of the
+	// snapshot fit, they are stored in it. If nil, new memory is allocated.
 	Buffer []byte
-	// Turns asks for the turns and their events too.
+	// Turns also returns the turns and their events.
 	Turns bool
-	// Request asks whether the conversation has seen it; ErrRequestReused when it has seen
-	// the same id with other content.
+	// Request checks whether the conversation has stored this request. If it has stored the same id
+	// and method with another digest, Read fails with ErrRequestReused.
 	Request *Request
-	// Known is what the caller knows already: if the conversation is still so, nothing else
-	// is looked at, and the snapshot is Unchanged. The zero value knows nothing.
+	// Known is a state that the caller has already read. If the conversation is still in that
+	// state, the store reads nothing else and the snapshot is Unchanged. The zero value means that
+	// the caller knows no state.
 	Known Known
 }
 
-// Known is a state of a conversation that a caller has seen.
+// Known is a state of a conversation that a caller has read.
 type Known struct {
-	// Version that it had; 0 is that of no conversation.
+	// Version of the conversation; 0 means no conversation.
 	Version int32
-	// UID that it had; empty: whichever, so that another one of the same id and version counts
+	// UID of the conversation. If empty, another conversation with the same id and version counts
 	// as the same.
 	UID string
 }
 
-// Is reports whether a conversation in state now is in the known one.
+// Is reports whether a conversation that is now in state now is still in state k.
 func (k Known) Is(now Known) bool {
 	return k.Version != 0 && k.Version == now.Version && (k.UID == "" || k.UID == now.UID)
 }
 
 // List says which conversations to list.
 type List struct {
-	// Tenant that they belong to.
+	// Tenant that the conversations belong to.
 	Tenant string
-	// Labels that they must carry, all of them.
+	// Labels that a conversation must have, all of them.
 	Labels map[string]string
-	// StructuredDataType that their kept history must have; empty: any.
+	// StructuredDataType that the kept messages must include. Empty skips the filter.
 	StructuredDataType string
-	// Order; unspecified is by create time, newest first.
+	// Order of the list. The unspecified order is by create time, newest first.
 	Order parleyv1.ListOrder
-	// OldestFirst turns the order of create time around; the other order ignores it. A token
-	// of one direction is none of the other.
+	// OldestFirst reverses the order by create time; the order by update time ignores it. A page
+	// token is valid for one direction only.
 	OldestFirst bool
-	// PageSize is the most rows to return; at least 1.
+	// PageSize is the maximum number of entries to return, at least 1.
 	PageSize int
-	// PageToken is Page.NextPageToken of the page before.
+	// PageToken is Page.NextPageToken of the previous page.
 	PageToken string
 }
 
-// The bounds of one List call. A page may be short, even empty, and have a token.
+// Limits of one List call. When a limit is reached, the page ends early. It may be short or even
+// empty, and still have a token.
 const (
-	// MaxListHeaders is how many headers a filtered or sorted call looks at.
+	// MaxListHeaders is the maximum number of headers that a filtered or sorted call reads.
 	MaxListHeaders = 10_000
-	// MaxListHeaderBytes is another limit that ends a page before it is full: the encoded bytes of
-	// the headers that were read and, for a list by type of structured data, of the indexes of
-	// types.
+	// MaxListHeaderBytes is the maximum size of what one call reads: the encoded headers and, in a
+	// list by type of structured data, the indexes of types.
 	MaxListHeaderBytes = 32 << 20
-	// MaxListBytes is how many encoded bytes of rows it returns: a reply must hold them.
+	// MaxListBytes is the maximum encoded size of the entries that one call returns. A reply must
+	// be able to contain them.
 	MaxListBytes = 3 << 20
 )
 
@@ -216,5 +231,5 @@ const (
 // included. A header that follows the rules of the API has at most 135 KiB.
 const MaxHeaderBytes = 256 << 10
 
-// MaxSampleIDs is how many ids a Purge returns.
+// MaxSampleIDs is the maximum number of ids that Purge returns.
 const MaxSampleIDs = 100

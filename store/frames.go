@@ -9,23 +9,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FrameField is the field number of `repeated Message messages` in every reply that
-// returns kept messages. Messages are stored with it, so that a reply can carry them
-// without their being decoded and encoded again.
+// FrameField is the field number of `repeated Message messages` in every reply that returns kept
+// messages. Messages are stored with this field number, so that a reply can contain them without
+// decoding and encoding them again.
 const FrameField protowire.Number = 2
 
-// Frame is one message as a reply carries it: the tag of FrameField, the length, the
-// encoded Message.
+// Frame is one message in the form in which a reply contains it: the tag of FrameField, the length,
+// the encoded Message.
 type Frame []byte
 
 // frameTag is the first byte of every frame.
 const frameTag = byte(FrameField)<<3 | byte(protowire.BytesType)
 
-// Frames is any number of frames, one after the other.
+// Frames is a sequence of frames, one directly after the other.
 type Frames []byte
 
-// All yields the frames in order. What follows damage is not yielded; a store checks its
-// records before it hands frames out.
+// All yields the frames in order. It stops at the first damaged frame; a store checks its records
+// before it returns frames.
 func (f Frames) All() iter.Seq[Frame] {
 	return func(yield func(Frame) bool) {
 		for rest := f; len(rest) > 0 && rest[0] == frameTag; {
@@ -38,7 +38,7 @@ func (f Frames) All() iter.Seq[Frame] {
 	}
 }
 
-// Count returns how many frames there are.
+// Count returns the number of frames.
 func (f Frames) Count() int {
 	n := 0
 	for range f.All() {
@@ -59,7 +59,7 @@ func (f Frames) Skip(n int) Frames {
 	return f
 }
 
-// Newest returns the last n frames; negative is all.
+// Newest returns the last n frames. If n is negative, it returns all frames.
 func (f Frames) Newest(n int) Frames {
 	if n < 0 {
 		return f
@@ -80,7 +80,7 @@ func (f Frames) Messages() ([]*parleyv1.Message, error) {
 	return messages, nil
 }
 
-// Body is the encoded Message inside the frame.
+// Body returns the encoded Message inside the frame.
 func (f Frame) Body() []byte {
 	body, _ := protowire.ConsumeBytes(f[min(1, len(f)):])
 	return body
@@ -95,7 +95,7 @@ func (f Frame) Message() (*parleyv1.Message, error) {
 	return m, nil
 }
 
-// Sequence reads Message.sequence without decoding the rest; 0 when there is none.
+// Sequence returns Message.sequence without decoding the other fields; 0 if the field is not set.
 func (f Frame) Sequence() int32 {
 	var sequence int32
 	for body := f.Body(); len(body) > 0; {
@@ -109,7 +109,7 @@ func (f Frame) Sequence() int32 {
 		}
 		if number == 2 && kind == protowire.VarintType {
 			v, _ := protowire.ConsumeVarint(body[n:])
-			// The store's own value comes last and, as in any proto3 decoder, wins.
+			// The store appends its own value last. As in any proto3 decoder, the last value wins.
 			sequence = int32(v)
 		}
 		body = body[n+m:]

@@ -13,12 +13,12 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// frame is a message in wire form.
+// frame returns a frame with the encoded message body.
 func frame(body []byte) store.Frame {
 	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
 }
 
-// frames is some messages in wire form, with sequences from 1 on.
+// frames returns messages in wire form, with sequences from 1.
 func frames(tb testing.TB, contents ...string) store.Frames {
 	tb.Helper()
 	var all store.Frames
@@ -59,21 +59,21 @@ func TestFrames(t *testing.T) {
 		{"none", nil, nil},
 		{"newest of none", store.Frames(nil).Newest(3), nil},
 		{"cut off", all[:len(all)-1], []int32{1, 2, 3}},
-		{"another field behind", append(slices.Clone(all), 0x1a, 0), []int32{1, 2, 3, 4}},
+		{"another field after the frames", append(slices.Clone(all), 0x1a, 0), []int32{1, 2, 3, 4}},
 	} {
 		if got := sequences(test.got); !slices.Equal(got, test.want) {
-			t.Errorf("%s: sequences %v, want %v", test.name, got, test.want)
+			t.Errorf("%s: All() yields sequences %v, want %v", test.name, got, test.want)
 		}
 		if n := test.got.Count(); n != len(test.want) {
-			t.Errorf("%s: %d frames, want %d", test.name, n, len(test.want))
+			t.Errorf("%s: Count() = %d, want %d", test.name, n, len(test.want))
 		}
 	}
 	messages, err := all.Messages()
 	if err != nil || len(messages) != 4 || messages[2].GetContent() != "three" {
-		t.Errorf("Messages: %v, %v", messages, err)
+		t.Errorf("Messages() = %v, %v, want 4 messages, the third with content \"three\"", messages, err)
 	}
 	if _, err := store.Frames(frame([]byte{0xff})).Messages(); !errors.Is(err, store.ErrCorrupt) {
-		t.Errorf("Messages of damage: %v, want ErrCorrupt", err)
+		t.Errorf("Messages() of a damaged frame = %v, want ErrCorrupt", err)
 	}
 }
 
@@ -84,33 +84,33 @@ func FuzzFrames(f *testing.F) {
 	f.Add([]byte{0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, 2)
 	f.Fuzz(func(t *testing.T, raw []byte, n int) {
 		all := store.Frames(raw)
-		var whole []byte
+		var complete []byte
 		count := 0
 		for frame := range all.All() {
-			whole = append(whole, frame...)
+			complete = append(complete, frame...)
 			count++
 			frame.Sequence()
 			_, _ = frame.Message()
 		}
-		if !bytes.HasPrefix(raw, whole) {
-			t.Fatalf("the frames of %x are %x", raw, whole)
+		if !bytes.HasPrefix(raw, complete) {
+			t.Fatalf("All() of %x yields %x, want a prefix of the input", raw, complete)
 		}
 		if got := all.Count(); got != count {
-			t.Errorf("Count is %d, there are %d", got, count)
+			t.Errorf("Count() = %d, want %d", got, count)
 		}
-		if got := store.Frames(whole).Skip(n).Count(); got != min(count, max(0, count-n)) && n >= 0 {
-			t.Errorf("%d frames are left of %d without the first %d", got, count, n)
+		if got := store.Frames(complete).Skip(n).Count(); got != min(count, max(0, count-n)) && n >= 0 {
+			t.Errorf("Skip(%d) of %d frames has %d frames", n, count, got)
 		}
-		newest := store.Frames(whole).Newest(n)
+		newest := store.Frames(complete).Newest(n)
 		if want := min(count, n); n >= 0 && newest.Count() != want || n < 0 && newest.Count() != count {
-			t.Errorf("the newest %d of %d are %d", n, count, newest.Count())
+			t.Errorf("Newest(%d) of %d frames has %d frames", n, count, newest.Count())
 		}
-		if !bytes.HasSuffix(whole, newest) {
-			t.Errorf("the newest frames %x are not the end of %x", newest, whole)
+		if !bytes.HasSuffix(complete, newest) {
+			t.Errorf("Newest(%d) = %x, want a suffix of %x", n, newest, complete)
 		}
 		for frame := range all.All() {
 			if again := store.Frames(frame); again.Count() != 1 {
-				t.Errorf("a frame is %d frames", again.Count())
+				t.Errorf("Frames of one frame: Count() = %d, want 1", again.Count())
 			}
 		}
 	})
@@ -127,15 +127,15 @@ func FuzzSequence(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(body)
-		f.Add(append(body, 0x10, 0x05))                   // the last value wins
-		f.Add(append(body, 0x12, 0x00))                   // another kind of field 2
-		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x10)) // inside a group, then cut off
+		f.Add(append(body, 0x10, 0x05))                   // The last value wins.
+		f.Add(append(body, 0x12, 0x00))                   // Field 2 with another wire type.
+		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x10)) // The field inside a group, and a truncated field.
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got := frame(body).Sequence()
 		var m parleyv1.Message
 		if proto.Unmarshal(body, &m) == nil && got != m.GetSequence() {
-			t.Errorf("sequence of %x is %d, want %d", body, got, m.GetSequence())
+			t.Errorf("Sequence() of %x = %d, want %d", body, got, m.GetSequence())
 		}
 	})
 }

@@ -7,52 +7,53 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Result is what a write did.
+// Result describes what a write did.
 type Result struct {
-	// Conversation is the header after the write; with its system prompt from Create only.
+	// Conversation is the header after the write. Only Create returns it with the system prompt.
 	Conversation *parleyv1.Conversation
-	// Appended has one entry for each message that was appended.
+	// Appended has one entry for each appended message.
 	Appended []*parleyv1.AppendedMessage
-	// Turn that was begun or ended, as it is now; with Replayed, the one that the first
-	// call began, nil when it is no longer kept.
+	// Turn that the write started or ended, in its present state. If Replayed, the turn that the
+	// first call started; nil if it is no longer stored.
 	Turn *parleyv1.Turn
-	// Created: the write made the conversation.
+	// Created reports whether the write created the conversation.
 	Created bool
-	// Replayed: the request had been seen; nothing was written, and all of this is the
-	// first result but for Conversation, which is as it is now.
+	// Replayed reports that the request was already used and that nothing was written. All fields
+	// are then those of the first result, except Conversation, which is the present header.
 	Replayed bool
 }
 
-// Purged is what a purge removed, or would have.
+// Purged reports what a purge deleted. After a dry run it reports what a purge would delete.
 type Purged struct {
-	// Count of conversations.
+	// Count is the number of conversations.
 	Count int64
-	// SampleIDs are up to MaxSampleIDs of them.
+	// SampleIDs contains up to MaxSampleIDs of their ids.
 	SampleIDs []string
 }
 
-// Snapshot is a conversation as it was at one version.
+// Snapshot is a conversation at one version.
 type Snapshot struct {
-	// Unchanged: it is as Read.Known says, and all else is left empty.
+	// Unchanged reports that the conversation is in the state of Read.Known. All other fields are
+	// then empty.
 	Unchanged bool
-	// Conversation is its header.
+	// Conversation is the header.
 	Conversation *parleyv1.Conversation
-	// Messages asked for, oldest first.
+	// Messages that were requested, oldest first.
 	Messages Frames
-	// DroppedBytes is the size of all messages that were dropped, as the oldest, to stay
-	// within limits; those not asked for do not count. A fork or an import begins at 0.
+	// DroppedBytes is the encoded size of the oldest messages that were dropped to stay within
+	// limits. Kept messages that were not requested do not count. A fork or an import starts at 0.
 	DroppedBytes int64
-	// Turns, oldest first, 32 at most.
+	// Turns, oldest first, at most 32.
 	Turns []*parleyv1.Turn
-	// Events of these turns, oldest first; a turn may have none.
+	// Events of these turns, oldest first. A turn may have no entry.
 	Events []*storev1.TurnEvents
-	// Seen is set when Read.Request was seen: what the first call did.
+	// Seen describes what the first call with Read.Request did; nil if there was none.
 	Seen *Seen
 }
 
-// Offsets returns for each message of a snapshot that has all of them how many encoded
-// bytes of messages come before it, dropped ones too, and last how many there are in all. A
-// message keeps its offset as long as it is kept.
+// Offsets returns the offset of each message: the encoded bytes of all messages before it, dropped
+// ones included. The last element is the number of bytes of all messages. The snapshot must contain
+// all kept messages. A message keeps its offset as long as it is kept.
 func (s *Snapshot) Offsets() []int64 {
 	offset := s.DroppedBytes
 	offsets := []int64{offset}
@@ -63,84 +64,86 @@ func (s *Snapshot) Offsets() []int64 {
 	return offsets
 }
 
-// Seen is what a request did when it came first.
+// Seen describes what the first call with a request did.
 type Seen struct {
-	// Created: it made the conversation.
+	// Created reports whether it created the conversation.
 	Created bool
-	// TurnID of the turn that it began.
+	// TurnID of the turn that it started; empty if none.
 	TurnID string
 }
 
-// Page is a page of conversations.
+// Page is a page of a list of conversations.
 type Page struct {
-	// Entries without system prompts.
+	// Entries do not contain system prompts.
 	Entries []*parleyv1.ConversationEntry
 	// NextPageToken is empty on the last page.
 	NextPageToken string
-	// Total is how many conversations the tenant has, whatever the filter; expired ones
-	// count until they are swept.
+	// Total is the number of conversations of the tenant, regardless of the filter. Expired
+	// conversations count until they are swept.
 	Total int64
-	// Damaged is how many conversations were left out that the call met: their records are
-	// damaged, so nobody can tell whether they belong on the page.
+	// Damaged is the number of conversations that the call left out because their records are
+	// damaged. Whether they belong on the page is unknown.
 	Damaged int
 }
 
-// Progress is the answer of a running turn as far as it has arrived.
+// Progress is the part of a running turn's answer that has arrived so far.
 type Progress struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// ConversationID names it.
+	// ConversationID of the conversation.
 	ConversationID string
-	// TurnID is the running turn.
+	// TurnID of the running turn.
 	TurnID string
-	// Messages of the answer, the last one perhaps cut off.
+	// Messages of the answer. The last one may be incomplete.
 	Messages []*parleyv1.Message
-	// Events as far as they are told by Messages, kept as they are; from Abandoned, where none
-	// were saved, those that the turn began with.
+	// Events of the turn that match Messages, stored without changes. Abandoned returns the events
+	// with which the turn started if no others were saved.
 	Events *storev1.TurnEvents
 }
 
-// Stats count what a store keeps.
+// Stats contains counts of a store.
 type Stats struct {
-	// Conversations kept; expired ones count until they are swept.
+	// Conversations is the number of stored conversations. Expired conversations count until they
+	// are swept.
 	Conversations int64
-	// Messages kept in them.
+	// Messages is the number of messages in these conversations.
 	Messages int64
-	// Bytes of encoded conversations and messages.
+	// Bytes is the encoded size of conversations and messages.
 	Bytes int64
-	// FileBytes is the size of the store's file, and FileBytesInUse what of it is in use;
-	// 0 where there is no file.
+	// FileBytes is the size of the store's file and FileBytesInUse the part that is in use. Both
+	// are 0 if the store has no file.
 	FileBytes, FileBytesInUse int64
-	// Expired and Evicted count conversations since the store was opened.
+	// Expired and Evicted are the numbers of conversations that expired or were evicted since the
+	// store was opened.
 	Expired, Evicted int64
-	// Corrupt counts the calls that ErrCorrupt was the answer to, since the store was opened.
+	// Corrupt is the number of calls that failed with ErrCorrupt since the store was opened.
 	Corrupt int64
 }
 
-// Change is one committed change of a conversation. It belongs to whoever made it: an
-// observer must not change it.
+// Change is one committed change of a conversation. Observers must not modify it.
 type Change struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
 	// Kind is one of CREATED, UPDATED, MESSAGE_APPENDED, CLEARED, DELETED, EXPIRED, EVICTED.
 	Kind parleyv1.ChangeKind
-	// ConversationID and UID name the conversation.
+	// ConversationID and UID identify the conversation.
 	ConversationID, UID string
-	// Version after the change; the last one where the conversation is gone.
+	// Version after the change. If the change deletes the conversation, its last version.
 	Version int32
 	// Time of the commit.
 	Time time.Time
-	// Conversation is the header after the change, without its system prompt; with CREATED,
+	// Conversation is the header after the change, without its system prompt. Set for CREATED,
 	// UPDATED and CLEARED.
 	Conversation *parleyv1.Conversation
-	// Message that was appended; with MESSAGE_APPENDED.
+	// Message that was appended. Set for MESSAGE_APPENDED.
 	Message Frame
-	// Count of messages kept after the change; how many went with it where the conversation
-	// was cleared or is gone.
+	// Count is the number of kept messages after the change. For CLEARED and for changes that
+	// delete the conversation, it is the number of messages that were removed.
 	Count int
-	// Trimmed is how many old messages the write dropped to stay within limits; on its last
-	// change only.
+	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set
+	// in the last change of a write only.
 	Trimmed int
-	// SessionEnded: with DELETED, the conversation was session memory whose time was over.
+	// SessionEnded is set for DELETED if the conversation was ephemeral and its delete time has
+	// passed.
 	SessionEnded bool
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestSplice puts frames into every message that a client receives with kept messages in
-// it, and looks whether it decodes to those messages.
+// TestSplice puts frames into every message of the API that contains kept messages, and checks that
+// they decode to the same messages.
 func TestSplice(t *testing.T) {
 	all := frames(t, "one", "two", "")
 	want, err := all.Messages()
@@ -34,7 +34,7 @@ func TestSplice(t *testing.T) {
 				}
 				spliced[string(d.Name())] = true
 				if field.Number() != store.FrameField {
-					t.Errorf("%s has number %d, frames have %d", field.FullName(), field.Number(), store.FrameField)
+					t.Errorf("field %s has number %d, want %d", field.FullName(), field.Number(), store.FrameField)
 					continue
 				}
 				got, err := splice(d, all)
@@ -44,7 +44,7 @@ func TestSplice(t *testing.T) {
 				}
 				list := got.ProtoReflect().Get(got.ProtoReflect().Descriptor().Fields().ByNumber(store.FrameField)).List()
 				if list.Len() != len(want) {
-					t.Errorf("%s decodes to %d messages, want %d", d.Name(), list.Len(), len(want))
+					t.Errorf("%s decoded to %d messages, want %d", d.Name(), list.Len(), len(want))
 					continue
 				}
 				for k, m := range want {
@@ -58,12 +58,13 @@ func TestSplice(t *testing.T) {
 	})
 	for _, name := range []string{"LoadConversationResponse", "ListMessagesResponse", "GetContextResponse", "ExportConversationsResponse", "RoutingSummary", "TurnFinished"} {
 		if !spliced[name] {
-			t.Errorf("%s has no messages", name)
+			t.Errorf("%s has no repeated field of messages", name)
 		}
 	}
 }
 
-// splice is a message of which nothing is known but its frames, sent and received.
+// splice encodes a message of type d that contains only the frames as unknown fields, and decodes
+// it.
 func splice(d protoreflect.MessageDescriptor, all store.Frames) (proto.Message, error) {
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName())
 	if err != nil {

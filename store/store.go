@@ -1,62 +1,102 @@
-// Package store is the contract between Parley's service and whatever keeps its
-// conversations. Begin with [Store]; package storetest holds the law below as tests, and
-// memstore and boltstore obey it.
+// Package store defines the contract between the Parley server and the storage of its
+// conversations. The implementations are in packages memstore and boltstore. Package storetest
+// tests any implementation against the law below.
 //
-// A conversation is a header, its kept messages, its newest turns and the request ids it
-// has seen. Every method is one atomic step on one conversation, or a bounded step over
-// several, and names its tenant: a conversation of another tenant does not exist. No
-// method takes a function to run inside a transaction and none assumes that this process
-// is the only one, so that a store behind a network can obey the law as well.
+// # Glossary
+//
+// These terms have one meaning in the whole project.
+//
+//   - Conversation: the messages of one tenant under one id, with a header (title, labels,
+//     retention, version and so on). A store also keeps its newest 32 turns and its newest 32
+//     request ids.
+//   - Message: one entry of a conversation, written by a user, an agent, a tool or the system. It
+//     never changes after it has been appended.
+//   - Exchange: a user's message and the messages that answer it, numbered from 1 in their
+//     conversation.
+//   - Turn: one run of an agent for one user message, from its start to its end. A conversation has
+//     at most one running turn; others wait in a queue.
+//   - Agent: a program or model that answers messages, configured under a name.
+//   - Window: the newest messages of a conversation that fit the limits and are passed to an agent.
+//     It starts at a user message.
+//   - Sequence: the position of a message in its conversation. The first message has 1; positions
+//     are never reused.
+//   - Version: a number that increases by one with every change of a conversation. Writes can
+//     require a version.
+//   - Lease: the right of one agent, the active agent, to answer the next messages of a
+//     conversation. It ends at a time, after 366 days at most, or with the conversation.
+//   - Ephemeral conversation: a conversation that is deleted after the connection that holds it has
+//     ended. A tenant has at most [MaxHolds] of them.
+//   - Retention: how many messages a conversation keeps, 1 to 1000, and its ttl, 100 ms to 366
+//     days. Expiry: a conversation expires when its ttl has passed since its creation, last append
+//     or last turn.
+//   - Eviction: when a tenant is at its capacity, its oldest conversation by create time is deleted
+//     for a new one.
+//   - Commit: the instant at which a write takes effect as a whole. A write returns after its
+//     commit.
+//   - Interaction log: daily files with an entry for every message. Entries remain when a
+//     conversation is deleted.
+//
+// # Data model
+//
+// Each method is one atomic step on one conversation, or a bounded step over several. Each method
+// names a tenant, and conversations of other tenants do not exist for it. No method takes a
+// function that runs inside a transaction. No method assumes that its process is the only one. A
+// store behind a network can therefore follow the law, too.
 //
 // # The law
 //
-//  1. Concurrency: all methods may be called from many goroutines at once.
-//  2. No shared memory: what was passed in may be changed after the call, what came out
-//     may be changed at any time; neither reaches the store.
-//  3. Durability: a write that returned without an error survives Close and, in stores
-//     that write to disk, kill -9 and power loss. A batch is wholly there or not at all.
-//  4. Cancellation: a write whose context had ended before it was begun writes nothing
-//     and returns the context's error. A write that was begun is completed. A list ends
-//     with its context.
-//  5. Expiry: from the instant of its expire_time a conversation is not found, swept or
-//     not; while a turn runs, or it is session memory, it does not expire. Reads prolong
-//     nothing.
-//  6. Order: writes of a conversation happen one after the other; sequences and versions
-//     rise in the order of commit, and a read sees all writes that returned before it.
-//  7. Observation: [Options.Observe] is given each committed change once, in the order of
-//     commit, after the commit, before the write returns, and outside any transaction. A
-//     store that other processes write to as well gives their changes too, as they arrive;
-//     the order then holds for each conversation.
-//  8. Pages: a list goes on from its token although conversations come, go and change
-//     meanwhile: none that stays is skipped, none comes twice. In the order of update time
-//     this holds for those that do not change in the meantime: the others move to the front. One
-//     that is made or imported after the list began may be in the list or not.
-//  9. Requests: a [Request] that a conversation has seen writes nothing and returns the
-//     first result, however many callers send it at once; it is remembered by the same
-//     commit as its effect. The newest 32 of a conversation are remembered.
-//  10. End: after Close every method returns [ErrClosed]; Close waits for writes that were
-//     begun, and closing again is no error.
-//  11. Capacity: a tenant never has more conversations than Options.MaxConversations, once
-//     a limit that was lowered has been swept. What has expired makes room first, then the
-//     one with the oldest create time; those with a running turn and those that are held
-//     are passed over, and if no other is left the answer is [ErrFull].
-//  12. Isolation: the conversations, lists, counts and evictions of one tenant do not
-//     depend on those of another.
-//  13. Sessions: an id is session memory from [Store.Hold] on, and is held, whether it has a
-//     conversation or not, until as many Releases have followed as there were Holds. If it
-//     has a conversation then, it stays session memory until that is removed or the
-//     DeleteAfter of the last Release is over. From that instant the conversation, a running
-//     turn or not, is not found, swept or not, and the id is like any other; without one it
-//     is so at once. A Hold within that time keeps it. What a process held when it ended,
-//     however it did, counts as released at the next start, with the DeleteAfter of its
-//     latest Hold.
-//  14. Identity: every new conversation has a uid that no conversation had before, whether
-//     Create, Append or Import makes it, and also in place of another one of its id. The store
-//     chooses the uid, whatever the caller's header says. A uid and a version together name one
-//     state of one history, unless a backup was restored: versions after the backup come again.
-//  15. Headers: Create, Update and Import refuse a header that has more than [MaxHeaderBytes]
-//     with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to it.
-//     So a reply has space for a header besides [MaxListBytes] of rows or 3 MiB of messages.
+//  1. Concurrency: all methods may be called from many goroutines at the same time.
+//  2. No shared memory: the caller may change arguments after the call and results at any time.
+//     Neither affects the store.
+//  3. Durability: a write that returned without an error survives Close. In stores that write to
+//     disk it also survives kill -9 and power loss. A batch is stored completely or not at all.
+//  4. Cancellation: if the context of a write ends before the write starts, the write changes
+//     nothing and returns the context's error. A write that has started is completed. A list stops
+//     when its context ends.
+//  5. Expiry: from its expire_time on a conversation is not found, even before it is swept. It does
+//     not expire while a turn is running or while it is ephemeral. Reads do not postpone the
+//     expiry.
+//  6. Order: the writes of a conversation happen one after the other. Sequences and versions rise
+//     in the order of commit. A read sees all writes that returned before it started.
+//  7. Observation: [Options.Observe] receives each committed change once, in the order of commit.
+//     It is called after the commit and before the write returns, outside any transaction. If other
+//     processes write to the same data, the store also passes their changes, when they arrive; the
+//     order then holds for each conversation.
+//  8. Pages: a list may be continued from its token while conversations are created, changed and
+//     deleted. A conversation that exists the whole time is neither skipped nor returned twice. In
+//     the order by update time this holds for conversations that do not change in the meantime; the
+//     others move to the front. A conversation that is created or imported after the list started
+//     may be in it or not.
+//  9. Requests: a [Request] that a conversation has stored writes nothing and returns the first
+//     result, even if many callers send it at the same time. It is stored in the same commit as its
+//     effect. A conversation keeps its newest 32 requests.
+//  10. End: after Close every method returns [ErrClosed]. Close waits for writes that have started.
+//     A second Close is not an error.
+//  11. Capacity: a tenant never has more than Options.MaxConversations conversations, except
+//     between lowering that limit and the next sweep. A new conversation replaces an expired one
+//     first, then the one with the oldest create time. Conversations with a running turn and held
+//     conversations are skipped. If no other is left, the write fails with [ErrFull].
+//  12. Isolation: conversations, lists, counts and evictions of one tenant do not depend on those
+//     of other tenants.
+//  13. Sessions: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
+//     not. The id is held until there have been as many Releases as Holds. If it then has a
+//     conversation, the id stays ephemeral until the conversation is removed or the DeleteAfter of
+//     the last Release has passed. From that instant the conversation is not found, even before it
+//     is swept and even if a turn is running, and the id is an ordinary one. If it has no
+//     conversation at the last Release, it is an ordinary id at once. A Hold within the
+//     DeleteAfter time keeps the conversation. When a process ends for any reason, all its Holds
+//     count as released at the next start, with the DeleteAfter of the latest Hold.
+//  14. Identity: every new conversation has a uid that no conversation had before, whether Create,
+//     Append or Import creates it. This also holds if it replaces a conversation with the same id.
+//     The store chooses the uid and ignores the one in the caller's header. A uid and a version
+//     together identify one state of one history, unless a backup was restored: versions after the
+//     backup are then used again.
+//  15. Headers: Create, Update and Import reject a header that has more than [MaxHeaderBytes] with
+//     [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to a header. A
+//     reply therefore has space for a header besides [MaxListBytes] of entries or 3 MiB of
+//     messages.
+//
+// Start at [Store].
 package store
 
 import (
@@ -64,89 +104,94 @@ import (
 	"time"
 )
 
-// Store keeps conversations. Errors are the sentinels and types of this package, wrapped
-// with context. A method that fails has written nothing, unless it says otherwise or the
-// error is ErrFailed, after which nobody can tell.
+// Store keeps conversations. Its errors are the errors of this package, wrapped with context. A
+// method that fails has written nothing, unless its comment says otherwise or the error is
+// ErrFailed. After ErrFailed it is unknown what was written.
 type Store interface {
-	// Create makes a conversation. It returns ErrConversationExists when the id is taken,
-	// unless c.OrGet is set, and ErrFull when there is no room.
+	// Create creates a conversation. It returns ErrConversationExists if the id is in use, unless
+	// c.OrGet is set, and ErrFull if the tenant is at its capacity and nothing can be evicted.
 	Create(ctx context.Context, c *Create) (*Result, error)
-	// Append adds messages, begins or ends a turn, or both, in one step. See [Append] for
-	// what is checked, in which order.
+	// Append appends messages, starts or ends a turn, or both, in one step. [Append] lists its
+	// checks and their order.
 	Append(ctx context.Context, a *Append) (*Result, error)
-	// Update changes the header, the routing lease, or removes messages. An update that
-	// changes nothing writes nothing. ErrNotFound when there is no such conversation.
+	// Update changes the header or the routing lease, or removes messages. An update that changes
+	// nothing writes nothing. It returns ErrNotFound if the conversation does not exist.
 	Update(ctx context.Context, u *Update) (*Result, error)
-	// Delete removes a conversation. ErrNotFound when there is none.
+	// Delete deletes a conversation. It returns ErrNotFound if the conversation does not exist.
 	Delete(ctx context.Context, d *Delete) error
-	// Purge removes the conversations of a tenant that have been inactive, in bounded
-	// steps; it is not atomic as a whole. When ctx ends on the way it returns what was
-	// purged so far and the context's error.
+	// Purge deletes the conversations of a tenant that have been inactive, in bounded steps; it is
+	// not atomic as a whole. If ctx ends before it is done, it returns what was deleted so far and
+	// the context's error.
 	Purge(ctx context.Context, p *Purge) (Purged, error)
 
-	// Import stores a conversation of another server with its versions and times, but
-	// under a new uid. It evicts nothing. It returns ErrConversationExists when the id is taken, unless
-	// i.Overwrite is set, then BusyError when a turn runs there; ErrExpired when the
-	// conversation would not live here, and ErrFull when there is no room.
+	// Import stores a conversation of another server with its versions and times, but with a new
+	// uid. It evicts nothing. Errors, in this order: ErrConversationExists if the id is in use and
+	// i.Overwrite is not set; BusyError if a turn is running on the conversation to overwrite;
+	// ErrExpired if the conversation would already be expired in this store; ErrFull if the tenant
+	// is at its capacity.
 	Import(ctx context.Context, i *Import) (*Result, error)
 
-	// Hold makes ids session memory, all or none, see the law. Conversations of these ids
-	// that are no more are removed first, lest they come back. ErrTooManyHolds beyond
-	// MaxHolds ids of a tenant.
+	// Hold makes all ids of h ephemeral, or none of them; see law 13. It first removes expired
+	// conversations that have one of these ids, so that they do not become visible again. It
+	// returns ErrTooManyHolds if the tenant would have more than MaxHolds ephemeral ids.
 	Hold(ctx context.Context, h *Hold) error
-	// Release takes a Hold of the same ids back; those that nobody holds are left as they
-	// are. With a DeleteAfter of 0 the conversations that nobody else holds are deleted by
-	// this call.
+	// Release undoes one Hold of the same ids. Ids that are not held stay as they are. If
+	// DeleteAfter is 0, the call deletes the conversations of ids that have no other Hold.
 	Release(ctx context.Context, h *Hold) error
 
-	// Read returns a conversation as it was at one version. ErrNotFound when there is none.
+	// Read returns a conversation at one version. It returns ErrNotFound if the conversation does
+	// not exist.
 	Read(ctx context.Context, r *Read) (*Snapshot, error)
-	// List returns a page of a tenant's live conversations; none is no error.
-	// ErrPageToken when the token is not from a list with the same filter and order.
+	// List returns a page of a tenant's conversations that have not expired. An empty page is not
+	// an error. It returns ErrPageToken if the token is not from a list with the same filter and
+	// order.
 	List(ctx context.Context, l *List) (*Page, error)
 
-	// SaveProgress keeps the answer of a running turn as far as it has arrived, for
-	// Abandoned to find after a crash. It changes neither version nor times. Ending the
-	// turn removes it. ErrTurnEnded when the turn is not the running one, also when there
-	// is no such conversation.
+	// SaveProgress stores the part of a running turn's answer that has arrived so far, so that
+	// Abandoned finds it after a crash. It changes neither version nor times. The end of the turn
+	// removes it. It returns ErrTurnEnded if the turn is not the running one or the conversation
+	// does not exist.
 	SaveProgress(ctx context.Context, p *Progress) error
-	// Abandoned returns the running turns that no live server answers any more, with what
-	// was saved of their answers: in a store of one process, all that ran when it was opened.
-	// Whoever asks ends them with Append. One call returns some of them, by size, at least one
-	// if there is one, behind the place after: empty is the start, else it is next of another
-	// call, and next is empty when there are no more. What ends meanwhile moves no other turn.
-	// A string that is no such place gives ErrPageToken or any of the turns.
+	// Abandoned returns running turns that no live server answers, with the saved part of their
+	// answers. In a store of one process these are the turns that were running when it was opened.
+	// The caller must end them with Append. One call returns a limited number of bytes, but at
+	// least one turn if there is one. It continues after the position after, which is empty at
+	// first and otherwise the next of the previous call. next is empty when there are no more
+	// turns. A turn that ends in the meantime does not move other turns. If after is not a valid
+	// position, the call returns ErrPageToken or any of the turns.
 	Abandoned(ctx context.Context, after string) (turns []Progress, next string, err error)
 
-	// Sweep removes conversations that have expired or are over capacity, at most limit of
-	// them, and reports whether there may be more to do.
+	// Sweep removes at most limit conversations that have expired or exceed the capacity. It
+	// reports whether there may be more of them.
 	Sweep(ctx context.Context, limit int) (more bool, err error)
-	// Stats counts what is kept, over all tenants, in constant time.
+	// Stats returns counts over all tenants, in constant time.
 	Stats(ctx context.Context) (Stats, error)
-	// Close ends the store.
+	// Close closes the store.
 	Close() error
 }
 
-// Options are common to all stores. The zero value is usable.
+// Options are common to all stores. The zero value is valid.
 type Options struct {
-	// Now is the clock; nil is time.Now. Each write reads it once.
+	// Now is the clock. If nil, time.Now. Each write reads it once.
 	Now func() time.Time
-	// Observe is given committed changes, see the law. It must not block for long, must not
-	// call the store, and must not change what it is given. Nil: nobody wants to know.
+	// Observe receives committed changes; see law 7. It must return quickly, must not call the
+	// store and must not modify the changes. If nil, changes are not reported.
 	Observe func(changes []Change)
-	// MaxMessages is kept of a conversation that does not say otherwise; 0 is 20.
+	// MaxMessages is the number of messages that a conversation keeps if its retention does not say
+	// otherwise. 0 means 20.
 	MaxMessages int
-	// TTL is the life after the last append of a conversation that does not say otherwise;
-	// 0 is 1 h.
+	// TTL is the time from the last append to the expiry of a conversation if its retention does
+	// not say otherwise. 0 means 1 hour.
 	TTL time.Duration
-	// MaxConversations is the capacity of each tenant; 0 is without bound.
+	// MaxConversations is the capacity of each tenant; 0 means no limit.
 	MaxConversations int
-	// MaxConversationBytes bounds the encoded messages of a conversation; the oldest are
-	// dropped first, the newest is kept whatever its size; 0 is 3 MiB, which fits a reply.
+	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
+	// oldest messages are dropped first; the newest is kept whatever its size. 0 means 3 MiB, which
+	// fits into a reply.
 	MaxConversationBytes int
 }
 
-// WithDefaults returns the options with every zero replaced as their comments say.
+// WithDefaults returns the options with every zero value replaced by its default.
 func (o Options) WithDefaults() Options {
 	if o.Now == nil {
 		o.Now = time.Now

@@ -6,19 +6,19 @@ import (
 	"hash/crc32"
 )
 
-// tokenVersion leads every page token, so that a later form can be told apart.
+// tokenVersion is the first byte of every page token, so that a later format can be distinguished.
 const tokenVersion = 1
 
-// SealToken makes a page token of a position in a list. Scope names the list: its tenant,
-// filter, order. The token is opaque, not secret, and only good for the same scope.
+// SealToken encodes a position in a list as a page token. Scope identifies the list: its tenant,
+// filter and order. The token is opaque but not secret, and valid only for the same scope.
 func SealToken(position []byte, scope ...string) string {
 	b := append([]byte{tokenVersion}, position...)
 	b = binary.BigEndian.AppendUint32(b, tokenSum(b, scope))
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// OpenToken returns the position in a token, or ErrPageToken when the token was not made
-// by SealToken with the same scope.
+// OpenToken returns the position in a token. It returns ErrPageToken if the token was not made by
+// SealToken with the same scope.
 func OpenToken(token string, scope ...string) ([]byte, error) {
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || len(b) < 5 || b[0] != tokenVersion {
@@ -31,8 +31,8 @@ func OpenToken(token string, scope ...string) ([]byte, error) {
 	return body[1:], nil
 }
 
-// tokenSum is a checksum of a token and its scope. It finds mistakes, not forgers: a token
-// gives its holder nothing that the list itself would not.
+// tokenSum returns a checksum of a token and its scope. It detects mistakes, not forgery: a forged
+// token gives access to nothing that the list itself does not return.
 func tokenSum(body []byte, scope []string) uint32 {
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	_, _ = h.Write(body)

@@ -18,9 +18,9 @@ func TestTokenScope(t *testing.T) {
 			got, err := store.OpenToken(token, opened...)
 			switch {
 			case i == j && (err != nil || !bytes.Equal(got, position)):
-				t.Errorf("scope %q: %q, %v", sealed, got, err)
+				t.Errorf("OpenToken with scope %q = %q, %v, want %q", sealed, got, err, position)
 			case i != j && (!errors.Is(err, store.ErrPageToken) || got != nil):
-				t.Errorf("token of %q in scope %q: %q, %v; want ErrPageToken", sealed, opened, got, err)
+				t.Errorf("OpenToken of scope %q with scope %q = %q, %v, want ErrPageToken", sealed, opened, got, err)
 			}
 		}
 	}
@@ -34,13 +34,13 @@ func TestTokenDamage(t *testing.T) {
 	for bit := range 8 * len(raw) {
 		raw[bit/8] ^= 1 << (bit % 8)
 		if _, err := store.OpenToken(base64.RawURLEncoding.EncodeToString(raw), "scope"); !errors.Is(err, store.ErrPageToken) {
-			t.Errorf("bit %d flipped: %v, want ErrPageToken", bit, err)
+			t.Errorf("OpenToken with bit %d flipped = %v, want ErrPageToken", bit, err)
 		}
 		raw[bit/8] ^= 1 << (bit % 8)
 	}
 	for n := range raw {
 		if _, err := store.OpenToken(base64.RawURLEncoding.EncodeToString(raw[:n]), "scope"); !errors.Is(err, store.ErrPageToken) {
-			t.Errorf("cut to %d bytes: %v, want ErrPageToken", n, err)
+			t.Errorf("OpenToken of the first %d bytes = %v, want ErrPageToken", n, err)
 		}
 	}
 }
@@ -50,11 +50,11 @@ func FuzzToken(f *testing.F) {
 	f.Add(store.SealToken([]byte("p"), "a", "b"), []byte("p"), "a", "b")
 	f.Fuzz(func(t *testing.T, token string, position []byte, a, b string) {
 		if _, err := store.OpenToken(token, a, b); err != nil && !errors.Is(err, store.ErrPageToken) {
-			t.Errorf("OpenToken: %v", err)
+			t.Errorf("OpenToken(%q) = %v, want ErrPageToken or nil", token, err)
 		}
 		got, err := store.OpenToken(store.SealToken(position, a, b), a, b)
 		if err != nil || !bytes.Equal(got, position) {
-			t.Errorf("%x came back as %x, %v", position, got, err)
+			t.Errorf("OpenToken(SealToken(%x)) = %x, %v", position, got, err)
 		}
 	})
 }
