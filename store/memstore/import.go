@@ -21,17 +21,17 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	var result *store.Result
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[i.Tenant]
-		old, memory := t.find(id), t.session(id)
-		live, err := old.live(now, memory, record.Unmarshal)
+		old, ephemeral := t.find(id), t.ephemeralState(id)
+		live, err := old.live(now, ephemeral, record.Unmarshal)
 		if err != nil {
 			return nil, err
 		}
-		out, err := record.Import(live, i, history, uuid.NewString(), now, memory.Held, &s.options)
+		out, err := record.Import(live, i, history, uuid.NewString(), now, ephemeral.Held, &s.options)
 		if err != nil {
 			return nil, err
 		}
 		result = out.Result
-		return s.takeIn(i.Tenant, old, live != nil, out, now)
+		return s.storeImport(i.Tenant, old, live != nil, out, now)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
@@ -39,11 +39,11 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	return result, nil
 }
 
-// takeIn keeps what record.Import decided, and returns all that changed. Old is what lies
-// under the id, nil for nothing: a conversation that is overwritten, or one that has expired.
-func (s *Store) takeIn(tenantName string, old *entry, overwritten bool, out *record.Outcome, now time.Time) ([]store.Change, error) {
-	s.made++
-	out.Record.SetNumber(s.made)
+// storeImport stores the outcome of record.Import and returns all changes. old is the present entry
+// with the id, nil if there is none. It has expired unless overwritten is true.
+func (s *Store) storeImport(tenantName string, old *entry, overwritten bool, out *record.Outcome, now time.Time) ([]store.Change, error) {
+	s.created++
+	out.Record.SetNumber(s.created)
 	e, err := newEntry(tenantName, out.Record)
 	if err != nil {
 		return nil, err
@@ -57,24 +57,24 @@ func (s *Store) takeIn(tenantName string, old *entry, overwritten bool, out *rec
 	if overwritten {
 		s.remove(t, old)
 	} else {
-		expired, err := t.findRoom(old, s.options.MaxConversations, now)
+		expired, err := t.expiredToReplace(old, s.options.MaxConversations, now)
 		if err != nil {
 			return nil, err
 		}
 		if expired != nil {
-			changes = append(changes, s.end(t, expired, now))
+			changes = append(changes, s.removeAndReport(t, expired, now))
 		}
 	}
-	s.insert(t, e)
+	s.index(t, e)
 	return append(changes, out.Changes...), nil
 }
 
-// findRoom is the conversation that must go so that the tenant can have one more, nil when
-// none must: the expired one whose id is taken again, or another that has expired. None that
-// lives goes, as it would in victim.
-func (t *tenant) findRoom(again *entry, limit int, now time.Time) (*entry, error) {
-	if again != nil || limit == 0 || len(t.byID) < limit {
-		return again, nil
+// expiredToReplace returns the expired conversation that must be removed so that the tenant can
+// have one more, nil if none must. That is old, which has the same id, or any other expired one.
+// Unlike victim, it never returns a conversation that has not expired.
+func (t *tenant) expiredToReplace(old *entry, limit int, now time.Time) (*entry, error) {
+	if old != nil || limit == 0 || len(t.byID) < limit {
+		return old, nil
 	}
 	if e := t.expired(now); e != nil {
 		return e, nil

@@ -1,9 +1,9 @@
-// Package memstore keeps conversations in memory: for trying things out, for tests, and for
-// services whose conversations need not outlive the process. Begin with [New].
+// Package memstore keeps conversations in memory. It is meant for trials, for tests, and for
+// services whose conversations need not outlive the process.
 //
-// Conversations are kept as the encoded values that a store on disk would write, so that
-// nothing is shared with callers and what is decided about a conversation is decided by
-// the same code, package record.
+// Conversations are stored as the encoded values that a store on disk would write. They therefore
+// share no memory with callers, and package record decides about every write, as in the other
+// stores. Start at [New].
 package memstore
 
 import (
@@ -18,20 +18,20 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// Store is a store.Store in memory.
+// Store implements store.Store in memory.
 type Store struct {
 	options store.Options
 
-	// writing is held by one write at a time from its decision until its changes have been
-	// observed, which gives the observer the order of commit.
+	// writing is locked by one write at a time, from its decision until its changes have been
+	// observed. The observer therefore receives changes in the order of commit.
 	writing sync.Mutex
 
-	// mu guards what follows. It is not held while the observer runs: readers do not wait
-	// for it, and see what it is told of.
+	// mu guards the fields below. It is not held while the observer runs: readers do not wait for
+	// the observer, and already see the changes that it receives.
 	mu      sync.RWMutex
 	closed  bool
-	tenants map[string]*tenant // those that have conversations or session memory
-	made    uint32             // conversations so far; tells those of one nanosecond apart
+	tenants map[string]*tenant // tenants that have conversations or ephemeral ids
+	created uint32             // conversations created so far; distinguishes those with the same create time
 	stats   store.Stats
 }
 
@@ -77,7 +77,7 @@ func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	return err
 }
 
-// Close implements store.Store. What was kept is gone.
+// Close implements store.Store. It discards all data.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -87,7 +87,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// writeOne does to one conversation what decide decides; old is nil when there is none.
+// writeOne changes one conversation as decide says. old is the conversation before the write, nil
+// if there is none.
 func (s *Store) writeOne(
 	ctx context.Context, tenantName, id string,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
@@ -96,7 +97,7 @@ func (s *Store) writeOne(
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[tenantName]
 		e := t.find(id)
-		old, err := e.live(now, t.session(id), record.Unmarshal)
+		old, err := e.live(now, t.ephemeralState(id), record.Unmarshal)
 		if err != nil {
 			return nil, err
 		}
@@ -121,10 +122,11 @@ func (s *Store) writeOne(
 	return result, nil
 }
 
-// add keeps a new conversation, makes room for it, and returns all that changed.
+// add stores a new conversation, removes another one if capacity requires it, and returns all
+// changes.
 func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]store.Change, error) {
-	s.made++
-	out.Record.SetNumber(s.made)
+	s.created++
+	out.Record.SetNumber(s.created)
 	e, err := newEntry(tenantName, out.Record)
 	if err != nil {
 		return nil, err
@@ -133,32 +135,32 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if t == nil {
 		t = newTenant(tenantName)
 	}
-	victim, err := t.victim(e.gone.ConversationID, s.options.MaxConversations, now)
+	victim, err := t.victim(e.removal.ConversationID, s.options.MaxConversations, now)
 	if err != nil {
 		return nil, err
 	}
 	var changes []store.Change
 	if victim != nil {
-		changes = append(changes, s.end(t, victim, now))
+		changes = append(changes, s.removeAndReport(t, victim, now))
 	}
 	e.key = out.Record.Key()
-	s.insert(t, e)
+	s.index(t, e)
 	return append(changes, out.Changes...), nil
 }
 
-// replace keeps what a write made of a conversation.
+// replace stores a conversation that a write has changed.
 func (s *Store) replace(t *tenant, old *entry, out *record.Outcome) ([]store.Change, error) {
 	e, err := newEntry(t.name, out.Record)
 	if err != nil {
 		return nil, err
 	}
 	e.key = old.key
-	s.takeOut(t, old)
-	s.insert(t, e)
+	s.unindex(t, old)
+	s.index(t, e)
 	return out.Changes, nil
 }
 
-// write takes one step alone and then tells the observer of the changes that it returns.
+// write runs one step alone and then passes the changes that it returns to the observer.
 func (s *Store) write(ctx context.Context, step func(now time.Time) ([]store.Change, error)) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -169,7 +171,7 @@ func (s *Store) write(ctx context.Context, step func(now time.Time) ([]store.Cha
 	return err
 }
 
-// commit takes a step with the lock on the data.
+// commit runs a step with mu locked.
 func (s *Store) commit(ctx context.Context, step func(now time.Time) ([]store.Change, error)) ([]store.Change, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,7 +22,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 }
 
 func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
-	e, memory, err := s.entry(ctx, r.Tenant, r.ConversationID)
+	e, ephemeral, err := s.entry(ctx, r.Tenant, r.ConversationID)
 	if err != nil {
 		return nil, err
 	}
@@ -31,15 +31,15 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	if r.Newest == 0 {
 		decode = record.UnmarshalHead
 	}
-	c, err := e.live(now, memory, decode)
+	c, err := e.live(now, ephemeral, decode)
 	if err != nil {
 		return nil, err
 	}
 	return record.Read(c, r, now)
 }
 
-// entry returns a conversation as it is now, expired or not, nil when there is none, and
-// what its id is as session memory.
+// entry returns a conversation, expired or not, nil if there is none, and the ephemeral state of
+// its id.
 func (s *Store) entry(ctx context.Context, tenantName, id string) (*entry, record.Session, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -47,19 +47,19 @@ func (s *Store) entry(ctx context.Context, tenantName, id string) (*entry, recor
 		return nil, record.Session{}, store.ErrClosed
 	}
 	t := s.tenants[tenantName]
-	return t.find(id), t.session(id), ctx.Err()
+	return t.find(id), t.ephemeralState(id), ctx.Err()
 }
 
 // List implements store.Store.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	all, memory, err := s.all(ctx, l.Tenant)
+	all, ephemeral, err := s.all(ctx, l.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all), sessions(memory))
+	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all), ephemeralStates(ephemeral))
 }
 
-// newest yields conversations, see record.Newest.
+// newest implements record.Newest.
 func newest(all *btree.BTreeG[*entry]) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
@@ -73,7 +73,7 @@ func newest(all *btree.BTreeG[*entry]) record.Newest {
 	}
 }
 
-// oldest yields conversations, see record.Oldest.
+// oldest implements record.Oldest.
 func oldest(all *btree.BTreeG[*entry]) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
@@ -84,10 +84,10 @@ func oldest(all *btree.BTreeG[*entry]) record.Oldest {
 	}
 }
 
-// all is the tenant's conversations by create time as they are now, expired ones included,
-// to be walked through without a lock, and its session memory at that moment.
-func (s *Store) all(ctx context.Context, tenantName string) (*btree.BTreeG[*entry], *btree.BTreeG[*session], error) {
-	s.mu.Lock() // Not for reading: Clone marks what the trees share from now on.
+// all returns copies of a tenant's indexes, which can be read without a lock: its conversations by
+// create time, expired ones included, and its ephemeral ids.
+func (s *Store) all(ctx context.Context, tenantName string) (*btree.BTreeG[*entry], *btree.BTreeG[*ephemeralID], error) {
+	s.mu.Lock() // A read lock is not enough: Clone marks the shared nodes of the trees.
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, nil, store.ErrClosed
@@ -96,7 +96,7 @@ func (s *Store) all(ctx context.Context, tenantName string) (*btree.BTreeG[*entr
 	if t == nil {
 		t = newTenant(tenantName)
 	}
-	return t.byCreateTime.Clone(), t.sessions.Clone(), ctx.Err()
+	return t.byCreateTime.Clone(), t.ephemeral.Clone(), ctx.Err()
 }
 
 // Stats implements store.Store.

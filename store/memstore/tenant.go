@@ -12,27 +12,27 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// tenant is the conversations and the session memory of one tenant. The nil tenant has none.
+// tenant contains the conversations and the ephemeral ids of one tenant. A nil tenant has none.
 type tenant struct {
 	name         string
 	byID         map[string]*entry
 	byCreateTime *btree.BTreeG[*entry]
-	evictable    *btree.BTreeG[*entry] // by create time, without those that a turn or a hold keeps
-	byExpireTime *btree.BTreeG[*entry] // without those that a turn or session memory keeps
+	evictable    *btree.BTreeG[*entry] // by create time, without conversations that have a running turn or are held
+	byExpireTime *btree.BTreeG[*entry] // without conversations that have a running turn or are ephemeral
 
-	sessions     *btree.BTreeG[*session] // by id
-	byDeleteTime *btree.BTreeG[*session] // without those that are held: these have conversations
+	ephemeral    *btree.BTreeG[*ephemeralID] // by id
+	byDeleteTime *btree.BTreeG[*ephemeralID] // without held ids; all of these have conversations
 }
 
-// entry is a conversation. It never changes: a write puts another one in its place.
+// entry is a conversation. It never changes: a write replaces it.
 type entry struct {
 	key, value        []byte
 	appended, expires time.Time
-	turn              string       // that runs; empty when none does
-	gone              store.Change // what to say when it is no more
+	turn              string       // running turn; empty if there is none
+	removal           store.Change // change to report when the conversation is removed
 }
 
-// newEntry encodes what a write made of a conversation; the key is the caller's to set.
+// newEntry encodes the result of a write. The caller sets the key.
 func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	value, err := r.Marshal()
 	if err != nil {
@@ -41,11 +41,11 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	c := r.Conversation()
 	return &entry{
 		value: value, appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(), turn: c.GetActiveTurnId(),
-		gone: r.Gone(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
+		removal: r.Gone(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
 	}, nil
 }
 
-const degree = 32 // of the indexes
+const degree = 32 // degree of the B-trees
 
 func newTenant(name string) *tenant {
 	byKey := func(a, b *entry) bool { return bytes.Compare(a.key, b.key) < 0 }
@@ -57,14 +57,14 @@ func newTenant(name string) *tenant {
 		byExpireTime: btree.NewG(degree, func(a, b *entry) bool {
 			return cmp.Or(a.expires.Compare(b.expires), bytes.Compare(a.key, b.key)) < 0
 		}),
-		sessions: btree.NewG(degree, func(a, b *session) bool { return a.id < b.id }),
-		byDeleteTime: btree.NewG(degree, func(a, b *session) bool {
+		ephemeral: btree.NewG(degree, func(a, b *ephemeralID) bool { return a.id < b.id }),
+		byDeleteTime: btree.NewG(degree, func(a, b *ephemeralID) bool {
 			return cmp.Or(a.deleteTime.Compare(b.deleteTime), cmp.Compare(a.id, b.id)) < 0
 		}),
 	}
 }
 
-// find returns the conversation of that id, nil when there is none.
+// find returns the conversation with that id, nil if there is none.
 func (t *tenant) find(id string) *entry {
 	if t == nil {
 		return nil
@@ -72,28 +72,28 @@ func (t *tenant) find(id string) *entry {
 	return t.byID[id]
 }
 
-// expired reports whether the conversation is no more, although it has not been swept; s is
-// what its id is as session memory.
+// expired reports whether the conversation has expired or its delete time has passed, even if it
+// has not been swept. s is the ephemeral state of its id.
 func (e *entry) expired(now time.Time, s record.Session) bool {
 	return s.Expired(now, e.expires, e.turn != "")
 }
 
-// live decodes the conversation; nil when it is nil or has expired.
+// live decodes the conversation. It returns nil if e is nil or has expired.
 func (e *entry) live(now time.Time, s record.Session, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
 	if e == nil || e.expired(now, s) {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // nil means that there is no conversation.
 	}
 	return decode(e.value)
 }
 
-// victim is the conversation that must go before one of this id can be made; nil when none
-// must.
+// victim returns the conversation that must be removed before one with this id can be created; nil
+// if none must.
 func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 	if e := t.byID[id]; e != nil {
-		return e, nil // It is no more, else no other could be made.
+		return e, nil // It has expired; otherwise the id would not be free.
 	}
 	if limit == 0 || len(t.byID) < limit {
-		return nil, nil //nolint:nilnil // there is room
+		return nil, nil //nolint:nilnil // The tenant is below its capacity.
 	}
 	if e := t.expired(now); e != nil {
 		return e, nil
@@ -104,8 +104,7 @@ func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 	return nil, store.ErrFull
 }
 
-// expired returns a conversation that is no more, although it has not been swept; nil when
-// there is none.
+// expired returns a conversation that has expired and has not been swept; nil if there is none.
 func (t *tenant) expired(now time.Time) *entry {
 	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
 		return e
@@ -116,9 +115,9 @@ func (t *tenant) expired(now time.Time) *entry {
 	return nil
 }
 
-// enter adds an entry to the indexes of those that may come to an end.
-func (t *tenant) enter(e *entry) {
-	s := t.session(e.gone.ConversationID)
+// indexRemovable adds an entry to the indexes of conversations that may be evicted or may expire.
+func (t *tenant) indexRemovable(e *entry) {
+	s := t.ephemeralState(e.removal.ConversationID)
 	if e.turn == "" && !s.Held {
 		t.evictable.ReplaceOrInsert(e)
 	}
@@ -127,65 +126,66 @@ func (t *tenant) enter(e *entry) {
 	}
 }
 
-// leave takes an entry out of them.
-func (t *tenant) leave(e *entry) {
+// unindexRemovable removes an entry from these indexes.
+func (t *tenant) unindexRemovable(e *entry) {
 	t.evictable.Delete(e)
 	t.byExpireTime.Delete(e)
 }
 
-// insert adds an entry to the indexes and counts.
-func (s *Store) insert(t *tenant, e *entry) {
+// index adds an entry to all indexes and counts.
+func (s *Store) index(t *tenant, e *entry) {
 	s.tenants[t.name] = t
-	t.byID[e.gone.ConversationID] = e
+	t.byID[e.removal.ConversationID] = e
 	t.byCreateTime.ReplaceOrInsert(e)
-	t.enter(e)
+	t.indexRemovable(e)
 	s.count(e, 1)
 }
 
-// takeOut takes an entry out of the indexes and counts.
-func (s *Store) takeOut(t *tenant, e *entry) {
-	delete(t.byID, e.gone.ConversationID)
+// unindex removes an entry from all indexes and counts.
+func (s *Store) unindex(t *tenant, e *entry) {
+	delete(t.byID, e.removal.ConversationID)
 	t.byCreateTime.Delete(e)
-	t.leave(e)
+	t.unindexRemovable(e)
 	s.count(e, -1)
 }
 
-// remove removes a conversation. Its id is like any other then, unless somebody holds it.
+// remove removes a conversation. Its id becomes an ordinary one, unless it is held.
 func (s *Store) remove(t *tenant, e *entry) {
-	s.takeOut(t, e)
-	if !t.session(e.gone.ConversationID).Held {
-		t.forget(e.gone.ConversationID)
+	s.unindex(t, e)
+	if !t.ephemeralState(e.removal.ConversationID).Held {
+		t.deleteEphemeral(e.removal.ConversationID)
 	}
-	s.dropEmpty(t)
+	s.deleteIfEmpty(t)
 }
 
-// dropEmpty forgets a tenant that has nothing.
-func (s *Store) dropEmpty(t *tenant) {
-	if len(t.byID) == 0 && t.sessions.Len() == 0 {
+// deleteIfEmpty deletes a tenant that has neither conversations nor ephemeral ids.
+func (s *Store) deleteIfEmpty(t *tenant) {
+	if len(t.byID) == 0 && t.ephemeral.Len() == 0 {
 		delete(s.tenants, t.name)
 	}
 }
 
 func (s *Store) count(e *entry, sign int64) {
 	s.stats.Conversations += sign
-	s.stats.Messages += sign * int64(e.gone.Count)
+	s.stats.Messages += sign * int64(e.removal.Count)
 	s.stats.Bytes += sign * int64(len(e.value))
 }
 
-// end removes a conversation that is no more or makes room, and says so.
-func (s *Store) end(t *tenant, e *entry, now time.Time) store.Change {
-	gone, memory := e.gone, t.session(e.gone.ConversationID)
-	gone.Time = now
+// removeAndReport removes a conversation that has expired, whose delete time has passed, or that is
+// evicted. It returns the change.
+func (s *Store) removeAndReport(t *tenant, e *entry, now time.Time) store.Change {
+	change, ephemeral := e.removal, t.ephemeralState(e.removal.ConversationID)
+	change.Time = now
 	switch {
-	case memory.Over(now):
-		gone.Kind, gone.SessionEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
-	case e.expired(now, memory):
-		gone.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
+	case ephemeral.Over(now):
+		change.Kind, change.SessionEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
+	case e.expired(now, ephemeral):
+		change.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		s.stats.Expired++
 	default:
-		gone.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
+		change.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
 		s.stats.Evicted++
 	}
 	s.remove(t, e)
-	return gone
+	return change
 }

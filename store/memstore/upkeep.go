@@ -9,7 +9,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Purge implements store.Store. A step is one conversation.
+// Purge implements store.Store. Each step deletes one conversation.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
 	var purged store.Purged
 	all, _, err := s.all(ctx, p.Tenant)
@@ -22,13 +22,13 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 			return true
 		}
 		var done bool
-		if done, err = s.purge(ctx, p, e.gone.ConversationID, cut); err != nil {
+		if done, err = s.purge(ctx, p, e.removal.ConversationID, cut); err != nil {
 			return false
 		}
 		if done {
 			purged.Count++
 			if len(purged.SampleIDs) < store.MaxSampleIDs {
-				purged.SampleIDs = append(purged.SampleIDs, e.gone.ConversationID)
+				purged.SampleIDs = append(purged.SampleIDs, e.removal.ConversationID)
 			}
 		}
 		return true
@@ -36,24 +36,25 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 	return purged, err
 }
 
-// purge removes a conversation if it is still there and still inactive, and reports that.
+// purge deletes a conversation if it still exists and is still inactive, and reports whether it
+// did.
 func (s *Store) purge(ctx context.Context, p *store.Purge, id string, cut time.Time) (done bool, err error) {
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[p.Tenant]
 		e := t.find(id)
-		if done = e != nil && !e.expired(now, t.session(id)) && !e.appended.After(cut); !done || p.DryRun {
+		if done = e != nil && !e.expired(now, t.ephemeralState(id)) && !e.appended.After(cut); !done || p.DryRun {
 			return nil, nil
 		}
 		s.remove(t, e)
-		gone := e.gone
-		gone.Kind, gone.Time = parleyv1.ChangeKind_CHANGE_KIND_DELETED, now
-		return []store.Change{gone}, nil
+		change := e.removal
+		change.Kind, change.Time = parleyv1.ChangeKind_CHANGE_KIND_DELETED, now
+		return []store.Change{change}, nil
 	})
 	return done, err
 }
 
-// Sweep implements store.Store. No tenant is ever over capacity here, because room is made
-// ahead of each new conversation and the limit stays as it was when the store was made.
+// Sweep implements store.Store. No tenant can exceed its capacity here: a conversation is removed
+// before each new one, and the limit never changes.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		var changes []store.Change
@@ -64,7 +65,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 				if e == nil {
 					break
 				}
-				changes = append(changes, s.end(t, e, now))
+				changes = append(changes, s.removeAndReport(t, e, now))
 			}
 		}
 		more = done >= limit
@@ -73,11 +74,10 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	return more, err
 }
 
-// SaveProgress implements store.Store. It keeps nothing: no turn outlives the process, so
-// nobody can ask.
+// SaveProgress implements store.Store. It stores nothing, because no turn outlives the process.
 func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
-	e, memory, err := s.entry(ctx, p.Tenant, p.ConversationID)
-	if err == nil && (e == nil || e.expired(s.options.Now(), memory) || e.turn == "" || e.turn != p.TurnID) {
+	e, ephemeral, err := s.entry(ctx, p.Tenant, p.ConversationID)
+	if err == nil && (e == nil || e.expired(s.options.Now(), ephemeral) || e.turn == "" || e.turn != p.TurnID) {
 		err = fmt.Errorf("turn %q: %w", p.TurnID, store.ErrTurnEnded)
 	}
 	if err != nil {
@@ -86,7 +86,8 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 	return nil
 }
 
-// Abandoned implements store.Store: the store was empty when it was made.
+// Abandoned implements store.Store. It returns no turns, because the store is empty when it is
+// opened.
 func (s *Store) Abandoned(ctx context.Context, _ string) (turns []store.Progress, next string, err error) {
 	_, _, err = s.entry(ctx, "", "")
 	return nil, "", err

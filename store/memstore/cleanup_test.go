@@ -8,8 +8,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestNothingIsLeft has tenants come and go, with session memory and conversations.
-func TestNothingIsLeft(t *testing.T) {
+// TestEmptyTenantIsDeleted creates conversations and ephemeral ids of several tenants, removes them
+// in different ways, and checks that no tenant remains.
+func TestEmptyTenantIsDeleted(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	s := New(store.Options{Now: func() time.Time { return now }})
 	defer s.Close()
@@ -43,7 +44,7 @@ func TestNothingIsLeft(t *testing.T) {
 				}
 			}
 			for left, of := range s.tenants {
-				t.Errorf("%s has %d conversations, %d ids of session memory", left, len(of.byID), of.sessions.Len())
+				t.Errorf("tenant %s remains with %d conversations and %d ephemeral ids", left, len(of.byID), of.ephemeral.Len())
 			}
 		})
 	}
