@@ -78,7 +78,7 @@
 //     conversations are skipped. If no other is left, the write fails with [ErrFull].
 //  12. Isolation: conversations, lists, counts and evictions of one tenant do not depend on those
 //     of other tenants.
-//  13. Sessions: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
+//  13. Ephemeral conversations: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
 //     not. The id is held until there have been as many Releases as Holds. If it then has a
 //     conversation, the id stays ephemeral until the conversation is removed or the DeleteAfter of
 //     the last Release has passed. From that instant the conversation is not found, even before it

@@ -13,9 +13,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// append is the test of Append, turns aside.
+// append tests Append without turns.
 func (s Subject) append(t *testing.T) {
-	t.Run("numbers, times and status are the store's", func(t *testing.T) {
+	t.Run("sequences, times and status are set by the store", func(t *testing.T) {
 		for _, instant := range []time.Time{newClock().now, time.Unix(1_800_000_000, 0).UTC()} {
 			f := s.open(t, nil)
 			f.clock.now = instant
@@ -54,17 +54,17 @@ func (s Subject) append(t *testing.T) {
 		same(t, "result", result.Conversation, want)
 		same(t, "read", snapshot.Conversation, want)
 		if result.Created || result.Replayed || result.Turn != nil {
-			t.Errorf("result: %+v", result)
+			t.Errorf("Append to an existing conversation = %+v, want neither Created nor Replayed nor a Turn", result)
 		}
 	})
-	t.Run("one reading of the clock", func(t *testing.T) {
+	t.Run("one write reads the clock once", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.clock.tick = time.Second
 		f.append("a", user("one"), user("two"))
 		c, messages := f.header("a"), f.messages("a")
 		for _, at := range []*timestamppb.Timestamp{c.GetUpdateTime(), c.GetLastAppendTime(), messages[0].GetCreateTime(), messages[1].GetCreateTime()} {
 			if !proto.Equal(at, c.GetCreateTime()) {
-				t.Errorf("one write has two times: %v, %v", c.GetCreateTime(), at)
+				t.Errorf("time = %v, want %v, the time of the write", at, c.GetCreateTime())
 			}
 		}
 	})
@@ -85,32 +85,32 @@ func (s Subject) append(t *testing.T) {
 		same(t, "exchanges", got, []int32{0, 0, 1, 1, 1, 2, 3, 3, 3})
 		for i, m := range f.messages("a") {
 			if m.GetExchange() != got[i] {
-				t.Errorf("message %d is kept with exchange %d, the result says %d", i, m.GetExchange(), got[i])
+				t.Errorf("message %d is stored with exchange %d, want %d as in the result", i, m.GetExchange(), got[i])
 			}
 		}
 	})
 	t.Run("must exist", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true}, store.ErrNotFound)
 		f.create("a")
 		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true})
 		uid := f.header("a").GetUid()
 		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid})
 		f.do(&store.Delete{ConversationID: "a"})
-		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
 		f.create("a")
-		f.refuse(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
 	})
 }
 
-// appendChecks is the test of the order of Append's checks: what fails twice is told of
-// the first.
+// appendChecks tests the order of Append's checks. A write that fails two checks returns the error
+// of the first.
 func (s Subject) appendChecks(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxConversations = 2 })
 	seen := request("seen", "content")
 	f.do(&store.Append{ConversationID: "idle", Messages: []*parleyv1.Message{user("hello")}, Request: seen})
 	f.do(&store.Append{ConversationID: "busy", Messages: []*parleyv1.Message{user("hello")}, Request: seen})
-	f.begin("busy", "turn")
+	f.beginTurn("busy", "turn")
 	begin, end := &parleyv1.Turn{Id: "new"}, &parleyv1.Turn{Id: "foreign"}
 	busy := &store.BusyError{TurnID: "turn"}
 	version := func(current int32) error { return &store.VersionError{Current: current} }
@@ -119,38 +119,38 @@ func (s Subject) appendChecks(t *testing.T) {
 		write store.Append
 		want  error
 	}{
-		{"request reused, then all others", store.Append{ConversationID: "busy", Request: request("seen", "other"), Begin: begin, IfVersion: new(int32(9)), MustExist: true}, store.ErrRequestReused},
-		{"missing, then version", store.Append{ConversationID: "none", MustExist: true, IfVersion: new(int32(9))}, store.ErrNotFound},
-		{"missing with a turn to end, then version", store.Append{ConversationID: "none", End: end, IfVersion: new(int32(9))}, store.ErrNotFound},
-		{"busy, then version", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(9))}, busy},
+		{"request reused, before all others", store.Append{ConversationID: "busy", Request: request("seen", "other"), Begin: begin, IfVersion: new(int32(9)), MustExist: true}, store.ErrRequestReused},
+		{"missing, before version", store.Append{ConversationID: "none", MustExist: true, IfVersion: new(int32(9))}, store.ErrNotFound},
+		{"missing with a turn to end, before version", store.Append{ConversationID: "none", End: end, IfVersion: new(int32(9))}, store.ErrNotFound},
+		{"busy, before version", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(9))}, busy},
 		{"busy", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(2))}, busy},
-		{"version, then turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(9))}, version(2)},
-		{"version 0 is no conversation", store.Append{ConversationID: "idle", IfVersion: new(int32(0))}, version(1)},
-		{"version of none, then no room", store.Append{ConversationID: "none", IfVersion: new(int32(9))}, version(0)},
+		{"version, before turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(9))}, version(2)},
+		{"version 0 of an existing conversation", store.Append{ConversationID: "idle", IfVersion: new(int32(0))}, version(1)},
+		{"version of a missing conversation, before capacity", store.Append{ConversationID: "none", IfVersion: new(int32(9))}, version(0)},
 		{"another turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(2))}, store.ErrTurnEnded},
 		{"no turn", store.Append{ConversationID: "idle", End: end}, store.ErrTurnEnded},
 		{"a turn without an id", store.Append{ConversationID: "idle", End: &parleyv1.Turn{}}, store.ErrTurnEnded},
 	} {
 		t.Log(test.name)
 		test.write.Messages = []*parleyv1.Message{user("new")}
-		f.refuse(&test.write, test.want)
+		f.expectError(&test.write, test.want)
 	}
-	f.begin("idle", "turn")
-	f.refuse(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)}, store.ErrFull)
-	// What was seen passes all checks.
+	f.beginTurn("idle", "turn")
+	f.expectError(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)}, store.ErrFull)
+	// A request that was already used is returned before any other check.
 	replay := f.do(&store.Append{
 		ConversationID: "busy", Messages: []*parleyv1.Message{user("hello")}, Request: seen,
 		Begin: begin, IfVersion: new(int32), MustExist: true,
 	})
 	if !replay.Replayed {
-		t.Errorf("a retry gave %+v", replay)
+		t.Errorf("retry = %+v, want Replayed", replay)
 	}
-	// At the right version everything is done.
+	// With the right version the write succeeds.
 	f.do(&store.Append{ConversationID: "busy", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32(2)), End: &parleyv1.Turn{Id: "turn"}})
 	f.do(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)})
 }
 
-// trim is the test of what a conversation keeps.
+// trim tests which messages a conversation keeps.
 func (s Subject) trim(t *testing.T) {
 	batch := func(from, n, size int) []*parleyv1.Message {
 		messages := make([]*parleyv1.Message, n)
@@ -173,7 +173,7 @@ func (s Subject) trim(t *testing.T) {
 		for n := int32(1); n <= last; n++ {
 			l := store.List{PageSize: 1, StructuredDataType: fmt.Sprint("type ", n)}
 			if found := len(f.list(l).Entries) == 1; found != (n >= first) {
-				f.t.Errorf("type of message %d: listed is %v", n, found)
+				f.t.Errorf("List with the type of message %d finds the conversation: %t", n, found)
 			}
 		}
 	}
@@ -188,27 +188,27 @@ func (s Subject) trim(t *testing.T) {
 		f := s.open(t, func(o *store.Options) { o.MaxMessages = 4 })
 		result := f.append("a", batch(1, 9, 1)...)
 		if n := len(result.Appended); n != 9 || result.Appended[8].GetSequence() != 9 {
-			t.Errorf("%d were appended: %v", n, result.Appended)
+			t.Errorf("Append of 9 messages returned %d: %v", n, result.Appended)
 		}
 		kept(f, 6, 9)
-		changes := f.seen.take()
+		changes := f.observer.drain()
 		if len(changes) != 10 || changes[1].Message.Sequence() != 1 || changes[9].Trimmed != 5 || changes[9].Count != 4 {
-			t.Errorf("told of %v", brief(changes))
+			t.Errorf("changes = %v, want 10 with 5 messages trimmed by the last", summaries(changes))
 		}
 	})
 	t.Run("by bytes", func(t *testing.T) {
 		f := s.open(t, func(o *store.Options) { o.MaxConversationBytes = 10_000 })
 		f.append("a", batch(1, 9, 1000)...)
 		if c := f.header("a"); c.GetSizeBytes() > 10_000 || c.GetSizeBytes() < 7000 {
-			t.Errorf("%d bytes are kept", c.GetSizeBytes())
+			t.Errorf("size_bytes = %d, want at most 10000, and at least 7000 after small messages", c.GetSizeBytes())
 		}
 		f.append("a", batch(10, 1, 7000)...)
 		f.append("a", batch(11, 1, 1000)...)
 		if c := f.header("a"); c.GetSizeBytes() > 10_000 {
-			t.Errorf("%d bytes are kept", c.GetSizeBytes())
+			t.Errorf("size_bytes = %d, want at most 10000, and at least 7000 after small messages", c.GetSizeBytes())
 		}
 		f.append("a", batch(12, 1, 20_000)...)
-		kept(f, 12, 12) // The newest is kept whatever its size.
+		kept(f, 12, 12) // The newest message is kept whatever its size.
 		f.append("a", batch(13, 1, 10)...)
 		kept(f, 13, 13)
 	})

@@ -15,7 +15,7 @@ func user(text string) *parleyv1.Message {
 	return &parleyv1.Message{Id: "id of " + text, Role: parleyv1.Role_ROLE_USER, Content: text}
 }
 
-// assistant is an answer that carries structured data of some types.
+// assistant returns an answer with structured data of the given types.
 func assistant(text string, types ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Id: "id of " + text, Role: parleyv1.Role_ROLE_ASSISTANT, Content: text, Agent: "writer"}
 	for _, t := range types {
@@ -24,7 +24,7 @@ func assistant(text string, types ...string) *parleyv1.Message {
 	return m
 }
 
-// turnEvents are made up, with something in every field; seed tells them apart.
+// turnEvents returns events with a value in every field, derived from seed.
 func turnEvents(seed int32) *storev1.TurnEvents {
 	e := &storev1.TurnEvents{
 		TurnId: "forged", Started: seed, Created: true, HistoryCount: -seed, Finished: seed + 100, LostAfter: seed + 50, ConversationVersion: -7,
@@ -37,14 +37,14 @@ func turnEvents(seed int32) *storev1.TurnEvents {
 	return e
 }
 
-// keptEvents is what a store makes of turnEvents.
+// keptEvents returns turnEvents(seed) as a store stores it.
 func keptEvents(seed int32, turn string, version int32) *storev1.TurnEvents {
 	e := turnEvents(seed)
 	e.TurnId, e.ConversationVersion = turn, version
 	return e
 }
 
-// request is an AppendMessages with that id and content.
+// request returns a Request of AppendMessages with this id and content.
 func request(id, content string) *store.Request {
 	return &store.Request{ID: id, Method: "AppendMessages", Digest: sha256.Sum256([]byte(content))}
 }

@@ -19,8 +19,8 @@ func (s Subject) law11Capacity(t *testing.T) {
 		for _, id := range []string{"a", "b", "c"} {
 			f.create(id)
 		}
-		f.append("a", user("hello")) // Create time decides, not update time.
-		f.seen.take()
+		f.append("a", user("hello")) // The create time decides which conversation is evicted, not the update time.
+		f.observer.drain()
 	}
 	for name, newOne := range map[string]any{
 		"Create": &store.Create{Conversation: &parleyv1.Conversation{Id: "new"}},
@@ -30,38 +30,38 @@ func (s Subject) law11Capacity(t *testing.T) {
 			f := s.open(t, three)
 			fill(f)
 			f.clock.Advance(time.Millisecond)
-			f.refuse(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil) // Nobody goes for it.
+			f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil) // An invalid write evicts nothing.
 			f.do(newOne)
 			f.missing("a")
-			same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"new", "c", "b"}})
-			same(t, "changes", brief(f.seen.take()), []string{"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
+			same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"new", "c", "b"}})
+			same(t, "changes", summaries(f.observer.drain()), []string{"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
 			if stats := f.stats(); stats.Evicted != 1 || stats.Expired != 0 || stats.Conversations != 3 {
-				t.Errorf("stats: %+v", stats)
+				t.Errorf("Stats() = %+v", stats)
 			}
 		})
 		t.Run(name+" when all have a turn", func(t *testing.T) {
 			f := s.open(t, three)
 			fill(f)
 			for _, id := range []string{"a", "b", "c"} {
-				f.begin(id, "turn")
+				f.beginTurn(id, "turn")
 			}
 			f.clock.Advance(24 * time.Hour)
-			f.refuse(newOne, store.ErrFull)
-			f.append("a", user("what is there goes on"))
+			f.expectError(newOne, store.ErrFull)
+			f.append("a", user("existing conversation"))
 			f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true})
-			f.end("b", "turn")
+			f.endTurn("b", "turn")
 			f.do(newOne)
 			f.missing("b")
 		})
 	}
-	t.Run("running turns are passed over", func(t *testing.T) {
+	t.Run("conversations with a running turn are skipped", func(t *testing.T) {
 		f := s.open(t, three)
 		fill(f)
-		f.begin("a", "turn")
+		f.beginTurn("a", "turn")
 		f.create("d")
-		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "a"}})
+		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "a"}})
 	})
-	t.Run("what has expired goes first", func(t *testing.T) {
+	t.Run("expired conversations are removed first", func(t *testing.T) {
 		f := s.open(t, three)
 		f.create("old")
 		f.create("expired")
@@ -69,19 +69,19 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.append("old", user("hello"))
 		f.create("c")
 		f.clock.Advance(30 * time.Minute)
-		f.seen.take()
+		f.observer.drain()
 		f.create("d")
-		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "old"}})
-		same(t, "changes", brief(f.seen.take()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0"})
+		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "old"}})
+		same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0"})
 		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 {
-			t.Errorf("stats: %+v", stats)
+			t.Errorf("Stats() = %+v", stats)
 		}
 	})
-	t.Run("what has expired goes first, however many will", func(t *testing.T) {
+	t.Run("expired conversations are removed first among many that expire later", func(t *testing.T) {
 		const many = 10_050
 		f := s.open(t, func(o *store.Options) { o.MaxConversations = many + 1 })
 		now := f.clock.Now()
-		f.clock.Advance(now.Truncate(time.Minute).Add(time.Minute).Sub(now)) // so that all expiries are in one minute
+		f.clock.Advance(now.Truncate(time.Minute).Add(time.Minute).Sub(now)) // All expiries are then in one minute.
 		create := func(id string, ttl time.Duration) {
 			c := &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: durationpb.New(ttl)}}
 			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: c}); err != nil {
@@ -101,11 +101,11 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.clock.Advance(time.Second)
 		create("expired", time.Hour)
 		f.clock.Advance(time.Hour + time.Second)
-		f.seen.take()
+		f.observer.drain()
 		create("new", time.Hour)
-		same(t, "changes", brief(f.seen.take()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
+		same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
 	})
-	t.Run("the new one stays, also when the clock was set back", func(t *testing.T) {
+	t.Run("the new conversation stays if the clock was set back", func(t *testing.T) {
 		f := s.open(t, three)
 		fill(f)
 		f.clock.Advance(-time.Minute)
@@ -113,7 +113,7 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.header("new")
 		f.missing("a")
 	})
-	t.Run("anew under the id of one that has expired", func(t *testing.T) {
+	t.Run("created with the id of an expired conversation", func(t *testing.T) {
 		f := s.open(t, three)
 		f.create("a")
 		f.clock.Advance(30 * time.Minute)
@@ -121,12 +121,12 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.create("c")
 		f.clock.Advance(30 * time.Minute)
 		f.create("a")
-		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"a", "c", "b"}})
+		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"a", "c", "b"}})
 		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 || stats.Conversations != 3 {
-			t.Errorf("stats: %+v", stats)
+			t.Errorf("Stats() = %+v", stats)
 		}
 	})
-	t.Run("never more, however many come at once", func(t *testing.T) {
+	t.Run("never more under concurrent writes", func(t *testing.T) {
 		f := s.open(t, three)
 		f.clock.tick = time.Microsecond
 		var group sync.WaitGroup
@@ -137,27 +137,27 @@ func (s Subject) law11Capacity(t *testing.T) {
 					t.Errorf("Append: %v", err)
 				}
 				if page, err := f.store.List(t.Context(), &store.List{Tenant: tenant, PageSize: 10}); err != nil || page.Total > 3 || len(page.Entries) > 3 {
-					t.Errorf("%+v, %v; want 3 conversations at most", page, err)
+					t.Errorf("List = %+v, %v, want at most 3 conversations", page, err)
 				}
 			})
 		}
 		group.Wait()
 		f.consistent()
 		if stats := f.stats(); stats.Evicted != 61 {
-			t.Errorf("%d were evicted, want 61", stats.Evicted)
+			t.Errorf("Stats().Evicted = %d, want 61", stats.Evicted)
 		}
 	})
 }
 
-// law12Isolation does everything to one tenant and looks at another.
+// law12Isolation calls every method for one tenant and checks that another tenant is unchanged.
 func (s Subject) law12Isolation(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxConversations = 4 })
 	for _, id := range []string{"a", "b", "c"} {
 		f.append(id, user("hello"), assistant("hi", "list"))
 	}
-	f.begin("c", "turn")
+	f.beginTurn("c", "turn")
 	before := f.all()
-	f.seen.take()
+	f.observer.drain()
 
 	const other = "acme2"
 	for name, write := range map[string]any{
@@ -167,25 +167,26 @@ func (s Subject) law12Isolation(t *testing.T) {
 		"delete": &store.Delete{Tenant: other, ConversationID: "a"},
 	} {
 		if _, err := f.try(write); !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("%s: %v, want ErrNotFound", name, err)
+			t.Errorf("%s in another tenant = %v, want ErrNotFound", name, err)
 		}
 	}
 	if _, err := f.store.Read(t.Context(), &store.Read{Tenant: other, ConversationID: "a"}); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("Read: %v, want ErrNotFound", err)
+		t.Errorf("Read in another tenant = %v, want ErrNotFound", err)
 	}
 	if err := f.store.SaveProgress(t.Context(), &store.Progress{Tenant: other, ConversationID: "c", TurnID: "turn"}); !errors.Is(err, store.ErrTurnEnded) {
-		t.Errorf("SaveProgress: %v, want ErrTurnEnded", err)
+		t.Errorf("SaveProgress in another tenant = %v, want ErrTurnEnded", err)
 	}
 	if page := f.list(store.List{Tenant: other, PageSize: 9}); len(page.Entries) != 0 || page.Total != 0 {
-		t.Errorf("the list of the other tenant has %v, total %d", ids(page), page.Total)
+		t.Errorf("List of the other tenant = %v, total %d, want none", ids(page), page.Total)
 	}
 
-	// The other tenant fills its own space with the same ids and requests, and empties it.
+	// The other tenant uses the same ids and requests up to its own capacity, and then deletes
+	// them.
 	r := request("r", "hello")
 	f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
 	before["a"] = f.read("a")
 	if result := f.do(&store.Append{Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r}); result.Replayed {
-		t.Error("a request of one tenant is known to the other")
+		t.Error("Append replayed a request of another tenant")
 	}
 	for i := range 8 {
 		f.clock.Advance(time.Millisecond)
@@ -193,21 +194,21 @@ func (s Subject) law12Isolation(t *testing.T) {
 	}
 	f.do(&store.Create{Tenant: other, Conversation: &parleyv1.Conversation{Id: "c"}})
 	if page := f.list(store.List{Tenant: other, PageSize: 9}); page.Total != 4 {
-		t.Errorf("the other tenant has %d conversations, want 4", page.Total)
+		t.Errorf("total of the other tenant = %d, want 4", page.Total)
 	}
 	f.do(&store.Delete{Tenant: other, ConversationID: "c"})
 	f.clock.Advance(time.Second)
 	purged, err := f.store.Purge(t.Context(), &store.Purge{Tenant: other, InactiveFor: time.Second})
 	if err != nil || purged.Count != 3 {
-		t.Errorf("Purge: %+v, %v; want 3", purged, err)
+		t.Errorf("Purge = %+v, %v, want 3 conversations", purged, err)
 	}
 	same(t, "the first tenant's conversations", f.all(), before)
 	if page := f.list(store.List{PageSize: 9}); page.Total != 3 {
-		t.Errorf("the first tenant has %d conversations, want 3", page.Total)
+		t.Errorf("total of the first tenant = %d, want 3", page.Total)
 	}
-	for _, c := range f.seen.take() {
+	for _, c := range f.observer.drain() {
 		if c.Tenant != other && c.Tenant != tenant || c.Tenant == tenant && c.ConversationID != "a" {
-			t.Errorf("told of %s %s in %s", kind(c.Kind), c.ConversationID, c.Tenant)
+			t.Errorf("unexpected change %s of %s in tenant %s", kind(c.Kind), c.ConversationID, c.Tenant)
 		}
 	}
 }

@@ -13,24 +13,25 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// tester is what is in common to the tests of package testing and of package rapid.
+// tester is the common part of testing.T and rapid.T.
 type tester interface {
 	rapid.TB
 	Context() context.Context
 	Cleanup(func())
 }
 
-// same compares anything with protos in it.
+// same reports an error unless got equals want. The values may contain protos.
 func same(t tester, what string, got, want any) {
 	t.Helper()
 	if cmp.Equal(want, got, cmp.Comparer(proto.Equal), cmpopts.EquateEmpty()) {
-		return // The model test compares so much that the slow way below would take a minute.
+		return // The model test compares so often that cmp.Diff alone would take a minute.
 	}
 	t.Errorf("%s (-want +got):\n%s", what, cmp.Diff(want, got, protocmp.Transform(), cmpopts.EquateEmpty()))
 }
 
-// is compares an error with a sentinel, or with one of the store's error types by value.
-func is(err, want error) bool {
+// errorIs reports whether err is the sentinel want, or one of the store's error types with the same
+// value. If want is nil, it reports whether err is any error.
+func errorIs(err, want error) bool {
 	if want == nil {
 		return err != nil
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law01Concurrency calls every method from many goroutines at once and looks whether what
-// is left makes sense.
+// law01Concurrency calls every method from many goroutines and checks that the remaining data is
+// consistent.
 func (s Subject) law01Concurrency(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxConversations = 5 })
 	f.clock.tick = time.Millisecond
@@ -36,7 +36,7 @@ func (s Subject) law01Concurrency(t *testing.T) {
 	f.consistent()
 }
 
-// expected reports whether a call may end like that when others are at work.
+// expected reports whether a call may return err while other calls run.
 func expected(err error) bool {
 	var busy *store.BusyError
 	var version *store.VersionError
@@ -45,8 +45,8 @@ func expected(err error) bool {
 		errors.Is(err, store.ErrConversationExists) || errors.Is(err, store.ErrFull)
 }
 
-// consistent checks that the parts of each conversation agree with each other, and the
-// counts with the conversations. No conversation may have been cleared or have expired.
+// consistent checks that the parts of each conversation match each other, and that the counts match
+// the conversations. No conversation may have been cleared or have expired.
 func (f *fixture) consistent() {
 	f.t.Helper()
 	var messages int64
@@ -54,25 +54,25 @@ func (f *fixture) consistent() {
 	for id, snapshot := range all {
 		c := snapshot.Conversation
 		if n := snapshot.Messages.Count(); int(c.GetMessageCount()) != n || int(c.GetSizeBytes()) != len(snapshot.Messages) {
-			f.t.Errorf("%s: header tells of %d messages, %d bytes; there are %d, %d",
+			f.t.Errorf("%s: header has %d messages and %d bytes, want %d and %d",
 				id, c.GetMessageCount(), c.GetSizeBytes(), n, len(snapshot.Messages))
 		}
 		sequence := c.GetLastSequence() - c.GetMessageCount()
 		for frame := range snapshot.Messages.All() {
 			sequence++
 			if frame.Sequence() != sequence {
-				f.t.Errorf("%s: sequence %d where %d belongs", id, frame.Sequence(), sequence)
+				f.t.Errorf("%s: sequence = %d, want %d", id, frame.Sequence(), sequence)
 			}
 		}
 		messages += int64(c.GetMessageCount())
 	}
 	if stats := f.stats(); stats.Conversations != int64(len(all)) || stats.Messages != messages {
-		f.t.Errorf("stats tell of %d conversations, %d messages; there are %d, %d",
+		f.t.Errorf("Stats() = %d conversations and %d messages, want %d and %d",
 			stats.Conversations, stats.Messages, len(all), messages)
 	}
 }
 
-// law06Order has many write to one conversation.
+// law06Order writes to one conversation from many goroutines.
 func (s Subject) law06Order(t *testing.T) {
 	const writers, writes, batch = 8, 20, 3
 	f := s.open(t, func(o *store.Options) { o.MaxMessages = 1000 })
@@ -96,33 +96,34 @@ func (s Subject) law06Order(t *testing.T) {
 	sequence := int32(0)
 	for i, result := range results {
 		if v := result.Conversation.GetVersion(); v != int32(i)+1 {
-			t.Fatalf("write %d made version %d", i+1, v)
+			t.Fatalf("write %d: version = %d, want the same number", i+1, v)
 		}
 		if result.Created != (i == 0) {
-			t.Errorf("write %d: created is %v", i+1, result.Created)
+			t.Errorf("write %d: Created = %t", i+1, result.Created)
 		}
 		for _, a := range result.Appended {
 			sequence++
 			if a.GetSequence() != sequence {
-				t.Errorf("version %d: sequence %d where %d belongs", i+1, a.GetSequence(), sequence)
+				t.Errorf("version %d: sequence = %d, want %d", i+1, a.GetSequence(), sequence)
 			}
 		}
 	}
 	messages := f.messages("one")
 	if len(messages) != writers*writes*batch {
-		t.Fatalf("%d messages are kept, want %d", len(messages), writers*writes*batch)
+		t.Fatalf("Read returned %d messages, want %d", len(messages), writers*writes*batch)
 	}
 	for i := range results {
 		text := messages[i*batch].GetContent()
 		for _, m := range messages[i*batch : (i+1)*batch] {
 			if m.GetContent() != text {
-				t.Errorf("a message of %s is inside of %s", m.GetContent(), text)
+				t.Errorf("a message of batch %s is within batch %s", m.GetContent(), text)
 			}
 		}
 	}
 }
 
-// appendAndRead appends a batch and checks that a read sees it. It runs in any goroutine.
+// appendAndRead appends a batch and checks that a read returns it. It may be called from any
+// goroutine.
 func (s Subject) appendAndRead(f *fixture, text string, batch int) *store.Result {
 	messages := slices.Repeat([]*parleyv1.Message{user(text)}, batch)
 	result, err := f.store.Append(f.t.Context(), &store.Append{Tenant: tenant, ConversationID: "one", Messages: messages})
@@ -137,19 +138,19 @@ func (s Subject) appendAndRead(f *fixture, text string, batch int) *store.Result
 	}
 	c := snapshot.Conversation
 	if c.GetVersion() < result.Conversation.GetVersion() {
-		f.t.Errorf("read version %d after version %d was written", c.GetVersion(), result.Conversation.GetVersion())
+		f.t.Errorf("Read returned version %d after version %d was written", c.GetVersion(), result.Conversation.GetVersion())
 	}
 	if n := snapshot.Messages.Count(); n != int(c.GetMessageCount()) || n != int(c.GetVersion())*batch {
-		f.t.Errorf("version %d was read with %d messages, its header has %d", c.GetVersion(), n, c.GetMessageCount())
+		f.t.Errorf("version %d has %d messages, its header says %d", c.GetVersion(), n, c.GetMessageCount())
 	}
 	return result
 }
 
-// law09Requests has 64 callers send the same request at once.
+// law09Requests sends the same request from 64 goroutines at the same time.
 func (s Subject) law09Requests(t *testing.T) {
 	question := func(int) any {
 		return &store.Append{
-			Tenant: tenant, ConversationID: "asked", Messages: []*parleyv1.Message{user("question"), user("more")},
+			Tenant: tenant, ConversationID: "appended", Messages: []*parleyv1.Message{user("question"), user("more")},
 			Request: request("same", "question"), Begin: &parleyv1.Turn{Id: "turn", RequestId: "same"},
 		}
 	}
@@ -157,9 +158,9 @@ func (s Subject) law09Requests(t *testing.T) {
 		name, id string
 		write    func(caller int) any
 	}{
-		{"Append", "asked", question},
-		{"Create", "made", func(int) any {
-			return &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "made"}, Request: request("same", "")}
+		{"Append", "appended", question},
+		{"Create", "created", func(int) any {
+			return &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "created"}, Request: request("same", "")}
 		}},
 		{"OrGet", "got", func(int) any {
 			return &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "got"}, Request: request("same", ""), OrGet: true}
@@ -168,30 +169,30 @@ func (s Subject) law09Requests(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			f := s.open(t, nil)
 			f.clock.tick = time.Millisecond
-			results := f.together(64, test.write)
+			results := f.concurrently(64, test.write)
 			first := slices.IndexFunc(results, func(r *store.Result) bool { return !r.Replayed })
 			if first < 0 {
-				t.Fatal("all callers are told of a replay")
+				t.Fatal("all callers got a replayed result, want one that wrote")
 			}
 			for i, r := range results {
 				if i != first && !r.Replayed {
 					t.Errorf("callers %d and %d both wrote", first, i)
 				}
 				r.Replayed = results[first].Replayed
-				same(t, "a retry's result", r, results[first])
+				same(t, "result of a retry", r, results[first])
 			}
 			if v := f.header(test.id).GetVersion(); v != 1 {
-				t.Errorf("version %d, want 1", v)
+				t.Errorf("version = %d, want 1", v)
 			}
-			if created := slices.DeleteFunc(f.seen.take(), func(c store.Change) bool { return c.Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED }); len(created) != 1 {
-				t.Errorf("created %d times", len(created))
+			if created := slices.DeleteFunc(f.observer.drain(), func(c store.Change) bool { return c.Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED }); len(created) != 1 {
+				t.Errorf("%d CREATED changes, want 1", len(created))
 			}
 		})
 	}
 }
 
-// together makes n writes at once.
-func (f *fixture) together(n int, write func(caller int) any) []*store.Result {
+// concurrently makes n writes at the same time.
+func (f *fixture) concurrently(n int, write func(caller int) any) []*store.Result {
 	f.t.Helper()
 	results := make([]*store.Result, n)
 	start := make(chan struct{})

@@ -15,25 +15,25 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// delete is the test of Delete.
+// delete tests Delete.
 func (s Subject) delete(t *testing.T) {
 	f := s.open(t, nil)
-	f.refuse(&store.Delete{ConversationID: "a"}, store.ErrNotFound)
-	f.refuse(&store.Delete{ConversationID: "a", IfVersion: new(int32)}, store.ErrNotFound)
+	f.expectError(&store.Delete{ConversationID: "a"}, store.ErrNotFound)
+	f.expectError(&store.Delete{ConversationID: "a", IfVersion: new(int32)}, store.ErrNotFound)
 	f.append("a", user("hello"), assistant("hi", "list"))
 	f.append("b", user("hello"))
-	f.refuse(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}, &store.VersionError{Current: 1})
-	f.begin("a", "turn")
-	f.do(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}) // A turn is no hindrance.
+	f.expectError(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}, &store.VersionError{Current: 1})
+	f.beginTurn("a", "turn")
+	f.do(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}) // A running turn does not prevent it.
 	f.missing("a")
-	f.refuse(&store.Delete{ConversationID: "a"}, store.ErrNotFound)
-	same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"b"}})
+	f.expectError(&store.Delete{ConversationID: "a"}, store.ErrNotFound)
+	same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"b"}})
 	if page := f.list(store.List{PageSize: 9, StructuredDataType: "list"}); len(page.Entries) != 0 || page.Total != 1 {
-		t.Errorf("list: %v, total %d", ids(page), page.Total)
+		t.Errorf("List by type = %v, total %d, want none, total 1", ids(page), page.Total)
 	}
 }
 
-// purge is the test of Purge.
+// purge tests Purge.
 func (s Subject) purge(t *testing.T) {
 	purge := func(f *fixture, inactive time.Duration, dry bool) store.Purged {
 		f.t.Helper()
@@ -44,13 +44,13 @@ func (s Subject) purge(t *testing.T) {
 		slices.Sort(purged.SampleIDs)
 		return purged
 	}
-	t.Run("what has been inactive", func(t *testing.T) {
+	t.Run("only inactive conversations", func(t *testing.T) {
 		f := s.open(t, nil)
-		same(t, "of none", purge(f, time.Minute, false), store.Purged{})
+		same(t, "empty store", purge(f, time.Minute, false), store.Purged{})
 		short := &parleyv1.Conversation{Id: "expired", Retention: withTTL(time.Minute)}
 		f.do(&store.Create{Conversation: short})
 		f.append("old", user("hello"), user("again"))
-		f.begin("old with a turn", "turn")
+		f.beginTurn("old with a turn", "turn")
 		f.append("appended to", user("hello"))
 		f.append("updated", user("hello"))
 		f.clock.Advance(10 * time.Minute)
@@ -59,67 +59,67 @@ func (s Subject) purge(t *testing.T) {
 		f.append("new", user("hello"))
 		want := store.Purged{Count: 3, SampleIDs: []string{"old", "old with a turn", "updated"}}
 		before := f.all()
-		f.seen.take()
+		f.observer.drain()
 		same(t, "dry run", purge(f, 9*time.Minute, true), want)
 		same(t, "after a dry run", f.all(), before)
-		if changes := f.seen.take(); len(changes) > 0 {
-			t.Errorf("a dry run told of %v", brief(changes))
+		if changes := f.observer.drain(); len(changes) > 0 {
+			t.Errorf("a dry run reported %v", summaries(changes))
 		}
 		same(t, "purged", purge(f, 9*time.Minute, false), want)
 		f.missing(want.SampleIDs...)
 		for _, id := range want.SampleIDs {
 			delete(before, id)
 		}
-		same(t, "what is left", f.all(), before)
-		changes := slices.DeleteFunc(brief(f.seen.take()), func(c string) bool { return c == "EXPIRED expired version 1 count 0 trimmed 0" })
+		same(t, "remaining conversations", f.all(), before)
+		changes := slices.DeleteFunc(summaries(f.observer.drain()), func(c string) bool { return c == "EXPIRED expired version 1 count 0 trimmed 0" })
 		slices.Sort(changes)
 		same(t, "changes", changes, []string{
 			"DELETED old version 1 count 2 trimmed 0", "DELETED old with a turn version 1 count 1 trimmed 0", "DELETED updated version 2 count 1 trimmed 0",
 		})
 	})
-	t.Run("to the instant", func(t *testing.T) {
+	t.Run("exact time", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("a", user("hello"))
 		f.clock.Advance(time.Minute - 1)
-		same(t, "a nanosecond early", purge(f, time.Minute, false), store.Purged{})
+		same(t, "one nanosecond early", purge(f, time.Minute, false), store.Purged{})
 		f.clock.Advance(1)
-		same(t, "in time", purge(f, time.Minute, false), store.Purged{Count: 1, SampleIDs: []string{"a"}})
+		same(t, "on time", purge(f, time.Minute, false), store.Purged{Count: 1, SampleIDs: []string{"a"}})
 	})
-	t.Run("a hundred samples", func(t *testing.T) {
+	t.Run("at most 100 samples", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.fill(130)
 		f.clock.Advance(time.Minute)
 		for _, dry := range []bool{true, false} {
 			purged := purge(f, time.Minute, dry)
 			if purged.Count != 130 || len(slices.Compact(purged.SampleIDs)) != 100 {
-				t.Errorf("dry run %v: %d purged, %d samples", dry, purged.Count, len(purged.SampleIDs))
+				t.Errorf("Purge, dry run %t = %d conversations, %d samples, want 130 and 100", dry, purged.Count, len(purged.SampleIDs))
 			}
 		}
 		if stats := f.stats(); stats.Conversations != 0 || stats.Expired != 0 || stats.Evicted != 0 {
-			t.Errorf("stats: %+v", stats)
+			t.Errorf("Stats() = %+v", stats)
 		}
 	})
-	t.Run("cut short", func(t *testing.T) {
+	t.Run("cancelled", func(t *testing.T) {
 		const all = 700
 		f := s.open(t, nil)
 		f.fill(all)
 		f.clock.Advance(time.Minute)
-		f.seen.take()
+		f.observer.drain()
 		ctx, cancel := context.WithCancel(t.Context())
-		f.seen.and(func([]store.Change) { cancel() })
+		f.observer.setCallback(func([]store.Change) { cancel() })
 		purged, err := f.store.Purge(ctx, &store.Purge{Tenant: tenant, InactiveFor: time.Minute})
-		told := int64(len(f.seen.take()))
+		reported := int64(len(f.observer.drain()))
 		if !errors.Is(err, context.Canceled) || purged.Count == 0 || purged.Count == all {
-			t.Errorf("a purge that was cancelled on the way: %d of %d, %v", purged.Count, all, err)
+			t.Errorf("cancelled Purge = %d of %d, %v, want a part and context.Canceled", purged.Count, all, err)
 		}
-		if left := f.stats().Conversations; purged.Count != told || left != all-told {
-			t.Errorf("%d are said to be purged, %d were told, %d are left", purged.Count, told, left)
+		if left := f.stats().Conversations; purged.Count != reported || left != all-reported {
+			t.Errorf("Purge deleted %d, reported %d changes, left %d", purged.Count, reported, left)
 		}
 		for _, id := range purged.SampleIDs {
 			f.missing(id)
 		}
-		f.seen.and(nil)
-		same(t, "the rest", purge(f, time.Minute, false).Count, all-told)
+		f.observer.setCallback(nil)
+		same(t, "second purge", purge(f, time.Minute, false).Count, all-reported)
 	})
 }
 
@@ -127,7 +127,7 @@ func withTTL(ttl time.Duration) *parleyv1.Retention {
 	return &parleyv1.Retention{Ttl: durationpb.New(ttl)}
 }
 
-// read is the test of Read.
+// read tests Read.
 func (s Subject) read(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxMessages = 4 })
 	f.missing("a")
@@ -145,13 +145,13 @@ func (s Subject) read(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, size := range []int{0, 1, 1 << 20} { // What fits is in the caller's memory.
+	for _, size := range []int{0, 1, 1 << 20} { // Messages that fit must be in the caller's buffer.
 		buffer := make([]byte, size)
 		with, err := read(store.Read{ConversationID: "a", Newest: -1, Buffer: buffer})
 		if err != nil || !bytes.Equal(with.Messages, without.Messages) {
-			t.Errorf("into %d bytes: %v, %v", size, with, err)
+			t.Errorf("Read with a buffer of %d bytes = %v, %v", size, with, err)
 		} else if inside := size > 0 && &with.Messages[0] == &buffer[0]; inside != (size >= len(with.Messages)) {
-			t.Errorf("into %d bytes: %d bytes inside: %t", size, len(with.Messages), inside)
+			t.Errorf("Read with a buffer of %d bytes: %d bytes, in the buffer: %t", size, len(with.Messages), inside)
 		}
 	}
 	for newest, want := range map[int][]int32{-1: {3, 4, 5, 6}, 0: nil, 1: {6}, 3: {4, 5, 6}, 4: {3, 4, 5, 6}, 1000: {3, 4, 5, 6}} {
@@ -165,7 +165,7 @@ func (s Subject) read(t *testing.T) {
 		}
 		same(t, fmt.Sprint("newest ", newest), got, want)
 		if snapshot.Turns != nil || snapshot.Seen != nil || snapshot.Conversation.GetVersion() != 2 {
-			t.Errorf("newest %d: %+v", newest, snapshot)
+			t.Errorf("Read, newest %d = %+v", newest, snapshot)
 		}
 	}
 	otherMethod := *asked
@@ -186,9 +186,9 @@ func (s Subject) read(t *testing.T) {
 		snapshot, err := read(store.Read{ConversationID: test.id, Request: test.request})
 		switch {
 		case !errors.Is(err, test.err) || err != nil && snapshot != nil:
-			t.Errorf("Read %s, %s: %v, want %v", test.id, test.request.ID, err, test.err)
+			t.Errorf("Read(%s) with request %s = %v, want %v", test.id, test.request.ID, err, test.err)
 		case err == nil:
-			same(t, "seen", snapshot.Seen, test.want)
+			same(t, "Seen", snapshot.Seen, test.want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// sweepSlack is how much later than expire_time a store may get to remove a conversation.
+// sweepSlack is the maximum time from expire_time until Sweep removes a conversation.
 const sweepSlack = 2 * time.Minute
 
 func (s Subject) law05Expiry(t *testing.T) {
@@ -21,9 +21,9 @@ func (s Subject) law05Expiry(t *testing.T) {
 		f.clock.Advance(time.Hour - 1)
 		f.header("a")
 		f.clock.Advance(1)
-		f.gone("a")
+		f.expired("a")
 	})
-	t.Run("reads prolong nothing", func(t *testing.T) {
+	t.Run("reads do not postpone the expiry", func(t *testing.T) {
 		f := s.open(t, hour)
 		expires := f.create("a").Conversation.GetExpireTime()
 		f.clock.Advance(time.Hour - 1)
@@ -32,9 +32,9 @@ func (s Subject) law05Expiry(t *testing.T) {
 		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true})
 		same(t, "expire_time", f.header("a").GetExpireTime(), expires)
 		f.clock.Advance(1)
-		f.gone("a")
+		f.expired("a")
 	})
-	t.Run("an append prolongs, an update does not", func(t *testing.T) {
+	t.Run("an append postpones the expiry, an update does not", func(t *testing.T) {
 		f := s.open(t, hour)
 		f.create("a")
 		f.clock.Advance(30 * time.Minute)
@@ -46,22 +46,22 @@ func (s Subject) law05Expiry(t *testing.T) {
 		f.clock.Advance(40*time.Minute - 1)
 		f.header("a")
 		f.clock.Advance(1)
-		f.gone("a")
+		f.expired("a")
 	})
 	t.Run("not while a turn runs", func(t *testing.T) {
 		f := s.open(t, hour)
-		f.begin("a", "turn")
+		f.beginTurn("a", "turn")
 		f.clock.Advance(72 * time.Hour)
 		f.sweep()
 		f.header("a")
 		if got := f.pages(store.List{PageSize: 1}); len(got[0]) != 1 {
-			t.Error("it is not in the list")
+			t.Error("List does not contain a conversation with a running turn")
 		}
 		f.do(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED}})
 		f.clock.Advance(time.Hour - 1)
-		f.header("a") // The ttl counts from the turn's end.
+		f.header("a") // The ttl counts from the end of the turn.
 		f.clock.Advance(1)
-		f.gone("a")
+		f.expired("a")
 	})
 	t.Run("a new ttl counts from the same instant", func(t *testing.T) {
 		f := s.open(t, hour)
@@ -78,16 +78,16 @@ func (s Subject) law05Expiry(t *testing.T) {
 		ttl("longer", 2*time.Hour)
 		ttl("shorter", 40*time.Minute)
 		ttl("over", time.Minute)
-		f.gone("over")
+		f.expired("over")
 		f.clock.Advance(10 * time.Minute)
-		f.gone("shorter")
+		f.expired("shorter")
 		f.clock.Advance(79 * time.Minute)
 		f.sweep()
 		f.header("longer")
 		f.clock.Advance(time.Minute)
-		f.gone("longer")
+		f.expired("longer")
 	})
-	t.Run("a clock that is set back expires nothing early", func(t *testing.T) {
+	t.Run("no early expiry after the clock was set back", func(t *testing.T) {
 		f := s.open(t, hour)
 		f.append("a", user("before"))
 		old := f.messages("a")[0]
@@ -97,10 +97,10 @@ func (s Subject) law05Expiry(t *testing.T) {
 		f.append("a", user("after"))
 		c := f.header("a")
 		if c.GetExpireTime().AsTime().Before(expires) {
-			t.Errorf("expire_time went back from %v to %v", expires, c.GetExpireTime().AsTime())
+			t.Errorf("expire_time changed from %v to the earlier %v", expires, c.GetExpireTime().AsTime())
 		}
 		if m := f.messages("a")[1]; m.GetCreateTime().AsTime().Before(old.GetCreateTime().AsTime()) {
-			t.Error("the second message is older than the first")
+			t.Error("the second message has an earlier create_time than the first")
 		}
 		f.clock.Advance(30*time.Minute + time.Hour - 2*time.Millisecond)
 		f.sweep()
@@ -108,12 +108,13 @@ func (s Subject) law05Expiry(t *testing.T) {
 	})
 }
 
-// nowhere checks that a conversation which is no more and was not swept is in nobody's way.
-func (f *fixture) nowhere(id string) {
+// invisible checks that no method finds a conversation that has expired or ended but has not been
+// swept.
+func (f *fixture) invisible(id string) {
 	f.t.Helper()
 	f.missing(id)
-	if err := f.save(id, "turn", nil, "late"); !is(err, store.ErrTurnEnded) {
-		f.t.Errorf("SaveProgress of %s: %v, want ErrTurnEnded", id, err)
+	if err := f.save(id, "turn", nil, "late"); !errorIs(err, store.ErrTurnEnded) {
+		f.t.Errorf("SaveProgress(%s) = %v, want ErrTurnEnded", id, err)
 	}
 	for _, write := range []any{
 		&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("late")}, MustExist: true},
@@ -121,7 +122,7 @@ func (f *fixture) nowhere(id string) {
 		&store.Update{ConversationID: id, KeepThrough: new(int32)},
 		&store.Delete{ConversationID: id},
 	} {
-		f.refuse(write, store.ErrNotFound)
+		f.expectError(write, store.ErrNotFound)
 	}
 	for _, l := range []store.List{
 		{PageSize: 10}, {PageSize: 10, OldestFirst: true}, {PageSize: 10, Order: byUpdateTime},
@@ -129,7 +130,7 @@ func (f *fixture) nowhere(id string) {
 		for _, page := range f.pages(l) {
 			for _, listed := range page {
 				if listed == id {
-					f.t.Errorf("%s is in the list", id)
+					f.t.Errorf("List contains the expired %s", id)
 				}
 			}
 		}
@@ -140,62 +141,62 @@ func (f *fixture) nowhere(id string) {
 	}
 	for _, sample := range purged.SampleIDs {
 		if sample == id {
-			f.t.Errorf("%s would be purged", id)
+			f.t.Errorf("Purge, dry run, contains the expired %s", id)
 		}
 	}
 }
 
-// gone checks that a conversation which has expired and was not swept can be made anew.
-func (f *fixture) gone(id string) {
+// expired checks that a conversation has expired, has not been swept, and can be created again.
+func (f *fixture) expired(id string) {
 	f.t.Helper()
-	f.nowhere(id)
+	f.invisible(id)
 	expired := f.stats().Expired
-	f.seen.take()
-	result := f.do(&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("anew")}, IfVersion: new(int32)})
+	f.observer.drain()
+	result := f.do(&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("recreated")}, IfVersion: new(int32)})
 	if c := result.Conversation; !result.Created || c.GetVersion() != 1 || result.Appended[0].GetSequence() != 1 {
-		f.t.Errorf("%s was not made anew: %v", id, c)
+		f.t.Errorf("Append to the expired %s = %v, want a new conversation", id, c)
 	}
-	changes := f.seen.take()
+	changes := f.observer.drain()
 	if len(changes) != 3 || changes[0].Kind != parleyv1.ChangeKind_CHANGE_KIND_EXPIRED || changes[0].ConversationID != id ||
 		changes[1].Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED || changes[0].UID == changes[1].UID {
-		f.t.Errorf("making %s anew told of %v", id, brief(changes))
+		f.t.Errorf("changes of recreating %s = %v", id, summaries(changes))
 	}
 	if n := f.stats().Expired - expired; n != 1 {
-		f.t.Errorf("%d expired when %s was made anew, want 1", n, id)
+		f.t.Errorf("Stats().Expired grew by %d when %s was recreated, want 1", n, id)
 	}
 }
 
-// sweep is the test of Sweep.
+// sweep tests Sweep.
 func (s Subject) sweep(t *testing.T) {
-	t.Run("removes what has expired, and nothing else", func(t *testing.T) {
+	t.Run("removes only expired conversations", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("expired", user("one"), user("two"))
 		f.create("prolonged")
 		f.create("running")
-		f.begin("running", "turn")
+		f.beginTurn("running", "turn")
 		f.clock.Advance(40 * time.Minute)
 		f.append("prolonged", user("hello"))
 		f.clock.Advance(20*time.Minute + sweepSlack)
 		before := f.all()
-		f.seen.take()
+		f.observer.drain()
 		f.sweep()
-		same(t, "what is left", f.all(), before)
-		same(t, "changes", brief(f.seen.take()), []string{"EXPIRED expired version 1 count 2 trimmed 0"})
+		same(t, "remaining conversations", f.all(), before)
+		same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED expired version 1 count 2 trimmed 0"})
 		if stats := f.stats(); stats.Conversations != 2 || stats.Messages != 2 || stats.Expired != 1 || stats.Evicted != 0 {
-			t.Errorf("stats: %+v", stats)
+			t.Errorf("Stats() = %+v", stats)
 		}
-		f.end("running", "turn")
+		f.endTurn("running", "turn")
 		f.clock.Advance(time.Hour + sweepSlack)
 		f.sweep()
 		if stats := f.stats(); stats.Conversations != 0 || stats.Expired != 3 {
-			t.Errorf("stats, when all have expired: %+v", stats)
+			t.Errorf("Stats() after all have expired = %+v", stats)
 		}
 		f.sweep()
-		if n := len(f.seen.take()); n != 3 {
-			t.Errorf("%d changes, want those of the turn and of two that expired", n)
+		if n := len(f.observer.drain()); n != 3 {
+			t.Errorf("%d changes, want 3: the end of the turn and two expiries", n)
 		}
 	})
-	t.Run("finds what a new ttl has expired", func(t *testing.T) {
+	t.Run("removes what a new ttl has made expire", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.create("a")
 		f.do(&store.Update{
@@ -205,7 +206,7 @@ func (s Subject) sweep(t *testing.T) {
 		f.clock.Advance(sweepSlack)
 		f.sweep()
 		if n := f.stats().Conversations; n != 0 {
-			t.Error("it was not swept")
+			t.Errorf("Stats().Conversations = %d, want 0", n)
 		}
 	})
 	t.Run("bounded", func(t *testing.T) {
@@ -222,33 +223,33 @@ func (s Subject) sweep(t *testing.T) {
 			}
 			now := f.stats().Conversations
 			if left-now > 3 || now == left && more {
-				t.Fatalf("a call left %d of %d, more is %v", now, left, more)
+				t.Fatalf("Sweep(3) left %d of %d, more = %t", now, left, more)
 			}
 			left = now
 		}
 		if left != 0 {
-			t.Errorf("%d are left although there is no more to do", left)
+			t.Errorf("%d conversations are left after the last Sweep, want 0", left)
 		}
 	})
 	t.Run("over capacity", func(t *testing.T) {
 		if !s.Durable {
-			t.Skip("this store keeps nothing when it is closed, so no limit can become lower")
+			t.Skip("this store keeps no data after Close, so the limit cannot be lowered")
 		}
 		f := s.open(t, nil)
 		for _, id := range []string{"a", "b", "c", "d", "e"} {
 			f.create(id)
 		}
-		f.begin("b", "turn")
+		f.beginTurn("b", "turn")
 		f.reopen(func(o *store.Options) { o.MaxConversations = 2 })
-		f.seen.take()
+		f.observer.drain()
 		f.sweep()
-		same(t, "what is left", f.pages(store.List{PageSize: 9}), [][]string{{"e", "b"}})
-		same(t, "changes", brief(f.seen.take()), []string{
+		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"e", "b"}})
+		same(t, "changes", summaries(f.observer.drain()), []string{
 			"EVICTED a version 1 count 0 trimmed 0", "EVICTED c version 1 count 0 trimmed 0", "EVICTED d version 1 count 0 trimmed 0",
 		})
-		f.begin("e", "turn")
+		f.beginTurn("e", "turn")
 		f.reopen(func(o *store.Options) { o.MaxConversations = 1 })
-		f.sweep() // Ends, although the tenant stays over its limit.
+		f.sweep() // The loop ends although the tenant stays over its limit.
 		f.header("b")
 		f.header("e")
 	})

@@ -11,34 +11,36 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// tenant is the one that tests use when they need but one.
+// tenant is the tenant of tests that need only one.
 const tenant = "acme"
 
-// fixture is a store under test with its clock and observer. Its methods end the test when
-// something goes wrong; they are for the test's own goroutine.
+// fixture is a store under test with its clock and observer. Its methods fail the test on an
+// unexpected result. Unless their comment says otherwise they may only be called from the test's
+// own goroutine.
 type fixture struct {
-	t       tester
-	outer   *testing.T // which the store is opened for
-	subject Subject
-	dir     string
-	options store.Options
-	clock   *clock
-	seen    *observer
-	known   map[string]store.Known // of conversations that were read
-	store   store.Store
+	t        tester
+	outer    *testing.T // the test that opens the store
+	subject  Subject
+	dir      string
+	options  store.Options
+	clock    *clock
+	observer *observer
+	known    map[string]store.Known // states of conversations that were read, by id
+	store    store.Store
 }
 
-// open opens a new store with the zero options, changed by edit when it is not nil.
+// open opens a new store. The options are zero except for clock and observer; edit, if not nil,
+// changes them.
 func (s Subject) open(t *testing.T, edit func(*store.Options)) *fixture {
 	t.Helper()
 	return s.openFor(t, t, edit)
 }
 
-// openFor opens a store for a part of the test outer.
+// openFor opens a store within the test outer; failures are reported to t.
 func (s Subject) openFor(outer *testing.T, t tester, edit func(*store.Options)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), seen: &observer{t: t}, known: map[string]store.Known{}}
-	f.options = store.Options{Now: f.clock.Now, Observe: f.seen.observe}
+	f := &fixture{t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), observer: &observer{t: t}, known: map[string]store.Known{}}
+	f.options = store.Options{Now: f.clock.Now, Observe: f.observer.observe}
 	if edit != nil {
 		edit(&f.options)
 	}
@@ -51,7 +53,7 @@ func (s Subject) openFor(outer *testing.T, t tester, edit func(*store.Options)) 
 	return f
 }
 
-// reopen closes the store and opens it again, with options changed by edit.
+// reopen closes the store and opens it again. edit, if not nil, changes the options.
 func (f *fixture) reopen(edit func(*store.Options)) {
 	f.t.Helper()
 	if err := f.store.Close(); err != nil {
@@ -63,7 +65,7 @@ func (f *fixture) reopen(edit func(*store.Options)) {
 	f.store = f.subject.Open(f.outer, f.dir, f.options)
 }
 
-// try makes a write and returns its error; the write's tenant is filled in when empty.
+// try makes a write and returns its result and error. If the write has no tenant, tenant is set.
 func (f *fixture) try(write any) (*store.Result, error) {
 	ctx := f.t.Context()
 	switch w := write.(type) {
@@ -101,50 +103,51 @@ func (f *fixture) do(write any) *store.Result {
 		f.t.Fatalf("%T: %v", write, err)
 	}
 	if a, ok := write.(*store.Append); ok && len(result.Appended) != len(a.Messages) {
-		f.t.Fatalf("%d messages became %d", len(a.Messages), len(result.Appended))
+		f.t.Fatalf("Append of %d messages returned %d", len(a.Messages), len(result.Appended))
 	}
 	return result
 }
 
-// refuse makes a write that must fail with want, nil is any error, and change nothing.
-func (f *fixture) refuse(write any, want error) {
+// expectError makes a write that must fail with want and change nothing. A nil want means any
+// error.
+func (f *fixture) expectError(write any, want error) {
 	f.t.Helper()
 	before := f.all()
-	f.seen.take()
+	f.observer.drain()
 	result, err := f.try(write)
-	if !is(err, want) || result != nil {
-		f.t.Errorf("%T: result %v, error %v; want error %v alone", write, result, err, want)
+	if !errorIs(err, want) || result != nil {
+		f.t.Errorf("%T = %v, %v, want only error %v", write, result, err, want)
 	}
-	same(f.t, fmt.Sprintf("conversations after a %T that failed", write), f.all(), before)
-	if changes := f.seen.take(); len(changes) > 0 {
-		f.t.Errorf("%T failed and told of %v", write, brief(changes))
+	same(f.t, fmt.Sprintf("conversations after a failed %T", write), f.all(), before)
+	if changes := f.observer.drain(); len(changes) > 0 {
+		f.t.Errorf("failed %T reported %v", write, summaries(changes))
 	}
 }
 
-// create makes an empty conversation, a millisecond after what was done before.
+// create creates an empty conversation, one millisecond after the previous step.
 func (f *fixture) create(id string) *store.Result {
 	f.t.Helper()
 	f.clock.Advance(time.Millisecond)
 	return f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: id}})
 }
 
-// append adds messages, a millisecond after what was done before.
+// append appends messages, one millisecond after the previous step.
 func (f *fixture) append(id string, messages ...*parleyv1.Message) *store.Result {
 	f.t.Helper()
 	f.clock.Advance(time.Millisecond)
 	return f.do(&store.Append{ConversationID: id, Messages: messages})
 }
 
-// begin opens a turn with a question.
-func (f *fixture) begin(id, turn string) *store.Result {
+// beginTurn starts a turn with a question.
+func (f *fixture) beginTurn(id, turn string) *store.Result {
 	f.t.Helper()
 	return f.do(&store.Append{
 		ConversationID: id, Messages: []*parleyv1.Message{user("question")}, Begin: &parleyv1.Turn{Id: turn, Agent: "writer"},
 	})
 }
 
-// end closes a turn with an answer.
-func (f *fixture) end(id, turn string) *store.Result {
+// endTurn ends a turn with an answer.
+func (f *fixture) endTurn(id, turn string) *store.Result {
 	f.t.Helper()
 	return f.do(&store.Append{
 		ConversationID: id, Messages: []*parleyv1.Message{assistant("answer")},
@@ -152,18 +155,18 @@ func (f *fixture) end(id, turn string) *store.Result {
 	})
 }
 
-// read returns all of a conversation.
+// read returns a conversation with all messages and turns.
 func (f *fixture) read(id string) *store.Snapshot {
 	f.t.Helper()
 	snapshot, err := f.store.Read(f.t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1, Turns: true})
 	if err != nil {
 		f.t.Fatalf("Read %s: %v", id, err)
 	}
-	f.knows(id, snapshot.Conversation)
+	f.checkKnown(id, snapshot.Conversation)
 	return snapshot
 }
 
-// header returns a conversation's header.
+// header returns the header of a conversation.
 func (f *fixture) header(id string) *parleyv1.Conversation {
 	f.t.Helper()
 	return f.read(id).Conversation
@@ -179,19 +182,19 @@ func (f *fixture) messages(id string) []*parleyv1.Message {
 	return messages
 }
 
-// missing checks that there is no such conversation.
+// missing checks that Read finds none of the conversations.
 func (f *fixture) missing(ids ...string) {
 	f.t.Helper()
 	for _, id := range ids {
 		_, err := f.store.Read(f.t.Context(), &store.Read{Tenant: tenant, ConversationID: id})
 		if !errors.Is(err, store.ErrNotFound) {
-			f.t.Errorf("Read %s: %v, want ErrNotFound", id, err)
+			f.t.Errorf("Read(%s) = %v, want ErrNotFound", id, err)
 		}
-		f.knowsNone(id)
+		f.checkKnownMissing(id)
 	}
 }
 
-// list returns a page.
+// list returns one page.
 func (f *fixture) list(l store.List) *store.Page {
 	f.t.Helper()
 	l.Tenant = orTenant(l.Tenant)
@@ -202,20 +205,20 @@ func (f *fixture) list(l store.List) *store.Page {
 	return page
 }
 
-// row returns a conversation's row in the list.
-func (f *fixture) row(id string) *parleyv1.ConversationEntry {
+// entry returns the entry of a conversation in the list.
+func (f *fixture) entry(id string) *parleyv1.ConversationEntry {
 	f.t.Helper()
 	for _, e := range f.list(store.List{PageSize: 1000}).Entries {
 		if e.GetConversation().GetId() == id {
 			return e
 		}
 	}
-	f.t.Fatalf("%s is not in the list", id)
+	f.t.Fatalf("List does not contain %s", id)
 	return nil
 }
 
-// follow goes through a list page by page.
-func (f *fixture) follow(l store.List, each func(page *store.Page)) {
+// eachPage calls each for every page of a list.
+func (f *fixture) eachPage(l store.List, each func(page *store.Page)) {
 	f.t.Helper()
 	for range 1000 {
 		page := f.list(l)
@@ -224,18 +227,18 @@ func (f *fixture) follow(l store.List, each func(page *store.Page)) {
 			return
 		}
 	}
-	f.t.Fatalf("%+v has no end", l)
+	f.t.Fatalf("List(%+v) has more than 1000 pages", l)
 }
 
-// pages returns the ids in a list page by page.
+// pages returns the ids in a list, page by page.
 func (f *fixture) pages(l store.List) [][]string {
 	f.t.Helper()
 	var pages [][]string
-	f.follow(l, func(page *store.Page) { pages = append(pages, ids(page)) })
+	f.eachPage(l, func(page *store.Page) { pages = append(pages, ids(page)) })
 	return pages
 }
 
-// all returns what a tenant has: every conversation with everything in it.
+// all returns all conversations of the tenant with all messages and turns.
 func (f *fixture) all() map[string]*store.Snapshot {
 	f.t.Helper()
 	all := make(map[string]*store.Snapshot)
@@ -255,7 +258,7 @@ func (f *fixture) stats() store.Stats {
 	return stats
 }
 
-// sweep sweeps until there is no more to do.
+// sweep calls Sweep until it returns false.
 func (f *fixture) sweep() {
 	f.t.Helper()
 	for range 1000 {
@@ -267,7 +270,7 @@ func (f *fixture) sweep() {
 			return
 		}
 	}
-	f.t.Fatal("Sweep has more to do after 1000 calls")
+	f.t.Fatal("Sweep still returns more after 1000 calls")
 }
 
 func ids(page *store.Page) []string {

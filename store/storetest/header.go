@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law15Headers writes headers just below and above the limit.
+// law15Headers writes headers just below and just above the limit.
 func (s Subject) law15Headers(t *testing.T) {
 	fits, tooLarge := strings.Repeat("x", store.MaxHeaderBytes-1000), strings.Repeat("x", store.MaxHeaderBytes)
 	for _, test := range []struct {
@@ -37,12 +37,12 @@ func (s Subject) law15Headers(t *testing.T) {
 			return &store.Update{ConversationID: "a", Lease: &store.Lease{Agent: "writer", Reason: text}}
 		}},
 		{"imported", func(f *fixture, text string) any {
-			i := f.importing("b", time.Minute)
+			i := f.newImport("b", time.Minute)
 			i.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: text}
 			return i
 		}},
 		{"overwritten", func(f *fixture, text string) any {
-			i := f.importing("a", time.Minute)
+			i := f.newImport("a", time.Minute)
 			i.Conversation.SystemPrompt, i.Overwrite = text, true
 			return i
 		}},
@@ -51,21 +51,21 @@ func (s Subject) law15Headers(t *testing.T) {
 			f := s.open(t, nil)
 			f.append("a", user("hello"))
 			before := f.all()
-			f.seen.take()
+			f.observer.drain()
 			_, err := f.try(test.write(f, tooLarge))
 			if e, ok := errors.AsType[*store.HeaderTooLargeError](err); !ok || e.Bytes <= store.MaxHeaderBytes {
-				t.Errorf("too large: error %v, want a HeaderTooLargeError", err)
+				t.Errorf("write of a header that is too large = %v, want a HeaderTooLargeError", err)
 			}
 			same(t, "conversations after a header that is too large", f.all(), before)
-			if changes := f.seen.take(); len(changes) > 0 {
-				t.Errorf("too large: reported %v", brief(changes))
+			if changes := f.observer.drain(); len(changes) > 0 {
+				t.Errorf("write of a header that is too large reported %v", summaries(changes))
 			}
-			// A conversation whose header fits can still have messages and turns.
+			// A conversation whose header fits can still get messages and turns.
 			id := f.do(test.write(f, fits)).Conversation.GetId()
 			f.append(id, user("hello"))
-			f.begin(id, "turn")
-			f.end(id, "turn")
-			f.row(id)
+			f.beginTurn(id, "turn")
+			f.endTurn(id, "turn")
+			f.entry(id)
 		})
 	}
 }

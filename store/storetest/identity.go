@@ -10,17 +10,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law14Identity creates conversations of one id in every way, from exports of each other, and
+// law14Identity creates conversations with one id in every way, also from exports of each other. It
 // checks that no uid occurs twice.
 func (s Subject) law14Identity(t *testing.T) {
 	t.Run("every creation has a new uid", s.identityIsNew)
-	t.Run("an import over a conversation is another one", s.identityOfImport)
+	t.Run("an import over a conversation has another uid", s.identityOfImport)
 }
 
 func (s Subject) identityIsNew(t *testing.T) {
 	f := s.open(t, nil)
-	seen := make(map[string]string) // by uid, how its conversation was made
-	made := func(how string, w any) {
+	seen := make(map[string]string) // how each conversation was created, by uid
+	checkNewUID := func(how string, w any) {
 		t.Helper()
 		result := f.do(w)
 		c := result.Conversation
@@ -29,7 +29,7 @@ func (s Subject) identityIsNew(t *testing.T) {
 			t.Errorf("%s: uid %q, already used by %s; the result has %q", how, uid, by, c.GetUid())
 		}
 		seen[uid] = how
-		changes := f.seen.take()
+		changes := f.observer.drain()
 		if created := changes[len(changes)-1]; created.UID != uid {
 			t.Errorf("%s: the change has uid %q, want %q", how, created.UID, uid)
 		}
@@ -39,51 +39,51 @@ func (s Subject) identityIsNew(t *testing.T) {
 		snapshot := f.read("a")
 		return &store.Import{Conversation: snapshot.Conversation, Messages: snapshot.Messages, Overwrite: true}
 	}
-	made("Create", &store.Create{Conversation: &parleyv1.Conversation{Id: "created", Uid: "mine"}})
-	made("Append", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
-	made("Create of a fork", &store.Create{
+	checkNewUID("Create", &store.Create{Conversation: &parleyv1.Conversation{Id: "created", Uid: "mine"}})
+	checkNewUID("Append", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
+	checkNewUID("Create of a fork", &store.Create{
 		Conversation: &parleyv1.Conversation{Id: "fork", ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "a", Sequence: 1}}, Messages: f.read("a").Messages,
 	})
-	made("Import of one from elsewhere", f.importing("imported", time.Minute))
-	again := f.importing("imported", time.Minute)
+	checkNewUID("Import of another server's", f.newImport("imported", time.Minute))
+	again := f.newImport("imported", time.Minute)
 	again.Overwrite = true
-	made("Import over it", again)
-	without := f.importing("without", time.Minute)
+	checkNewUID("Import with overwrite", again)
+	without := f.newImport("without", time.Minute)
 	without.Conversation.Uid = ""
-	made("Import without a uid", without)
-	made("Import of a conversation over itself", exported())
+	checkNewUID("Import without a uid", without)
+	checkNewUID("Import of a conversation over itself", exported())
 	copied := exported()
 	copied.Conversation.Id = "copy"
-	made("Import of a conversation beside itself", copied)
+	checkNewUID("Import of a copy", copied)
 	deleted := exported()
 	f.do(&store.Delete{ConversationID: "a"})
-	f.seen.take()
-	made("Import after a delete", deleted)
+	f.observer.drain()
+	checkNewUID("Import after a delete", deleted)
 	f.do(&store.Delete{ConversationID: "a"})
-	made("Append after a delete", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
+	checkNewUID("Append after a delete", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
 	expired := exported()
 	expired.Conversation.Retention.Ttl.Seconds += 60
 	f.clock.Advance(time.Hour)
-	made("Import after it expired", expired)
+	checkNewUID("Import after it expired", expired)
 	if s.Durable {
 		uid := f.header("a").GetUid()
 		f.reopen(nil)
-		same(t, "uid after the store was opened again", f.header("a").GetUid(), uid)
+		same(t, "uid after reopening", f.header("a").GetUid(), uid)
 	}
 }
 
-// identityOfImport overwrites a conversation with an earlier state of itself. Its uid, versions and
-// tokens are invalid for the new one, even at the same version.
+// identityOfImport overwrites a conversation with an earlier state of itself. The old uid, versions
+// and tokens must be invalid for the new conversation, even at the same version.
 func (s Subject) identityOfImport(t *testing.T) {
 	f := s.open(t, nil)
 	f.append("a", user("one"))
 	exported := f.read("a")
 	old := f.append("a", user("two")).Conversation
 	known := store.Known{Version: old.GetVersion(), UID: old.GetUid()}
-	f.seen.take()
+	f.observer.drain()
 	imported := f.do(&store.Import{Conversation: proto.CloneOf(exported.Conversation), Messages: exported.Messages, Overwrite: true})
-	changes := f.seen.take()
-	same(t, "changes", brief(changes), []string{"DELETED a version 2 count 2 trimmed 0", "CREATED a version 1 count 1 trimmed 0"})
+	changes := f.observer.drain()
+	same(t, "changes", summaries(changes), []string{"DELETED a version 2 count 2 trimmed 0", "CREATED a version 1 count 1 trimmed 0"})
 	if changes[0].UID != old.GetUid() || changes[1].UID != imported.Conversation.GetUid() {
 		t.Errorf("uids of the changes = %q and %q, want %q and %q", changes[0].UID, changes[1].UID, old.GetUid(), imported.Conversation.GetUid())
 	}
@@ -92,6 +92,6 @@ func (s Subject) identityOfImport(t *testing.T) {
 	if err != nil || got.Unchanged || got.Conversation.GetVersion() != known.Version {
 		t.Errorf("Read, known %+v: %+v, %v; want the other history at the same version", known, got, err)
 	}
-	f.refuse(&store.Append{ConversationID: "a", UID: old.GetUid(), Messages: []*parleyv1.Message{user("three")}}, store.ErrNotFound)
+	f.expectError(&store.Append{ConversationID: "a", UID: old.GetUid(), Messages: []*parleyv1.Message{user("three")}}, store.ErrNotFound)
 	f.do(&store.Append{ConversationID: "a", UID: imported.Conversation.GetUid(), Messages: []*parleyv1.Message{user("three")}})
 }

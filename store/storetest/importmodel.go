@@ -14,7 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// frames encodes messages as they are.
+// frames encodes messages without changing them.
 func frames(t tester, messages ...*parleyv1.Message) store.Frames {
 	t.Helper()
 	var all store.Frames
@@ -28,9 +28,9 @@ func frames(t tester, messages ...*parleyv1.Message) store.Frames {
 	return all
 }
 
-// importing is the import of a conversation of that age: two exchanges whose sequences have
-// gaps, and newer messages that were cleared.
-func (f *fixture) importing(id string, age time.Duration) *store.Import {
+// newImport returns the import of a conversation of that age. It has two exchanges whose sequences
+// have gaps; newer messages were cleared.
+func (f *fixture) newImport(id string, age time.Duration) *store.Import {
 	f.t.Helper()
 	created := f.clock.Now().Add(-age)
 	c := &parleyv1.Conversation{
@@ -50,9 +50,9 @@ func (f *fixture) importing(id string, age time.Duration) *store.Import {
 	return &store.Import{Conversation: c, Messages: frames(f.t, messages...)}
 }
 
-// imported returns the header that an import with this result makes, without its uid, which the
-// store chooses.
-func imported(i *store.Import, result *store.Result) *parleyv1.Conversation {
+// importedHeader returns the header that Import stores for i. The uid, which the store chooses, is
+// taken from result.
+func importedHeader(i *store.Import, result *store.Result) *parleyv1.Conversation {
 	c := proto.CloneOf(i.Conversation)
 	c.Uid = result.Conversation.GetUid()
 	c.MessageCount, c.SizeBytes = int32(i.Messages.Count()), int32(len(i.Messages))
@@ -60,16 +60,16 @@ func imported(i *store.Import, result *store.Result) *parleyv1.Conversation {
 	return c
 }
 
-// uid returns the uid of the conversation, empty if there is none.
-func (c *told) uid() string {
+// uid returns the uid of the conversation, empty if c is nil.
+func (c *oracleConversation) uid() string {
 	if c == nil {
 		return ""
 	}
 	return c.header.GetUid()
 }
 
-// imports has the oracle import.
-func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) {
+// importConversation imports into the oracle.
+func (o *oracle) importConversation(w *store.Import, now time.Time) (*store.Result, error) {
 	id := w.Conversation.GetId()
 	old := o.conversations[id]
 	switch {
@@ -82,35 +82,35 @@ func (o *oracle) imports(w *store.Import, now time.Time) (*store.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := &told{header: proto.CloneOf(w.Conversation), messages: messages}
+	c := &oracleConversation{header: proto.CloneOf(w.Conversation), messages: messages}
 	for _, m := range messages {
 		c.exchange = m.GetExchange()
 	}
 	trimmed := c.trim()
-	c.settle()
+	c.updateDerived()
 	switch {
 	case !o.held(id) && !now.Before(c.header.GetExpireTime().AsTime()):
 		return nil, store.ErrExpired
 	case old != nil:
 		o.remove(id)
-		o.tell("DELETED", id, old, len(old.messages), 0)
+		o.report("DELETED", id, old, len(old.messages), 0)
 	case len(o.conversations) >= o.options.MaxConversations:
 		return nil, store.ErrFull
 	}
 	o.conversations[id] = c
-	o.tell("CREATED", id, c, len(c.messages), trimmed)
+	o.report("CREATED", id, c, len(c.messages), trimmed)
 	return &store.Result{Conversation: proto.CloneOf(c.header), Created: true}, nil
 }
 
-// imports takes over a conversation that was made a while ago, with the uid of another one or of the
-// one that it replaces.
-func (m *machine) imports(r *rapid.T) {
+// importConversation imports an older conversation with the uid of another one or of the one that
+// it replaces.
+func (m *machine) importConversation(r *rapid.T) {
 	age := time.Duration(rapid.IntRange(0, 100).Draw(r, "age")) * time.Minute
-	m.tick() // Its create time is its own.
-	i := m.importing(anID(r), age)
+	m.nextInstant() // No other conversation has this create time.
+	i := m.newImport(drawID(r), age)
 	i.Overwrite = rapid.Bool().Draw(r, "overwrite")
-	i.Conversation.Uid, i.Conversation.SystemPrompt = m.oracle.conversations[anID(r)].uid(), ""
+	i.Conversation.Uid, i.Conversation.SystemPrompt = m.oracle.conversations[drawID(r)].uid(), ""
 	i.Conversation.Retention.MaxMessages = int32(rapid.IntRange(1, 4).Draw(r, "max_messages"))
 	i.Conversation.Retention.Ttl = durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute)
-	m.both(i)
+	m.writeBoth(i)
 }

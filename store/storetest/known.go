@@ -9,9 +9,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// knows checks Read.Known against a conversation that was just read, and remembers it for
-// knowsNone. It is part of every read of the other tests.
-func (f *fixture) knows(id string, c *parleyv1.Conversation) {
+// checkKnown checks Read.Known for a conversation that was just read, and stores its state for
+// checkKnownMissing. Every read of other tests calls it.
+func (f *fixture) checkKnown(id string, c *parleyv1.Conversation) {
 	f.t.Helper()
 	now := store.Known{Version: c.GetVersion(), UID: c.GetUid()}
 	f.known[id] = now
@@ -27,10 +27,10 @@ func (f *fixture) knows(id string, c *parleyv1.Conversation) {
 		for _, newest := range []int{0, 1} {
 			got, err := f.store.Read(f.t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Known: k, Newest: newest})
 			if err != nil {
-				f.t.Fatalf("Read %s, known %+v: %v", id, k, err)
+				f.t.Fatalf("Read(%s) with known %+v: %v", id, k, err)
 			}
 			if want := k.Version == now.Version && k.UID != "other"; got.Unchanged != want {
-				f.t.Errorf("Read %s, which is %+v, known %+v: unchanged is %t", id, now, k, got.Unchanged)
+				f.t.Errorf("Read(%s) in state %+v with known %+v: Unchanged = %t, want %t", id, now, k, got.Unchanged, want)
 			}
 			if got.Unchanged {
 				same(f.t, "unchanged "+id, got, &store.Snapshot{Unchanged: true})
@@ -41,19 +41,19 @@ func (f *fixture) knows(id string, c *parleyv1.Conversation) {
 	}
 }
 
-// knowsNone checks Read.Known for a conversation that is not there, or no more.
-func (f *fixture) knowsNone(id string) {
+// checkKnownMissing checks Read.Known for a conversation that does not exist.
+func (f *fixture) checkKnownMissing(id string) {
 	f.t.Helper()
 	for _, k := range []store.Known{f.known[id], {Version: f.known[id].Version}, {Version: 1}} {
 		got, err := f.store.Read(f.t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Known: k})
 		if !errors.Is(err, store.ErrNotFound) || got != nil {
-			f.t.Errorf("Read %s, which is not there, known %+v: %v, %v", id, k, got, err)
+			f.t.Errorf("Read(%s) of a missing conversation with known %+v = %v, %v, want ErrNotFound", id, k, got, err)
 		}
 	}
 }
 
-// knownOrder has many ask for a version while it changes: once anybody has seen the next
-// one, nobody is told that the one before is the newest.
+// knownOrder reads with Known while versions are written. After any reader has seen a version, no
+// reader may get Unchanged for an older version.
 func (s Subject) knownOrder(t *testing.T) {
 	const readers, writes = 8, 300
 	f := s.open(t, nil)
@@ -75,12 +75,12 @@ func (s Subject) knownOrder(t *testing.T) {
 				}
 				now := snapshot.Conversation.GetVersion()
 				if now < seen {
-					t.Errorf("version %d after %d", now, seen)
+					t.Errorf("Read returned version %d after version %d", now, seen)
 				}
 				seen = now
 				before, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "a", Known: store.Known{Version: now - 1}})
 				if err != nil || before.Unchanged {
-					t.Errorf("version %d is there, and %d is called the newest (%v)", now, now-1, err)
+					t.Errorf("Read returned version %d, then Unchanged for the older version %d (%v)", now, now-1, err)
 					return
 				}
 			}

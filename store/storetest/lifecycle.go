@@ -13,14 +13,14 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// call is a call of one of a store's methods.
+// call is a call of one of the store's methods.
 type call struct {
 	name   string
 	writes bool
 	run    func(context.Context) error
 }
 
-// calls is one call or more of every method, about a conversation and a turn.
+// calls returns at least one call of every method, for the given conversation and turn.
 func (f *fixture) calls(id, turn string) []call {
 	messages := []*parleyv1.Message{user("question")}
 	appending := func(a store.Append) func(context.Context) error {
@@ -43,7 +43,7 @@ func (f *fixture) calls(id, turn string) []call {
 		{"Append, begin", true, appending(store.Append{Begin: &parleyv1.Turn{Id: turn}, Events: turnEvents(1)})},
 		{"Append, end", true, appending(store.Append{End: &parleyv1.Turn{Id: turn}, Events: turnEvents(2)})},
 		{"Import", true, func(ctx context.Context) error {
-			i := f.importing(id, time.Minute)
+			i := f.newImport(id, time.Minute)
 			i.Tenant, i.Overwrite, i.Messages, i.Conversation.LastSequence = tenant, true, i.Messages.Newest(1), 20
 			_, err := f.store.Import(ctx, i)
 			return err
@@ -112,34 +112,34 @@ func (s Subject) law04Cancellation(t *testing.T) {
 		want error
 	}{
 		{"cancelled", cancelled, context.Canceled},
-		{"past its deadline", late, context.DeadlineExceeded},
+		{"deadline exceeded", late, context.DeadlineExceeded},
 	} {
 		t.Run(test.name, func(t *testing.T) { s.writesNothing(t, test.ctx, test.want) })
 	}
-	t.Run("what was begun is seen through", func(t *testing.T) {
+	t.Run("a write that has started is completed", func(t *testing.T) {
 		f := s.open(t, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		f.seen.and(func([]store.Change) { cancel() })
+		f.observer.setCallback(func([]store.Change) { cancel() })
 		_, err := f.store.Append(ctx, &store.Append{Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
 		if err != nil {
-			t.Errorf("Append, cancelled when it was committed: %v", err)
+			t.Errorf("Append cancelled after its commit = %v, want nil", err)
 		}
 		if n := len(f.messages("a")); n != 1 {
-			t.Errorf("%d messages are kept, want 1", n)
+			t.Errorf("%d messages are stored, want 1", n)
 		}
 	})
 }
 
-// writesNothing makes each write with a context that has ended, on conversations where it
-// would change something.
+// writesNothing makes each write with a context that has ended, for conversations that the write
+// would change.
 func (s Subject) writesNothing(t *testing.T, ctx context.Context, want error) {
 	f := s.open(t, nil)
 	f.create("expired")
 	f.clock.Advance(2 * time.Hour)
 	f.create("idle")
-	f.begin("running", "turn")
+	f.beginTurn("running", "turn")
 	f.clock.Advance(2 * time.Minute)
-	f.seen.take()
+	f.observer.drain()
 	for _, id := range []string{"idle", "running", "new"} {
 		for _, call := range f.calls(id, "turn") {
 			if !call.writes {
@@ -147,12 +147,12 @@ func (s Subject) writesNothing(t *testing.T, ctx context.Context, want error) {
 			}
 			before, stats := f.all(), f.stats()
 			if err := call.run(ctx); !errors.Is(err, want) {
-				t.Errorf("%s of %s: %v, want %v", call.name, id, err, want)
+				t.Errorf("%s of %s = %v, want %v", call.name, id, err, want)
 			}
 			same(t, "conversations after "+call.name+" of "+id, f.all(), before)
 			same(t, "counts after "+call.name+" of "+id, f.stats(), stats)
-			if changes := f.seen.take(); len(changes) > 0 {
-				t.Errorf("%s of %s told of %v", call.name, id, brief(changes))
+			if changes := f.observer.drain(); len(changes) > 0 {
+				t.Errorf("%s of %s reported %v", call.name, id, summaries(changes))
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (s Subject) writesNothing(t *testing.T, ctx context.Context, want error) {
 func (s Subject) law10End(t *testing.T) {
 	t.Run("every method returns ErrClosed", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.begin("a", "turn")
+		f.beginTurn("a", "turn")
 		for range 2 {
 			if err := f.store.Close(); err != nil {
 				t.Fatalf("Close: %v", err)
@@ -177,14 +177,14 @@ func (s Subject) law10End(t *testing.T) {
 			}
 		}
 	})
-	t.Run("Close waits for a write that was begun", func(t *testing.T) {
+	t.Run("Close waits for a write that has started", func(t *testing.T) {
 		f := s.open(t, nil)
-		begun, goOn := make(chan struct{}), make(chan struct{})
-		begin := sync.OnceFunc(func() { close(begun) })
+		started, proceed := make(chan struct{}), make(chan struct{})
+		start := sync.OnceFunc(func() { close(started) })
 		var closed, early atomic.Bool
-		f.seen.and(func([]store.Change) {
-			begin()
-			<-goOn
+		f.observer.setCallback(func([]store.Change) {
+			start()
+			<-proceed
 			early.Store(closed.Load())
 		})
 		written, ended := make(chan error, 1), make(chan error, 1)
@@ -192,16 +192,16 @@ func (s Subject) law10End(t *testing.T) {
 			_, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
 			written <- err
 		}()
-		<-begun
+		<-started
 		go func() {
 			err := f.store.Close()
 			closed.Store(true)
 			ended <- err
 		}()
 		for range 10_000 {
-			runtime.Gosched() // A Close that does not wait gets its chance to return.
+			runtime.Gosched() // If Close does not wait, this gives it time to return.
 		}
-		close(goOn)
+		close(proceed)
 		if err := <-written; err != nil {
 			t.Errorf("Append: %v", err)
 		}
@@ -209,7 +209,7 @@ func (s Subject) law10End(t *testing.T) {
 			t.Errorf("Close: %v", err)
 		}
 		if early.Load() {
-			t.Error("Close returned while a write was under way")
+			t.Error("Close returned while a write was running")
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 
 const byUpdateTime = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 
-// law08Pages goes through a list while conversations are made, changed and deleted.
+// law08Pages reads a list page by page while conversations are created, changed and deleted.
 func (s Subject) law08Pages(t *testing.T) {
 	for name, list := range map[string]store.List{"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}} {
 		t.Run(name, func(t *testing.T) {
@@ -32,7 +32,7 @@ func (s Subject) law08Pages(t *testing.T) {
 			f.append("c0", user("changed early"))
 			n := 0
 			list.PageSize = 7
-			f.follow(list, func(page *store.Page) {
+			f.eachPage(list, func(page *store.Page) {
 				for _, id := range ids(page) {
 					if _, ok := stays[id]; ok {
 						stays[id]++
@@ -46,20 +46,20 @@ func (s Subject) law08Pages(t *testing.T) {
 			})
 			for id, n := range stays {
 				if n != 1 {
-					t.Errorf("%s was listed %d times", id, n)
+					t.Errorf("%s was listed %d times, want 1", id, n)
 				}
 			}
 		})
 	}
 }
 
-// list is the test of List by create time and of its filters.
+// list tests List by create time, with filters.
 func (s Subject) list(t *testing.T) {
-	t.Run("none", func(t *testing.T) {
+	t.Run("empty store", func(t *testing.T) {
 		f := s.open(t, nil)
 		for _, order := range []parleyv1.ListOrder{0, byUpdateTime} {
 			if page := f.list(store.List{PageSize: 10, Order: order}); len(page.Entries) != 0 || page.NextPageToken != "" || page.Total != 0 {
-				t.Errorf("page of an empty store: %+v", page)
+				t.Errorf("List of an empty store = %+v", page)
 			}
 		}
 	})
@@ -78,10 +78,10 @@ func (s Subject) list(t *testing.T) {
 			same(t, fmt.Sprint("pages of ", size), f.pages(store.List{PageSize: size}), want)
 		}
 		if total := f.list(store.List{PageSize: 2, Labels: map[string]string{"no": "such"}}).Total; total != 6 {
-			t.Errorf("total %d, want 6", total)
+			t.Errorf("total = %d, want 6", total)
 		}
 	})
-	t.Run("a row", func(t *testing.T) {
+	t.Run("entry", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a", Title: "title", SystemPrompt: "be brief"}})
 		long := strings.Repeat("ü", 130)
@@ -89,14 +89,14 @@ func (s Subject) list(t *testing.T) {
 		f.do(&store.Update{ConversationID: "a", Lease: &store.Lease{Agent: "writer", Duration: time.Minute}})
 		want := f.header("a")
 		want.SystemPrompt = ""
-		row := f.row("a")
-		same(t, "header", row.GetConversation(), want)
-		if row.GetPreview() != long[:2*120] {
-			t.Errorf("preview %q, want the first 120 characters of the newest message", row.GetPreview())
+		entry := f.entry("a")
+		same(t, "header", entry.GetConversation(), want)
+		if entry.GetPreview() != long[:2*120] {
+			t.Errorf("preview = %q, want the first 120 characters of the newest message", entry.GetPreview())
 		}
 		f.clock.Advance(time.Minute)
-		if lease := f.row("a").GetConversation().GetActiveAgent(); lease != nil {
-			t.Errorf("a lease that has run out is listed: %v", lease)
+		if lease := f.entry("a").GetConversation().GetActiveAgent(); lease != nil {
+			t.Errorf("List contains the ended lease %v", lease)
 		}
 	})
 	t.Run("filters", s.listFilters)
@@ -142,7 +142,7 @@ func (s Subject) listFilters(t *testing.T) {
 	}
 }
 
-// listTokens hands tokens to lists that they are not from.
+// listTokens passes tokens to lists that did not return them.
 func (s Subject) listTokens(t *testing.T) {
 	f := s.open(t, nil)
 	for i := range 5 {
@@ -168,42 +168,42 @@ func (s Subject) listTokens(t *testing.T) {
 		}
 		token := f.list(from).NextPageToken
 		if token == "" {
-			continue // Of the other tenant, which has none.
+			continue // The other tenant has no conversations.
 		}
 		for j, to := range lists {
 			to.PageSize, to.PageToken, to.Tenant = 3, token, orTenant(to.Tenant)
 			page, err := f.store.List(t.Context(), &to)
 			switch {
 			case i != j && !errors.Is(err, store.ErrPageToken):
-				t.Errorf("token of list %d in list %d: %v, want ErrPageToken", i, j, err)
+				t.Errorf("List %[2]d with the token of list %[1]d = %[3]v, want ErrPageToken", i, j, err)
 			case i == j && (err != nil || !slices.Equal(ids(page), rest)):
-				t.Errorf("token of list %d: %v, %v", i, page, err)
+				t.Errorf("List %d with its own token = %v, %v", i, page, err)
 			}
 		}
-		same(t, "the same list with its order said", ids(f.list(store.List{
+		same(t, "the same list with an explicit order", ids(f.list(store.List{
 			PageSize: 9, PageToken: f.list(store.List{PageSize: 2}).NextPageToken, Order: parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC,
 		})), []string{"c2", "c1", "c0"})
 		raw, err := base64.RawURLEncoding.DecodeString(token)
 		if err != nil {
 			raw = []byte(token)
 		}
-		made := map[string]bool{"x": true, "====": true, token[1:]: true, token + token: true, token[:len(token)/2]: true, "\x00": true}
+		invalid := map[string]bool{"x": true, "====": true, token[1:]: true, token + token: true, token[:len(token)/2]: true, "\x00": true}
 		for bit := range 8 * len(raw) {
 			flipped := slices.Clone(raw)
 			flipped[bit/8] ^= 1 << (bit % 8)
-			made[base64.RawURLEncoding.EncodeToString(flipped)] = true
+			invalid[base64.RawURLEncoding.EncodeToString(flipped)] = true
 		}
-		for bad := range maps.Keys(made) {
+		for bad := range maps.Keys(invalid) {
 			l := from
 			l.PageToken, l.Tenant = bad, tenant
 			if page, err := f.store.List(t.Context(), &l); !errors.Is(err, store.ErrPageToken) || page != nil {
-				t.Errorf("made up token %q: %v, %v; want ErrPageToken", bad, page, err)
+				t.Errorf("List with the invalid token %q = %v, %v, want ErrPageToken", bad, page, err)
 			}
 		}
 	}
 }
 
-// listByUpdateTime is the test of the other order.
+// listByUpdateTime tests List by update time.
 func (s Subject) listByUpdateTime(t *testing.T) {
 	f := s.open(t, nil)
 	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
@@ -225,12 +225,12 @@ func (s Subject) listByUpdateTime(t *testing.T) {
 		for i := range 9 {
 			f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
 		}
-		whole := f.pages(store.List{PageSize: 9, Order: byUpdateTime})[0]
-		if got := slices.Concat(f.pages(store.List{PageSize: 2, Order: byUpdateTime})...); !slices.Equal(got, whole) || len(got) != 9 {
-			t.Errorf("in pages of 2: %v, in one: %v", got, whole)
+		onePage := f.pages(store.List{PageSize: 9, Order: byUpdateTime})[0]
+		if got := slices.Concat(f.pages(store.List{PageSize: 2, Order: byUpdateTime})...); !slices.Equal(got, onePage) || len(got) != 9 {
+			t.Errorf("pages of 2 = %v, want %v as in one page", got, onePage)
 		}
 	})
-	// What changes between pages moves to the front.
+	// A conversation that changes between pages moves to the front.
 	token := f.list(store.List{PageSize: 2, Order: byUpdateTime}).NextPageToken
 	f.append("a", user("moved"))
 	f.append("d", user("moved again"))
@@ -238,11 +238,11 @@ func (s Subject) listByUpdateTime(t *testing.T) {
 	same(t, "all", ids(f.list(store.List{PageSize: 9, Order: byUpdateTime})), []string{"d", "a", "b", "f", "e", "c"})
 }
 
-// listOldestFirst is the test of List by create time, the other way round.
+// listOldestFirst tests List by create time, oldest first.
 func (s Subject) listOldestFirst(t *testing.T) {
 	f := s.open(t, nil)
 	if page := f.list(store.List{PageSize: 10, OldestFirst: true}); len(page.Entries) != 0 || page.NextPageToken != "" || page.Total != 0 {
-		t.Errorf("page of an empty store: %+v", page)
+		t.Errorf("List of an empty store = %+v", page)
 	}
 	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
 		f.create(id)
@@ -257,28 +257,28 @@ func (s Subject) listOldestFirst(t *testing.T) {
 	} {
 		same(t, fmt.Sprint("pages of ", size), f.pages(store.List{PageSize: size, OldestFirst: true}), want)
 	}
-	same(t, "of a type", f.pages(store.List{PageSize: 1, OldestFirst: true, StructuredDataType: "list"}), [][]string{{"d"}})
-	same(t, "of another tenant", f.pages(store.List{Tenant: "acme2", PageSize: 9, OldestFirst: true}), [][]string{nil})
+	same(t, "filtered by type", f.pages(store.List{PageSize: 1, OldestFirst: true, StructuredDataType: "list"}), [][]string{{"d"}})
+	same(t, "another tenant", f.pages(store.List{Tenant: "acme2", PageSize: 9, OldestFirst: true}), [][]string{nil})
 	same(t, "by update time", f.pages(store.List{PageSize: 9, OldestFirst: true, Order: byUpdateTime}), [][]string{{"d", "b", "f", "e", "c", "a"}})
 
-	// What comes meanwhile comes at the end, unless it is an import.
+	// A conversation that is created between pages is at the end, an imported one need not be.
 	l := store.List{PageSize: 2, OldestFirst: true}
 	l.PageToken = f.list(l).NextPageToken
-	f.do(&store.Delete{ConversationID: "b"}) // The page ended with it.
+	f.do(&store.Delete{ConversationID: "b"}) // It is the last conversation of the first page.
 	f.do(&store.Delete{ConversationID: "c"})
 	f.create("g")
-	f.do(f.importing("old", 20*time.Minute))
+	f.do(f.newImport("old", 20*time.Minute))
 	l.PageSize = 9
 	same(t, "rest", ids(f.list(l)), []string{"d", "e", "f", "g"})
 	f.clock.Advance(30 * time.Minute)
-	f.append("e", user("lives on"))
+	f.append("e", user("postpones the expiry"))
 	f.clock.Advance(40 * time.Minute)
-	same(t, "what has not expired", ids(f.list(l)), []string{"e"})
+	same(t, "conversations that have not expired", ids(f.list(l)), []string{"e"})
 
 	f.clock.tick = 0
 	for i := range 9 {
 		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
 	}
 	got := slices.Concat(f.pages(store.List{PageSize: 2, OldestFirst: true})...)
-	same(t, "of the same instant", got[len(got)-9:], []string{"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"})
+	same(t, "same create time", got[len(got)-9:], []string{"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"})
 }

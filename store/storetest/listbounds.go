@@ -16,7 +16,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// listBounds makes lists that are too long for a call.
+// listBounds tests lists that are too long for one call.
 func (s Subject) listBounds(t *testing.T) {
 	t.Run("bytes", func(t *testing.T) {
 		f := s.open(t, nil)
@@ -33,24 +33,24 @@ func (s Subject) listBounds(t *testing.T) {
 		}
 		for _, order := range []parleyv1.ListOrder{0, byUpdateTime} {
 			var got []string
-			f.follow(store.List{PageSize: 1000, Order: order}, func(page *store.Page) {
+			f.eachPage(store.List{PageSize: 1000, Order: order}, func(page *store.Page) {
 				if size := proto.Size(&parleyv1.ListConversationsResponse{Conversations: page.Entries}); size > store.MaxListBytes {
-					t.Errorf("%v: a page of %d bytes", order, size)
+					t.Errorf("%v: page of %d bytes, want at most MaxListBytes", order, size)
 				}
 				got = append(got, ids(page)...)
 				if page.NextPageToken != "" && len(page.Entries) < 40 {
-					t.Errorf("%v: a page ends after %d rows", order, len(page.Entries))
+					t.Errorf("%v: page ends after %d entries, want at least 40", order, len(page.Entries))
 				}
 			})
 			same(t, order.String(), got, want)
 		}
 	})
 	t.Run("headers", s.listHeaders)
-	t.Run("caller", s.listCaller)
+	t.Run("cancelled", s.listCancelled)
 }
 
-// listCaller cancels the context of a list while the list is built.
-func (s Subject) listCaller(t *testing.T) {
+// listCancelled cancels the context of a list while the list is built.
+func (s Subject) listCancelled(t *testing.T) {
 	f := s.open(t, nil)
 	for i := range 20 {
 		f.create(fmt.Sprint("c", i))
@@ -59,22 +59,22 @@ func (s Subject) listCaller(t *testing.T) {
 		"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}, "by type": {StructuredDataType: "none"},
 	} {
 		l.Tenant, l.PageSize = tenant, 100
-		ctx := &leaving{Context: t.Context(), checks: 5}
+		ctx := &countdownContext{Context: t.Context(), checks: 5}
 		if page, err := f.store.List(ctx, &l); !errors.Is(err, context.Canceled) {
 			t.Errorf("List, %s = %v, %v, want context.Canceled", name, page, err)
 		}
 	}
 }
 
-// leaving is a context that ends after a number of checks.
-type leaving struct {
+// countdownContext is a context that ends after a number of calls of Err.
+type countdownContext struct {
 	context.Context
 
 	checks int
 }
 
 // Err implements context.Context.
-func (l *leaving) Err() error {
+func (l *countdownContext) Err() error {
 	l.checks--
 	if l.checks < 0 {
 		return context.Canceled
@@ -82,7 +82,7 @@ func (l *leaving) Err() error {
 	return nil
 }
 
-// listHeaders lists more conversations than a call looks at.
+// listHeaders lists more conversations than one call reads.
 func (s Subject) listHeaders(t *testing.T) {
 	const more = 25
 	f := s.open(t, nil)
@@ -98,7 +98,7 @@ func (s Subject) listHeaders(t *testing.T) {
 		l := store.List{PageSize: 20, Order: order, Labels: label}
 		page := f.list(l)
 		if len(page.Entries) != 0 || page.NextPageToken == "" || page.Total != store.MaxListHeaders+more {
-			t.Fatalf("%v: the first page has %v, token %q, total %d", order, ids(page), page.NextPageToken, page.Total)
+			t.Fatalf("%v: the first page = %v, token %q, total %d", order, ids(page), page.NextPageToken, page.Total)
 		}
 		l.PageToken = page.NextPageToken
 		pages := f.pages(l)
@@ -106,15 +106,15 @@ func (s Subject) listHeaders(t *testing.T) {
 			t.Fatalf("%v: pages after the first: %v", order, pages)
 		}
 		if first := pages[0][0]; order == byUpdateTime && first != "old3" {
-			t.Errorf("the second block begins with %s, want what was changed last in it", first)
+			t.Errorf("second block starts with %s, want old3, the last changed", first)
 		}
 	}
-	// Blocks keep their bounds while conversations come and go.
+	// Blocks keep their bounds while conversations are created and deleted.
 	listed := make(map[string]int)
 	n := 0
-	f.follow(store.List{PageSize: 1000, Order: byUpdateTime}, func(page *store.Page) {
+	f.eachPage(store.List{PageSize: 1000, Order: byUpdateTime}, func(page *store.Page) {
 		if n == 0 && (len(page.Entries) == 0 || ids(page)[0] != "c77") {
-			t.Errorf("the first block is %v", ids(page))
+			t.Errorf("first page = %v, want c77 first", ids(page))
 		}
 		for _, id := range ids(page) {
 			listed[id]++
@@ -125,18 +125,18 @@ func (s Subject) listHeaders(t *testing.T) {
 	})
 	for i := range more {
 		if n := listed[fmt.Sprint("old", i)]; n != 1 {
-			t.Errorf("old%d was listed %d times", i, n)
+			t.Errorf("old%d was listed %d times, want 1", i, n)
 		}
 	}
 	for i := 100; i < store.MaxListHeaders; i++ {
 		if n := listed[fmt.Sprint("c", i)]; n != 1 {
-			t.Errorf("c%d was listed %d times", i, n)
+			t.Errorf("c%d was listed %d times, want 1", i, n)
 		}
 	}
-	f.walkBesideImports()
+	f.listDuringImports()
 }
 
-// fill makes many conversations, many at once.
+// fill creates n conversations from many goroutines.
 func (f *fixture) fill(n int) {
 	f.t.Helper()
 	const writers = 100

@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// model has a store and an oracle do the same at random, and compares.
+// model makes the same random calls of a store and an oracle and compares the results.
 func (s Subject) model(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := s.openFor(t, r, func(o *store.Options) { o.MaxMessages, o.MaxConversations = 3, 3 })
@@ -21,36 +21,37 @@ func (s Subject) model(t *testing.T) {
 		actions := map[string]func(*rapid.T){
 			"":       m.check,
 			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
-			"import": m.imports, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge,
-			"sweep": m.swept, "wait": m.wait, "save progress": m.saveProgress, "ask": m.ask, "page": m.page, "next page": m.page,
+			"import": m.importConversation, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge,
+			"sweep": m.sweepBoth, "advance clock": m.advanceClock, "save progress": m.saveProgress, "read request": m.readRequest, "page": m.page, "next page": m.page,
 		}
 		if s.Durable {
-			actions["reopen"] = m.reopened
+			actions["reopen"] = m.reopenBoth
 		}
 		r.Repeat(actions)
-		m.empty()
+		m.deleteAll()
 	})
 }
 
-// machine is a store under test beside its oracle.
+// machine is a store under test with its oracle.
 type machine struct {
 	*fixture
 	oracle  *oracle
-	uids    map[string]string // ids by uid, of all conversations that ever were
-	ran     map[string]string // turns by conversation id, when the store was opened
-	walk    *walk             // nil: none has begun
-	unswept bool              // the capacity was lowered, and there may still be more
-	moment  int
+	uids    map[string]string // id of every conversation that ever existed, by uid
+	ran     map[string]string // running turns by conversation id, when the store was opened
+	walk    *walk             // list that is being read; nil: none
+	unswept bool              // the capacity was lowered, and the tenant may still exceed it
+	counter int
 }
 
-// both has the store and the oracle write, at the same time, and compares.
-func (m *machine) both(write any) {
-	now := m.tick()
+// writeBoth makes a write in the store and the oracle, at the same time of the clock, and compares
+// the results.
+func (m *machine) writeBoth(write any) {
+	now := m.nextInstant()
 	want, wantErr := m.oracle.write(write, now)
 	got, err := m.try(write)
 	if wantErr != nil || err != nil {
-		if wantErr == nil || !is(err, wantErr) || got != nil {
-			m.t.Fatalf("%T %+v: result %v, error %v; want error %v", write, write, got, err, wantErr)
+		if wantErr == nil || !errorIs(err, wantErr) || got != nil {
+			m.t.Fatalf("%T %+v = %v, %v, want error %v", write, write, got, err, wantErr)
 		}
 		return
 	}
@@ -60,29 +61,30 @@ func (m *machine) both(write any) {
 	if want.Created && !want.Replayed {
 		uid := got.Conversation.GetUid()
 		if of, ok := m.uids[uid]; ok || uid == "" {
-			m.t.Fatalf("the uid of the new %s, %q, is that of an earlier %q", got.Conversation.GetId(), uid, of)
+			m.t.Fatalf("new conversation %s has the uid %q of an earlier %q", got.Conversation.GetId(), uid, of)
 		}
 		m.uids[uid] = got.Conversation.GetId()
 		m.oracle.conversations[got.Conversation.GetId()].header.Uid = uid
 	}
 	c := m.oracle.conversations[got.Conversation.GetId()].header
-	c.SizeBytes = got.Conversation.GetSizeBytes() // Compared with the messages in check.
+	c.SizeBytes = got.Conversation.GetSizeBytes() // check compares it with the messages.
 	want.Conversation.Uid, want.Conversation.SizeBytes = c.GetUid(), c.GetSizeBytes()
 	same(m.t, fmt.Sprintf("%T %+v", write, write), got, want)
 }
 
-// tick makes each action's time its own: all other steps of the clock are milliseconds.
-func (m *machine) tick() time.Time {
+// nextInstant gives each action a time of its own. All other steps of the clock are whole
+// milliseconds.
+func (m *machine) nextInstant() time.Time {
 	m.clock.Advance(1)
 	m.oracle.expire(m.clock.Now())
 	return m.clock.Now()
 }
 
-func anID(r *rapid.T) string {
+func drawID(r *rapid.T) string {
 	return rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(r, "id")
 }
 
-func aRequest(r *rapid.T) *store.Request {
+func drawRequest(r *rapid.T) *store.Request {
 	n := rapid.IntRange(0, 5).Draw(r, "request")
 	if n == 0 || n > 3 {
 		return nil
@@ -90,8 +92,8 @@ func aRequest(r *rapid.T) *store.Request {
 	return request(fmt.Sprint("r", n), rapid.SampledFrom([]string{"", "other"}).Draw(r, "content"))
 }
 
-// aVersion is the right one, mostly.
-func (m *machine) aVersion(r *rapid.T, id string) *int32 {
+// drawVersion draws no version, the present version, or a random one.
+func (m *machine) drawVersion(r *rapid.T, id string) *int32 {
 	switch rapid.IntRange(0, 3).Draw(r, "version") {
 	case 0:
 		return new(int32(rapid.IntRange(0, 4).Draw(r, "wrong version")))
@@ -104,24 +106,24 @@ func (m *machine) aVersion(r *rapid.T, id string) *int32 {
 }
 
 func (m *machine) create(r *rapid.T) {
-	m.both(&store.Create{
-		Conversation: &parleyv1.Conversation{Id: anID(r), Title: rapid.SampledFrom([]string{"", "title"}).Draw(r, "title")},
-		Request:      aRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+	m.writeBoth(&store.Create{
+		Conversation: &parleyv1.Conversation{Id: drawID(r), Title: rapid.SampledFrom([]string{"", "title"}).Draw(r, "title")},
+		Request:      drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
 	})
 }
 
 func (m *machine) append(r *rapid.T) {
-	id := anID(r)
+	id := drawID(r)
 	w := &store.Append{
-		ConversationID: id, Request: aRequest(r), IfVersion: m.aVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r, "must exist") == 0,
+		ConversationID: id, Request: drawRequest(r), IfVersion: m.drawVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r, "must exist") == 0,
 	}
 	n := rapid.IntRange(1, 5).Draw(r, "messages")
 	if w.Request != nil {
-		n = len(w.Request.ID) // A retry has the same messages: the request's digest stands for them.
+		n = len(w.Request.ID) // A retry must have the same messages, because the digest of the request stands for them.
 	}
-	m.moment++
+	m.counter++
 	for i := range n {
-		text := fmt.Sprint("message ", i, " of ", m.moment)
+		text := fmt.Sprint("message ", i, " of ", m.counter)
 		if w.Request != nil {
 			text = fmt.Sprint("message ", i, " of ", w.Request.ID)
 		}
@@ -130,17 +132,17 @@ func (m *machine) append(r *rapid.T) {
 			w.Messages[i] = assistant(text, "list")
 		}
 	}
-	m.both(w)
+	m.writeBoth(w)
 }
 
-// turn begins a turn, or ends one, mostly the one that runs.
+// turn starts a turn or ends one, mostly the running one.
 func (m *machine) turn(r *rapid.T) {
-	id := anID(r)
+	id := drawID(r)
 	w := &store.Append{ConversationID: id}
-	m.moment++
-	turn := &parleyv1.Turn{Id: fmt.Sprint("turn ", m.moment), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	m.counter++
+	turn := &parleyv1.Turn{Id: fmt.Sprint("turn ", m.counter), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED}
 	running := m.oracle.conversations[id] != nil && m.oracle.conversations[id].header.GetActiveTurnId() != ""
-	if rapid.IntRange(0, 3).Draw(r, "as it is") > 0 == running {
+	if rapid.IntRange(0, 3).Draw(r, "valid") > 0 == running {
 		if running {
 			turn.Id = m.oracle.conversations[id].header.GetActiveTurnId()
 		}
@@ -148,12 +150,12 @@ func (m *machine) turn(r *rapid.T) {
 	} else {
 		w.Begin = turn
 	}
-	if w.Request = aRequest(r); w.Request != nil {
+	if w.Request = drawRequest(r); w.Request != nil {
 		w.Request.Method = "Chat"
 		turn.RequestId = w.Request.ID
 	}
 	if rapid.Bool().Draw(r, "events") {
-		w.Events = turnEvents(int32(m.moment))
+		w.Events = turnEvents(int32(m.counter))
 	}
 	n := rapid.IntRange(0, 2).Draw(r, "messages")
 	if w.Request != nil {
@@ -162,13 +164,13 @@ func (m *machine) turn(r *rapid.T) {
 	for i := range n {
 		w.Messages = append(w.Messages, assistant(fmt.Sprint("answer ", i)))
 	}
-	m.both(w)
+	m.writeBoth(w)
 }
 
 func (m *machine) update(r *rapid.T) {
-	id := anID(r)
+	id := drawID(r)
 	w := &store.Update{
-		ConversationID: id, IfVersion: m.aVersion(r, id),
+		ConversationID: id, IfVersion: m.drawVersion(r, id),
 		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{"title", "retention.max_messages", "retention.ttl"}), rapid.ID).Draw(r, "fields"),
 		Values: &parleyv1.Conversation{
 			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"),
@@ -181,18 +183,18 @@ func (m *machine) update(r *rapid.T) {
 	if rapid.IntRange(0, 3).Draw(r, "clear") == 0 {
 		w.KeepThrough = new(int32(rapid.IntRange(0, 8).Draw(r, "through")))
 	}
-	m.both(w)
+	m.writeBoth(w)
 }
 
 func (m *machine) delete(r *rapid.T) {
-	id := anID(r)
-	m.both(&store.Delete{ConversationID: id, IfVersion: m.aVersion(r, id)})
+	id := drawID(r)
+	m.writeBoth(&store.Delete{ConversationID: id, IfVersion: m.drawVersion(r, id)})
 }
 
 func (m *machine) purge(r *rapid.T) {
 	inactive := time.Duration(rapid.IntRange(1, 60).Draw(r, "minutes")) * time.Minute
 	dry := rapid.Bool().Draw(r, "dry run")
-	cut := m.tick().Add(-inactive)
+	cut := m.nextInstant().Add(-inactive)
 	var want []string
 	for id, c := range m.oracle.conversations {
 		if !c.header.GetLastAppendTime().AsTime().After(cut) {
@@ -210,16 +212,16 @@ func (m *machine) purge(r *rapid.T) {
 	purged, err := m.store.Purge(m.t.Context(), &store.Purge{Tenant: tenant, InactiveFor: inactive, DryRun: dry})
 	slices.Sort(purged.SampleIDs)
 	if err != nil || !slices.Equal(purged.SampleIDs, want) || purged.Count != int64(len(want)) {
-		m.t.Fatalf("Purge: %+v, %v; want %v", purged, err, want)
+		m.t.Fatalf("Purge = %+v, %v, want %v", purged, err, want)
 	}
 }
 
-// wait moves the clock, also back, but not to where what has expired would be live again:
-// whether it is depends on what the store has removed.
-func (m *machine) wait(r *rapid.T) {
+// advanceClock moves the clock forward or back. It never goes back to a time at which an expired
+// conversation would be visible again, because that would depend on what the store has swept.
+func (m *machine) advanceClock(r *rapid.T) {
 	d := rapid.SampledFrom([]time.Duration{time.Millisecond, 10 * time.Minute, 31 * time.Minute, 2 * time.Hour, -10 * time.Minute}).Draw(r, "time")
 	if m.clock.Now().Add(d).After(m.oracle.lastExpiry) {
 		m.clock.Advance(d)
 	}
-	m.tick()
+	m.nextInstant()
 }

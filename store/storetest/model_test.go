@@ -22,46 +22,49 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bugEnv names the bug of the store that this process puts to the law.
+// bugEnv is the environment variable with the bug of the store that this process tests.
 const bugEnv = "PARLEY_STORETEST_BUG"
 
-// noBug is that of a store without any, which shows that the others fail for theirs.
+// noBug is the name of the store without a bug. It shows that the other stores fail because of
+// their bugs.
 const noBug = "none"
 
-// A lawless store breaks the law now and then.
-type lawless struct {
+// faultyStore is a store that sometimes violates the law.
+type faultyStore struct {
 	durable bool
 	open    func(tb testing.TB, dir string, o store.Options) store.Store
 }
 
-// bugs are lawless stores by what is wrong with them.
-func bugs() map[string]lawless {
-	return map[string]lawless{
+// faultyStores returns stores with one bug each, by the name of the bug.
+func faultyStores() map[string]faultyStore {
+	return map[string]faultyStore{
 		noBug: {open: openMemory},
-		"an append is lost": {open: over(func(s store.Store, now *every) store.Store {
-			return &lostAppend{s, now, map[string]*store.Snapshot{}}
+		"an append is lost": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
+			return &lostAppend{s, counter, map[string]*store.Snapshot{}}
 		})},
-		"a version is not checked": {open: over(func(s store.Store, now *every) store.Store { return unchecked{s, now} })},
-		"a request is forgotten":   {open: over(func(s store.Store, now *every) store.Store { return forgetful{s, now} })},
-		"one conversation too many": {open: func(tb testing.TB, dir string, o store.Options) store.Store {
+		"a version is not checked": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return ignoresVersion{s, counter} })},
+		"a request is not stored":  {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return forgetsRequest{s, counter} })},
+		"capacity is exceeded by one": {open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
 			o.MaxConversations++
 			return openMemory(tb, dir, o)
 		}},
-		"expired, and still there":      {open: over(func(s store.Store, now *every) store.Store { return &undead{s, now, map[string]*store.Snapshot{}} })},
-		"a fork lacks a message":        {open: over(func(s store.Store, _ *every) store.Store { return forkless{s} })},
-		"a page skips a row":            {open: over(func(s store.Store, now *every) store.Store { return skipping{s, now} })},
-		"progress is not saved":         {open: overFile(func(s store.Store, _ *every) store.Store { return unsaved{s} }), durable: true},
-		"session memory ends too early": {open: overFile(func(s store.Store, _ *every) store.Store { return early{s} }), durable: true},
-		"a restart loses the newest":    {open: openLosing, durable: true},
+		"an expired conversation is read": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
+			return &readsExpired{s, counter, map[string]*store.Snapshot{}}
+		})},
+		"a fork lacks a message":                         {open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return shortFork{s} })},
+		"a page skips a row":                             {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return skipsRow{s, counter} })},
+		"progress is not saved":                          {open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return dropsProgress{s} }), durable: true},
+		"an ephemeral conversation is deleted too early": {open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return earlyDelete{s} }), durable: true},
+		"a restart loses the newest conversation":        {open: openWithoutNewest, durable: true},
 	}
 }
 
-// TestBugs puts stores that break the law to the model test, which must find out. That fails
-// then, so each runs in a process of its own; always with the same choices.
+// TestBugs runs the model test with stores that violate the law and checks that it fails. A failing
+// test would fail this process, so each runs in a process of its own. All use the same random seed.
 func TestBugs(t *testing.T) {
-	bugs := bugs()
-	if s, ok := bugs[os.Getenv(bugEnv)]; ok {
+	faultyStores := faultyStores()
+	if s, ok := faultyStores[os.Getenv(bugEnv)]; ok {
 		storetest.Run(t, storetest.Subject{Open: s.open, Durable: s.durable})
 		return
 	}
@@ -69,7 +72,7 @@ func TestBugs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(bugs)) {
+	for _, name := range slices.Sorted(maps.Keys(faultyStores)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			process := exec.CommandContext(t.Context(), self, "-test.run=^TestBugs$/^Model$", "-test.timeout=2m",
@@ -77,8 +80,8 @@ func TestBugs(t *testing.T) {
 			process.Env = append(process.Environ(), bugEnv+"="+name)
 			out, err := process.CombinedOutput()
 			found := process.ProcessState.ExitCode() == 1 && strings.Contains(string(out), "[rapid]")
-			if sound := name == noBug; sound && err != nil || !sound && !found {
-				t.Errorf("with bug %q the model test ended with %v:\n%s", name, err, out)
+			if correct := name == noBug; correct && err != nil || !correct && !found {
+				t.Errorf("model test of the store with bug %q = %v:\n%s", name, err, out)
 			}
 		})
 	}
@@ -95,8 +98,8 @@ func openFile(tb testing.TB, dir string, o store.Options) store.Store {
 	return s
 }
 
-// openLosing deletes the newest conversation ahead of opening the file.
-func openLosing(tb testing.TB, dir string, o store.Options) store.Store {
+// openWithoutNewest deletes the newest conversation before it opens the store.
+func openWithoutNewest(tb testing.TB, dir string, o store.Options) store.Store {
 	tb.Helper()
 	s := openFile(tb, dir, store.Options{Now: o.Now})
 	page, err := s.List(tb.Context(), &store.List{Tenant: "acme", PageSize: 1})
@@ -111,46 +114,45 @@ func openLosing(tb testing.TB, dir string, o store.Options) store.Store {
 
 type opener func(testing.TB, string, store.Options) store.Store
 
-// over is a store in memory in something that gives it a bug.
-func over(wrap func(store.Store, *every) store.Store) opener {
-	now := new(every)
+// wrapMemory returns an opener of stores in memory that wrap gives a bug.
+func wrapMemory(wrap func(store.Store, *callCounter) store.Store) opener {
+	counter := new(callCounter)
 	return func(tb testing.TB, dir string, o store.Options) store.Store {
 		tb.Helper()
-		return wrap(openMemory(tb, dir, o), now)
+		return wrap(openMemory(tb, dir, o), counter)
 	}
 }
 
-// overFile is the same of a store in a file.
-func overFile(wrap func(store.Store, *every) store.Store) opener {
-	now := new(every)
+// wrapFile returns an opener of stores in a file that wrap gives a bug.
+func wrapFile(wrap func(store.Store, *callCounter) store.Store) opener {
+	counter := new(callCounter)
 	return func(tb testing.TB, dir string, o store.Options) store.Store {
 		tb.Helper()
-		return wrap(openFile(tb, dir, o), now)
+		return wrap(openFile(tb, dir, o), counter)
 	}
 }
 
-// every counts calls, over all stores that a process opens.
-type every struct{ calls int }
+// callCounter counts calls over all stores that a process opens.
+type callCounter struct{ calls int }
 
-// nth reports whether this is the n-th call, the 2n-th and so on.
-func (e *every) nth(n int) bool {
+// nth reports whether this is the n-th call, the 2n-th call and so on.
+func (e *callCounter) nth(n int) bool {
 	e.calls++
 	return e.calls%n == 0
 }
 
-// lostAppend acknowledges one append in fifty that nobody can read afterwards, until the
-// next one.
+// lostAppend acknowledges one append in fifty that reads do not return until the next append.
 type lostAppend struct {
 	store.Store
-	now   *every
-	stale map[string]*store.Snapshot
+	counter *callCounter
+	stale   map[string]*store.Snapshot
 }
 
 func (s *lostAppend) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	delete(s.stale, a.ConversationID)
 	before, err := s.Store.Read(ctx, &store.Read{Tenant: a.Tenant, ConversationID: a.ConversationID, Newest: -1, Turns: true})
 	result, err2 := s.Store.Append(ctx, a)
-	if err == nil && err2 == nil && !result.Replayed && s.now.nth(50) {
+	if err == nil && err2 == nil && !result.Replayed && s.counter.nth(50) {
 		s.stale[a.ConversationID] = before
 	}
 	return result, err2
@@ -163,83 +165,83 @@ func (s *lostAppend) Read(ctx context.Context, r *store.Read) (*store.Snapshot, 
 	return s.Store.Read(ctx, r)
 }
 
-// unchecked leaves one check of a version in ten out.
-type unchecked struct {
+// ignoresVersion skips one version check in ten.
+type ignoresVersion struct {
 	store.Store
-	now *every
+	counter *callCounter
 }
 
-func (s unchecked) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
-	if a.IfVersion != nil && s.now.nth(10) {
+func (s ignoresVersion) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.IfVersion != nil && s.counter.nth(10) {
 		a.IfVersion = nil
 	}
 	return s.Store.Append(ctx, a)
 }
 
-// forgetful does not remember one request in ten.
-type forgetful struct {
+// forgetsRequest does not store one request in ten.
+type forgetsRequest struct {
 	store.Store
-	now *every
+	counter *callCounter
 }
 
-func (s forgetful) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
-	if a.Request != nil && s.now.nth(10) {
+func (s forgetsRequest) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.Request != nil && s.counter.nth(10) {
 		a.Request = nil
 	}
 	return s.Store.Append(ctx, a)
 }
 
-// undead answers one read in a hundred of what is no more with what was there.
-type undead struct {
+// readsExpired returns an old snapshot in one of a hundred reads of a missing conversation.
+type readsExpired struct {
 	store.Store
-	now   *every
-	known map[string]*store.Snapshot
+	counter *callCounter
+	known   map[string]*store.Snapshot
 }
 
-func (s *undead) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+func (s *readsExpired) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	got, err := s.Store.Read(ctx, r)
 	if err == nil {
 		s.known[r.ConversationID] = got
-	} else if was := s.known[r.ConversationID]; was != nil && s.now.nth(100) {
+	} else if was := s.known[r.ConversationID]; was != nil && s.counter.nth(100) {
 		return was, nil
 	}
 	return got, err
 }
 
-// forkless forks without the oldest message.
-type forkless struct{ store.Store }
+// shortFork creates forks without the oldest message.
+type shortFork struct{ store.Store }
 
-func (s forkless) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+func (s shortFork) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
 	c.Messages = c.Messages.Skip(1)
 	return s.Store.Create(ctx, c)
 }
 
-// skipping leaves out the first row of one page in a hundred that goes on from another.
-type skipping struct {
+// skipsRow leaves out the first entry of one later page in a hundred.
+type skipsRow struct {
 	store.Store
-	now *every
+	counter *callCounter
 }
 
-func (s skipping) List(ctx context.Context, l *store.List) (*store.Page, error) {
+func (s skipsRow) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	page, err := s.Store.List(ctx, l)
-	if err == nil && l.PageToken != "" && len(page.Entries) > 0 && s.now.nth(100) {
+	if err == nil && l.PageToken != "" && len(page.Entries) > 0 && s.counter.nth(100) {
 		page.Entries = page.Entries[1:]
 	}
 	return page, err
 }
 
-// unsaved keeps nothing of an answer that is not whole.
-type unsaved struct{ store.Store }
+// dropsProgress does not store the messages of an unfinished answer.
+type dropsProgress struct{ store.Store }
 
-func (s unsaved) SaveProgress(ctx context.Context, p *store.Progress) error {
+func (s dropsProgress) SaveProgress(ctx context.Context, p *store.Progress) error {
 	p.Messages = nil
 	return s.Store.SaveProgress(ctx, p)
 }
 
-// early deletes session memory half a minute before its time.
-type early struct{ store.Store }
+// earlyDelete deletes ephemeral conversations half a minute early.
+type earlyDelete struct{ store.Store }
 
-func (s early) Release(ctx context.Context, h *store.Hold) error {
+func (s earlyDelete) Release(ctx context.Context, h *store.Hold) error {
 	h.DeleteAfter = max(0, h.DeleteAfter-30*time.Second)
 	return s.Store.Release(ctx, h)
 }

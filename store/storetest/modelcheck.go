@@ -12,13 +12,13 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// check compares all that can be read.
+// check compares everything that can be read.
 func (m *machine) check(*rapid.T) {
-	m.tick()
+	m.nextInstant()
 	m.compareChanges()
 	got := m.all()
 	if !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(m.oracle.conversations))) {
-		m.t.Fatalf("there are %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(m.oracle.conversations)))
+		m.t.Fatalf("List = %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(m.oracle.conversations)))
 	}
 	var messages int
 	for id, c := range m.oracle.conversations {
@@ -39,52 +39,53 @@ func (m *machine) check(*rapid.T) {
 	m.compareList(store.List{PageSize: 2, Order: byUpdateTime}, func(c *parleyv1.Conversation) time.Time { return c.GetUpdateTime().AsTime() })
 	m.compareAbandoned()
 	stats, unswept := m.stats(), 0
-	for _, waiting := range []map[string]int{m.oracle.expired, m.oracle.ended} {
-		for _, n := range waiting {
+	for _, counts := range []map[string]int{m.oracle.expired, m.oracle.ended} {
+		for _, n := range counts {
 			unswept += n
 		}
 	}
 	live := len(m.oracle.conversations)
 	if n := int(stats.Conversations); n < live || n > live+unswept || n > m.options.MaxConversations && !m.unswept || n == live && int(stats.Messages) != messages {
-		m.t.Fatalf("stats: %+v; there are %d conversations, %d messages, and %d expired", stats, live, messages, unswept)
+		m.t.Fatalf("Stats() = %+v, want %d conversations, %d messages, and at most %d expired ones", stats, live, messages, unswept)
 	}
 }
 
-// compareChanges takes both sides' changes. When an expired conversation goes is the
-// store's affair, but each goes once.
+// compareChanges compares the changes of store and oracle. The store may remove an expired
+// conversation at any time, but only once.
 func (m *machine) compareChanges() {
 	var got []string
-	for _, change := range m.seen.take() {
+	for _, change := range m.observer.drain() {
 		if change.Kind == parleyv1.ChangeKind_CHANGE_KIND_EXPIRED {
 			m.oracle.expired[change.ConversationID]--
 			if m.oracle.expired[change.ConversationID] < 0 {
-				m.t.Fatalf("%s is told to have expired", change.ConversationID)
+				m.t.Fatalf("unexpected EXPIRED change of %s", change.ConversationID)
 			}
 			continue
 		}
 		if m.uids[change.UID] != change.ConversationID {
-			m.t.Fatalf("a change of %s has the uid of %q", change.ConversationID, m.uids[change.UID])
+			m.t.Fatalf("change of %s has the uid of %q", change.ConversationID, m.uids[change.UID])
 		}
-		told := brief([]store.Change{change})[0]
-		if m.oracle.ended[told] > 0 {
-			m.oracle.ended[told]--
+		summary := summaries([]store.Change{change})[0]
+		if m.oracle.ended[summary] > 0 {
+			m.oracle.ended[summary]--
 			continue
 		}
-		got = append(got, told)
+		got = append(got, summary)
 	}
 	want := m.oracle.changes
 	m.oracle.changes = nil
-	purged := func(change string) bool { return strings.HasPrefix(change, "DELETED") }
-	if len(want) > 1 && purged(want[0]) && purged(want[1]) { // A purge goes in any order.
+	isDelete := func(change string) bool { return strings.HasPrefix(change, "DELETED") }
+	if len(want) > 1 && isDelete(want[0]) && isDelete(want[1]) { // The order within a purge is not defined.
 		slices.Sort(got)
 	}
 	same(m.t, "changes", got, want)
 }
 
-// compareList compares a list with the oracle's, sorted by a time, and filtered by type.
+// compareList compares a list with the oracle's conversations sorted by a time, with and without a
+// filter by type.
 func (m *machine) compareList(l store.List, by func(*parleyv1.Conversation) time.Time) {
 	all := slices.Collect(maps.Values(m.oracle.conversations))
-	slices.SortFunc(all, func(a, b *told) int { return by(b.header).Compare(by(a.header)) })
+	slices.SortFunc(all, func(a, b *oracleConversation) int { return by(b.header).Compare(by(a.header)) })
 	if l.OldestFirst {
 		slices.Reverse(all)
 	}
@@ -97,30 +98,30 @@ func (m *machine) compareList(l store.List, by func(*parleyv1.Conversation) time
 	}
 	same(m.t, l.Order.String(), slices.Concat(m.pages(l)...), want)
 	l.StructuredDataType = "list"
-	same(m.t, l.Order.String()+" with data", slices.Concat(m.pages(l)...), withData)
+	same(m.t, l.Order.String()+" with structured data", slices.Concat(m.pages(l)...), withData)
 }
 
-// empty deletes everything and looks whether the counts are those of nothing.
-func (m *machine) empty() {
+// deleteAll deletes all conversations and checks that all counts are zero.
+func (m *machine) deleteAll() {
 	for _, id := range slices.Sorted(maps.Keys(m.oracle.conversations)) {
-		m.both(&store.Delete{ConversationID: id})
+		m.writeBoth(&store.Delete{ConversationID: id})
 	}
 	m.clock.Advance(24 * time.Hour)
 	m.sweep()
 	stats := m.stats()
 	stats.Expired, stats.Evicted = 0, 0
 	if stats.Conversations != 0 || stats.Messages != 0 || stats.Bytes != 0 {
-		m.t.Fatalf("stats when all is deleted: %+v", stats)
+		m.t.Fatalf("Stats() after deleting everything = %+v, want zero counts", stats)
 	}
 	m.compareChanges()
 	for id, n := range m.oracle.expired {
 		if n != 0 {
-			m.t.Fatalf("%s expired, and the store never said so", id)
+			m.t.Fatalf("no EXPIRED change of %s", id)
 		}
 	}
 	for change, n := range m.oracle.ended {
 		if n != 0 {
-			m.t.Fatalf("the store never said %s", change)
+			m.t.Fatalf("missing change %s", change)
 		}
 	}
 }

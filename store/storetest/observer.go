@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// clock moves when it is told to, and by tick with every reading.
+// clock is a manual clock. It also advances by tick with every reading.
 type clock struct {
 	mu   sync.Mutex
 	now  time.Time
@@ -21,7 +21,7 @@ func newClock() *clock {
 	return &clock{now: time.Date(2026, time.March, 1, 9, 30, 0, 123_456_789, time.UTC)}
 }
 
-// Now is for store.Options.
+// Now implements store.Options.Now.
 func (c *clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -29,7 +29,7 @@ func (c *clock) Now() time.Time {
 	return c.now
 }
 
-// Advance moves the clock, back when d is negative.
+// Advance moves the clock forward, or back if d is negative.
 func (c *clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,36 +38,36 @@ func (c *clock) Advance(d time.Duration) {
 
 // observer collects changes.
 type observer struct {
-	t       tester
-	inside  atomic.Bool
-	mu      sync.Mutex
-	changes []store.Change
-	then    func([]store.Change) // runs inside observe; nil: nothing
+	t        tester
+	running  atomic.Bool
+	mu       sync.Mutex
+	changes  []store.Change
+	callback func([]store.Change) // called by observe; nil: nothing
 }
 
 func (o *observer) observe(changes []store.Change) {
-	if !o.inside.CompareAndSwap(false, true) {
-		o.t.Error("observer is called while it runs")
+	if !o.running.CompareAndSwap(false, true) {
+		o.t.Error("observer was called while it was running")
 	}
-	defer o.inside.Store(false)
+	defer o.running.Store(false)
 	o.mu.Lock()
 	o.changes = append(o.changes, changes...)
-	then := o.then
+	callback := o.callback
 	o.mu.Unlock()
-	if then != nil {
-		then(changes)
+	if callback != nil {
+		callback(changes)
 	}
 }
 
-// and sets what is to happen inside the observer from now on.
-func (o *observer) and(then func([]store.Change)) {
+// setCallback sets the function that observe calls from now on.
+func (o *observer) setCallback(callback func([]store.Change)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.then = then
+	o.callback = callback
 }
 
-// take returns the changes since it was last called.
-func (o *observer) take() []store.Change {
+// drain returns the changes since the previous call.
+func (o *observer) drain() []store.Change {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	changes := o.changes
@@ -75,16 +75,16 @@ func (o *observer) take() []store.Change {
 	return changes
 }
 
-// sessionEnded ends what brief says of a change that tells of the end of session memory.
-const sessionEnded = ", session ended"
+// ephemeralEnded is the end of the summary of a change with SessionEnded.
+const ephemeralEnded = ", ephemeral"
 
-// brief says of changes what is decided by the writes alone.
-func brief(changes []store.Change) []string {
+// summaries returns the parts of changes that are determined by the writes alone.
+func summaries(changes []store.Change) []string {
 	out := make([]string, len(changes))
 	for i, c := range changes {
 		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count, c.Trimmed)
 		if c.SessionEnded {
-			out[i] += sessionEnded
+			out[i] += ephemeralEnded
 		}
 	}
 	return out

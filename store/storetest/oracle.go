@@ -14,31 +14,31 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// oracle says what a store ought to do, as simply as it can be said: for one tenant and one
-// caller, with everything in a map. It knows neither uids nor sizes.
+// oracle is a simple reference implementation of a store for one tenant and one caller, with all
+// data in a map. It knows neither uids nor sizes.
 type oracle struct {
 	options       store.Options // with defaults
-	conversations map[string]*told
-	sessions      map[string]*toldSession
-	expired       map[string]int // how often each id expired without the store having said so
-	ended         map[string]int // the same of changes that tell of the end of session memory, in brief
+	conversations map[string]*oracleConversation
+	ephemeral     map[string]*oracleEphemeral
+	expired       map[string]int // number of expiries that the store has not reported yet, by conversation id
+	ended         map[string]int // the same for the end of ephemeral conversations, by summary of the change
 	lastExpiry    time.Time
-	changes       []string // in brief, since they were last taken
+	changes       []string // summaries of the changes since the last comparison
 }
 
-// told is a conversation as the oracle has it.
-type told struct {
+// oracleConversation is a conversation in the oracle.
+type oracleConversation struct {
 	header   *parleyv1.Conversation
 	exchange int32
 	messages []*parleyv1.Message
 	turns    []*parleyv1.Turn
 	events   []*storev1.TurnEvents
-	requests []toldRequest
+	requests []oracleRequest
 	saved    *store.Progress // of the newest turn; nil: nothing
 }
 
-// toldRequest is a request that was seen and what it gave.
-type toldRequest struct {
+// oracleRequest is a stored request with its result.
+type oracleRequest struct {
 	store.Request
 	result *store.Result
 	turn   string
@@ -46,17 +46,17 @@ type toldRequest struct {
 
 func newOracle(o store.Options) *oracle {
 	return &oracle{
-		options: o.WithDefaults(), conversations: make(map[string]*told), sessions: make(map[string]*toldSession),
+		options: o.WithDefaults(), conversations: make(map[string]*oracleConversation), ephemeral: make(map[string]*oracleEphemeral),
 		expired: make(map[string]int), ended: make(map[string]int),
 	}
 }
 
-// expire drops what has expired by now.
+// expire removes conversations that have expired.
 func (o *oracle) expire(now time.Time) {
-	o.expireSessions(now)
+	o.expireEphemeral(now)
 	for id, c := range o.conversations {
 		end := c.header.GetExpireTime().AsTime()
-		if c.header.GetActiveTurnId() == "" && o.sessions[id] == nil && !now.Before(end) {
+		if c.header.GetActiveTurnId() == "" && o.ephemeral[id] == nil && !now.Before(end) {
 			delete(o.conversations, id)
 			o.expired[id]++
 			if end.After(o.lastExpiry) {
@@ -66,16 +66,16 @@ func (o *oracle) expire(now time.Time) {
 	}
 }
 
-func (o *oracle) tell(kind, id string, c *told, count, trimmed int) {
-	o.changes = append(o.changes, c.inBrief(kind, id, count, trimmed))
+func (o *oracle) report(kind, id string, c *oracleConversation, count, trimmed int) {
+	o.changes = append(o.changes, c.summary(kind, id, count, trimmed))
 }
 
-// inBrief is what brief says of a change.
-func (c *told) inBrief(kind, id string, count, trimmed int) string {
+// summary returns the summary of a change, as summaries does.
+func (c *oracleConversation) summary(kind, id string, count, trimmed int) string {
 	return fmt.Sprintf("%s %s version %d count %d trimmed %d", kind, id, c.header.GetVersion(), count, trimmed)
 }
 
-// write does what a write ought to do, and returns what it ought to return.
+// write makes a write and returns the result that a store must return.
 func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 	switch w := write.(type) {
 	case *store.Create:
@@ -85,7 +85,7 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 	case *store.Update:
 		return o.update(w, now)
 	case *store.Import:
-		return o.imports(w, now)
+		return o.importConversation(w, now)
 	case *store.Delete:
 		c := o.conversations[w.ConversationID]
 		if c == nil {
@@ -95,7 +95,7 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 			return nil, &store.VersionError{Current: c.header.GetVersion()}
 		}
 		o.remove(w.ConversationID)
-		o.tell("DELETED", w.ConversationID, c, len(c.messages), 0)
+		o.report("DELETED", w.ConversationID, c, len(c.messages), 0)
 		return nil, nil
 	}
 	return nil, fmt.Errorf("%T is not a write", write)
@@ -104,7 +104,7 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 	id := w.Conversation.GetId()
 	if c := o.conversations[id]; c != nil {
-		switch first, err := c.seen(w.Request); {
+		switch first, err := c.findRequest(w.Request); {
 		case err != nil:
 			return nil, err
 		case first != nil:
@@ -114,10 +114,10 @@ func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 		}
 		return nil, store.ErrConversationExists
 	}
-	if err := o.makeRoom(); err != nil {
+	if err := o.evictForNew(); err != nil {
 		return nil, err
 	}
-	c := o.make(id, now)
+	c := o.newConversation(id, now)
 	c.header.Title, c.header.ForkedFrom, c.header.Version = w.Conversation.GetTitle(), w.Conversation.GetForkedFrom(), 1
 	if limit := w.Conversation.GetRetention().GetMaxMessages(); limit != 0 {
 		c.header.Retention.MaxMessages = limit
@@ -130,16 +130,16 @@ func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 		c.header.LastSequence, c.exchange = messages[0].GetSequence(), messages[0].GetExchange()
 	}
 	trimmed := c.trim()
-	c.settle()
-	o.tell("CREATED", id, c, len(c.messages), trimmed)
+	c.updateDerived()
+	o.report("CREATED", id, c, len(c.messages), trimmed)
 	result := &store.Result{Conversation: proto.CloneOf(c.header), Created: true}
 	c.remember(w.Request, "", result)
 	return result, nil
 }
 
-func (o *oracle) make(id string, now time.Time) *told {
+func (o *oracle) newConversation(id string, now time.Time) *oracleConversation {
 	at := timestamppb.New(now)
-	c := &told{header: &parleyv1.Conversation{
+	c := &oracleConversation{header: &parleyv1.Conversation{
 		Id: id, Retention: &parleyv1.Retention{MaxMessages: int32(o.options.MaxMessages), Ttl: durationpb.New(o.options.TTL)},
 		CreateTime: at, UpdateTime: at, LastAppendTime: at, ExpireTime: timestamppb.New(now.Add(o.options.TTL)),
 	}}
@@ -147,9 +147,9 @@ func (o *oracle) make(id string, now time.Time) *told {
 	return c
 }
 
-// makeRoom evicts the oldest conversations without a turn or a holder when there is no room.
-// What has expired takes no room: it goes first.
-func (o *oracle) makeRoom() error {
+// evictForNew evicts the oldest conversations without a running turn or a holder if the tenant is
+// at its capacity. Expired conversations have already been removed.
+func (o *oracle) evictForNew() error {
 	n := len(o.conversations) + 1 - o.options.MaxConversations
 	oldest := o.evictable()
 	if n > len(oldest) {
@@ -159,37 +159,37 @@ func (o *oracle) makeRoom() error {
 	return nil
 }
 
-// shrink evicts what is over the capacity, as far as it may go.
-func (o *oracle) shrink() {
+// evictExcess evicts conversations that exceed the capacity, as far as they can be evicted.
+func (o *oracle) evictExcess() {
 	oldest := o.evictable()
 	o.evict(oldest[:max(0, min(len(oldest), len(o.conversations)-o.options.MaxConversations))])
 }
 
-// evictable are the conversations without a turn or a holder, oldest first.
-func (o *oracle) evictable() []*told {
-	var all []*told
+// evictable returns the conversations without a running turn or a holder, oldest first.
+func (o *oracle) evictable() []*oracleConversation {
+	var all []*oracleConversation
 	for id, c := range o.conversations {
 		if c.header.GetActiveTurnId() == "" && !o.held(id) {
 			all = append(all, c)
 		}
 	}
-	slices.SortFunc(all, func(a, b *told) int {
+	slices.SortFunc(all, func(a, b *oracleConversation) int {
 		return a.header.GetCreateTime().AsTime().Compare(b.header.GetCreateTime().AsTime())
 	})
 	return all
 }
 
-func (o *oracle) evict(all []*told) {
+func (o *oracle) evict(all []*oracleConversation) {
 	for _, c := range all {
 		o.remove(c.header.GetId())
-		o.tell("EVICTED", c.header.GetId(), c, len(c.messages), 0)
+		o.report("EVICTED", c.header.GetId(), c, len(c.messages), 0)
 	}
 }
 
 func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	c := o.conversations[w.ConversationID]
 	if c != nil {
-		if first, err := c.seen(w.Request); err != nil || first != nil {
+		if first, err := c.findRequest(w.Request); err != nil || first != nil {
 			return c.replay(first), err
 		}
 	}
@@ -198,10 +198,10 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	}
 	created := c == nil
 	if created {
-		if err := o.makeRoom(); err != nil {
+		if err := o.evictForNew(); err != nil {
 			return nil, err
 		}
-		c = o.make(w.ConversationID, now)
+		c = o.newConversation(w.ConversationID, now)
 	}
 	now = c.touch(now)
 	if len(w.Messages) > 0 || w.End != nil {
@@ -213,19 +213,19 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	before := len(c.messages) - len(w.Messages)
 	trimmed := c.trim()
 	if created {
-		o.tell("CREATED", w.ConversationID, c, len(c.messages), 0)
+		o.report("CREATED", w.ConversationID, c, len(c.messages), 0)
 	}
 	for i := range w.Messages {
 		if i == len(w.Messages)-1 {
-			o.tell("MESSAGE_APPENDED", w.ConversationID, c, len(c.messages), trimmed)
+			o.report("MESSAGE_APPENDED", w.ConversationID, c, len(c.messages), trimmed)
 		} else {
-			o.tell("MESSAGE_APPENDED", w.ConversationID, c, before+i+1, 0)
+			o.report("MESSAGE_APPENDED", w.ConversationID, c, before+i+1, 0)
 		}
 	}
 	if len(w.Messages) == 0 && !created {
-		o.tell("UPDATED", w.ConversationID, c, len(c.messages), 0)
+		o.report("UPDATED", w.ConversationID, c, len(c.messages), 0)
 	}
-	c.settle()
+	c.updateDerived()
 	result.Conversation = proto.CloneOf(c.header)
 	c.remember(w.Request, w.Begin.GetId(), result)
 	return result, nil
@@ -258,14 +258,14 @@ func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
 		c.messages = slices.DeleteFunc(c.messages, func(m *parleyv1.Message) bool { return m.GetSequence() > *w.KeepThrough })
 	}
 	removed, trimmed := kept-len(c.messages), c.trim()
-	c.settle()
+	c.updateDerived()
 	if !proto.Equal(before, c.header) {
 		c.touch(now)
 		switch {
 		case removed > 0:
-			o.tell("CLEARED", w.ConversationID, c, removed, trimmed)
+			o.report("CLEARED", w.ConversationID, c, removed, trimmed)
 		default:
-			o.tell("UPDATED", w.ConversationID, c, len(c.messages), trimmed)
+			o.report("UPDATED", w.ConversationID, c, len(c.messages), trimmed)
 		}
 	}
 	return &store.Result{Conversation: proto.CloneOf(c.header)}, nil

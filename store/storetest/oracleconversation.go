@@ -12,8 +12,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// check makes the checks of an append that follow the request's.
-func (c *told) check(w *store.Append) error {
+// check makes the checks of Append that follow the check of the request.
+func (c *oracleConversation) check(w *store.Append) error {
 	version, running := int32(0), ""
 	if c != nil {
 		version, running = c.header.GetVersion(), c.header.GetActiveTurnId()
@@ -31,8 +31,9 @@ func (c *told) check(w *store.Append) error {
 	return nil
 }
 
-// touch makes the next version, at a time that is not before the last one.
-func (c *told) touch(now time.Time) time.Time {
+// touch increases the version. It returns the time of the write, which is not before that of the
+// previous write.
+func (c *oracleConversation) touch(now time.Time) time.Time {
 	if last := c.header.GetUpdateTime().AsTime(); now.Before(last) {
 		now = last
 	}
@@ -41,14 +42,14 @@ func (c *told) touch(now time.Time) time.Time {
 	return now
 }
 
-// settle brings in line what follows from the rest.
-func (c *told) settle() {
+// updateDerived sets the fields that follow from other fields.
+func (c *oracleConversation) updateDerived() {
 	c.header.MessageCount = int32(len(c.messages))
 	c.header.ExpireTime = timestamppb.New(c.header.GetLastAppendTime().AsTime().Add(c.header.GetRetention().GetTtl().AsDuration()))
 }
 
-// add numbers messages and keeps them.
-func (c *told) add(messages []*parleyv1.Message, now time.Time) []*parleyv1.AppendedMessage {
+// add numbers messages and stores them.
+func (c *oracleConversation) add(messages []*parleyv1.Message, now time.Time) []*parleyv1.AppendedMessage {
 	var appended []*parleyv1.AppendedMessage
 	for _, m := range messages {
 		m = proto.CloneOf(m)
@@ -66,15 +67,15 @@ func (c *told) add(messages []*parleyv1.Message, now time.Time) []*parleyv1.Appe
 	return appended
 }
 
-// trim drops the oldest messages that are too many.
-func (c *told) trim() int {
+// trim drops the oldest messages that exceed the limit and returns their number.
+func (c *oracleConversation) trim() int {
 	n := max(0, len(c.messages)-int(c.header.GetRetention().GetMaxMessages()))
 	c.messages = slices.Clone(c.messages[n:])
 	return n
 }
 
-// turn begins or ends a turn.
-func (c *told) turn(w *store.Append, appended []*parleyv1.AppendedMessage, now time.Time) *parleyv1.Turn {
+// turn starts or ends a turn.
+func (c *oracleConversation) turn(w *store.Append, appended []*parleyv1.AppendedMessage, now time.Time) *parleyv1.Turn {
 	first, last := int32(0), w.Begin.GetInputSequence()
 	if len(appended) > 0 {
 		first, last = appended[0].GetSequence(), appended[len(appended)-1].GetSequence()
@@ -100,8 +101,9 @@ func (c *told) turn(w *store.Append, appended []*parleyv1.AppendedMessage, now t
 	return proto.CloneOf(c.turns[len(c.turns)-1])
 }
 
-// keepEvents keeps the events of the turn that was begun or ended, and of no turn that is gone.
-func (c *told) keepEvents(events *storev1.TurnEvents, turn string) {
+// keepEvents stores the events of the turn that was started or ended, and removes events of turns
+// that are no longer stored.
+func (c *oracleConversation) keepEvents(events *storev1.TurnEvents, turn string) {
 	c.events = slices.DeleteFunc(c.events, func(e *storev1.TurnEvents) bool {
 		replaced := events != nil && e.GetTurnId() == turn
 		return replaced || !slices.ContainsFunc(c.turns, func(t *parleyv1.Turn) bool { return t.GetId() == e.GetTurnId() })
@@ -113,12 +115,12 @@ func (c *told) keepEvents(events *storev1.TurnEvents, turn string) {
 	}
 }
 
-// seen finds a request.
-func (c *told) seen(r *store.Request) (*toldRequest, error) {
+// findRequest returns a stored request, nil if there is none.
+func (c *oracleConversation) findRequest(r *store.Request) (*oracleRequest, error) {
 	if r == nil {
 		return nil, nil
 	}
-	i := slices.IndexFunc(c.requests, func(q toldRequest) bool { return q.ID == r.ID && q.Method == r.Method })
+	i := slices.IndexFunc(c.requests, func(q oracleRequest) bool { return q.ID == r.ID && q.Method == r.Method })
 	if i < 0 {
 		return nil, nil
 	}
@@ -128,15 +130,15 @@ func (c *told) seen(r *store.Request) (*toldRequest, error) {
 	return &c.requests[i], nil
 }
 
-func (c *told) remember(r *store.Request, turn string, result *store.Result) {
+func (c *oracleConversation) remember(r *store.Request, turn string, result *store.Result) {
 	if r != nil {
-		c.requests = append(c.requests, toldRequest{Request: *r, result: result, turn: turn})
+		c.requests = append(c.requests, oracleRequest{Request: *r, result: result, turn: turn})
 		c.requests = c.requests[max(0, len(c.requests)-32):]
 	}
 }
 
-// replay is the result of a retry.
-func (c *told) replay(first *toldRequest) *store.Result {
+// replay returns the result of a retry.
+func (c *oracleConversation) replay(first *oracleRequest) *store.Result {
 	if first == nil {
 		return nil
 	}

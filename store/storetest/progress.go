@@ -13,60 +13,60 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// progress is the test of SaveProgress.
+// progress tests SaveProgress.
 func (s Subject) progress(t *testing.T) {
 	t.Run("only for the running turn", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.begin("a", "ended")
-		f.end("a", "ended")
+		f.beginTurn("a", "ended")
+		f.endTurn("a", "ended")
 		for _, test := range [][2]string{{"a", "ended"}, {"a", ""}, {"b", "turn"}} {
-			if err := f.save(test[0], test[1], turnEvents(1)); !is(err, store.ErrTurnEnded) {
-				t.Errorf("turn %q of %s: %v, want ErrTurnEnded", test[1], test[0], err)
+			if err := f.save(test[0], test[1], turnEvents(1)); !errorIs(err, store.ErrTurnEnded) {
+				t.Errorf("SaveProgress of turn %q of %s = %v, want ErrTurnEnded", test[1], test[0], err)
 			}
 		}
-		f.begin("a", "running")
-		if err := f.save("a", "ended", turnEvents(1)); !is(err, store.ErrTurnEnded) {
-			t.Errorf("while another turn runs: %v, want ErrTurnEnded", err)
+		f.beginTurn("a", "running")
+		if err := f.save("a", "ended", turnEvents(1)); !errorIs(err, store.ErrTurnEnded) {
+			t.Errorf("SaveProgress while another turn runs = %v, want ErrTurnEnded", err)
 		}
 		if err := f.save("a", "running", turnEvents(1), "so far"); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Run("changes neither version nor times, nor what is kept with the turn", func(t *testing.T) {
+	t.Run("changes neither version nor times nor stored events", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.beginWith("a", "turn", turnEvents(1))
+		f.beginTurnWith("a", "turn", turnEvents(1))
 		before := f.all()
-		f.seen.take()
+		f.observer.drain()
 		f.clock.Advance(time.Second)
 		if err := f.save("a", "turn", turnEvents(2), "so far"); err != nil {
 			t.Fatal(err)
 		}
 		same(t, "after SaveProgress", f.all(), before)
-		if changes := f.seen.take(); len(changes) > 0 {
-			t.Errorf("told of %v", brief(changes))
+		if changes := f.observer.drain(); len(changes) > 0 {
+			t.Errorf("SaveProgress reported %v", summaries(changes))
 		}
 	})
 }
 
-// abandoned is the test of Abandoned.
+// abandoned tests Abandoned.
 func (s Subject) abandoned(t *testing.T) {
-	t.Run("not what runs in this process", func(t *testing.T) {
+	t.Run("not turns of this process", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.beginWith("a", "turn", turnEvents(1))
+		f.beginTurnWith("a", "turn", turnEvents(1))
 		f.abandoned(nil)
 	})
 	if s.Durable {
-		t.Run("what ran when the store was closed", s.leavesTurns)
-		t.Run("with the events that are known", s.leavesEvents)
-		t.Run("page by page", s.leavesMany)
+		t.Run("turns that ran when the store was closed", s.abandonedAfterReopen)
+		t.Run("with stored events", s.abandonedEvents)
+		t.Run("page by page", s.abandonedPages)
 	}
 }
 
-// leavesTurns leaves turns behind, in several ways.
-func (s Subject) leavesTurns(t *testing.T) {
+// abandonedAfterReopen reopens a store while turns are running that were saved in different ways.
+func (s Subject) abandonedAfterReopen(t *testing.T) {
 	f := s.open(t, nil)
 	for _, id := range []string{"saved", "twice", "unsaved", "ended", "deleted", "next"} {
-		f.begin(id, "turn of "+id)
+		f.beginTurn(id, "turn of "+id)
 		if id != "unsaved" {
 			if err := f.save(id, "turn of "+id, nil, "draft", "of "+id); err != nil {
 				t.Fatal(err)
@@ -76,11 +76,11 @@ func (s Subject) leavesTurns(t *testing.T) {
 	if err := f.save("twice", "turn of twice", nil, "more"); err != nil {
 		t.Fatal(err)
 	}
-	f.end("ended", "turn of ended")
-	f.end("next", "turn of next")
-	f.begin("next", "another turn")
+	f.endTurn("ended", "turn of ended")
+	f.endTurn("next", "turn of next")
+	f.beginTurn("next", "another turn")
 	f.do(&store.Delete{ConversationID: "deleted"})
-	f.begin("deleted", "turn of a new one")
+	f.beginTurn("deleted", "turn of a new one")
 	want := []store.Progress{
 		{ConversationID: "deleted", TurnID: "turn of a new one"},
 		{ConversationID: "next", TurnID: "another turn"},
@@ -91,31 +91,32 @@ func (s Subject) leavesTurns(t *testing.T) {
 	f.clock.Advance(24 * time.Hour)
 	f.reopen(nil)
 	f.sweep()
-	f.begin("begun since", "turn")
+	f.beginTurn("started since", "turn")
 	f.abandoned(want)
 	f.abandoned(want)
 
-	// Whoever finds them ends them: then they are no more.
+	// The caller of Abandoned ends the turns; they are then no longer returned.
 	for i := range want {
 		f.interrupt(&want[i])
 	}
 	f.abandoned(nil)
 	f.reopen(nil)
-	f.abandoned([]store.Progress{{ConversationID: "begun since", TurnID: "turn"}})
+	f.abandoned([]store.Progress{{ConversationID: "started since", TurnID: "turn"}})
 }
 
-// leavesEvents leaves turns behind of whose events more or less is known.
-func (s Subject) leavesEvents(t *testing.T) {
+// abandonedEvents reopens a store while turns are running whose events were stored in different
+// ways.
+func (s Subject) abandonedEvents(t *testing.T) {
 	f := s.open(t, nil)
-	f.begin("none", "turn")
-	f.beginWith("next", "ended", turnEvents(1))
+	f.beginTurn("none", "turn")
+	f.beginTurnWith("next", "ended", turnEvents(1))
 	if err := f.save("next", "ended", turnEvents(2)); err != nil {
 		t.Fatal(err)
 	}
-	f.endWith("next", "ended", turnEvents(3))
-	f.begin("next", "turn")
-	for _, id := range []string{"begun", "saved", "text only", "twice"} {
-		f.beginWith(id, "turn", turnEvents(4))
+	f.endTurnWith("next", "ended", turnEvents(3))
+	f.beginTurn("next", "turn")
+	for _, id := range []string{"initial", "saved", "text only", "twice"} {
+		f.beginTurnWith(id, "turn", turnEvents(4))
 	}
 	saved := turnEvents(5)
 	for _, id := range []string{"saved", "twice"} {
@@ -124,7 +125,7 @@ func (s Subject) leavesEvents(t *testing.T) {
 		}
 	}
 	same(t, "the caller's message", saved, turnEvents(5))
-	spoil(saved)
+	modify(saved)
 	if err := f.save("twice", "turn", turnEvents(6)); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func (s Subject) leavesEvents(t *testing.T) {
 	f.reopen(nil)
 	for range 2 {
 		got := f.abandoned([]store.Progress{
-			{ConversationID: "begun", TurnID: "turn", Events: keptEvents(4, "turn", 1)},
+			{ConversationID: "initial", TurnID: "turn", Events: keptEvents(4, "turn", 1)},
 			{ConversationID: "next", TurnID: "turn"},
 			{ConversationID: "none", TurnID: "turn"},
 			{ConversationID: "saved", TurnID: "turn", Messages: soFar, Events: turnEvents(5)},
@@ -143,34 +144,34 @@ func (s Subject) leavesEvents(t *testing.T) {
 			{ConversationID: "twice", TurnID: "turn", Events: turnEvents(6)},
 		})
 		for _, p := range got {
-			spoil(p.Events)
+			modify(p.Events)
 			for _, m := range p.Messages {
-				spoil(m)
+				modify(m)
 			}
 		}
 	}
 }
 
-// leavesMany leaves more turns behind than a call returns, and has some of them end or go
-// between two calls.
-func (s Subject) leavesMany(t *testing.T) {
+// abandonedPages abandons more turns than one call returns. Some of them end or are deleted between
+// two calls.
+func (s Subject) abandonedPages(t *testing.T) {
 	f := s.open(t, nil)
 	left := make(map[string]bool)
 	for i := range 300 {
 		id := fmt.Sprint("c", i)
 		left[id] = true
-		f.beginWith(id, "turn of "+id, turnEvents(1))
+		f.beginTurnWith(id, "turn of "+id, turnEvents(1))
 	}
 	f.reopen(nil)
 	after := ""
 	for range 300 {
 		page, next, err := f.store.Abandoned(t.Context(), after)
 		if err != nil || len(page) == 0 && next != "" {
-			t.Fatalf("a page of %d turns, then %q: %v", len(page), next, err)
+			t.Fatalf("Abandoned = %d turns, next %q, %v", len(page), next, err)
 		}
 		for i := range page {
 			if !left[page[i].ConversationID] {
-				t.Errorf("%s comes twice, or after its end", page[i].ConversationID)
+				t.Errorf("%s was returned twice, or after its end", page[i].ConversationID)
 			}
 			delete(left, page[i].ConversationID)
 			if i%3 == 0 {
@@ -180,7 +181,7 @@ func (s Subject) leavesMany(t *testing.T) {
 		if after = next; after == "" {
 			break
 		}
-		// The one whose place it is goes, and of those to come some are ended.
+		// Delete the conversation at which the page ended, and end some turns of later pages.
 		f.do(&store.Delete{ConversationID: page[len(page)-1].ConversationID})
 		for _, id := range slices.Sorted(maps.Keys(left))[:min(3, len(left))] {
 			delete(left, id)
@@ -188,11 +189,11 @@ func (s Subject) leavesMany(t *testing.T) {
 		}
 	}
 	if len(left) > 0 || after != "" {
-		t.Errorf("%d turns are left out; in the end there is %q", len(left), after)
+		t.Errorf("%d turns are missing; the last next is %q", len(left), after)
 	}
 }
 
-// save is SaveProgress of some texts.
+// save calls SaveProgress with messages of the given texts.
 func (f *fixture) save(id, turn string, events *storev1.TurnEvents, texts ...string) error {
 	p := &store.Progress{Tenant: tenant, ConversationID: id, TurnID: turn, Events: events}
 	for _, text := range texts {
@@ -210,8 +211,8 @@ func (f *fixture) interrupt(p *store.Progress) {
 	})
 }
 
-// abandoned checks what Abandoned returns over all its pages, in the order of conversation
-// ids, and returns it.
+// abandoned compares all pages of Abandoned with want, in the order of conversation ids, and
+// returns the turns.
 func (f *fixture) abandoned(want []store.Progress) []store.Progress {
 	f.t.Helper()
 	var got []store.Progress
@@ -227,7 +228,7 @@ func (f *fixture) abandoned(want []store.Progress) []store.Progress {
 		}
 	}
 	if after != "" {
-		f.t.Fatal("Abandoned has no end")
+		f.t.Fatal("Abandoned has more than 1000 pages")
 	}
 	for i := range want {
 		want[i].Tenant = tenant

@@ -1,8 +1,6 @@
-// Package storetest holds the law of package store as tests that any store can be put to:
-// one for each of its numbers, and one for each method and what is promised of it. Begin
-// with [Run].
-//
-// What needs a crash to be seen, kill -9 and power loss, is left to the tests of the store.
+// Package storetest tests whether a store follows the law of package store. It has one test for
+// each law, and tests of each method. Effects of a crash (kill -9, power loss) are tested by the
+// stores themselves. Start at [Run].
 package storetest
 
 import (
@@ -11,17 +9,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Subject is a store to be tested.
+// Subject is a store to test.
 type Subject struct {
-	// Open returns a store. Dir is empty at first; a durable store keeps all that it has
-	// there, and is opened again with the same dir after Close. It fails the test when it
-	// cannot open.
+	// Open opens a store. dir is empty at first. A durable store keeps all its data in dir and is
+	// opened again with the same dir after Close. Open fails the test if the store cannot be
+	// opened.
 	Open func(t testing.TB, dir string, o store.Options) store.Store
-	// Durable: what was written is there when the store is opened again.
+	// Durable reports whether data survives Close.
 	Durable bool
 }
 
-// Run puts the store to the whole law.
+// Run runs all tests with the store.
 func Run(t *testing.T, s Subject) {
 	t.Helper()
 	for _, test := range []struct {
@@ -40,7 +38,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law10End", s.law10End},
 		{"Law11Capacity", s.law11Capacity},
 		{"Law12Isolation", s.law12Isolation},
-		{"Law13Sessions", s.law13Sessions},
+		{"Law13Ephemeral", s.law13Ephemeral},
 		{"Law14Identity", s.law14Identity},
 		{"Law15Headers", s.law15Headers},
 		{"Create", s.create},
@@ -57,7 +55,7 @@ func Run(t *testing.T, s Subject) {
 		{"Import", s.imports},
 		{"Delete", s.delete},
 		{"Purge", s.purge},
-		{"Sessions", s.sessions},
+		{"Holds", s.holds},
 		{"Read", s.read},
 		{"KnownOrder", s.knownOrder},
 		{"List", s.list},

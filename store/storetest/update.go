@@ -12,7 +12,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// update is the test of Update's fields.
+// update tests the fields of Update.
 func (s Subject) update(t *testing.T) {
 	full := &parleyv1.Conversation{
 		Title: "title", Labels: map[string]string{"team": "blue", "tier": "gold"}, Agent: "writer", SystemPrompt: "be brief",
@@ -29,13 +29,13 @@ func (s Subject) update(t *testing.T) {
 		want   func(c *parleyv1.Conversation)
 	}{
 		{"title", []string{"title"}, other, func(c *parleyv1.Conversation) { c.Title = "other" }},
-		{"labels, as a whole", []string{"labels"}, other, func(c *parleyv1.Conversation) { c.Labels = other.GetLabels() }},
+		{"labels, replaced completely", []string{"labels"}, other, func(c *parleyv1.Conversation) { c.Labels = other.GetLabels() }},
 		{"agent", []string{"agent"}, other, func(c *parleyv1.Conversation) { c.Agent = "reviewer" }},
 		{"system_prompt", []string{"system_prompt"}, other, func(c *parleyv1.Conversation) { c.SystemPrompt = "be long" }},
 		{"max_messages", []string{"retention.max_messages"}, other, func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 8 }},
 		{"ttl", []string{"retention.ttl"}, other, func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(3 * time.Hour) }},
 		{"several", []string{"agent", "title"}, other, func(c *parleyv1.Conversation) { c.Title, c.Agent = "other", "reviewer" }},
-		{"all emptied", []string{"title", "labels", "agent", "system_prompt", "retention.max_messages", "retention.ttl"}, nil, func(c *parleyv1.Conversation) {
+		{"all cleared", []string{"title", "labels", "agent", "system_prompt", "retention.max_messages", "retention.ttl"}, nil, func(c *parleyv1.Conversation) {
 			c.Title, c.Labels, c.Agent, c.SystemPrompt = "", nil, "", ""
 			c.Retention = &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)}
 		}},
@@ -50,48 +50,48 @@ func (s Subject) update(t *testing.T) {
 			want.Version, want.UpdateTime = 2, timestamppb.New(f.clock.Now())
 			want.ExpireTime = timestamppb.New(want.GetCreateTime().AsTime().Add(want.GetRetention().GetTtl().AsDuration()))
 			result := f.do(&store.Update{ConversationID: "a", Fields: test.fields, Values: test.values})
-			told := proto.CloneOf(want)
-			told.SystemPrompt = ""
-			same(t, "result", result, &store.Result{Conversation: told})
+			withoutPrompt := proto.CloneOf(want)
+			withoutPrompt.SystemPrompt = ""
+			same(t, "result", result, &store.Result{Conversation: withoutPrompt})
 			same(t, "header", f.header("a"), want)
 
-			f.seen.take()
+			f.observer.drain()
 			f.clock.Advance(time.Second)
 			result = f.do(&store.Update{ConversationID: "a", Fields: test.fields, Values: test.values})
-			same(t, "the same once more", result, &store.Result{Conversation: told})
-			same(t, "header after the same once more", f.header("a"), want)
-			if changes := f.seen.take(); len(changes) > 0 {
-				t.Errorf("the same once more told of %v", brief(changes))
+			same(t, "repeated update", result, &store.Result{Conversation: withoutPrompt})
+			same(t, "header after the repeated update", f.header("a"), want)
+			if changes := f.observer.drain(); len(changes) > 0 {
+				t.Errorf("repeated update reported %v", summaries(changes))
 			}
 		})
 	}
 	t.Run("all parts in one step", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("a", user("one"), user("two"), user("three"), user("four"))
-		f.seen.take()
+		f.observer.drain()
 		c := f.do(&store.Update{
 			ConversationID: "a", IfVersion: new(int32(1)), KeepThrough: new(int32(3)), Lease: &store.Lease{Agent: "writer"},
 			Fields: []string{"title", "retention.max_messages"},
 			Values: &parleyv1.Conversation{Title: "title", Retention: &parleyv1.Retention{MaxMessages: 2}},
 		}).Conversation
 		if c.GetVersion() != 2 || c.GetTitle() != "title" || c.GetActiveAgent().GetAgent() != "writer" || c.GetMessageCount() != 2 {
-			t.Errorf("header: %v", c)
+			t.Errorf("Update = %v", c)
 		}
-		same(t, "changes", brief(f.seen.take()), []string{"CLEARED a version 2 count 1 trimmed 1"})
+		same(t, "changes", summaries(f.observer.drain()), []string{"CLEARED a version 2 count 1 trimmed 1"})
 	})
-	t.Run("refused", func(t *testing.T) {
+	t.Run("errors", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.refuse(&store.Update{ConversationID: "none", Lease: &store.Lease{Agent: "writer"}, IfVersion: new(int32)}, store.ErrNotFound)
+		f.expectError(&store.Update{ConversationID: "none", Lease: &store.Lease{Agent: "writer"}, IfVersion: new(int32)}, store.ErrNotFound)
 		f.create("a")
 		title := &store.Update{ConversationID: "a", Fields: []string{"title"}, Values: other, IfVersion: new(int32(2))}
-		f.refuse(title, &store.VersionError{Current: 1})
-		f.begin("a", "turn")
-		f.refuse(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))}, &store.BusyError{TurnID: "turn"})
+		f.expectError(title, &store.VersionError{Current: 1})
+		f.beginTurn("a", "turn")
+		f.expectError(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))}, &store.BusyError{TurnID: "turn"})
 		f.do(title)
 	})
 }
 
-// lease is the test of routing leases.
+// lease tests routing leases.
 func (s Subject) lease(t *testing.T) {
 	f := s.open(t, nil)
 	f.append("a", user("hello"))
@@ -109,23 +109,24 @@ func (s Subject) lease(t *testing.T) {
 	f.append("a", user("hello"))
 	same(t, "lease after an append", f.header("a").GetActiveAgent(), want)
 
-	// Its lapse is no change: from its end on nobody sees it, and the version stays.
+	// The end of a lease is not a change: from then on reads do not return it, and the version
+	// stays the same.
 	f.clock.Advance(time.Minute - time.Millisecond - 1)
 	before := f.header("a")
 	same(t, "lease before its end", before.GetActiveAgent(), want)
 	f.clock.Advance(1)
-	f.seen.take()
+	f.observer.drain()
 	before.ActiveAgent = nil
-	same(t, "after its end", f.header("a"), before)
+	same(t, "header after the end of the lease", f.header("a"), before)
 	same(t, "or get", f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true}).Conversation, before)
-	same(t, "an update of nothing", f.do(&store.Update{ConversationID: "a"}).Conversation, before)
-	same(t, "ending it", f.do(&store.Update{ConversationID: "a", Lease: &store.Lease{}}).Conversation, before)
-	if changes := f.seen.take(); len(changes) > 0 {
-		t.Errorf("told of %v", brief(changes))
+	same(t, "empty update", f.do(&store.Update{ConversationID: "a"}).Conversation, before)
+	same(t, "ending an ended lease", f.do(&store.Update{ConversationID: "a", Lease: &store.Lease{}}).Conversation, before)
+	if changes := f.observer.drain(); len(changes) > 0 {
+		t.Errorf("reported %v, want no changes", summaries(changes))
 	}
 	result := f.append("a", user("hello"))
 	if c := result.Conversation; c.GetActiveAgent() != nil || c.GetVersion() != before.GetVersion()+1 {
-		t.Errorf("an append after its end: %v", c)
+		t.Errorf("Append after the end of the lease = %v", c)
 	}
 
 	got = lease(store.Lease{Agent: "reviewer"})
@@ -133,11 +134,11 @@ func (s Subject) lease(t *testing.T) {
 	f.clock.Advance(30 * time.Minute)
 	same(t, "half an hour later", f.header("a").GetActiveAgent(), got)
 	if got := lease(store.Lease{Reason: "ignored"}); got != nil {
-		t.Errorf("lease that was ended: %v", got)
+		t.Errorf("ended lease = %v, want none", got)
 	}
 }
 
-// clear is the test of Update.KeepThrough.
+// clear tests Update.KeepThrough.
 func (s Subject) clear(t *testing.T) {
 	for _, test := range []struct {
 		through int32
@@ -157,7 +158,7 @@ func (s Subject) clear(t *testing.T) {
 		f.append("a", user("q1"), assistant("m2", "t2"), user("q3"), assistant("m4", "t4"), assistant("m5", "t5"), assistant("m6", "t6"))
 		f.clock.Advance(time.Second)
 		before := f.header("a")
-		f.seen.take()
+		f.observer.drain()
 		c := f.do(&store.Update{ConversationID: "a", KeepThrough: &test.through}).Conversation
 		same(t, "header", f.header("a"), c)
 		var kept []int32
@@ -165,9 +166,9 @@ func (s Subject) clear(t *testing.T) {
 			kept = append(kept, m.GetSequence())
 		}
 		same(t, "kept", kept, test.kept)
-		row := f.row("a")
-		if row.GetPreview() != test.preview {
-			t.Errorf("preview %q, want %q", row.GetPreview(), test.preview)
+		entry := f.entry("a")
+		if entry.GetPreview() != test.preview {
+			t.Errorf("preview = %q, want %q", entry.GetPreview(), test.preview)
 		}
 		var types []string
 		for _, kind := range []string{"t2", "t4", "t5", "t6"} {
@@ -176,18 +177,18 @@ func (s Subject) clear(t *testing.T) {
 			}
 		}
 		same(t, "types", types, test.types)
-		same(t, "times that stay", []*timestamppb.Timestamp{c.GetExpireTime(), c.GetLastAppendTime()},
+		same(t, "unchanged times", []*timestamppb.Timestamp{c.GetExpireTime(), c.GetLastAppendTime()},
 			[]*timestamppb.Timestamp{before.GetExpireTime(), before.GetLastAppendTime()})
-		version, changes := before.GetVersion(), f.seen.take()
+		version, changes := before.GetVersion(), f.observer.drain()
 		if len(test.kept) < 3 {
 			version++
 		}
 		if c.GetVersion() != version || len(changes) != int(version-before.GetVersion()) {
-			t.Errorf("through %d: version %d, told of %v", test.through, c.GetVersion(), brief(changes))
+			t.Errorf("KeepThrough %d: version = %d, changes = %v", test.through, c.GetVersion(), summaries(changes))
 		}
-		// Sequences and exchanges run on.
+		// Sequences and exchanges continue.
 		if a := f.append("a", user("next")).Appended[0]; a.GetSequence() != 7 || a.GetExchange() != 3 {
-			t.Errorf("through %d: the next one is %v", test.through, a)
+			t.Errorf("KeepThrough %d: next message = %v, want sequence 7 and exchange 3", test.through, a)
 		}
 	}
 }

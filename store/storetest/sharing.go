@@ -14,56 +14,56 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// law02NoSharedMemory spoils everything that went in and came out.
+// law02NoSharedMemory modifies all arguments after each call and all results.
 func (s Subject) law02NoSharedMemory(t *testing.T) {
-	t.Run("what was passed in", func(t *testing.T) {
+	t.Run("arguments", func(t *testing.T) {
 		f, twin := s.open(t, nil), s.open(t, nil)
 		for _, f := range []*fixture{f, twin} {
 			for _, write := range writes(f) {
 				f.do(write)
 				if f != twin {
-					spoilWrite(write)
+					modifyWrite(write)
 				}
 			}
 		}
 		if again := f.do(writes(f)[4]); !again.Replayed {
-			t.Error("a request is not known any more when the argument was spoilt")
+			t.Error("a request was not replayed after the argument was modified")
 		}
-		same(t, "after the arguments were spoilt", withoutUIDs(f.all()), withoutUIDs(twin.all()))
+		same(t, "after the arguments were modified", withoutUIDs(f.all()), withoutUIDs(twin.all()))
 	})
-	t.Run("what came out", func(t *testing.T) {
+	t.Run("results", func(t *testing.T) {
 		f := s.open(t, nil)
 		for _, write := range writes(f) {
 			result := f.do(write)
 			before := f.all()
-			spoilResult(result)
-			same(t, "after a result was spoilt", f.all(), before)
+			modifyResult(result)
+			same(t, "after a result was modified", f.all(), before)
 		}
 		before, page := f.all(), f.list(store.List{PageSize: 10})
 		for _, entry := range page.Entries {
-			spoil(entry)
+			modify(entry)
 		}
 		for id := range before {
 			snapshot := f.read(id)
-			spoil(snapshot.Conversation)
+			modify(snapshot.Conversation)
 			clear(snapshot.Messages)
 			for _, turn := range snapshot.Turns {
-				spoil(turn)
+				modify(turn)
 			}
 			for _, events := range snapshot.Events {
-				spoil(events)
+				modify(events)
 			}
 		}
-		same(t, "after snapshots were spoilt", f.all(), before)
-		for _, change := range f.seen.take() {
+		same(t, "after snapshots were modified", f.all(), before)
+		for _, change := range f.observer.drain() {
 			clear(change.Message)
 			if change.Conversation != nil {
-				spoil(change.Conversation)
+				modify(change.Conversation)
 			}
 		}
-		same(t, "after changes were spoilt", f.all(), before)
+		same(t, "after changes were modified", f.all(), before)
 	})
-	t.Run("a snapshot stays as it is", func(t *testing.T) {
+	t.Run("snapshots do not change", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.append("a", user("hello"), assistant("hi", "greeting"))
 		old := f.read("a")
@@ -80,7 +80,7 @@ func (s Subject) law02NoSharedMemory(t *testing.T) {
 	})
 }
 
-// writes has every kind of data go in at least once.
+// writes returns writes that together contain every kind of data.
 func writes(f *fixture) []any {
 	if _, err := f.try(&store.Create{Conversation: &parleyv1.Conversation{Id: "source"}}); err == nil {
 		f.append("source", user("to be copied"), assistant("copied", "copy"))
@@ -114,11 +114,11 @@ func writes(f *fixture) []any {
 			Lease:  &store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute},
 		},
 		&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question")},
-		f.importing("imported", time.Minute),
+		f.newImport("imported", time.Minute),
 	}
 }
 
-// withoutUIDs takes out of snapshots what no two stores have in common.
+// withoutUIDs clears the uids of snapshots, which differ between any two stores.
 func withoutUIDs(all map[string]*store.Snapshot) map[string]*store.Snapshot {
 	for _, snapshot := range all {
 		snapshot.Conversation.Uid = ""
@@ -126,42 +126,42 @@ func withoutUIDs(all map[string]*store.Snapshot) map[string]*store.Snapshot {
 	return all
 }
 
-func spoilWrite(write any) {
+func modifyWrite(write any) {
 	switch w := write.(type) {
 	case *store.Create:
-		spoil(w.Conversation)
+		modify(w.Conversation)
 		clear(w.Messages)
 		*w.Request = store.Request{}
 	case *store.Append:
 		for _, m := range w.Messages {
-			spoil(m)
+			modify(m)
 		}
-		spoil(w.Begin)
-		spoil(w.End)
-		spoil(w.Events)
+		modify(w.Begin)
+		modify(w.End)
+		modify(w.Events)
 		if w.Request != nil {
 			*w.Request = store.Request{}
 		}
 	case *store.Import:
-		spoil(w.Conversation)
+		modify(w.Conversation)
 		clear(w.Messages)
 	case *store.Update:
-		spoil(w.Values)
+		modify(w.Values)
 		*w.Lease = store.Lease{}
 		clear(w.Fields)
 	}
 }
 
-func spoilResult(r *store.Result) {
-	spoil(r.Conversation)
-	spoil(r.Turn)
+func modifyResult(r *store.Result) {
+	modify(r.Conversation)
+	modify(r.Turn)
 	for _, a := range r.Appended {
-		spoil(a)
+		modify(a)
 	}
 }
 
-// spoil changes a message in place, in every field and at every depth.
-func spoil(m proto.Message) {
+// modify changes every field of a message in place, at every depth.
+func modify(m proto.Message) {
 	r := m.ProtoReflect()
 	if !r.IsValid() {
 		return
@@ -170,19 +170,19 @@ func spoil(m proto.Message) {
 		switch {
 		case field.IsMap():
 			v.Map().Range(func(key protoreflect.MapKey, _ protoreflect.Value) bool {
-				v.Map().Set(key, protoreflect.ValueOfString("spoilt"))
+				v.Map().Set(key, protoreflect.ValueOfString("modified"))
 				return true
 			})
 		case field.IsList() && field.Message() == nil:
 			v.List().Set(0, v.List().Get(v.List().Len()-1))
 		case field.IsList():
 			for i := range v.List().Len() {
-				spoil(v.List().Get(i).Message().Interface())
+				modify(v.List().Get(i).Message().Interface())
 			}
 		case field.Message() != nil:
-			spoil(v.Message().Interface())
+			modify(v.Message().Interface())
 		case field.Kind() == protoreflect.StringKind:
-			r.Set(field, protoreflect.ValueOfString("spoilt"))
+			r.Set(field, protoreflect.ValueOfString("modified"))
 		default:
 			r.Clear(field)
 		}

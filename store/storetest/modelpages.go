@@ -11,58 +11,58 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// fork makes a conversation of the oldest messages of another.
+// fork creates a conversation from the oldest messages of another.
 func (m *machine) fork(r *rapid.T) {
 	w := &store.Create{
-		Conversation: &parleyv1.Conversation{Id: anID(r), Retention: &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(0, 4).Draw(r, "max_messages"))}},
-		Request:      aRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+		Conversation: &parleyv1.Conversation{Id: drawID(r), Retention: &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(0, 4).Draw(r, "max_messages"))}},
+		Request:      drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
 	}
-	of := anID(r)
+	of := drawID(r)
 	if c := m.oracle.conversations[of]; c != nil {
 		begin := c.messages[:rapid.IntRange(0, len(c.messages)).Draw(r, "messages")]
 		w.Messages = frames(m.t, begin...)
 		w.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: of, Sequence: int32(len(begin))}
 	}
-	m.both(w)
+	m.writeBoth(w)
 }
 
-// ask asks whether a conversation has seen a request.
-func (m *machine) ask(r *rapid.T) {
-	q := &store.Read{Tenant: tenant, ConversationID: anID(r), Request: aRequest(r)}
+// readRequest reads whether a conversation has stored a request.
+func (m *machine) readRequest(r *rapid.T) {
+	q := &store.Read{Tenant: tenant, ConversationID: drawID(r), Request: drawRequest(r)}
 	if q.Request == nil {
 		return
 	}
-	m.tick()
+	m.nextInstant()
 	got, err := m.store.Read(m.t.Context(), q)
 	c := m.oracle.conversations[q.ConversationID]
 	if c == nil {
-		if !is(err, store.ErrNotFound) {
-			m.t.Fatalf("Read %s, which is not there: %v", q.ConversationID, err)
+		if !errorIs(err, store.ErrNotFound) {
+			m.t.Fatalf("Read(%s) of a missing conversation = %v, want ErrNotFound", q.ConversationID, err)
 		}
 		return
 	}
-	first, wantErr := c.seen(q.Request)
+	first, wantErr := c.findRequest(q.Request)
 	if wantErr != nil {
-		if !is(err, wantErr) {
-			m.t.Fatalf("Read %s with %+v: %v, want %v", q.ConversationID, q.Request, err, wantErr)
+		if !errorIs(err, wantErr) {
+			m.t.Fatalf("Read(%s) with request %+v = %v, want %v", q.ConversationID, q.Request, err, wantErr)
 		}
 		return
 	}
 	if err != nil {
-		m.t.Fatalf("Read %s with %+v: %v", q.ConversationID, q.Request, err)
+		m.t.Fatalf("Read(%s) with request %+v: %v", q.ConversationID, q.Request, err)
 	}
 	var want *store.Seen
 	if first != nil {
 		want = &store.Seen{Created: first.result.Created, TurnID: first.turn}
 	}
-	same(m.t, "what the request did", got.Seen, want)
+	same(m.t, "Seen", got.Seen, want)
 }
 
-// walk is a list on the way from page to page, while everything changes.
+// walk is a list that is read page by page while conversations change.
 type walk struct {
-	list  store.List
-	began map[string]member // by uid, the conversations at its beginning
-	seen  map[string]bool   // by uid
+	list    store.List
+	initial map[string]member // conversations when the walk started, by uid
+	seen    map[string]bool   // listed conversations, by uid
 }
 
 // member is a conversation that a list must contain.
@@ -71,39 +71,39 @@ type member struct {
 	version int32
 }
 
-func newWalk(l store.List, began map[string]member) *walk {
-	return &walk{list: l, began: began, seen: make(map[string]bool)}
+func newWalk(l store.List, initial map[string]member) *walk {
+	return &walk{list: l, initial: initial, seen: make(map[string]bool)}
 }
 
-// take checks the next page; more reports whether it is not the last one. now has the present
-// conversations by uid.
-func (w *walk) take(t tester, page *store.Page, now map[string]member) (more bool) {
+// checkPage checks the next page. more reports whether there are further pages. now contains the
+// present conversations by uid.
+func (w *walk) checkPage(t tester, page *store.Page, now map[string]member) (more bool) {
 	t.Helper()
 	stays := func(uid string) bool {
 		c, there := now[uid]
-		return there && (c.version == w.began[uid].version || w.list.Order != byUpdateTime)
+		return there && (c.version == w.initial[uid].version || w.list.Order != byUpdateTime)
 	}
 	for _, e := range page.Entries {
 		uid := e.GetConversation().GetUid()
 		if w.seen[uid] && stays(uid) {
-			t.Fatalf("%s occurs twice in %+v", e.GetConversation().GetId(), w.list)
+			t.Fatalf("%s occurs twice in List(%+v)", e.GetConversation().GetId(), w.list)
 		}
 		w.seen[uid] = true
 	}
 	if w.list.PageToken = page.NextPageToken; w.list.PageToken != "" {
 		return true
 	}
-	for uid, c := range w.began {
+	for uid, c := range w.initial {
 		if stays(uid) && !w.seen[uid] {
-			t.Fatalf("%s is missing in %+v", c.id, w.list)
+			t.Fatalf("%s is missing in List(%+v)", c.id, w.list)
 		}
 	}
 	return false
 }
 
-// page reads the next page of a list or the first page of another list.
+// page reads the next page of the current list or the first page of a new list.
 func (m *machine) page(r *rapid.T) {
-	m.tick()
+	m.nextInstant()
 	if m.walk == nil {
 		m.walk = newWalk(store.List{PageSize: rapid.IntRange(1, 2).Draw(r, "page size")}, m.members())
 		switch rapid.IntRange(0, 2).Draw(r, "order") {
@@ -113,7 +113,7 @@ func (m *machine) page(r *rapid.T) {
 			m.walk.list.Order = byUpdateTime
 		}
 	}
-	if !m.walk.take(m.t, m.list(m.walk.list), m.members()) {
+	if !m.walk.checkPage(m.t, m.list(m.walk.list), m.members()) {
 		m.walk = nil
 	}
 }
@@ -128,11 +128,11 @@ func (m *machine) members() map[string]member {
 }
 
 func (m *machine) saveProgress(r *rapid.T) {
-	m.tick()
-	m.moment++
+	m.nextInstant()
+	m.counter++
 	p := &store.Progress{
-		Tenant: tenant, ConversationID: anID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far"), assistant("and on")},
-		Events: turnEvents(int32(m.moment)),
+		Tenant: tenant, ConversationID: drawID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far"), assistant("and more")},
+		Events: turnEvents(int32(m.counter)),
 	}
 	if rapid.Bool().Draw(r, "without events") {
 		p.Events = nil
@@ -143,13 +143,13 @@ func (m *machine) saveProgress(r *rapid.T) {
 		p.TurnID, want = c.header.GetActiveTurnId(), nil
 		c.saved = &store.Progress{TurnID: p.TurnID, Messages: p.Messages, Events: proto.CloneOf(p.Events)}
 	}
-	if err := m.store.SaveProgress(m.t.Context(), p); want == nil && err != nil || want != nil && !is(err, want) {
-		m.t.Fatalf("SaveProgress: %v, want %v", err, want)
+	if err := m.store.SaveProgress(m.t.Context(), p); want == nil && err != nil || want != nil && !errorIs(err, want) {
+		m.t.Fatalf("SaveProgress = %v, want %v", err, want)
 	}
 }
 
-// compareAbandoned compares the turns that nobody answers any more: those that ran when the
-// store was opened, and still do.
+// compareAbandoned compares the abandoned turns: those that were running when the store was opened
+// and are still running.
 func (m *machine) compareAbandoned() {
 	var want []store.Progress
 	for _, id := range slices.Sorted(maps.Keys(m.oracle.conversations)) {
@@ -172,10 +172,10 @@ func (m *machine) compareAbandoned() {
 	m.abandoned(want)
 }
 
-// reopened ends the process, as far as the store can tell, and starts the next, with another
-// capacity.
-func (m *machine) reopened(r *rapid.T) {
-	now := m.tick()
+// reopenBoth ends the process, from the point of view of the store, and starts the next one with
+// another capacity.
+func (m *machine) reopenBoth(r *rapid.T) {
+	now := m.nextInstant()
 	capacity := rapid.IntRange(1, 4).Draw(r, "capacity")
 	m.reopen(func(o *store.Options) { o.MaxConversations = capacity })
 	m.oracle.restart(now)
@@ -186,10 +186,10 @@ func (m *machine) reopened(r *rapid.T) {
 	}
 }
 
-// swept sweeps: what has expired, and what a lowered capacity leaves no room for.
-func (m *machine) swept(*rapid.T) {
-	m.tick()
-	m.oracle.shrink()
+// sweepBoth sweeps expired conversations and those that exceed a lowered capacity.
+func (m *machine) sweepBoth(*rapid.T) {
+	m.nextInstant()
+	m.oracle.evictExcess()
 	m.sweep()
-	m.unswept = len(m.oracle.conversations) > m.options.MaxConversations // Turns run on them.
+	m.unswept = len(m.oracle.conversations) > m.options.MaxConversations // The remaining conversations have running turns.
 }
