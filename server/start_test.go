@@ -33,7 +33,7 @@ func load(tb testing.TB, args, environ []string) *config.Config {
 // Faults of the settings end the program with 64, all of them on standard error.
 func TestStartFaults(t *testing.T) {
 	const want = "parleyd: settings: 2 faults:\n  PARLEY_TTL: \"soon\" is not a duration; write it as in 90s, 1h30m or 7d\n" +
-		"  --max-turns: 0 is too small; the least is 1\n"
+		"  --max-turns: 0 is too small; the minimum is 1\n"
 	for _, args := range [][]string{{"--max-turns=0"}, {"check-config", "--max-turns=0"}, {"--max-turns", "0", "check-config"}} {
 		var stdout, stderr bytes.Buffer
 		log := newLogQueue(&stderr)

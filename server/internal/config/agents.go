@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// The kinds of agents. There is always an agent called echo.
+// The kinds of agents. An agent named echo always exists.
 const (
 	KindEcho      = "echo"
 	KindCommand   = "command"
@@ -32,39 +32,39 @@ const (
 	digits  = "0123456789"
 )
 
-// Agent is what the file says of one agent, and the defaults of what it leaves out.
+// Agent contains the configuration of one agent, with defaults for keys that the file does not set.
 type Agent struct {
-	Name             string                  // up to 128 of [A-Za-z0-9._-]
-	Kind             string                  // one of KindEcho and the like
+	Name             string                  // 1 to 128 characters of [A-Za-z0-9._-]
+	Kind             string                  // one of the Kind constants
 	Description      string                  // up to 1 KiB
 	SystemPrompt     string                  // up to 64 KiB
-	Window           *parleyv1.ContextWindow // nil: all that is kept
-	MaxConcurrent    int                     // answers at once; 0: the kind's own limit, if it has one
-	StructuredBlocks bool                    // not of KindEcho and KindRemote
+	Window           *parleyv1.ContextWindow // nil: all kept messages
+	MaxConcurrent    int                     // maximum number of answers at the same time; 0: the kind's own limit, if it has one
+	StructuredBlocks bool                    // not for KindEcho and KindRemote
 
-	// Of KindCommand.
-	Command []string // program and arguments, at least the program
+	// For KindCommand.
+	Command []string // program and arguments; at least the program
 	Format  string   // "text" or "stream-json"
-	Dir     string   // empty: that of the server
-	Env     []string // names of variables that the program is given
+	Dir     string   // empty: working directory of the server
+	Env     []string // names of variables that are passed to the program
 
-	// Of KindOpenAI and KindAnthropic.
-	BaseURL         string // http or https; empty: the provider's own
+	// For KindOpenAI and KindAnthropic.
+	BaseURL         string // http or https; empty: the provider's own API
 	Model           string
-	APIKey          Secret // its zero value: none
+	APIKey          Secret // zero value: no key
 	Tools           []agent.Tool
 	MaxOutputTokens int      // 0: the provider's default
 	Temperature     *float64 // 0 to 2; nil: the provider's default
 
-	// Of KindRemote.
-	Address string // host:port, with or without dns:/// ahead, or unix:PATH
+	// For KindRemote.
+	Address string // host:port, optionally with the prefix dns:///, or unix:PATH
 	TLS     *TLS   // nil: plaintext
 
-	// Of KindOpenAI, KindAnthropic and KindRemote, by the name of the header.
+	// For KindOpenAI, KindAnthropic and KindRemote, by header name.
 	Headers map[string]Secret
 }
 
-// addEcho sees to it that echo is among the agents, and sorts them by name.
+// addEcho adds the agent echo if the file does not configure it, and sorts the agents by name.
 func (c *Config) addEcho() {
 	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == KindEcho }) {
 		c.Agents = append(c.Agents, Agent{Name: KindEcho, Kind: KindEcho})
@@ -75,34 +75,34 @@ func (c *Config) addEcho() {
 func (f *file) agents(key string, n *yaml.Node) {
 	f.pairs(key, n, func(name, value *yaml.Node) {
 		if n := len(name.Value); n == 0 || n > maxAgentName || strings.Trim(name.Value, agentAlphabet) != "" {
-			f.fault(key, name, "%.140q cannot name an agent; write 1 to %d of A-Z, a-z, 0-9, '.', '_' and '-'",
+			f.fault(key, name, "%.140q is not a valid agent name; use 1 to %d characters of A-Z, a-z, 0-9, '.', '_' and '-'",
 				name.Value, maxAgentName)
 			return
 		}
 		a := Agent{Name: name.Value}
 		f.agent(key+"."+a.Name, &a, value)
-		// Faulty or not: default_agent is not to be called unknown.
+		// Faulty agents are added too, so that default_agent is not reported as unknown.
 		f.loader.config.Agents = append(f.loader.config.Agents, a)
 	})
 }
 
-// agent reads n into a.
+// agent reads node n into a.
 func (f *file) agent(key string, a *Agent, n *yaml.Node) {
 	kind := child(n, "kind")
 	switch {
 	case n.Kind != yaml.MappingNode:
-		f.mapping(key, n, nil) // says so
+		f.mapping(key, n, nil) // reports the fault
 		return
 	case kind == nil:
 		f.fault(key, n, "has no kind; write %s", allKinds)
 		return
 	case a.Name == KindEcho && kind.Value != KindEcho:
-		f.fault(key+".kind", kind, "must be echo: that name stands for it everywhere; choose another name")
+		f.fault(key+".kind", kind, "must be echo, because the name echo is reserved for it; choose another name")
 		return
 	}
 	a.Kind = kind.Value
 	fields := f.commonFields(a)
-	check := func(string, *Agent, *yaml.Node) {} // what no value tells by itself
+	check := func(string, *Agent, *yaml.Node) {} // check makes checks that involve several keys.
 	switch kind.Value {
 	case KindEcho:
 	case KindCommand:
@@ -115,7 +115,7 @@ func (f *file) agent(key string, a *Agent, n *yaml.Node) {
 		check = f.checkRemote
 		f.addRemoteFields(fields, a)
 	default:
-		// Which keys it may have is not known, so nothing is said of them.
+		// The keys of an unknown kind are unknown, so they are not checked.
 		f.fault(key+".kind", kind, "%.80q is not a kind of agent; write %s", kind.Value, allKinds)
 		return
 	}
@@ -123,10 +123,10 @@ func (f *file) agent(key string, a *Agent, n *yaml.Node) {
 	check(key, a, n)
 }
 
-// commonFields are the keys that every kind of agent has.
+// commonFields returns the keys of all kinds of agents.
 func (f *file) commonFields(a *Agent) map[string]field {
 	return map[string]field{
-		"kind":           func(string, *yaml.Node) {}, // read already
+		"kind":           func(string, *yaml.Node) {}, // already read
 		"description":    f.value(text(&a.Description, "", 0, kib, "")),
 		"system_prompt":  f.value(text(&a.SystemPrompt, "", 0, 64*kib, "")),
 		"max_concurrent": f.value(count(&a.MaxConcurrent, 0, 1, 1024)),
@@ -150,19 +150,19 @@ func (f *file) addCommandFields(fields map[string]field, a *Agent) {
 	fields["env"] = f.list(&a.Env, func(_ int, name *string) pflag.Value { return variableName(name) })
 	fields["command"] = func(key string, n *yaml.Node) {
 		f.list(&a.Command, func(index int, word *string) pflag.Value {
-			return text(word, "", max(0, 1-index), mib, "") // the program is not empty
+			return text(word, "", max(0, 1-index), mib, "") // the program must not be empty
 		})(key, n)
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			f.fault(key, n, "must begin with the program, as in [python3, writer.py]")
+			f.fault(key, n, "must start with the program, as in [python3, writer.py]")
 		}
 	}
 }
 
 func (f *file) checkCommand(key string, _ *Agent, n *yaml.Node) {
-	f.require(key, n, "command", "write it as [program, argument]")
+	f.require(key, n, "command", "set it, as in [program, argument]")
 }
 
-// require wants a mapping to have a key; otherwise it says what to do.
+// require reports a fault if a mapping lacks a key. advice says what to do.
 func (f *file) require(key string, n *yaml.Node, name, advice string) {
 	if child(n, name) == nil {
 		f.fault(key, n, "has no %s; %s", name, advice)

@@ -20,7 +20,7 @@ func writeFile(t *testing.T, path, data string, mode os.FileMode) {
 	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, mode); err != nil { // whatever the umask is
+	if err := os.Chmod(path, mode); err != nil { // independent of the umask
 		t.Fatal(err)
 	}
 }
@@ -93,7 +93,7 @@ func TestConfigAgents(t *testing.T) {
 	find := func(name string) Agent {
 		return got.Agents[slices.IndexFunc(got.Agents, func(a Agent) bool { return a.Name == name })]
 	}
-	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" { // and not only as JSON
+	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" { // also compare the types, not only the JSON form
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	for _, a := range got.Agents {
@@ -102,20 +102,20 @@ func TestConfigAgents(t *testing.T) {
 		}
 		full := a.Name == "planner"
 		if c := a.TLS.config; (c.RootCAs != nil) != full || (len(c.Certificates) == 1) != full || c.ServerName != a.TLS.serverName {
-			t.Errorf("%s: the files of tls were not used, or others were", a.Name)
+			t.Errorf("agent %s: the TLS config does not match its files", a.Name)
 		}
 	}
 }
 
-// The example of the help can be started with, and shows every key.
+// TestConfigHelpExample checks that the example in the help text is valid and contains every key.
 func TestConfigHelpExample(t *testing.T) {
-	_, example, _ := strings.Cut(about, "says otherwise:\n\n")
+	_, example, _ := strings.Cut(help, "configures another agent:\n\n")
 	c, err := load(t, []string{"--config", inFile(t, example)}, []string{"ANTHROPIC_API_KEY=k", "TEAM_TOKEN=t"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c.DefaultAgent != "writer" || len(c.Agents) != 6 || len(c.Warnings) > 0 {
-		t.Errorf("read as %+v", c)
+		t.Errorf("the example was read as %+v", c)
 	}
 	f := &file{loader: newLoader(nil)}
 	fields := f.commonFields(&Agent{})
@@ -124,12 +124,12 @@ func TestConfigHelpExample(t *testing.T) {
 	f.addRemoteFields(fields, &Agent{})
 	for key := range fields {
 		if key != "api_key" && !strings.Contains(example, key+":") {
-			t.Errorf("%s is not in the help", key)
+			t.Errorf("the help text does not contain the key %s", key)
 		}
 	}
 }
 
-// texts are the warnings as check-config prints them.
+// texts returns the warnings as check-config prints them.
 func texts(warnings []Warning) (lines []string) {
 	for _, w := range warnings {
 		lines = append(lines, w.String())
@@ -146,7 +146,7 @@ func TestConfigWarnings(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "cert"), cert, 0o644)
 	writeFile(t, filepath.Join(dir, "key"), key, 0o604)
 	modeIs := func(key, mode string) string {
-		return "agents.a." + key + ": file with a secret is open to other users; chmod 600 keeps them out; its mode is " + mode
+		return "agents.a." + key + ": file with a secret is accessible to other users; run chmod 600; its mode is " + mode
 	}
 	for _, test := range []struct {
 		agent string
@@ -159,19 +159,19 @@ func TestConfigWarnings(t *testing.T) {
 			[]string{modeIs("headers.x.file", "0640"), modeIs("tls.key_file", "0604")},
 		},
 		{"kind: openai, model: m, base_url: 'http://10.0.0.1/v1', api_key_file: " + closed, []string{
-			"agents.a.base_url: key and headers go over the network unencrypted; write https if the API has it",
+			"agents.a.base_url: key and headers are sent over the network unencrypted; use https if the API supports it",
 		}},
 		{"kind: anthropic, model: m, base_url: 'HTTP://api', headers: {x: y}", []string{
-			"agents.a.base_url: key and headers go over the network unencrypted; write https if the API has it",
+			"agents.a.base_url: key and headers are sent over the network unencrypted; use https if the API supports it",
 		}},
 		{"kind: openai, model: m, base_url: 'http://10.0.0.1/v1'", nil},
 		{"kind: openai, model: m, base_url: 'http://localhost/v1', headers: {x: y}", nil},
 		{"kind: openai, model: m, base_url: 'https://10.0.0.1/v1', headers: {x: y}", nil},
 		{"kind: remote, address: '10.0.0.1:1', headers: {x: y}", []string{
-			"agents.a.headers: headers go over the network unencrypted; write tls if the service has it",
+			"agents.a.headers: headers are sent over the network unencrypted; set tls if the service supports it",
 		}},
 		{"kind: remote, address: 'dns:///h:1', headers: {x: y}", []string{
-			"agents.a.headers: headers go over the network unencrypted; write tls if the service has it",
+			"agents.a.headers: headers are sent over the network unencrypted; set tls if the service supports it",
 		}},
 		{"kind: remote, address: '10.0.0.1:1', headers: {x: y}, tls: {}", nil},
 		{"kind: remote, address: '10.0.0.1:1'", nil},
@@ -188,7 +188,7 @@ func TestConfigWarnings(t *testing.T) {
 			test.want[i] = path + ":1: " + want
 		}
 		if got := texts(c.Warnings); !slices.Equal(got, test.want) {
-			t.Errorf("%s: got %q, want %q", test.agent, got, test.want)
+			t.Errorf("%s: warnings = %q, want %q", test.agent, got, test.want)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// load runs the command line and returns the settings that it would serve with.
+// load executes the command line and returns the settings that are passed to serve.
 func load(t *testing.T, args, environ []string) (*Config, error) {
 	t.Helper()
 	var served *Config
@@ -33,7 +33,7 @@ func load(t *testing.T, args, environ []string) (*Config, error) {
 		return nil
 	}).ExecuteContext(t.Context())
 	if (err == nil) != (served != nil) {
-		t.Fatalf("served %v with error %v", served != nil, err)
+		t.Fatalf("served: %t, error: %v, want either", served != nil, err)
 	}
 	return served, err
 }
@@ -85,7 +85,7 @@ func TestConfigDefaults(t *testing.T) {
 	}
 }
 
-// The names and defaults that other things rely on.
+// TestConfigFlags checks the names and defaults of all flags, on which users rely.
 func TestConfigFlags(t *testing.T) {
 	type row struct{ name, defaultText string }
 	want := []row{
@@ -165,13 +165,13 @@ func TestConfigOrderOfSources(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.MaxMessages != test.want {
-				t.Errorf("max-messages is %d, want %d", c.MaxMessages, test.want)
+				t.Errorf("MaxMessages = %d, want %d", c.MaxMessages, test.want)
 			}
 		})
 	}
 }
 
-// Every setting can be set by flag, environment and file alike.
+// TestConfigSourcesAreAlike sets every setting by flag, environment and file.
 func TestConfigSourcesAreAlike(t *testing.T) {
 	texts := map[string]string{
 		"grpc-address": "[::1]:0", "http-address": "localhost:0", "http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
@@ -183,7 +183,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 	for _, s := range new(Config).settings() {
 		text, known := texts[s.name]
 		if !known {
-			t.Errorf("%s is not tested", s.name)
+			t.Errorf("setting %s has no test value", s.name)
 			continue
 		}
 		key := strings.ReplaceAll(s.name, "-", "_")
@@ -195,10 +195,10 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 			continue
 		}
 		if diff(defaults(), byFlag) == "" {
-			t.Errorf("%s changes nothing", s.name)
+			t.Errorf("setting %s does not change the config", s.name)
 		}
 		if d := diff(byFlag, byVariable) + diff(byFlag, byFile); d != "" {
-			t.Errorf("%s differs:\n%s", s.name, d)
+			t.Errorf("setting %s differs between flag, variable and file:\n%s", s.name, d)
 		}
 	}
 }
@@ -230,27 +230,28 @@ func TestConfigFile(t *testing.T) {
 	}
 }
 
-// What is written for people can be read again, and means the same.
+// TestConfigSizesAndDurations checks that formatted values can be parsed and keep their value.
 func TestConfigSizesAndDurations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Int64().Draw(t, "n")
 		if got, err := parseSize(formatSize(n)); err != nil || got != n {
-			t.Errorf("%d as a size is %s, read as %d, %v", n, formatSize(n), got, err)
+			t.Errorf("formatSize(%d) = %s, parseSize of it = %d, %v", n, formatSize(n), got, err)
 		}
 		if got, err := parseDuration(formatDuration(n)); err != nil || got != n {
-			t.Errorf("%d as a duration is %s, read as %d, %v", n, formatDuration(n), got, err)
+			t.Errorf("formatDuration(%d) = %s, parseDuration of it = %d, %v", n, formatDuration(n), got, err)
 		}
 	})
 	for text, want := range map[string]string{
 		"86400s": "24h", "48h": "2d", "366d": "366d", "90m": "1h30m", "60s": "1m", "0": "0s", "100ms": "100ms",
 	} {
 		if n, err := parseDuration(text); err != nil || formatDuration(n) != want {
-			t.Errorf("%s is %s, %v; want %s", text, formatDuration(n), err, want)
+			t.Errorf("parseDuration(%s), formatted = %s, %v, want %s", text, formatDuration(n), err, want)
 		}
 	}
 }
 
-// The memory store forgets everything, and so does its log unless somebody wants one.
+// TestConfigLogFollowsTheStore checks the default of the interaction log: off with the memory
+// store, otherwise on.
 func TestConfigLogFollowsTheStore(t *testing.T) {
 	for _, test := range []struct {
 		args []string
@@ -267,7 +268,7 @@ func TestConfigLogFollowsTheStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.InteractionLog != test.want {
-			t.Errorf("%q: the log is %t, want %t", test.args, c.InteractionLog, test.want)
+			t.Errorf("%q: InteractionLog = %t, want %t", test.args, c.InteractionLog, test.want)
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// expressions are regular expressions, one a line; initially there are none.
+// expressions is a value of regular expressions, one per line. The initial value is empty.
 func expressions(target *[]*regexp.Regexp) value[[]*regexp.Regexp] {
 	return value[[]*regexp.Regexp]{target, "expressions", func(s string) ([]*regexp.Regexp, error) {
 		var parsed []*regexp.Regexp
@@ -18,9 +18,9 @@ func expressions(target *[]*regexp.Regexp) value[[]*regexp.Regexp] {
 			expression, err := regexp.Compile(line)
 			switch {
 			case err != nil:
-				return nil, fmt.Errorf("%.80q is no regular expression: %w", line, err)
+				return nil, fmt.Errorf("%.80q is not a regular expression: %w", line, err)
 			case expression.MatchString(""):
-				return nil, fmt.Errorf("%.80q matches the empty text, and so everywhere", line)
+				return nil, fmt.Errorf("%.80q matches the empty text and therefore every position", line)
 			}
 			parsed = append(parsed, expression)
 		}

@@ -13,50 +13,50 @@ import (
 )
 
 func TestConfigFaults(t *testing.T) {
-	const elsewhere = "can be reached from other machines, and there is neither TLS nor sign-in; " +
-		"use a loopback address, or --insecure on a network that you trust"
-	const noOrigin = "is no origin; write scheme and host, as in https://app.example or http://localhost:3000"
+	const reachable = "can be reached from other machines without TLS and sign-in; " +
+		"use a loopback address, or set --insecure on a trusted network"
+	const notOrigin = "is not an origin; use scheme and host, as in https://app.example or http://localhost:3000"
 	for _, test := range []struct {
-		args, environ string // parted by blanks
+		args, environ string // separated by spaces
 		want          string
 	}{
-		// Places.
-		{"--max-messages=0", "", "--max-messages: 0 is too small; the least is 1"},
-		{"", "PARLEY_MAX_MESSAGES=1001", "PARLEY_MAX_MESSAGES: 1001 is too large; the most is 1000"},
+		// Places of faults.
+		{"--max-messages=0", "", "--max-messages: 0 is too small; the minimum is 1"},
+		{"", "PARLEY_MAX_MESSAGES=1001", "PARLEY_MAX_MESSAGES: 1001 is too large; the maximum is 1000"},
 		{"--max-messages=5 --max-messages=x", "", `--max-messages: "x" is not a whole number`},
 		{"--max-messages=5", "PARLEY_MAX_MESSAGES=", `PARLEY_MAX_MESSAGES: "" is not a whole number`},
 		{"--config=/no/such/file", "", "--config: open /no/such/file: no such file or directory"},
 		{"", "PARLEY_CONFIG=/", "PARLEY_CONFIG: read /: is a directory"},
 
-		// The command line itself.
-		{"--max-mesages 3", "", "--max-mesages: unknown flag; parleyd --help lists them"},
-		{"--max-mesages=3 serve", "", "settings: 2 faults:\n  --max-mesages: unknown flag; parleyd --help lists them\n" +
-			`  command line: "serve" is not a flag, and parleyd takes nothing else`},
-		{"-x", "", "-x: unknown flag; parleyd --help lists them"},
+		// The command line.
+		{"--max-mesages 3", "", "--max-mesages: unknown flag; parleyd --help lists the flags"},
+		{"--max-mesages=3 serve", "", "settings: 2 faults:\n  --max-mesages: unknown flag; parleyd --help lists the flags\n" +
+			`  command line: "serve" is neither a flag nor a command of parleyd`},
+		{"-x", "", "-x: unknown flag; parleyd --help lists the flags"},
 		{"--data-dir --ttls", "", ""},
-		{"-- --ttls", "", `command line: "--ttls" is not a flag, and parleyd takes nothing else`},
+		{"-- --ttls", "", `command line: "--ttls" is neither a flag nor a command of parleyd`},
 		{"--ttl", "", "command line: flag needs an argument: --ttl"},
 		{"--max-turns=x --ttl", "PARLEY_STORE=x", `settings: 3 faults:
   command line: flag needs an argument: --ttl
   PARLEY_STORE: "x" is not one of memory, bolt, redis
   --max-turns: "x" is not a whole number`},
 
-		// The environment itself.
-		{"", "PARLEY_MAX_MESAGES=3 PARLEY_AGENTS=x", ""}, // see TestUnknownVariables
+		// The environment.
+		{"", "PARLEY_MAX_MESAGES=3 PARLEY_AGENTS=x", ""}, // See TestUnknownVariables.
 
 		// Numbers, sizes, durations.
 		{"--ttl=5", "", `--ttl: "5" is not a duration; write it as in 90s, 1h30m or 7d`},
-		{"--ttl=99ms", "", "--ttl: 99ms is too small; the least is 100ms"},
-		{"--ttl=367d", "", "--ttl: 367d is too large; the most is 366d"},
-		{"--ttl=-1h", "", "--ttl: -1h is too small; the least is 100ms"},
+		{"--ttl=99ms", "", "--ttl: 99ms is too small; the minimum is 100ms"},
+		{"--ttl=367d", "", "--ttl: 367d is too large; the maximum is 366d"},
+		{"--ttl=-1h", "", "--ttl: -1h is too small; the minimum is 100ms"},
 		{"--ttl=99999999999d", "", `--ttl: "99999999999d" is not a duration; write it as in 90s, 1h30m or 7d`},
 		{"--ttl=1.5d", "", `--ttl: "1.5d" is not a duration; write it as in 90s, 1h30m or 7d`},
-		{"--turn-timeout=0s", "", "--turn-timeout: 0s is too small; the least is 1ms"},
-		{"--idle-timeout=0s", "", "--idle-timeout: 0s is too small; the least is 1ms"},
-		{"--stop-grace=-1s", "", "--stop-grace: -1s is too small; the least is 0s"},
+		{"--turn-timeout=0s", "", "--turn-timeout: 0s is too small; the minimum is 1ms"},
+		{"--idle-timeout=0s", "", "--idle-timeout: 0s is too small; the minimum is 1ms"},
+		{"--stop-grace=-1s", "", "--stop-grace: -1s is too small; the minimum is 0s"},
 		{"--max-message-bytes=256KB", "", `--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`},
-		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the least is 1KiB"},
-		{"--max-conversation-bytes=4MiB", "", "--max-conversation-bytes: 4MiB is too large; the most is 3MiB"},
+		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the minimum is 1KiB"},
+		{"--max-conversation-bytes=4MiB", "", "--max-conversation-bytes: 4MiB is too large; the maximum is 3MiB"},
 		{
 			"--memory-warning-bytes=9999999999GiB", "",
 			`--memory-warning-bytes: "9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
@@ -65,12 +65,12 @@ func TestConfigFaults(t *testing.T) {
 			"--memory-warning-bytes=-9999999999GiB", "",
 			`--memory-warning-bytes: "-9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
 		},
-		{"--max-conversations=-1", "", "--max-conversations: -1 is too small; the least is 0"},
-		{"--max-turns=99999999999999999999", "", "--max-turns: 9223372036854775807 is too large; the most is 1024"},
-		{"--max-turns=1025", "", "--max-turns: 1025 is too large; the most is 1024"},
+		{"--max-conversations=-1", "", "--max-conversations: -1 is too small; the minimum is 0"},
+		{"--max-turns=99999999999999999999", "", "--max-turns: 9223372036854775807 is too large; the maximum is 1024"},
+		{"--max-turns=1025", "", "--max-turns: 1025 is too large; the maximum is 1024"},
 
-		// Words.
-		{"--store=redis", "", "--store: redis comes with a later version; use bolt or memory"},
+		// Choices and texts.
+		{"--store=redis", "", "--store: redis is not available in this version; use bolt or memory"},
 		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt, redis`},
 		{"--log-level=trace", "", `--log-level: "trace" is not one of debug, info, warn, error`},
 		{"--log-level=info+2", "", `--log-level: "info+2" is not one of debug, info, warn, error`},
@@ -85,62 +85,62 @@ func TestConfigFaults(t *testing.T) {
 		{"--grpc-address=localhost:http", "", `--grpc-address: "localhost:http" is not host:port or unix:PATH; ports are 0 to 65535`},
 		{"--grpc-address=unix:", "", `--grpc-address: "unix:" is not host:port or unix:PATH; ports are 0 to 65535`},
 		{"--http-address=unix:/run/p", "", `--http-address: "unix:/run/p" is not host:port; ports are 0 to 65535`},
-		{"--http-address=unix:5", "", `--http-address: "unix:5" ` + elsewhere},
-		{"--grpc-address=:1", "", `--grpc-address: ":1" ` + elsewhere},
-		{"--grpc-address=0.0.0.0:1", "", `--grpc-address: "0.0.0.0:1" ` + elsewhere},
-		{"--grpc-address=[::]:1", "", `--grpc-address: "[::]:1" ` + elsewhere},
-		{"--grpc-address=10.0.0.1:1", "", `--grpc-address: "10.0.0.1:1" ` + elsewhere},
-		{"--grpc-address=localhost.example:1", "", `--grpc-address: "localhost.example:1" ` + elsewhere},
-		{"", "PARLEY_HTTP_ADDRESS=:1", `PARLEY_HTTP_ADDRESS: ":1" ` + elsewhere},
+		{"--http-address=unix:5", "", `--http-address: "unix:5" ` + reachable},
+		{"--grpc-address=:1", "", `--grpc-address: ":1" ` + reachable},
+		{"--grpc-address=0.0.0.0:1", "", `--grpc-address: "0.0.0.0:1" ` + reachable},
+		{"--grpc-address=[::]:1", "", `--grpc-address: "[::]:1" ` + reachable},
+		{"--grpc-address=10.0.0.1:1", "", `--grpc-address: "10.0.0.1:1" ` + reachable},
+		{"--grpc-address=localhost.example:1", "", `--grpc-address: "localhost.example:1" ` + reachable},
+		{"", "PARLEY_HTTP_ADDRESS=:1", `PARLEY_HTTP_ADDRESS: ":1" ` + reachable},
 		{"--grpc-address=:1 --insecure", "PARLEY_HTTP_ADDRESS=example.org:1", ""},
 		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
 		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},
 
-		{"--log-redact=[", "", "--log-redact: \"[\" is no regular expression: error parsing regexp: missing closing ]: `[`"},
-		{"--log-redact=x*", "", `--log-redact: "x*" matches the empty text, and so everywhere`},
-		{"--log-retention-days=-1", "", "--log-retention-days: -1 is too small; the least is 0"},
+		{"--log-redact=[", "", "--log-redact: \"[\" is not a regular expression: error parsing regexp: missing closing ]: `[`"},
+		{"--log-redact=x*", "", `--log-redact: "x*" matches the empty text and therefore every position`},
+		{"--log-retention-days=-1", "", "--log-retention-days: -1 is too small; the minimum is 0"},
 
 		// Origins.
-		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + noOrigin},
-		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + "is not how browsers write this origin; write https://a.example"},
-		{"--http-allowed-origins=https://*.example", "", `--http-allowed-origins: "https://*.example" ` + noOrigin},
-		{"--http-allowed-origins=a.example", "", `--http-allowed-origins: "a.example" ` + noOrigin},
-		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + "is not how browsers write this origin; write https://a.example"},
-		{"--http-allowed-origins=https://a.example,,", "", `--http-allowed-origins: "" ` + noOrigin},
-		{"--http-allowed-origins=null", "", `--http-allowed-origins: "null" ` + noOrigin},
+		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + notOrigin},
+		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + "is not the form that browsers send; use https://a.example"},
+		{"--http-allowed-origins=https://*.example", "", `--http-allowed-origins: "https://*.example" ` + notOrigin},
+		{"--http-allowed-origins=a.example", "", `--http-allowed-origins: "a.example" ` + notOrigin},
+		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + "is not the form that browsers send; use https://a.example"},
+		{"--http-allowed-origins=https://a.example,,", "", `--http-allowed-origins: "" ` + notOrigin},
+		{"--http-allowed-origins=null", "", `--http-allowed-origins: "null" ` + notOrigin},
 		{"--http-allowed-origins=https://a.example,http://localhost:3000,http://a.example:443,https://a_b.example:80,http://[::1]:3000", "", ""},
 		{"--http-allowed-origins=https://xn--bcher-kva.example,http://127.0.0.1,https://r3---a.example", "", ""},
 
-		{"--http-allowed-origins=https://b.example,https://user@a.example", "", `--http-allowed-origins: "https://user@a.example" ` + noOrigin},
-		{"--http-allowed-origins=https://a.example:99999", "", `--http-allowed-origins: "https://a.example:99999" ` + noOrigin},
-		{"--http-allowed-origins=https://xn--a.example", "", `--http-allowed-origins: "https://xn--a.example" ` + noOrigin},
-		{"--http-allowed-origins=http://127.1", "", `--http-allowed-origins: "http://127.1" ` + noOrigin},
-		{"--http-allowed-origins=http://a.09", "", `--http-allowed-origins: "http://a.09" ` + noOrigin},
-		{"--http-allowed-origins=http://a.0x", "", `--http-allowed-origins: "http://a.0x" ` + noOrigin},
-		{"--http-allowed-origins=http://a.1.", "", `--http-allowed-origins: "http://a.1." ` + noOrigin},
-		{"--http-allowed-origins=http://[fe80::1%25eth0]", "", `--http-allowed-origins: "http://[fe80::1%25eth0]" ` + noOrigin},
+		{"--http-allowed-origins=https://b.example,https://user@a.example", "", `--http-allowed-origins: "https://user@a.example" ` + notOrigin},
+		{"--http-allowed-origins=https://a.example:99999", "", `--http-allowed-origins: "https://a.example:99999" ` + notOrigin},
+		{"--http-allowed-origins=https://xn--a.example", "", `--http-allowed-origins: "https://xn--a.example" ` + notOrigin},
+		{"--http-allowed-origins=http://127.1", "", `--http-allowed-origins: "http://127.1" ` + notOrigin},
+		{"--http-allowed-origins=http://a.09", "", `--http-allowed-origins: "http://a.09" ` + notOrigin},
+		{"--http-allowed-origins=http://a.0x", "", `--http-allowed-origins: "http://a.0x" ` + notOrigin},
+		{"--http-allowed-origins=http://a.1.", "", `--http-allowed-origins: "http://a.1." ` + notOrigin},
+		{"--http-allowed-origins=http://[fe80::1%25eth0]", "", `--http-allowed-origins: "http://[fe80::1%25eth0]" ` + notOrigin},
 		{"--http-allowed-origins=http://a.example.,http://a.0xg,http://a.0b1,http://1.a,http://[::ffff:102:304]:81", "", ""},
 
-		// Settings that do not fit each other.
-		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB is more than a conversation may have; " +
-			"lower it, or raise the 512KiB of --max-conversation-bytes"},
-		{"--max-message-bytes=2MiB", "PARLEY_MAX_CONVERSATION_BYTES=1MiB", "--max-message-bytes: 2MiB is more than " +
-			"a conversation may have; lower it, or raise the 1MiB of PARLEY_MAX_CONVERSATION_BYTES"},
+		// Settings that contradict each other.
+		{"--max-conversation-bytes=512KiB", "", "--max-answer-bytes: 1MiB exceeds the maximum size of a conversation; " +
+			"lower it, or raise --max-conversation-bytes, which is 512KiB"},
+		{"--max-message-bytes=2MiB", "PARLEY_MAX_CONVERSATION_BYTES=1MiB", "--max-message-bytes: 2MiB exceeds the maximum " +
+			"size of a conversation; lower it, or raise PARLEY_MAX_CONVERSATION_BYTES, which is 1MiB"},
 		{"--max-message-bytes=3MiB --max-answer-bytes=3MiB", "", ""},
 	} {
 		t.Run(test.args+" "+test.environ, func(t *testing.T) {
 			_, err := load(t, strings.Fields(test.args), strings.Fields(test.environ))
 			if test.want == "" {
 				if err != nil {
-					t.Errorf("unexpected: %v", err)
+					t.Errorf("error = %v, want nil", err)
 				}
 				return
 			}
 			if _, ok := errors.AsType[*Error](err); !ok {
-				t.Fatalf("got %v, want an *Error", err)
+				t.Fatalf("error = %v, want an *Error", err)
 			}
 			if want := "settings: " + strings.TrimPrefix(test.want, "settings: "); err.Error() != want {
-				t.Errorf("got  %v\nwant %v", err, want)
+				t.Errorf("error = %v\n  want  %v", err, want)
 			}
 		})
 	}
@@ -154,10 +154,10 @@ func TestConfigFileFaults(t *testing.T) {
 		{"~", "FILE:1: must be a mapping, as in {key: value}"},
 		{"max_messages: 2.5", `FILE:1: max_messages: "2.5" is not a whole number`},
 		{"ttl: x\nttl: y", `FILE:1: ttl: "x" is not a duration; write it as in 90s, 1h30m or 7d` + "\n" +
-			`FILE:2: key "ttl" is there already, in line 1`},
+			`FILE:2: key "ttl" was already set in line 1`},
 		{"insecure: yes please", `FILE:1: insecure: "yes please" is neither true nor false`},
-		{"? [ttl]\n: 1h", `FILE:1: unknown key ""; parleyd --help tells which there are`},
-		{"<<: {ttl: 1h}", `FILE:1: unknown key "<<"; parleyd --help tells which there are`},
+		{"? [ttl]\n: 1h", `FILE:1: unknown key ""; parleyd --help lists the keys`},
+		{"<<: {ttl: 1h}", `FILE:1: unknown key "<<"; parleyd --help lists the keys`},
 		{"agents:", "FILE:1: agents: must be a mapping, as in {key: value}"},
 		{
 			"agents: {a: {kind: command, command: [a, [b]]}}",
@@ -165,10 +165,10 @@ func TestConfigFileFaults(t *testing.T) {
 		},
 		{`agents: {a: {kind: command, command: ["a\0b"]}}`, "FILE:1: agents.a.command[0]: must not contain a NUL character"},
 		{"agents: {a: {kind: command, command: ['', a]}}", "FILE:1: agents.a.command[0]: must not be empty"},
-		{"agents: {'': {kind: echo}}", `FILE:1: agents: "" cannot name an agent; ` +
-			"write 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'"},
+		{"agents: {'': {kind: echo}}", `FILE:1: agents: "" is not a valid agent name; ` +
+			"use 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'"},
 		{"agents: {" + strings.Repeat("x", 129) + ": {kind: echo}}", `FILE:1: agents: "` + strings.Repeat("x", 129) +
-			`" cannot name an agent; write 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'`},
+			`" is not a valid agent name; use 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'`},
 		{"agents: {a: {kind: command, command: [cat], dir: ''}}", "FILE:1: agents.a.dir: must not be empty"},
 		{
 			"agents: {a: {kind: echo, system_prompt: " + strings.Repeat("x", 65537) + "}}",
@@ -176,12 +176,12 @@ func TestConfigFileFaults(t *testing.T) {
 		},
 		{
 			"agents: {a: {kind: echo, window: {max_bytes: 2GiB}}}",
-			"FILE:1: agents.a.window.max_bytes: 2GiB is too large; the most is 2147483647",
+			"FILE:1: agents.a.window.max_bytes: 2GiB is too large; the maximum is 2147483647",
 		},
 		{
 			"agents: {a: &a {kind: echo, window: *a}}",
-			"FILE:1: agents.a.window: unknown key \"kind\"; parleyd --help tells which there are\n" +
-				"FILE:1: agents.a.window: unknown key \"window\"; parleyd --help tells which there are",
+			"FILE:1: agents.a.window: unknown key \"kind\"; parleyd --help lists the keys\n" +
+				"FILE:1: agents.a.window: unknown key \"window\"; parleyd --help lists the keys",
 		},
 	} {
 		t.Run(fmt.Sprintf("%.60s", test.file), func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestConfigFileFaults(t *testing.T) {
 			_, err := load(t, []string{"--config", path}, nil)
 			bad, ok := errors.AsType[*Error](err)
 			if !ok {
-				t.Fatalf("got %v, want an *Error", err)
+				t.Fatalf("error = %v, want an *Error", err)
 			}
 			want := strings.Split(strings.ReplaceAll(test.want, "FILE", path), "\n")
 			if d := cmp.Diff(want, bad.Faults); d != "" {
@@ -199,13 +199,13 @@ func TestConfigFileFaults(t *testing.T) {
 	}
 }
 
-// All that is wrong, wherever it stands, is in one error.
+// TestConfigAllFaultsAtOnce checks that one error contains the faults of all sources.
 func TestConfigAllFaultsAtOnce(t *testing.T) {
 	_, err := load(t,
 		[]string{"--config", "testdata/faulty.yaml", "--max-turns", "0", "--verbose", "start"},
 		[]string{"PARLEY_TTL=soon", "PARLEY_MAX_MESAGES=30"})
 	if err == nil {
-		t.Fatal("no error")
+		t.Fatal("error = nil, want all faults")
 	}
 	want, errRead := os.ReadFile("testdata/faulty.txt")
 	if errRead != nil {
@@ -215,12 +215,13 @@ func TestConfigAllFaultsAtOnce(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if strings.Contains(err.Error(), "secret") {
-		t.Error("the error gives a secret away")
+		t.Errorf("error %v contains a secret", err)
 	}
 }
 
-// FuzzConfigFile: any file is read or refused, and what was read is within its bounds and can
-// be printed and read again. That it is good enough for the agents is tested where they are made.
+// FuzzConfigFile: any file is either rejected or read. If it is read, its values are within their
+// limits, and it can be printed and read again. Whether agents can be created from it is tested in
+// their packages.
 func FuzzConfigFile(f *testing.F) {
 	for _, path := range []string{"testdata/good.yaml", "testdata/faulty.yaml", "testdata/printed.yaml", "configtest/agents.yaml"} {
 		seed, err := os.ReadFile(path)
@@ -229,7 +230,7 @@ func FuzzConfigFile(f *testing.F) {
 		}
 		f.Add(seed)
 	}
-	_, example, _ := strings.Cut(about, "says otherwise:\n\n")
+	_, example, _ := strings.Cut(help, "configures another agent:\n\n")
 	f.Add([]byte(example))
 	environ := []string{"GPT_KEY=k", "TEAM_TOKEN=t", "ANTHROPIC_API_KEY=a"}
 	read := func(data []byte) (*loader, *Config, error) {
@@ -242,13 +243,13 @@ func FuzzConfigFile(f *testing.F) {
 		l, c, err := read(data)
 		if err != nil {
 			if bad, ok := errors.AsType[*Error](err); !ok || len(bad.Faults) == 0 {
-				t.Errorf("got %#v, want an *Error", err)
+				t.Errorf("error = %#v, want an *Error", err)
 			}
 			return
 		}
 		for _, s := range l.settings {
 			if err := s.value.Set(s.String()); err != nil {
-				t.Errorf("%s was read as %q: %v", s.name, s, err)
+				t.Errorf("setting %s cannot be set to its own value %q: %v", s.name, s, err)
 			}
 		}
 		if len(c.Agents) == 0 || c.MaxMessageBytes > c.MaxConversationBytes {
@@ -264,12 +265,12 @@ func FuzzConfigFile(f *testing.F) {
 	})
 }
 
-// TestUnknownVariables: a variable that names no setting is a warning, which suggests the setting
-// with the most similar name.
+// TestUnknownVariables: a variable that names no setting causes a warning, which suggests the
+// setting with the most similar name.
 func TestUnknownVariables(t *testing.T) {
 	const unknown, list = ": unknown environment variable ignored; ", "parleyd --help lists the known ones"
 	for _, test := range []struct {
-		environ string // separated by blanks
+		environ string // separated by spaces
 		want    []string
 	}{
 		{"PARLEY_MAX_MESAGES=3 PATH=/bin", []string{"PARLEY_MAX_MESAGES" + unknown + "did you mean PARLEY_MAX_MESSAGES?"}},
@@ -306,7 +307,7 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-// TestOriginsAsBrowsersSendThem: an origin that would match no request is refused. The error names
+// TestOriginsAsBrowsersSendThem: an origin that no browser sends is rejected. The error suggests
 // the intended one.
 func TestOriginsAsBrowsersSendThem(t *testing.T) {
 	for origin, sent := range map[string]string{
@@ -330,11 +331,11 @@ func TestOriginsAsBrowsersSendThem(t *testing.T) {
 		"http://\uff11.2.3.4:80":             "http://1.2.3.4",
 	} {
 		_, err := load(t, []string{"--http-allowed-origins=" + origin}, nil)
-		if want := "is not how browsers write this origin; write " + sent; err == nil || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%s: %v, want %s", origin, err, want)
+		if want := "is not the form that browsers send; use " + sent; err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("origin %s: error = %v, want %s", origin, err, want)
 		}
 		if _, err := load(t, []string{"--http-allowed-origins=" + sent}, nil); err != nil {
-			t.Errorf("%s: %v", sent, err)
+			t.Errorf("origin %s: error = %v, want nil", sent, err)
 		}
 	}
 }

@@ -12,17 +12,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// file reads the YAML file into the loader's config. It walks the nodes itself, so that
-// each fault has its line and key, and one fault does not hide the next.
+// file reads the YAML file into the loader's config. It walks the nodes itself, so that each fault
+// has a line and a key, and all faults are reported.
 type file struct {
 	loader *loader
 	name   string
 }
 
-// field reads the value at one key, as in "agents.writer.kind".
+// field reads the value n of a key, as in "agents.writer.kind".
 type field func(key string, n *yaml.Node)
 
-// readFile reads the file of l.path, which was named at place.
+// readFile reads the file l.path. Faults in opening it are reported at place, where the path was
+// set.
 func (l *loader) readFile(place string) {
 	data, err := os.ReadFile(l.path)
 	if err != nil {
@@ -32,13 +33,13 @@ func (l *loader) readFile(place string) {
 	l.read(l.path, data)
 }
 
-// read reads a file of that name.
+// read reads the content data of the file name.
 func (l *loader) read(name string, data []byte) {
 	var document, second yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	err := decoder.Decode(&document)
 	if errors.Is(err, io.EOF) {
-		return // nothing but comments
+		return // The file is empty or has only comments.
 	}
 	if err == nil && !errors.Is(decoder.Decode(&second), io.EOF) {
 		err = errors.New("has more than one document")
@@ -74,7 +75,7 @@ func (f *file) place(key string, n *yaml.Node) string {
 	return fmt.Sprintf("%s:%d: %s", f.name, n.Line, key)
 }
 
-// setting reads a scalar into s, as it is written: the same text as a flag would have.
+// setting returns a field that reads a scalar into s. The text is the same as in a flag.
 func (f *file) setting(s *setting) field {
 	return func(key string, n *yaml.Node) {
 		switch {
@@ -88,10 +89,11 @@ func (f *file) setting(s *setting) field {
 	}
 }
 
-// value reads a scalar into v.
+// value returns a field that reads a scalar into v.
 func (f *file) value(v pflag.Value) field { return f.setting(&setting{value: v}) }
 
-// list reads a list of texts into target; item reads the one at an index.
+// list returns a field that reads a list of texts into target. item returns the value of the
+// element at an index.
 func (f *file) list(target *[]string, item func(index int, target *string) pflag.Value) field {
 	return func(key string, n *yaml.Node) {
 		*target = make([]string, len(n.Content))
@@ -101,7 +103,7 @@ func (f *file) list(target *[]string, item func(index int, target *string) pflag
 	}
 }
 
-// items calls each with every item of a list and its key, as in "agents.writer.env[0]".
+// items calls each for every element of a list, with its key, as in "agents.writer.env[0]".
 func (f *file) items(key string, n *yaml.Node, each func(index int, key string, n *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
 		f.fault(key, n, "must be a list, as in [one, two]")
@@ -117,14 +119,14 @@ func (f *file) mapping(key string, n *yaml.Node, fields map[string]field) {
 	f.pairs(key, n, func(name, value *yaml.Node) {
 		read, known := fields[name.Value]
 		if !known {
-			f.fault(key, name, "unknown key %.80q; parleyd --help tells which there are", name.Value)
+			f.fault(key, name, "unknown key %.80q; parleyd --help lists the keys", name.Value)
 			return
 		}
 		read(strings.TrimPrefix(key+"."+name.Value, "."), value)
 	})
 }
 
-// pairs calls each with every key of a mapping and its value.
+// pairs calls each for every key and value of a mapping.
 func (f *file) pairs(key string, n *yaml.Node, each func(name, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		f.fault(key, n, "must be a mapping, as in {key: value}")
@@ -134,7 +136,7 @@ func (f *file) pairs(key string, n *yaml.Node, each func(name, value *yaml.Node)
 	for i := 0; i < len(n.Content); i += 2 {
 		name, value := resolved(n.Content[i]), resolved(n.Content[i+1])
 		if line, twice := lines[name.Value]; twice {
-			f.fault(key, n.Content[i], "key %.80q is there already, in line %d", name.Value, line)
+			f.fault(key, n.Content[i], "key %.80q was already set in line %d", name.Value, line)
 			continue
 		}
 		lines[name.Value] = n.Content[i].Line
@@ -142,7 +144,7 @@ func (f *file) pairs(key string, n *yaml.Node, each func(name, value *yaml.Node)
 	}
 }
 
-// child is the value at a key of a mapping, nil if there is none.
+// child returns the value of a key of a mapping, nil if there is none.
 func child(n *yaml.Node, name string) *yaml.Node {
 	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
 		if resolved(n.Content[i]).Value == name {
@@ -152,7 +154,7 @@ func child(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// resolved is the node that an alias stands for.
+// resolved returns the node that an alias refers to.
 func resolved(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias

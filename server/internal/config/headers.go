@@ -14,9 +14,9 @@ const (
 	metadataAlphabet = "abcdefghijklmnopqrstuvwxyz" + digits + "_.-"
 )
 
-// headers reads what a sends with every request; wrong says what is wrong with a name in
-// lower case, "" if nothing is. Values may be secret: faults quote none, whatever they are.
-func (f *file) headers(a *Agent, wrong func(name string) string) field {
+// headers returns a field that reads the headers that agent a sends with every request. checkName
+// returns what is wrong with a name in lower case, or "". Values may be secret, so faults quote none.
+func (f *file) headers(a *Agent, checkName func(name string) string) field {
 	return func(key string, n *yaml.Node) {
 		a.Headers = map[string]Secret{}
 		lines := map[string]int{}
@@ -24,12 +24,12 @@ func (f *file) headers(a *Agent, wrong func(name string) string) field {
 			lower := strings.ToLower(name.Value)
 			line, twice := lines[lower]
 			lines[lower] = name.Line
-			problem := wrong(lower)
+			problem := checkName(lower)
 			switch {
 			case twice:
-				problem = fmt.Sprintf("is there already, in line %d; letter case makes no difference", line)
+				problem = fmt.Sprintf("was already set in line %d; names are not case-sensitive", line)
 			case len(lower) > maxHeaderName:
-				problem = fmt.Sprintf("is too long; the most is %d", maxHeaderName)
+				problem = fmt.Sprintf("is too long; the maximum is %d", maxHeaderName)
 			}
 			if problem != "" {
 				f.fault(key, name, "%.80q %s", name.Value, problem)
@@ -45,10 +45,10 @@ func (f *file) headers(a *Agent, wrong func(name string) string) field {
 	}
 }
 
-// header reads a value, or where it is.
+// header reads the value of a header, or the variable or file that contains it.
 func (f *file) header(key string, target *Secret, n *yaml.Node) {
 	if n.Kind != yaml.MappingNode {
-		f.secretIn(target, headerText)(key, n)
+		f.secretLiteral(target, headerText)(key, n)
 		return
 	}
 	f.mapping(key, n, map[string]field{
@@ -56,6 +56,6 @@ func (f *file) header(key string, target *Secret, n *yaml.Node) {
 		"file": f.secretFromFile(target, headerText),
 	})
 	if (child(n, "env") == nil) == (child(n, "file") == nil) {
-		f.fault(key, n, "must have one of env and file, as in {env: NAME}")
+		f.fault(key, n, "must have exactly one of env and file, as in {env: NAME}")
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Error is everything wrong with the settings, each by its place, then what is wrong and what
-// to do. The program that gets it is to exit with 64.
+// Error contains all faults of the settings. Each has its place, what is wrong and what to do. The
+// program should exit with code 64.
 type Error struct {
-	Faults []string // at least one, without any secret
+	Faults []string // at least one; contains no secret
 }
 
-// Error is one line for a single fault, else a line for each.
+// Error returns one line for a single fault, otherwise one line for each.
 func (e *Error) Error() string {
 	if len(e.Faults) == 1 {
 		return "settings: " + e.Faults[0]
@@ -25,49 +25,50 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("settings: %d faults:\n  %s", len(e.Faults), strings.Join(e.Faults, "\n  "))
 }
 
-// setting is one row of the table. As a pflag.Value it only notes what the command line
-// says: pflag would stop at the first fault, and flags go last, after file and environment.
+// setting is one row of the table of settings. As a pflag.Value it only records the values on the
+// command line. pflag would otherwise stop at the first fault, and flags must be applied after file
+// and environment.
 type setting struct {
 	name, usage string
 	value       pflag.Value
-	given       []string // by the command line
-	place       string   // where the value in force stands; the flag while it is the default
-	isSet       bool     // it is not the default, or as good as
+	flagValues  []string // values on the command line
+	place       string   // source of the effective value; the flag's name while it is the default
+	isSet       bool     // a source sets the value, possibly to the default
 }
 
 func newSetting(name string, value pflag.Value, usage string) *setting {
 	return &setting{name: name, usage: usage, value: value, place: "--" + name}
 }
 
-// Set notes what the command line says, be it good or not.
+// Set records a value on the command line without checking it.
 func (s *setting) Set(text string) error {
-	s.given = append(s.given, text)
+	s.flagValues = append(s.flagValues, text)
 	return nil
 }
 
 func (s *setting) String() string { return s.value.String() }
 
-// Type is what the help calls its values.
+// Type returns the kind of value for the help text.
 func (s *setting) Type() string { return s.value.Type() }
 
-// key is the setting's name in the file.
+// key returns the setting's name in the file.
 func (s *setting) key() string { return strings.ReplaceAll(s.name, "-", "_") }
 
-// variable is the setting's name in the environment.
+// variable returns the setting's name in the environment.
 func (s *setting) variable() string { return variablePrefix + strings.ToUpper(s.key()) }
 
 const (
 	variablePrefix = "PARLEY_"
 	pathVariable   = "PARLEY_CONFIG"
-	clientVariable = "PARLEY_ADDRESS" // of the parley command, which may share the environment
+	clientVariable = "PARLEY_ADDRESS" // variable of the parley command, which may share the environment
 )
 
-// loader reads all sources into one config and gathers the faults.
+// loader reads all sources into one config and collects the faults.
 type loader struct {
 	config       *Config
 	settings     []*setting
 	defaultAgent *setting // in the file only
-	path         string   // of the file; empty: none
+	path         string   // path of the file; empty: no file
 	environ      []string // "NAME=value", sorted
 	faults       []string
 }
@@ -79,8 +80,8 @@ func newLoader(environ []string) *loader {
 	return l
 }
 
-// load reads file, environment and flags, the later over the earlier, and checks what they
-// say together. Values that another source overrides are checked too. The error is an *Error.
+// load reads file, environment and flags and checks the settings. Later sources override earlier
+// ones. A value that is overridden is checked, too. The error is an *Error.
 func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	place := l.namePath(flags)
 	if l.path != "" {
@@ -96,7 +97,8 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	return l.config, nil
 }
 
-// namePath sets l.path unless a flag has, and says where the file was named.
+// namePath sets l.path from the environment unless a flag has set it. It returns the place that set
+// it.
 func (l *loader) namePath(flags *pflag.FlagSet) (place string) {
 	if flags.Changed("config") {
 		return "--config"
@@ -109,7 +111,7 @@ func (l *loader) fault(place, format string, args ...any) {
 	l.faults = append(l.faults, place+": "+fmt.Sprintf(format, args...))
 }
 
-// set gives s what was found at place.
+// set sets s to the text found at place.
 func (l *loader) set(s *setting, place, text string) {
 	if err := s.value.Set(text); err != nil {
 		l.fault(place, "%v", err)
@@ -118,13 +120,13 @@ func (l *loader) set(s *setting, place, text string) {
 	s.place, s.isSet = place, true
 }
 
-// variable is the environment's value of that name, empty if there is none.
+// variable returns the value of an environment variable, empty if it is not set.
 func (l *loader) variable(name string) string {
 	value, _ := l.lookup(name)
 	return value
 }
 
-// lookup is the environment's value of that name, and whether there is one.
+// lookup returns the value of an environment variable, and whether it is set.
 func (l *loader) lookup(name string) (value string, found bool) {
 	for _, variable := range l.environ {
 		if value, found := strings.CutPrefix(variable, name+"="); found {
@@ -134,9 +136,9 @@ func (l *loader) lookup(name string) (value string, found bool) {
 	return "", false
 }
 
-// readEnvironment reads the variables that name settings and warns of others with the same prefix.
-// Those are no errors: another program may have set them, and Kubernetes sets several in every pod
-// of a namespace with a Service named parley.
+// readEnvironment reads the variables that name settings, and adds a warning for other variables
+// with the same prefix. Those are not faults: another program may use them. Kubernetes sets several
+// in every pod of a namespace that has a Service named parley.
 func (l *loader) readEnvironment() {
 	inKubernetes := l.variable("KUBERNETES_SERVICE_HOST") != ""
 	known := []string{pathVariable, clientVariable}
@@ -161,16 +163,16 @@ func (l *loader) readEnvironment() {
 	}
 }
 
-// isServiceLink reports whether a variable has the form of those that Kubernetes sets for a
-// Service, as in PARLEY_PORT_50051_TCP_ADDR. No setting has a name of this form.
+// isServiceLink reports whether a variable has the form that Kubernetes uses for Services, as in
+// PARLEY_PORT_50051_TCP_ADDR. No setting has a name of this form.
 func isServiceLink(name, text string) bool {
 	return strings.HasSuffix(name, "_SERVICE_HOST") || strings.Contains(name, "_SERVICE_PORT") ||
 		strings.HasSuffix(name, "_PORT") && strings.Contains(text, "://") ||
 		slices.ContainsFunc([]string{"_TCP", "_UDP", "_SCTP"}, func(protocol string) bool { return strings.Contains(name, protocol) })
 }
 
-// nearest returns the known name that is most similar to the given one, or an empty string: at most
-// a third of the characters after the prefix may differ.
+// nearest returns the known name that is most similar to name. It returns an empty string if more
+// than a third of the characters after the prefix differ in every known name.
 func nearest(name string, known []string) string {
 	best, least := "", math.MaxInt
 	for _, candidate := range known {
@@ -184,7 +186,7 @@ func nearest(name string, known []string) string {
 
 // editDistance returns the number of bytes to add, remove or replace to turn a into b.
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1) // the distance of the bytes of a read so far from each prefix of b
+	row := make([]int, len(b)+1) // distances of the bytes of a read so far from each prefix of b
 	for j := range row {
 		row[j] = j
 	}
@@ -205,43 +207,43 @@ func editDistance(a, b string) int {
 
 func (l *loader) readFlags(flags *pflag.FlagSet, args []string) {
 	for _, s := range l.settings {
-		for _, text := range s.given {
+		for _, text := range s.flagValues {
 			l.set(s, "--"+s.name, text)
 		}
 	}
 	for _, name := range unknownFlags(flags, args) {
-		l.fault(name, "unknown flag; parleyd --help lists them")
+		l.fault(name, "unknown flag; parleyd --help lists the flags")
 	}
 	for _, argument := range flags.Args() {
-		l.fault("command line", "%.80q is not a flag, and parleyd takes nothing else", argument)
+		l.fault("command line", "%.80q is neither a flag nor a command of parleyd", argument)
 	}
 }
 
-// unknownFlags finds those of args that pflag was told to pass over.
+// unknownFlags returns the flags in args that flags does not define; pflag was told to skip them.
 func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
 	for i := 0; i < len(args) && args[i] != "--"; i++ {
-		name, _, whole := strings.Cut(args[i], "=")
+		name, _, hasValue := strings.Cut(args[i], "=")
 		if !strings.HasPrefix(name, "-") || name == "-" {
 			continue
 		}
 		switch flag := flags.Lookup(strings.TrimPrefix(name, "--")); {
 		case flag == nil:
 			unknown = append(unknown, name)
-		case !whole && flag.NoOptDefVal == "":
-			i++ // the next one is its value
+		case !hasValue && flag.NoOptDefVal == "":
+			i++ // The next argument is its value.
 		}
 	}
 	return unknown
 }
 
-// check looks at what no value tells by itself.
+// check makes checks that involve several settings.
 func (l *loader) check() {
 	c := l.config
 	if c.Store == "redis" {
-		l.fault(l.place("store"), "redis comes with a later version; use bolt or memory")
+		l.fault(l.place("store"), "redis is not available in this version; use bolt or memory")
 	}
 	if c.Store == "memory" && !l.setting("interaction-log").isSet {
-		c.InteractionLog = false // What is to be forgotten is not on a disk, unless somebody says so.
+		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}
 	if !strings.HasPrefix(c.GRPCAddress, socketPrefix) {
 		l.checkReach("grpc-address", c.GRPCAddress)
@@ -252,33 +254,33 @@ func (l *loader) check() {
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
 	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == c.DefaultAgent }) {
-		l.fault(l.defaultAgent.place, "there is no agent %q; name one of agents, or echo", c.DefaultAgent)
+		l.fault(l.defaultAgent.place, "there is no agent %q; use the name of one of agents, or echo", c.DefaultAgent)
 	}
 }
 
-// checkReach allows an address that only this machine can reach, and with --insecure any.
+// checkReach reports a fault if other machines can reach the address and --insecure is not set.
 func (l *loader) checkReach(name, hostPort string) {
-	host, _, _ := net.SplitHostPort(hostPort) // found good by its setting
+	host, _, _ := net.SplitHostPort(hostPort) // The value of the setting has already been checked.
 	if !isLoopback(host) && !l.config.Insecure {
-		l.fault(l.place(name), "%.80q can be reached from other machines, and there is neither TLS nor sign-in; "+
-			"use a loopback address, or --insecure on a network that you trust", hostPort)
+		l.fault(l.place(name), "%.80q can be reached from other machines without TLS and sign-in; "+
+			"use a loopback address, or set --insecure on a trusted network", hostPort)
 	}
 }
 
-// isLoopback tells whether a host is this machine, whatever its network does.
+// isLoopback reports whether a host is always this machine.
 func isLoopback(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
 }
 
 func (l *loader) checkFits(name string, bytes int) {
-	if most := l.config.MaxConversationBytes; bytes > most {
-		l.fault(l.place(name), "%s is more than a conversation may have; lower it, or raise the %s of %s",
-			formatSize(int64(bytes)), formatSize(int64(most)), l.place("max-conversation-bytes"))
+	if maximum := l.config.MaxConversationBytes; bytes > maximum {
+		l.fault(l.place(name), "%s exceeds the maximum size of a conversation; lower it, or raise %s, which is %s",
+			formatSize(int64(bytes)), l.place("max-conversation-bytes"), formatSize(int64(maximum)))
 	}
 }
 
-// place is where the value in force of a setting stands.
+// place returns the source of a setting's effective value.
 func (l *loader) place(name string) string { return l.setting(name).place }
 
 func (l *loader) setting(name string) *setting {

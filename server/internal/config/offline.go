@@ -11,21 +11,22 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Offline is a command on the files of a server that does not run. Of the settings it has the
-// data directory only, so that nothing else, a secret of an agent say, must be right.
+// Offline is a subcommand that works on the files of a server that is not running. It reads only
+// the setting of the data directory, so that faults in other settings, for example a missing
+// secret, do not prevent it.
 type Offline struct {
 	Use, Short, Long string
-	// Hidden from the help.
+	// Hidden hides the command from the help text.
 	Hidden bool
-	// Args checks the arguments; a command line that they do not fit is an *Error.
+	// Args checks the arguments. Its error is returned as an *Error.
 	Args cobra.PositionalArgs
-	// Flags adds its own; nil: it has none.
+	// Flags adds the command's own flags; nil adds none.
 	Flags func(*pflag.FlagSet)
-	// Run does it; what it has to say goes to out.
+	// Run runs the command and writes its output to out.
 	Run func(ctx context.Context, out io.Writer, dataDir string, args []string) error
 }
 
-// command makes it a command, with a loader of its own.
+// command returns the cobra command, with its own loader.
 func (o *Offline) command(environ []string) *cobra.Command {
 	l := newLoader(environ)
 	command := &cobra.Command{
@@ -54,7 +55,7 @@ func (o *Offline) command(environ []string) *cobra.Command {
 	return command
 }
 
-// dataDir reads file, environment and flags for this one setting, as load does for all.
+// dataDir reads only this setting from file, environment and flags, in the same order as load.
 func (l *loader) dataDir(flags *pflag.FlagSet) (string, error) {
 	place, s := l.namePath(flags), l.setting(dataDirName)
 	if l.path != "" {
@@ -63,7 +64,7 @@ func (l *loader) dataDir(flags *pflag.FlagSet) (string, error) {
 	if text, found := l.lookup(s.variable()); found {
 		l.set(s, s.variable(), text)
 	}
-	for _, text := range s.given {
+	for _, text := range s.flagValues {
 		l.set(s, "--"+s.name, text)
 	}
 	if len(l.faults) > 0 {
@@ -72,7 +73,7 @@ func (l *loader) dataDir(flags *pflag.FlagSet) (string, error) {
 	return l.config.DataDir, nil
 }
 
-// readDataDir reads the setting from the file of l.path, and nothing else.
+// readDataDir reads only this setting from the file l.path.
 func (l *loader) readDataDir(place string, s *setting) {
 	data, err := os.ReadFile(l.path)
 	if err != nil {
@@ -84,7 +85,7 @@ func (l *loader) readDataDir(place string, s *setting) {
 		l.fault(l.path, "%v", err)
 		return
 	}
-	for _, root := range document.Content { // None if there is nothing but comments.
+	for _, root := range document.Content { // There is no root node if the file has only comments.
 		if n := child(root, s.key()); n != nil {
 			(&file{loader: l, name: l.path}).setting(s)(s.key(), n)
 		}

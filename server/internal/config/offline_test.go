@@ -23,27 +23,27 @@ func TestOffline(t *testing.T) {
 		}
 		return path
 	}
-	// What else is wrong with it is for the server.
+	// The other faults in the file must not affect an offline command.
 	file := write("file.yaml", "data_dir: from-file\nmax_turns: none\nagents: {claude: {kind: anthropic, model: m, api_key_env: MISSING}}\n")
 	tests := []struct {
 		args, environ []string
 		want          string // the data directory
 		fault         string
 	}{
-		{[]string{"mend", "x"}, nil, "./data", ""},
-		{[]string{"mend", "--twice", "x", "--data-dir", "d"}, nil, "d", ""},
-		{[]string{"--data-dir=d", "mend", "x"}, nil, "d", ""},
-		{[]string{"mend", "x"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_TTL=soon"}, "e", ""},
-		{[]string{"mend", "x", "--data-dir=d"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_CONFIG=" + file}, "d", ""},
-		{[]string{"mend", "x", "--config", file}, nil, "from-file", ""},
-		{[]string{"mend", "x"}, []string{"PARLEY_CONFIG=" + file}, "from-file", ""},
-		{[]string{"mend", "x", "--config", write("none.yaml", "# nothing\n")}, nil, "./data", ""},
-		{[]string{"mend", "x", "--config", write("bad.yaml", "data_dir: [a]\n")}, nil, "", "bad.yaml:1: data_dir: must be one value"},
-		{[]string{"mend", "x", "--config", write("broken.yaml", "data_dir: [a\n")}, nil, "", "broken.yaml: "},
-		{[]string{"mend", "x", "--config", filepath.Join(dir, "missing")}, nil, "", "--config: open "},
-		{[]string{"mend", "x", "--data-dir="}, nil, "", "--data-dir: must not be empty"},
-		{[]string{"mend"}, nil, "", "command line: accepts 1 arg(s), received 0; see 'parleyd mend --help'"},
-		{[]string{"mend", "x", "--ttl=1h"}, nil, "", "command line: unknown flag: --ttl; see 'parleyd mend --help'"},
+		{[]string{"repair", "x"}, nil, "./data", ""},
+		{[]string{"repair", "--twice", "x", "--data-dir", "d"}, nil, "d", ""},
+		{[]string{"--data-dir=d", "repair", "x"}, nil, "d", ""},
+		{[]string{"repair", "x"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_TTL=soon"}, "e", ""},
+		{[]string{"repair", "x", "--data-dir=d"}, []string{"PARLEY_DATA_DIR=e", "PARLEY_CONFIG=" + file}, "d", ""},
+		{[]string{"repair", "x", "--config", file}, nil, "from-file", ""},
+		{[]string{"repair", "x"}, []string{"PARLEY_CONFIG=" + file}, "from-file", ""},
+		{[]string{"repair", "x", "--config", write("none.yaml", "# nothing\n")}, nil, "./data", ""},
+		{[]string{"repair", "x", "--config", write("bad.yaml", "data_dir: [a]\n")}, nil, "", "bad.yaml:1: data_dir: must be one value"},
+		{[]string{"repair", "x", "--config", write("broken.yaml", "data_dir: [a\n")}, nil, "", "broken.yaml: "},
+		{[]string{"repair", "x", "--config", filepath.Join(dir, "missing")}, nil, "", "--config: open "},
+		{[]string{"repair", "x", "--data-dir="}, nil, "", "--data-dir: must not be empty"},
+		{[]string{"repair"}, nil, "", "command line: accepts 1 arg(s), received 0; see 'parleyd repair --help'"},
+		{[]string{"repair", "x", "--ttl=1h"}, nil, "", "command line: unknown flag: --ttl; see 'parleyd repair --help'"},
 	}
 	for _, test := range tests {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestOffline(t *testing.T) {
 			var given []string
 			twice := false
 			err := NewCommand(test.args, test.environ, nil, Offline{
-				Use: "mend FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) { f.BoolVar(&twice, "twice", false, "do it again") },
+				Use: "repair FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) { f.BoolVar(&twice, "twice", false, "repair twice") },
 				Run: func(_ context.Context, _ io.Writer, dataDir string, args []string) error {
 					got, given = dataDir, args
 					return nil
@@ -60,12 +60,12 @@ func TestOffline(t *testing.T) {
 			var bad *Error
 			switch {
 			case test.fault == "" && (err != nil || got != test.want || !slices.Equal(given, []string{"x"})):
-				t.Errorf("got %q and %q, %v; want %q", got, given, err, test.want)
+				t.Errorf("data directory %q, arguments %q, error %v, want data directory %q", got, given, err, test.want)
 			case test.fault != "" && (!errors.As(err, &bad) || len(bad.Faults) != 1 || !strings.Contains(bad.Faults[0], test.fault)):
-				t.Errorf("got %v, want the fault %q", err, test.fault)
+				t.Errorf("error = %v, want an *Error with the fault %q", err, test.fault)
 			}
 			if want := slices.Contains(test.args, "--twice"); twice != want {
-				t.Errorf("--twice is %t", twice)
+				t.Errorf("--twice = %t, want %t", twice, want)
 			}
 		})
 	}

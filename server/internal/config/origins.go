@@ -13,24 +13,24 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// maxOrigins is more than anybody writes by hand.
+// maxOrigins is a limit that no configuration written by hand should reach.
 const maxOrigins = 64
 
-// origins are those of web pages, separated by commas; initially there are none.
+// origins is a value of origins of web pages, separated by commas. The initial value is empty.
 func origins(target *[]string) value[[]string] {
 	return value[[]string]{target, "origins", func(s string) ([]string, error) {
 		var parsed []string
 		for origin := range strings.SplitSeq(s, ",") {
 			origin = strings.TrimSpace(origin)
 			if origin == "" && strings.TrimSpace(s) == "" {
-				return nil, nil // none
+				return nil, nil // An empty setting means no origins.
 			}
-			sent, ok := originSent(origin)
+			canonical, ok := canonicalOrigin(origin)
 			if !ok {
-				return nil, fmt.Errorf("%.80q is no origin; write scheme and host, as in https://app.example or http://localhost:3000", origin)
+				return nil, fmt.Errorf("%.80q is not an origin; use scheme and host, as in https://app.example or http://localhost:3000", origin)
 			}
-			if sent != origin {
-				return nil, fmt.Errorf("%.80q is not how browsers write this origin; write %.80s", origin, sent)
+			if canonical != origin {
+				return nil, fmt.Errorf("%.80q is not the form that browsers send; use %.80s", origin, canonical)
 			}
 			if !slices.Contains(parsed, origin) {
 				parsed = append(parsed, origin)
@@ -43,14 +43,15 @@ func origins(target *[]string) value[[]string] {
 	}, func(origins []string) string { return strings.Join(origins, ",") }}
 }
 
-// originSent returns the Origin header that browsers send for a page at s: in lower case, without a
-// path and without the default port of the scheme. ok is false if s is not the address of a page.
-func originSent(s string) (origin string, ok bool) {
+// canonicalOrigin returns the Origin header that browsers send for a page at s: in lower case,
+// without a path and without the default port of the scheme. ok is false if s is not the address of
+// a page.
+func canonicalOrigin(s string) (origin string, ok bool) {
 	u, err := url.Parse(s)
 	if err != nil || u.User != nil || u.Scheme != "https" && u.Scheme != "http" {
 		return "", false
 	}
-	host, ok := hostSent(u.Hostname())
+	host, ok := canonicalHost(u.Hostname())
 	if !ok {
 		return "", false
 	}
@@ -67,9 +68,9 @@ func originSent(s string) (origin string, ok bool) {
 	return u.Scheme + "://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.FormatUint(port, 10)), true
 }
 
-// hostSent is how browsers write the host of an origin: an IPv6 address in brackets and as short
-// as can be, without an IPv4 address in it, a name in ASCII.
-func hostSent(host string) (sent string, ok bool) {
+// canonicalHost returns the host of an origin as browsers send it. An IPv6 address is in brackets
+// and in its shortest form, without an IPv4 address in it. A name is in ASCII.
+func canonicalHost(host string) (canonical string, ok bool) {
 	if strings.Contains(host, ":") {
 		address, err := netip.ParseAddr(host)
 		if err != nil || address.Zone() != "" {
@@ -81,21 +82,21 @@ func hostSent(host string) (sent string, ok bool) {
 		}
 		return "[" + address.String() + "]", true
 	}
-	// Browsers allow "_", unlike the rules for names of mail servers.
+	// Browsers allow "_", which the rules for mail servers do not.
 	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false), idna.CheckHyphens(false))
-	sent, err := names.ToASCII(host)
-	if err != nil || sent == "" || strings.ContainsAny(sent, "*@%:/?#[]\\^|<> ") {
+	canonical, err := names.ToASCII(host)
+	if err != nil || canonical == "" || strings.ContainsAny(canonical, "*@%:/?#[]\\^|<> ") {
 		return "", false
 	}
-	// What ends in a number is an IPv4 address to them, in whatever form.
-	if bare := strings.TrimSuffix(sent, "."); isNumber(bare[strings.LastIndexByte(bare, '.')+1:]) {
-		address, err := netip.ParseAddr(bare)
+	// Browsers parse a host whose last part is a number as an IPv4 address, in any notation.
+	if name := strings.TrimSuffix(canonical, "."); isNumber(name[strings.LastIndexByte(name, '.')+1:]) {
+		address, err := netip.ParseAddr(name)
 		return address.String(), err == nil
 	}
-	return sent, true
+	return canonical, true
 }
 
-// isNumber says whether browsers take the last part of a host for a number.
+// isNumber reports whether browsers take the last part of a host for a number.
 func isNumber(part string) bool {
 	if digits, ok := strings.CutPrefix(part, "0x"); ok {
 		return strings.Trim(digits, "0123456789abcdef") == ""

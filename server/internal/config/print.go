@@ -12,12 +12,13 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-const aboutCheck = `Reads flags, environment and file as the start does, and prints the settings in force as a
-YAML file that parleyd takes again. Keys are not in it, only which variable or file holds them;
-headers that are written out become [set]. All that is wrong is printed at once, and the exit
-code is 64, as at a start. The store is not opened, and nobody is called.`
+const checkConfigHelp = `Reads flags, environment and file as a start does, and prints the effective settings as a
+YAML file that parleyd can read. It contains no secrets: for a key it contains the variable or
+file that holds it, and for a header value in the file it contains [set]. If there are faults, all
+are printed and the exit code is 64, as at a start. The store is not opened, and no agent is called.`
 
-// print writes what the command check-config prints: the settings, and warnings beside them.
+// print runs the command check-config: it writes the settings to standard output and warnings to
+// standard error.
 func (l *loader) print(cmd *cobra.Command, c *Config) error {
 	for _, warning := range c.Warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "parleyd: warning:", warning)
@@ -25,8 +26,8 @@ func (l *loader) print(cmd *cobra.Command, c *Config) error {
 	return l.write(cmd.OutOrStdout())
 }
 
-// write writes the settings as a file that would be read as the same, but for the values
-// of headers that were written out.
+// write writes the settings as a file that has the same meaning when it is read. Only the values of
+// headers that are in the file are not written.
 func (l *loader) write(w io.Writer) error {
 	file, agents := &mapping{}, &mapping{}
 	for _, s := range l.settings {
@@ -45,7 +46,7 @@ func (l *loader) write(w io.Writer) error {
 	return e.Close()
 }
 
-// node is the agent in the form of the file, less what is as if it had not been written.
+// node returns the agent in the form of the file, without keys that have their zero value.
 func (a Agent) node() *yaml.Node {
 	m := &mapping{}
 	m.add("kind", a.Kind)

@@ -27,12 +27,12 @@ func checkConfig(t *testing.T, args, environ []string) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// execute runs a command line that serves nothing and returns what it writes.
+// execute runs a command line that must not serve and returns what it writes.
 func execute(t *testing.T, args, environ []string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	root := NewCommand(args, environ, func(context.Context, *Config) error {
-		t.Errorf("%q served", args)
+		t.Errorf("%q called serve", args)
 		return nil
 	})
 	root.SetOut(&out)
@@ -56,7 +56,8 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// What is printed is read as the same settings, and they are printed the same again.
+// TestCheckConfigCanBeRead checks that the printed settings are read as the same settings and
+// printed in the same form again.
 func TestCheckConfigCanBeRead(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	for _, args := range [][]string{
@@ -73,7 +74,7 @@ func TestCheckConfigCanBeRead(t *testing.T) {
 		if err1 != nil || err2 != nil {
 			t.Fatalf("%v, %v\n%s", err1, err2, printed)
 		}
-		for _, a := range want.Agents { // The one thing that is not printed.
+		for _, a := range want.Agents { // Values of headers in the file are not printed.
 			for name, value := range a.Headers {
 				if value.env == "" && value.file == "" {
 					a.Headers[name] = literal("[set]")
@@ -89,7 +90,7 @@ func TestCheckConfigCanBeRead(t *testing.T) {
 	}
 }
 
-// Whatever a text holds, it is printed so that it can be read.
+// TestCheckConfigTexts checks that any text is printed in a form that can be read again.
 func TestCheckConfigTexts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.OneOf(rapid.String(), rapid.StringOfN(rapid.SampledFrom([]rune(" \t\r\n#:-'\"\\|a\u0085\u2028\ufeff")), 0, 8, -1),
@@ -132,13 +133,13 @@ func TestCheckConfigFaults(t *testing.T) {
 		stdout, stderr, err := execute(t, flags, environ)
 		bad, isFaults := errors.AsType[*Error](err)
 		if !isFaults || stdout != "" || stderr != "" {
-			t.Errorf("got %v, printed %s%s", err, stdout, stderr)
+			t.Errorf("error = %v, output %q, %q, want an *Error and no output", err, stdout, stderr)
 		}
 		if d := cmp.Diff(string(want), fmt.Sprintln(bad)); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	}
-	check(args...) // as a start says it
+	check(args...) // as at a start
 	check(append([]string{"check-config"}, args...)...)
 	check(append(args[:4:4], "check-config", args[4], args[5])...)
 }
@@ -153,19 +154,20 @@ func TestCheckConfigUnknownVariable(t *testing.T) {
 	}
 }
 
-// Warnings are beside the settings, not among them, and nothing is opened.
+// TestCheckConfigOpensNothing checks that warnings are not printed among the settings and that no
+// file is created.
 func TestCheckConfigOpensNothing(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "key"), "sk-marked", 0o644)
 	path := inFile(t, "agents: {a: {kind: openai, model: m, api_key_file: "+dir+"/key}}")
 	printed, warnings := checkConfig(t, []string{"--config", path, "--data-dir", filepath.Join(dir, "data")}, nil)
-	if !strings.HasPrefix(warnings, "parleyd: warning: "+path+":1: agents.a.api_key_file: file with a secret is open") || strings.Count(warnings, "\n") != 1 {
-		t.Errorf("warnings: %s", warnings)
+	if !strings.HasPrefix(warnings, "parleyd: warning: "+path+":1: agents.a.api_key_file: file with a secret is accessible") || strings.Count(warnings, "\n") != 1 {
+		t.Errorf("warnings = %s, want one line", warnings)
 	}
-	if strings.Contains(printed, "open to other users") || strings.Contains(printed+warnings, "marked") {
-		t.Errorf("printed: %s", printed)
+	if strings.Contains(printed, "accessible to other users") || strings.Contains(printed+warnings, "marked") {
+		t.Errorf("output contains a warning or a secret: %s", printed)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("%v, there are now %v", err, entries)
+		t.Errorf("ReadDir = %v, %v, want one entry", entries, err)
 	}
 }

@@ -11,21 +11,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxPEMBytes is what a file of certificates may have; those of a whole system are 300 KiB.
+// maxPEMBytes is the maximum size of a file of certificates. The certificates of a whole system
+// have about 300 KiB.
 const maxPEMBytes = mib
 
-// TLS is how a remote agent's line is encrypted. Without any key, the other end must
-// have a certificate that the system trusts.
+// TLS contains the encryption settings of a connection to a remote agent. If it has no keys, the
+// server's certificate must be trusted by the system.
 type TLS struct {
-	caFile     string // trusted instead of what the system trusts
-	certFile   string // shown to the other end, with keyFile; empty: none
+	caFile     string // trusted certificates instead of those of the system
+	certFile   string // client certificate, with keyFile; empty: none
 	keyFile    string
-	serverName string // in the other end's certificate; empty: the host of the address
+	serverName string // name in the server's certificate; empty: host of the address
 
-	config *tls.Config // made of them
+	config *tls.Config // made from the fields above
 }
 
-// Config is what to dial with; nil, which is plaintext, for a nil TLS. It is not to be changed.
+// Config returns the TLS configuration for dialing. If t is nil, it returns nil, which means
+// plaintext. It must not be changed.
 func (t *TLS) Config() *tls.Config {
 	if t == nil {
 		return nil
@@ -33,7 +35,7 @@ func (t *TLS) Config() *tls.Config {
 	return t.config
 }
 
-// addRemoteFields adds the keys that only remote agents have.
+// addRemoteFields adds the keys of remote agents.
 func (f *file) addRemoteFields(fields map[string]field, a *Agent) {
 	fields["address"] = f.value(dialAddress(&a.Address))
 	fields["headers"] = f.headers(a, remoteHeader)
@@ -43,34 +45,35 @@ func (f *file) addRemoteFields(fields map[string]field, a *Agent) {
 }
 
 func (f *file) checkRemote(key string, a *Agent, n *yaml.Node) {
-	f.require(key, n, "address", "write where the AgentService is: host:port or unix:PATH")
+	f.require(key, n, "address", "set the address of the AgentService: host:port or unix:PATH")
 	host, _, _ := net.SplitHostPort(strings.TrimPrefix(a.Address, "dns:///"))
 	if len(a.Headers) > 0 && a.TLS == nil && !isSocket(a.Address) && !isLoopback(host) {
-		f.warn(key+".headers", child(n, "headers"), "headers go over the network unencrypted", "write tls if the service has it")
+		f.warn(key+".headers", child(n, "headers"), "headers are sent over the network unencrypted", "set tls if the service supports it")
 	}
 }
 
-// remoteHeader says what is wrong with a key of gRPC's metadata, in lower case; "" is nothing.
+// remoteHeader checks a key of gRPC metadata, in lower case. It returns what is wrong, or "" if the
+// key is valid.
 func remoteHeader(name string) string {
 	switch {
 	case name == "connection", name == "content-type", name == "host", name == "te", name == "user-agent",
 		strings.HasPrefix(name, "grpc-"):
-		return "is set by gRPC itself; leave it out"
+		return "is set by gRPC; remove it"
 	case strings.HasSuffix(name, "-bin"):
-		return "would be bytes, and only text can be given; choose a name without -bin"
+		return "would have a binary value, but only text is supported; choose a name without -bin"
 	case name == "" || strings.Trim(name, metadataAlphabet) != "":
-		return "is no name in gRPC's metadata; write letters, digits, '-', '_' and '.'"
+		return "is not a valid key of gRPC metadata; use letters, digits, '-', '_' and '.'"
 	}
 	return ""
 }
 
-// dialAddress is where a gRPC service is. Faults do not quote it.
+// dialAddress is a value for the address of a gRPC service. Faults do not quote it.
 func dialAddress(target *string) value[string] {
 	return value[string]{target, "address", func(s string) (string, error) {
 		hostPort := strings.TrimPrefix(s, "dns:///")
 		host, port, err := net.SplitHostPort(hostPort)
-		_, notURL := url.Parse("dns:///" + hostPort) // gRPC reads it as one.
-		isHost := err == nil && notURL == nil && host != "" && !strings.ContainsAny(host, "/ ") && port != "" && isPort(port)
+		_, urlErr := url.Parse("dns:///" + hostPort) // gRPC parses the address as a URL.
+		isHost := err == nil && urlErr == nil && host != "" && !strings.ContainsAny(host, "/ ") && port != "" && isPort(port)
 		if !isHost && !isSocket(s) {
 			return "", errors.New("must be host:port, as in 127.0.0.1:7001, or unix:PATH; ports are 1 to 65535")
 		}
@@ -78,13 +81,13 @@ func dialAddress(target *string) value[string] {
 	}, verbatim}
 }
 
-// isSocket tells whether s is unix:PATH. gRPC reads that as a URL.
+// isSocket reports whether s is unix:PATH. gRPC parses it as a URL.
 func isSocket(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && strings.HasPrefix(s, socketPrefix) && !strings.ContainsAny(s, "?#%") && u.Host == "" && u.Path+u.Opaque != ""
 }
 
-// tls reads how a line is encrypted. The files are read and parsed.
+// tls reads the encryption settings of a connection. It reads and parses the files.
 func (f *file) tls(key string, n *yaml.Node) *TLS {
 	t := &TLS{config: &tls.Config{MinVersion: tls.VersionTLS12}}
 	var cert, private []byte
@@ -92,7 +95,7 @@ func (f *file) tls(key string, n *yaml.Node) *TLS {
 		"server_name": f.value(text(&t.serverName, "", 1, 253, "")),
 		"ca_file": func(key string, n *yaml.Node) {
 			var data []byte
-			if t.caFile, data = f.contents(key, n, maxPEMBytes); data == nil {
+			if t.caFile, data = f.readPath(key, n, maxPEMBytes); data == nil {
 				return
 			}
 			t.config.RootCAs = x509.NewCertPool()
@@ -100,9 +103,9 @@ func (f *file) tls(key string, n *yaml.Node) *TLS {
 				f.fault(key, n, "names a file without a certificate in PEM form")
 			}
 		},
-		"cert_file": func(key string, n *yaml.Node) { t.certFile, cert = f.contents(key, n, maxPEMBytes) },
+		"cert_file": func(key string, n *yaml.Node) { t.certFile, cert = f.readPath(key, n, maxPEMBytes) },
 		"key_file": func(key string, n *yaml.Node) {
-			if t.keyFile, private = f.contents(key, n, maxPEMBytes); private != nil {
+			if t.keyFile, private = f.readPath(key, n, maxPEMBytes); private != nil {
 				f.warnReadable(key, n, t.keyFile)
 			}
 		},
@@ -114,7 +117,7 @@ func (f *file) tls(key string, n *yaml.Node) *TLS {
 	if cert != nil && private != nil {
 		pair, err := tls.X509KeyPair(cert, private)
 		if err != nil {
-			f.fault(key, n, "cert_file and key_file do not fit: %v", err) // It quotes neither.
+			f.fault(key, n, "cert_file and key_file do not match: %v", err) // The error quotes neither file.
 		}
 		t.config.Certificates = []tls.Certificate{pair}
 	}

@@ -11,20 +11,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxSecretBytes is what a secret may have, a line feed at the end of its file included.
+// maxSecretBytes is the maximum size of a secret, including a line feed at the end of its file.
 const maxSecretBytes = 16 * kib
 
-// Secret is text that nobody may see: a key, or a header's value, which may be one.
+// Secret is a text that must not be printed or logged: an API key or the value of a header.
 type Secret struct {
-	env  string // names the variable that holds it; empty: none does
-	file string // is the path of the file that holds it; empty: none does
+	env  string // name of the variable with the text; empty: none
+	file string // path of the file with the text; empty: none
 
-	// fmt calls no method of what an unexported field holds, but follows no pointer there
-	// either: with all of a config printed the text is still not seen.
-	text *string // nil: there is none
+	// The text is behind a pointer in an unexported field. fmt neither calls methods of such a
+	// field nor follows the pointer. The text stays hidden even if a whole config is printed.
+	text *string // nil: no secret
 }
 
-// Reveal returns the text in the clear, empty if there is none. It is for those who send it.
+// Reveal returns the text, empty if there is none. Call it only to send the text.
 func (s Secret) Reveal() string {
 	if s.text == nil {
 		return ""
@@ -40,7 +40,7 @@ func (s Secret) GoString() string { return s.String() }
 // LogValue hides the text from logs.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// printed says where the text is, in the form that headers have in the file.
+// printed returns the source of the text, in the form of headers in the file.
 func (s Secret) printed() any {
 	switch {
 	case s.env != "":
@@ -51,46 +51,47 @@ func (s Secret) printed() any {
 	return "[set]"
 }
 
-// keyText accepts what an API key may be. The error does not quote it.
+// keyText checks the characters of an API key. The error does not quote it.
 func keyText(s string) error {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
-			return fmt.Errorf("holds what no key has, a blank, a control character or one beyond ASCII, in byte %d", i+1)
+			return fmt.Errorf("contains a character that no key has, a space, a control character or one outside ASCII, at byte %d", i+1)
 		}
 	}
 	return nil
 }
 
-// headerText accepts what a header's value may be. The error does not quote it.
+// headerText checks the characters of a header value. The error does not quote it.
 func headerText(s string) error {
 	if strings.Trim(s, " ") != s {
-		return errors.New("begins or ends with a blank, which a header's value cannot")
+		return errors.New("starts or ends with a space, which a header value cannot")
 	}
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {
-			return fmt.Errorf("holds what a header's value cannot, a control character or one beyond ASCII, in byte %d", i+1)
+			return fmt.Errorf("contains a character that no header value has, a control character or one outside ASCII, at byte %d", i+1)
 		}
 	}
 	return nil
 }
 
-// secretIn keeps a text in target. Faults quote nothing of it.
-func (f *file) secretIn(target *Secret, accept func(string) error) field {
+// secretLiteral returns a field that stores a text of the file in target. Faults do not quote it.
+func (f *file) secretLiteral(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
 		var literal string
 		f.value(text(&literal, "", 1, maxSecretBytes, ""))(key, n)
-		f.keep(key, n, target, Secret{text: &literal}, accept)
+		f.setSecret(key, n, target, Secret{text: &literal}, accept)
 	}
 }
 
-// secretFromEnv reads the name of a variable, and what that holds into target. Faults quote
-// neither: the name may be a key that was put in the wrong place.
+// secretFromEnv returns a field that reads the name of a variable and stores the value of that
+// variable in target. Faults quote neither, because the name may be a key that was put there by
+// mistake.
 func (f *file) secretFromEnv(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
 		var name string
 		f.value(variableName(&name))(key, n)
 		if name == "" {
-			return // value has said why
+			return // The value has reported the fault.
 		}
 		held, found := f.loader.lookup(name)
 		switch {
@@ -101,31 +102,31 @@ func (f *file) secretFromEnv(target *Secret, accept func(string) error) field {
 		case len(held) > maxSecretBytes:
 			f.fault(key, n, "names a variable of %d bytes, at most %d are allowed", len(held), maxSecretBytes)
 		default:
-			f.keep(key, n, target, Secret{env: name, text: &held}, accept)
+			f.setSecret(key, n, target, Secret{env: name, text: &held}, accept)
 		}
 	}
 }
 
-// secretFromFile reads the path of a file, and what that holds into target, without line
-// feeds at the end. Faults quote neither, as those of secretFromEnv do not.
+// secretFromFile returns a field that reads the path of a file and stores the content of that file
+// in target, without line feeds at the end. Faults quote neither, as in secretFromEnv.
 func (f *file) secretFromFile(target *Secret, accept func(string) error) field {
 	return func(key string, n *yaml.Node) {
-		path, data := f.contents(key, n, maxSecretBytes)
+		path, data := f.readPath(key, n, maxSecretBytes)
 		if data == nil {
 			return
 		}
 		held := strings.TrimRight(string(data), "\r\n")
 		if held == "" {
-			f.fault(key, n, "names a file with nothing in it")
+			f.fault(key, n, "names an empty file")
 			return
 		}
 		f.warnReadable(key, n, path)
-		f.keep(key, n, target, Secret{file: path, text: &held}, accept)
+		f.setSecret(key, n, target, Secret{file: path, text: &held}, accept)
 	}
 }
 
-// keep puts s into target unless its text is not acceptable.
-func (f *file) keep(key string, n *yaml.Node, target *Secret, s Secret, accept func(string) error) {
+// setSecret sets target to s if the text is accepted.
+func (f *file) setSecret(key string, n *yaml.Node, target *Secret, s Secret, accept func(string) error) {
 	if err := accept(s.Reveal()); err != nil {
 		f.fault(key, n, "%v", err)
 		return
@@ -133,14 +134,14 @@ func (f *file) keep(key string, n *yaml.Node, target *Secret, s Secret, accept f
 	*target = s
 }
 
-// contents reads a path, and the file of that path, which has at most so many bytes. After
-// a fault the data is nil.
-func (f *file) contents(key string, n *yaml.Node, most int) (path string, data []byte) {
+// readPath reads a path and the content of its file, at most maximum bytes. After a fault the data
+// is nil.
+func (f *file) readPath(key string, n *yaml.Node, maximum int) (path string, data []byte) {
 	f.value(text(&path, "", 1, 4*kib, ""))(key, n)
 	if path == "" {
-		return "", nil // value has said why
+		return "", nil // The value has reported the fault.
 	}
-	data, err := readRegular(path, most)
+	data, err := readRegular(path, maximum)
 	if err != nil {
 		f.fault(key, n, "%v", err)
 		return path, nil
@@ -148,8 +149,8 @@ func (f *file) contents(key string, n *yaml.Node, most int) (path string, data [
 	return path, data
 }
 
-// readRegular reads a file of at most so many bytes. Errors do not name it.
-func readRegular(path string, most int) ([]byte, error) {
+// readRegular reads a regular file of at most maximum bytes. Errors do not contain the path.
+func readRegular(path string, maximum int) ([]byte, error) {
 	unreadable := func(err error) error {
 		if inPath, ok := errors.AsType[*fs.PathError](err); ok {
 			err = inPath.Err
@@ -160,10 +161,10 @@ func readRegular(path string, most int) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, unreadable(err)
-	case !info.Mode().IsRegular(): // To open a pipe would wait for one who writes.
+	case !info.Mode().IsRegular(): // Opening a pipe would block until another process writes to it.
 		return nil, errors.New("must name a regular file")
-	case info.Size() > int64(most):
-		return nil, fmt.Errorf("names a file of more than %s", formatSize(int64(most)))
+	case info.Size() > int64(maximum):
+		return nil, fmt.Errorf("names a file of more than %s", formatSize(int64(maximum)))
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -172,10 +173,10 @@ func readRegular(path string, most int) ([]byte, error) {
 	return data, nil
 }
 
-// warnReadable warns of a file with a secret that other users may read or change. It is no
-// fault: Docker and Kubernetes mount their secrets so.
+// warnReadable adds a warning if other users can access a file with a secret. It is not a fault,
+// because Docker and Kubernetes mount secrets this way.
 func (f *file) warnReadable(key string, n *yaml.Node, path string) {
 	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-		f.warn(key, n, "file with a secret is open to other users", fmt.Sprintf("chmod 600 keeps them out; its mode is %#o", info.Mode().Perm()))
+		f.warn(key, n, "file with a secret is accessible to other users", fmt.Sprintf("run chmod 600; its mode is %#o", info.Mode().Perm()))
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
 
-// However a config with secrets is printed, logged or encoded, none is seen.
+// TestConfigHidesSecrets prints, logs and encodes a config with secrets in many ways and checks
+// that no output contains them.
 func TestConfigHidesSecrets(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	c, err := load(t, []string{"--config", path}, environ)
@@ -37,7 +38,7 @@ func TestConfigHidesSecrets(t *testing.T) {
 	text := seen.String()
 	for _, in := range []string{"marked", fmt.Sprintf("%x", "marked")} {
 		if i := strings.Index(text, in); i >= 0 {
-			t.Errorf("a secret is seen: %s", text[max(0, i-200):i+100])
+			t.Errorf("the output contains a secret: %s", text[max(0, i-200):i+100])
 		}
 	}
 	if !strings.Contains(text, "[redacted]") || !strings.Contains(text, "claude-x") {

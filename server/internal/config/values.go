@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// value is one setting as text: it parses and checks what it is given and keeps the result
-// in target. It is a pflag.Value; flags, environment and file all come through Set.
+// value is a setting in the form of text. It parses and checks a text and stores the result in
+// target. It implements pflag.Value; flags, environment and file all use Set.
 type value[T any] struct {
 	target *T
-	kind   string // for the help: "size"
+	kind   string // name of the type in the help text: "size"
 	parse  func(string) (T, error)
 	format func(T) string
 }
 
-// Set parses text into the target, which an error leaves as it is.
+// Set parses text into the target. After an error the target is unchanged.
 func (v value[T]) Set(text string) error {
 	parsed, err := v.parse(text)
 	if err != nil {
@@ -33,20 +33,20 @@ func (v value[T]) Set(text string) error {
 
 func (v value[T]) String() string { return v.format(*v.target) }
 
-// Type is what the help calls it.
+// Type returns the name of the type in the help text.
 func (v value[T]) Type() string { return v.kind }
 
 func verbatim(s string) string { return s }
 
-// text is any text of least to most bytes. It may be confidential: faults do not quote it.
-func text(target *string, initial string, least, most int, kind string) value[string] {
+// text is a value of minimum to maximum bytes. It may be confidential, so faults do not quote it.
+func text(target *string, initial string, minimum, maximum int, kind string) value[string] {
 	*target = initial
 	return value[string]{target, kind, func(s string) (string, error) {
-		if len(s) < least {
+		if len(s) < minimum {
 			return "", errors.New("must not be empty")
 		}
-		if len(s) > most {
-			return "", fmt.Errorf("has %d bytes, at most %d are allowed", len(s), most)
+		if len(s) > maximum {
+			return "", fmt.Errorf("has %d bytes, at most %d are allowed", len(s), maximum)
 		}
 		if strings.ContainsRune(s, 0) {
 			return "", errors.New("must not contain a NUL character")
@@ -55,8 +55,8 @@ func text(target *string, initial string, least, most int, kind string) value[st
 	}, verbatim}
 }
 
-// variableName names a variable of the environment. Faults do not quote it: it may be
-// NAME=secret.
+// variableName is a value for the name of an environment variable. Faults do not quote it, because
+// it may be NAME=secret by mistake.
 func variableName(target *string) value[string] {
 	return value[string]{target, "name", func(s string) (string, error) {
 		if s == "" || strings.ContainsAny(s, "=\x00") {
@@ -66,7 +66,7 @@ func variableName(target *string) value[string] {
 	}, verbatim}
 }
 
-// choice is one of a few words, or what it is initially.
+// choice is a value with a few allowed words, besides its initial value.
 func choice(target *string, initial string, words ...string) value[string] {
 	*target = initial
 	return value[string]{target, strings.Join(words, "|"), func(s string) (string, error) {
@@ -77,10 +77,10 @@ func choice(target *string, initial string, words ...string) value[string] {
 	}, verbatim}
 }
 
-// level is the least level of log lines.
+// level is a value for the minimum level of log messages.
 func level(target *slog.Level, initial slog.Level) value[slog.Level] {
 	*target = initial
-	words := []string{"debug", "info", "warn", "error"} // UnmarshalText takes more, as in info+2
+	words := []string{"debug", "info", "warn", "error"} // UnmarshalText accepts other forms, as in info+2.
 	return value[slog.Level]{target, strings.Join(words, "|"), func(s string) (slog.Level, error) {
 		if err := oneOf(words, s); err != nil {
 			return 0, err
@@ -109,23 +109,23 @@ func boolean(target *bool, initial bool) value[bool] {
 	}, strconv.FormatBool}
 }
 
-// count is a whole number from least to most.
-func count[T int | int32](target *T, initial, least, most T) value[T] {
-	return ranged(target, initial, least, most, "count", parseCount, formatCount)
+// count is a whole number from minimum to maximum.
+func count[T int | int32](target *T, initial, minimum, maximum T) value[T] {
+	return ranged(target, initial, minimum, maximum, "count", parseCount, formatCount)
 }
 
-// size is a number of bytes from least to most.
-func size[T int | int32](target *T, initial, least, most T) value[T] {
-	return ranged(target, initial, least, most, "size", parseSize, formatSize)
+// size is a number of bytes from minimum to maximum.
+func size[T int | int32](target *T, initial, minimum, maximum T) value[T] {
+	return ranged(target, initial, minimum, maximum, "size", parseSize, formatSize)
 }
 
-// duration is a span of time from least to most.
-func duration(target *time.Duration, initial, least, most time.Duration) value[time.Duration] {
-	return ranged(target, initial, least, most, "duration", parseDuration, formatDuration)
+// duration is a duration from minimum to maximum.
+func duration(target *time.Duration, initial, minimum, maximum time.Duration) value[time.Duration] {
+	return ranged(target, initial, minimum, maximum, "duration", parseDuration, formatDuration)
 }
 
 func ranged[T int | int32 | time.Duration](
-	target *T, initial, least, most T, kind string, parse func(string) (int64, error), format func(int64) string,
+	target *T, initial, minimum, maximum T, kind string, parse func(string) (int64, error), format func(int64) string,
 ) value[T] {
 	*target = initial
 	return value[T]{target, kind, func(s string) (T, error) {
@@ -133,10 +133,10 @@ func ranged[T int | int32 | time.Duration](
 		switch {
 		case err != nil:
 			return 0, err
-		case n < int64(least):
-			return 0, fmt.Errorf("%s is too small; the least is %s", format(n), format(int64(least)))
-		case n > int64(most):
-			return 0, fmt.Errorf("%s is too large; the most is %s", format(n), format(int64(most)))
+		case n < int64(minimum):
+			return 0, fmt.Errorf("%s is too small; the minimum is %s", format(n), format(int64(minimum)))
+		case n > int64(maximum):
+			return 0, fmt.Errorf("%s is too large; the maximum is %s", format(n), format(int64(maximum)))
 		}
 		return T(n), nil
 	}, func(n T) string { return format(int64(n)) }}
@@ -144,18 +144,18 @@ func ranged[T int | int32 | time.Duration](
 
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) { // then n is the nearest, and too large as well
+	if err != nil && !errors.Is(err, strconv.ErrRange) { // After ErrRange, n is the nearest possible number, which is out of range too.
 		return 0, fmt.Errorf("%.80q is not a whole number", s)
 	}
 	return n, nil
 }
 
-// decimal is a number from least to most, nil while there is none.
-func decimal(target **float64, least, most float64) value[*float64] {
+// decimal is a number from minimum to maximum. The target is nil until a number is set.
+func decimal(target **float64, minimum, maximum float64) value[*float64] {
 	return value[*float64]{target, "number", func(s string) (*float64, error) {
 		n, err := strconv.ParseFloat(s, 64)
-		if err != nil || !(n >= least && n <= most) { // NaN is not
-			return nil, fmt.Errorf("%.80q is not a number from %g to %g", s, least, most)
+		if err != nil || !(n >= minimum && n <= maximum) { // The condition also rejects NaN.
+			return nil, fmt.Errorf("%.80q is not a number from %g to %g", s, minimum, maximum)
 		}
 		return &n, nil
 	}, func(n *float64) string { return fmt.Sprint(*n) }}
@@ -172,7 +172,7 @@ func sizeUnits() []sizeUnit {
 	return []sizeUnit{{"GiB", 1 << 30}, {"MiB", mib}, {"KiB", kib}}
 }
 
-// parseSize reads bytes, or whole KiB, MiB or GiB: "4096", "256KiB", "3 MiB".
+// parseSize parses a number of bytes, or of whole KiB, MiB or GiB: "4096", "256KiB", "3 MiB".
 func parseSize(s string) (int64, error) {
 	number, bytes := s, int64(1)
 	for _, unit := range sizeUnits() {
@@ -196,7 +196,7 @@ func formatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// parseDuration reads Go's syntax, or whole days: "90s", "1h30m", "7d".
+// parseDuration parses Go's syntax, or whole days: "90s", "1h30m", "7d".
 func parseDuration(s string) (int64, error) {
 	text := s
 	if before, found := strings.CutSuffix(s, "d"); found {
@@ -211,7 +211,7 @@ func parseDuration(s string) (int64, error) {
 	return int64(d), nil
 }
 
-// formatDuration leaves out what Duration.String pads: "1h", not "1h0m0s".
+// formatDuration omits zero units of Duration.String: "1h", not "1h0m0s".
 func formatDuration(n int64) string {
 	d := time.Duration(n)
 	if d >= 2*day && d%day == 0 {
@@ -236,12 +236,12 @@ func grpcAddress(target *string, initial string) value[string] {
 	})
 }
 
-// httpAddress is host:port or empty.
+// httpAddress is host:port, or empty.
 func httpAddress(target *string, initial string) value[string] {
 	return address(target, initial, "host:port", func(s string) bool { return s == "" })
 }
 
-// address is host:port or what other accepts; form says so in faults.
+// address is host:port, or a text that other accepts. form describes both in faults.
 func address(target *string, initial, form string, other func(string) bool) value[string] {
 	*target = initial
 	return value[string]{target, "address", func(s string) (string, error) {

@@ -10,31 +10,31 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mapping is one of YAML that is being made, its keys in the order in which they come.
+// mapping is a YAML mapping under construction. Its keys keep the order in which they are added.
 type mapping struct{ content []*yaml.Node }
 
 func (m *mapping) node() *yaml.Node {
 	return &yaml.Node{Kind: yaml.MappingNode, Content: m.content}
 }
 
-// flow is the node in one line.
+// flow returns the node in one line.
 func (m *mapping) flow() *yaml.Node {
 	return &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle, Content: m.content}
 }
 
-// put adds a key and a value, of those that node takes.
+// put adds a key and a value of any type that the function node accepts.
 func (m *mapping) put(key string, value any) {
 	m.content = append(m.content, textNode(key), node(value))
 }
 
-// add is put, but for zero values.
+// add adds a key and a value unless the value is zero.
 func (m *mapping) add(key string, value any) {
 	if !reflect.ValueOf(value).IsZero() {
 		m.put(key, value)
 	}
 }
 
-// node is a node, or a value of JSON or a list of texts as one.
+// node converts a JSON value, a list of texts or a node to a node.
 func node(value any) *yaml.Node {
 	switch v := value.(type) {
 	case *yaml.Node:
@@ -54,7 +54,7 @@ func node(value any) *yaml.Node {
 	}
 	n := &yaml.Node{}
 	if err := n.Encode(value); err != nil {
-		panic(err) // Only numbers, true, false and null are left.
+		panic(err) // Only numbers, true, false and null are left, and these can always be encoded.
 	}
 	return n
 }
@@ -67,13 +67,13 @@ func listNode[T any](list []T, style yaml.Style) *yaml.Node {
 	return n
 }
 
-// textNode is a text, in quotes where the package would write what it cannot read again:
-// merge keys, and some texts of several lines.
+// textNode returns the node of a text. It is quoted if the YAML package would otherwise write a
+// form that it cannot read: merge keys and some texts of several lines.
 func textNode(text string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
-	odd := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
+	nonPrintable := func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
 	switch {
-	case text == "<<", strings.ContainsFunc(text, odd):
+	case text == "<<", strings.ContainsFunc(text, nonPrintable):
 		n.Style = yaml.DoubleQuotedStyle
 	case strings.Contains(text, "\n"):
 		n.Style = yaml.LiteralStyle
@@ -81,8 +81,8 @@ func textNode(text string) *yaml.Node {
 	return n
 }
 
-// unquoted is a setting's text: it has no quotes where YAML takes it for a number, which
-// reads as well.
+// unquoted returns the node of a setting's text. It is written without quotes if YAML takes it for
+// a number or a bool, which is easier to read.
 func unquoted(text string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: text}
 	if tag := n.ShortTag(); tag == "!!int" || tag == "!!bool" {

@@ -1,5 +1,5 @@
-// Package configtest has a configuration file for tests, with agents of every kind, and what
-// such a file names. Begin with Agents.
+// Package configtest writes a configuration file for tests, with agents of every kind, and the files
+// that it names. Start at [Agents].
 package configtest
 
 import (
@@ -20,9 +20,9 @@ import (
 //go:embed agents.yaml
 var agents string
 
-// Agents writes agents.yaml, and the files that it names, to a folder that goes with the test:
-// cert.pem and key.pem are a pair, key and token hold secrets. It returns the path of the
-// configuration, the folder, and the environment that it needs. Each secret has "marked" in it.
+// Agents writes agents.yaml and the files that it names to a temporary folder of the test: cert.pem
+// with key.pem, and key and token with secrets. It returns the path of the configuration, the folder,
+// and the environment variables that the configuration needs. Each secret contains "marked".
 func Agents(tb testing.TB) (path, dir string, environ []string) {
 	tb.Helper()
 	dir = tb.TempDir()
@@ -39,7 +39,7 @@ func Agents(tb testing.TB) (path, dir string, environ []string) {
 	return path, dir, []string{"GPT_KEY=sk-marked-env", "TEAM_TOKEN=Bearer marked-env"}
 }
 
-// Certificate makes one that vouches for itself, and its key, both in PEM form.
+// Certificate returns a self-signed certificate and its private key, both in PEM form.
 func Certificate(tb testing.TB) (cert, key string) {
 	tb.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
