@@ -7,33 +7,34 @@ import (
 
 // Errors of a store. Callers distinguish them with errors.Is and errors.As.
 var (
-	// ErrNotFound: the tenant has no such conversation, or the conversation has expired.
+	// ErrNotFound means that the tenant has no such conversation or that it has expired.
 	ErrNotFound = errors.New("conversation not found")
-	// ErrConversationExists: another conversation has the id.
+	// ErrConversationExists means that a conversation already has the id.
 	ErrConversationExists = errors.New("conversation already exists")
-	// ErrRequestReused: the request id was already used with different content.
+	// ErrRequestReused means that the request id was already used with different content.
 	ErrRequestReused = errors.New("request_id was already used for another request")
-	// ErrTurnEnded: the turn is not the running turn of its conversation.
+	// ErrTurnEnded means that the turn is not the running turn of its conversation.
 	ErrTurnEnded = errors.New("turn is not running")
-	// ErrFull: the tenant is at its capacity, and no conversation can be evicted: all of them have
-	// a running turn or are held.
+	// ErrFull means that the tenant is at its capacity and no conversation can be evicted: all of
+	// them have a running turn or are held.
 	ErrFull = errors.New("tenant is at its capacity and no conversation can be evicted")
-	// ErrExpired: the conversation to import has already expired.
+	// ErrExpired means that the conversation to import has already expired.
 	ErrExpired = errors.New("conversation has expired")
-	// ErrTooManyHolds: the tenant already has MaxHolds ephemeral ids.
+	// ErrTooManyHolds means that the tenant would have more than MaxHolds ephemeral ids.
 	ErrTooManyHolds = errors.New("too many ephemeral conversations")
-	// ErrOverloaded: too many writes are waiting. The same write may succeed a moment later.
+	// ErrOverloaded means that too many writes are waiting. The same write may succeed a moment
+	// later.
 	ErrOverloaded = errors.New("store is overloaded")
-	// ErrPageToken: the token is invalid, damaged or from another list.
+	// ErrPageToken means that the token is invalid, damaged or from another list.
 	ErrPageToken = errors.New("page token is not from this list")
-	// ErrCorrupt: a record does not match its checksum.
+	// ErrCorrupt means that a record does not match its checksum.
 	ErrCorrupt = errors.New("record is corrupt")
-	// ErrNoSpace: the disk is full. Reads and deletes still work.
+	// ErrNoSpace means that the disk is full. Reads and deletes still work.
 	ErrNoSpace = errors.New("no space left for the store")
-	// ErrFailed: after an earlier error the store cannot know what is durable, and accepts no more
-	// writes.
+	// ErrFailed means that the store cannot know what is durable after an earlier error. It accepts
+	// no more writes.
 	ErrFailed = errors.New("store has failed")
-	// ErrClosed: the store was closed.
+	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("store is closed")
 )
 
