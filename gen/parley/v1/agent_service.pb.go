@@ -292,8 +292,8 @@ type RespondResponse_Summary struct {
 }
 
 type RespondResponse_Usage struct {
-	// Usage of the current answer message; the last one counts. After the last tool_result it
-	// applies to the agent's last message.
+	// Usage of the current answer message; the last one counts. If nothing else follows the
+	// last tool_result, the usage is that of the agent's last message.
 	Usage *Usage `protobuf:"bytes,6,opt,name=usage,proto3,oneof"`
 }
 

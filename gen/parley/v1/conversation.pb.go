@@ -515,9 +515,9 @@ func (x *ActiveAgent) GetLeaseExpireTime() *timestamppb.Timestamp {
 }
 
 // ContextWindow limits the history that is passed to a model. A window holds the newest
-// messages that fit all limits that are set. It always starts at a user message, and never
-// separates a tool call from its result. If one exchange is larger than a limit, the window is
-// empty. A tool result whose call is no longer kept is in no window.
+// messages that fit all limits that are set. It always starts at a user message and never
+// separates a tool call from its result. If the newest exchange is larger than a limit, the
+// window is empty. A tool result whose call is no longer kept is in no window.
 type ContextWindow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Maximum number of messages; 0 means no limit.

@@ -121,8 +121,8 @@ class RespondResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _message_pb2.Usage:
-        """Usage of the current answer message; the last one counts. After the last tool_result it
-        applies to the agent's last message.
+        """Usage of the current answer message; the last one counts. If nothing else follows the
+        last tool_result, the usage is that of the agent's last message.
         """
 
     @_builtins.property

@@ -67,8 +67,8 @@ export interface RespondResponse {
     { $case: "summary"; value: string }
     | //
     /**
-     * Usage of the current answer message; the last one counts. After the last tool_result it
-     * applies to the agent's last message.
+     * Usage of the current answer message; the last one counts. If nothing else follows the
+     * last tool_result, the usage is that of the agent's last message.
      */
     { $case: "usage"; value: Usage }
     | //
