@@ -69,7 +69,8 @@ type Hold struct {
 // Append appends messages to a conversation. The store makes its checks in this order; the first
 // that applies decides:
 //
-//  1. The request was already used: return the first result.
+//  1. The request was already used: return the first result, or ErrRequestReused if its digest
+//     differs.
 //  2. The conversation does not exist and MustExist, UID or End is set, or UID is set and differs:
 //     ErrNotFound.
 //  3. A turn is running and Begin is set: BusyError.
@@ -102,8 +103,8 @@ type Append struct {
 	// End ends this turn; Messages are its answer. The caller sets id, state and error.
 	End *parleyv1.Turn
 	// Events are stored with the turn that Begin starts or End ends. Nil keeps the events that are
-	// already stored. The store sets turn_id and conversation_version in its copy and ignores all
-	// other fields.
+	// already stored. The store sets turn_id and conversation_version in its copy and does not
+	// interpret the other fields.
 	Events *storev1.TurnEvents
 }
 
