@@ -15,7 +15,7 @@ import (
 
 // leave begins a turn on each of n conversations, of whose answers so much is saved, and
 // opens the store again.
-func leave(t *testing.T, n int, saved func(i int) int) *Store {
+func abandonTurns(t *testing.T, n int, saved func(i int) int) *Store {
 	t.Helper()
 	path := newPath(t)
 	s := open(t, path, store.Options{})
@@ -76,7 +76,7 @@ func TestAbandonedPages(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var got []int
 			var ids []string
-			for _, page := range abandonedPages(t, leave(t, test.turns, test.saved)) {
+			for _, page := range abandonedPages(t, abandonTurns(t, test.turns, test.saved)) {
 				got, ids = append(got, len(page)), append(ids, page...)
 			}
 			if !slices.Equal(got, test.want) {
@@ -91,7 +91,7 @@ func TestAbandonedPages(t *testing.T) {
 
 // TestAbandonedPlaces asks behind places where there was never a turn.
 func TestAbandonedPlaces(t *testing.T) {
-	s := leave(t, 3, func(int) int { return 1 })
+	s := abandonTurns(t, 3, func(int) int { return 1 })
 	for place, want := range map[string]int{
 		"\x00": 3, "\x04acme": 3, string(idKey("acme", "c000a")): 2, string(idKey("acme", "c001")): 1, string(idKey("acme", "c002")): 0, "\xff": 0,
 	} {
@@ -104,7 +104,7 @@ func TestAbandonedPlaces(t *testing.T) {
 
 // TestAbandonedDamaged has turns that cannot be ended among those of every page.
 func TestAbandonedDamaged(t *testing.T) {
-	s := leave(t, 130, func(int) int { return 1 })
+	s := abandonTurns(t, 130, func(int) int { return 1 })
 	for i, at := range map[int]int{0: 20, 63: 20, 64: 20, 129: 20, 1: -1, 65: -1, 128: -1} {
 		damage(t, s, conversationsBucket, func(tx *bolt.Tx) []byte {
 			id := idKey("acme", fmt.Sprintf("c%03d", i))

@@ -38,12 +38,12 @@ const (
 // What came of that is no database. Then a transaction goes over it and puts right what
 // differs: that is mostly reading.
 func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
-	if !s.backup.CompareAndSwap(false, true) {
+	if !s.backupRunning.CompareAndSwap(false, true) {
 		return nil, store.ErrBackupRunning
 	}
 	b, err := s.makeBackup(ctx)
 	if err != nil {
-		s.backup.Store(false)
+		s.backupRunning.Store(false)
 		return nil, fmt.Errorf("backup: %w", err)
 	}
 	return b, nil
@@ -65,7 +65,7 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	if free < noSpace.Needed {
 		return nil, noSpace
 	}
-	file, err := makeNameless(s.path + backupSuffix)
+	file, err := createUnlinked(s.path + backupSuffix)
 	if err != nil {
 		return nil, err
 	}
@@ -79,11 +79,11 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 			err = errors.Join(err, file.Close())
 		}
 	}()
-	if err := reserve(file, size); err != nil {
+	if err := preallocate(file, size); err != nil {
 		return nil, err
 	}
-	c := &copier{ctx: ctx, file: file, old: make([]byte, backupStep), fresh: make([]byte, backupStep)}
-	if err := c.follow(s.path, size); err != nil {
+	c := &copier{ctx: ctx, file: file, current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
+	if err := c.copyPaced(s.path, size); err != nil {
 		return nil, err
 	}
 	if err := s.view(ctx, func(tx *bolt.Tx) error {
@@ -93,13 +93,13 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	return &store.Backup{ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backup}, Size: size}, nil
+	return &store.Backup{ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size}, nil
 }
 
 // makeNameless makes a file that goes when it is closed, however the process ends. Only one
 // that ends within these lines leaves something behind, for the next, or for Open.
-func makeNameless(path string) (*os.File, error) {
-	if err := removeIfThere(path); err != nil {
+func createUnlinked(path string) (*os.File, error) {
+	if err := removeIfExists(path); err != nil {
 		return nil, err
 	}
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, fileMode)
@@ -130,15 +130,15 @@ func (r *backupReader) Close() error {
 
 // copier writes a file, once more where it is there already and differs.
 type copier struct {
-	ctx        context.Context
-	file       *os.File
-	at         int64
-	paced      bool
-	old, fresh []byte
+	ctx            context.Context
+	file           *os.File
+	at             int64
+	paced          bool
+	current, fresh []byte
 }
 
 // follow copies the first size bytes of a file that changes meanwhile, at its pace.
-func (c *copier) follow(path string, size int64) error {
+func (c *copier) copyPaced(path string, size int64) error {
 	source, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func (c *copier) ReadFrom(r io.Reader) (n int64, err error) {
 			return n, err
 		}
 		if c.paced {
-			if err := c.rest(start); err != nil {
+			if err := c.pause(start); err != nil {
 				return n, err
 			}
 		}
@@ -173,8 +173,8 @@ func (c *copier) ReadFrom(r io.Reader) (n int64, err error) {
 }
 
 // rest waits until the disk has the last step, and then for as long as that step took.
-func (c *copier) rest(start time.Time) error {
-	if err := flush(c.file, c.at-backupStep, backupStep); err != nil {
+func (c *copier) pause(start time.Time) error {
+	if err := flushRange(c.file, c.at-backupStep, backupStep); err != nil {
 		return err
 	}
 	select {
@@ -189,13 +189,13 @@ func (c *copier) Write(p []byte) (n int, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
 	}
-	had, err := c.file.ReadAt(c.old[:len(p)], c.at)
+	had, err := c.file.ReadAt(c.current[:len(p)], c.at)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
 	for n < len(p) {
 		end := min(n+backupBlock, len(p))
-		if end > had || !bytes.Equal(c.old[n:end], p[n:end]) {
+		if end > had || !bytes.Equal(c.current[n:end], p[n:end]) {
 			if _, err := c.file.WriteAt(p[n:end], c.at); err != nil {
 				return n, err
 			}

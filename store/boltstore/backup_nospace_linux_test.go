@@ -21,7 +21,7 @@ func TestNoSpaceForACopy(t *testing.T) {
 		if !ok || noSpace.Free >= noSpace.Needed || noSpace.Needed == 0 {
 			t.Errorf("%s: %v, want BackupSpaceError", what, err)
 		}
-		if names := inDir(t, dir); !slices.Equal(names, []string{"parley.db"}) {
+		if names := fileNames(t, dir); !slices.Equal(names, []string{"parley.db"}) {
 			t.Errorf("%s: there is %v", what, names)
 		}
 	}
@@ -40,7 +40,7 @@ func TestNoSpaceForACopy(t *testing.T) {
 	for range 20 {
 		appendTo(t, large, "a", strings.Repeat("word ", 20_000))
 	}
-	_, err = Restore(t.Context(), keepBackup(t, large), path, RestoreOptions{Force: true})
+	_, err = Restore(t.Context(), writeBackup(t, large), path, RestoreOptions{Force: true})
 	wantRefused("restore", err)
 	wantSound(t, path)
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // keepBackup writes a backup of s to a file and returns its path.
-func keepBackup(t *testing.T, s *Store) string {
+func writeBackup(t *testing.T, s *Store) string {
 	t.Helper()
 	b, err := s.Backup(t.Context())
 	if err != nil {
@@ -47,7 +47,7 @@ func wantSound(t *testing.T, path string) Checked {
 }
 
 // inDir returns the names of the files in a directory.
-func inDir(t *testing.T, dir string) (names []string) {
+func fileNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -95,18 +95,18 @@ func TestBackup(t *testing.T) {
 			}
 		})
 	})
-	backup = keepBackup(t, s)
+	backup = writeBackup(t, s)
 	close(made)
 	group.Wait()
 
-	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("beside the store there is %v", names)
 	}
 	if done := wantSound(t, backup); done.Conversations != conversations || done.Messages < conversations*before || done.Bytes == 0 {
 		t.Errorf("checked %+v", done)
 	}
 	copied := open(t, backup, store.Options{})
-	consistent(t, copied)
+	wantConsistent(t, copied)
 	for c := range conversations {
 		snapshot, err := copied.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: fmt.Sprint(c), Newest: -1})
 		if err != nil {
@@ -167,7 +167,7 @@ func TestBackupEnds(t *testing.T) {
 	// On its way as well.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	c := &copier{ctx: ctx, file: openScratch(t), old: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
+	c := &copier{ctx: ctx, file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
 	steps := 0
 	if _, err := c.ReadFrom(readerFunc(func(p []byte) (int, error) {
 		steps++
@@ -178,7 +178,7 @@ func TestBackupEnds(t *testing.T) {
 	})); !errors.Is(err, context.Canceled) || steps != 3 {
 		t.Errorf("%v after %d steps, want Canceled after 3", err, steps)
 	}
-	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("beside the store there is %v", names)
 	}
 	b, err := s.Backup(t.Context())
@@ -213,8 +213,8 @@ func TestCopier(t *testing.T) {
 	for i := range 10 {
 		fill(i)
 	}
-	c := &copier{ctx: t.Context(), file: openScratch(t), old: make([]byte, backupStep), fresh: make([]byte, backupStep)}
-	if err := c.follow(s.path, 3*backupStep/2); err != nil { // Not all of it.
+	c := &copier{ctx: t.Context(), file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
+	if err := c.copyPaced(s.path, 3*backupStep/2); err != nil { // Not all of it.
 		t.Fatal(err)
 	}
 	for i := range 5 {
@@ -247,7 +247,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 	open(t, path, store.Options{})
-	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("beside the store there is %v", names)
 	}
 }

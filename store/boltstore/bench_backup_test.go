@@ -25,11 +25,11 @@ const (
 // turns with that, for as long without. "p99-ratio" is the median of how many times as long the
 // slowest hundredth of the appends takes during a backup; the least and the greatest are beside it.
 func BenchmarkBackup(b *testing.B) {
-	s := newLarge(b)
+	s := newLargeStore(b)
 	var ratios, alone, during []float64
 	var rateAlone, rateDuring float64
 	var span time.Duration // of the last backup, the first of which is not counted
-	appendWhile(b, s, func() { span = backUp(b, s) })
+	appendWhile(b, s, func() { span = timeBackup(b, s) })
 	for i := 0; b.Loop(); i++ {
 		measure := []func(){
 			func() {
@@ -37,7 +37,7 @@ func BenchmarkBackup(b *testing.B) {
 				alone, rateAlone = append(alone, p99), rate
 			},
 			func() {
-				p99, rate := appendWhile(b, s, func() { span = backUp(b, s) })
+				p99, rate := appendWhile(b, s, func() { span = timeBackup(b, s) })
 				during, rateDuring = append(during, p99), rate
 			},
 		}
@@ -63,7 +63,7 @@ func BenchmarkBackup(b *testing.B) {
 }
 
 // newLarge makes a store with 100,000 conversations of 20 messages.
-func newLarge(b *testing.B) *Store {
+func newLargeStore(b *testing.B) *Store {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{})
 	a := newBackupAppend("")
@@ -133,7 +133,7 @@ func appendWhile(b *testing.B, s *Store, do func()) (p99, rate float64) {
 }
 
 // backUp makes a backup, reads all of it, and returns how long that took.
-func backUp(b *testing.B, s *Store) time.Duration {
+func timeBackup(b *testing.B, s *Store) time.Duration {
 	b.Helper()
 	start := time.Now()
 	c, err := s.Backup(b.Context())

@@ -24,13 +24,13 @@ func BenchmarkAppend(b *testing.B) {
 	const slice = 200 * time.Millisecond
 	for _, callers := range []int{1, 64} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
-			group, batch := newSide(b), newSide(b)
+			group, batch := newBenchStore(b), newBenchStore(b)
 			var appends [2]int64
 			var spent [2]time.Duration
 			for b.Loop() {
 				for i, write := range []func(id string) error{group.throughStore, batch.throughBatch} {
 					start := time.Now()
-					appends[i] += hammer(b, callers, slice, write)
+					appends[i] += appendFor(b, callers, slice, write)
 					spent[i] += time.Since(start)
 				}
 			}
@@ -44,7 +44,7 @@ func BenchmarkAppend(b *testing.B) {
 }
 
 // hammer has callers append to conversations, each to its own, for a while.
-func hammer(b *testing.B, callers int, d time.Duration, write func(id string) error) int64 {
+func appendFor(b *testing.B, callers int, d time.Duration, write func(id string) error) int64 {
 	b.Helper()
 	var n atomic.Int64
 	var group sync.WaitGroup
@@ -67,12 +67,12 @@ func hammer(b *testing.B, callers int, d time.Duration, write func(id string) er
 const benchConversations = 2048
 
 // side is a store of its own with conversations of 20 messages.
-type side struct {
+type benchStore struct {
 	b *testing.B
 	s *Store
 }
 
-func newSide(b *testing.B) *side {
+func newBenchStore(b *testing.B) *benchStore {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{})
 	for id := range benchConversations {
@@ -88,27 +88,27 @@ func newSide(b *testing.B) *side {
 	if err := s.db.Sync(); err != nil {
 		b.Fatal(err)
 	}
-	return &side{b: b, s: s}
+	return &benchStore{b: b, s: s}
 }
 
 func newAppend(id string) *store.Append {
 	return &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 45))}
 }
 
-func (s *side) throughStore(id string) error {
+func (s *benchStore) throughStore(id string) error {
 	_, err := s.s.Append(s.b.Context(), newAppend(id))
 	return err
 }
 
 // throughBatch does to the conversation what the store does.
-func (s *side) throughBatch(id string) error {
+func (s *benchStore) throughBatch(id string) error {
 	a := newAppend(id)
 	drafts, err := record.NewDrafts(a.Messages)
 	if err != nil {
 		return err
 	}
 	return s.s.db.Batch(func(tx *bolt.Tx) error {
-		t := s.s.begin(tx)
+		t := s.s.beginTxn(tx)
 		old, err := t.load(a.Tenant, id, record.Unmarshal)
 		if err != nil {
 			return err
@@ -127,7 +127,7 @@ func (s *side) throughBatch(id string) error {
 
 // BenchmarkRead reads conversations of 20 messages of 500 B.
 func BenchmarkRead(b *testing.B) {
-	s := newSide(b).s
+	s := newBenchStore(b).s
 	b.ResetTimer()
 	b.RunParallel(func(p *testing.PB) {
 		for i := 0; p.Next(); i++ {
@@ -209,16 +209,16 @@ func BenchmarkNoisyNeighbour(b *testing.B) {
 	for i := range 64 {
 		values.StructuredData = append(values.StructuredData, &parleyv1.StructuredData{Type: fmt.Sprint("type ", i)})
 	}
-	structured := newNoisy(b, values, 1000)
+	structured := newNoisyStore(b, values, 1000)
 	stats, err := structured.Stats(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
-	text := newNoisy(b, &parleyv1.Message{Content: strings.Repeat("x", int(stats.Bytes)/1000)}, 1000)
+	text := newNoisyStore(b, &parleyv1.Message{Content: strings.Repeat("x", int(stats.Bytes)/1000)}, 1000)
 	var took [2][]float64
 	for b.Loop() {
 		for i, s := range []*Store{structured, text} {
-			took[i] = append(took[i], besideNoisy(b, s, callers, appends).Seconds())
+			took[i] = append(took[i], timeBesideNoisy(b, s, callers, appends).Seconds())
 		}
 	}
 	ratios := make([]float64, len(took[0]))
@@ -233,7 +233,7 @@ func BenchmarkNoisyNeighbour(b *testing.B) {
 }
 
 // newNoisy returns a store with a conversation that has a number of messages of a kind.
-func newNoisy(b *testing.B, m *parleyv1.Message, n int) *Store {
+func newNoisyStore(b *testing.B, m *parleyv1.Message, n int) *Store {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{MaxMessages: n})
 	for range n / 100 {
@@ -250,7 +250,7 @@ func newNoisy(b *testing.B, m *parleyv1.Message, n int) *Store {
 
 // besideNoisy makes appends of one tenant while callers of the noisy one append. It returns the time that
 // they take.
-func besideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration {
+func timeBesideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())
 	var group sync.WaitGroup

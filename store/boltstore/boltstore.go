@@ -135,18 +135,18 @@ func (o Options) withDefaults() Options {
 
 // Store is a [store.Store] in a bbolt file.
 type Store struct {
-	options   Options
-	path      string
-	db        *bolt.DB
-	pageSize  int64
-	tally     *tally
-	abandoned []abandoned
-	writer    *writer
-	resting   resting
-	backup    atomic.Bool  // one is under way
-	corrupt   atomic.Int64 // see counted
-	failed    atomic.Bool
-	closing   sync.Once
+	options        Options
+	path           string
+	db             *bolt.DB
+	pageSize       int64
+	tally          *tally
+	abandonedTurns []abandonedTurn
+	writer         *writer
+	deferred       deferredEntries
+	backupRunning  atomic.Bool  // one is under way
+	corruptCalls   atomic.Int64 // see counted
+	failed         atomic.Bool
+	closing        sync.Once
 }
 
 var (
@@ -170,7 +170,7 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s.writer = newWriter(db, &s.tally.guard, limits{
 		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
-	}, s.begin, s.committed, s.fail)
+	}, s.beginTxn, s.afterCommit, s.fail)
 	return s, nil
 }
 
@@ -183,7 +183,7 @@ func (s *Store) fail(err error) {
 // load reads what is kept in memory: the counts, and which turns ran when the file was last
 // written. It releases the session memory that was held then.
 func (s *Store) load() error {
-	return recovered(func() error {
+	return recoverDamage(func() error {
 		if err := s.db.View(func(tx *bolt.Tx) error {
 			if err := checkSchema(tx); err != nil {
 				return err
@@ -191,22 +191,22 @@ func (s *Store) load() error {
 			if err := s.tally.load(tx, s.options.Now()); err != nil {
 				return err
 			}
-			s.abandoned = running(tx, &s.tally.guard)
+			s.abandonedTurns = runningTurns(tx, &s.tally.guard)
 			return nil
 		}); err != nil {
 			return err
 		}
-		return s.beginAnew()
+		return s.releaseStaleAtOpen()
 	})
 }
 
 // begin starts the writer's transaction.
-func (s *Store) begin(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
+func (s *Store) beginTxn(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
 
 // committed follows a commit, also one of nothing, ahead of the answers to those whose
 // writes it holds.
-func (s *Store) committed(t *txn) {
-	s.tally.settle(t)
+func (s *Store) afterCommit(t *txn) {
+	s.tally.apply(t)
 	if len(t.changes) > 0 {
 		s.options.Observe(t.changes)
 	}
@@ -226,18 +226,18 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
 		return store.ErrClosed
 	}
-	return s.counted(err)
+	return s.countCorrupt(err)
 }
 
 // do has the writer apply an operation, see writer.do.
 func (s *Store) do(ctx context.Context, size int, apply func(*txn) error) error {
-	return s.counted(s.writer.do(ctx, size, apply))
+	return s.countCorrupt(s.writer.do(ctx, size, apply))
 }
 
 // counted counts an error that is of damage.
-func (s *Store) counted(err error) error {
+func (s *Store) countCorrupt(err error) error {
 	if errors.Is(err, store.ErrCorrupt) {
-		s.corrupt.Add(1)
+		s.corruptCalls.Add(1)
 	}
 	return err
 }

@@ -19,73 +19,73 @@ const maxStep = 256
 // makeRoom says which conversations must go so that the tenant can have one more: the
 // expired one whose id is taken again, then others that have expired, then the oldest. A
 // tenant that is far above a capacity that was lowered is left to Sweep.
-func (t *txn) makeRoom(tenant string, again *stored, now time.Time) ([]*stored, error) {
+func (t *txn) victimsForCreate(tenant string, again *stored, now time.Time) ([]*stored, error) {
 	var gone []*stored
 	if again != nil {
 		gone = append(gone, again)
 	}
 	limit := int64(t.options.MaxConversations)
-	excess := t.counted(tenant).conversations + 1 - limit
+	excess := t.countsOf(tenant).conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(gone)) {
 		return gone, nil
 	}
 	excess = min(excess, maxStep)
-	if gone = t.victims(gone, tenant, int(excess), now); len(gone) < int(excess) {
+	if gone = t.appendVictims(gone, tenant, int(excess), now); len(gone) < int(excess) {
 		return nil, store.ErrFull
 	}
 	return gone, nil
 }
 
 // victims adds to gone until it has n conversations or there are no more that may go.
-func (t *txn) victims(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	gone = t.expiredOf(gone, tenant, n, now)
+func (t *txn) appendVictims(gone []*stored, tenant string, n int, now time.Time) []*stored {
+	gone = t.appendExpired(gone, tenant, n, now)
 	// Each one that is passed over has a running turn, or is held, or has damage that somebody
 	// should see. There may be very many, so the next time begins behind them.
 	ahead := true
 	may := func(s *stored) bool {
-		may := !s.record.Running() && !s.session.Held
+		may := !s.record.Running() && !s.ephemeral.Held
 		ahead = ahead && !may
 		return may
 	}
-	prefix, passed := tenantKey(tenant), t.passedOver(tenant)
+	prefix, passed := tenantKey(tenant), t.evictionStart(tenant)
 	c := t.conversations.Cursor()
 	for k, _ := c.Seek(conversationKey(tenant, passed)); len(gone) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		if rest := k[len(prefix):]; len(rest) == record.KeySize {
 			if ahead {
-				t.passed[tenant] = inner(rest)
+				t.evictFrom[tenant] = innerKey(rest)
 			}
-			gone = t.victim(gone, tenant, inner(rest), may)
+			gone = t.appendVictim(gone, tenant, innerKey(rest), may)
 		}
 	}
 	return gone
 }
 
 // passedOver is a conversation of a tenant ahead of which none may be evicted.
-func (t *txn) passedOver(tenant string) inner {
-	if key, ok := t.passed[tenant]; ok {
+func (t *txn) evictionStart(tenant string) innerKey {
+	if key, ok := t.evictFrom[tenant]; ok {
 		return key
 	}
-	return t.tally.passed[tenant]
+	return t.tally.evictFrom[tenant]
 }
 
 // mayGo notes that a conversation may be evicted from now on.
-func (t *txn) mayGo(tenant string, key inner) {
-	if passed := t.passedOver(tenant); bytes.Compare(key[:], passed[:]) < 0 {
-		t.passed[tenant] = key
+func (t *txn) markEvictable(tenant string, key innerKey) {
+	if passed := t.evictionStart(tenant); bytes.Compare(key[:], passed[:]) < 0 {
+		t.evictFrom[tenant] = key
 	}
 }
 
 // victim adds one conversation, if it may go and is not there yet.
-func (t *txn) victim(gone []*stored, tenant string, key inner, may func(*stored) bool) []*stored {
-	s, err := t.at(tenant, key)
+func (t *txn) appendVictim(gone []*stored, tenant string, key innerKey, may func(*stored) bool) []*stored {
+	s, err := t.loadAt(tenant, key)
 	if err != nil || !may(s) {
 		return gone
 	}
-	return addTo(gone, s)
+	return appendUnique(gone, s)
 }
 
 // addTo adds a conversation of the same tenant, if it is not there yet.
-func addTo(gone []*stored, s *stored) []*stored {
+func appendUnique(gone []*stored, s *stored) []*stored {
 	if slices.ContainsFunc(gone, func(g *stored) bool { return g.place.key == s.place.key }) {
 		return gone
 	}
@@ -94,7 +94,7 @@ func addTo(gone []*stored, s *stored) []*stored {
 
 // shrink removes the oldest conversations of tenants that are above their capacity, which
 // they are when it was lowered; left of them at most.
-func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
+func (s *Store) evictExcess(ctx context.Context, left int) (more bool, err error) {
 	limit := int64(s.options.MaxConversations)
 	if limit == 0 {
 		return false, nil
@@ -109,8 +109,8 @@ func (s *Store) shrink(ctx context.Context, left int) (more bool, err error) {
 			evicted := 0
 			err := s.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
-				excess := int(t.counted(tenant).conversations - limit)
-				gone := t.victims(nil, tenant, min(excess, step), now)
+				excess := int(t.countsOf(tenant).conversations - limit)
+				gone := t.appendVictims(nil, tenant, min(excess, step), now)
 				for _, g := range gone {
 					t.end(g, now)
 				}

@@ -46,7 +46,7 @@ func Check(path string, tell func(fault string)) (Checked, error) {
 
 // load has the kernel read all of a file: from end to end that takes a fraction of the time that
 // it does page by page.
-func load(path string) error {
+func preload(path string) error {
 	f, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
@@ -61,9 +61,9 @@ func load(path string) error {
 }
 
 func check(path string, tell func(fault string), records bool) (done Checked, err error) {
-	info, err := checkSound(path)
+	info, err := checkReadOnly(path)
 	if err == nil && records {
-		err = load(path)
+		err = preload(path)
 	}
 	if err != nil {
 		return done, fmt.Errorf("store %s: %w", path, err)
@@ -72,15 +72,15 @@ func check(path string, tell func(fault string), records bool) (done Checked, er
 	if err != nil {
 		return done, fmt.Errorf("store %s: %w", path, err)
 	}
-	c := &checker{tell: tell, Checked: Checked{Bytes: info.Size()}}
-	err = recovered(func() error {
+	c := &checker{report: tell, Checked: Checked{Bytes: info.Size()}}
+	err = recoverDamage(func() error {
 		return db.View(func(tx *bolt.Tx) error {
-			c.tx, c.opened, c.Pages = tx, opening{tx: tx.ID(), at: time.Now()}, tx.Size()/int64(db.Info().PageSize)
-			if err := c.elements(path); err != nil || c.Faults > 0 {
+			c.tx, c.epoch, c.Pages = tx, epoch{tx: tx.ID(), at: time.Now()}, tx.Size()/int64(db.Info().PageSize)
+			if err := c.checkElements(path); err != nil || c.Faults > 0 {
 				return err // What is in them is not to be trusted.
 			}
 			for fault := range tx.Check() {
-				c.fault("%s", strings.TrimPrefix(fault.Error(), "panic: "))
+				c.addFault("%s", strings.TrimPrefix(fault.Error(), "panic: "))
 			}
 			if c.Faults > 0 {
 				return nil
@@ -104,7 +104,7 @@ func check(path string, tell func(fault string), records bool) (done Checked, er
 }
 
 // checkSound looks at a file that is somebody's, as checkFile does, but leaves it as it is.
-func checkSound(path string) (os.FileInfo, error) {
+func checkReadOnly(path string) (os.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -124,20 +124,20 @@ type checker struct {
 	Checked
 
 	tx      *bolt.Tx
-	opened  opening
-	tell    func(fault string)
+	epoch   epoch
+	report  func(fault string)
 	first   string            // fault
 	counts  map[string]counts // as they should be, as far as can be told
 	damaged map[string]error  // conversations, by key, that were not told of yet
 }
 
-func (c *checker) fault(format string, args ...any) {
+func (c *checker) addFault(format string, args ...any) {
 	fault := fmt.Sprintf(format, args...)
 	c.Faults++
 	if c.Faults == 1 {
 		c.first, _, _ = strings.Cut(fault, "\n")
 	}
-	c.tell(fault)
+	c.report(fault)
 }
 
 // records looks at all that is in the buckets.
@@ -147,16 +147,16 @@ func (c *checker) records() {
 	c.each(conversationsBucket, c.conversation)
 	c.each(idsBucket, c.id)
 	for key, err := range c.damaged {
-		c.fault("conversation with key %x, to which no id leads: %v", key, err)
+		c.addFault("conversation with key %x, to which no id leads: %v", key, err)
 	}
 	c.each(expiryBucket, c.expiry)
 	c.each(turnsBucket, c.turn)
 	c.each(tenantsBucket, c.tenant)
 	for tenant, want := range c.counts { // Those that tenants has not are left.
-		c.fault("tenant %q: it has %d conversations and no counts", tenant, want.conversations)
+		c.addFault("tenant %q: it has %d conversations and no counts", tenant, want.conversations)
 	}
-	c.each(sessionsBucket, c.session)
-	c.each(endsBucket, c.end)
+	c.each(sessionsBucket, c.ephemeral)
+	c.each(endsBucket, c.deletion)
 }
 
 // each calls look for all of a bucket. Files of the first versions lack some.
@@ -180,7 +180,7 @@ func (c *checker) get(bucket string, key []byte) []byte {
 func (c *checker) conversation(key, value []byte) {
 	tenant, rest, ok := cutTenant(key)
 	if !ok || len(rest) != record.KeySize {
-		c.fault("conversations: %x is no key of a conversation", key)
+		c.addFault("conversations: %x is no key of a conversation", key)
 		return
 	}
 	c.Conversations++
@@ -189,8 +189,8 @@ func (c *checker) conversation(key, value []byte) {
 		c.damaged[string(key)] = err // Which conversation that is, ids may tell.
 	} else {
 		found.messages = int64(r.Conversation().GetMessageCount())
-		if err := c.checkConversation(tenant, inner(rest), r); err != nil {
-			c.fault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
+		if err := c.checkConversation(tenant, innerKey(rest), r); err != nil {
+			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
 		}
 	}
 	c.Messages += found.messages
@@ -198,8 +198,8 @@ func (c *checker) conversation(key, value []byte) {
 }
 
 // checkConversation looks at all that must be there beside a conversation.
-func (c *checker) checkConversation(tenant string, key inner, r *record.Record) error {
-	if err := checkKept(r); err != nil {
+func (c *checker) checkConversation(tenant string, key innerKey, r *record.Record) error {
+	if err := checkContents(r); err != nil {
 		return err
 	}
 	head := r.Conversation()
@@ -222,7 +222,7 @@ func (c *checker) checkConversation(tenant string, key inner, r *record.Record) 
 	d, ok := decodeDue(entry, c.get(expiryBucket, entry))
 	session := record.Session{}
 	if sessions := c.tx.Bucket([]byte(sessionsBucket)); sessions != nil {
-		session = c.opened.readSession(sessions, tenant, head.GetId())
+		session = c.epoch.readState(sessions, tenant, head.GetId())
 	}
 	switch {
 	case !ok:
@@ -258,7 +258,7 @@ func (c *checker) checkTurn(r *record.Record, value []byte) error {
 
 // checkKept looks at what a conversation holds: as many messages as it says, and of the turns
 // that are kept with it, none of whose events may outlive it.
-func checkKept(r *record.Record) error {
+func checkContents(r *record.Record) error {
 	messages, last := int32(0), int32(0)
 	for frame := range r.Messages.All() {
 		sequence := frame.Sequence()

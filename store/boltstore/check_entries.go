@@ -10,40 +10,40 @@ import (
 func (c *checker) id(key, value []byte) {
 	tenant, id, ok := cutTenant(key)
 	if !ok {
-		c.fault("ids: %x is no key", key)
+		c.addFault("ids: %x is no key", key)
 		return
 	}
 	p, err := decodePlace(key, value)
 	if err != nil {
-		c.fault("conversation %q of tenant %q: %v", id, tenant, err)
+		c.addFault("conversation %q of tenant %q: %v", id, tenant, err)
 		return
 	}
 	at := conversationKey(tenant, p.key)
 	b := c.get(conversationsBucket, at)
 	if b == nil {
-		c.fault("conversation %q of tenant %q: its id leads to %x, where there is none", id, tenant, p.key)
+		c.addFault("conversation %q of tenant %q: its id leads to %x, where there is none", id, tenant, p.key)
 		return
 	}
 	if err := c.damaged[string(at)]; err != nil {
-		c.fault("conversation %q of tenant %q: %v", id, tenant, err)
+		c.addFault("conversation %q of tenant %q: %v", id, tenant, err)
 		delete(c.damaged, string(at))
 		return
 	}
 	if r, err := record.UnmarshalHead(b); err == nil && r.Conversation().GetId() != string(id) {
-		c.fault("conversation %q of tenant %q: its id leads to conversation %q", id, tenant, r.Conversation().GetId())
+		c.addFault("conversation %q of tenant %q: its id leads to conversation %q", id, tenant, r.Conversation().GetId())
 	}
 }
 
 func (c *checker) expiry(key, value []byte) {
 	d, ok := decodeDue(key, value)
-	at, isKey := d.inner()
+	at, isKey := d.innerKey()
 	if !ok || !isKey {
-		c.fault("expiry: entry %x is damaged: its conversation is not swept, but ends all the same", key)
+		c.addFault("expiry: entry %x is damaged: its conversation is not swept, but ends all the same", key)
 		return
 	}
 	b := c.get(conversationsBucket, conversationKey(d.tenant, at))
 	if b == nil {
-		c.fault("expiry: entry %x of tenant %q leads to no conversation", key, d.tenant)
+		c.addFault("expiry: entry %x of tenant %q leads to no conversation", key, d.tenant)
 		return
 	}
 	r, err := record.UnmarshalHead(b)
@@ -52,7 +52,7 @@ func (c *checker) expiry(key, value []byte) {
 	}
 	id := idKey(d.tenant, r.Conversation().GetId())
 	if p, err := decodePlace(id, c.get(idsBucket, id)); err == nil && p.key == at && p.minute != d.slot {
-		c.fault("conversation %q of tenant %q: it has an entry in expiry for minute %d besides that for minute %d",
+		c.addFault("conversation %q of tenant %q: it has an entry in expiry for minute %d besides that for minute %d",
 			r.Conversation().GetId(), d.tenant, d.slot, p.minute)
 	}
 }
@@ -60,11 +60,11 @@ func (c *checker) expiry(key, value []byte) {
 func (c *checker) turn(key, _ []byte) {
 	tenant, id, ok := cutTenant(key)
 	if !ok {
-		c.fault("turns: %x is no key", key)
+		c.addFault("turns: %x is no key", key)
 		return
 	}
 	if c.get(idsBucket, key) == nil {
-		c.fault("conversation %q of tenant %q: turns has one of it, and there is no such conversation", id, tenant)
+		c.addFault("conversation %q of tenant %q: turns has one of it, and there is no such conversation", id, tenant)
 	}
 }
 
@@ -77,42 +77,42 @@ func (c *checker) tenant(key, value []byte) {
 	delete(c.counts, tenant)
 	switch {
 	case !ok || len(rest) > 0 || !sound:
-		c.fault("tenant %q: its counts are damaged", tenant)
+		c.addFault("tenant %q: its counts are damaged", tenant)
 	case want.conversations == 0:
-		c.fault("tenant %q: it has counts and no conversation", tenant)
+		c.addFault("tenant %q: it has counts and no conversation", tenant)
 	case got.conversations != want.conversations || got.bytes != want.bytes || got.messages < want.messages:
-		c.fault("tenant %q: it counts %d conversations, %d messages and %d bytes, and has %d, %d and %d", tenant,
+		c.addFault("tenant %q: it counts %d conversations, %d messages and %d bytes, and has %d, %d and %d", tenant,
 			got.conversations, got.messages, got.bytes, want.conversations, want.messages, want.bytes)
 	}
 }
 
-func (c *checker) session(key, value []byte) {
+func (c *checker) ephemeral(key, value []byte) {
 	tenant, id, ok := cutTenant(key)
-	m, sound := decodeSession(key, value)
+	m, sound := decodeEphemeral(key, value)
 	if !ok || !sound {
-		c.fault("conversation %q of tenant %q: its session memory is damaged: it counts as none", id, tenant)
+		c.addFault("conversation %q of tenant %q: its session memory is damaged: it counts as none", id, tenant)
 		return
 	}
 	if m.held() {
 		return // What held it has ended.
 	}
 	if c.get(idsBucket, key) == nil {
-		c.fault("conversation %q of tenant %q: it is session memory that nobody holds, and there is no such conversation", id, tenant)
+		c.addFault("conversation %q of tenant %q: it is session memory that nobody holds, and there is no such conversation", id, tenant)
 	}
-	entry := endKey(m.ends, tenant, string(id))
-	if e, ok := decodeDue(entry, c.get(endsBucket, entry)); !ok || e.at != m.ends {
-		c.fault("conversation %q of tenant %q: its session memory ends at %d, and ends does not have that", id, tenant, m.ends)
+	entry := endKey(m.deleteAt, tenant, string(id))
+	if e, ok := decodeDue(entry, c.get(endsBucket, entry)); !ok || e.at != m.deleteAt {
+		c.addFault("conversation %q of tenant %q: its session memory ends at %d, and ends does not have that", id, tenant, m.deleteAt)
 	}
 }
 
-func (c *checker) end(key, value []byte) {
+func (c *checker) deletion(key, value []byte) {
 	e, ok := decodeDue(key, value)
 	if !ok {
-		c.fault("ends: entry %x is damaged", key)
+		c.addFault("ends: entry %x is damaged", key)
 		return
 	}
 	id := idKey(e.tenant, e.name)
-	if m, ok := decodeSession(id, c.get(sessionsBucket, id)); !ok || m.ends != e.at {
-		c.fault("conversation %q of tenant %q: ends has %d for it, and its session memory does not end then", e.name, e.tenant, e.at)
+	if m, ok := decodeEphemeral(id, c.get(sessionsBucket, id)); !ok || m.deleteAt != e.at {
+		c.addFault("conversation %q of tenant %q: ends has %d for it, and its session memory does not end then", e.name, e.tenant, e.at)
 	}
 }

@@ -39,7 +39,7 @@ func newFilled(t *testing.T) string {
 }
 
 // change writes to a file past the store.
-func change(t *testing.T, path string, write func(tx *bolt.Tx) error) {
+func updateFile(t *testing.T, path string, write func(tx *bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, nil)
 	if err != nil {
@@ -138,7 +138,7 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := newFilled(t)
 			wantSound(t, path)
-			change(t, path, test.write)
+			updateFile(t, path, test.write)
 			var told []string
 			done, err := Check(path, func(fault string) { told = append(told, fault) })
 			if !errors.Is(err, ErrDamaged) || done.Faults != int64(len(told)) || !strings.Contains(err.Error(), path) {
@@ -186,7 +186,7 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	t.Helper()
 	path := newFilled(t)
 	var page uint64 // root of a bucket
-	change(t, path, func(tx *bolt.Tx) error {
+	updateFile(t, path, func(tx *bolt.Tx) error {
 		for i := range 200 { // So that it has pages of its own.
 			if err := tx.Bucket([]byte(idsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
 				return err
@@ -194,7 +194,7 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 		}
 		return nil
 	})
-	change(t, path, func(tx *bolt.Tx) error {
+	updateFile(t, path, func(tx *bolt.Tx) error {
 		page = uint64(tx.Bucket([]byte(idsBucket)).Root())
 		return nil
 	})
@@ -236,11 +236,11 @@ func TestCheckPagesInUse(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			path := newFilled(t)
 			const pages = 3
-			change(t, path, func(tx *bolt.Tx) error {
+			updateFile(t, path, func(tx *bolt.Tx) error {
 				return tx.Bucket([]byte(turnsBucket)).Put([]byte("long"), make([]byte, pages*os.Getpagesize()))
 			})
 			var long uint64
-			change(t, path, func(tx *bolt.Tx) error {
+			updateFile(t, path, func(tx *bolt.Tx) error {
 				long = uint64(tx.Bucket([]byte(turnsBucket)).Root())
 				return nil
 			})
@@ -302,7 +302,7 @@ func TestCheckOfOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer := newFilled(t)
-	change(t, newer, func(tx *bolt.Tx) error {
+	updateFile(t, newer, func(tx *bolt.Tx) error {
 		return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
 	})
 	garbage := write("garbage", strings.Repeat("garbage", 10000))

@@ -14,7 +14,7 @@ import (
 )
 
 // badDue is the key of conversation "bad" in expiry.
-func badDue(tx *bolt.Tx) []byte {
+func badExpiryKey(tx *bolt.Tx) []byte {
 	id := idKey("acme", "bad")
 	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 	if err != nil {
@@ -33,7 +33,7 @@ func flipBit(bit int) func([]byte) []byte {
 
 // corrupt fails the test unless everything that can be asked of "bad" is answered with
 // ErrCorrupt, and nothing has become of it.
-func corrupt(t *testing.T, s *Store, bit int) {
+func wantAllCorrupt(t *testing.T, s *Store, bit int) {
 	t.Helper()
 	ctx := t.Context()
 	_, errRead := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
@@ -55,21 +55,21 @@ func corrupt(t *testing.T, s *Store, bit int) {
 
 // TestDamagedIDBits flips each bit of an entry of ids, and flips it back.
 func TestDamagedIDBits(t *testing.T) {
-	s, _ := three(t, store.Options{})
-	for bit := range 8 * (len(inner{}) + 4 + 4) {
+	s, _ := openThree(t, store.Options{})
+	for bit := range 8 * (len(innerKey{}) + 4 + 4) {
 		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
-		corrupt(t, s, bit)
+		wantAllCorrupt(t, s, bit)
 		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestDamagedKeyBits moves a conversation to a key that differs in one bit, and back.
 func TestDamagedKeyBits(t *testing.T) {
-	s, _ := three(t, store.Options{})
+	s, _ := openThree(t, store.Options{})
 	var key []byte
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		key = bad(tx)
+		key = badKey(tx)
 		return nil
 	})
 	move := func(from, to []byte) {
@@ -84,27 +84,27 @@ func TestDamagedKeyBits(t *testing.T) {
 	for bit := range 8 * len(key) {
 		wrong := flipBit(bit)(bytes.Clone(key))
 		move(key, wrong)
-		corrupt(t, s, bit)
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+		wantAllCorrupt(t, s, bit)
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 			t.Errorf("bit %d: listed are %v", bit, got)
 		}
 		if tenant, _, ok := cutTenant(wrong); ok && tenant != "acme" {
-			if got := listed(t, s, tenant); len(got) != 0 {
+			if got := listIDs(t, s, tenant); len(got) != 0 {
 				t.Errorf("bit %d: tenant %q has got %v", bit, tenant, got)
 			}
 		}
 		move(wrong, key)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestDamagedDueBits flips each bit of the key and of the value of an entry of expiry, and
 // flips it back: the sweeper steps over it.
 func TestDamagedDueBits(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	var key, value []byte
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		key = badDue(tx)
+		key = badExpiryKey(tx)
 		value = bytes.Clone(tx.Bucket([]byte(expiryBucket)).Get(key))
 		return nil
 	})
@@ -122,14 +122,14 @@ func TestDamagedDueBits(t *testing.T) {
 		both := flipBit(bit)(slices.Concat(key, value))
 		wrong := both[:len(key)]
 		replace(key, wrong, both[len(key):])
-		due, more, err := s.due(t.Context(), queue{expiryBucket, minuteOf, nil}, 10)
+		due, more, err := s.readDue(t.Context(), dueBucket{expiryBucket, minuteOf, nil}, 10)
 		if len(due) != 2 || more || err != nil {
 			t.Errorf("bit %d: %v are due, %v, %v; want the other two", bit, due, more, err)
 		}
 		replace(wrong, key, value)
 	}
 	sweep(t, s)
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestDamagedDue damages an entry of expiry for good.
@@ -137,12 +137,12 @@ func TestDamagedDue(t *testing.T) {
 	// The store has an expired conversation that the sweeper does not know.
 	expired := func(t *testing.T) *Store {
 		t.Helper()
-		s, c := three(t, store.Options{MaxConversations: 3})
-		damage(t, s, expiryBucket, badDue, flip(-1))
+		s, c := openThree(t, store.Options{MaxConversations: 3})
+		damage(t, s, expiryBucket, badExpiryKey, flip(-1))
 		c.advance(2 * time.Hour)
 		sweep(t, s)
 		_ = s.db.View(func(tx *bolt.Tx) error {
-			if n := entries(tx, expiryBucket); n != 1 {
+			if n := countEntries(tx, expiryBucket); n != 1 {
 				t.Errorf("expiry has %d entries, want the damaged one", n)
 			}
 			return nil
@@ -154,45 +154,45 @@ func TestDamagedDue(t *testing.T) {
 		return s
 	}
 	t.Run("deleted", func(t *testing.T) {
-		s, _ := three(t, store.Options{})
-		damage(t, s, expiryBucket, badDue, flip(-1))
+		s, _ := openThree(t, store.Options{})
+		damage(t, s, expiryBucket, badExpiryKey, flip(-1))
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 			t.Fatal(err)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 	t.Run("made again", func(t *testing.T) {
 		s := expired(t)
 		appendTo(t, s, "bad", "hello")
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 	t.Run("makes room", func(t *testing.T) {
 		s := expired(t)
 		for _, id := range []string{"a", "b", "c"} {
 			appendTo(t, s, id, "hello")
 		}
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"c", "b", "a"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"c", "b", "a"}) {
 			t.Errorf("listed are %v", got)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 }
 
 // TestDamagedWhileRunning deletes a conversation of which nobody can tell any more that a
 // turn runs on it.
 func TestDamagedWhileRunning(t *testing.T) {
-	s, _ := three(t, store.Options{})
+	s, _ := openThree(t, store.Options{})
 	if _, err := s.Append(t.Context(), &store.Append{
 		Tenant: "acme", ConversationID: "bad", Messages: text("question"), Begin: &parleyv1.Turn{Id: "turn"},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	damage(t, s, conversationsBucket, bad, flip(20))
+	damage(t, s, conversationsBucket, badKey, flip(20))
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 		t.Fatal(err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		if n := entries(tx, turnsBucket); n != 0 {
+		if n := countEntries(tx, turnsBucket); n != 0 {
 			t.Errorf("turns has %d entries of nothing", n)
 		}
 		return nil

@@ -17,7 +17,7 @@ func checkPages(path string, o Options) error {
 		return nil
 	}
 	closed := false
-	err := recovered(func() error {
+	err := recoverDamage(func() error {
 		db, err := readFile(path, o.Timeout)
 		if err != nil {
 			return err

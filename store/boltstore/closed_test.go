@@ -61,7 +61,7 @@ func TestClosed(t *testing.T) {
 
 	s := start(Options{Check: look})
 	appendTo(t, s, "a", "hello")
-	path = keepBackup(t, s) // As if the process had been killed.
+	path = writeBackup(t, s) // As if the process had been killed.
 	unsound := errors.New("unsound")
 	if _, err := Open(path, Options{Check: func(string, bool) error { return unsound }}); !errors.Is(err, unsound) {
 		t.Errorf("%v, want what the check says", err)

@@ -48,8 +48,8 @@ func compact(path string, checked func(path string) error) (done Compacted, err 
 	if done.Before, err = compactable(path, source); err != nil {
 		return done, err
 	}
-	if err = removeIfThere(unfinished); err == nil {
-		err = recovered(func() error { return writeCompact(unfinished, source) })
+	if err = removeIfExists(unfinished); err == nil {
+		err = recoverDamage(func() error { return writeCompact(unfinished, source) })
 	}
 	if err == nil {
 		err = checked(unfinished)
@@ -61,7 +61,7 @@ func compact(path string, checked func(path string) error) (done Compacted, err 
 		err = os.Rename(unfinished, path)
 	}
 	if err != nil {
-		return done, errors.Join(err, removeIfThere(unfinished))
+		return done, errors.Join(err, removeIfExists(unfinished))
 	}
 	return done, syncDir(filepath.Dir(path))
 }

@@ -47,7 +47,7 @@ func TestCompact(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Size() != done.After || info.Mode() != fileMode {
 		t.Errorf("there is %v: %v", info, err)
 	}
-	if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
+	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("there is %v", names)
 	}
 	s, err = Open(path, Options{Check: func(_ string, closed bool) error {
@@ -60,10 +60,10 @@ func TestCompact(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"99"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"99"}) {
 		t.Errorf("there is %v", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestCompactYoungFiles: their transactions have the numbers that those of new ones have.

@@ -14,7 +14,7 @@ import (
 )
 
 // consistent fails the test unless every bucket of the store agrees with every other.
-func consistent(t *testing.T, s *Store) {
+func wantConsistent(t *testing.T, s *Store) {
 	t.Helper()
 	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s.tally) }); err != nil {
 		t.Fatalf("the file is not consistent:\n%v", err)
@@ -27,7 +27,7 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	c := &checker{tx: tx, opened: memory.opened, tell: func(told string) { fault("%s", told) }}
+	c := &checker{tx: tx, epoch: memory.epoch, report: func(told string) { fault("%s", told) }}
 	c.records()
 	want := map[string]counts{}
 	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
@@ -37,8 +37,8 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 			return nil //nolint:nilerr // It was told.
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
-		passed := memory.passed[tenant]
-		session := memory.opened.readSession(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
+		passed := memory.evictFrom[tenant]
+		session := memory.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
 		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !session.Held {
 			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
 		}
@@ -57,7 +57,7 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if !maps.Equal(got, want) || !maps.Equal(memory.tenants, want) {
 		fault("counts are %v in the file and %v in memory, want %v", got, memory.tenants, want)
 	}
-	for tenant := range memory.passed {
+	for tenant := range memory.evictFrom {
 		if want[tenant] == (counts{}) {
 			fault("%q has no conversations to be passed over", tenant)
 		}
@@ -69,17 +69,17 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	if memory.total != total {
 		fault("total is %v, want %v", memory.total, total)
 	}
-	return errors.Join(slices.Concat(faults, checkSessions(tx, memory), checkVersions(tx, memory), checkSoon(tx, memory))...)
+	return errors.Join(slices.Concat(faults, checkEphemeral(tx, memory), checkVersions(tx, memory), checkDueIndexes(tx, memory))...)
 }
 
 // checkSoon checks that the entries that are due soon are in memory, for each tenant with a soon.
-func checkSoon(tx *bolt.Tx, memory *tally) (faults []error) {
-	for tenant, s := range memory.soon {
+func checkDueIndexes(tx *bolt.Tx, memory *tally) (faults []error) {
+	for tenant, s := range memory.dueIndexes {
 		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {
-			if q.next == 0 {
+			if q.nextSlot == 0 {
 				continue
 			}
-			for e := range dueOf(tx.Bucket([]byte(name)), tenant, 0, q.next-1) {
+			for e := range entriesOf(tx.Bucket([]byte(name)), tenant, 0, q.nextSlot-1) {
 				if !q.entries.Has(e) {
 					faults = append(faults, fmt.Errorf("%s has %+v, which is not in memory", name, e))
 				}
@@ -90,23 +90,23 @@ func checkSoon(tx *bolt.Tx, memory *tally) (faults []error) {
 }
 
 // checkSessions looks at session memory in the file and in memory.
-func checkSessions(tx *bolt.Tx, memory *tally) (faults []error) {
+func checkEphemeral(tx *bolt.Tx, memory *tally) (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	ends := tx.Bucket([]byte(endsBucket))
 	want, held, released := map[string]int{}, 0, 0
 	_ = tx.Bucket([]byte(sessionsBucket)).ForEach(func(key, value []byte) error {
 		tenant, id, ok := cutTenant(key)
-		m, sound := decodeSession(key, value)
+		m, sound := decodeEphemeral(key, value)
 		if !ok || !sound {
 			fault("sessions: key %x is %x", key, value)
 			return nil
 		}
 		want[tenant]++
-		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != memory.opened.state(m).Held {
-			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.ends, holders)
+		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != memory.epoch.state(m).Held {
+			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.deleteAt, holders)
 		}
-		if _, left := memory.opened.left(m); left {
-			if !slices.Contains(memory.left, string(key)) {
+		if _, left := memory.epoch.releaseStale(m); left {
+			if !slices.Contains(memory.staleHolds, string(key)) {
 				fault("session memory %q of %q will never be released", id, tenant)
 			}
 			return nil
@@ -119,22 +119,22 @@ func checkSessions(tx *bolt.Tx, memory *tally) (faults []error) {
 		if tx.Bucket([]byte(idsBucket)).Get(key) == nil {
 			fault("session memory %q of %q has no conversation and no holder", id, tenant)
 		}
-		entry := endKey(m.ends, tenant, string(id))
-		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.ends {
-			fault("session memory %q of %q ends at %d, and would be swept at %d", id, tenant, m.ends, e.at)
+		entry := endKey(m.deleteAt, tenant, string(id))
+		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.deleteAt {
+			fault("session memory %q of %q ends at %d, and would be swept at %d", id, tenant, m.deleteAt, e.at)
 		}
 		return nil
 	})
-	if n := entries(tx, endsBucket); n != released {
+	if n := countEntries(tx, endsBucket); n != released {
 		fault("ends has %d entries for %d", n, released)
 	}
-	if len(memory.holders) != held || !maps.Equal(memory.memory, want) || memory.some.Load() != (len(want) > 0) {
-		fault("in memory there are %v, %v, %v, want %d that are held, of %v", memory.holders, memory.memory, memory.some.Load(), held, want)
+	if len(memory.holders) != held || !maps.Equal(memory.ephemeralCounts, want) || memory.hasEphemeral.Load() != (len(want) > 0) {
+		fault("in memory there are %v, %v, %v, want %d that are held, of %v", memory.holders, memory.ephemeralCounts, memory.hasEphemeral.Load(), held, want)
 	}
 	return faults
 }
 
-func entries(tx *bolt.Tx, bucket string) int {
+func countEntries(tx *bolt.Tx, bucket string) int {
 	n := 0
 	_ = tx.Bucket([]byte(bucket)).ForEach(func(_, _ []byte) error {
 		n++

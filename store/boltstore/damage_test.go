@@ -32,7 +32,7 @@ func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, ch
 }
 
 // bad is the key of conversation "bad" in conversations.
-func bad(tx *bolt.Tx) []byte {
+func badKey(tx *bolt.Tx) []byte {
 	id := idKey("acme", "bad")
 	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
 	if err != nil {
@@ -53,7 +53,7 @@ func flip(at int) func([]byte) []byte {
 }
 
 // three is a store with conversations "old", "bad" and "new", in this order.
-func three(t *testing.T, o store.Options) (*Store, *clock) {
+func openThree(t *testing.T, o store.Options) (*Store, *clock) {
 	t.Helper()
 	c := newClock()
 	o.Now = c.Now
@@ -74,12 +74,12 @@ func TestDamagedRecord(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var told []string
-			s, c := three(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
+			s, c := openThree(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
 				for _, change := range changes {
 					told = append(told, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
 				}
 			}})
-			damage(t, s, conversationsBucket, bad, change)
+			damage(t, s, conversationsBucket, badKey, change)
 			ctx := t.Context()
 			_, errRead := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 			_, errAppend := s.Append(ctx, &store.Append{Tenant: "acme", ConversationID: "bad", Messages: text("more")})
@@ -103,21 +103,21 @@ func TestDamagedRecord(t *testing.T) {
 			}
 			c.advance(3 * time.Hour)
 			sweep(t, s)
-			consistent(t, s)
+			wantConsistent(t, s)
 		})
 	}
 }
 
 // TestDamagedStaysOutOfTheWay damages a header, and lets everything else go on around it.
 func TestDamagedStaysOutOfTheWay(t *testing.T) {
-	s, c := three(t, store.Options{MaxConversations: 3})
-	damage(t, s, conversationsBucket, bad, flip(20))
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+	s, c := openThree(t, store.Options{MaxConversations: 3})
+	damage(t, s, conversationsBucket, badKey, flip(20))
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 		t.Errorf("listed are %v", got)
 	}
 	appendTo(t, s, "newer", "hello")  // Evicts old.
 	appendTo(t, s, "newest", "hello") // Evicts new, passes bad over.
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newest", "newer"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newest", "newer"}) {
 		t.Errorf("after evictions there are %v", got)
 	}
 	c.advance(time.Hour)
@@ -130,7 +130,7 @@ func TestDamagedStaysOutOfTheWay(t *testing.T) {
 		t.Errorf("%+v, %v; want the damaged one alone", stats, err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		if n := entries(tx, expiryBucket); n != 1 {
+		if n := countEntries(tx, expiryBucket); n != 1 {
 			t.Errorf("expiry has %d entries, want the one that is to be looked at later", n)
 		}
 		return nil
@@ -143,7 +143,7 @@ func TestDamagedStaysOutOfTheWay(t *testing.T) {
 	}
 	c.advance(2 * time.Hour)
 	sweep(t, s) // Drops the entry that the sweeper had moved.
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestDamagedID leads an id to another conversation, and to none.
@@ -154,7 +154,7 @@ func TestDamagedID(t *testing.T) {
 		"short":   func([]byte) func([]byte) []byte { return func(b []byte) []byte { return b[:7] } },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _ := three(t, store.Options{})
+			s, _ := openThree(t, store.Options{})
 			var other []byte
 			_ = s.db.View(func(tx *bolt.Tx) error {
 				other = slices.Clone(tx.Bucket([]byte(idsBucket)).Get(idKey("acme", "new")))
@@ -168,7 +168,7 @@ func TestDamagedID(t *testing.T) {
 			if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("deleted: %v, want ErrCorrupt: nobody knows where it lies", err)
 			}
-			if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+			if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
 				t.Errorf("listed are %v", got)
 			}
 			if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || stats.Messages != 3 {
@@ -208,10 +208,10 @@ func TestDamagedProgress(t *testing.T) {
 
 // FuzzDecode feeds the decoders of small entries what a damaged file may hold.
 func FuzzDecode(f *testing.F) {
-	entry, id := expiryKey(7, "acme", inner{1, 2, 3}), idKey("acme", "a")
+	entry, id := expiryKey(7, "acme", innerKey{1, 2, 3}), idKey("acme", "a")
 	f.Add(entry, encodeDue(entry, 7))
-	f.Add(id, place{inner{1, 2, 3}, 7}.encode(id))
-	f.Add(id, session{7, 8}.encode(id))
+	f.Add(id, place{innerKey{1, 2, 3}, 7}.encode(id))
+	f.Add(id, ephemeralEntry{7, 8}.encode(id))
 	f.Add(tenantKey("acme"), counts{1, 2, 3}.encode(tenantKey("acme")))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
@@ -221,7 +221,7 @@ func FuzzDecode(f *testing.F) {
 		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
 			t.Errorf("%x comes back as %x", value, c.encode(key))
 		}
-		if m, ok := decodeSession(key, value); ok && !slices.Equal(m.encode(key), value) {
+		if m, ok := decodeEphemeral(key, value); ok && !slices.Equal(m.encode(key), value) {
 			t.Errorf("%x comes back as %x", value, m.encode(key))
 		}
 		if p, err := decodePlace(key, value); err == nil && !slices.Equal(p.encode(key), value) {

@@ -12,19 +12,19 @@ import (
 // reads ahead it keeps in large pieces, and a page that is written into one of those costs ext4 a
 // walk over all of it: after a file was read from end to end, to check it or for a backup, appends
 // had a third of their speed (Linux 6.18). It is advice, so nothing can go wrong.
-func readNoFurther(file *os.File) {
+func adviseRandom(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 }
 
 // forget takes a file that the disk has out of memory, where it is in large pieces as well if it
 // was written from end to end.
-func forget(file *os.File) {
+func adviseDontNeed(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
 // reserve takes the space of a file ahead of its bytes. What is written there is not among
 // what ext4 must have on the disk before another file can grow.
-func reserve(file *os.File, size int64) error {
+func preallocate(file *os.File, size int64) error {
 	err := syscall.Fallocate(int(file.Fd()), 0, 0, size)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil
@@ -34,7 +34,7 @@ func reserve(file *os.File, size int64) error {
 
 // flush waits until the disk has been given a part of a file. Otherwise the kernel gathers a
 // good deal of memory, and has everybody wait who writes when it is too much.
-func flush(file *os.File, at, size int64) error {
+func flushRange(file *os.File, at, size int64) error {
 	const waitBeforeWriteWaitAfter = 1 | 2 | 4
 	err := unix.SyncFileRange(int(file.Fd()), at, size, waitBeforeWriteWaitAfter)
 	if errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.ESPIPE) {

@@ -40,7 +40,7 @@ func TestReadNoFurther(t *testing.T) {
 		}, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			forget(file)
+			adviseDontNeed(file)
 			if err := test.do(); err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func openCold(t *testing.T, path string) *os.File {
 	if err := f.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	forget(f)
+	adviseDontNeed(f)
 	if cachedPages(t, f) > 0 {
 		t.Skip("what is on this file system does not leave memory")
 	}

@@ -26,7 +26,7 @@ const (
 	// mapped is how much address space is taken at once. bbolt takes more when the file
 	// outgrows it, and waits for the end of all reads for that, a backup's too, while all
 	// others wait.
-	mapped = min(64<<30, math.MaxInt/2)
+	mapSize = min(64<<30, math.MaxInt/2)
 
 	fileMode, dirMode = 0o600, 0o700
 
@@ -58,7 +58,7 @@ func openFile(path string, o Options) (*bolt.DB, error) {
 		return nil, err
 	}
 	for _, suffix := range []string{unfinishedSuffix, backupSuffix} {
-		if err := removeIfThere(path + suffix); err != nil {
+		if err := removeIfExists(path + suffix); err != nil {
 			return nil, errors.Join(err, db.Close())
 		}
 	}
@@ -71,7 +71,7 @@ func lockFile(path string, timeout time.Duration) (*bolt.DB, error) {
 	db, err := openBolt(path, &bolt.Options{
 		Timeout:         timeout,
 		FreelistType:    bolt.FreelistMapType, // The other one halves the speed after a sweep.
-		InitialMmapSize: mapped,
+		InitialMmapSize: mapSize,
 		OpenFile: func(name string, flag int, mode os.FileMode) (f *os.File, err error) {
 			if f, err = openExisting(name, flag, mode); err == nil {
 				opened, err = f.Stat()
@@ -97,13 +97,13 @@ func readFile(path string, timeout time.Duration) (*bolt.DB, error) {
 func openExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(name, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
 	if err == nil {
-		readNoFurther(f)
+		adviseRandom(f)
 	}
 	return f, err
 }
 
 // recovered runs what bbolt may not survive when pages make no sense.
-func recovered(do func() error) (err error) {
+func recoverDamage(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -115,7 +115,7 @@ func recovered(do func() error) (err error) {
 
 // openBolt says in our words what bbolt says in its own, or cries out.
 func openBolt(path string, o *bolt.Options) (db *bolt.DB, err error) {
-	err = recovered(func() error {
+	err = recoverDamage(func() error {
 		db, err = bolt.Open(path, fileMode, o)
 		return err
 	})
@@ -154,7 +154,7 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-func removeIfThere(path string) error {
+func removeIfExists(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -173,7 +173,7 @@ func makeFile(path string) error {
 		return err // Somebody was faster.
 	}
 	unfinished := path + unfinishedSuffix
-	if err := removeIfThere(unfinished); err != nil {
+	if err := removeIfExists(unfinished); err != nil {
 		return err
 	}
 	db, err := bolt.Open(unfinished, fileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType})

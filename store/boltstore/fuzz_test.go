@@ -253,8 +253,8 @@ func soundPages(path string) bool {
 	if _, err := CheckPages(path, func(string) {}); err != nil {
 		return false
 	}
-	c := &checker{tell: func(string) {}}
-	return c.elements(path) == nil && c.Faults == 0
+	c := &checker{report: func(string) {}}
+	return c.checkElements(path) == nil && c.Faults == 0
 }
 
 // serve opens a file and does everything with it. It returns what is wrong with the answers;

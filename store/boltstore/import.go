@@ -38,12 +38,12 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 		if !damaged {
 			live = old.live(now)
 		}
-		out, err := record.Import(live, i, history, uid, now, t.session(i.Tenant, id).Held, &s.options.Options)
+		out, err := record.Import(live, i, history, uid, now, t.ephemeralState(i.Tenant, id).Held, &s.options.Options)
 		if err != nil {
 			return err
 		}
 		result = out.Result
-		return t.takeIn(i.Tenant, old, damaged || live != nil, out, now)
+		return t.writeImport(i.Tenant, old, damaged || live != nil, out, now)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
@@ -53,7 +53,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 
 // takeIn writes what record.Import decided. Old is what lies under the id, nil for nothing:
 // a conversation that is overwritten, or one that has expired.
-func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
+func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
 	number, err := t.number()
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.O
 	if err != nil {
 		return err
 	}
-	if err := t.yield(len(value)); err != nil {
+	if err := t.checkSpace(len(value)); err != nil {
 		return err
 	}
 	if overwritten {
@@ -74,7 +74,7 @@ func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.O
 			})
 		}
 	} else {
-		gone, err := t.findRoom(tenant, old, now)
+		gone, err := t.victimsForImport(tenant, old, now)
 		if err != nil {
 			return err
 		}
@@ -90,17 +90,17 @@ func (t *txn) takeIn(tenant string, old *stored, overwritten bool, out *record.O
 // findRoom says which conversations must go so that the tenant can have one more: the
 // expired one whose id is taken again, then others that have expired. None that lives goes,
 // as it would in makeRoom.
-func (t *txn) findRoom(tenant string, again *stored, now time.Time) ([]*stored, error) {
+func (t *txn) victimsForImport(tenant string, again *stored, now time.Time) ([]*stored, error) {
 	var gone []*stored
 	if again != nil {
 		gone = append(gone, again)
 	}
 	limit := int64(t.options.MaxConversations)
-	excess := t.counted(tenant).conversations + 1 - limit
+	excess := t.countsOf(tenant).conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(gone)) {
 		return gone, nil
 	}
-	if gone = t.expiredOf(gone, tenant, int(min(excess, maxStep)), now); int64(len(gone)) < excess {
+	if gone = t.appendExpired(gone, tenant, int(min(excess, maxStep)), now); int64(len(gone)) < excess {
 		return nil, store.ErrFull
 	}
 	return gone, nil

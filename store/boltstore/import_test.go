@@ -37,12 +37,12 @@ func TestImportOverDamage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var told []string
-			s, c := three(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
+			s, c := openThree(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
 				for _, change := range changes {
 					told = append(told, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
 				}
 			}})
-			damage(t, s, conversationsBucket, bad, test.change)
+			damage(t, s, conversationsBucket, badKey, test.change)
 			told = nil
 			i := importOf("bad", c.Now(), time.Hour)
 			if _, err := s.Import(t.Context(), i); !errors.Is(err, test.want) {
@@ -55,16 +55,16 @@ func TestImportOverDamage(t *testing.T) {
 			if want := []string{"DELETED bad", "CREATED bad"}; !slices.Equal(told, want) {
 				t.Errorf("told of %v, want %v", told, want)
 			}
-			if got := listed(t, s, "acme"); !slices.Equal(got, []string{"bad", "new", "old"}) {
+			if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"bad", "new", "old"}) {
 				t.Errorf("there are %v", got)
 			}
 			c.advance(3 * time.Hour)
 			sweep(t, s)
-			consistent(t, s)
+			wantConsistent(t, s)
 		})
 	}
 	t.Run("where its id leads nowhere", func(t *testing.T) {
-		s, c := three(t, store.Options{})
+		s, c := openThree(t, store.Options{})
 		damage(t, s, idsBucket, keyOf("bad"), flip(3))
 		i := importOf("bad", c.Now(), time.Hour)
 		i.Overwrite = true
@@ -99,17 +99,17 @@ func TestImportAboveCapacity(t *testing.T) {
 	if _, err := s.Import(t.Context(), over); err != nil {
 		t.Errorf("Import in the place of another: %v", err)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "c2"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Import(t.Context(), importOf("new", c.Now(), time.Hour)); err != nil {
 		t.Errorf("Import in the place of what has expired: %v", err)
 	}
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "c1", "c3"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "c1", "c3"}) {
 		t.Errorf("there are %v", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // take imports anything, for TestRandom.

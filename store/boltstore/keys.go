@@ -26,11 +26,11 @@ const (
 const maxNames = 16 << 10
 
 // inner is the key of a conversation within its tenant, see record.Key.
-type inner [record.KeySize]byte
+type innerKey [record.KeySize]byte
 
 // place is where ids says that a conversation lies.
 type place struct {
-	key    inner
+	key    innerKey
 	minute uint32
 }
 
@@ -43,7 +43,7 @@ func decodePlace(key, value []byte) (place, error) {
 	if !ok {
 		return place{}, fmt.Errorf("%w: entry of its id", store.ErrCorrupt)
 	}
-	return place{key: inner(b), minute: binary.BigEndian.Uint32(b[record.KeySize:])}, nil
+	return place{key: innerKey(b), minute: binary.BigEndian.Uint32(b[record.KeySize:])}, nil
 }
 
 // seal adds a checksum over the key as well, so that no key has the value of another.
@@ -80,10 +80,10 @@ func cutTenant(key []byte) (tenant string, rest []byte, ok bool) {
 func idKey(tenant, id string) []byte { return append(tenantKey(tenant), id...) }
 
 // conversationKey is its key in conversations.
-func conversationKey(tenant string, key inner) []byte { return append(tenantKey(tenant), key[:]...) }
+func conversationKey(tenant string, key innerKey) []byte { return append(tenantKey(tenant), key[:]...) }
 
 // expiryKey is the key of an entry in expiry.
-func expiryKey(minute uint32, tenant string, key inner) []byte {
+func expiryKey(minute uint32, tenant string, key innerKey) []byte {
 	return dueKey(minute, tenant, string(key[:]))
 }
 
@@ -100,7 +100,7 @@ func dueKey(slot uint32, tenant, name string) []byte {
 }
 
 // due is an entry of expiry or of ends.
-type due struct {
+type dueEntry struct {
 	slot   uint32 // minute in expiry, second in ends
 	tenant string
 	name   string // inner key in expiry, conversation id in ends
@@ -108,27 +108,27 @@ type due struct {
 }
 
 // inner returns the inner key that an entry of expiry leads to.
-func (e due) inner() (key inner, ok bool) {
+func (e dueEntry) innerKey() (key innerKey, ok bool) {
 	if len(e.name) != record.KeySize {
-		return inner{}, false
+		return innerKey{}, false
 	}
-	return inner([]byte(e.name)), true
+	return innerKey([]byte(e.name)), true
 }
 
 func encodeDue(key []byte, nanosecond int64) []byte {
 	return seal(key, binary.BigEndian.AppendUint64(nil, uint64(nanosecond)))
 }
 
-func decodeDue(key, value []byte) (due, bool) {
+func decodeDue(key, value []byte) (dueEntry, bool) {
 	b, ok := unseal(key, value, 8)
 	if len(key) < 4 || !ok {
-		return due{}, false
+		return dueEntry{}, false
 	}
 	tenant, rest, ok := cutTenant(key[4:])
 	if !ok {
-		return due{}, false
+		return dueEntry{}, false
 	}
-	return due{
+	return dueEntry{
 		slot: binary.BigEndian.Uint32(key), tenant: tenant, name: string(rest),
 		at: int64(binary.BigEndian.Uint64(b)),
 	}, true
@@ -156,58 +156,60 @@ func secondOf(nanosecond int64) uint32 {
 }
 
 // session is what sessions keeps of an id.
-type session struct {
-	after time.Duration // the DeleteAfter of the latest Hold
-	ends  int64         // nanosecond; -n while a process holds it that opened the file at transaction n
+type ephemeralEntry struct {
+	deleteAfter time.Duration // the DeleteAfter of the latest Hold
+	deleteAt    int64         // nanosecond; -n while a process holds it that opened the file at transaction n
 }
 
 // held reports whether a process holds the id, or held it when it ended.
-func (m session) held() bool { return m.ends <= 0 }
+func (m ephemeralEntry) held() bool { return m.deleteAt <= 0 }
 
 // released is the session when the last of its holders has gone.
-func (m session) released(now time.Time, after time.Duration) session {
-	m.ends = max(1, nanosecond(now.Add(after)))
+func (m ephemeralEntry) release(now time.Time, after time.Duration) ephemeralEntry {
+	m.deleteAt = max(1, nanosecond(now.Add(after)))
 	return m
 }
 
 // opening is when this process opened the file.
-type opening struct {
+type epoch struct {
 	tx int // the newest transaction then, or a later one; no process has had the same before
 	at time.Time
 }
 
 // held is the session of an id that this process holds.
-func (o opening) held(after time.Duration) session { return session{after: after, ends: -int64(o.tx)} }
+func (o epoch) newHold(after time.Duration) ephemeralEntry {
+	return ephemeralEntry{deleteAfter: after, deleteAt: -int64(o.tx)}
+}
 
 // left is the session of an id as the process that held it left it behind; false when that
 // is not so.
-func (o opening) left(m session) (session, bool) {
-	return m.released(o.at, m.after), m.held() && m.ends != -int64(o.tx)
+func (o epoch) releaseStale(m ephemeralEntry) (ephemeralEntry, bool) {
+	return m.release(o.at, m.deleteAfter), m.held() && m.deleteAt != -int64(o.tx)
 }
 
 // state is what package record decides by. What was left behind counts as released, written
 // yet or not.
-func (o opening) state(m session) record.Session {
-	if released, ok := o.left(m); ok {
+func (o epoch) state(m ephemeralEntry) record.Session {
+	if released, ok := o.releaseStale(m); ok {
 		m = released
 	}
 	if m.held() {
 		return record.Session{Held: true}
 	}
-	return record.Session{DeleteTime: time.Unix(0, m.ends)}
+	return record.Session{DeleteTime: time.Unix(0, m.deleteAt)}
 }
 
-func (m session) encode(key []byte) []byte {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(m.after))
-	return seal(key, binary.BigEndian.AppendUint64(b, uint64(m.ends)))
+func (m ephemeralEntry) encode(key []byte) []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(m.deleteAfter))
+	return seal(key, binary.BigEndian.AppendUint64(b, uint64(m.deleteAt)))
 }
 
-func decodeSession(key, value []byte) (session, bool) {
+func decodeEphemeral(key, value []byte) (ephemeralEntry, bool) {
 	b, ok := unseal(key, value, 16)
 	if !ok {
-		return session{}, false
+		return ephemeralEntry{}, false
 	}
-	return session{after: time.Duration(binary.BigEndian.Uint64(b)), ends: int64(binary.BigEndian.Uint64(b[8:]))}, true
+	return ephemeralEntry{deleteAfter: time.Duration(binary.BigEndian.Uint64(b)), deleteAt: int64(binary.BigEndian.Uint64(b[8:]))}, true
 }
 
 // counts is what tenants keeps.

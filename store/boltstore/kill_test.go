@@ -78,7 +78,7 @@ func TestKill(t *testing.T) {
 		acknowledged := killAfter(t, path, 60+30*round)
 		before := time.Now()
 		s := open(t, path, childOptions)
-		consistent(t, s)
+		wantConsistent(t, s)
 		releasedAt(t, s, before, time.Now())
 		for id, sequence := range acknowledged {
 			snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
@@ -113,7 +113,7 @@ func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 	t.Helper()
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		for _, id := range heldByChild.ConversationIDs {
-			m := s.tally.opened.readSession(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
+			m := s.tally.epoch.readState(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
 			if id == "none" {
 				if !m.IsZero() {
 					t.Errorf("%s is %+v", id, m)

@@ -73,7 +73,7 @@ func appendTo(t *testing.T, s *Store, id, content string) *store.Result {
 }
 
 // listed returns the ids of a tenant's conversations, newest first.
-func listed(t *testing.T, s *Store, tenant string) []string {
+func listIDs(t *testing.T, s *Store, tenant string) []string {
 	t.Helper()
 	page, err := s.List(t.Context(), &store.List{Tenant: tenant, PageSize: 1000})
 	if err != nil {

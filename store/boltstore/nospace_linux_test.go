@@ -70,7 +70,7 @@ func TestNoSpace(t *testing.T) {
 	}
 	written := changes
 	written += fill(t, s, "a")
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"b", "a"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("there are %v", got)
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {
@@ -80,7 +80,7 @@ func TestNoSpace(t *testing.T) {
 	if changes != written+2 {
 		t.Errorf("told of %d changes, want %d", changes, written+2)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestNoSpaceForOne has one batch hold what fits and what does not.
@@ -132,7 +132,7 @@ func TestNoSpaceForOne(t *testing.T) {
 		if want := []string{"DELETED a", "MESSAGE_APPENDED b"}; !slices.Equal(told, want) {
 			t.Errorf("told of %v, want %v", told, want)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 }
 
@@ -143,10 +143,10 @@ func TestNoSpaceForMany(t *testing.T) {
 	dir := small(t) // not in the bubble
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
-		transactions, begin := 0, s.writer.begin
-		s.writer.begin = func(tx *bolt.Tx) *txn {
+		transactions, begin := 0, s.writer.newTxn
+		s.writer.newTxn = func(tx *bolt.Tx) *txn {
 			x := begin(tx)
-			x.low = func() bool { return false } // So that only the disk refuses writes.
+			x.lowSpace = func() bool { return false } // So that only the disk refuses writes.
 			transactions++
 			return x
 		}
@@ -197,7 +197,7 @@ func TestNoSpaceForMany(t *testing.T) {
 		if want := 40; transactions > want {
 			t.Errorf("%d writes took %d transactions, want at most %d", writes, transactions, want)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 }
 
@@ -207,10 +207,10 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 	dir := small(t) // Not of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
-		begin := s.writer.begin
-		s.writer.begin = func(tx *bolt.Tx) *txn {
+		begin := s.writer.newTxn
+		s.writer.newTxn = func(tx *bolt.Tx) *txn {
 			x := begin(tx)
-			x.low = func() bool { return false } // So that writes find out at the disk.
+			x.lowSpace = func() bool { return false } // So that writes find out at the disk.
 			return x
 		}
 		add := func(tenant, id, content string, a store.Append) func() error {
@@ -278,7 +278,7 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 				}
 			}
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 }
 
@@ -305,7 +305,7 @@ func TestNoSpaceToRelease(t *testing.T) {
 	}
 	waiting := func(want bool) {
 		t.Helper()
-		if got := s.tally.leftBehind() > 0; got != want {
+		if got := s.tally.staleHoldCount() > 0; got != want {
 			t.Fatalf("something is left to release is %v", got)
 		}
 		for _, id := range ids {
@@ -318,9 +318,9 @@ func TestNoSpaceToRelease(t *testing.T) {
 	c.advance(30 * time.Minute)
 	s = openSmall(t, dir, c.Now, nil)
 	waiting(true)
-	consistent(t, s)
+	wantConsistent(t, s)
 	c.advance(9 * time.Minute)
-	if err := s.releaseLeft(t.Context()); err != nil {
+	if err := s.releaseStale(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	waiting(true)
@@ -334,7 +334,7 @@ func TestNoSpaceToRelease(t *testing.T) {
 	waiting(true)
 	sweep(t, s)
 	waiting(false)
-	consistent(t, s)
+	wantConsistent(t, s)
 	c.advance(time.Minute)
 	for i, id := range ids {
 		if lives(t, s, id) != (i == 0) {
@@ -342,8 +342,8 @@ func TestNoSpaceToRelease(t *testing.T) {
 		}
 	}
 	sweep(t, s)
-	consistent(t, s)
-	if n := s.tally.memory["acme"]; n != 1 {
+	wantConsistent(t, s)
+	if n := s.tally.ephemeralCounts["acme"]; n != 1 {
 		t.Errorf("%d ids are session memory, want the one that is held", n)
 	}
 }

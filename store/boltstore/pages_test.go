@@ -146,7 +146,7 @@ func TestDamagedPage(t *testing.T) {
 
 	flipLeaf(t, path, "mark of c15")
 	s = open(t, path, store.Options{MaxMessages: 1})
-	consistent(t, s)
+	wantConsistent(t, s)
 	s.Close()
 	if done, err := Check(path, func(fault string) { t.Error(fault) }); err != nil {
 		t.Errorf("%+v, %v", done, err)
@@ -243,7 +243,7 @@ func TestDamagedLength(t *testing.T) {
 			t.Errorf("Read of %s after the repair = %v", id, err)
 		}
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 	s.Close()
 	wantSound(t, path)
 }
@@ -276,18 +276,18 @@ func TestSweepDamagedPage(t *testing.T) {
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations > 6 {
 		t.Errorf("Stats = %+v, %v, want 6 conversations at most, in the page and beside it", stats, err)
 	}
-	if n := s.tally.memory["acme"]; n != 0 {
+	if n := s.tally.ephemeralCounts["acme"]; n != 0 {
 		t.Errorf("%d ids are session memory, want none", n)
 	}
 	s.Close()
 	flipLeaf(t, path, "mark of c15") // As if it was repaired.
 	s = open(t, path, o)
-	c.advance(rest)
+	c.advance(deferPeriod)
 	sweep(t, s)
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 {
 		t.Errorf("Stats after the repair = %+v, %v, want no conversation", stats, err)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSweepDamagedExpiry damages a page of expiry: what is due before it is swept.

@@ -20,17 +20,17 @@ import (
 // up to those that are too young, or to a page that cannot be read. What fails for damage does not keep it
 // from the rest.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
-	w := purge{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
+	w := purgeScan{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
 	var purged store.Purged
 	var damage error // Of some conversations, which does not keep the others.
 	for !w.done {
-		keys, ids, err := s.inactive(ctx, &w)
+		keys, ids, err := s.nextInactive(ctx, &w)
 		if errors.Is(err, store.ErrCorrupt) {
 			damage, err, w.done = cmp.Or(damage, err), nil, true // Nothing leads past that page.
 		}
 		if err == nil && !p.DryRun && len(keys) > 0 {
 			ids = nil
-			err = each(keys, func(keys []inner) error {
+			err = applyBisecting(keys, func(keys []innerKey) error {
 				var gone []string
 				err := s.writer.do(ctx, 0, func(t *txn) error {
 					gone = t.purge(&w, keys, s.options.Now())
@@ -40,7 +40,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 					ids = append(ids, gone...)
 				}
 				return err
-			}, func(inner) { s.corrupt.Add(1) })
+			}, func(innerKey) { s.corruptCalls.Add(1) })
 		}
 		purged.Count += int64(len(ids))
 		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), store.MaxSampleIDs-len(purged.SampleIDs))]...)
@@ -56,7 +56,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 }
 
 // purge is where a Purge stands.
-type purge struct {
+type purgeScan struct {
 	tenant string
 	cutoff time.Time
 	last   []byte // inner key of the last conversation that was looked at
@@ -64,18 +64,18 @@ type purge struct {
 }
 
 // wants reports whether the conversation is to go.
-func (p *purge) wants(r *record.Record, now time.Time, s record.Session) bool {
+func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Session) bool {
 	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now, s)
 }
 
 // inactive looks at the next conversations, and returns those that are to go.
-func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []string, err error) {
-	now, some := s.options.Now(), s.tally.someSessions()
+func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey, ids []string, err error) {
+	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
 	prefix := tenantKey(p.tenant)
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		c, looks := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
-		sessions := s.tally.opened.readSessions(tx, some, p.tenant)
+		sessions := s.tally.epoch.readStates(tx, some, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
 			k, v = c.Next()
@@ -88,8 +88,8 @@ func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []str
 			if binary.BigEndian.Uint64(p.last) > uint64(nanosecond(p.cutoff)) {
 				break
 			}
-			if r, err := record.UnmarshalHead(v); err == nil && p.wants(r, now, sessions.Of(r.Conversation().GetId())) {
-				keys, ids = append(keys, inner(p.last)), append(ids, r.Conversation().GetId())
+			if r, err := record.UnmarshalHead(v); err == nil && p.matches(r, now, sessions.Of(r.Conversation().GetId())) {
+				keys, ids = append(keys, innerKey(p.last)), append(ids, r.Conversation().GetId())
 			}
 		}
 		p.done = looks < maxStep
@@ -99,11 +99,11 @@ func (s *Store) inactive(ctx context.Context, p *purge) (keys []inner, ids []str
 }
 
 // purge removes those of the conversations that are still to go, and returns their ids.
-func (t *txn) purge(p *purge, keys []inner, now time.Time) []string {
+func (t *txn) purge(p *purgeScan, keys []innerKey, now time.Time) []string {
 	var ids []string
 	for _, key := range keys {
-		s, err := t.at(p.tenant, key)
-		if err != nil || !p.wants(s.record, now, s.session) {
+		s, err := t.loadAt(p.tenant, key)
+		if err != nil || !p.matches(s.record, now, s.ephemeral) {
 			continue
 		}
 		t.remove(s)

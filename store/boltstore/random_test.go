@@ -186,7 +186,7 @@ func (w *world) end() {
 	w.clock.advance(400 * 24 * time.Hour)
 	sweep(w.t, w.store)
 	w.consistent()
-	if n := w.store.tally.memory; len(n) > 0 {
+	if n := w.store.tally.ephemeralCounts; len(n) > 0 {
 		w.Fatalf("session memory is left: %v", n)
 	}
 	if stats, err := w.store.Stats(w.t.Context()); err != nil || stats.Conversations != 0 {

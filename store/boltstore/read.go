@@ -22,7 +22,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	if r.Newest == 0 {
 		decode = record.UnmarshalHead
 	}
-	now, some := s.options.Now(), s.tally.someSessions()
+	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
 	if !some && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
 		return &store.Snapshot{Unchanged: true}, nil
 	}
@@ -32,7 +32,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		if err != nil {
 			return err
 		}
-		if c.Expired(now, s.tally.opened.readSessions(tx, some, r.Tenant).Of(r.ConversationID)) {
+		if c.Expired(now, s.tally.epoch.readStates(tx, some, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
 		snapshot, err = record.Read(c, r, now)
@@ -73,10 +73,10 @@ func checkID(r *record.Record, id string) error {
 // List implements store.Store. The page is built inside the transaction: the headers that it
 // looks at, 10,000 at most, take tens of milliseconds to decode and more memory to copy.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.someSessions()
+	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.opened.readSessions(tx, some, l.Tenant))
+		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.epoch.readStates(tx, some, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -127,15 +127,15 @@ func oldest(tx *bolt.Tx, tenant string) record.Oldest {
 }
 
 // abandoned is a turn that ran when the file was last written by another process.
-type abandoned struct {
+type abandonedTurn struct {
 	tenant, id, turn string
 }
 
 // place is where Abandoned goes on behind the turn.
-func (a abandoned) place() string { return string(idKey(a.tenant, a.id)) }
+func (a abandonedTurn) cursor() string { return string(idKey(a.tenant, a.id)) }
 
 // progress is what is known of the turn's answer; r is its conversation.
-func (a abandoned) progress(r *record.Record, saved []byte) store.Progress {
+func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 	p := store.Progress{Tenant: a.tenant, ConversationID: a.id, TurnID: a.turn}
 	if s, err := record.UnmarshalProgress(saved); err == nil && s.TurnID == a.turn {
 		p.Messages, p.Events = s.Messages, s.Events
@@ -148,8 +148,8 @@ func (a abandoned) progress(r *record.Record, saved []byte) store.Progress {
 
 // running returns the turns that run, as the conversations say. One whose conversation is
 // damaged cannot be ended, nor can anything else happen to it.
-func running(tx *bolt.Tx, g *guard) []abandoned {
-	var turns []abandoned
+func runningTurns(tx *bolt.Tx, g *panicGuard) []abandonedTurn {
+	var turns []abandonedTurn
 	c := tx.Bucket([]byte(turnsBucket)).Cursor()
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
 		tenant, id, ok := cutTenant(k)
@@ -158,7 +158,7 @@ func running(tx *bolt.Tx, g *guard) []abandoned {
 		}
 		_ = g.do(func() error {
 			if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
-				turns = append(turns, abandoned{tenant, string(id), r.Conversation().GetActiveTurnId()})
+				turns = append(turns, abandonedTurn{tenant, string(id), r.Conversation().GetActiveTurnId()})
 			}
 			return nil
 		})
@@ -176,23 +176,23 @@ const (
 // since it has to be ended all the same. The place is a key, and turns come in the order of
 // keys: behind any other string they go on where it would be.
 func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
-	at, found := slices.BinarySearchFunc(s.abandoned, after, func(a abandoned, place string) int {
-		return strings.Compare(a.place(), place)
+	at, found := slices.BinarySearchFunc(s.abandonedTurns, after, func(a abandonedTurn, place string) int {
+		return strings.Compare(a.cursor(), place)
 	})
 	if found {
 		at++
 	}
-	now, some := s.options.Now(), s.tally.someSessions()
+	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		size := 0
-		for i, a := range s.abandoned[at:] {
+		for i, a := range s.abandonedTurns[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.opened.readSessions(tx, some, a.tenant).Of(a.id)) {
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.epoch.readStates(tx, some, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))
 			if len(turns) == maxAbandoned || len(turns) > 0 && size+len(saved) > maxAbandonedBytes {
-				next = s.abandoned[at+i-1].place()
+				next = s.abandonedTurns[at+i-1].cursor()
 				break
 			}
 			turns, size = append(turns, a.progress(r, saved)), size+len(saved)
@@ -225,6 +225,6 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	return store.Stats{
 		Conversations: total.conversations, Messages: total.messages, Bytes: total.bytes,
 		FileBytes: file.Size(), FileBytesInUse: max(0, mapped-free),
-		Expired: expired, Evicted: evicted, Corrupt: s.corrupt.Load(),
+		Expired: expired, Evicted: evicted, Corrupt: s.corruptCalls.Load(),
 	}, nil
 }

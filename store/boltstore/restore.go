@@ -44,7 +44,7 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	info, err := checkSound(backup)
+	info, err := checkReadOnly(backup)
 	if err != nil {
 		return Restored{}, fmt.Errorf("backup %s: %w", backup, err)
 	}
@@ -67,7 +67,7 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 		return done, err
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
-	old, err := lockOld(path)
+	old, err := lockExisting(path)
 	if err != nil {
 		return done, err
 	}
@@ -83,10 +83,10 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 		err = o.Check(unfinished)
 	}
 	if err != nil {
-		return Restored{}, errors.Join(err, removeIfThere(unfinished))
+		return Restored{}, errors.Join(err, removeIfExists(unfinished))
 	}
 	if err := replace(dir, path, unfinished, &done); err != nil {
-		return Restored{}, errors.Join(err, removeIfThere(unfinished))
+		return Restored{}, errors.Join(err, removeIfExists(unfinished))
 	}
 	return done, dir.Sync()
 }
@@ -94,7 +94,7 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 // replace puts the copy in place of what is at path. That has its second name on the disk ahead of
 // losing its first.
 func replace(dir *os.File, path, unfinished string, done *Restored) (err error) {
-	forgetFile(unfinished)
+	dropFromCache(unfinished)
 	if done.Aside == "" {
 		return os.Rename(unfinished, path)
 	}
@@ -111,9 +111,9 @@ func replace(dir *os.File, path, unfinished string, done *Restored) (err error) 
 }
 
 // forgetFile takes a file out of memory, if it can.
-func forgetFile(path string) {
+func dropFromCache(path string) {
 	if f, err := openExisting(path, os.O_RDONLY, 0); err == nil {
-		forget(f)
+		adviseDontNeed(f)
 		_ = f.Close()
 	}
 }
@@ -132,7 +132,7 @@ func linkAside(path, aside string) (string, error) {
 
 // lockOld keeps other processes from opening the file that is there, until it is closed; nil
 // if there is none.
-func lockOld(path string) (*os.File, error) {
+func lockExisting(path string) (*os.File, error) {
 	f, err := openExisting(path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // There is none, and nothing is wrong with that.
@@ -168,7 +168,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	} else if free < info.Size() {
 		return 0, &store.BackupSpaceError{Needed: info.Size(), Free: free}
 	}
-	if err := removeIfThere(to); err != nil {
+	if err := removeIfExists(to); err != nil {
 		return 0, err
 	}
 	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, fileMode)
@@ -176,21 +176,21 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
-	if size, err = io.Copy(target, &untilEnd{ctx: ctx, Reader: source}); err != nil {
+	if size, err = io.Copy(target, &ctxReader{ctx: ctx, Reader: source}); err != nil {
 		return size, err
 	}
 	return size, target.Sync()
 }
 
 // untilEnd is a reader that fails when its context has ended.
-type untilEnd struct {
+type ctxReader struct {
 	io.Reader
 
 	ctx context.Context
 }
 
 // Read reads.
-func (r *untilEnd) Read(p []byte) (int, error) {
+func (r *ctxReader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
 	}

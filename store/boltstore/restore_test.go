@@ -19,7 +19,7 @@ func newBackup(t *testing.T) string {
 	t.Helper()
 	s := open(t, newPath(t), store.Options{})
 	appendTo(t, s, "kept", "hello")
-	return keepBackup(t, s)
+	return writeBackup(t, s)
 }
 
 func soundly(path string) error {
@@ -37,7 +37,7 @@ func TestRestore(t *testing.T) {
 		t.Errorf("there is %v: %v", info, err)
 	}
 	s := open(t, path, store.Options{})
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"kept"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("restored %v", got)
 	}
 	appendTo(t, s, "later", "hello")
@@ -59,7 +59,7 @@ func TestRestore(t *testing.T) {
 		t.Fatalf("%+v, %v, want the old one in %s", again, err, want)
 	}
 	for path, want := range map[string][]string{path: {"kept"}, done.Aside: {"later", "kept"}, again.Aside: {"kept"}} {
-		if got := listed(t, open(t, path, store.Options{}), "acme"); !slices.Equal(got, want) {
+		if got := listIDs(t, open(t, path, store.Options{}), "acme"); !slices.Equal(got, want) {
 			t.Errorf("%s has %v, want %v", path, got, want)
 		}
 	}
@@ -84,7 +84,7 @@ func TestRestoreOfAnother(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "give it another name") {
 		t.Errorf("of one with the name of the copy: %v", err)
 	}
-	if names := inDir(t, filepath.Dir(source)); !slices.Equal(names, []string{filepath.Base(unfinished)}) {
+	if names := fileNames(t, filepath.Dir(source)); !slices.Equal(names, []string{filepath.Base(unfinished)}) {
 		t.Errorf("there is %v", names)
 	}
 }
@@ -133,7 +133,7 @@ func TestRestoreThatFails(t *testing.T) {
 				if !errors.Is(err, test.want) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("%v, want %v in one line", err, test.want)
 				}
-				if names := inDir(t, filepath.Dir(path)); !slices.Equal(names, before) {
+				if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, before) {
 					t.Errorf("there is %v, want %v", names, before)
 				}
 			}

@@ -83,5 +83,5 @@ func TestOldSchema(t *testing.T) {
 	if got, want := schemaOf(t, s), encodeSchema(2); !slices.Equal(got, want) {
 		t.Errorf("schema after a write = %x, want %x", got, want)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }

@@ -37,12 +37,12 @@ func isLow(db *bolt.DB) bool {
 // not fit, few try, since after each failure bbolt reads its list of free pages again. How much space
 // a write needs is not told by its value, for bbolt writes whole pages: this may refuse what would
 // fit. So operations that end or delete something never ask, and their failures do not count.
-func (t *txn) yield(size int) error {
-	t.yielded = size
-	if size >= t.fits {
+func (t *txn) checkSpace(size int) error {
+	t.spaceNeeded = size
+	if size >= t.refuseFrom {
 		return fmt.Errorf("%w: another write that is no larger found none", store.ErrNoSpace)
 	}
-	if t.low() {
+	if t.lowSpace() {
 		return fmt.Errorf("%w: what is left is kept for answers and deletes", store.ErrNoSpace)
 	}
 	return nil

@@ -72,5 +72,5 @@ func TestLowSpace(t *testing.T) {
 	if err := errors.Join(create("new"), add("new", store.Append{Messages: text("hello")})); err != nil {
 		t.Errorf("with room again: %v", err)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }

@@ -15,9 +15,9 @@ import (
 )
 
 // dueEntries returns what expiry holds.
-func dueEntries(t *testing.T, s *Store) []due {
+func dueEntries(t *testing.T, s *Store) []dueEntry {
 	t.Helper()
-	var all []due
+	var all []dueEntry
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket([]byte(expiryBucket)).ForEach(func(k, v []byte) error {
 			e, ok := decodeDue(k, v)
@@ -62,12 +62,12 @@ func TestSweepRunning(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSweepHeld looks at a conversation that is held once an hour, when its time has come.
 func TestSweepHeld(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	c.advance(time.Hour)
 	sweep(t, s)
@@ -83,14 +83,14 @@ func TestSweepHeld(t *testing.T) {
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour-time.Minute).UnixNano() {
 		t.Errorf("looked at again: %v, want new when it would have expired", e)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSweepDamaged puts a conversation that cannot be read out of the way for an hour.
 func TestSweepDamaged(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	before := dueEntries(t, s)
-	damage(t, s, conversationsBucket, bad, flip(20))
+	damage(t, s, conversationsBucket, badKey, flip(20))
 	c.advance(2 * time.Hour)
 	sweep(t, s)
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
@@ -100,7 +100,7 @@ func TestSweepDamaged(t *testing.T) {
 	// Another sweep that saw the entry before it was moved does not move it a second time.
 	if err := s.writer.do(t.Context(), 0, func(x *txn) error {
 		for _, e := range before {
-			x.sweep(e, c.Now())
+			x.sweepExpiry(e, c.Now())
 		}
 		return nil
 	}); err != nil {
@@ -114,7 +114,7 @@ func TestSweepDamaged(t *testing.T) {
 // TestSweepStray gives a conversation a second entry, of another minute, and has one that
 // leads to nothing that could be a conversation.
 func TestSweepStray(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	if err := s.db.Update(func(tx *bolt.Tx) error {
 		id := idKey("acme", "bad")
 		p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
@@ -127,10 +127,10 @@ func TestSweepStray(t *testing.T) {
 	}
 	c.advance(30 * time.Minute)
 	sweep(t, s)
-	if got := listed(t, s, "acme"); len(got) != 3 {
+	if got := listIDs(t, s, "acme"); len(got) != 3 {
 		t.Errorf("left are %v, want all", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSoonerWithinTheMinute lets a conversation end sooner than it was to, in the same minute.
@@ -144,7 +144,7 @@ func TestSoonerWithinTheMinute(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 	c.advance(11 * time.Second)
 	sweep(t, s)
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Expired != 1 {
@@ -173,15 +173,15 @@ func TestExpiredBehindOthers(t *testing.T) {
 	}
 	c.advance(11 * time.Minute)
 	create("acme", "new", time.Hour)
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "live"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "live"}) {
 		t.Errorf("left are %v, want new and live", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestExpiredBehindDamage has an entry of expiry that is no key of this package's.
 func TestExpiredBehindDamage(t *testing.T) {
-	s, c := three(t, store.Options{MaxConversations: 3})
+	s, c := openThree(t, store.Options{MaxConversations: 3})
 	if _, err := s.Update(t.Context(), &store.Update{
 		Tenant: "acme", ConversationID: "new", Fields: []string{"retention.ttl"},
 		Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Minute)}},
@@ -195,7 +195,7 @@ func TestExpiredBehindDamage(t *testing.T) {
 	}
 	c.advance(2 * time.Minute)
 	appendTo(t, s, "newer", "hello")
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "bad", "old"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "bad", "old"}) {
 		t.Errorf("left are %v, want new to have made room", got)
 	}
 }

@@ -17,48 +17,48 @@ type tally struct {
 	total            counts
 	expired, evicted int64
 
-	opened  opening
-	left    []string         // idKeys of session memory that ended processes held, in the file still
-	passed  map[string]inner // see txn.passedOver
-	memory  map[string]int   // how many ids of a tenant sessions has
-	holders map[string]int   // of ids, by idKey; nothing of it is in the file
-	some    atomic.Bool      // sessions is not empty
+	epoch           epoch
+	staleHolds      []string            // idKeys of session memory that ended processes held, in the file still
+	evictFrom       map[string]innerKey // see txn.passedOver
+	ephemeralCounts map[string]int      // how many ids of a tenant sessions has
+	holders         map[string]int      // of ids, by idKey; nothing of it is in the file
+	hasEphemeral    atomic.Bool         // sessions is not empty
 
 	// These belong to the writer alone, which changes them before the commit.
-	soon    map[string]*soon // of tenants that reached their capacity
-	asked   map[string]bool  // tenants of soon that the newest transaction may have changed
-	settled bool             // the newest transaction was committed, or changed nothing
+	dueIndexes     map[string]*dueIndex // of tenants that reached their capacity
+	usedDueIndexes map[string]bool      // tenants of soon that the newest transaction may have changed
+	lastCommitted  bool                 // the newest transaction was committed, or changed nothing
 
 	versions *versions
-	guard    guard
+	guard    panicGuard
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]counts{}, passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, soon: map[string]*soon{}, asked: map[string]bool{}, versions: newVersions(maxVersions)}
+	return &tally{tenants: map[string]counts{}, evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{}, versions: newVersions(maxVersions)}
 }
 
 // beginSoon clears soon if the last transaction failed, since it may have changed soon.
-func (t *tally) beginSoon() {
-	if !t.settled {
-		maps.DeleteFunc(t.soon, func(tenant string, _ *soon) bool { return t.asked[tenant] })
+func (t *tally) resetDueIndexes() {
+	if !t.lastCommitted {
+		maps.DeleteFunc(t.dueIndexes, func(tenant string, _ *dueIndex) bool { return t.usedDueIndexes[tenant] })
 	}
-	clear(t.asked)
-	t.settled = false
+	clear(t.usedDueIndexes)
+	t.lastCommitted = false
 }
 
 // soonOf returns what soon has of a tenant, for a transaction to change; nil for nothing.
-func (t *tally) soonOf(tenant string) *soon {
-	s := t.soon[tenant]
+func (t *tally) dueIndex(tenant string) *dueIndex {
+	s := t.dueIndexes[tenant]
 	if s != nil {
-		t.asked[tenant] = true
+		t.usedDueIndexes[tenant] = true
 	}
 	return s
 }
 
 // load reads the counts of all tenants, at this instant.
 func (t *tally) load(tx *bolt.Tx, now time.Time) error {
-	t.opened = opening{tx: tx.ID(), at: now}
-	if err := t.loadSessions(tx); err != nil {
+	t.epoch = epoch{tx: tx.ID(), at: now}
+	if err := t.loadEphemeral(tx); err != nil {
 		return err
 	}
 	return tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
@@ -73,18 +73,18 @@ func (t *tally) load(tx *bolt.Tx, now time.Time) error {
 }
 
 // loadSessions counts the ids in sessions, damaged or not: each takes a place.
-func (t *tally) loadSessions(tx *bolt.Tx) error {
+func (t *tally) loadEphemeral(tx *bolt.Tx) error {
 	b := tx.Bucket([]byte(sessionsBucket))
 	if b == nil {
 		return nil // The file is of a version that had none.
 	}
 	return b.ForEach(func(key, value []byte) error {
 		if tenant, _, ok := cutTenant(key); ok {
-			t.memory[tenant]++
-			t.some.Store(true)
-			if m, ok := decodeSession(key, value); ok && m.held() {
-				t.left = append(t.left, string(key))
-				t.opened.tx = max(t.opened.tx, int(1-m.ends)) // Compact begins to count transactions anew.
+			t.ephemeralCounts[tenant]++
+			t.hasEphemeral.Store(true)
+			if m, ok := decodeEphemeral(key, value); ok && m.held() {
+				t.staleHolds = append(t.staleHolds, string(key))
+				t.epoch.tx = max(t.epoch.tx, int(1-m.deleteAt)) // Compact begins to count transactions anew.
 			}
 		}
 		return nil
@@ -94,13 +94,13 @@ func (t *tally) loadSessions(tx *bolt.Tx) error {
 // someSessions reports whether any id is session memory. Whoever asks ahead of a read
 // transaction, and hears that none is, need not look into sessions: what comes into it
 // later has come after the question, and what went out of it before was gone by then.
-func (t *tally) someSessions() bool { return t.some.Load() }
+func (t *tally) mayHaveEphemeral() bool { return t.hasEphemeral.Load() }
 
 // leftBehind is how many ids are to be released that ended processes held.
-func (t *tally) leftBehind() int {
+func (t *tally) staleHoldCount() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return len(t.left)
+	return len(t.staleHolds)
 }
 
 // of returns the counts of a tenant.
@@ -132,36 +132,36 @@ func (t *tally) above(conversations int64) []string {
 }
 
 // settle takes over what a transaction has changed, once it is committed.
-func (t *tally) settle(x *txn) {
-	t.versions.settle(x.versions)
+func (t *tally) apply(x *txn) {
+	t.versions.apply(x.versions)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for tenant, c := range x.counts {
 		t.total = t.total.plus(c.minus(t.tenants[tenant]))
 		if c == (counts{}) {
 			delete(t.tenants, tenant)
-			delete(t.soon, tenant)
-			x.passed[tenant] = inner{}
+			delete(t.dueIndexes, tenant)
+			x.evictFrom[tenant] = innerKey{}
 		} else {
 			t.tenants[tenant] = c
 			// It holds entries of conversations that were removed as well. Reading it again costs little
 			// beside what the tenant must write until it is at its capacity.
 			if 2*c.conversations < int64(x.options.MaxConversations) {
-				delete(t.soon, tenant)
+				delete(t.dueIndexes, tenant)
 			}
 		}
 	}
 	t.expired, t.evicted = t.expired+x.expired, t.evicted+x.evicted
-	t.left = t.left[x.left:]
-	settle(t.passed, x.passed)
-	settle(t.memory, x.memory)
-	settle(t.holders, x.holders)
-	t.some.Store(len(t.memory) > 0)
-	t.settled = true
+	t.staleHolds = t.staleHolds[x.released:]
+	mergeChanged(t.evictFrom, x.evictFrom)
+	mergeChanged(t.ephemeralCounts, x.ephemeralCounts)
+	mergeChanged(t.holders, x.holders)
+	t.hasEphemeral.Store(len(t.ephemeralCounts) > 0)
+	t.lastCommitted = true
 }
 
 // settle takes over values that have changed, and forgets those that are zero.
-func settle[V comparable](values, changed map[string]V) {
+func mergeChanged[V comparable](values, changed map[string]V) {
 	var zero V
 	for key, v := range changed {
 		if v == zero {

@@ -22,35 +22,35 @@ import (
 type txn struct {
 	meta, conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
 
-	options *store.Options
-	tally   *tally
-	left    int // how many of tally.left it has released
+	options  *store.Options
+	tally    *tally
+	released int // how many of tally.left it has released
 
-	counts           map[string]counts  // as they will be; only of tenants that change
-	passed           map[string]inner   // the same, see passedOver
-	memory           map[string]int     // the same: how many ids sessions will have
-	holders          map[string]int     // of ids, by idKey, as they will be; only of those that change
-	versions         map[string]version // by idKey; only of those that change
-	changes          []store.Change
-	expired, evicted int64
-	dirty            bool
-	touched          int         // number of changes that operations began, in the file or in memory
-	written          int         // bytes of values
-	fits, yielded    int         // see yield
-	low              func() bool // what isLow says, which is asked when it is needed, and once
-	err              error
+	counts                  map[string]counts   // as they will be; only of tenants that change
+	evictFrom               map[string]innerKey // the same, see passedOver
+	ephemeralCounts         map[string]int      // the same: how many ids sessions will have
+	holders                 map[string]int      // of ids, by idKey, as they will be; only of those that change
+	versions                map[string]version  // by idKey; only of those that change
+	changes                 []store.Change
+	expired, evicted        int64
+	dirty                   bool
+	mutations               int         // number of changes that operations began, in the file or in memory
+	writtenBytes            int         // bytes of values
+	refuseFrom, spaceNeeded int         // see yield
+	lowSpace                func() bool // what isLow says, which is asked when it is needed, and once
+	err                     error
 }
 
 func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
-	memory.beginSoon()
+	memory.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), meta: bucket(metaBucket),
 		options: o, tally: memory, counts: map[string]counts{},
-		passed: map[string]inner{}, memory: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
-		fits: math.MaxInt, yielded: math.MaxInt,
-		low: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
+		evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
+		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
+		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
 	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
 		var err error
@@ -65,7 +65,7 @@ type stored struct {
 	tenant, id string
 	place      place
 	record     *record.Record // nil when it is damaged
-	session    record.Session
+	ephemeral  record.Session
 
 	// As they were before the operation, which may change the record.
 	size     int
@@ -75,7 +75,7 @@ type stored struct {
 }
 
 func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
-	s := &stored{tenant: tenant, id: id, place: p, record: r, session: t.session(tenant, id), size: len(value)}
+	s := &stored{tenant: tenant, id: id, place: p, record: r, ephemeral: t.ephemeralState(tenant, id), size: len(value)}
 	if r != nil {
 		c := r.Conversation()
 		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), r.ExpireTime()
@@ -85,7 +85,7 @@ func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Reco
 
 // live returns the record, nil when there is none or it has expired.
 func (s *stored) live(now time.Time) *record.Record {
-	if s == nil || s.record.Expired(now, s.session) {
+	if s == nil || s.record.Expired(now, s.ephemeral) {
 		return nil
 	}
 	return s.record
@@ -127,15 +127,15 @@ func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error
 }
 
 // at returns the head of the conversation under an inner key.
-func (t *txn) at(tenant string, key inner) (s *stored, err error) {
+func (t *txn) loadAt(tenant string, key innerKey) (s *stored, err error) {
 	err = t.tally.guard.do(func() error {
-		s, err = t.headAt(tenant, key)
+		s, err = t.findAt(tenant, key)
 		return err
 	})
 	return s, err
 }
 
-func (t *txn) headAt(tenant string, key inner) (*stored, error) {
+func (t *txn) findAt(tenant string, key innerKey) (*stored, error) {
 	value := t.conversations.Get(conversationKey(tenant, key))
 	if value == nil {
 		return nil, store.ErrNotFound
@@ -155,17 +155,17 @@ func (t *txn) headAt(tenant string, key inner) (*stored, error) {
 
 // create adds a conversation. Session memory under its id that nobody holds was another's.
 func (t *txn) create(tenant string, r *record.Record, value []byte) {
-	c, key := r.Conversation(), inner(r.Key())
-	if !t.session(tenant, c.GetId()).Held {
-		t.dropSession(tenant, c.GetId())
+	c, key := r.Conversation(), innerKey(r.Key())
+	if !t.ephemeralState(tenant, c.GetId()).Held {
+		t.deleteEphemeral(tenant, c.GetId())
 	}
 	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
 	t.put(t.conversations, conversationKey(tenant, key), value)
-	t.arm(s, r.ExpireTime())
-	t.follow(s, r)
-	t.noteVersion(tenant, r)
-	t.mayGo(tenant, key)
-	t.count(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
+	t.setExpiry(s, r.ExpireTime())
+	t.syncTurn(s, r)
+	t.recordVersion(tenant, r)
+	t.markEvictable(tenant, key)
+	t.addCounts(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
 }
 
 // replace writes a conversation again.
@@ -176,13 +176,13 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 	expire := r.ExpireTime()
 	minute := minuteOf(nanosecond(expire))
 	if minute < s.place.minute || minute == s.place.minute && expire.Before(s.expire) {
-		t.disarm(s)
-		t.arm(s, expire)
+		t.deleteExpiry(s)
+		t.setExpiry(s, expire)
 	}
-	t.follow(s, r)
-	t.noteVersion(s.tenant, r)
+	t.syncTurn(s, r)
+	t.recordVersion(s.tenant, r)
 	messages := int64(r.Conversation().GetMessageCount())
-	t.count(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
+	t.addCounts(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
 }
 
 // remove takes a conversation out of every bucket. Its id is like any other then, unless
@@ -191,24 +191,24 @@ func (t *txn) remove(s *stored) {
 	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
 	t.del(t.ids, idKey(s.tenant, s.id))
 	t.versions[string(idKey(s.tenant, s.id))] = version{}
-	t.disarm(s)
-	if !s.session.Held {
-		t.dropSession(s.tenant, s.id)
+	t.deleteExpiry(s)
+	if !s.ephemeral.Held {
+		t.deleteEphemeral(s.tenant, s.id)
 	}
 	if s.turn != "" || s.record == nil {
 		t.del(t.turns, idKey(s.tenant, s.id))
 	}
-	t.count(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
+	t.addCounts(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
 }
 
 // end removes a conversation that is no more or makes room.
 func (t *txn) end(s *stored, now time.Time) {
-	if s.session.Over(now) {
-		t.endSession(s.tenant, s.id, now)
+	if s.ephemeral.Over(now) {
+		t.endEphemeral(s.tenant, s.id, now)
 		return
 	}
 	kind := parleyv1.ChangeKind_CHANGE_KIND_EVICTED
-	if s.record.Expired(now, s.session) {
+	if s.record.Expired(now, s.ephemeral) {
 		kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		t.expired++
 	} else {
@@ -219,34 +219,34 @@ func (t *txn) end(s *stored, now time.Time) {
 }
 
 // arm enters a conversation in expiry, and in ids where that is.
-func (t *txn) arm(s *stored, at time.Time) {
+func (t *txn) setExpiry(s *stored, at time.Time) {
 	ns := nanosecond(at)
 	s.place.minute = minuteOf(ns)
-	t.putDue(s.tenant, s.place.key, ns)
+	t.putExpiryEntry(s.tenant, s.place.key, ns)
 	entry := idKey(s.tenant, s.id)
 	t.put(t.ids, entry, s.place.encode(entry))
 }
 
-func (t *txn) putDue(tenant string, key inner, ns int64) {
+func (t *txn) putExpiryEntry(tenant string, key innerKey, ns int64) {
 	entry := expiryKey(minuteOf(ns), tenant, key)
 	t.put(t.expiry, entry, encodeDue(entry, ns))
-	if s := t.tally.soonOf(tenant); s != nil {
-		s.expiry.add(due{slot: minuteOf(ns), tenant: tenant, name: string(key[:]), at: ns})
+	if s := t.tally.dueIndex(tenant); s != nil {
+		s.expiry.add(dueEntry{slot: minuteOf(ns), tenant: tenant, name: string(key[:]), at: ns})
 	}
 }
 
-func (t *txn) disarm(s *stored) {
+func (t *txn) deleteExpiry(s *stored) {
 	t.del(t.expiry, expiryKey(s.place.minute, s.tenant, s.place.key))
 }
 
 // follow keeps turns in step with the conversation's running turn.
-func (t *txn) follow(s *stored, r *record.Record) {
+func (t *txn) syncTurn(s *stored, r *record.Record) {
 	turn := r.Conversation().GetActiveTurnId()
 	switch turn {
 	case s.turn:
 	case "":
 		t.del(t.turns, idKey(s.tenant, s.id))
-		t.mayGo(s.tenant, s.place.key)
+		t.markEvictable(s.tenant, s.place.key)
 	default:
 		value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
 		if err != nil {
@@ -258,15 +258,15 @@ func (t *txn) follow(s *stored, r *record.Record) {
 }
 
 // counted returns the counts of a tenant as they are within the transaction.
-func (t *txn) counted(tenant string) counts {
+func (t *txn) countsOf(tenant string) counts {
 	if c, ok := t.counts[tenant]; ok {
 		return c
 	}
 	return t.tally.tenants[tenant] // Without its lock: only the writer changes it.
 }
 
-func (t *txn) count(tenant string, delta counts) {
-	c := t.counted(tenant).plus(delta)
+func (t *txn) addCounts(tenant string, delta counts) {
+	c := t.countsOf(tenant).plus(delta)
 	if c.conversations <= 0 {
 		c = counts{}
 	}
@@ -274,18 +274,18 @@ func (t *txn) count(tenant string, delta counts) {
 }
 
 func (t *txn) put(b *bolt.Bucket, key, value []byte) {
-	t.dirty, t.touched, t.written = true, t.touched+1, t.written+len(value)
+	t.dirty, t.mutations, t.writtenBytes = true, t.mutations+1, t.writtenBytes+len(value)
 	t.fail(b.Put(key, value))
 }
 
 func (t *txn) del(b *bolt.Bucket, key []byte) {
-	t.dirty, t.touched = true, t.touched+1
+	t.dirty, t.mutations = true, t.mutations+1
 	t.fail(b.Delete(key))
 }
 
 // number returns the number for a new conversation.
 func (t *txn) number() (uint32, error) {
-	t.touched++
+	t.mutations++
 	n, err := t.conversations.NextSequence()
 	return uint32(n), err
 }
@@ -314,6 +314,6 @@ func (t *txn) finish() error {
 	if schema := encodeSchema(schemaVersion); !bytes.Equal(t.meta.Get([]byte(schemaKey)), schema) {
 		t.put(t.meta, []byte(schemaKey), schema)
 	}
-	t.tally.versions.forget(t.versions)
+	t.tally.versions.remove(t.versions)
 	return t.err
 }

@@ -46,7 +46,7 @@ func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time
 }
 
 // forget knows nothing more of these conversations.
-func (v *versions) forget(changed map[string]version) {
+func (v *versions) remove(changed map[string]version) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for key := range changed {
@@ -56,13 +56,13 @@ func (v *versions) forget(changed map[string]version) {
 
 // settle takes over what a transaction has changed, once it is committed. Beyond the limit
 // any others go: whoever asks for them reads the file.
-func (v *versions) settle(changed map[string]version) {
+func (v *versions) apply(changed map[string]version) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
 		return
 	}
-	settle(v.byID, changed)
+	mergeChanged(v.byID, changed)
 	for key := range v.byID {
 		if len(v.byID) <= v.limit {
 			return
@@ -79,7 +79,7 @@ func (v *versions) close() {
 }
 
 // noteVersion keeps what the conversation is from this transaction on.
-func (t *txn) noteVersion(tenant string, r *record.Record) {
+func (t *txn) recordVersion(tenant string, r *record.Record) {
 	c := r.Conversation()
 	t.versions[string(idKey(tenant, c.GetId()))] = version{
 		known:   store.Known{Version: c.GetVersion(), UID: c.GetUid()},

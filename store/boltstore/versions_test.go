@@ -76,13 +76,13 @@ func TestVersionsBound(t *testing.T) {
 	v := newVersions(limit)
 	known := func(i int) store.Known { return store.Known{Version: int32(i)} }
 	for i := range 3 * limit {
-		v.settle(map[string]version{string(idKey("acme", fmt.Sprint(i))): {known: known(i), running: true}})
+		v.apply(map[string]version{string(idKey("acme", fmt.Sprint(i))): {known: known(i), running: true}})
 		if n := len(v.byID); n != min(i+1, limit) {
 			t.Fatalf("%d versions after %d writes", n, i+1)
 		}
 	}
 	for i := range 3 * limit {
-		v.settle(map[string]version{string(idKey("acme", fmt.Sprint(i))): {}})
+		v.apply(map[string]version{string(idKey("acme", fmt.Sprint(i))): {}})
 	}
 	if len(v.byID) != 0 {
 		t.Errorf("%d versions of conversations that are gone", len(v.byID))

@@ -96,14 +96,14 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool
 		return err
 	}
 	if yields {
-		if err := t.yield(len(value)); err != nil {
+		if err := t.checkSpace(len(value)); err != nil {
 			return err
 		}
 	}
 	if !out.Result.Created {
 		t.replace(old, out.Record, value)
 	} else {
-		gone, err := t.makeRoom(tenant, old, now)
+		gone, err := t.victimsForCreate(tenant, old, now)
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,7 @@ func TestWaitingSize(t *testing.T) {
 		waiting := func() int {
 			s.writer.mu.Lock()
 			defer s.writer.mu.Unlock()
-			return s.writer.bytes
+			return s.writer.queuedBytes
 		}
 		start(appending(&store.Append{Begin: &parleyv1.Turn{Id: "turn"}})) // The writer is busy from now on.
 		last := waiting()

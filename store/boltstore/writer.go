@@ -40,41 +40,41 @@ var errUnchanged = errors.New("nothing to commit")
 // goroutine takes whatever waits into one transaction after the other, without delay, so that many
 // callers share a commit and a single one never waits for others.
 type writer struct {
-	db        *bolt.DB
-	guard     *guard
-	limits    limits
-	begin     func(*bolt.Tx) *txn
-	committed func(*txn)
-	failed    func(error)
+	db          *bolt.DB
+	guard       *panicGuard
+	limits      limits
+	newTxn      func(*bolt.Tx) *txn
+	afterCommit func(*txn)
+	onFailure   func(error)
 
-	mu      sync.Mutex
-	changed sync.Cond // waiting or refusal
-	waiting []*operation
-	bytes   int   // of those that wait
-	refusal error // why no operation is taken any more
-	stopped chan struct{}
+	mu          sync.Mutex
+	changed     sync.Cond // waiting or refusal
+	queue       []*operation
+	queuedBytes int   // of those that wait
+	closeErr    error // why no operation is taken any more
+	stopped     chan struct{}
 
 	// These belong to the writer's goroutine.
-	fits   int   // no operation that yields and writes as much fits the disk, see txn.yield
-	broken error // why the writer cannot continue
-	stuck  bool  // a transaction cannot be ended: closing the file would wait for it for ever
+	refuseFrom int   // no operation that yields and writes as much fits the disk, see txn.yield
+	broken     error // why the writer cannot continue
+	stuck      bool  // a transaction cannot be ended: closing the file would wait for it for ever
 }
 
 // operation is one write, from its caller to its answer.
 type operation struct {
-	ctx   context.Context
-	size  int
-	apply func(*txn) error // runs again if the first time left nothing behind
-	taken atomic.Bool      // by the writer, or by its caller, who has given up
-	err   error
-	done  chan struct{} // closed when err is the answer
+	ctx     context.Context
+	size    int
+	apply   func(*txn) error // runs again if the first time left nothing behind
+	claimed atomic.Bool      // by the writer, or by its caller, who has given up
+	err     error
+	done    chan struct{} // closed when err is the answer
 }
 
 // newWriter starts a writer. Begin makes what operations work on out of a transaction,
 // committed is called after each commit, also one of nothing, and ahead of the answers, failed
 // once if the writer cannot go on.
-func newWriter(db *bolt.DB, g *guard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
-	w := &writer{db: db, guard: g, limits: l, begin: begin, committed: committed, failed: failed, stopped: make(chan struct{})}
+func newWriter(db *bolt.DB, g *panicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
+	w := &writer{db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{})}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
@@ -91,7 +91,7 @@ func (w *writer) do(ctx context.Context, size int, apply func(*txn) error) error
 	select {
 	case <-op.done:
 	case <-ctx.Done():
-		if op.taken.CompareAndSwap(false, true) {
+		if op.claimed.CompareAndSwap(false, true) {
 			return ctx.Err()
 		}
 		<-op.done
@@ -102,39 +102,39 @@ func (w *writer) do(ctx context.Context, size int, apply func(*txn) error) error
 func (w *writer) submit(op *operation) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.refusal != nil {
-		return w.refusal
+	if w.closeErr != nil {
+		return w.closeErr
 	}
 	if err := op.ctx.Err(); err != nil {
 		return err
 	}
 	// One that is too large by itself is taken when nothing else waits.
-	full := len(w.waiting) >= w.limits.operations || w.bytes+op.size > w.limits.bytes
-	if full && len(w.waiting) > 0 {
-		return fmt.Errorf("%w: %d writes of %d bytes wait", store.ErrOverloaded, len(w.waiting), w.bytes)
+	full := len(w.queue) >= w.limits.operations || w.queuedBytes+op.size > w.limits.bytes
+	if full && len(w.queue) > 0 {
+		return fmt.Errorf("%w: %d writes of %d bytes wait", store.ErrOverloaded, len(w.queue), w.queuedBytes)
 	}
-	w.waiting, w.bytes = append(w.waiting, op), w.bytes+op.size
+	w.queue, w.queuedBytes = append(w.queue, op), w.queuedBytes+op.size
 	w.changed.Signal()
 	return nil
 }
 
 func (w *writer) run() {
 	defer close(w.stopped)
-	for w.wait() {
-		w.fits = math.MaxInt
-		w.settle(w.commit(w.queued))
+	for w.waitForWork() {
+		w.refuseFrom = math.MaxInt
+		w.answer(w.commit(w.dequeueAll))
 	}
 }
 
 // settle answers the operations of a transaction. If the transaction failed without an effect, its
 // operations are applied again in halves, so that only those that cause the failure fail.
-func (w *writer) settle(batch []*operation, err error) {
+func (w *writer) answer(batch []*operation, err error) {
 	if len(batch) > 1 && (errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrCorrupt)) {
 		middle := len(batch) / 2
 		for _, half := range [][]*operation{batch[:middle], batch[middle:]} {
 			for len(half) > 0 {
 				done, err := w.commit(slices.Values(half))
-				w.settle(done, err)
+				w.answer(done, err)
 				half = half[len(done):]
 			}
 		}
@@ -146,31 +146,31 @@ func (w *writer) settle(batch []*operation, err error) {
 }
 
 // wait waits for operations; false when no more will come.
-func (w *writer) wait() bool {
+func (w *writer) waitForWork() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.waiting) == 0 && w.refusal == nil {
+	for len(w.queue) == 0 && w.closeErr == nil {
 		w.changed.Wait()
 	}
-	return len(w.waiting) > 0
+	return len(w.queue) > 0
 }
 
 // queued yields what waits, and what comes meanwhile, until nothing does.
-func (w *writer) queued(yield func(*operation) bool) {
-	for op := w.next(); op != nil && yield(op); {
-		op = w.next()
+func (w *writer) dequeueAll(yield func(*operation) bool) {
+	for op := w.dequeue(); op != nil && yield(op); {
+		op = w.dequeue()
 	}
 }
 
 // next takes the operation that has waited longest; nil when none waits.
-func (w *writer) next() *operation {
+func (w *writer) dequeue() *operation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.waiting) > 0 {
-		op := w.waiting[0]
-		w.waiting[0] = nil
-		w.waiting, w.bytes = w.waiting[1:], w.bytes-op.size
-		if op.take() {
+	for len(w.queue) > 0 {
+		op := w.queue[0]
+		w.queue[0] = nil
+		w.queue, w.queuedBytes = w.queue[1:], w.queuedBytes-op.size
+		if op.claim() {
 			return op
 		}
 	}
@@ -178,8 +178,8 @@ func (w *writer) next() *operation {
 }
 
 // take begins the operation, unless its caller has gone.
-func (o *operation) take() bool {
-	if !o.taken.CompareAndSwap(false, true) {
+func (o *operation) claim() bool {
+	if !o.claimed.CompareAndSwap(false, true) {
 		return false
 	}
 	if err := o.ctx.Err(); err != nil {
@@ -199,10 +199,10 @@ func (o *operation) answer(err error) {
 
 // try applies an operation. If bbolt panics before the operation has changed anything, that is
 // the operation's own error. After that, it ends the transaction.
-func (w *writer) try(o *operation, t *txn) error {
-	before := t.touched
+func (w *writer) runOperation(o *operation, t *txn) error {
+	before := t.mutations
 	err := w.guard.do(func() error { return o.apply(t) })
-	if errors.Is(err, store.ErrCorrupt) && t.touched != before {
+	if errors.Is(err, store.ErrCorrupt) && t.mutations != before {
 		t.fail(err)
 	}
 	return err
@@ -223,11 +223,11 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 		for op := range operations {
 			batch, size = append(batch, op), size+op.size
 			if t == nil {
-				t = w.begin(tx)
-				t.fits = w.fits
+				t = w.newTxn(tx)
+				t.refuseFrom = w.refuseFrom
 			}
-			op.err = w.try(op, t)
-			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.written) >= w.limits.batchBytes {
+			op.err = w.runOperation(op, t)
+			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.writtenBytes) >= w.limits.batchBytes {
 				break
 			}
 		}
@@ -239,21 +239,21 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	switch {
 	case err == nil, errors.Is(err, errUnchanged):
 		if t != nil {
-			w.committed(t)
+			w.afterCommit(t)
 		}
 		return batch, nil
-	case isFull(err) && undone(w.db, id):
+	case isFull(err) && isRolledBack(w.db, id):
 		if len(batch) == 1 {
-			w.fits = min(w.fits, t.yielded)
+			w.refuseFrom = min(w.refuseFrom, t.spaceNeeded)
 		}
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
-	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && undone(w.db, id):
+	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && isRolledBack(w.db, id):
 		return batch, err
 	}
 	// What the disk holds now cannot be told, so nothing may be built upon it.
 	w.broken = fmt.Errorf("%w: %w", store.ErrFailed, err)
-	w.refuse(w.broken)
-	w.failed(w.broken)
+	w.stop(w.broken)
+	w.onFailure(w.broken)
 	return batch, w.broken
 }
 
@@ -321,14 +321,14 @@ func (e *panicError) isRead() bool {
 }
 
 // guard calls what works on the pages of bbolt. The zero value is usable.
-type guard struct {
+type panicGuard struct {
 	panicked atomic.Bool // the file is damaged
 }
 
 // do calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
 // no sense, or reads where there are none. That cannot be told from a mistake of this package but
 // by the stack.
-func (g *guard) do(do func() error) (err error) {
+func (g *panicGuard) do(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -352,7 +352,7 @@ func isFull(err error) bool {
 
 // undone reports whether nothing is to be seen of the transaction: it failed before its
 // last page was written, which is the one that makes it valid.
-func undone(db *bolt.DB, id int) bool {
+func isRolledBack(db *bolt.DB, id int) bool {
 	newest := id
 	err := db.View(func(tx *bolt.Tx) error {
 		newest = tx.ID()
@@ -363,23 +363,23 @@ func undone(db *bolt.DB, id int) bool {
 
 // refuse ends the writer: what waits and what comes gets this error. Once closed it stays
 // closed.
-func (w *writer) refuse(err error) {
+func (w *writer) stop(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !errors.Is(w.refusal, store.ErrClosed) {
-		w.refusal = err
+	if !errors.Is(w.closeErr, store.ErrClosed) {
+		w.closeErr = err
 	}
-	for _, op := range w.waiting {
-		if op.taken.CompareAndSwap(false, true) {
+	for _, op := range w.queue {
+		if op.claimed.CompareAndSwap(false, true) {
 			op.answer(err)
 		}
 	}
-	w.waiting, w.bytes = nil, 0
+	w.queue, w.queuedBytes = nil, 0
 	w.changed.Signal()
 }
 
 // close refuses what waits and waits for what was begun.
 func (w *writer) close() {
-	w.refuse(store.ErrClosed)
+	w.stop(store.ErrClosed)
 	<-w.stopped
 }

@@ -55,9 +55,9 @@ func openBench(t *testing.T, path string, l limits) *bench {
 		t.Fatal(err)
 	}
 	o := store.Options{}.WithDefaults()
-	b.writer = newWriter(db, &guard{}, l,
+	b.writer = newWriter(db, &panicGuard{}, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
-		func(x *txn) { b.commits = append(b.commits, x.written) },
+		func(x *txn) { b.commits = append(b.commits, x.writtenBytes) },
 		func(err error) { b.failed = append(b.failed, err) })
 	t.Cleanup(func() {
 		b.close()
@@ -225,7 +225,7 @@ func TestOperationTake(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	o := &operation{ctx: ctx, done: make(chan struct{})}
-	if o.take() {
+	if o.claim() {
 		t.Error("taken although its context has ended")
 	}
 	<-o.done
@@ -243,8 +243,8 @@ func TestWriterUndone(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if undone(b.db, id) || !undone(b.db, id+1) {
-		t.Errorf("transaction %d is undone: %v; the next one: %v", id, undone(b.db, id), undone(b.db, id+1))
+	if isRolledBack(b.db, id) || !isRolledBack(b.db, id+1) {
+		t.Errorf("transaction %d is undone: %v; the next one: %v", id, isRolledBack(b.db, id), isRolledBack(b.db, id+1))
 	}
 }
 
@@ -347,5 +347,5 @@ func TestWaitingBytes(t *testing.T) {
 func (b *bench) waitingBytes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.bytes
+	return b.queuedBytes
 }

@@ -45,7 +45,7 @@ const (
 type layout struct{ sums, lengths int }
 
 // head is the offset of the lengths.
-func (l layout) head() int { return 1 + 4*l.sums }
+func (l layout) headSize() int { return 1 + 4*l.sums }
 
 func layoutOf(b []byte) (l layout, ok bool) {
 	if len(b) > 0 {
@@ -56,7 +56,7 @@ func layoutOf(b []byte) (l layout, ok bool) {
 			l = layout{sums: 3, lengths: 4}
 		}
 	}
-	return l, l.sums > 0 && len(b) >= l.head()
+	return l, l.sums > 0 && len(b) >= l.headSize()
 }
 
 // Checksum is CRC-32C, the sum of every record.
@@ -70,9 +70,9 @@ func Checksum(parts ...[]byte) uint32 {
 
 // Marshal encodes the record into new memory.
 func (r *Record) Marshal() ([]byte, error) {
-	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.head()
-	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.appendedData)}
-	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.appended)
+	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.headSize()
+	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.newData)}
+	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.newMessages)
 	for _, n := range lengths {
 		size += n
 	}
@@ -88,9 +88,9 @@ func (r *Record) Marshal() ([]byte, error) {
 	b = append(append(b, r.Requests...), r.Turns...)
 	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:]))
 	binary.BigEndian.PutUint32(b[5:], Checksum(r.Prompt))
-	binary.BigEndian.PutUint32(b[9:], Checksum(r.Data, r.appendedData))
-	binary.BigEndian.PutUint32(b[13:], Checksum(r.Messages, r.appended))
-	for _, part := range [][]byte{r.Prompt, r.Data, r.appendedData, r.Messages, r.appended} {
+	binary.BigEndian.PutUint32(b[9:], Checksum(r.Data, r.newData))
+	binary.BigEndian.PutUint32(b[13:], Checksum(r.Messages, r.newMessages))
+	for _, part := range [][]byte{r.Prompt, r.Data, r.newData, r.Messages, r.newMessages} {
 		b = append(b, part...)
 	}
 	return b, nil
@@ -167,7 +167,7 @@ func unmarshal(b []byte) (*value, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
 	}
-	at := l.head()
+	at := l.headSize()
 	var ends [5]int
 	for i := range l.lengths {
 		size, n := binary.Uvarint(b[at:])
@@ -182,7 +182,7 @@ func unmarshal(b []byte) (*value, error) {
 		end += ends[i]
 		ends[i] = end
 	}
-	if end > len(b) || Checksum(b[:1], b[l.head():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
+	if end > len(b) || Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: header", store.ErrCorrupt)
 	}
 	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
@@ -269,7 +269,7 @@ func UnmarshalProgress(b []byte) (*store.Progress, error) {
 	if p.Messages, err = store.Frames(saved).Messages(); err != nil {
 		return nil, err
 	}
-	for item := range items(saved, progressEvents) {
+	for item := range itemsOf(saved, progressEvents) {
 		p.Events = new(storev1.TurnEvents)
 		if err := proto.Unmarshal(item, p.Events); err != nil {
 			return nil, fmt.Errorf("%w: events of a turn: %w", store.ErrCorrupt, err)

@@ -32,7 +32,7 @@ func appendUse(data []byte, sequence int32, kind string) []byte {
 }
 
 // useOf decodes an entry of an index; fields that the entry lacks are zero.
-func useOf(entry []byte) (sequence int32, kind []byte) {
+func decodeUse(entry []byte) (sequence int32, kind []byte) {
 	for number, whole := range fields(itemOf(entry)) {
 		switch number {
 		case sequenceField:
@@ -51,7 +51,7 @@ func hasType(data []byte, kind string) bool {
 		return false // Most indexes end here, without a slow comparison of each entry.
 	}
 	for _, entry := range fields(data) {
-		if _, t := useOf(entry); string(t) == kind {
+		if _, t := decodeUse(entry); string(t) == kind {
 			return true
 		}
 	}
@@ -62,7 +62,7 @@ func hasType(data []byte, kind string) bool {
 func dataBefore(data []byte, sequence int32) int {
 	n := 0
 	for _, entry := range fields(data) {
-		if of, _ := useOf(entry); of >= sequence {
+		if of, _ := decodeUse(entry); of >= sequence {
 			break
 		}
 		n += len(entry)
@@ -89,23 +89,23 @@ func cutData(header []byte) (rest, data []byte) {
 }
 
 // note adds the types of structured data of a message to the index.
-func (r *Record) note(m *parleyv1.Message, types []string, sequence int32) {
+func (r *Record) indexMessage(m *parleyv1.Message, types []string, sequence int32) {
 	r.Header.Preview = preview(m.GetContent())
 	for _, kind := range types {
-		r.appendedData = appendUse(r.appendedData, sequence, kind)
+		r.newData = appendUse(r.newData, sequence, kind)
 	}
 }
 
 // dropData removes the entries of messages before the oldest retained one from the index.
 func (r *Record) dropData() {
-	if len(r.Data) == 0 && len(r.appendedData) == 0 {
+	if len(r.Data) == 0 && len(r.newData) == 0 {
 		return
 	}
-	for _, frames := range [][]byte{r.Messages, r.appended} {
+	for _, frames := range [][]byte{r.Messages, r.newMessages} {
 		for frame := range store.Frames(frames).All() {
 			oldest := frame.Sequence()
 			r.Data = r.Data[dataBefore(r.Data, oldest):]
-			r.appendedData = r.appendedData[dataBefore(r.appendedData, oldest):]
+			r.newData = r.newData[dataBefore(r.newData, oldest):]
 			return
 		}
 	}

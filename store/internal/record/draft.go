@@ -94,29 +94,29 @@ func NewHistory(frames store.Frames) (*History, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.note(m, dataTypes(m), m.GetSequence())
+		r.indexMessage(m, dataTypes(m), m.GetSequence())
 		h.sequence, h.exchange = m.GetSequence(), max(h.exchange, m.GetExchange())
 		h.count, size = h.count+1, size+len(frame)
 	}
 	if size != len(frames) {
 		return nil, fmt.Errorf("%w: frame after message %d", store.ErrCorrupt, h.count)
 	}
-	h.preview, h.data = r.Header.GetPreview(), r.appendedData
+	h.preview, h.data = r.Header.GetPreview(), r.newData
 	return h, nil
 }
 
 // adopt takes a history over with its sequences and exchanges.
-func (r *Record) adopt(h *History) {
+func (r *Record) setHistory(h *History) {
 	if h == nil || h.count == 0 {
 		return
 	}
 	r.Header.Preview, r.Data, r.Header.Exchange = h.preview, h.data, h.exchange
 	r.Conversation().LastSequence, r.Messages = h.sequence, h.frames
-	r.recount(h.count)
+	r.setMessageCount(h.count)
 }
 
 // seen is what is remembered of a request beside its name.
-type seen struct {
+type requestEffect struct {
 	firstSequence, exchange int32
 	time                    time.Time
 	created                 bool

@@ -20,7 +20,7 @@ func Sealed(value []byte) []byte {
 		return b
 	}
 	ends := make([]int, l.lengths)
-	end, at := 0, l.head()
+	end, at := 0, l.headSize()
 	for i := range ends {
 		size, n := binary.Uvarint(b[at:])
 		if n <= 0 || size > uint64(len(b)) {
@@ -30,7 +30,7 @@ func Sealed(value []byte) []byte {
 		ends[i] = end
 	}
 	start := min(at+ends[2], len(b))
-	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[l.head():start]))
+	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[l.headSize():start]))
 	for i := 1; i < l.sums; i++ {
 		end := len(b)
 		if i+2 < l.lengths {
@@ -56,7 +56,7 @@ func SealedProgress(value []byte) []byte {
 func Uses(data []byte) []string {
 	var uses []string
 	for _, entry := range fields(data) {
-		sequence, kind := useOf(entry)
+		sequence, kind := decodeUse(entry)
 		uses = append(uses, fmt.Sprintf("%d %s", sequence, kind))
 	}
 	return uses

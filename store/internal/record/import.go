@@ -23,18 +23,18 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 		if old.Running() {
 			return nil, &store.BusyError{TurnID: old.Conversation().GetActiveTurnId()}
 		}
-		at = old.clamp(now)
+		at = old.writeTime(now)
 		changes = append(changes, old.Gone(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, at))
 	}
-	r := imported(i, history, uid, o)
+	r := newImported(i, history, uid, o)
 	if err := r.checkHeader(); err != nil {
 		return nil, err
 	}
-	r.endLapsedLease(now)
+	r.removeExpiredLease(now)
 	if !held && r.Expired(now, Session{}) {
 		return nil, store.ErrExpired
 	}
-	trimmed := r.trim(o)
+	trimmed := r.dropOldest(o)
 	created := r.change(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, at)
 	created.Trimmed = trimmed
 	return &Outcome{
@@ -45,7 +45,7 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 }
 
 // imported makes the record of a conversation as it was elsewhere, all its messages included.
-func imported(i *store.Import, history *History, uid string, o *store.Options) *Record {
+func newImported(i *store.Import, history *History, uid string, o *store.Options) *Record {
 	c := proto.CloneOf(i.Conversation)
 	r := &Record{
 		Header: &storev1.Header{Conversation: c, Tenant: i.Tenant},
@@ -57,7 +57,7 @@ func imported(i *store.Import, history *History, uid string, o *store.Options) *
 	c.Uid = uid
 	c.Retention = withDefaults(c.GetRetention(), o)
 	last := c.GetLastSequence() // The newest messages may have been cleared.
-	r.adopt(history)
+	r.setHistory(history)
 	c.LastSequence = last
 	r.setExpireTime()
 	return r

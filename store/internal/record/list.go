@@ -66,11 +66,11 @@ func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, n
 	p := pager{list: l, now: now, sessions: sessions}
 	switch {
 	case byUpdateTime(l):
-		position = p.updated(ctx, position, newest)
+		position = p.fillByUpdateTime(ctx, position, newest)
 	case l.OldestFirst:
-		position = p.created(ctx, position, oldest(position))
+		position = p.fillByCreateTime(ctx, position, oldest(position))
 	default:
-		position = p.created(ctx, position, newest(position))
+		position = p.fillByCreateTime(ctx, position, newest(position))
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // The page is incomplete.
@@ -104,20 +104,20 @@ func scope(l *store.List) []string {
 
 // pager collects the rows of one page.
 type pager struct {
-	list     *store.List
-	now      time.Time
-	sessions Sessions
-	entries  []*parleyv1.ConversationEntry
-	size     int
-	damaged  int
-	looked   int // bytes of headers and data read so far
+	list      *store.List
+	now       time.Time
+	sessions  Sessions
+	entries   []*parleyv1.ConversationEntry
+	size      int
+	damaged   int
+	readBytes int // bytes of headers and data read so far
 }
 
 // wanted decodes a value; nil when it is not for this list, or lies where it does not
 // belong.
-func (p *pager) wanted(key, value []byte) *Record {
+func (p *pager) decodeMatching(key, value []byte) *Record {
 	r, size, err := unmarshalRow(value, p.list.StructuredDataType != "")
-	p.looked += size
+	p.readBytes += size
 	if err != nil || r.Header.GetTenant() != p.list.Tenant || !bytes.Equal(key, r.Key()) {
 		p.damaged++
 		return nil
@@ -130,7 +130,7 @@ func (p *pager) wanted(key, value []byte) *Record {
 
 // add adds a row, unless the page is full.
 func (p *pager) add(r *Record) bool {
-	r.endLapsedLease(p.now)
+	r.removeExpiredLease(p.now)
 	entry := r.Entry()
 	size := protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(entry))
 	full := len(p.entries) >= p.list.PageSize || p.size+size > store.MaxListBytes
@@ -143,13 +143,13 @@ func (p *pager) add(r *Record) bool {
 
 // created fills the page in the order of create time with what lies beyond a position, which
 // is the key of the last conversation looked at; nil is the start, and the end.
-func (p *pager) created(ctx context.Context, position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
+func (p *pager) fillByCreateTime(ctx context.Context, position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
 	looked, last := 0, position
 	for key, value := range beyond {
-		if looked == store.MaxListHeaders || looked > 0 && p.looked >= store.MaxListHeaderBytes || ctx.Err() != nil {
+		if looked == store.MaxListHeaders || looked > 0 && p.readBytes >= store.MaxListHeaderBytes || ctx.Err() != nil {
 			return last
 		}
-		if r := p.wanted(key, value); r != nil && !p.add(r) {
+		if r := p.decodeMatching(key, value); r != nil && !p.add(r) {
 			return last
 		}
 		looked, last = looked+1, key
@@ -158,13 +158,13 @@ func (p *pager) created(ctx context.Context, position []byte, beyond iter.Seq2[[
 }
 
 // row is a conversation's place in the order of update time.
-type row struct {
+type listRow struct {
 	updated    int64
 	key, value []byte
 }
 
 // compare puts what was updated last first.
-func (a row) compare(b row) int {
+func (a listRow) compare(b listRow) int {
 	return cmp.Or(cmp.Compare(b.updated, a.updated), bytes.Compare(b.key, a.key))
 }
 
@@ -175,15 +175,15 @@ const inBlockSize = 3*KeySize + 4 + 8
 // updated fills the page in the order of update time, within one block of at most
 // store.MaxListHeaders conversations by create time. A position is where it stands inside
 // a block, or the key below which the next block begins.
-func (p *pager) updated(ctx context.Context, position []byte, newest Newest) []byte {
+func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Newest) []byte {
 	b := p.readBlock(ctx, position, newest)
-	slices.SortFunc(b.rows, row.compare)
+	slices.SortFunc(b.rows, listRow.compare)
 	for i, at := range b.rows {
 		if ctx.Err() != nil {
 			break
 		}
 		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
-		if r := p.wanted(at.key, at.value); r != nil && !p.add(r) {
+		if r := p.decodeMatching(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
 			at := binary.BigEndian.AppendUint32(nil, b.highest)
 			at = binary.BigEndian.AppendUint64(at, uint64(returned.updated))
@@ -199,10 +199,10 @@ func (p *pager) updated(ctx context.Context, position []byte, newest Newest) []b
 // block is a run of conversations in the order of create time, with the bounds that its first page
 // found.
 type block struct {
-	first, last []byte // their keys
-	highest     uint32 // highest number in the keys
-	rows        []row  // those that are wanted and not on a page yet
-	more        bool   // older ones follow
+	first, last []byte    // their keys
+	highest     uint32    // highest number in the keys
+	rows        []listRow // those that are wanted and not on a page yet
+	more        bool      // older ones follow
 }
 
 // readBlock reads the block that a position stands in or before. A block keeps its bounds
@@ -211,7 +211,7 @@ type block struct {
 func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) block {
 	before, inside := position, len(position) == inBlockSize
 	var b block
-	var returned row
+	var returned listRow
 	if inside {
 		b.first, b.last = position[:KeySize], position[KeySize:2*KeySize]
 		before, position = slices.Concat(b.first, []byte{0}), position[2*KeySize:]
@@ -221,7 +221,7 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 	looked, end := 0, b.last
 	for key, value := range newest(before) {
 		b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0 ||
-			!inside && looked > 0 && p.looked >= store.MaxListHeaderBytes
+			!inside && looked > 0 && p.readBytes >= store.MaxListHeaderBytes
 		if b.more || ctx.Err() != nil {
 			break
 		}
@@ -235,8 +235,8 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		if !inside {
 			b.highest = max(b.highest, numberIn(key))
 		}
-		if r := p.wanted(key, value); r != nil {
-			at := row{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
+		if r := p.decodeMatching(key, value); r != nil {
+			at := listRow{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
 			if !inside || returned.compare(at) < 0 {
 				b.rows = append(b.rows, at)
 			}

@@ -21,7 +21,7 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.endLapsedLease(now)
+	r.removeExpiredLease(now)
 	snapshot := &store.Snapshot{
 		Conversation: r.withPrompt(),
 		Messages:     append(q.Buffer[:0], r.Messages.Newest(q.Newest)...),

@@ -34,9 +34,9 @@ type Record struct {
 	Data []byte
 	// Messages are those kept, but for what was appended since the record was decoded:
 	// that is in appended, so that all are copied once, by Marshal. Data works the same way.
-	Messages     store.Frames
-	appended     store.Frames
-	appendedData []byte
+	Messages    store.Frames
+	newMessages store.Frames
+	newData     []byte
 }
 
 // Outcome is what a write is to do. A nil Record means that there is nothing to write.
@@ -85,7 +85,7 @@ func (r *Record) Gone(tenant string, kind parleyv1.ChangeKind, now time.Time) st
 
 // endLapsedLease takes a routing lease away that has run out. That is no change: the lease
 // has been no more since its lease_expire_time.
-func (r *Record) endLapsedLease(now time.Time) {
+func (r *Record) removeExpiredLease(now time.Time) {
 	lease := r.Conversation().GetActiveAgent()
 	if end := lease.GetLeaseExpireTime(); end != nil && !now.Before(end.AsTime()) {
 		r.Conversation().ActiveAgent = nil
@@ -94,7 +94,7 @@ func (r *Record) endLapsedLease(now time.Time) {
 
 // clamp is the time of a write: the clock's, but never before the write ahead of it, so
 // that a clock that is set back lets nothing expire early.
-func (r *Record) clamp(now time.Time) time.Time {
+func (r *Record) writeTime(now time.Time) time.Time {
 	if last := r.Conversation().GetUpdateTime().AsTime(); now.Before(last) {
 		return last
 	}
@@ -102,7 +102,7 @@ func (r *Record) clamp(now time.Time) time.Time {
 }
 
 // begin makes the record of a new conversation.
-func begin(tenant string, in *parleyv1.Conversation, uid string, now time.Time, o *store.Options) *Record {
+func newRecord(tenant string, in *parleyv1.Conversation, uid string, now time.Time, o *store.Options) *Record {
 	c := &parleyv1.Conversation{
 		Id: in.GetId(), Title: in.GetTitle(), Labels: in.GetLabels(), Agent: in.GetAgent(),
 		Retention: withDefaults(in.GetRetention(), o), ForkedFrom: in.GetForkedFrom(),
@@ -134,14 +134,14 @@ func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention 
 }
 
 // touch notes a change of the header.
-func (r *Record) touch(now time.Time) {
+func (r *Record) bumpVersion(now time.Time) {
 	c := r.Conversation()
 	c.Version++
 	c.UpdateTime = timestamppb.New(now)
 }
 
 // renew lets the ttl count from now on.
-func (r *Record) renew(now time.Time) {
+func (r *Record) renewExpiry(now time.Time) {
 	r.Conversation().LastAppendTime = timestamppb.New(now)
 	r.setExpireTime()
 }
@@ -153,13 +153,13 @@ func (r *Record) setExpireTime() {
 }
 
 // trim drops the oldest messages until the limits are kept, and says how many.
-func (r *Record) trim(o *store.Options) int {
+func (r *Record) dropOldest(o *store.Options) int {
 	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
 	dropped := 0
-	for _, frames := range []*store.Frames{&r.Messages, &r.appended} {
+	for _, frames := range []*store.Frames{&r.Messages, &r.newMessages} {
 		for frame := range frames.All() {
 			left := count - dropped
-			if left <= limit && (len(r.Messages)+len(r.appended) <= o.MaxConversationBytes || left == 1) {
+			if left <= limit && (len(r.Messages)+len(r.newMessages) <= o.MaxConversationBytes || left == 1) {
 				break
 			}
 			*frames = (*frames)[len(frame):]
@@ -168,16 +168,16 @@ func (r *Record) trim(o *store.Options) int {
 		}
 	}
 	if dropped > 0 {
-		r.recount(count - dropped)
+		r.setMessageCount(count - dropped)
 		r.dropData()
 	}
 	return dropped
 }
 
 // recount notes how many messages are kept, of those that were.
-func (r *Record) recount(count int) {
+func (r *Record) setMessageCount(count int) {
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.appended))
+	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.newMessages))
 }
 
 // change describes the record as it is now.

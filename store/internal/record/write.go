@@ -14,19 +14,19 @@ import (
 // is c.Messages as NewHistory made it; uid is for the new conversation.
 func Create(old *Record, c *store.Create, history *History, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	if old != nil {
-		return createOver(old, c, now)
+		return createExisting(old, c, now)
 	}
-	r := begin(c.Tenant, c.Conversation, uid, now, o)
+	r := newRecord(c.Tenant, c.Conversation, uid, now, o)
 	if err := r.checkHeader(); err != nil {
 		return nil, err
 	}
-	r.adopt(history)
-	r.touch(now)
-	r.renew(now)
-	if err := r.remember(c.Request, seen{created: true, time: now}); err != nil {
+	r.setHistory(history)
+	r.bumpVersion(now)
+	r.renewExpiry(now)
+	if err := r.rememberRequest(c.Request, requestEffect{created: true, time: now}); err != nil {
 		return nil, err
 	}
-	trimmed := r.trim(o)
+	trimmed := r.dropOldest(o)
 	created := r.change(c.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now)
 	created.Trimmed = trimmed
 	result := proto.CloneOf(r.Conversation())
@@ -39,9 +39,9 @@ func Create(old *Record, c *store.Create, history *History, uid string, now time
 }
 
 // createOver decides a create whose id is taken.
-func createOver(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
-	old.endLapsedLease(now)
-	first, err := old.find(c.Request)
+func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
+	old.removeExpiredLease(now)
+	first, err := old.findRequest(c.Request)
 	switch {
 	case err != nil:
 		return nil, err
@@ -60,9 +60,9 @@ func createOver(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
 func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	r, created := old, old == nil
 	if old != nil {
-		now = old.clamp(now)
-		old.endLapsedLease(now)
-		if first, err := old.find(a.Request); err != nil || first != nil {
+		now = old.writeTime(now)
+		old.removeExpiredLease(now)
+		if first, err := old.findRequest(a.Request); err != nil || first != nil {
 			return old.replay(first, drafts), err
 		}
 	}
@@ -70,30 +70,30 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 		return nil, err
 	}
 	if created {
-		r = begin(a.Tenant, &parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
+		r = newRecord(a.Tenant, &parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
 	}
 	out := &Outcome{Record: r, Result: &store.Result{Conversation: r.Conversation(), Created: created}}
-	before := seen{created: created, exchange: r.Header.GetExchange(), time: now}
-	r.touch(now)
+	before := requestEffect{created: created, exchange: r.Header.GetExchange(), time: now}
+	r.bumpVersion(now)
 	if len(drafts) > 0 || a.End != nil || created {
-		r.renew(now)
+		r.renewExpiry(now)
 	}
 	if len(drafts) > 0 {
 		before.firstSequence = r.Conversation().GetLastSequence() + 1
-		out.Result.Appended = appended(drafts, before)
+		out.Result.Appended = numberMessages(drafts, before)
 	}
-	frames := r.push(drafts, out.Result.Appended)
+	frames := r.appendMessages(drafts, out.Result.Appended)
 	before.turnID = a.Begin.GetId()
-	turn, err := r.turn(a, out.Result.Appended, now)
+	turn, err := r.applyTurn(a, out.Result.Appended, now)
 	if err != nil {
 		return nil, err
 	}
 	out.Result.Turn = turn
-	if err := r.remember(a.Request, before); err != nil {
+	if err := r.rememberRequest(a.Request, before); err != nil {
 		return nil, err
 	}
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
-	trimmed := r.trim(o)
+	trimmed := r.dropOldest(o)
 	if created {
 		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
 	}
@@ -135,7 +135,7 @@ func checkAppend(r *Record, a *store.Append) error {
 }
 
 // replay is the first result of a request that was seen.
-func (r *Record) replay(first *seenRequest, drafts []Draft) *Outcome {
+func (r *Record) replay(first *storedRequest, drafts []Draft) *Outcome {
 	if first == nil {
 		return nil
 	}
@@ -144,7 +144,7 @@ func (r *Record) replay(first *seenRequest, drafts []Draft) *Outcome {
 		Turn: r.findTurn(first.GetTurnId()),
 	}
 	if first.GetFirstSequence() != 0 {
-		result.Appended = appended(drafts, seen{
+		result.Appended = numberMessages(drafts, requestEffect{
 			firstSequence: first.GetFirstSequence(), exchange: first.GetExchange(), time: first.GetTime().AsTime(),
 		})
 	}
@@ -152,7 +152,7 @@ func (r *Record) replay(first *seenRequest, drafts []Draft) *Outcome {
 }
 
 // appended numbers a batch: a user message opens the next exchange.
-func appended(drafts []Draft, s seen) []*parleyv1.AppendedMessage {
+func numberMessages(drafts []Draft, s requestEffect) []*parleyv1.AppendedMessage {
 	out := make([]*parleyv1.AppendedMessage, len(drafts))
 	for i, d := range drafts {
 		if d.message.GetRole() == parleyv1.Role_ROLE_USER {
@@ -167,7 +167,7 @@ func appended(drafts []Draft, s seen) []*parleyv1.AppendedMessage {
 }
 
 // push adds messages behind those there are.
-func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []store.Frame {
+func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMessage) []store.Frame {
 	if len(drafts) == 0 {
 		return nil
 	}
@@ -175,20 +175,20 @@ func (r *Record) push(drafts []Draft, numbers []*parleyv1.AppendedMessage) []sto
 	for _, d := range drafts {
 		size += len(d.body) + maxSuffix
 	}
-	r.appended = make([]byte, 0, size)
+	r.newMessages = make([]byte, 0, size)
 	ends := make([]int, len(drafts))
 	for i, d := range drafts {
-		r.appended = d.appendFrame(r.appended, numbers[i])
-		ends[i] = len(r.appended)
-		r.note(d.message, d.types, numbers[i].GetSequence())
+		r.newMessages = d.appendFrame(r.newMessages, numbers[i])
+		ends[i] = len(r.newMessages)
+		r.indexMessage(d.message, d.types, numbers[i].GetSequence())
 		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()
 	}
 	frames, start := make([]store.Frame, len(drafts)), 0
 	for i, end := range ends {
-		frames[i], start = store.Frame(r.appended[start:end:end]), end
+		frames[i], start = store.Frame(r.newMessages[start:end:end]), end
 	}
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(r.Messages)+len(r.appended))
+	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(r.Messages)+len(r.newMessages))
 	return frames
 }
 
@@ -204,8 +204,8 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	if u.IfVersion != nil && *u.IfVersion != c.GetVersion() {
 		return nil, &store.VersionError{Current: c.GetVersion()}
 	}
-	now = r.clamp(now)
-	r.endLapsedLease(now)
+	now = r.writeTime(now)
+	r.removeExpiredLease(now)
 	before, prompt := proto.CloneOf(c), r.Prompt
 	for _, field := range u.Fields {
 		r.set(field, u.Values, o)
@@ -217,12 +217,12 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 		return nil, err
 	}
 	r.setExpireTime()
-	removed, trimmed := r.truncate(u.KeepThrough), r.trim(o)
+	removed, trimmed := r.truncate(u.KeepThrough), r.dropOldest(o)
 	result := &store.Result{Conversation: c}
 	if proto.Equal(before, c) && bytes.Equal(prompt, r.Prompt) {
 		return &Outcome{Result: result}, nil
 	}
-	r.touch(now)
+	r.bumpVersion(now)
 	kind := parleyv1.ChangeKind_CHANGE_KIND_UPDATED
 	if removed > 0 {
 		kind = parleyv1.ChangeKind_CHANGE_KIND_CLEARED
@@ -285,7 +285,7 @@ func (r *Record) truncate(through *int32) int {
 	}
 	r.Messages = r.Messages[:size]
 	r.Data = r.Data[:dataBefore(r.Data, *through+1)]
-	r.recount(kept)
+	r.setMessageCount(kept)
 	r.Header.Preview = ""
 	if m, err := newest.Message(); err == nil {
 		r.Header.Preview = preview(m.GetContent())
@@ -301,6 +301,6 @@ func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
 	if v := r.Conversation().GetVersion(); d.IfVersion != nil && *d.IfVersion != v {
 		return nil, &store.VersionError{Current: v}
 	}
-	gone := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.clamp(now))
+	gone := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
 	return &Outcome{Changes: []store.Change{gone}}, nil
 }

@@ -63,23 +63,23 @@ func TestSessionsRestart(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, c := three(t, store.Options{})
+			s, c := openThree(t, store.Options{})
 			hold(t, s, time.Hour, "old", "bad", "none")
 			hold(t, s, 3*time.Hour, "old")
 			release(t, s, time.Minute, "bad")
 			release(t, s, 0, "new")
 			hold(t, s, 0, "new")
-			consistent(t, s)
+			wantConsistent(t, s)
 			c.advance(30 * time.Second)
 			s = open(t, end(t, s), store.Options{Now: c.Now})
-			consistent(t, s)
+			wantConsistent(t, s)
 			if !lives(t, s, "old") || !lives(t, s, "bad") || lives(t, s, "new") {
-				t.Errorf("live are %v, want old and bad", listed(t, s, "acme"))
+				t.Errorf("live are %v, want old and bad", listIDs(t, s, "acme"))
 			}
 			release(t, s, 0, "old", "bad")
 			c.advance(30 * time.Second)
 			if !lives(t, s, "old") || lives(t, s, "bad") {
-				t.Errorf("after bad's time there are %v", listed(t, s, "acme"))
+				t.Errorf("after bad's time there are %v", listIDs(t, s, "acme"))
 			}
 			c.advance(3*time.Hour - 31*time.Second)
 			sweep(t, s)
@@ -91,8 +91,8 @@ func TestSessionsRestart(t *testing.T) {
 				t.Error("old lives on")
 			}
 			sweep(t, s)
-			consistent(t, s)
-			if n := s.tally.memory["acme"]; n != 0 {
+			wantConsistent(t, s)
+			if n := s.tally.ephemeralCounts["acme"]; n != 0 {
 				t.Errorf("%d ids are session memory", n)
 			}
 		})
@@ -121,12 +121,12 @@ func TestSessionsCompact(t *testing.T) {
 		t.Error("what an ended process held lives on")
 	}
 	sweep(t, s)
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSessionsOpenUnchanged opens a file in which nothing is held: it is not written to.
 func TestSessionsOpenUnchanged(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "old")
 	release(t, s, time.Hour, "old")
 	s.Close()
@@ -139,7 +139,7 @@ func TestSessionsOpenUnchanged(t *testing.T) {
 
 // TestSessionsOlderFile opens a file of the version that knew no session memory.
 func TestSessionsOlderFile(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	s.Close()
 	if err := update(func(tx *bolt.Tx) error {
 		return errors.Join(tx.DeleteBucket([]byte(sessionsBucket)), tx.DeleteBucket([]byte(endsBucket)))
@@ -148,12 +148,12 @@ func TestSessionsOlderFile(t *testing.T) {
 	}
 	for range 2 {
 		s = open(t, s.path, store.Options{Now: c.Now})
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) || !lives(t, s, "old") {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) || !lives(t, s, "old") {
 			t.Errorf("listed are %v", got)
 		}
 		sweep(t, s)
 		hold(t, s, time.Hour, "old")
-		consistent(t, s)
+		wantConsistent(t, s)
 		s.Close()
 	}
 }
@@ -161,17 +161,17 @@ func TestSessionsOlderFile(t *testing.T) {
 // TestSessionsInSteps ends very much session memory at once, behind what is held and what is
 // not due yet.
 func TestSessionsInSteps(t *testing.T) {
-	seen := steps{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
-	s, c := many(t, newPath(t), 700, store.Options{TTL: 5 * time.Hour, Observe: seen.observe})
+	seen := stepCounter{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
+	s, c := openMany(t, newPath(t), 700, store.Options{TTL: 5 * time.Hour, Observe: seen.observe})
 	var ids, others []string
 	for i := range 700 {
 		ids = append(ids, fmt.Sprint(i))
 	}
-	for i := range 2 * maxDueLooks {
+	for i := range 2 * maxDueScan {
 		others = append(others, fmt.Sprint("-", i))
 	}
 	hold(t, s, 0, slices.Concat(ids, others)...)
-	release(t, s, 2*time.Hour, others[:maxDueLooks+1]...)
+	release(t, s, 2*time.Hour, others[:maxDueScan+1]...)
 	release(t, s, time.Hour, ids...)
 	c.advance(time.Hour)
 	for _, want := range []bool{true, false} {
@@ -180,14 +180,14 @@ func TestSessionsInSteps(t *testing.T) {
 		}
 	}
 	seen.want(t, 256, 256, 88, 100)
-	consistent(t, s)
+	wantConsistent(t, s)
 	c.advance(time.Hour)
 	for range 40 {
 		if _, err := s.Sweep(t.Context(), 256); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := s.tally.memory["acme"]; n != maxDueLooks-1 {
+	if n := s.tally.ephemeralCounts["acme"]; n != maxDueScan-1 {
 		t.Errorf("%d ids are session memory, want those that are held", n)
 	}
 }
@@ -233,9 +233,9 @@ func TestSessionsRerun(t *testing.T) {
 				t.Errorf("operation %d: %v", i, err)
 			}
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 		release(t, s, 0, "a", "b", "c", "d")
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"a"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("left are %v, want a, which was held twice", got)
 		}
 
@@ -255,27 +255,27 @@ func TestSessionsRerun(t *testing.T) {
 			t.Error("a has gone, although it is held")
 		}
 		release(t, s, 0, "a")
-		if got := listed(t, s, "acme"); len(got) != 0 {
+		if got := listIDs(t, s, "acme"); len(got) != 0 {
 			t.Errorf("left are %v", got)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 }
 
 // TestSessionsSetBack sets the clock back when the sweeper has seen what is over.
 func TestSessionsSetBack(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(time.Minute)
-	over, _, err := s.due(t.Context(), queue{endsBucket, secondOf, nil}, 10)
+	over, _, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10)
 	if err != nil || len(over) != 1 {
 		t.Fatalf("%v are due, %v; want bad", over, err)
 	}
 	c.advance(-1)
 	for _, want := range []bool{true, false, false} {
 		if err := s.writer.do(t.Context(), 0, func(x *txn) error {
-			x.sweepEnd(over[0], c.Now())
+			x.sweepEphemeral(over[0], c.Now())
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -283,7 +283,7 @@ func TestSessionsSetBack(t *testing.T) {
 		if lives(t, s, "bad") != want {
 			t.Errorf("bad lives is %v", !want)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 		c.advance(1)
 	}
 }
@@ -344,9 +344,9 @@ func transaction(t *testing.T, s *Store) (n int) {
 // TestSessionsBehindOthers lets one tenant's session memory end behind very much of another's
 // that ends later in the same minute.
 func TestSessionsBehindOthers(t *testing.T) {
-	s, c := many(t, newPath(t), maxDueLooks+1, store.Options{}) // At second 16 now.
+	s, c := openMany(t, newPath(t), maxDueScan+1, store.Options{}) // At second 16 now.
 	var others []string
-	for i := range maxDueLooks + 1 {
+	for i := range maxDueScan + 1 {
 		others = append(others, fmt.Sprint(i))
 	}
 	hold(t, s, 0, others...)
@@ -358,7 +358,7 @@ func TestSessionsBehindOthers(t *testing.T) {
 	}
 	c.advance(30 * time.Second)
 	sweep(t, s)
-	if n := s.tally.memory[late.Tenant]; n != 0 {
+	if n := s.tally.ephemeralCounts[late.Tenant]; n != 0 {
 		t.Error("it is not swept")
 	}
 }

@@ -21,45 +21,45 @@ import (
 //
 // An entry that was removed from the file stays here until then. An entry that is added to a slot that was
 // read is added here as well.
-type soon struct {
+type dueIndex struct {
 	expiry, ends dueQueue
 }
 
 // dueQueue is the part of soon for one bucket.
 type dueQueue struct {
-	next    uint32 // first slot that was not read
-	entries *btree.BTreeG[due]
+	nextSlot uint32 // first slot that was not read
+	entries  *btree.BTreeG[dueEntry]
 }
 
 func newDueQueue() dueQueue {
 	const degree = 32
-	return dueQueue{entries: btree.NewG(degree, func(a, b due) bool {
+	return dueQueue{entries: btree.NewG(degree, func(a, b dueEntry) bool {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.name, b.name)) < 0
 	})}
 }
 
 // read reads the slots up to and including slot.
 func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
-	if slot < q.next {
+	if slot < q.nextSlot {
 		return
 	}
-	for e := range dueOf(b, tenant, q.next, slot) {
+	for e := range entriesOf(b, tenant, q.nextSlot, slot) {
 		q.entries.ReplaceOrInsert(e)
 	}
-	q.next = slot + 1
+	q.nextSlot = slot + 1
 }
 
 // add adds an entry that was added to the file, if its slot was read.
-func (q *dueQueue) add(e due) {
-	if e.slot < q.next {
+func (q *dueQueue) add(e dueEntry) {
+	if e.slot < q.nextSlot {
 		q.entries.ReplaceOrInsert(e)
 	}
 }
 
 // due yields the entries that are due, the earliest first, and removes them. The caller adds those that
 // must stay again after the loop.
-func (q *dueQueue) due(now time.Time) iter.Seq[due] {
-	return func(yield func(due) bool) {
+func (q *dueQueue) popDue(now time.Time) iter.Seq[dueEntry] {
+	return func(yield func(dueEntry) bool) {
 		for {
 			e, ok := q.entries.Min()
 			if !ok || e.at > nanosecond(now) {
@@ -74,11 +74,11 @@ func (q *dueQueue) due(now time.Time) iter.Seq[due] {
 }
 
 // soonOf returns the soon of a tenant, read up to the slots of now.
-func (t *txn) soonOf(tenant string, now time.Time) *soon {
-	s := t.tally.soonOf(tenant)
+func (t *txn) readDueIndex(tenant string, now time.Time) *dueIndex {
+	s := t.tally.dueIndex(tenant)
 	if s == nil {
-		s = &soon{expiry: newDueQueue(), ends: newDueQueue()}
-		t.tally.soon[tenant], t.tally.asked[tenant] = s, true
+		s = &dueIndex{expiry: newDueQueue(), ends: newDueQueue()}
+		t.tally.dueIndexes[tenant], t.tally.usedDueIndexes[tenant] = s, true
 	}
 	s.expiry.read(t.expiry, tenant, minuteOf(nanosecond(now)))
 	s.ends.read(t.ends, tenant, secondOf(nanosecond(now)))
@@ -87,22 +87,22 @@ func (t *txn) soonOf(tenant string, now time.Time) *soon {
 
 // expiredOf appends expired conversations of the tenant, swept or not, to gone until it has n. It moves due
 // entries of conversations that have not expired to their new times, as the sweeper does.
-func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*stored {
+func (t *txn) appendExpired(gone []*stored, tenant string, n int, now time.Time) []*stored {
 	if len(gone) >= n {
 		return gone
 	}
-	soon := t.soonOf(tenant, now)
-	var again []due // entries to keep: if the operation is refused, they stay in the file
-	for e := range soon.expiry.due(now) {
-		key, _ := e.inner()
-		s, err := t.at(tenant, key)
+	soon := t.readDueIndex(tenant, now)
+	var again []dueEntry // entries to keep: if the operation is refused, they stay in the file
+	for e := range soon.expiry.popDue(now) {
+		key, _ := e.innerKey()
+		s, err := t.loadAt(tenant, key)
 		switch {
 		case err != nil: // The conversation was removed or is damaged.
-		case s.record.Expired(now, s.session):
-			gone, again = addTo(gone, s), append(again, e)
+		case s.record.Expired(now, s.ephemeral):
+			gone, again = appendUnique(gone, s), append(again, e)
 		case s.place.minute == e.slot:
-			t.disarm(s)
-			t.arm(s, nextLook(s, now))
+			t.deleteExpiry(s)
+			t.setExpiry(s, nextCheck(s, now))
 		}
 		if len(gone) >= n {
 			break
@@ -115,9 +115,9 @@ func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*
 		return gone
 	}
 	again = nil
-	for e := range soon.ends.due(now) {
-		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.session.Over(now) {
-			gone, again = addTo(gone, s), append(again, e)
+	for e := range soon.ends.popDue(now) {
+		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.Over(now) {
+			gone, again = appendUnique(gone, s), append(again, e)
 		}
 		if len(gone) >= n {
 			break
@@ -131,11 +131,11 @@ func (t *txn) expiredOf(gone []*stored, tenant string, n int, now time.Time) []*
 
 // over returns how many ids of a tenant, up to n, belong to ephemeral conversations that have ended and
 // were not swept.
-func (t *txn) over(tenant string, n int, now time.Time) int {
-	soon := t.soonOf(tenant, now)
-	found := map[string]due{} // by id, since an entry may have been removed and added again
-	for e := range soon.ends.due(now) {
-		if t.session(tenant, e.name).Over(now) {
+func (t *txn) countEnded(tenant string, n int, now time.Time) int {
+	soon := t.readDueIndex(tenant, now)
+	found := map[string]dueEntry{} // by id, since an entry may have been removed and added again
+	for e := range soon.ends.popDue(now) {
+		if t.ephemeralState(tenant, e.name).Over(now) {
 			found[e.name] = e
 		}
 		if len(found) >= n {
@@ -150,8 +150,8 @@ func (t *txn) over(tenant string, n int, now time.Time) int {
 
 // dueOf yields a tenant's entries in expiry or ends from one slot to another, both included. It skips all
 // entries of other tenants in a slot with one seek.
-func dueOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[due] {
-	return func(yield func(due) bool) {
+func entriesOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[dueEntry] {
+	return func(yield func(dueEntry) bool) {
 		own := tenantKey(tenant)
 		c := b.Cursor()
 		k, v := c.Seek(append(binary.BigEndian.AppendUint32(nil, from), own...))

@@ -15,7 +15,7 @@ import (
 
 // Hold implements store.Store.
 func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
-	err := s.remember(ctx, h, func(t *txn, ids []string) error {
+	err := s.applyToIDs(ctx, h, func(t *txn, ids []string) error {
 		return t.hold(h.Tenant, ids, h.DeleteAfter, s.options.Now())
 	})
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
 
 // Release implements store.Store.
 func (s *Store) Release(ctx context.Context, h *store.Hold) error {
-	err := s.remember(ctx, h, func(t *txn, ids []string) error {
+	err := s.applyToIDs(ctx, h, func(t *txn, ids []string) error {
 		now := s.options.Now()
 		for _, id := range ids {
 			t.release(h.Tenant, id, h.DeleteAfter, now)
@@ -44,7 +44,7 @@ func (s *Store) Release(ctx context.Context, h *store.Hold) error {
 const idWeight = 1 << 10
 
 // remember has the writer apply something to the ids of a hold.
-func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
+func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
 	ids := record.IDs(h)
 	size := len(ids) * idWeight
 	for _, id := range ids {
@@ -58,19 +58,19 @@ func (s *Store) remember(ctx context.Context, h *store.Hold, apply func(t *txn, 
 }
 
 // beginAnew releases what the processes held that had the file before.
-func (s *Store) beginAnew() error {
+func (s *Store) releaseStaleAtOpen() error {
 	var t *txn
 	var id int
 	err := s.db.Update(func(tx *bolt.Tx) error {
-		t, id = s.begin(tx), tx.ID()
-		t.releaseLeft(len(s.tally.left))
+		t, id = s.beginTxn(tx), tx.ID()
+		t.releaseStale(len(s.tally.staleHolds))
 		return t.finish()
 	})
 	switch {
 	case err == nil, errors.Is(err, errUnchanged):
-		s.tally.settle(t)
+		s.tally.apply(t)
 		return nil
-	case isFull(err) && undone(s.db, id):
+	case isFull(err) && isRolledBack(s.db, id):
 		return nil // It counts as released, and Sweep tries again.
 	}
 	return fmt.Errorf("release session memory: %w", err)
@@ -78,10 +78,10 @@ func (s *Store) beginAnew() error {
 
 // releaseLeft releases what the processes held that had the file before, if Open could
 // not. Where there is still no space it is left for later.
-func (s *Store) releaseLeft(ctx context.Context) error {
-	for s.tally.leftBehind() > 0 {
+func (s *Store) releaseStale(ctx context.Context) error {
+	for s.tally.staleHoldCount() > 0 {
 		err := s.do(ctx, 0, func(t *txn) error {
-			t.releaseLeft(maxStep)
+			t.releaseStale(maxStep)
 			return nil
 		})
 		if errors.Is(err, store.ErrNoSpace) {
@@ -95,62 +95,62 @@ func (s *Store) releaseLeft(ctx context.Context) error {
 }
 
 // releaseLeft releases the next ids that are left behind, n at most.
-func (t *txn) releaseLeft(n int) {
-	keys := t.tally.left[t.left:]
+func (t *txn) releaseStale(n int) {
+	keys := t.tally.staleHolds[t.released:]
 	keys = keys[:min(n, len(keys))]
-	t.touched++
-	t.left += len(keys)
+	t.mutations++
+	t.released += len(keys)
 	for _, key := range keys {
-		m, ok := decodeSession([]byte(key), t.sessions.Get([]byte(key)))
+		m, ok := decodeEphemeral([]byte(key), t.sessions.Get([]byte(key)))
 		if !ok {
 			continue
 		}
 		tenant, id, _ := cutTenant([]byte(key))
-		if released, left := t.tally.opened.left(m); left {
-			t.letGo(tenant, string(id), released)
+		if released, left := t.tally.epoch.releaseStale(m); left {
+			t.putReleased(tenant, string(id), released)
 		}
 	}
 }
 
 // readSession reads what an id is as session memory. Where its entry is damaged, it is none.
-func (o opening) readSession(sessions *bolt.Bucket, tenant, id string) record.Session {
+func (o epoch) readState(sessions *bolt.Bucket, tenant, id string) record.Session {
 	key := idKey(tenant, id)
-	if m, ok := decodeSession(key, sessions.Get(key)); ok {
+	if m, ok := decodeEphemeral(key, sessions.Get(key)); ok {
 		return o.state(m)
 	}
 	return record.Session{}
 }
 
 // readSessions reads for the ids of a tenant; some is what tally.someSessions said.
-func (o opening) readSessions(tx *bolt.Tx, some bool, tenant string) record.Sessions {
+func (o epoch) readStates(tx *bolt.Tx, some bool, tenant string) record.Sessions {
 	if !some {
 		return nil
 	}
 	sessions := tx.Bucket([]byte(sessionsBucket))
-	return func(id string) record.Session { return o.readSession(sessions, tenant, id) }
+	return func(id string) record.Session { return o.readState(sessions, tenant, id) }
 }
 
 // hold gives each of the ids one more holder, or none of them. What is no more is removed,
 // lest it come back.
 func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Time) error {
 	var gone []*stored
-	more := t.remembered(tenant) - store.MaxHolds
+	more := t.ephemeralCount(tenant) - store.MaxHolds
 	for _, id := range ids {
-		if !t.session(tenant, id).Lasts(now) {
+		if !t.ephemeralState(tenant, id).Lasts(now) {
 			more++
 		}
 		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
 			gone = append(gone, s)
 		}
 	}
-	if more > 0 && t.over(tenant, more, now) < more {
+	if more > 0 && t.countEnded(tenant, more, now) < more {
 		return store.ErrTooManyHolds
 	}
 	for _, s := range gone {
 		t.end(s, now)
 	}
 	for _, id := range ids {
-		t.putSession(tenant, id, t.tally.opened.held(after))
+		t.putEphemeral(tenant, id, t.tally.epoch.newHold(after))
 		t.setHolders(tenant, id, t.holdersOf(tenant, id)+1)
 	}
 	return nil
@@ -164,32 +164,32 @@ func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 	}
 	t.setHolders(tenant, id, n-1)
 	key := idKey(tenant, id)
-	m, ok := decodeSession(key, t.sessions.Get(key))
+	m, ok := decodeEphemeral(key, t.sessions.Get(key))
 	if n > 1 || !ok {
 		return
 	}
 	if after > 0 {
-		t.letGo(tenant, id, m.released(now, after))
+		t.putReleased(tenant, id, m.release(now, after))
 	} else {
-		t.endSession(tenant, id, now)
+		t.endEphemeral(tenant, id, now)
 	}
 }
 
 // letGo writes that nobody holds an id any more. Without a conversation there is nothing to
 // delete later.
-func (t *txn) letGo(tenant, id string, released session) {
+func (t *txn) putReleased(tenant, id string, released ephemeralEntry) {
 	if t.ids.Get(idKey(tenant, id)) == nil {
-		t.dropSession(tenant, id)
+		t.deleteEphemeral(tenant, id)
 	} else {
-		t.putSession(tenant, id, released)
+		t.putEphemeral(tenant, id, released)
 	}
 }
 
 // endSession ends session memory whose time is over, and removes its conversation, if it has
 // one that can be read.
-func (t *txn) endSession(tenant, id string, now time.Time) {
+func (t *txn) endEphemeral(tenant, id string, now time.Time) {
 	s, err := t.load(tenant, id, record.UnmarshalHead)
-	t.dropSession(tenant, id)
+	t.deleteEphemeral(tenant, id)
 	if err != nil || s == nil {
 		return
 	}
@@ -200,13 +200,13 @@ func (t *txn) endSession(tenant, id string, now time.Time) {
 }
 
 // sweepEnd ends the session memory of an entry of ends.
-func (t *txn) sweepEnd(e due, now time.Time) {
+func (t *txn) sweepEphemeral(e dueEntry, now time.Time) {
 	if e.at > nanosecond(now) {
 		return // The clock was set back.
 	}
 	key := idKey(e.tenant, e.name)
-	if m, ok := decodeSession(key, t.sessions.Get(key)); ok && m.ends == e.at {
-		t.endSession(e.tenant, e.name, now)
+	if m, ok := decodeEphemeral(key, t.sessions.Get(key)); ok && m.deleteAt == e.at {
+		t.endEphemeral(e.tenant, e.name, now)
 		return
 	}
 	// Something else was faster, or the entry belongs to nothing: damage.
@@ -214,49 +214,49 @@ func (t *txn) sweepEnd(e due, now time.Time) {
 }
 
 // putSession writes what an id is as session memory from now on.
-func (t *txn) putSession(tenant, id string, m session) {
-	t.dropSession(tenant, id)
+func (t *txn) putEphemeral(tenant, id string, m ephemeralEntry) {
+	t.deleteEphemeral(tenant, id)
 	key := idKey(tenant, id)
 	t.put(t.sessions, key, m.encode(key))
-	t.memory[tenant] = t.remembered(tenant) + 1
+	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) + 1
 	if m.held() {
 		return
 	}
-	entry := endKey(m.ends, tenant, id)
-	t.put(t.ends, entry, encodeDue(entry, m.ends))
-	if s := t.tally.soonOf(tenant); s != nil {
-		s.ends.add(due{slot: secondOf(m.ends), tenant: tenant, name: id, at: m.ends})
+	entry := endKey(m.deleteAt, tenant, id)
+	t.put(t.ends, entry, encodeDue(entry, m.deleteAt))
+	if s := t.tally.dueIndex(tenant); s != nil {
+		s.ends.add(dueEntry{slot: secondOf(m.deleteAt), tenant: tenant, name: id, at: m.deleteAt})
 	}
 	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
-		t.mayGo(tenant, p.key)
+		t.markEvictable(tenant, p.key)
 	}
 }
 
 // dropSession makes an id like any other.
-func (t *txn) dropSession(tenant, id string) {
+func (t *txn) deleteEphemeral(tenant, id string) {
 	key := idKey(tenant, id)
 	value := t.sessions.Get(key)
 	if value == nil {
 		return
 	}
-	if m, ok := decodeSession(key, value); ok && !m.held() {
-		t.del(t.ends, endKey(m.ends, tenant, id))
+	if m, ok := decodeEphemeral(key, value); ok && !m.held() {
+		t.del(t.ends, endKey(m.deleteAt, tenant, id))
 	}
 	t.del(t.sessions, key)
-	t.memory[tenant] = t.remembered(tenant) - 1
+	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) - 1
 }
 
 // session says what an id is as session memory within the transaction.
-func (t *txn) session(tenant, id string) record.Session {
-	return t.tally.opened.readSession(t.sessions, tenant, id)
+func (t *txn) ephemeralState(tenant, id string) record.Session {
+	return t.tally.epoch.readState(t.sessions, tenant, id)
 }
 
 // remembered is how many ids of a tenant sessions has within the transaction.
-func (t *txn) remembered(tenant string) int {
-	if n, ok := t.memory[tenant]; ok {
+func (t *txn) ephemeralCount(tenant string) int {
+	if n, ok := t.ephemeralCounts[tenant]; ok {
 		return n
 	}
-	return t.tally.memory[tenant] // Without its lock: only the writer changes it.
+	return t.tally.ephemeralCounts[tenant] // Without its lock: only the writer changes it.
 }
 
 // holdersOf is how many hold an id within the transaction.
@@ -269,6 +269,6 @@ func (t *txn) holdersOf(tenant, id string) int {
 }
 
 func (t *txn) setHolders(tenant, id string, n int) {
-	t.touched++
+	t.mutations++
 	t.holders[string(idKey(tenant, id))] = n
 }

@@ -23,7 +23,7 @@ const (
 // elements looks at whether keys and values lie in their pages. bbolt takes that on trust, its
 // Check too: a length that is damaged has it copy as much as the length says, or, in a small
 // bucket, point into the memory of others, which ends the process. Metas must be sound.
-func (c *checker) elements(path string) error {
+func (c *checker) checkElements(path string) error {
 	f, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
@@ -32,7 +32,7 @@ func (c *checker) elements(path string) error {
 	if err == nil {
 		e := &elementChecker{checker: c, file: f, meta: meta, seen: make([]bool, meta.pages)}
 		if err = e.page(meta.root); err == nil && c.Faults == 0 {
-			err = e.free()
+			err = e.checkFreeList()
 		}
 	}
 	return errors.Join(err, f.Close())
@@ -50,7 +50,7 @@ type elementChecker struct {
 // page looks at a page, and at those below it.
 func (e *elementChecker) page(number uint64) error {
 	if number < 2 || number >= e.meta.pages || e.seen[number] {
-		e.fault("page %d: it is in use twice, or outside of the file", number)
+		e.addFault("page %d: it is in use twice, or outside of the file", number)
 		return nil
 	}
 	var header [pageHeaderSize]byte
@@ -59,27 +59,27 @@ func (e *elementChecker) page(number uint64) error {
 		return err
 	}
 	if says := binary.NativeEndian.Uint64(header[:]); says != number {
-		e.fault("page %d: it says that it is page %d", number, says)
+		e.addFault("page %d: it says that it is page %d", number, says)
 		return nil
 	}
 	pages := 1 + uint64(binary.NativeEndian.Uint32(header[12:]))
 	if number+pages > e.meta.pages {
-		e.fault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
+		e.addFault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
 		return nil
 	}
 	for next := number; next < number+pages; next++ {
 		if e.seen[next] {
-			e.fault("page %d: page %d, which it says belongs to it, is in use twice", number, next)
+			e.addFault("page %d: page %d, which it says belongs to it, is in use twice", number, next)
 			return nil
 		}
 		e.seen[next] = true
 	}
-	return e.within(number, at, int64(pages)*e.meta.pageSize)
+	return e.checkElementsAt(number, at, int64(pages)*e.meta.pageSize)
 }
 
 // free looks at whether a page that is in use is in the list of free ones as well. bbolt looks at
 // the first only of those that belong together.
-func (e *elementChecker) free() error {
+func (e *elementChecker) checkFreeList() error {
 	const manyFree = math.MaxUint16
 	if e.meta.freelist == noFreeList {
 		return nil
@@ -96,7 +96,7 @@ func (e *elementChecker) free() error {
 		at += 8
 	}
 	if count > e.meta.pages {
-		e.fault("page %d: it says that %d pages are free, of %d", e.meta.freelist, count, e.meta.pages)
+		e.addFault("page %d: it says that %d pages are free, of %d", e.meta.freelist, count, e.meta.pages)
 		return nil
 	}
 	list := make([]byte, 8*count)
@@ -105,7 +105,7 @@ func (e *elementChecker) free() error {
 	}
 	for ; len(list) > 0; list = list[8:] {
 		if number := binary.NativeEndian.Uint64(list); number < e.meta.pages && e.seen[number] {
-			e.fault("page %d: it is in use, and in the list of free pages", number)
+			e.addFault("page %d: it is in use, and in the list of free pages", number)
 		}
 	}
 	return nil
@@ -113,9 +113,9 @@ func (e *elementChecker) free() error {
 
 // within looks at the elements of a page, which is at a place of the file and of a size; number
 // is that of the page in which a small bucket lies.
-func (e *elementChecker) within(number uint64, at, size int64) error {
+func (e *elementChecker) checkElementsAt(number uint64, at, size int64) error {
 	if size < pageHeaderSize {
-		e.fault("page %d: a bucket in it is too short", number)
+		e.addFault("page %d: a bucket in it is too short", number)
 		return nil
 	}
 	var header [pageHeaderSize]byte
@@ -125,11 +125,11 @@ func (e *elementChecker) within(number uint64, at, size int64) error {
 	flags, count := binary.NativeEndian.Uint16(header[8:]), int64(binary.NativeEndian.Uint16(header[10:]))
 	branch := flags == branchFlag
 	if !branch && flags != leafFlag || branch && count == 0 {
-		e.fault("page %d: it is neither a leaf nor a branch, its flags are %#x, with %d elements", number, flags, count)
+		e.addFault("page %d: it is neither a leaf nor a branch, its flags are %#x, with %d elements", number, flags, count)
 		return nil
 	}
 	if pageHeaderSize+count*elementSize > size {
-		e.fault("page %d: it has no room for %d elements", number, count)
+		e.addFault("page %d: it has no room for %d elements", number, count)
 		return nil
 	}
 	table := make([]byte, count*elementSize)
@@ -144,7 +144,7 @@ func (e *elementChecker) within(number uint64, at, size int64) error {
 			flags, place, length = 0, field(0), field(1)
 		}
 		if place < (count-i)*elementSize || here+place+length > size {
-			e.fault("page %d: element %d says that it lies outside of the page", number, i)
+			e.addFault("page %d: element %d says that it lies outside of the page", number, i)
 			continue
 		}
 		var err error
@@ -164,7 +164,7 @@ func (e *elementChecker) within(number uint64, at, size int64) error {
 // bucket looks at the pages of a bucket, whose value is at a place of the file and of a size.
 func (e *elementChecker) bucket(number uint64, at, size int64) error {
 	if size < bucketHeaderSize {
-		e.fault("page %d: a bucket in it is too short", number)
+		e.addFault("page %d: a bucket in it is too short", number)
 		return nil
 	}
 	var root [8]byte
@@ -174,7 +174,7 @@ func (e *elementChecker) bucket(number uint64, at, size int64) error {
 	if below := binary.NativeEndian.Uint64(root[:]); below != 0 {
 		return e.page(below)
 	}
-	return e.within(number, at+bucketHeaderSize, size-bucketHeaderSize)
+	return e.checkElementsAt(number, at+bucketHeaderSize, size-bucketHeaderSize)
 }
 
 // read reads; what lies beyond the end of the file is a fault of it.

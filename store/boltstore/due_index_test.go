@@ -35,7 +35,7 @@ func TestCapacityWork(t *testing.T) {
 	if within := testing.AllocsPerRun(runs, create); within > 2*before {
 		t.Errorf("a create makes %v allocations in the minute in which %d others expire, %v before it", within, others, before)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestSoonForgotten: a tenant that was at its capacity and has no conversations left has no entries in
@@ -47,7 +47,7 @@ func TestSoonForgotten(t *testing.T) {
 	appendTo(t, s, "a", "hello")
 	appendTo(t, s, "b", "hello")
 	appendTo(t, s, "c", "hello")
-	if n := len(s.tally.soon); n != 1 {
+	if n := len(s.tally.dueIndexes); n != 1 {
 		t.Errorf("%d tenants have entries in memory, want 1", n)
 	}
 	for _, id := range []string{"b", "c"} {
@@ -55,7 +55,7 @@ func TestSoonForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(s.tally.soon); n != 0 {
+	if n := len(s.tally.dueIndexes); n != 0 {
 		t.Errorf("%d tenants have entries in memory, want none", n)
 	}
 }
@@ -67,13 +67,13 @@ func TestSoonForgottenBelowCapacity(t *testing.T) {
 	for i := range 5 {
 		appendTo(t, s, fmt.Sprint(i), "hello")
 	}
-	if n := len(s.tally.soon); n != 1 {
+	if n := len(s.tally.dueIndexes); n != 1 {
 		t.Errorf("%d tenants have entries in memory, want 1", n)
 	}
 	c.advance(2 * time.Hour)
 	appendTo(t, s, "new", "hello")
 	sweep(t, s)
-	if n := len(s.tally.soon); n != 0 {
+	if n := len(s.tally.dueIndexes); n != 0 {
 		t.Errorf("%d tenants have entries in memory, want none", n)
 	}
 }
@@ -89,9 +89,9 @@ func TestSoonAfterFailure(t *testing.T) {
 			}
 		}
 	}
-	acme, other := s.tally.soon["acme"], s.tally.soon["other"]
+	acme, other := s.tally.dueIndexes["acme"], s.tally.dueIndexes["other"]
 	err := s.do(t.Context(), 0, func(x *txn) error {
-		x.soonOf("acme", c.Now())
+		x.readDueIndex("acme", c.Now())
 		x.put(x.turns, []byte("key"), nil)
 		panic("invalid page type")
 	})
@@ -99,7 +99,7 @@ func TestSoonAfterFailure(t *testing.T) {
 		t.Fatalf("do = %.99v, want ErrCorrupt", err)
 	}
 	appendTo(t, s, "2", "hello")
-	if acme == nil || other == nil || s.tally.soon["acme"] == acme || s.tally.soon["other"] != other {
+	if acme == nil || other == nil || s.tally.dueIndexes["acme"] == acme || s.tally.dueIndexes["other"] != other {
 		t.Error("want what acme has in memory to be forgotten, and what other has to stay")
 	}
 }

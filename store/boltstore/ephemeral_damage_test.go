@@ -15,11 +15,11 @@ import (
 // endOfBad is the key of id "bad" in ends.
 func endOfBad(tx *bolt.Tx) []byte {
 	key := idKey("acme", "bad")
-	m, ok := decodeSession(key, tx.Bucket([]byte(sessionsBucket)).Get(key))
+	m, ok := decodeEphemeral(key, tx.Bucket([]byte(sessionsBucket)).Get(key))
 	if !ok {
 		panic("bad is no session memory")
 	}
-	return endKey(m.ends, "acme", "bad")
+	return endKey(m.deleteAt, "acme", "bad")
 }
 
 // eachBit flips each bit of the key and of the value of an entry, and flips it back.
@@ -47,13 +47,13 @@ func eachBit(t *testing.T, s *Store, bucket string, find func(*bolt.Tx) []byte, 
 		look(bit)
 		replace(wrong, key, value)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestDamagedSessionBits damages entries of sessions: their ids are like any other.
 func TestDamagedSessionBits(t *testing.T) {
 	t.Run("held", func(t *testing.T) {
-		s, c := three(t, store.Options{})
+		s, c := openThree(t, store.Options{})
 		hold(t, s, 0, "bad")
 		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
 			if !lives(t, s, "bad") {
@@ -62,7 +62,7 @@ func TestDamagedSessionBits(t *testing.T) {
 		})
 		c.advance(2 * time.Hour)
 		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
-			if lives(t, s, "bad") || len(listed(t, s, "acme")) > 0 {
+			if lives(t, s, "bad") || len(listIDs(t, s, "acme")) > 0 {
 				t.Errorf("bit %d: it lives on", bit)
 			}
 		})
@@ -71,7 +71,7 @@ func TestDamagedSessionBits(t *testing.T) {
 		}
 	})
 	t.Run("over", func(t *testing.T) {
-		s, c := three(t, store.Options{})
+		s, c := openThree(t, store.Options{})
 		hold(t, s, 0, "bad")
 		release(t, s, time.Minute, "bad")
 		c.advance(time.Minute)
@@ -89,12 +89,12 @@ func TestDamagedSessionBits(t *testing.T) {
 // TestDamagedEndBits damages an entry of ends: its conversation is not swept, but not found
 // either.
 func TestDamagedEndBits(t *testing.T) {
-	s, c := three(t, store.Options{})
+	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(100 * 365 * 24 * time.Hour)
 	eachBit(t, s, endsBucket, endOfBad, func(bit int) {
-		if due, more, err := s.due(t.Context(), queue{endsBucket, secondOf, nil}, 10); len(due) != 0 || more || err != nil {
+		if due, more, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10); len(due) != 0 || more || err != nil {
 			t.Errorf("bit %d: %v are due, %v, %v", bit, due, more, err)
 		}
 		if lives(t, s, "bad") {
@@ -107,7 +107,7 @@ func TestDamagedEndBits(t *testing.T) {
 func TestDamagedSession(t *testing.T) {
 	start := func(t *testing.T) (*Store, *clock) {
 		t.Helper()
-		s, c := three(t, store.Options{MaxConversations: 3})
+		s, c := openThree(t, store.Options{MaxConversations: 3})
 		hold(t, s, 0, "bad")
 		release(t, s, time.Minute, "bad")
 		return s, c
@@ -117,7 +117,7 @@ func TestDamagedSession(t *testing.T) {
 		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
 		c.advance(time.Minute)
 		sweep(t, s)
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
 			t.Errorf("listed are %v, want all", got)
 		}
 		s.Close()
@@ -128,7 +128,7 @@ func TestDamagedSession(t *testing.T) {
 			t.Errorf("%+v, %v; want all three expired", stats, err)
 		}
 		hold(t, s, time.Hour, "bad")
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 	t.Run("sessions, while it is held", func(t *testing.T) {
 		s, c := start(t)
@@ -159,7 +159,7 @@ func TestDamagedSession(t *testing.T) {
 		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 || stats.Expired != 2 {
 			t.Errorf("%+v, %v; want bad deleted, and two expired", stats, err)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 	t.Run("an entry of ends too many", func(t *testing.T) {
 		s, c := start(t)
@@ -176,22 +176,22 @@ func TestDamagedSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		appendTo(t, s, "newer", "hello")
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
 			t.Errorf("listed are %v, want the oldest to have made room", got)
 		}
 		sweep(t, s)
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
 			t.Errorf("listed are %v, want all", got)
 		}
-		consistent(t, s)
+		wantConsistent(t, s)
 	})
 	t.Run("conversation", func(t *testing.T) {
 		s, c := start(t)
 		hold(t, s, 0, "old")
-		damage(t, s, conversationsBucket, bad, flip(20))
+		damage(t, s, conversationsBucket, badKey, flip(20))
 		c.advance(time.Minute)
 		sweep(t, s)
-		if got := listed(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 			t.Errorf("listed are %v", got)
 		}
 		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
@@ -199,7 +199,7 @@ func TestDamagedSession(t *testing.T) {
 		}
 		hold(t, s, 0, "bad")
 		release(t, s, 0, "bad")
-		if n := s.tally.memory["acme"]; n != 1 {
+		if n := s.tally.ephemeralCounts["acme"]; n != 1 {
 			t.Errorf("%d ids are session memory, want old alone", n)
 		}
 	})

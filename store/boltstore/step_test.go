@@ -15,7 +15,7 @@ import (
 
 // many is a store with conversations 0 to n-1 of tenant "acme", each made a millisecond after
 // the one before.
-func many(t *testing.T, path string, n int, o store.Options) (*Store, *clock) {
+func openMany(t *testing.T, path string, n int, o store.Options) (*Store, *clock) {
 	t.Helper()
 	c := newClock()
 	o.Now = c.Now
@@ -30,13 +30,13 @@ func many(t *testing.T, path string, n int, o store.Options) (*Store, *clock) {
 }
 
 // steps notes how many changes of a kind each transaction had.
-type steps struct {
+type stepCounter struct {
 	kind  parleyv1.ChangeKind
 	sizes []int
 	each  func()
 }
 
-func (s *steps) observe(changes []store.Change) {
+func (s *stepCounter) observe(changes []store.Change) {
 	n := 0
 	for _, c := range changes {
 		if c.Kind == s.kind {
@@ -51,7 +51,7 @@ func (s *steps) observe(changes []store.Change) {
 	}
 }
 
-func (s *steps) want(t *testing.T, sizes ...int) {
+func (s *stepCounter) want(t *testing.T, sizes ...int) {
 	t.Helper()
 	if !slices.Equal(s.sizes, sizes) {
 		t.Errorf("%v in steps of %v, want %v", s.kind, s.sizes, sizes)
@@ -59,8 +59,8 @@ func (s *steps) want(t *testing.T, sizes ...int) {
 }
 
 func TestSweepInSteps(t *testing.T) {
-	seen := steps{kind: parleyv1.ChangeKind_CHANGE_KIND_EXPIRED}
-	s, c := many(t, newPath(t), 700, store.Options{Observe: seen.observe})
+	seen := stepCounter{kind: parleyv1.ChangeKind_CHANGE_KIND_EXPIRED}
+	s, c := openMany(t, newPath(t), 700, store.Options{Observe: seen.observe})
 	c.advance(2 * time.Hour)
 	for _, want := range []bool{true, false} {
 		if more, err := s.Sweep(t.Context(), 600); err != nil || more != want {
@@ -68,12 +68,12 @@ func TestSweepInSteps(t *testing.T) {
 		}
 	}
 	seen.want(t, 256, 256, 88, 100)
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 func TestPurgeInSteps(t *testing.T) {
-	seen := steps{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
-	s, c := many(t, newPath(t), 700, store.Options{Observe: seen.observe})
+	seen := stepCounter{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
+	s, c := openMany(t, newPath(t), 700, store.Options{Observe: seen.observe})
 	appendTo(t, s, "0", "stays")
 	c.advance(time.Minute)
 	appendTo(t, s, "1", "stays")
@@ -94,17 +94,17 @@ func TestPurgeInSteps(t *testing.T) {
 		t.Errorf("%d purged, %v", purged.Count, err)
 	}
 	seen.want(t, 255, 255, 189)
-	if got := listed(t, s, "acme"); !slices.Equal(got, []string{"1"}) {
+	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"1"}) {
 		t.Errorf("left are %v", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 func TestLoweredCapacity(t *testing.T) {
 	path := newPath(t)
-	s, c := many(t, path, 600, store.Options{})
+	s, c := openMany(t, path, 600, store.Options{})
 	s.Close()
-	seen := steps{kind: parleyv1.ChangeKind_CHANGE_KIND_EVICTED}
+	seen := stepCounter{kind: parleyv1.ChangeKind_CHANGE_KIND_EVICTED}
 	s = open(t, path, store.Options{Now: c.Now, MaxConversations: 10, Observe: seen.observe})
 	appendTo(t, s, "new", "hello")
 	for _, want := range []bool{true, false} {
@@ -113,15 +113,15 @@ func TestLoweredCapacity(t *testing.T) {
 		}
 	}
 	seen.want(t, 256, 256, 44, 35)
-	if got := listed(t, s, "acme"); len(got) != 10 || got[0] != "new" || got[9] != "591" {
+	if got := listIDs(t, s, "acme"); len(got) != 10 || got[0] != "new" || got[9] != "591" {
 		t.Errorf("left are %v", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 // TestExpiredOfOthers hides what has expired of one tenant behind what has of another.
 func TestExpiredOfOthers(t *testing.T) {
-	s, c := many(t, newPath(t), 300, store.Options{MaxConversations: 300})
+	s, c := openMany(t, newPath(t), 300, store.Options{MaxConversations: 300})
 	create := func(id string) {
 		t.Helper()
 		if _, err := s.Create(t.Context(), &store.Create{Tenant: "other", Conversation: &parleyv1.Conversation{Id: id}}); err != nil {
@@ -141,10 +141,10 @@ func TestExpiredOfOthers(t *testing.T) {
 	}
 	c.advance(time.Hour - 29*time.Minute)
 	create("new")
-	if got := listed(t, s, "other"); len(got) != 300 || slices.Contains(got, "299") {
+	if got := listIDs(t, s, "other"); len(got) != 300 || slices.Contains(got, "299") {
 		t.Errorf("left are %v, want all but 299", got)
 	}
-	consistent(t, s)
+	wantConsistent(t, s)
 }
 
 func TestLarge(t *testing.T) {
@@ -160,7 +160,7 @@ func TestLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	appendTo(t, s, "b", "small")
-	consistent(t, s)
+	wantConsistent(t, s)
 	s.Close()
 
 	s = open(t, path, o)

@@ -15,7 +15,7 @@ import (
 )
 
 // maxKept is how many requests and how many turns a conversation remembers.
-const maxKept = 32
+const maxRemembered = 32
 
 // The fields of storev1.Requests and of storev1.Turns that hold items, and the first field
 // of every kind of item, which holds an id.
@@ -26,18 +26,18 @@ const (
 	idField       protowire.Number = 1
 )
 
-type seenRequest = storev1.Request
+type storedRequest = storev1.Request
 
 // find returns the request if it was seen; ErrRequestReused if its id was used otherwise.
-func (r *Record) find(q *store.Request) (*seenRequest, error) {
+func (r *Record) findRequest(q *store.Request) (*storedRequest, error) {
 	if q == nil {
 		return nil, nil //nolint:nilnil // no request, nothing seen
 	}
-	for item := range items(r.Requests, requestsField) {
+	for item := range itemsOf(r.Requests, requestsField) {
 		if itemID(item) != q.ID {
 			continue
 		}
-		first := new(seenRequest)
+		first := new(storedRequest)
 		if err := proto.Unmarshal(item, first); err != nil {
 			return nil, store.ErrCorrupt
 		}
@@ -54,7 +54,7 @@ func (r *Record) find(q *store.Request) (*seenRequest, error) {
 
 // Seen answers store.Read.Request.
 func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
-	first, err := r.find(q)
+	first, err := r.findRequest(q)
 	if first == nil {
 		return nil, err
 	}
@@ -62,9 +62,9 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 }
 
 // remember notes a request, if there is one.
-func (r *Record) remember(q *store.Request, s seen) (err error) {
+func (r *Record) rememberRequest(q *store.Request, s requestEffect) (err error) {
 	if q != nil {
-		r.Requests, err = keep(r.Requests, requestsField, &seenRequest{
+		r.Requests, err = appendBounded(r.Requests, requestsField, &storedRequest{
 			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: s.firstSequence,
 			Exchange: s.exchange, Time: timestamppb.New(s.time), Created: s.created, TurnId: s.turnID,
 		})
@@ -73,7 +73,7 @@ func (r *Record) remember(q *store.Request, s seen) (err error) {
 }
 
 // turn begins or ends a turn as the append says, and returns it as it is then.
-func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
+func (r *Record) applyTurn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
 	c := r.Conversation()
 	var t *parleyv1.Turn
 	switch {
@@ -102,13 +102,13 @@ func (r *Record) turn(a *store.Append, answer []*parleyv1.AppendedMessage, now t
 	default:
 		return nil, nil //nolint:nilnil // the append is about no turn
 	}
-	return t, r.keepTurn(t, a.Events)
+	return t, r.putTurn(t, a.Events)
 }
 
 // keepTurn puts a turn behind the others, in place of what was kept of it, and its events
 // behind it, so that a turn that falls out takes them along. Nil keeps the events there are.
-func (r *Record) keepTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
-	encoded := find(r.Turns, eventsField, t.GetId())
+func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
+	encoded := findItem(r.Turns, eventsField, t.GetId())
 	if events != nil {
 		own := proto.CloneOf(events)
 		own.TurnId, own.ConversationVersion = t.GetId(), r.Conversation().GetVersion()
@@ -117,7 +117,7 @@ func (r *Record) keepTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 			return fmt.Errorf("encode events: %w", err)
 		}
 	}
-	turns, err := keep(without(r.Turns, t.GetId()), turnsField, t)
+	turns, err := appendBounded(removeItem(r.Turns, t.GetId()), turnsField, t)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (r *Record) keepTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 
 // findTurn returns a kept turn, nil when there is none of that id.
 func (r *Record) findTurn(id string) *parleyv1.Turn {
-	item, t := find(r.Turns, turnsField, id), new(parleyv1.Turn)
+	item, t := findItem(r.Turns, turnsField, id), new(parleyv1.Turn)
 	if item == nil || proto.Unmarshal(item, t) != nil {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (r *Record) findTurn(id string) *parleyv1.Turn {
 
 // Events returns what is kept of a turn's events, nil when there is nothing.
 func (r *Record) Events(turnID string) *storev1.TurnEvents {
-	item, events := find(r.Turns, eventsField, turnID), new(storev1.TurnEvents)
+	item, events := findItem(r.Turns, eventsField, turnID), new(storev1.TurnEvents)
 	if item == nil || proto.Unmarshal(item, events) != nil {
 		return nil
 	}
@@ -169,7 +169,7 @@ func fields(message []byte) iter.Seq2[protowire.Number, []byte] {
 }
 
 // items yields the items of a list, without their tags; field says which.
-func items(list []byte, field protowire.Number) iter.Seq[[]byte] {
+func itemsOf(list []byte, field protowire.Number) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for number, whole := range fields(list) {
 			if number == field && !yield(itemOf(whole)) {
@@ -199,8 +199,8 @@ func itemID(item []byte) string {
 }
 
 // find returns the item of that id, nil when there is none.
-func find(list []byte, field protowire.Number, id string) []byte {
-	for item := range items(list, field) {
+func findItem(list []byte, field protowire.Number, id string) []byte {
+	for item := range itemsOf(list, field) {
 		if id != "" && itemID(item) == id {
 			return item
 		}
@@ -210,13 +210,13 @@ func find(list []byte, field protowire.Number, id string) []byte {
 
 // keep adds an item behind a list, into new memory, and drops the oldest beyond maxKept,
 // each with all that stands ahead of the next.
-func keep(list []byte, field protowire.Number, item proto.Message) ([]byte, error) {
+func appendBounded(list []byte, field protowire.Number, item proto.Message) ([]byte, error) {
 	encoded, err := proto.Marshal(item)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", item.ProtoReflect().Descriptor().Name(), err)
 	}
-	excess := 1 - maxKept
-	for range items(list, field) {
+	excess := 1 - maxRemembered
+	for range itemsOf(list, field) {
 		excess++
 	}
 	for number, whole := range fields(list) {
@@ -238,7 +238,7 @@ func appendItem(list []byte, field protowire.Number, item []byte) []byte {
 }
 
 // without returns the list, in new memory, without what has that id.
-func without(list []byte, id string) []byte {
+func removeItem(list []byte, id string) []byte {
 	out := make([]byte, 0, len(list))
 	for _, whole := range fields(list) {
 		if itemID(itemOf(whole)) != id {
