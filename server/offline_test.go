@@ -104,7 +104,7 @@ func TestOfflineCommands(t *testing.T) {
 
 	s := startServer(t, dir) // What failed has left it alone.
 	for _, args := range [][]string{{"check"}, {"compact"}, {"restore", "--force", backupOf(t, s)}} {
-		wantOffline(t, exitInUse, "", "another process holds it", append(args, data)...)
+		wantOffline(t, exitInUse, "", "another process has it open", append(args, data)...)
 	}
 	s.terminate()
 	s.wantStop(t)

@@ -16,27 +16,27 @@ import (
 )
 
 const (
-	// backupSuffix makes the name of a copy, which it bears for an instant only. Nobody else is to
-	// choose it, for what bears it is removed.
+	// backupSuffix is the suffix of the name that a copy has for an instant. A file with that name
+	// is removed, so no other program should use it.
 	backupSuffix = ".unfinished-backup"
-	// backupStep is how much of a copy is on its way to the disk at once. A commit that
-	// meets it there waits for so much.
+	// backupStep is the maximum number of bytes of a copy that are on their way to the disk at
+	// once. A commit at the same time waits for at most so many bytes.
 	backupStep = 1 << 20
-	// backupBlock is how much is written where a byte differs.
+	// backupBlock is the number of bytes that are written if one of them differs.
 	backupBlock = 16 << 10
-	// backupReserve is what a backup leaves free on the disk for what is written meanwhile; of a
-	// small disk one byte in reservePart.
+	// backupReserve is the number of bytes on the disk that a backup leaves free for other writes.
+	// On a small disk it is the part 1/reservePart instead.
 	backupReserve = 64 << 20
 )
 
-// Backup implements store.Backuper. The copy is a file without a name beside the store's.
+// Backup implements store.Backuper. The copy is an unlinked file in the directory of the store.
 //
-// A read transaction that lasted as long as it takes to write a copy would let the file grow,
-// since no page that is replaced meanwhile could be used anew, and each growth waits for the
-// disk to have all that is on its way there. So the file is first copied outside of any
-// transaction, while it changes, at a pace that leaves the disk to others half of the time.
-// What came of that is no database. Then a transaction goes over it and puts right what
-// differs: that is mostly reading.
+// A read transaction that lasts as long as writing the copy would make the file grow, since no page
+// that is replaced in that time can be reused. Each growth waits until the disk has all pending
+// writes. So Backup first copies the file outside of any transaction, while it changes, at a pace
+// that leaves the disk to others half of the time. The result is not a consistent database. Then
+// Backup reads the file again within one transaction and rewrites the blocks that differ: that is
+// mostly reading.
 func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
 	if !s.backupRunning.CompareAndSwap(false, true) {
 		return nil, store.ErrBackupRunning
@@ -50,7 +50,7 @@ func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
 }
 
 func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
-	var size int64 // up to the last page that was ever used
+	var size int64 // in bytes, to the end of the last page that was ever used
 	if err := s.view(ctx, func(tx *bolt.Tx) error {
 		size = tx.Size()
 		return nil
@@ -70,9 +70,9 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err != nil && isFull(err) { // Somebody else has filled the disk.
+		if err != nil && isFull(err) { // Other writes have filled the disk.
 			noSpace.Free, _, _ = diskSpace(s.path)
-			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // It may have room again.
+			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // The disk may have space again by now.
 			err = noSpace
 		}
 		if err != nil {
@@ -96,8 +96,9 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 	return &store.Backup{ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size}, nil
 }
 
-// makeNameless makes a file that goes when it is closed, however the process ends. Only one
-// that ends within these lines leaves something behind, for the next, or for Open.
+// createUnlinked creates a file and unlinks it, so that it disappears when it is closed or when the
+// process ends. Only a process that ends between the two leaves the file; the next backup or the
+// next Open removes it.
 func createUnlinked(path string) (*os.File, error) {
 	if err := removeIfExists(path); err != nil {
 		return nil, err
@@ -112,23 +113,23 @@ func createUnlinked(path string) (*os.File, error) {
 	return file, nil
 }
 
-// backupReader reads a copy.
+// backupReader reads a copy. Its Close permits the next backup.
 type backupReader struct {
 	*io.SectionReader
 	file    *os.File
 	running interface{ Store(bool) }
 }
 
-// Close removes the copy.
+// Close deletes the copy.
 func (r *backupReader) Close() error {
 	err := r.file.Close()
-	if !errors.Is(err, os.ErrClosed) { // Else it is another's by now.
+	if !errors.Is(err, os.ErrClosed) { // After the first Close, another backup may be running.
 		r.running.Store(false)
 	}
 	return err
 }
 
-// copier writes a file, once more where it is there already and differs.
+// copier writes a file. Where the file already has data, it writes only blocks that differ.
 type copier struct {
 	ctx            context.Context
 	file           *os.File
@@ -137,7 +138,8 @@ type copier struct {
 	current, fresh []byte
 }
 
-// follow copies the first size bytes of a file that changes meanwhile, at its pace.
+// copyPaced copies the first size bytes of a file that may change in the meantime. It pauses after
+// each step.
 func (c *copier) copyPaced(path string, size int64) error {
 	source, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -149,7 +151,7 @@ func (c *copier) copyPaced(path string, size int64) error {
 	return errors.Join(err, source.Close())
 }
 
-// ReadFrom writes what r has, step by step. io.Copy uses it.
+// ReadFrom writes all bytes of r in steps. io.Copy uses it.
 func (c *copier) ReadFrom(r io.Reader) (n int64, err error) {
 	for {
 		start := time.Now()
@@ -172,7 +174,7 @@ func (c *copier) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 }
 
-// rest waits until the disk has the last step, and then for as long as that step took.
+// pause waits until the disk has the last step, and then for as long as that step took.
 func (c *copier) pause(start time.Time) error {
 	if err := flushRange(c.file, c.at-backupStep, backupStep); err != nil {
 		return err
@@ -184,7 +186,7 @@ func (c *copier) pause(start time.Time) error {
 	return c.ctx.Err()
 }
 
-// Write writes p, but for the blocks that are there already.
+// Write writes p at the current offset, except the blocks that the file already has.
 func (c *copier) Write(p []byte) (n int, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err

@@ -1,14 +1,13 @@
-// Package boltstore keeps conversations in one bbolt file. Begin with [Open].
-//
-// A read is a bbolt transaction of its own, which decodes and copies what it needs. Writes
-// are operations for one goroutine, which takes whatever is waiting into one transaction
-// (writer.go), where they decide and write one after the other (txn.go).
+// Package boltstore stores conversations in one bbolt file. Each read is a bbolt transaction of its
+// own, which decodes and copies what it needs. Writes are operations that one goroutine applies: it
+// puts all queued operations into one transaction (writer.go), in which they decide and write one
+// after the other (txn.go). Start at [Open].
 //
 // # The file
 //
-// A conversation is one value under a key that begins with its create time, so that the
-// order of lists and of evictions is the order of the keys. All else is small, and either
-// leads to that key or is counted.
+// A conversation is one value. Its key begins with its create time, so the order of the keys is the
+// order of lists and evictions. All other entries are small: they lead to that key or hold counts.
+// Buckets and entries:
 //
 //	meta
 //	├── "schema"                      → version of this layout, 4 bytes
@@ -29,54 +28,71 @@
 //	└── <second><tenant><conversation id> → nanosecond, CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
-//	<inner key>  create time in ns, 8 bytes; a number that tells equal times apart, 4 bytes
-//	<minute>     since 1970, 4 bytes; so is <second>
+//	<inner key>  create time in ns, 8 bytes; a number that separates equal times, 4 bytes
+//	<minute>     since 1970, 4 bytes; <second> likewise
 //	<nanosecond> since 1970, 8 bytes
 //
-// Integers are big-endian, checksums are of key and value. Files of the first versions have
-// no sessions, no ends, and schema 1: the first write adds both and sets schema 2. These hold of every committed state:
+// Integers are big-endian. Checksums cover key and value. The bucket sessions holds the ids of
+// ephemeral conversations, ends holds the times at which they are deleted. Files of the first
+// versions have schema 1 and neither of these two buckets: the first write adds both and sets
+// schema 2.
 //
-//   - A conversation has one entry in ids and one in expiry, ids says in which minute.
-//   - The nanosecond in expiry falls into its minute and is not later than the
-//     conversation's expire_time, unless a turn runs or it is session memory. It may be
-//     earlier: an append leaves the entry alone, and the sweeper, when the nanosecond has
-//     come, moves it.
+// # Invariants
+//
+// These rules hold for every committed state:
+//
+//   - A conversation has one entry in ids and one in expiry. The entry in ids names the minute of
+//     the entry in expiry.
+//   - The nanosecond in expiry falls into its minute and is not later than the conversation's
+//     expire_time, unless a turn runs or the conversation is ephemeral. It may be earlier: an
+//     append does not change the entry, and the sweeper moves it at that nanosecond.
 //   - A conversation has an entry in turns exactly while a turn runs on it.
-//   - An id has an entry in sessions while it is session memory, and then until it is swept
-//     or taken again. While somebody holds it there is, instead of a delete time, the number
-//     of the transaction at which that process opened the file, negated; from then on it has
-//     a conversation, and one entry in ends, with the same nanosecond.
-//   - tenants agrees with conversations, and has no entry for a tenant without any.
+//   - The id of an ephemeral conversation has an entry in sessions until it is swept or used again.
+//     While a process holds the id, the entry has in place of a delete time the negated number of
+//     the transaction at which that process opened the file. After the release the id has a
+//     conversation, and one entry in ends with the same nanosecond.
+//   - tenants agrees with conversations and has no entry for a tenant without conversations.
 //
-// A process that ends in order closes the file with a transaction that writes its own number
-// to "closed": where that is not the newest, the process was killed, or the machine failed.
+// # Holds
 //
-// How many hold an id is in memory only. What another process holds, by its number, was held
-// when that process ended, and counts as released when the file was opened. Open writes so;
-// where there is no space Sweep does, later.
+// A process that closes the file in order ends with a transaction that writes its own number to
+// "closed". If that number is not the newest, the process was killed or the machine failed.
 //
-// A record that does not match its checksum is an error for its conversation alone: it can
-// be deleted, and everything else steps over it. If its header is damaged, deleting it
-// cannot tell how many messages go; the count of its tenant keeps them until the tenant
-// has no conversation left. Where its entry in ids is damaged the conversation cannot be
-// deleted either, for nothing else tells where it lies. Neither goes when its session memory
-// ends. An entry of expiry that is damaged stays, and its conversation is not swept, but is
-// not found either once it has expired. Where an entry of sessions is damaged its id is like
-// any other. Where one of ends is, the id stays in sessions until expiry leads to its
-// conversation, an hour later at most, or the id is taken again.
+// The number of holders of an id is only in memory. A hold of another process, which its number
+// shows, counts as released at the time at which the file was opened, since that process has ended.
+// Open writes these releases. If the disk has no space for them, Sweep writes them later.
 //
-// A page that bbolt cannot read is store.ErrCorrupt for each call that meets it: calls about
-// conversations in the page, and deletes that would merge a page with it. A list that reaches the page
-// fails as well, and so does each create of a tenant at its capacity whose oldest conversation lies there
-// or beside it; the operator has to delete other conversations of that tenant to make space. Sweep and Purge do what they can, and
-// return the error; Sweep tries the rest again an hour later. All other calls continue. If a commit shows that the list of free pages does not match the pages in use, the
-// store fails: every later write is store.ErrFailed. If bbolt copies a length that is damaged, or runs
-// out of stack because pages lead in a circle, the process ends: that is why CheckPages checks the file
-// at the start.
+// # Damage
 //
-// Damage within a page of ids that bbolt can still read, in a key or in the count, length or place of
-// keys, hides ids: their conversations are store.ErrNotFound. A turn whose end is refused with
-// store.ErrCorrupt keeps its conversation busy until a restart.
+// A record that does not match its checksum is an error for its conversation only. The conversation
+// can be deleted, and all other calls skip it. These cases differ:
+//
+//   - If its header is damaged, a delete does not know how many messages it removes. The count of
+//     the tenant includes them until the tenant has no conversation left.
+//   - If its entry in ids is damaged, the conversation cannot be deleted, because no other entry
+//     leads from the id to the record. Neither kind of damaged conversation is removed when it is
+//     ephemeral and ends.
+//   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
+//     expired.
+//   - If an entry in sessions is damaged, its id counts as not ephemeral.
+//   - If an entry in ends is damaged, the id stays in sessions until expiry leads to its
+//     conversation, at most an hour later, or until the id is used again.
+//
+// A page that bbolt cannot read is store.ErrCorrupt for each call that reaches it: calls about
+// conversations in the page, and deletes that would merge another page with it. A list that reaches
+// the page fails, too. So does each create of a tenant at its capacity whose oldest conversation is
+// in that page or beside it: the operator has to delete other conversations of that tenant to free
+// space. Sweep and Purge process all other conversations and then return the error. Sweep tries the
+// failed ones again an hour later. All other calls continue.
+//
+// If a commit shows that the list of free pages does not match the pages in use, the store fails:
+// every later write is store.ErrFailed. If bbolt copies a damaged length, or runs out of stack
+// because pages form a cycle, the process ends. For this reason CheckPages checks the file at the
+// start.
+//
+// Damage within a page of ids that bbolt can still read (in a key, or in the count, length or
+// position of keys) hides ids: their conversations are store.ErrNotFound. If the end of a turn is
+// refused with store.ErrCorrupt, its conversation stays busy until a restart.
 package boltstore
 
 import (
@@ -93,31 +109,30 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// What Open may answer beside errors of the file system. Each comes wrapped, in one line
-// that names the file and the cause, and what to do about it.
+// Errors that Open returns in addition to those of the file system. Each is wrapped in one line
+// that names the file, the cause, and what to do.
 var (
-	// ErrInUse: another process holds the file.
+	// ErrInUse: another process has the file open.
 	ErrInUse = errors.New("file is in use")
-	// ErrDamaged: the file is not one that this package wrote, or no longer whole.
+	// ErrDamaged: this package did not write the file, or the file is no longer complete.
 	ErrDamaged = errors.New("file is damaged")
-	// ErrSchema: the file was written by a version of Parley with another layout.
+	// ErrSchema: a version of Parley with another layout wrote the file.
 	ErrSchema = errors.New("file has another layout")
-	// ErrOwner: the file is of another user than the process.
+	// ErrOwner: the file belongs to another user than the process.
 	ErrOwner = errors.New("file is of another user")
 )
 
-// Options of a store. The zero value is usable.
+// Options configure a store. The zero value is usable.
 type Options struct {
 	store.Options
-	// Timeout is how long Open waits for another process to let go of the file; 0 is 1 s.
+	// Timeout is how long Open waits for another process to close the file; 0 is 1 s.
 	Timeout time.Duration
-	// Check is called ahead of opening a file that is there already, with its path and whether
-	// the last process closed it in order. Its error ends Open. It is to run CheckPages, in a
-	// process of its own. Nil: the file is opened unseen.
+	// Check is called before an existing file is opened, with its path and whether the last process
+	// closed it in order. If Check returns an error, Open returns it. Check should run CheckPages
+	// in a process of its own. If nil, the file is opened without a check.
 	Check func(path string, closed bool) error
-	// OnFailure is told, once, why the store has failed for good: from then on writes
-	// return store.ErrFailed. It must not block and must not call the store. Nil: nobody
-	// wants to know.
+	// OnFailure is called once, with the cause, when the store fails permanently: later writes
+	// return store.ErrFailed. It must not block and must not call the store. It may be nil.
 	OnFailure func(error)
 }
 
@@ -143,8 +158,8 @@ type Store struct {
 	abandonedTurns []abandonedTurn
 	writer         *writer
 	deferred       deferredEntries
-	backupRunning  atomic.Bool  // one is under way
-	corruptCalls   atomic.Int64 // see counted
+	backupRunning  atomic.Bool  // a backup is being made or is not closed
+	corruptCalls   atomic.Int64 // calls that returned store.ErrCorrupt
 	failed         atomic.Bool
 	closing        sync.Once
 }
@@ -154,10 +169,9 @@ var (
 	_ store.Backuper = (*Store)(nil)
 )
 
-// Open opens the store in the file at path, and makes the file and its directory when they
-// are missing, readable for their owner only. It checks the file before it reads any
-// conversation. Errors: ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those
-// of the file system.
+// Open opens the store in the file at path. If the file or its directory is missing, Open creates
+// it with access for its owner only. Open checks the file before it reads any conversation. Errors:
+// ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
 	db, err := openFile(path, o)
@@ -174,14 +188,14 @@ func Open(path string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// fail is told once why the writer has given up.
+// fail records that the writer has failed and calls OnFailure. It is called once.
 func (s *Store) fail(err error) {
 	s.failed.Store(true)
 	s.options.OnFailure(err)
 }
 
-// load reads what is kept in memory: the counts, and which turns ran when the file was last
-// written. It releases the session memory that was held then.
+// load reads the state that is in memory: the counts, and the turns that ran when the file was last
+// written. It releases the holds of ended processes.
 func (s *Store) load() error {
 	return recoverDamage(func() error {
 		if err := s.db.View(func(tx *bolt.Tx) error {
@@ -200,11 +214,11 @@ func (s *Store) load() error {
 	})
 }
 
-// begin starts the writer's transaction.
+// beginTxn makes the writer's transaction.
 func (s *Store) beginTxn(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
 
-// committed follows a commit, also one of nothing, ahead of the answers to those whose
-// writes it holds.
+// afterCommit runs after each commit, also one without changes, before the callers get their
+// results.
 func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
 	if len(t.changes) > 0 {
@@ -212,8 +226,7 @@ func (s *Store) afterCommit(t *txn) {
 	}
 }
 
-// view reads in a transaction. What lies behind the slices of bbolt is gone when read
-// returns.
+// view runs read in a transaction. Slices from bbolt are invalid after read has returned.
 func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 	err := s.tally.guard.do(func() error {
 		return s.db.View(func(tx *bolt.Tx) error {
@@ -229,12 +242,12 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 	return s.countCorrupt(err)
 }
 
-// do has the writer apply an operation, see writer.do.
+// do makes the writer apply an operation, see writer.do.
 func (s *Store) do(ctx context.Context, size int, apply func(*txn) error) error {
 	return s.countCorrupt(s.writer.do(ctx, size, apply))
 }
 
-// counted counts an error that is of damage.
+// countCorrupt counts an error that is store.ErrCorrupt, and returns the error.
 func (s *Store) countCorrupt(err error) error {
 	if errors.Is(err, store.ErrCorrupt) {
 		s.corruptCalls.Add(1)
@@ -242,9 +255,9 @@ func (s *Store) countCorrupt(err error) error {
 	return err
 }
 
-// Close waits for the writes that were begun and for reads, refuses those that wait, and
-// closes the file. If the store has failed because bbolt panicked and kept its lock, the file stays
-// open and locked until the process ends.
+// Close waits for reads and for the writes that have begun, refuses the queued ones, and closes the
+// file. If the store has failed because bbolt panicked and kept its lock, the file stays open and
+// locked until the process ends.
 func (s *Store) Close() error {
 	var err error
 	s.closing.Do(func() {
@@ -261,18 +274,18 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// markClosed notes that all is well. Where it cannot, for want of space, the next Open looks
-// at the file; so it must after a failure. If bbolt has panicked the file is damaged: a note that it
-// has from before is removed, so that the next Open takes the time to look at all of it.
+// markClosed writes that the store was closed in order. After a failure it writes nothing. If the
+// disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
+// damaged: markClosed removes an earlier mark, so that the next Open checks the whole file.
 func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil
 	}
-	note := markClosed
+	mark := markClosed
 	if s.tally.guard.panicked.Load() {
-		note = unmarkClosed
+		mark = unmarkClosed
 	}
-	err := s.writer.transact(note)
+	err := s.writer.transact(mark)
 	if errors.Is(err, errUnchanged) || err != nil && isFull(err) {
 		return nil
 	}

@@ -12,55 +12,57 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// maxStep is how many conversations one operation removes, and how many entries it looks at
-// to find them: a longer transaction would keep all other writes waiting.
+// maxStep is the maximum number of conversations that one operation removes, and of entries that it
+// reads to find them. A longer transaction would delay all other writes.
 const maxStep = 256
 
-// makeRoom says which conversations must go so that the tenant can have one more: the
-// expired one whose id is taken again, then others that have expired, then the oldest. A
-// tenant that is far above a capacity that was lowered is left to Sweep.
-func (t *txn) victimsForCreate(tenant string, again *stored, now time.Time) ([]*stored, error) {
-	var gone []*stored
-	if again != nil {
-		gone = append(gone, again)
+// victimsForCreate returns the conversations to remove so that the tenant can have one more: first
+// expired, which may be nil and is the expired conversation whose id is used again, then other
+// expired ones, then the oldest. If the tenant is far above a lowered capacity, Sweep removes the
+// rest.
+func (t *txn) victimsForCreate(tenant string, expired *stored, now time.Time) ([]*stored, error) {
+	var victims []*stored
+	if expired != nil {
+		victims = append(victims, expired)
 	}
 	limit := int64(t.options.MaxConversations)
 	excess := t.countsOf(tenant).conversations + 1 - limit
-	if limit == 0 || excess <= int64(len(gone)) {
-		return gone, nil
+	if limit == 0 || excess <= int64(len(victims)) {
+		return victims, nil
 	}
 	excess = min(excess, maxStep)
-	if gone = t.appendVictims(gone, tenant, int(excess), now); len(gone) < int(excess) {
+	if victims = t.appendVictims(victims, tenant, int(excess), now); len(victims) < int(excess) {
 		return nil, store.ErrFull
 	}
-	return gone, nil
+	return victims, nil
 }
 
-// victims adds to gone until it has n conversations or there are no more that may go.
-func (t *txn) appendVictims(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	gone = t.appendExpired(gone, tenant, n, now)
-	// Each one that is passed over has a running turn, or is held, or has damage that somebody
-	// should see. There may be very many, so the next time begins behind them.
-	ahead := true
-	may := func(s *stored) bool {
-		may := !s.record.Running() && !s.ephemeral.Held
-		ahead = ahead && !may
-		return may
+// appendVictims appends conversations that may be evicted to victims until it has n, or no more
+// exist.
+func (t *txn) appendVictims(victims []*stored, tenant string, n int, now time.Time) []*stored {
+	victims = t.appendExpired(victims, tenant, n, now)
+	// A skipped conversation has a running turn, is held, or is damaged in a way that an operator
+	// should see. Very many may be skipped, so the next scan starts after them.
+	skipping := true
+	mayEvict := func(s *stored) bool {
+		evictable := !s.record.Running() && !s.ephemeral.Held
+		skipping = skipping && !evictable
+		return evictable
 	}
-	prefix, passed := tenantKey(tenant), t.evictionStart(tenant)
+	prefix, start := tenantKey(tenant), t.evictionStart(tenant)
 	c := t.conversations.Cursor()
-	for k, _ := c.Seek(conversationKey(tenant, passed)); len(gone) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+	for k, _ := c.Seek(conversationKey(tenant, start)); len(victims) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		if rest := k[len(prefix):]; len(rest) == record.KeySize {
-			if ahead {
+			if skipping {
 				t.evictFrom[tenant] = innerKey(rest)
 			}
-			gone = t.appendVictim(gone, tenant, innerKey(rest), may)
+			victims = t.appendVictim(victims, tenant, innerKey(rest), mayEvict)
 		}
 	}
-	return gone
+	return victims
 }
 
-// passedOver is a conversation of a tenant ahead of which none may be evicted.
+// evictionStart returns the key of a conversation of the tenant before which none may be evicted.
 func (t *txn) evictionStart(tenant string) innerKey {
 	if key, ok := t.evictFrom[tenant]; ok {
 		return key
@@ -68,53 +70,54 @@ func (t *txn) evictionStart(tenant string) innerKey {
 	return t.tally.evictFrom[tenant]
 }
 
-// mayGo notes that a conversation may be evicted from now on.
+// markEvictable records that a conversation may be evicted from now on.
 func (t *txn) markEvictable(tenant string, key innerKey) {
-	if passed := t.evictionStart(tenant); bytes.Compare(key[:], passed[:]) < 0 {
+	if start := t.evictionStart(tenant); bytes.Compare(key[:], start[:]) < 0 {
 		t.evictFrom[tenant] = key
 	}
 }
 
-// victim adds one conversation, if it may go and is not there yet.
-func (t *txn) appendVictim(gone []*stored, tenant string, key innerKey, may func(*stored) bool) []*stored {
+// appendVictim appends the conversation with that key if mayEvict allows it and victims does not
+// contain it.
+func (t *txn) appendVictim(victims []*stored, tenant string, key innerKey, mayEvict func(*stored) bool) []*stored {
 	s, err := t.loadAt(tenant, key)
-	if err != nil || !may(s) {
-		return gone
+	if err != nil || !mayEvict(s) {
+		return victims
 	}
-	return appendUnique(gone, s)
+	return appendUnique(victims, s)
 }
 
-// addTo adds a conversation of the same tenant, if it is not there yet.
-func appendUnique(gone []*stored, s *stored) []*stored {
-	if slices.ContainsFunc(gone, func(g *stored) bool { return g.place.key == s.place.key }) {
-		return gone
+// appendUnique appends a conversation of the same tenant if victims does not contain it.
+func appendUnique(victims []*stored, s *stored) []*stored {
+	if slices.ContainsFunc(victims, func(v *stored) bool { return v.place.key == s.place.key }) {
+		return victims
 	}
-	return append(gone, s)
+	return append(victims, s)
 }
 
-// shrink removes the oldest conversations of tenants that are above their capacity, which
-// they are when it was lowered; left of them at most.
-func (s *Store) evictExcess(ctx context.Context, left int) (more bool, err error) {
-	limit := int64(s.options.MaxConversations)
-	if limit == 0 {
+// evictExcess removes the oldest conversations of tenants above their capacity, which was lowered
+// then. It removes at most limit conversations.
+func (s *Store) evictExcess(ctx context.Context, limit int) (more bool, err error) {
+	capacity := int64(s.options.MaxConversations)
+	if capacity == 0 {
 		return false, nil
 	}
-	var damage error // Of a tenant, which does not keep the others above their capacity.
-	for _, tenant := range s.tally.above(limit) {
+	var damage error // The first error of a tenant. The loop continues with the other tenants.
+	for _, tenant := range s.tally.above(capacity) {
 		for more = true; more; {
-			step := min(left, maxStep)
+			step := min(limit, maxStep)
 			if step <= 0 {
 				return true, damage
 			}
 			evicted := 0
 			err := s.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
-				excess := int(t.countsOf(tenant).conversations - limit)
-				gone := t.appendVictims(nil, tenant, min(excess, step), now)
-				for _, g := range gone {
-					t.end(g, now)
+				excess := int(t.countsOf(tenant).conversations - capacity)
+				victims := t.appendVictims(nil, tenant, min(excess, step), now)
+				for _, victim := range victims {
+					t.end(victim, now)
 				}
-				evicted, more = len(gone), len(gone) == step && excess > step
+				evicted, more = len(victims), len(victims) == step && excess > step
 				return nil
 			})
 			if errors.Is(err, store.ErrCorrupt) {
@@ -124,7 +127,7 @@ func (s *Store) evictExcess(ctx context.Context, left int) (more bool, err error
 			if err != nil {
 				return true, err
 			}
-			left -= evicted
+			limit -= evicted
 		}
 	}
 	return false, damage

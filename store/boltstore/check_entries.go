@@ -4,13 +4,14 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// What leads to conversations, or is counted. That each conversation has its entries was
-// seen with the conversation; here each entry must have its conversation.
+// The methods in this file check the entries that lead to conversations and the counts.
+// checkConversation has checked that each conversation has its entries. Here each entry must have
+// its conversation.
 
 func (c *checker) id(key, value []byte) {
 	tenant, id, ok := cutTenant(key)
 	if !ok {
-		c.addFault("ids: %x is no key", key)
+		c.addFault("ids: %x is not a valid key", key)
 		return
 	}
 	p, err := decodePlace(key, value)
@@ -21,7 +22,7 @@ func (c *checker) id(key, value []byte) {
 	at := conversationKey(tenant, p.key)
 	b := c.get(conversationsBucket, at)
 	if b == nil {
-		c.addFault("conversation %q of tenant %q: its id leads to %x, where there is none", id, tenant, p.key)
+		c.addFault("conversation %q of tenant %q: its id leads to key %x, which has no conversation", id, tenant, p.key)
 		return
 	}
 	if err := c.damaged[string(at)]; err != nil {
@@ -38,7 +39,7 @@ func (c *checker) expiry(key, value []byte) {
 	d, ok := decodeDue(key, value)
 	at, isKey := d.innerKey()
 	if !ok || !isKey {
-		c.addFault("expiry: entry %x is damaged: its conversation is not swept, but ends all the same", key)
+		c.addFault("expiry: entry %x is damaged: its conversation is not swept, but expires", key)
 		return
 	}
 	b := c.get(conversationsBucket, conversationKey(d.tenant, at))
@@ -48,11 +49,11 @@ func (c *checker) expiry(key, value []byte) {
 	}
 	r, err := record.UnmarshalHead(b)
 	if err != nil {
-		return // That was told.
+		return // checkConversation has reported it.
 	}
 	id := idKey(d.tenant, r.Conversation().GetId())
 	if p, err := decodePlace(id, c.get(idsBucket, id)); err == nil && p.key == at && p.minute != d.slot {
-		c.addFault("conversation %q of tenant %q: it has an entry in expiry for minute %d besides that for minute %d",
+		c.addFault("conversation %q of tenant %q: it has an entry in expiry for minute %d in addition to that for minute %d",
 			r.Conversation().GetId(), d.tenant, d.slot, p.minute)
 	}
 }
@@ -60,16 +61,16 @@ func (c *checker) expiry(key, value []byte) {
 func (c *checker) turn(key, _ []byte) {
 	tenant, id, ok := cutTenant(key)
 	if !ok {
-		c.addFault("turns: %x is no key", key)
+		c.addFault("turns: %x is not a valid key", key)
 		return
 	}
 	if c.get(idsBucket, key) == nil {
-		c.addFault("conversation %q of tenant %q: turns has one of it, and there is no such conversation", id, tenant)
+		c.addFault("conversation %q of tenant %q: it has an entry in turns, but does not exist", id, tenant)
 	}
 }
 
-// tenant looks at the counts of one. Messages of a damaged conversation that was deleted are
-// still counted.
+// tenant checks the counts of one tenant. They may include the messages of damaged conversations
+// that were deleted.
 func (c *checker) tenant(key, value []byte) {
 	tenant, rest, ok := cutTenant(key)
 	got, sound := decodeCounts(key, value)
@@ -79,29 +80,29 @@ func (c *checker) tenant(key, value []byte) {
 	case !ok || len(rest) > 0 || !sound:
 		c.addFault("tenant %q: its counts are damaged", tenant)
 	case want.conversations == 0:
-		c.addFault("tenant %q: it has counts and no conversation", tenant)
+		c.addFault("tenant %q: it has counts, but no conversation", tenant)
 	case got.conversations != want.conversations || got.bytes != want.bytes || got.messages < want.messages:
-		c.addFault("tenant %q: it counts %d conversations, %d messages and %d bytes, and has %d, %d and %d", tenant,
+		c.addFault("tenant %q: its counts are %d conversations, %d messages and %d bytes, but it has %d, %d and %d", tenant,
 			got.conversations, got.messages, got.bytes, want.conversations, want.messages, want.bytes)
 	}
 }
 
 func (c *checker) ephemeral(key, value []byte) {
 	tenant, id, ok := cutTenant(key)
-	m, sound := decodeEphemeral(key, value)
+	e, sound := decodeEphemeral(key, value)
 	if !ok || !sound {
-		c.addFault("conversation %q of tenant %q: its session memory is damaged: it counts as none", id, tenant)
+		c.addFault("conversation %q of tenant %q: its entry in sessions is damaged: it counts as not ephemeral", id, tenant)
 		return
 	}
-	if m.held() {
-		return // What held it has ended.
+	if e.held() {
+		return // The process that held it has ended.
 	}
 	if c.get(idsBucket, key) == nil {
-		c.addFault("conversation %q of tenant %q: it is session memory that nobody holds, and there is no such conversation", id, tenant)
+		c.addFault("conversation %q of tenant %q: it is ephemeral and not held, but does not exist", id, tenant)
 	}
-	entry := endKey(m.deleteAt, tenant, string(id))
-	if e, ok := decodeDue(entry, c.get(endsBucket, entry)); !ok || e.at != m.deleteAt {
-		c.addFault("conversation %q of tenant %q: its session memory ends at %d, and ends does not have that", id, tenant, m.deleteAt)
+	entry := endKey(e.deleteAt, tenant, string(id))
+	if d, ok := decodeDue(entry, c.get(endsBucket, entry)); !ok || d.at != e.deleteAt {
+		c.addFault("conversation %q of tenant %q: it is ephemeral and deleted at %d, but has no such entry in ends", id, tenant, e.deleteAt)
 	}
 }
 
@@ -112,7 +113,7 @@ func (c *checker) deletion(key, value []byte) {
 		return
 	}
 	id := idKey(e.tenant, e.name)
-	if m, ok := decodeEphemeral(id, c.get(sessionsBucket, id)); !ok || m.deleteAt != e.at {
-		c.addFault("conversation %q of tenant %q: ends has %d for it, and its session memory does not end then", e.name, e.tenant, e.at)
+	if entry, ok := decodeEphemeral(id, c.get(sessionsBucket, id)); !ok || entry.deleteAt != e.at {
+		c.addFault("conversation %q of tenant %q: its entry in ends has %d, but its entry in sessions has another time", e.name, e.tenant, e.at)
 	}
 }

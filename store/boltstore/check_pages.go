@@ -9,20 +9,20 @@ import (
 	"os"
 )
 
-// A page begins with a header of 16 bytes: number, flags, count of elements, how many pages more
-// belong to it. Elements of 16 bytes follow, which tell where their key and value lie, counted
-// from the element. A bucket's value is its root and its sequence; a small bucket has no root,
-// and its only page follows.
+// Layout of a page of bbolt: a header of 16 bytes with the page's number, its flags, the count of
+// its elements, and the number of additional pages that belong to it. Elements of 16 bytes follow.
+// Each has the offsets of its key and value, relative to the element. The value of a bucket is its
+// root page and its sequence. A small bucket has no root page: its only page follows its header.
 const (
 	pageHeaderSize, elementSize, bucketHeaderSize = 16, 16, 16
 
-	branchFlag, leafFlag = 0x01, 0x02 // of a page
-	bucketElement        = 0x01       // of an element
+	branchFlag, leafFlag = 0x01, 0x02 // flags of a page
+	bucketElement        = 0x01       // flag of an element
 )
 
-// elements looks at whether keys and values lie in their pages. bbolt takes that on trust, its
-// Check too: a length that is damaged has it copy as much as the length says, or, in a small
-// bucket, point into the memory of others, which ends the process. Metas must be sound.
+// checkElements checks that keys and values lie within their pages. bbolt does not check that, not
+// even in Check: with a damaged length it copies as many bytes as the length says, or in a small
+// bucket reads outside of the file's memory, which ends the process. The meta pages must be sound.
 func (c *checker) checkElements(path string) error {
 	f, err := openExisting(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -38,19 +38,20 @@ func (c *checker) checkElements(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// elementChecker walks the pages of one state of a file. An error is one of the file system.
+// elementChecker walks the pages of one state of a file. Its methods return only errors of the file
+// system and report faults.
 type elementChecker struct {
 	*checker
 
 	file *os.File
 	meta metaPage
-	seen []bool // pages, by number: where they lead in a circle, there is an end all the same
+	seen []bool // by page number, so that the walk ends even if pages form a cycle
 }
 
-// page looks at a page, and at those below it.
+// page checks a page and all pages below it.
 func (e *elementChecker) page(number uint64) error {
 	if number < 2 || number >= e.meta.pages || e.seen[number] {
-		e.addFault("page %d: it is in use twice, or outside of the file", number)
+		e.addFault("page %d: it is in use twice or outside of the file", number)
 		return nil
 	}
 	var header [pageHeaderSize]byte
@@ -59,17 +60,17 @@ func (e *elementChecker) page(number uint64) error {
 		return err
 	}
 	if says := binary.NativeEndian.Uint64(header[:]); says != number {
-		e.addFault("page %d: it says that it is page %d", number, says)
+		e.addFault("page %d: its header says that it is page %d", number, says)
 		return nil
 	}
 	pages := 1 + uint64(binary.NativeEndian.Uint32(header[12:]))
 	if number+pages > e.meta.pages {
-		e.addFault("page %d: it says that it is %d pages, beyond the end of the file", number, pages)
+		e.addFault("page %d: its header says that it has %d pages, which is beyond the end of the file", number, pages)
 		return nil
 	}
 	for next := number; next < number+pages; next++ {
 		if e.seen[next] {
-			e.addFault("page %d: page %d, which it says belongs to it, is in use twice", number, next)
+			e.addFault("page %d: page %d, which belongs to it according to its header, is in use twice", number, next)
 			return nil
 		}
 		e.seen[next] = true
@@ -77,8 +78,8 @@ func (e *elementChecker) page(number uint64) error {
 	return e.checkElementsAt(number, at, int64(pages)*e.meta.pageSize)
 }
 
-// free looks at whether a page that is in use is in the list of free ones as well. bbolt looks at
-// the first only of those that belong together.
+// checkFreeList checks that no page in use is in the list of free pages. bbolt checks only the
+// first page of those that belong together.
 func (e *elementChecker) checkFreeList() error {
 	const manyFree = math.MaxUint16
 	if e.meta.freelist == noFreeList {
@@ -91,12 +92,12 @@ func (e *elementChecker) checkFreeList() error {
 	}
 	count := uint64(binary.NativeEndian.Uint16(header[10:]))
 	at += pageHeaderSize
-	if count == manyFree { // Then the first entry is the count.
+	if count == manyFree { // In this case the first entry is the count.
 		count = binary.NativeEndian.Uint64(header[pageHeaderSize:])
 		at += 8
 	}
 	if count > e.meta.pages {
-		e.addFault("page %d: it says that %d pages are free, of %d", e.meta.freelist, count, e.meta.pages)
+		e.addFault("page %d: its list has %d free pages, but the file has %d pages", e.meta.freelist, count, e.meta.pages)
 		return nil
 	}
 	list := make([]byte, 8*count)
@@ -105,14 +106,14 @@ func (e *elementChecker) checkFreeList() error {
 	}
 	for ; len(list) > 0; list = list[8:] {
 		if number := binary.NativeEndian.Uint64(list); number < e.meta.pages && e.seen[number] {
-			e.addFault("page %d: it is in use, and in the list of free pages", number)
+			e.addFault("page %d: it is in use and in the list of free pages", number)
 		}
 	}
 	return nil
 }
 
-// within looks at the elements of a page, which is at a place of the file and of a size; number
-// is that of the page in which a small bucket lies.
+// checkElementsAt checks the elements of the page at an offset in the file. The page has size
+// bytes. The number is used in reports; for a small bucket it is that of the page that contains it.
 func (e *elementChecker) checkElementsAt(number uint64, at, size int64) error {
 	if size < pageHeaderSize {
 		e.addFault("page %d: a bucket in it is too short", number)
@@ -129,7 +130,7 @@ func (e *elementChecker) checkElementsAt(number uint64, at, size int64) error {
 		return nil
 	}
 	if pageHeaderSize+count*elementSize > size {
-		e.addFault("page %d: it has no room for %d elements", number, count)
+		e.addFault("page %d: it is too small for its %d elements", number, count)
 		return nil
 	}
 	table := make([]byte, count*elementSize)
@@ -144,7 +145,7 @@ func (e *elementChecker) checkElementsAt(number uint64, at, size int64) error {
 			flags, place, length = 0, field(0), field(1)
 		}
 		if place < (count-i)*elementSize || here+place+length > size {
-			e.addFault("page %d: element %d says that it lies outside of the page", number, i)
+			e.addFault("page %d: element %d lies outside of the page", number, i)
 			continue
 		}
 		var err error
@@ -161,7 +162,7 @@ func (e *elementChecker) checkElementsAt(number uint64, at, size int64) error {
 	return nil
 }
 
-// bucket looks at the pages of a bucket, whose value is at a place of the file and of a size.
+// bucket checks the pages of a bucket. Its value is at an offset in the file and has size bytes.
 func (e *elementChecker) bucket(number uint64, at, size int64) error {
 	if size < bucketHeaderSize {
 		e.addFault("page %d: a bucket in it is too short", number)
@@ -177,11 +178,11 @@ func (e *elementChecker) bucket(number uint64, at, size int64) error {
 	return e.checkElementsAt(number, at+bucketHeaderSize, size-bucketHeaderSize)
 }
 
-// read reads; what lies beyond the end of the file is a fault of it.
+// read fills into from an offset in the file. If the file ends before, the error is ErrDamaged.
 func (e *elementChecker) read(into []byte, at int64) error {
 	_, err := e.file.ReadAt(into, at)
 	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: it is cut off: %s", ErrDamaged, remedy)
+		return fmt.Errorf("%w: it is truncated: %s", ErrDamaged, remedy)
 	}
 	return err
 }

@@ -90,24 +90,24 @@ func TestCheck(t *testing.T) {
 			v[20] ^= 1
 			return b.Put(k, v)
 		}, []string{`conversation "a" of tenant "acme": record is corrupt: header`}},
-		"record lost":  {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to`, `leads to no conversation`, `it counts 4 conversations`}},
+		"record lost":  {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
 		"id":           {flip(idsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
-		"id lost":      {drop(idsBucket), []string{`conversation "a" of tenant "acme": ids does not have it`}},
+		"id lost":      {drop(idsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
 		"expiry":       {flip(expiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
 		"expiry lost":  {drop(expiryBucket), []string{`its entry in expiry, minute`}},
 		"turn":         {flip(turnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
-		"turn lost":    {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but turns does not have it`}},
+		"turn lost":    {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
 		"counts":       {flip(tenantsBucket), []string{`tenant "acme": its counts are damaged`}},
 		"counts lost":  {drop(tenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
-		"session":      {flip(sessionsBucket), []string{`its session memory is damaged`, `does not end then`}},
-		"session lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": ends has`}},
-		"end":          {flip(endsBucket), []string{`conversation "c" of tenant "acme": its session memory ends at`, `ends: entry`}},
-		"end lost":     {drop(endsBucket), []string{`conversation "c" of tenant "acme": its session memory ends at`}},
+		"session":      {flip(sessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
+		"session lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
+		"end":          {flip(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
+		"end lost":     {drop(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
 		"id of another": {func(tx *bolt.Tx) error {
 			entry, _ := id(tx, "a")
 			_, other := id(tx, "b")
 			return tx.Bucket([]byte(idsBucket)).Put(entry, other.encode(entry))
-		}, []string{`conversation "a" of tenant "acme": ids leads to`, `conversation "a" of tenant "acme": its id leads to conversation "b"`}},
+		}, []string{`conversation "a" of tenant "acme": its entry in ids leads to`, `conversation "a" of tenant "acme": its id leads to conversation "b"`}},
 		"late": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
 			entry := expiryKey(p.minute, "acme", p.key)
@@ -121,18 +121,18 @@ func TestCheck(t *testing.T) {
 		}, []string{`conversation "a" of tenant "acme": it has an entry in expiry for minute`}},
 		"turn of nobody": {func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "none"), nil)
-		}, []string{`conversation "none" of tenant "acme": turns has one of it`}},
+		}, []string{`conversation "none" of tenant "acme": it has an entry in turns, but does not exist`}},
 		"another's turn": {func(tx *bolt.Tx) error {
 			value, err := record.MarshalProgress(&store.Progress{TurnID: "t2"})
 			return errors.Join(err, tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "asked"), value))
-		}, []string{`conversation "asked" of tenant "acme": turn "t1" runs, but turns has "t2"`}},
+		}, []string{`conversation "asked" of tenant "acme": turn "t1" runs, but its entry in turns is of turn "t2"`}},
 		"a turn that has ended": {func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "a"), nil)
-		}, []string{`conversation "a" of tenant "acme": no turn runs, but turns has one`}},
+		}, []string{`conversation "a" of tenant "acme": no turn runs, but it has an entry in turns`}},
 		"counts of nobody": {func(tx *bolt.Tx) error {
 			key := tenantKey("none")
 			return tx.Bucket([]byte(tenantsBucket)).Put(key, counts{1, 1, 1}.encode(key))
-		}, []string{`tenant "none": it has counts and no conversation`}},
+		}, []string{`tenant "none": it has counts, but no conversation`}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -168,13 +168,13 @@ func TestCheckPages(t *testing.T) {
 		at         int64 // in the page
 		bytes      []byte
 	}{
-		{"number of a branch", "says that it is page", false, 0, []byte{0xff, 0xff}},
+		{"number of a branch", "its header says that it is page", false, 0, []byte{0xff, 0xff}},
 		{"kind of a branch", "neither a leaf nor a branch", false, 8, []byte{0x10}},
 		{"a branch of nothing", "with 0 elements", false, 10, []byte{0, 0}},
 		{"length of a key", "lies outside of the page", false, header + lengthOfKey, []byte{0xff, 0xff, 0xff, 0x7f}},
-		{"number of a leaf", "says that it is page", true, 0, []byte{0xff, 0xff}},
+		{"number of a leaf", "its header says that it is page", true, 0, []byte{0xff, 0xff}},
 		{"kind of a leaf", "neither a leaf nor a branch", true, 8, []byte{0x03}},
-		{"more elements than a leaf has", "no room for", true, 10, []byte{0xff, 0xff}},
+		{"more elements than a leaf has", "it is too small for", true, 10, []byte{0xff, 0xff}},
 		{"more pages than the file has", "beyond the end", true, 12, []byte{0xff, 0xff, 0xff, 0xff}},
 	} {
 		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.told, tt.leaf, tt.at, tt.bytes) })

@@ -7,11 +7,11 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// closedKey holds the number of the transaction that wrote it, the last one of a process that
-// closed the file in order.
+// closedKey is the key of the number of the transaction that wrote it. That is the last transaction
+// of a process that closed the file in order.
 const closedKey = "closed"
 
-// checkPages has the pages of a file looked at.
+// checkPages calls o.Check for the file.
 func checkPages(path string, o Options) error {
 	if o.Check == nil {
 		return nil
@@ -27,13 +27,13 @@ func checkPages(path string, o Options) error {
 			return nil
 		}), db.Close())
 	})
-	if err != nil && !errors.Is(err, ErrDamaged) { // Of damage, whoever looks at it can tell more.
+	if err != nil && !errors.Is(err, ErrDamaged) { // If the file is damaged, o.Check reports more.
 		return err
 	}
 	return o.Check(path, closed)
 }
 
-// isClosed reports whether the transaction of that number closed the file.
+// isClosed reports whether the transaction with that number closed the file.
 func isClosed(tx *bolt.Tx, number int) bool {
 	meta := tx.Bucket([]byte(metaBucket))
 	if meta == nil {
@@ -43,7 +43,8 @@ func isClosed(tx *bolt.Tx, number int) bool {
 	return len(value) == 8 && binary.BigEndian.Uint64(value) == uint64(number)
 }
 
-// markClosed notes that the file is closed in order, unless it was and nothing was written since.
+// markClosed writes that the file was closed in order. If it was and nothing was written since,
+// markClosed returns errUnchanged.
 func markClosed(tx *bolt.Tx) error {
 	if isClosed(tx, tx.ID()-1) {
 		return errUnchanged
@@ -51,7 +52,7 @@ func markClosed(tx *bolt.Tx) error {
 	return tx.Bucket([]byte(metaBucket)).Put([]byte(closedKey), binary.BigEndian.AppendUint64(nil, uint64(tx.ID())))
 }
 
-// unmarkClosed removes the note of markClosed.
+// unmarkClosed removes what markClosed wrote. If there is no such mark, it returns errUnchanged.
 func unmarkClosed(tx *bolt.Tx) error {
 	if !isClosed(tx, tx.ID()-1) {
 		return errUnchanged

@@ -12,21 +12,21 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// compactBatch is how many bytes Compact writes in one transaction.
+// compactBatch is the number of bytes that Compact writes in one transaction.
 const compactBatch = 16 << 20
 
-// Compacted is what Compact did.
+// Compacted is the result of Compact.
 type Compacted struct {
-	// Before and After are the bytes of the file.
+	// Before and After are the sizes of the file in bytes.
 	Before, After int64
 }
 
-// Compact writes the file at path anew without the pages that nothing is in, which else stay
-// for what comes. At every instant there is the old file or the whole new one. It is to
-// be run on a file whose pages CheckPages has found sound: others may end the process. Checked is
-// called with the path of the new file before that is put in place; its error leaves all as it
-// was. Errors: ErrInUse, ErrDamaged, ErrSchema, ErrOwner, a *store.BackupSpaceError, those of
-// the file system.
+// Compact rewrites the file at path without its free pages, which otherwise remain in the file for
+// later writes. At every instant path has the old file or the complete new one. Run Compact only on
+// a file that CheckPages found sound: another file may end the process. Compact calls checked with
+// the path of the new file before it replaces the old one. If checked returns an error, the old
+// file stays. Errors: ErrInUse, ErrDamaged, ErrSchema, ErrOwner, a *store.BackupSpaceError, those
+// of the file system.
 func Compact(path string, checked func(path string) error) (Compacted, error) {
 	done, err := compact(path, checked)
 	if err != nil {
@@ -66,8 +66,8 @@ func compact(path string, checked func(path string) error) (done Compacted, err 
 	return done, syncDir(filepath.Dir(path))
 }
 
-// compactable returns the size of the file, and an error if it is another's, or if there is no
-// room for what of it is in use.
+// compactable returns the size of the file. It returns an error if another program wrote the file,
+// or if the disk has no space for the pages in use.
 func compactable(path string, source *bolt.DB) (size int64, err error) {
 	if size, err = fileSize(path); err != nil {
 		return 0, err
@@ -86,7 +86,7 @@ func compactable(path string, source *bolt.DB) (size int64, err error) {
 	})
 }
 
-// writeCompact writes what source holds to a new file, which outlasts a power cut.
+// writeCompact writes the contents of source to a new file and syncs it.
 func writeCompact(path string, source *bolt.DB) error {
 	target, err := bolt.Open(path, fileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true})
 	if err != nil {
@@ -96,7 +96,7 @@ func writeCompact(path string, source *bolt.DB) error {
 	if err == nil {
 		err = target.Update(markClosed)
 	}
-	if err == nil || errors.Is(err, errUnchanged) { // The number of the old file's may be that of the new one's.
+	if err == nil || errors.Is(err, errUnchanged) { // The copied mark may have the number of a transaction of the new file.
 		err = target.Sync()
 	}
 	return errors.Join(err, target.Close())

@@ -21,13 +21,13 @@ func wantConsistent(t *testing.T, s *Store) {
 	}
 }
 
-func checkBuckets(tx *bolt.Tx, memory *tally) error {
+func checkBuckets(tx *bolt.Tx, tl *tally) error {
 	faults := []error{}
 	for err := range tx.Check() {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	c := &checker{tx: tx, epoch: memory.epoch, report: func(told string) { fault("%s", told) }}
+	c := &checker{tx: tx, epoch: tl.epoch, report: func(told string) { fault("%s", told) }}
 	c.records()
 	want := map[string]counts{}
 	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
@@ -37,8 +37,8 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 			return nil //nolint:nilerr // It was told.
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
-		passed := memory.evictFrom[tenant]
-		session := memory.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
+		passed := tl.evictFrom[tenant]
+		session := tl.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
 		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !session.Held {
 			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
 		}
@@ -54,10 +54,10 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 		got[tenant] = c
 		return nil
 	})
-	if !maps.Equal(got, want) || !maps.Equal(memory.tenants, want) {
-		fault("counts are %v in the file and %v in memory, want %v", got, memory.tenants, want)
+	if !maps.Equal(got, want) || !maps.Equal(tl.tenants, want) {
+		fault("counts are %v in the file and %v in memory, want %v", got, tl.tenants, want)
 	}
-	for tenant := range memory.evictFrom {
+	for tenant := range tl.evictFrom {
 		if want[tenant] == (counts{}) {
 			fault("%q has no conversations to be passed over", tenant)
 		}
@@ -66,15 +66,15 @@ func checkBuckets(tx *bolt.Tx, memory *tally) error {
 	for _, c := range want {
 		total = total.plus(c)
 	}
-	if memory.total != total {
-		fault("total is %v, want %v", memory.total, total)
+	if tl.total != total {
+		fault("total is %v, want %v", tl.total, total)
 	}
-	return errors.Join(slices.Concat(faults, checkEphemeral(tx, memory), checkVersions(tx, memory), checkDueIndexes(tx, memory))...)
+	return errors.Join(slices.Concat(faults, checkEphemeral(tx, tl), checkVersions(tx, tl), checkDueIndexes(tx, tl))...)
 }
 
 // checkSoon checks that the entries that are due soon are in memory, for each tenant with a soon.
-func checkDueIndexes(tx *bolt.Tx, memory *tally) (faults []error) {
-	for tenant, s := range memory.dueIndexes {
+func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
+	for tenant, s := range tl.dueIndexes {
 		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {
 			if q.nextSlot == 0 {
 				continue
@@ -90,7 +90,7 @@ func checkDueIndexes(tx *bolt.Tx, memory *tally) (faults []error) {
 }
 
 // checkSessions looks at session memory in the file and in memory.
-func checkEphemeral(tx *bolt.Tx, memory *tally) (faults []error) {
+func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	ends := tx.Bucket([]byte(endsBucket))
 	want, held, released := map[string]int{}, 0, 0
@@ -102,11 +102,11 @@ func checkEphemeral(tx *bolt.Tx, memory *tally) (faults []error) {
 			return nil
 		}
 		want[tenant]++
-		if holders := memory.holders[string(key)]; holders < 0 || (holders > 0) != memory.epoch.state(m).Held {
+		if holders := tl.holders[string(key)]; holders < 0 || (holders > 0) != tl.epoch.state(m).Held {
 			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.deleteAt, holders)
 		}
-		if _, left := memory.epoch.releaseStale(m); left {
-			if !slices.Contains(memory.staleHolds, string(key)) {
+		if _, left := tl.epoch.releaseStale(m); left {
+			if !slices.Contains(tl.staleHolds, string(key)) {
 				fault("session memory %q of %q will never be released", id, tenant)
 			}
 			return nil
@@ -128,8 +128,8 @@ func checkEphemeral(tx *bolt.Tx, memory *tally) (faults []error) {
 	if n := countEntries(tx, endsBucket); n != released {
 		fault("ends has %d entries for %d", n, released)
 	}
-	if len(memory.holders) != held || !maps.Equal(memory.ephemeralCounts, want) || memory.hasEphemeral.Load() != (len(want) > 0) {
-		fault("in memory there are %v, %v, %v, want %d that are held, of %v", memory.holders, memory.ephemeralCounts, memory.hasEphemeral.Load(), held, want)
+	if len(tl.holders) != held || !maps.Equal(tl.ephemeralCounts, want) || tl.hasEphemeral.Load() != (len(want) > 0) {
+		fault("in memory there are %v, %v, %v, want %d that are held, of %v", tl.holders, tl.ephemeralCounts, tl.hasEphemeral.Load(), held, want)
 	}
 	return faults
 }

@@ -8,22 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readNoFurther has the kernel read of a file what it is asked for, and nothing ahead. What it
-// reads ahead it keeps in large pieces, and a page that is written into one of those costs ext4 a
-// walk over all of it: after a file was read from end to end, to check it or for a backup, appends
-// had a third of their speed (Linux 6.18). It is advice, so nothing can go wrong.
+// adviseRandom disables read-ahead for a file. The kernel caches what it reads ahead in large
+// folios, and each page that is written into one of those makes ext4 walk over the whole folio.
+// After a file was read from start to end, for a check or a backup, appends ran at a third of their
+// speed (Linux 6.18). The call is advice, so its errors are ignored.
 func adviseRandom(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 }
 
-// forget takes a file that the disk has out of memory, where it is in large pieces as well if it
-// was written from end to end.
+// adviseDontNeed drops a file that is on disk from the page cache. If the file was written from
+// start to end, the cache has it in large folios, too.
 func adviseDontNeed(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// reserve takes the space of a file ahead of its bytes. What is written there is not among
-// what ext4 must have on the disk before another file can grow.
+// preallocate reserves the disk space of a file before its bytes are written. Otherwise ext4 must
+// write the data of this file to disk before another file can grow.
 func preallocate(file *os.File, size int64) error {
 	err := syscall.Fallocate(int(file.Fd()), 0, 0, size)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -32,8 +32,8 @@ func preallocate(file *os.File, size int64) error {
 	return err
 }
 
-// flush waits until the disk has been given a part of a file. Otherwise the kernel gathers a
-// good deal of memory, and has everybody wait who writes when it is too much.
+// flushRange waits until a range of a file was sent to the disk. Otherwise the kernel collects many
+// dirty pages and blocks all writers when there are too many.
 func flushRange(file *os.File, at, size int64) error {
 	const waitBeforeWriteWaitAfter = 1 | 2 | 4
 	err := unix.SyncFileRange(int(file.Fd()), at, size, waitBeforeWriteWaitAfter)

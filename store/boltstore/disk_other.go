@@ -4,14 +4,14 @@ package boltstore
 
 import "os"
 
-// readNoFurther does nothing here.
+// adviseRandom does nothing on this system.
 func readNoFurther(*os.File) {}
 
-// forget does nothing here.
+// adviseDontNeed does nothing on this system.
 func forget(*os.File) {}
 
-// reserve does nothing here.
+// preallocate does nothing on this system.
 func reserve(*os.File, int64) error { return nil }
 
-// flush waits until the disk has what was written to a file.
+// flushRange syncs the file, all of it on this system.
 func flush(file *os.File, _, _ int64) error { return file.Sync() }

@@ -14,18 +14,18 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// soon is the index in memory of one tenant's entries in expiry and ends whose slot has begun, the earliest
-// first. A slot is a minute of expiry or a second of ends. It may have very many entries that are not due
-// yet, and each create of a tenant at its capacity needs those that are. So each entry is read once and
-// stays here until it is due.
+// dueIndex is the in-memory index of one tenant's entries in expiry and ends whose slot has begun,
+// ordered by time. A slot is a minute of expiry or a second of ends. A slot may have very many
+// entries that are not due yet, and each create of a tenant at its capacity needs the due ones. So
+// each entry is read once and stays in the index until it is due.
 //
-// An entry that was removed from the file stays here until then. An entry that is added to a slot that was
-// read is added here as well.
+// An entry that was removed from the file stays in the index until it is due. An entry that is
+// added to a slot that was read is added to the index, too.
 type dueIndex struct {
 	expiry, ends dueQueue
 }
 
-// dueQueue is the part of soon for one bucket.
+// dueQueue is the part of a dueIndex for one bucket.
 type dueQueue struct {
 	nextSlot uint32 // first slot that was not read
 	entries  *btree.BTreeG[dueEntry]
@@ -38,7 +38,7 @@ func newDueQueue() dueQueue {
 	})}
 }
 
-// read reads the slots up to and including slot.
+// read reads the entries of all slots up to and including slot.
 func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
 	if slot < q.nextSlot {
 		return
@@ -56,8 +56,8 @@ func (q *dueQueue) add(e dueEntry) {
 	}
 }
 
-// due yields the entries that are due, the earliest first, and removes them. The caller adds those that
-// must stay again after the loop.
+// popDue removes and yields the due entries, the earliest first. After the loop, the caller adds
+// those that must stay.
 func (q *dueQueue) popDue(now time.Time) iter.Seq[dueEntry] {
 	return func(yield func(dueEntry) bool) {
 		for {
@@ -73,7 +73,7 @@ func (q *dueQueue) popDue(now time.Time) iter.Seq[dueEntry] {
 	}
 }
 
-// soonOf returns the soon of a tenant, read up to the slots of now.
+// readDueIndex returns the dueIndex of a tenant, read up to the slots of now.
 func (t *txn) readDueIndex(tenant string, now time.Time) *dueIndex {
 	s := t.tally.dueIndex(tenant)
 	if s == nil {
@@ -85,56 +85,57 @@ func (t *txn) readDueIndex(tenant string, now time.Time) *dueIndex {
 	return s
 }
 
-// expiredOf appends expired conversations of the tenant, swept or not, to gone until it has n. It moves due
-// entries of conversations that have not expired to their new times, as the sweeper does.
-func (t *txn) appendExpired(gone []*stored, tenant string, n int, now time.Time) []*stored {
-	if len(gone) >= n {
-		return gone
+// appendExpired appends expired conversations of the tenant, swept or not, to victims until it has
+// n. It moves due entries of conversations that have not expired to their new times, as the sweeper
+// does.
+func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Time) []*stored {
+	if len(victims) >= n {
+		return victims
 	}
-	soon := t.readDueIndex(tenant, now)
-	var again []dueEntry // entries to keep: if the operation is refused, they stay in the file
-	for e := range soon.expiry.popDue(now) {
+	index := t.readDueIndex(tenant, now)
+	var keep []dueEntry // entries to keep: if the operation is refused, they stay in the file
+	for e := range index.expiry.popDue(now) {
 		key, _ := e.innerKey()
 		s, err := t.loadAt(tenant, key)
 		switch {
 		case err != nil: // The conversation was removed or is damaged.
 		case s.record.Expired(now, s.ephemeral):
-			gone, again = appendUnique(gone, s), append(again, e)
+			victims, keep = appendUnique(victims, s), append(keep, e)
 		case s.place.minute == e.slot:
 			t.deleteExpiry(s)
 			t.setExpiry(s, nextCheck(s, now))
 		}
-		if len(gone) >= n {
+		if len(victims) >= n {
 			break
 		}
 	}
-	for _, e := range again {
-		soon.expiry.add(e)
+	for _, e := range keep {
+		index.expiry.add(e)
 	}
-	if len(gone) >= n {
-		return gone
+	if len(victims) >= n {
+		return victims
 	}
-	again = nil
-	for e := range soon.ends.popDue(now) {
+	keep = nil
+	for e := range index.ends.popDue(now) {
 		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.Over(now) {
-			gone, again = appendUnique(gone, s), append(again, e)
+			victims, keep = appendUnique(victims, s), append(keep, e)
 		}
-		if len(gone) >= n {
+		if len(victims) >= n {
 			break
 		}
 	}
-	for _, e := range again {
-		soon.ends.add(e)
+	for _, e := range keep {
+		index.ends.add(e)
 	}
-	return gone
+	return victims
 }
 
-// over returns how many ids of a tenant, up to n, belong to ephemeral conversations that have ended and
-// were not swept.
+// countEnded returns how many ids of a tenant, at most n, belong to ephemeral conversations that
+// have ended and were not swept.
 func (t *txn) countEnded(tenant string, n int, now time.Time) int {
-	soon := t.readDueIndex(tenant, now)
-	found := map[string]dueEntry{} // by id, since an entry may have been removed and added again
-	for e := range soon.ends.popDue(now) {
+	index := t.readDueIndex(tenant, now)
+	found := map[string]dueEntry{} // by id, since the index may have several entries of one id
+	for e := range index.ends.popDue(now) {
 		if t.ephemeralState(tenant, e.name).Over(now) {
 			found[e.name] = e
 		}
@@ -143,13 +144,13 @@ func (t *txn) countEnded(tenant string, n int, now time.Time) int {
 		}
 	}
 	for _, e := range found {
-		soon.ends.add(e)
+		index.ends.add(e)
 	}
 	return len(found)
 }
 
-// dueOf yields a tenant's entries in expiry or ends from one slot to another, both included. It skips all
-// entries of other tenants in a slot with one seek.
+// entriesOf yields a tenant's entries in expiry or ends from one slot to another, both included. It
+// skips all entries of other tenants in a slot with one seek.
 func entriesOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[dueEntry] {
 	return func(yield func(dueEntry) bool) {
 		own := tenantKey(tenant)

@@ -39,11 +39,12 @@ func (s *Store) Release(ctx context.Context, h *store.Hold) error {
 	return nil
 }
 
-// idWeight is what an id of a Hold or Release counts as in bytes: it is little to hold but much to
-// do, and what waits, and what goes into one transaction, must be done within a moment.
+// idWeight is the number of bytes that an id of a Hold or Release counts as in the limits of the
+// writer. An id has few bytes but causes much work, and the queue and each transaction must be
+// processed quickly.
 const idWeight = 1 << 10
 
-// remember has the writer apply something to the ids of a hold.
+// applyToIDs makes the writer call apply with the ids of a hold.
 func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
 	ids := record.IDs(h)
 	size := len(ids) * idWeight
@@ -57,7 +58,7 @@ func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn
 	})
 }
 
-// beginAnew releases what the processes held that had the file before.
+// releaseStaleAtOpen releases the holds of the processes that had the file open before.
 func (s *Store) releaseStaleAtOpen() error {
 	var t *txn
 	var id int
@@ -71,13 +72,13 @@ func (s *Store) releaseStaleAtOpen() error {
 		s.tally.apply(t)
 		return nil
 	case isFull(err) && isRolledBack(s.db, id):
-		return nil // It counts as released, and Sweep tries again.
+		return nil // The holds count as released, and Sweep writes it later.
 	}
-	return fmt.Errorf("release session memory: %w", err)
+	return fmt.Errorf("release ephemeral conversations of ended processes: %w", err)
 }
 
-// releaseLeft releases what the processes held that had the file before, if Open could
-// not. Where there is still no space it is left for later.
+// releaseStale releases the holds of ended processes if Open could not. If the disk still has no
+// space, a later call tries again.
 func (s *Store) releaseStale(ctx context.Context) error {
 	for s.tally.staleHoldCount() > 0 {
 		err := s.do(ctx, 0, func(t *txn) error {
@@ -88,65 +89,66 @@ func (s *Store) releaseStale(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("release session memory: %w", err)
+			return fmt.Errorf("release ephemeral conversations of ended processes: %w", err)
 		}
 	}
 	return nil
 }
 
-// releaseLeft releases the next ids that are left behind, n at most.
+// releaseStale releases at most the next n stale holds.
 func (t *txn) releaseStale(n int) {
 	keys := t.tally.staleHolds[t.released:]
 	keys = keys[:min(n, len(keys))]
 	t.mutations++
 	t.released += len(keys)
 	for _, key := range keys {
-		m, ok := decodeEphemeral([]byte(key), t.sessions.Get([]byte(key)))
+		entry, ok := decodeEphemeral([]byte(key), t.sessions.Get([]byte(key)))
 		if !ok {
 			continue
 		}
 		tenant, id, _ := cutTenant([]byte(key))
-		if released, left := t.tally.epoch.releaseStale(m); left {
+		if released, left := t.tally.epoch.releaseStale(entry); left {
 			t.putReleased(tenant, string(id), released)
 		}
 	}
 }
 
-// readSession reads what an id is as session memory. Where its entry is damaged, it is none.
+// readState reads whether an id is ephemeral. If its entry is damaged, it is not.
 func (o epoch) readState(sessions *bolt.Bucket, tenant, id string) record.Session {
 	key := idKey(tenant, id)
-	if m, ok := decodeEphemeral(key, sessions.Get(key)); ok {
-		return o.state(m)
+	if entry, ok := decodeEphemeral(key, sessions.Get(key)); ok {
+		return o.state(entry)
 	}
 	return record.Session{}
 }
 
-// readSessions reads for the ids of a tenant; some is what tally.someSessions said.
-func (o epoch) readStates(tx *bolt.Tx, some bool, tenant string) record.Sessions {
-	if !some {
+// readStates returns a function that reads the states of the ids of a tenant. mayHaveEphemeral is
+// the result of tally.mayHaveEphemeral.
+func (o epoch) readStates(tx *bolt.Tx, mayHaveEphemeral bool, tenant string) record.Sessions {
+	if !mayHaveEphemeral {
 		return nil
 	}
 	sessions := tx.Bucket([]byte(sessionsBucket))
 	return func(id string) record.Session { return o.readState(sessions, tenant, id) }
 }
 
-// hold gives each of the ids one more holder, or none of them. What is no more is removed,
-// lest it come back.
+// hold adds a holder to each of the ids, or to none of them. It first removes expired conversations
+// with these ids, since a hold would make them live again.
 func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Time) error {
-	var gone []*stored
+	var expired []*stored
 	more := t.ephemeralCount(tenant) - store.MaxHolds
 	for _, id := range ids {
 		if !t.ephemeralState(tenant, id).Lasts(now) {
 			more++
 		}
 		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
-			gone = append(gone, s)
+			expired = append(expired, s)
 		}
 	}
 	if more > 0 && t.countEnded(tenant, more, now) < more {
 		return store.ErrTooManyHolds
 	}
-	for _, s := range gone {
+	for _, s := range expired {
 		t.end(s, now)
 	}
 	for _, id := range ids {
@@ -156,7 +158,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 	return nil
 }
 
-// release takes one holder from an id, if it has any. A damaged entry stays as it is.
+// release removes a holder from an id, if it has any. A damaged entry stays as it is.
 func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 	n := t.holdersOf(tenant, id)
 	if n == 0 {
@@ -164,19 +166,19 @@ func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 	}
 	t.setHolders(tenant, id, n-1)
 	key := idKey(tenant, id)
-	m, ok := decodeEphemeral(key, t.sessions.Get(key))
+	entry, ok := decodeEphemeral(key, t.sessions.Get(key))
 	if n > 1 || !ok {
 		return
 	}
 	if after > 0 {
-		t.putReleased(tenant, id, m.release(now, after))
+		t.putReleased(tenant, id, entry.release(now, after))
 	} else {
 		t.endEphemeral(tenant, id, now)
 	}
 }
 
-// letGo writes that nobody holds an id any more. Without a conversation there is nothing to
-// delete later.
+// putReleased writes that an id has no holder. If the id has no conversation, there is nothing to
+// delete later, and its entry is removed.
 func (t *txn) putReleased(tenant, id string, released ephemeralEntry) {
 	if t.ids.Get(idKey(tenant, id)) == nil {
 		t.deleteEphemeral(tenant, id)
@@ -185,73 +187,72 @@ func (t *txn) putReleased(tenant, id string, released ephemeralEntry) {
 	}
 }
 
-// endSession ends session memory whose time is over, and removes its conversation, if it has
-// one that can be read.
+// endEphemeral removes an id from sessions, and its conversation if it exists and can be read.
 func (t *txn) endEphemeral(tenant, id string, now time.Time) {
 	s, err := t.load(tenant, id, record.UnmarshalHead)
 	t.deleteEphemeral(tenant, id)
 	if err != nil || s == nil {
 		return
 	}
-	gone := s.record.Gone(tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)
-	gone.SessionEnded = true
+	deleted := s.record.Gone(tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)
+	deleted.SessionEnded = true
 	t.remove(s)
-	t.changes = append(t.changes, gone)
+	t.changes = append(t.changes, deleted)
 }
 
-// sweepEnd ends the session memory of an entry of ends.
+// sweepEphemeral ends the ephemeral conversation of an entry in ends.
 func (t *txn) sweepEphemeral(e dueEntry, now time.Time) {
 	if e.at > nanosecond(now) {
 		return // The clock was set back.
 	}
 	key := idKey(e.tenant, e.name)
-	if m, ok := decodeEphemeral(key, t.sessions.Get(key)); ok && m.deleteAt == e.at {
+	if entry, ok := decodeEphemeral(key, t.sessions.Get(key)); ok && entry.deleteAt == e.at {
 		t.endEphemeral(e.tenant, e.name, now)
 		return
 	}
-	// Something else was faster, or the entry belongs to nothing: damage.
+	// Another operation changed the id first, or the entry is left over from damage.
 	t.del(t.ends, dueKey(e.slot, e.tenant, e.name))
 }
 
-// putSession writes what an id is as session memory from now on.
-func (t *txn) putEphemeral(tenant, id string, m ephemeralEntry) {
+// putEphemeral writes the state of an id in sessions and ends.
+func (t *txn) putEphemeral(tenant, id string, e ephemeralEntry) {
 	t.deleteEphemeral(tenant, id)
 	key := idKey(tenant, id)
-	t.put(t.sessions, key, m.encode(key))
+	t.put(t.sessions, key, e.encode(key))
 	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) + 1
-	if m.held() {
+	if e.held() {
 		return
 	}
-	entry := endKey(m.deleteAt, tenant, id)
-	t.put(t.ends, entry, encodeDue(entry, m.deleteAt))
+	endEntry := endKey(e.deleteAt, tenant, id)
+	t.put(t.ends, endEntry, encodeDue(endEntry, e.deleteAt))
 	if s := t.tally.dueIndex(tenant); s != nil {
-		s.ends.add(dueEntry{slot: secondOf(m.deleteAt), tenant: tenant, name: id, at: m.deleteAt})
+		s.ends.add(dueEntry{slot: secondOf(e.deleteAt), tenant: tenant, name: id, at: e.deleteAt})
 	}
 	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
 		t.markEvictable(tenant, p.key)
 	}
 }
 
-// dropSession makes an id like any other.
+// deleteEphemeral removes an id from sessions and ends, if it is there.
 func (t *txn) deleteEphemeral(tenant, id string) {
 	key := idKey(tenant, id)
 	value := t.sessions.Get(key)
 	if value == nil {
 		return
 	}
-	if m, ok := decodeEphemeral(key, value); ok && !m.held() {
-		t.del(t.ends, endKey(m.deleteAt, tenant, id))
+	if entry, ok := decodeEphemeral(key, value); ok && !entry.held() {
+		t.del(t.ends, endKey(entry.deleteAt, tenant, id))
 	}
 	t.del(t.sessions, key)
 	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) - 1
 }
 
-// session says what an id is as session memory within the transaction.
+// ephemeralState returns the state of an id within the transaction.
 func (t *txn) ephemeralState(tenant, id string) record.Session {
 	return t.tally.epoch.readState(t.sessions, tenant, id)
 }
 
-// remembered is how many ids of a tenant sessions has within the transaction.
+// ephemeralCount returns the number of ids of a tenant in sessions within the transaction.
 func (t *txn) ephemeralCount(tenant string) int {
 	if n, ok := t.ephemeralCounts[tenant]; ok {
 		return n
@@ -259,7 +260,7 @@ func (t *txn) ephemeralCount(tenant string) int {
 	return t.tally.ephemeralCounts[tenant] // Without its lock: only the writer changes it.
 }
 
-// holdersOf is how many hold an id within the transaction.
+// holdersOf returns the number of holders of an id within the transaction.
 func (t *txn) holdersOf(tenant, id string) int {
 	key := idKey(tenant, id)
 	if n, ok := t.holders[string(key)]; ok {

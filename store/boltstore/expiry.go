@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// maxDueLooks is the maximum of entries of expiry or ends that a step of the sweeper checks. If more
-	// entries of one minute, or in ends of one second, are not due yet, due entries wait until that time
-	// ends.
+	// maxDueScan is the maximum number of entries of expiry or ends that a step of the sweeper
+	// reads. If more entries of one minute (in ends, of one second) are not due yet, due entries
+	// wait until that minute or second ends.
 	maxDueScan = 10_000
-	// rest is how long a damaged conversation, and one that is session memory, is out of the
-	// sweeper's way.
+	// deferPeriod is how long the sweeper skips a damaged or ephemeral conversation.
 	deferPeriod = time.Hour
 )
 
-// Sweep implements store.Store. Conversations that only have to be moved to a later minute
-// count towards the limit as well, so that a call does a bounded amount of work. What it cannot do for
-// damage does not keep it from the rest: it returns the first error when it has done that.
+// Sweep implements store.Store. A conversation whose entry is only moved to a later minute counts
+// towards the limit, too, so that a call does a bounded amount of work. Sweep continues after
+// damage and returns the first such error at the end.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	damage := s.releaseStale(ctx)
 	for _, q := range []dueBucket{{expiryBucket, minuteOf, (*txn).sweepExpiry}, {endsBucket, secondOf, (*txn).sweepEphemeral}} {
@@ -45,22 +44,23 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	return more, nil
 }
 
-// queue is a bucket of what is to end: in which slot of time an entry is, and how it ends.
+// dueBucket is a bucket whose entries are due at a time. It has the slot of time of an entry and
+// the action that ends it.
 type dueBucket struct {
 	bucket string
 	slotOf func(nanosecond int64) uint32
 	end    func(*txn, dueEntry, time.Time)
 }
 
-// key tells the entries of all queues apart.
+// key returns a key of an entry that is unique over all due buckets.
 func (q dueBucket) key(e dueEntry) string { return q.bucket + string(dueKey(e.slot, e.tenant, e.name)) }
 
-// sweep has the writer end what the entries of a queue lead to whose time has come, and
-// returns what is left of the limit. An entry that fails for damage rests.
-func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (left int, damage error) {
+// sweepBucket makes the writer end the conversations of the due entries of a bucket. It returns
+// what remains of the limit. An entry that fails because of damage is deferred.
+func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (remaining int, damage error) {
 	for more := true; more && limit > 0; {
-		entries, further, err := s.readDue(ctx, q, min(limit, maxStep))
-		more = further || err != nil && len(entries) > 0
+		entries, moreDue, err := s.readDue(ctx, q, min(limit, maxStep))
+		more = moreDue || err != nil && len(entries) > 0
 		if len(entries) > 0 {
 			err = cmp.Or(applyBisecting(entries, func(entries []dueEntry) error {
 				return s.writer.do(ctx, 0, func(t *txn) error {
@@ -84,8 +84,9 @@ func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (left i
 	return limit, damage
 }
 
-// each applies something to items. If it fails for damage it is applied again to halves, so that only
-// those items fail that are the cause. It returns the first error.
+// applyBisecting calls apply with items. If apply returns store.ErrCorrupt, applyBisecting calls it
+// again with each half, so that only the items that cause the error fail. It calls failed for each
+// of these and returns the first error.
 func applyBisecting[T any](items []T, apply func([]T) error, failed func(T)) error {
 	err := apply(items)
 	if !errors.Is(err, store.ErrCorrupt) {
@@ -100,7 +101,8 @@ func applyBisecting[T any](items []T, apply func([]T) error, failed func(T)) err
 	return cmp.Or(first, applyBisecting(items[middle:], apply, failed))
 }
 
-// resting holds which entries are out of the sweeper's way, and until when.
+// deferredEntries holds the entries that the sweeper skips, each until a time. The zero value is
+// usable.
 type deferredEntries struct {
 	mu    sync.Mutex
 	until map[string]time.Time
@@ -115,7 +117,7 @@ func (r *deferredEntries) add(key string, until time.Time) {
 	r.until[key] = until
 }
 
-// has reports whether an entry rests.
+// contains reports whether an entry is deferred.
 func (r *deferredEntries) contains(key string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,26 +128,25 @@ func (r *deferredEntries) contains(key string, now time.Time) bool {
 	return until.After(now)
 }
 
-// due returns at most n entries whose time has come, and whether there are more. Damaged
-// ones are stepped over, and so are those that rest. With store.ErrCorrupt come those that lie before
-// the damage.
+// readDue returns at most n due entries and whether there are more. It skips damaged and deferred
+// entries. If the error is store.ErrCorrupt, the entries are those before the damage.
 func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []dueEntry, more bool, err error) {
 	at := s.options.Now()
 	now := nanosecond(at)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(q.bucket))
 		if b == nil {
-			return nil // The file is of a version that had none.
+			return nil // Files of the first versions have no ends.
 		}
-		c, looks := b.Cursor(), 0
+		c, scanned := b.Cursor(), 0
 		for k, v := c.First(); k != nil; k, v = c.Next() {
 			e, ok := decodeDue(k, v)
 			if ok && e.slot > q.slotOf(now) {
 				break
 			}
-			looks++
+			scanned++
 			isDue := ok && e.at <= now && !s.deferred.contains(q.key(e), at)
-			if looks > maxDueScan || isDue && len(entries) == n {
+			if scanned > maxDueScan || isDue && len(entries) == n {
 				more = len(entries) > 0
 				break
 			}
@@ -158,17 +159,17 @@ func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []dueE
 	return entries, more, err
 }
 
-// sweep removes the conversation of an entry of expiry, or moves the entry to when it is to
-// be looked at next.
+// sweepExpiry removes the conversation of an entry in expiry if it has expired. Otherwise it moves
+// the entry to the time of the next check.
 func (t *txn) sweepExpiry(e dueEntry, now time.Time) {
 	entry := dueKey(e.slot, e.tenant, e.name)
 	if t.expiry.Get(entry) == nil {
-		return // Something else moved or removed it first.
+		return // Another operation moved or removed the entry first.
 	}
 	key, ok := e.innerKey()
 	s, err := t.loadAt(e.tenant, key)
 	if err == nil && s.place.minute != e.slot {
-		// Damage: the entry belongs to nothing, or it was moved while the record could not be read.
+		// Damage: the entry has no conversation, or was moved while the record could not be read.
 		t.del(t.expiry, entry)
 		if t.expiry.Get(expiryKey(s.place.minute, s.tenant, s.place.key)) != nil {
 			return
@@ -176,10 +177,11 @@ func (t *txn) sweepExpiry(e dueEntry, now time.Time) {
 	}
 	switch {
 	case !ok || errors.Is(err, store.ErrNotFound):
-		t.del(t.expiry, entry) // Damage: the entry belongs to nothing.
+		t.del(t.expiry, entry) // Damage: the entry has no conversation.
 	case err != nil:
-		// What cannot be read is kept, for somebody to look into. Its id, and with it ids,
-		// cannot be told; the entry left over by a delete is dropped above.
+		// A conversation that cannot be read stays, so that an operator can inspect it. Its id is
+		// unknown, so its entry in ids cannot be updated. After a delete, the case above removes
+		// the entry that is written here.
 		t.del(t.expiry, entry)
 		t.putExpiryEntry(e.tenant, key, nanosecond(now.Add(deferPeriod)))
 	case s.record.Expired(now, s.ephemeral):
@@ -190,8 +192,9 @@ func (t *txn) sweepExpiry(e dueEntry, now time.Time) {
 	}
 }
 
-// nextLook is when a conversation that lives may have expired: not before the next minute
-// while a turn runs. Session memory does not expire, but may be damaged.
+// nextCheck returns the earliest time at which a live conversation may have expired. While a turn
+// runs, that is not before the next minute. An ephemeral conversation does not expire, but is
+// checked because its entry in ends may be damaged.
 func nextCheck(s *stored, now time.Time) time.Time {
 	next := now
 	switch {

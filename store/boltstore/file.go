@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	// schemaVersion is the version of the layout in the package comment. Files of schema 1 have no values
-	// of format 2, see package record. The first write sets schema 2, so that a version that cannot read
-	// such values refuses the file.
+	// schemaVersion is the version of the layout in the package comment. Files of schema 1 have no
+	// values of format 2, see package record. The first write sets schema 2, so that versions that
+	// cannot read such values refuse the file.
 	schemaVersion, oldSchemaVersion = 2, 1
 
 	schemaKey = "schema"
-	// mapped is how much address space is taken at once. bbolt takes more when the file
-	// outgrows it, and waits for the end of all reads for that, a backup's too, while all
-	// others wait.
+	// mapSize is the initial size of the memory map in bytes. If the file outgrows it, bbolt maps
+	// more. Before that, it waits for the end of all reads, including that of a backup, and blocks
+	// all other transactions.
 	mapSize = min(64<<30, math.MaxInt/2)
 
 	fileMode, dirMode = 0o600, 0o700
 
-	remedy = "restore a backup, or move the file away to begin anew"
+	remedy = "restore a backup, or move the file away to start with an empty store"
 
-	unfinishedSuffix = ".unfinished" // of a file that is being made; another of that name is removed
+	unfinishedSuffix = ".unfinished" // of a file that is being created; an existing file with that name is removed
 )
 
-// openFile opens the bbolt file, and makes it first when there is none. From then on nobody
-// else has it open, and what others left behind that were making one is removed.
+// openFile opens the bbolt file, and creates it if it does not exist. After that no other process
+// can open it. openFile removes the unfinished files of ended processes.
 func openFile(path string, o Options) (*bolt.DB, error) {
 	if err := makeDir(filepath.Dir(path)); err != nil {
 		return nil, err
@@ -65,12 +65,12 @@ func openFile(path string, o Options) (*bolt.DB, error) {
 	return db, nil
 }
 
-// lockFile opens a file that is there, for this process alone.
+// lockFile opens an existing file for this process only.
 func lockFile(path string, timeout time.Duration) (*bolt.DB, error) {
 	var opened fs.FileInfo
 	db, err := openBolt(path, &bolt.Options{
 		Timeout:         timeout,
-		FreelistType:    bolt.FreelistMapType, // The other one halves the speed after a sweep.
+		FreelistType:    bolt.FreelistMapType, // The other type halves the speed after a sweep.
 		InitialMmapSize: mapSize,
 		OpenFile: func(name string, flag int, mode os.FileMode) (f *os.File, err error) {
 			if f, err = openExisting(name, flag, mode); err == nil {
@@ -88,12 +88,13 @@ func lockFile(path string, timeout time.Duration) (*bolt.DB, error) {
 	return db, nil
 }
 
-// readFile opens a file that is there, for others to read as well.
+// readFile opens an existing file read-only. Other processes can read it at the same time.
 func readFile(path string, timeout time.Duration) (*bolt.DB, error) {
 	return openBolt(path, &bolt.Options{Timeout: timeout, ReadOnly: true, OpenFile: openExisting})
 }
 
-// openExisting opens what was checked, or nothing.
+// openExisting opens a file that was checked. It neither creates a file nor follows a symbolic
+// link.
 func openExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(name, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
 	if err == nil {
@@ -102,7 +103,8 @@ func openExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
 	return f, err
 }
 
-// recovered runs what bbolt may not survive when pages make no sense.
+// recoverDamage calls do and turns a panic or a memory fault of bbolt, which damaged pages cause,
+// into ErrDamaged.
 func recoverDamage(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -113,7 +115,7 @@ func recoverDamage(do func() error) (err error) {
 	return do()
 }
 
-// openBolt says in our words what bbolt says in its own, or cries out.
+// openBolt opens a bbolt file and maps the errors and panics of bbolt to those of this package.
 func openBolt(path string, o *bolt.Options) (db *bolt.DB, err error) {
 	err = recoverDamage(func() error {
 		db, err = bolt.Open(path, fileMode, o)
@@ -123,14 +125,14 @@ func openBolt(path string, o *bolt.Options) (db *bolt.DB, err error) {
 	case errors.Is(err, ErrDamaged):
 		return nil, err
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("%w: another process holds it: stop that one or use another file", ErrInUse)
+		return nil, fmt.Errorf("%w: another process has it open: stop that process or use another file", ErrInUse)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
 		return nil, fmt.Errorf("%w: %w: %s", ErrDamaged, err, remedy)
 	}
 	return db, err
 }
 
-// makeDir makes a directory and those above it, so that they outlast a power cut.
+// makeDir creates a directory and its missing parents, and syncs their names to disk.
 func makeDir(dir string) error {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -145,7 +147,7 @@ func makeDir(dir string) error {
 	return syncDir(parent)
 }
 
-// syncDir makes the names in a directory outlast a power cut.
+// syncDir syncs the names in a directory to disk.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -161,8 +163,8 @@ func removeIfExists(path string) error {
 	return nil
 }
 
-// makeFile makes the file with all its buckets under another name, so that there is a whole
-// one or none. A lock on the directory keeps other processes from doing so meanwhile.
+// makeFile creates the file with all its buckets under another name and renames it, so that path
+// has a complete file or none. A lock on the directory keeps other processes from doing the same.
 func makeFile(path string) error {
 	dir, err := lockDir(path)
 	if err != nil {
@@ -170,7 +172,7 @@ func makeFile(path string) error {
 	}
 	defer func() { _ = dir.Close() }()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return err // Somebody was faster.
+		return err // Another process created the file first.
 	}
 	unfinished := path + unfinishedSuffix
 	if err := removeIfExists(unfinished); err != nil {
@@ -180,14 +182,14 @@ func makeFile(path string) error {
 	if err != nil {
 		return err
 	}
-	// Update waits until all is on the disk.
+	// Update returns when all data is on disk.
 	if err := errors.Join(db.Update(makeBuckets), db.Close()); err != nil {
 		return err
 	}
 	return errors.Join(os.Rename(unfinished, path), dir.Sync())
 }
 
-// lockDir keeps other processes from making the file, until the directory is closed.
+// lockDir keeps other processes from creating the file until the directory is closed.
 func lockDir(path string) (*os.File, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -195,7 +197,7 @@ func lockDir(path string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process is making it: use another file", ErrInUse)
+		err = fmt.Errorf("%w: another process is creating it: use another file", ErrInUse)
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -218,7 +220,7 @@ func makeBuckets(tx *bolt.Tx) error {
 
 func encodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
 
-// checkSchema finds files of other programs and of other versions of this one.
+// checkSchema returns an error for files of other programs and of incompatible versions of Parley.
 func checkSchema(tx *bolt.Tx) error {
 	var version uint32
 	if meta := tx.Bucket([]byte(metaBucket)); meta != nil {
@@ -228,7 +230,7 @@ func checkSchema(tx *bolt.Tx) error {
 	}
 	switch {
 	case version == 0:
-		return fmt.Errorf("%w: it is a bbolt file, but not one of Parley's: use another file", ErrDamaged)
+		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
 	case version != schemaVersion && version != oldSchemaVersion:
 		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
 			ErrSchema, version, schemaVersion)

@@ -81,12 +81,12 @@ func TestOpenDamaged(t *testing.T) {
 		{"both meta pages", edit(func(b []byte) []byte { b[40]++; b[page+40]++; return b }), ErrDamaged, "meta pages"},
 		{"the first meta page", edit(func(b []byte) []byte { b[40]++; return b }), nil, ""},
 		{"the second meta page", edit(func(b []byte) []byte { b[page+40]++; return b }), nil, ""},
-		{"one page", edit(func(b []byte) []byte { return b[:page] }), ErrDamaged, "cut off"},
-		{"ten pages", edit(func(b []byte) []byte { return b[:10*page] }), ErrDamaged, "cut off"},
+		{"one page", edit(func(b []byte) []byte { return b[:page] }), ErrDamaged, "truncated"},
+		{"ten pages", edit(func(b []byte) []byte { return b[:10*page] }), ErrDamaged, "truncated"},
 		{"another program's", func(path string) error {
 			theirs := update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("theirs")); return err })
 			return errors.Join(os.Remove(path), theirs(path))
-		}, ErrDamaged, "not one of Parley's"},
+		}, ErrDamaged, "of another program"},
 		{"a newer schema", update(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
 		}), ErrSchema, "schema 3"},

@@ -14,8 +14,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// Import implements store.Store. A conversation whose record is damaged can be overwritten,
-// as it can be deleted.
+// Import implements store.Store. It can overwrite a conversation whose record is damaged.
 func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
 	id := i.Conversation.GetId()
 	if n := len(i.Tenant) + len(id); n > maxNames {
@@ -51,8 +50,8 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	return result, nil
 }
 
-// takeIn writes what record.Import decided. Old is what lies under the id, nil for nothing:
-// a conversation that is overwritten, or one that has expired.
+// writeImport writes the outcome of record.Import. old is the conversation with that id: one that
+// is overwritten, one that has expired, or nil.
 func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
 	number, err := t.number()
 	if err != nil {
@@ -68,18 +67,18 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 	}
 	if overwritten {
 		t.remove(old)
-		if old.record == nil { // Damaged: record.Import knew of nothing.
+		if old.record == nil { // The record is damaged, so record.Import did not get it.
 			t.changes = append(t.changes, store.Change{
 				Tenant: tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: old.id, Time: now,
 			})
 		}
 	} else {
-		gone, err := t.victimsForImport(tenant, old, now)
+		victims, err := t.victimsForImport(tenant, old, now)
 		if err != nil {
 			return err
 		}
-		for _, g := range gone {
-			t.end(g, now)
+		for _, victim := range victims {
+			t.end(victim, now)
 		}
 	}
 	t.create(tenant, out.Record, value)
@@ -87,21 +86,21 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 	return nil
 }
 
-// findRoom says which conversations must go so that the tenant can have one more: the
-// expired one whose id is taken again, then others that have expired. None that lives goes,
-// as it would in makeRoom.
-func (t *txn) victimsForImport(tenant string, again *stored, now time.Time) ([]*stored, error) {
-	var gone []*stored
-	if again != nil {
-		gone = append(gone, again)
+// victimsForImport returns the conversations to remove so that the tenant can have one more: first
+// expired, which may be nil and is the expired conversation whose id is used again, then other
+// expired ones. Unlike victimsForCreate it returns no live conversation.
+func (t *txn) victimsForImport(tenant string, expired *stored, now time.Time) ([]*stored, error) {
+	var victims []*stored
+	if expired != nil {
+		victims = append(victims, expired)
 	}
 	limit := int64(t.options.MaxConversations)
 	excess := t.countsOf(tenant).conversations + 1 - limit
-	if limit == 0 || excess <= int64(len(gone)) {
-		return gone, nil
+	if limit == 0 || excess <= int64(len(victims)) {
+		return victims, nil
 	}
-	if gone = t.appendExpired(gone, tenant, int(min(excess, maxStep)), now); int64(len(gone)) < excess {
+	if victims = t.appendExpired(victims, tenant, int(min(excess, maxStep)), now); int64(len(victims)) < excess {
 		return nil, store.ErrFull
 	}
-	return gone, nil
+	return victims, nil
 }

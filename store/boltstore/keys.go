@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// The buckets; the package comment draws them.
+// The buckets, described in the package comment.
 const (
 	metaBucket          = "meta"
 	tenantsBucket       = "tenants"
@@ -22,13 +22,14 @@ const (
 	endsBucket          = "ends"
 )
 
-// maxNames bounds tenant and conversation id together, so that bbolt takes every key.
+// maxNames is the maximum length of tenant and conversation id together, in bytes. bbolt accepts
+// all keys with such names.
 const maxNames = 16 << 10
 
-// inner is the key of a conversation within its tenant, see record.Key.
+// innerKey is the key of a conversation within its tenant, see record.Key.
 type innerKey [record.KeySize]byte
 
-// place is where ids says that a conversation lies.
+// place is the value of an entry in ids: the position of a conversation.
 type place struct {
 	key    innerKey
 	minute uint32
@@ -46,12 +47,13 @@ func decodePlace(key, value []byte) (place, error) {
 	return place{key: innerKey(b), minute: binary.BigEndian.Uint32(b[record.KeySize:])}, nil
 }
 
-// seal adds a checksum over the key as well, so that no key has the value of another.
+// seal appends a checksum of key and value to a value. The key is included so that a value cannot
+// pass for that of another key.
 func seal(key, b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, record.Checksum(key, b))
 }
 
-// unseal takes the checksum off a value that has so many bytes without it.
+// unseal checks and removes the checksum of a value, which must have size bytes without it.
 func unseal(key, value []byte, size int) (b []byte, ok bool) {
 	if len(value) != size+4 {
 		return nil, false
@@ -60,13 +62,13 @@ func unseal(key, value []byte, size int) (b []byte, ok bool) {
 	return b, record.Checksum(key, b) == binary.BigEndian.Uint32(value[size:])
 }
 
-// tenantKey leads all keys of a tenant.
+// tenantKey returns the prefix of all keys of a tenant.
 func tenantKey(tenant string) []byte {
 	b := make([]byte, 0, binary.MaxVarintLen32+len(tenant)+record.KeySize)
 	return append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
 }
 
-// cutTenant takes a key apart that begins with a tenantKey.
+// cutTenant splits a key after its tenantKey.
 func cutTenant(key []byte) (tenant string, rest []byte, ok bool) {
 	size, n := binary.Uvarint(key)
 	if n <= 0 || size > uint64(len(key)-n) {
@@ -76,30 +78,30 @@ func cutTenant(key []byte) (tenant string, rest []byte, ok bool) {
 	return string(key[n:end]), key[end:], true
 }
 
-// idKey is the key of an id in ids, turns and sessions.
+// idKey returns the key of an id in ids, turns and sessions.
 func idKey(tenant, id string) []byte { return append(tenantKey(tenant), id...) }
 
-// conversationKey is its key in conversations.
+// conversationKey returns the key of a conversation in conversations.
 func conversationKey(tenant string, key innerKey) []byte { return append(tenantKey(tenant), key[:]...) }
 
-// expiryKey is the key of an entry in expiry.
+// expiryKey returns the key of an entry in expiry.
 func expiryKey(minute uint32, tenant string, key innerKey) []byte {
 	return dueKey(minute, tenant, string(key[:]))
 }
 
-// endKey is the key of an entry in ends.
+// endKey returns the key of an entry in ends.
 func endKey(nanosecond int64, tenant, id string) []byte {
 	return dueKey(secondOf(nanosecond), tenant, id)
 }
 
-// dueKey is the key of an entry in expiry or ends.
+// dueKey returns the key of an entry in expiry or ends.
 func dueKey(slot uint32, tenant, name string) []byte {
 	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+len(name)), slot)
 	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
 	return append(b, name...)
 }
 
-// due is an entry of expiry or of ends.
+// dueEntry is an entry of expiry or ends.
 type dueEntry struct {
 	slot   uint32 // minute in expiry, second in ends
 	tenant string
@@ -107,7 +109,7 @@ type dueEntry struct {
 	at     int64  // nanosecond
 }
 
-// inner returns the inner key that an entry of expiry leads to.
+// innerKey returns the inner key of an entry in expiry.
 func (e dueEntry) innerKey() (key innerKey, ok bool) {
 	if len(e.name) != record.KeySize {
 		return innerKey{}, false
@@ -134,8 +136,8 @@ func decodeDue(key, value []byte) (dueEntry, bool) {
 	}, true
 }
 
-// nanosecond is an instant as expiry holds it. What lies before 1970 or after the year 2261
-// is as good as the ends.
+// nanosecond returns the form of a time in expiry: nanoseconds since 1970. Times before 1970 or
+// after the year 2261 become the least or the greatest value.
 func nanosecond(t time.Time) int64 {
 	switch year := t.Year(); {
 	case year < 1970:
@@ -149,59 +151,60 @@ func nanosecond(t time.Time) int64 {
 // minuteOf returns the minute that a nanosecond falls into.
 func minuteOf(nanosecond int64) uint32 { return uint32(nanosecond / int64(time.Minute)) }
 
-// secondOf returns the second that a nanosecond falls into. What lies behind the year 2105 is
-// as good as in the last one.
+// secondOf returns the second that a nanosecond falls into. Times after the year 2105 become the
+// last second.
 func secondOf(nanosecond int64) uint32 {
-	return uint32(min(nanosecond/int64(time.Second), math.MaxUint32-1)) // One more is a slot too.
+	return uint32(min(nanosecond/int64(time.Second), math.MaxUint32-1)) // dueQueue.nextSlot may be one more.
 }
 
-// session is what sessions keeps of an id.
+// ephemeralEntry is the value of an entry in sessions.
 type ephemeralEntry struct {
-	deleteAfter time.Duration // the DeleteAfter of the latest Hold
-	deleteAt    int64         // nanosecond; -n while a process holds it that opened the file at transaction n
+	deleteAfter time.Duration // DeleteAfter of the latest Hold
+	deleteAt    int64         // nanosecond, or -n while a process that opened the file at transaction n holds the id
 }
 
-// held reports whether a process holds the id, or held it when it ended.
-func (m ephemeralEntry) held() bool { return m.deleteAt <= 0 }
+// held reports whether a process holds the id, or held it when the process ended.
+func (e ephemeralEntry) held() bool { return e.deleteAt <= 0 }
 
-// released is the session when the last of its holders has gone.
-func (m ephemeralEntry) release(now time.Time, after time.Duration) ephemeralEntry {
-	m.deleteAt = max(1, nanosecond(now.Add(after)))
-	return m
+// release returns the entry after the last release.
+func (e ephemeralEntry) release(now time.Time, after time.Duration) ephemeralEntry {
+	e.deleteAt = max(1, nanosecond(now.Add(after)))
+	return e
 }
 
-// opening is when this process opened the file.
+// epoch identifies this opening of the file. It separates the holds of this process from those of
+// ended processes.
 type epoch struct {
-	tx int // the newest transaction then, or a later one; no process has had the same before
+	tx int // the newest transaction at that time, or a later one; no earlier process had the same number
 	at time.Time
 }
 
-// held is the session of an id that this process holds.
+// newHold returns the entry of an id that this process holds.
 func (o epoch) newHold(after time.Duration) ephemeralEntry {
 	return ephemeralEntry{deleteAfter: after, deleteAt: -int64(o.tx)}
 }
 
-// left is the session of an id as the process that held it left it behind; false when that
-// is not so.
-func (o epoch) releaseStale(m ephemeralEntry) (ephemeralEntry, bool) {
-	return m.release(o.at, m.deleteAfter), m.held() && m.deleteAt != -int64(o.tx)
+// releaseStale returns the released form of the entry of an id that an ended process held. The bool
+// is false if the entry is of another kind.
+func (o epoch) releaseStale(entry ephemeralEntry) (ephemeralEntry, bool) {
+	return entry.release(o.at, entry.deleteAfter), entry.held() && entry.deleteAt != -int64(o.tx)
 }
 
-// state is what package record decides by. What was left behind counts as released, written
-// yet or not.
-func (o epoch) state(m ephemeralEntry) record.Session {
-	if released, ok := o.releaseStale(m); ok {
-		m = released
+// state returns the state on which package record decides. A stale hold counts as released, whether
+// that was written or not.
+func (o epoch) state(entry ephemeralEntry) record.Session {
+	if released, ok := o.releaseStale(entry); ok {
+		entry = released
 	}
-	if m.held() {
+	if entry.held() {
 		return record.Session{Held: true}
 	}
-	return record.Session{DeleteTime: time.Unix(0, m.deleteAt)}
+	return record.Session{DeleteTime: time.Unix(0, entry.deleteAt)}
 }
 
-func (m ephemeralEntry) encode(key []byte) []byte {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(m.deleteAfter))
-	return seal(key, binary.BigEndian.AppendUint64(b, uint64(m.deleteAt)))
+func (e ephemeralEntry) encode(key []byte) []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(e.deleteAfter))
+	return seal(key, binary.BigEndian.AppendUint64(b, uint64(e.deleteAt)))
 }
 
 func decodeEphemeral(key, value []byte) (ephemeralEntry, bool) {
@@ -212,7 +215,7 @@ func decodeEphemeral(key, value []byte) (ephemeralEntry, bool) {
 	return ephemeralEntry{deleteAfter: time.Duration(binary.BigEndian.Uint64(b)), deleteAt: int64(binary.BigEndian.Uint64(b[8:]))}, true
 }
 
-// counts is what tenants keeps.
+// counts is the value of an entry in tenants.
 type counts struct {
 	conversations, messages, bytes int64
 }

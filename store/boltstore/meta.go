@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// checkFile looks at a file before bbolt does, which takes an empty one for new and dies of
-// one that is too short. The file must be of the user of this process; checkFile takes from
-// others the right to read it.
+// checkFile checks a file before bbolt opens it, because bbolt initializes an empty file and
+// crashes on one that is too short. The file must belong to the user of this process. checkFile
+// removes the access of other users.
 func checkFile(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func checkFile(path string) error {
 	return checkMetas(f)
 }
 
-// checkKind finds links, directories and the like.
+// checkKind returns an error for links, directories and other files that are not regular.
 func checkKind(info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		kind := "something else"
@@ -57,21 +57,21 @@ func checkKind(info fs.FileInfo) error {
 	return nil
 }
 
-// checkMetas finds the damage that shows without a look beyond the meta pages.
+// checkMetas returns an error for damage that the meta pages show.
 func checkMetas(f *os.File) error {
 	cause, err := findDamage(f)
 	if err != nil || cause == "" {
 		return err
 	}
-	// Somebody who writes to it at this moment may show us a page in between.
+	// If another process is writing to the file, the read may have seen a partly written page.
 	if errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
 		return nil
 	}
 	return fmt.Errorf("%w: %s: %s", ErrDamaged, cause, remedy)
 }
 
-// findDamage says in words what is wrong with a file, as far as its two meta pages tell;
-// nothing when it is sound.
+// findDamage describes the damage that the two meta pages of a file show. The cause is empty if
+// they are sound.
 func findDamage(f *os.File) (cause string, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -86,33 +86,34 @@ func findDamage(f *os.File) (cause string, err error) {
 	}
 	switch {
 	case !newest.valid:
-		return "neither of its two meta pages is whole", nil
+		return "both of its meta pages are damaged", nil
 	case newest.pages > uint64(info.Size()/newest.pageSize):
-		return fmt.Sprintf("it is cut off: %d bytes of %d pages of %d", info.Size(), newest.pages, newest.pageSize), nil
+		return fmt.Sprintf("it is truncated: it has %d bytes, but %d pages of %d bytes", info.Size(), newest.pages, newest.pageSize), nil
 	case newest.root >= newest.pages || newest.freelist >= newest.pages && newest.freelist != noFreeList:
-		return "its meta page leads outside of it", nil
+		return "its meta page refers to a page outside of it", nil
 	}
 	return "", nil
 }
 
-// noFreeList stands for the page of a list that was not written, which bbolt then makes anew.
+// noFreeList is the page number of a free list that was not written. bbolt builds the list when it
+// opens the file.
 const noFreeList = math.MaxUint64
 
-// metaPage is what bbolt keeps in each of the first two pages; the newer one holds.
+// metaPage is the content of one of the first two pages. The newer one is current.
 type metaPage struct {
 	valid                              bool
 	pageSize                           int64
 	root, freelist, pages, transaction uint64
 }
 
-// newestMeta returns the meta page that holds; one that is not valid if neither is whole.
+// newestMeta returns the current meta page. If both are damaged, its valid is false.
 func newestMeta(f *os.File) (metaPage, error) {
 	first, err := readMeta(f, 0)
 	if err != nil {
 		return metaPage{}, err
 	}
 	newest := first
-	// The second page begins where the first one ends, which it does not tell if damaged.
+	// The second page follows the first one, whose size is unknown if the first one is damaged.
 	for size := int64(1 << 10); size <= 16<<20; size <<= 1 {
 		second, err := readMeta(f, size)
 		if err != nil {
@@ -125,9 +126,9 @@ func newestMeta(f *os.File) (metaPage, error) {
 	return newest, nil
 }
 
-// readMeta reads a meta page: a page header of 16 bytes, then magic, version, page size and
-// flags of 4 bytes each, then root, sequence, free list, high-water mark, transaction
-// and FNV-1a of all that of 8 bytes each, as this machine orders bytes.
+// readMeta reads the meta page at an offset: a page header of 16 bytes, then magic, version, page
+// size and flags of 4 bytes each, then root, sequence, free list, high-water mark, transaction and
+// the FNV-1a sum of these fields of 8 bytes each, in the byte order of this machine.
 func readMeta(f *os.File, at int64) (metaPage, error) {
 	const header, sumAt, size = 16, 56, 64
 	var page [header + size]byte

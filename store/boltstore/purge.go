@@ -16,28 +16,28 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// Purge implements store.Store. It walks through the tenant's conversations by create time,
-// up to those that are too young, or to a page that cannot be read. What fails for damage does not keep it
-// from the rest.
+// Purge implements store.Store. It scans the tenant's conversations by create time, up to the first
+// that is too young, or to a page that cannot be read. It continues after damaged conversations and
+// returns the first such error at the end.
 func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
 	w := purgeScan{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
 	var purged store.Purged
-	var damage error // Of some conversations, which does not keep the others.
+	var damage error // the first error of damaged conversations
 	for !w.done {
 		keys, ids, err := s.nextInactive(ctx, &w)
 		if errors.Is(err, store.ErrCorrupt) {
-			damage, err, w.done = cmp.Or(damage, err), nil, true // Nothing leads past that page.
+			damage, err, w.done = cmp.Or(damage, err), nil, true // The cursor cannot move past that page.
 		}
 		if err == nil && !p.DryRun && len(keys) > 0 {
 			ids = nil
 			err = applyBisecting(keys, func(keys []innerKey) error {
-				var gone []string
+				var removed []string
 				err := s.writer.do(ctx, 0, func(t *txn) error {
-					gone = t.purge(&w, keys, s.options.Now())
+					removed = t.purge(&w, keys, s.options.Now())
 					return nil
 				})
 				if err == nil {
-					ids = append(ids, gone...)
+					ids = append(ids, removed...)
 				}
 				return err
 			}, func(innerKey) { s.corruptCalls.Add(1) })
@@ -55,33 +55,33 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 	return purged, nil
 }
 
-// purge is where a Purge stands.
+// purgeScan is the position of a Purge in the tenant's conversations.
 type purgeScan struct {
 	tenant string
 	cutoff time.Time
-	last   []byte // inner key of the last conversation that was looked at
+	last   []byte // inner key of the last conversation that was read
 	done   bool
 }
 
-// wants reports whether the conversation is to go.
+// matches reports whether the conversation is to be purged.
 func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Session) bool {
 	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now, s)
 }
 
-// inactive looks at the next conversations, and returns those that are to go.
+// nextInactive reads the next conversations and returns the keys and ids of those to be purged.
 func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey, ids []string, err error) {
-	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
+	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
 	prefix := tenantKey(p.tenant)
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		c, looks := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
-		sessions := s.tally.epoch.readStates(tx, some, p.tenant)
+		c, scanned := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
+		sessions := s.tally.epoch.readStates(tx, mayHaveEphemeral, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
 			k, v = c.Next()
 		}
-		for ; bytes.HasPrefix(k, prefix) && looks < maxStep; k, v = c.Next() {
-			looks, p.last = looks+1, bytes.Clone(k[len(prefix):])
+		for ; bytes.HasPrefix(k, prefix) && scanned < maxStep; k, v = c.Next() {
+			scanned, p.last = scanned+1, bytes.Clone(k[len(prefix):])
 			if len(p.last) != record.KeySize {
 				continue
 			}
@@ -92,13 +92,13 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey
 				keys, ids = append(keys, innerKey(p.last)), append(ids, r.Conversation().GetId())
 			}
 		}
-		p.done = looks < maxStep
+		p.done = scanned < maxStep
 		return nil
 	})
 	return keys, ids, err
 }
 
-// purge removes those of the conversations that are still to go, and returns their ids.
+// purge removes those of the conversations that still match, and returns their ids.
 func (t *txn) purge(p *purgeScan, keys []innerKey, now time.Time) []string {
 	var ids []string
 	for _, key := range keys {

@@ -15,15 +15,15 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// Read implements store.Store. It decodes inside the transaction: that takes microseconds,
-// and less time than to copy messages that nobody asked for.
+// Read implements store.Store. It decodes inside the transaction: that takes microseconds, less
+// than copying messages that the caller does not need.
 func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	decode := record.Unmarshal
 	if r.Newest == 0 {
 		decode = record.UnmarshalHead
 	}
-	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
-	if !some && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
+	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
+	if !mayHaveEphemeral && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
 		return &store.Snapshot{Unchanged: true}, nil
 	}
 	var snapshot *store.Snapshot
@@ -32,7 +32,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		if err != nil {
 			return err
 		}
-		if c.Expired(now, s.tally.epoch.readStates(tx, some, r.Tenant).Of(r.ConversationID)) {
+		if c.Expired(now, s.tally.epoch.readStates(tx, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
 		snapshot, err = record.Read(c, r, now)
@@ -44,7 +44,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	return snapshot, nil
 }
 
-// find returns the conversation with that id, expired or not, or store.ErrNotFound.
+// find returns the conversation with that id, whether it has expired or not, or store.ErrNotFound.
 func find(tx *bolt.Tx, tenant, id string, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
 	entry := idKey(tenant, id)
 	b := tx.Bucket([]byte(idsBucket)).Get(entry)
@@ -62,7 +62,7 @@ func find(tx *bolt.Tx, tenant, id string, decode func([]byte) (*record.Record, e
 	return r, checkID(r, id)
 }
 
-// checkID finds entries of ids that lead to another conversation.
+// checkID returns an error if an entry in ids leads to the record of another conversation.
 func checkID(r *record.Record, id string) error {
 	if other := r.Conversation().GetId(); other != id {
 		return fmt.Errorf("%w: its id leads to conversation %q", store.ErrCorrupt, other)
@@ -70,13 +70,13 @@ func checkID(r *record.Record, id string) error {
 	return nil
 }
 
-// List implements store.Store. The page is built inside the transaction: the headers that it
-// looks at, 10,000 at most, take tens of milliseconds to decode and more memory to copy.
+// List implements store.Store. It builds the page inside the transaction: it reads at most 10,000
+// headers, which take tens of milliseconds to decode and would take more memory to copy.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	total, now, some := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.mayHaveEphemeral()
+	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.epoch.readStates(tx, some, l.Tenant))
+		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.epoch.readStates(tx, mayHaveEphemeral, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -85,7 +85,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	return page, nil
 }
 
-// newest yields a tenant's conversations, see record.Newest.
+// newest yields a tenant's conversations, the newest first, see record.Newest.
 func newest(tx *bolt.Tx, tenant string) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func([]byte, []byte) bool) {
@@ -110,7 +110,7 @@ func newest(tx *bolt.Tx, tenant string) record.Newest {
 	}
 }
 
-// oldest yields a tenant's conversations, see record.Oldest.
+// oldest yields a tenant's conversations, the oldest first, see record.Oldest.
 func oldest(tx *bolt.Tx, tenant string) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func([]byte, []byte) bool) {
@@ -126,15 +126,16 @@ func oldest(tx *bolt.Tx, tenant string) record.Oldest {
 	}
 }
 
-// abandoned is a turn that ran when the file was last written by another process.
+// abandonedTurn is a turn that ran when another process last wrote to the file.
 type abandonedTurn struct {
 	tenant, id, turn string
 }
 
-// place is where Abandoned goes on behind the turn.
+// cursor returns the position at which Abandoned continues after the turn.
 func (a abandonedTurn) cursor() string { return string(idKey(a.tenant, a.id)) }
 
-// progress is what is known of the turn's answer; r is its conversation.
+// progress returns the stored progress of the turn; r is its conversation, saved its entry in
+// turns.
 func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 	p := store.Progress{Tenant: a.tenant, ConversationID: a.id, TurnID: a.turn}
 	if s, err := record.UnmarshalProgress(saved); err == nil && s.TurnID == a.turn {
@@ -146,8 +147,8 @@ func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 	return p
 }
 
-// running returns the turns that run, as the conversations say. One whose conversation is
-// damaged cannot be ended, nor can anything else happen to it.
+// runningTurns returns the running turns according to the conversations. It skips a turn whose
+// conversation is damaged, because no operation can end that turn.
 func runningTurns(tx *bolt.Tx, g *panicGuard) []abandonedTurn {
 	var turns []abandonedTurn
 	c := tx.Bucket([]byte(turnsBucket)).Cursor()
@@ -166,15 +167,16 @@ func runningTurns(tx *bolt.Tx, g *panicGuard) []abandonedTurn {
 	return turns
 }
 
-// The bounds of one call of Abandoned, which returns one turn at least.
+// Limits of one call of Abandoned. It returns at least one turn if one is left.
 const (
 	maxAbandoned      = 64
 	maxAbandonedBytes = 8 << 20
 )
 
-// Abandoned implements store.Store. A turn whose saved answer is damaged comes without it,
-// since it has to be ended all the same. The place is a key, and turns come in the order of
-// keys: behind any other string they go on where it would be.
+// Abandoned implements store.Store. If the saved answer of a turn is damaged, Abandoned returns the
+// turn without it, because the turn must be ended. The position is a key, and turns are in the
+// order of keys: after any other string Abandoned continues at the place where that string would
+// be.
 func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
 	at, found := slices.BinarySearchFunc(s.abandonedTurns, after, func(a abandonedTurn, place string) int {
 		return strings.Compare(a.cursor(), place)
@@ -182,12 +184,12 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 	if found {
 		at++
 	}
-	now, some := s.options.Now(), s.tally.mayHaveEphemeral()
+	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		size := 0
 		for i, a := range s.abandonedTurns[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.epoch.readStates(tx, some, a.tenant).Of(a.id)) {
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.epoch.readStates(tx, mayHaveEphemeral, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))

@@ -14,32 +14,32 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// ErrExists says that there is a file where Restore is to put one.
+// ErrExists: the file that Restore should create exists.
 var ErrExists = errors.New("there is a store already")
 
-// RestoreOptions are what Restore is told. The zero value is usable.
+// RestoreOptions configure Restore. The zero value is usable.
 type RestoreOptions struct {
-	// Check looks at the copy of the backup, at that path, before it is put in place; it is to
-	// run Check of this package, in a process of its own. Nil: the copy is taken unseen.
+	// Check is called with the path of the copied backup before the copy is put in place. It should
+	// run Check of this package in a process of its own. If nil, the copy is not checked.
 	Check func(path string) error
-	// Force moves a file that is there aside.
+	// Force renames an existing file instead of returning ErrExists.
 	Force bool
-	// Now names the file that is moved aside; zero is the present time.
+	// Now is the time in the name of the renamed file; zero is the present time.
 	Now time.Time
 }
 
-// Restored is what Restore did.
+// Restored is the result of Restore.
 type Restored struct {
-	// Bytes of the store now.
+	// Bytes is the size of the restored store.
 	Bytes int64
-	// Aside is where the file is that was there before; empty if there was none.
+	// Aside is the new path of the file that existed before; empty if there was none.
 	Aside string
 }
 
-// Restore puts a copy of a backup at path, where Open finds it. At every instant there is the
-// file from before or the whole copy. Errors: ErrExists, ErrInUse, ErrDamaged, a
-// *store.BackupSpaceError, those of o.Check, of ctx and of the file system; nothing has changed
-// then.
+// Restore puts a copy of a backup at path, where Open finds it. At every instant path has the
+// earlier file or the complete copy. If Restore returns an error, nothing has changed. Errors:
+// ErrExists, ErrInUse, ErrDamaged, a *store.BackupSpaceError, those of o.Check, of ctx and of the
+// file system.
 func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restored, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -49,7 +49,7 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 		return Restored{}, fmt.Errorf("backup %s: %w", backup, err)
 	}
 	if there, err := os.Lstat(path + unfinishedSuffix); err == nil && os.SameFile(info, there) {
-		return Restored{}, fmt.Errorf("backup %s: the copy would take its place: give it another name", backup)
+		return Restored{}, fmt.Errorf("backup %s: the copy would overwrite it: give it another name", backup)
 	}
 	done, err := restore(ctx, backup, path, o)
 	if err != nil {
@@ -91,8 +91,8 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 	return done, dir.Sync()
 }
 
-// replace puts the copy in place of what is at path. That has its second name on the disk ahead of
-// losing its first.
+// replace puts the copy at path. An existing file there has its second name on disk before it loses
+// its first one.
 func replace(dir *os.File, path, unfinished string, done *Restored) (err error) {
 	dropFromCache(unfinished)
 	if done.Aside == "" {
@@ -110,7 +110,7 @@ func replace(dir *os.File, path, unfinished string, done *Restored) (err error) 
 	return nil
 }
 
-// forgetFile takes a file out of memory, if it can.
+// dropFromCache drops a file from the page cache, if it can.
 func dropFromCache(path string) {
 	if f, err := openExisting(path, os.O_RDONLY, 0); err == nil {
 		adviseDontNeed(f)
@@ -118,8 +118,8 @@ func dropFromCache(path string) {
 	}
 }
 
-// linkAside gives a file a second name, so that there is never none of the first, and returns it:
-// that one, or if there is one of that name one with a number.
+// linkAside gives a file a second name, so that path never lacks a file. If the name exists,
+// linkAside appends a number. It returns the name.
 func linkAside(path, aside string) (string, error) {
 	name := aside
 	for i := 2; ; i++ {
@@ -130,18 +130,18 @@ func linkAside(path, aside string) (string, error) {
 	}
 }
 
-// lockOld keeps other processes from opening the file that is there, until it is closed; nil
-// if there is none.
+// lockExisting keeps other processes from opening the file until the result is closed. It returns
+// nil if the file does not exist.
 func lockExisting(path string) (*os.File, error) {
 	f, err := openExisting(path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // There is none, and nothing is wrong with that.
+		return nil, nil //nolint:nilnil // No file is a valid state.
 	} else if err != nil {
 		return nil, err
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process holds it: stop that one, or name another data directory", ErrInUse)
+		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory", ErrInUse)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -149,7 +149,7 @@ func lockExisting(path string) (*os.File, error) {
 	return f, nil
 }
 
-// copyFile copies a file into a new one, which outlasts a power cut, and returns its size.
+// copyFile copies a file to a new one, syncs that to disk, and returns its size.
 func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	source, err := os.Open(from)
 	if err != nil {
@@ -157,7 +157,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
 	if errors.Is(syscall.Flock(int(source.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return 0, fmt.Errorf("%w: a server has %s open, which changes meanwhile: take a backup of it", ErrInUse, from)
+		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server", ErrInUse, from)
 	}
 	info, err := source.Stat()
 	if err != nil {
@@ -182,14 +182,14 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	return size, target.Sync()
 }
 
-// untilEnd is a reader that fails when its context has ended.
+// ctxReader is a reader that fails after its context has ended.
 type ctxReader struct {
 	io.Reader
 
 	ctx context.Context
 }
 
-// Read reads.
+// Read reads from the reader unless the context has ended.
 func (r *ctxReader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err

@@ -4,5 +4,6 @@ package boltstore
 
 import "math"
 
-// diskSpace cannot tell: what does not fit fails on the way.
+// diskSpace returns math.MaxInt64 for both, since this system does not report them. A write without
+// space fails later.
 func diskSpace(string) (free, size int64, err error) { return math.MaxInt64, math.MaxInt64, nil }

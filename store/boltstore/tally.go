@@ -10,7 +10,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// tally holds the counts of the committed state in memory. Only the writer changes it.
+// tally holds the counts and other derived data of the committed state in memory. Only the writer
+// changes it.
 type tally struct {
 	mu               sync.RWMutex
 	tenants          map[string]counts
@@ -18,15 +19,15 @@ type tally struct {
 	expired, evicted int64
 
 	epoch           epoch
-	staleHolds      []string            // idKeys of session memory that ended processes held, in the file still
-	evictFrom       map[string]innerKey // see txn.passedOver
-	ephemeralCounts map[string]int      // how many ids of a tenant sessions has
-	holders         map[string]int      // of ids, by idKey; nothing of it is in the file
-	hasEphemeral    atomic.Bool         // sessions is not empty
+	staleHolds      []string            // idKeys whose entries in sessions have holds of ended processes
+	evictFrom       map[string]innerKey // by tenant, see txn.evictionStart
+	ephemeralCounts map[string]int      // number of ids in sessions, by tenant
+	holders         map[string]int      // number of holders, by idKey; not in the file
+	hasEphemeral    atomic.Bool         // sessions has entries
 
-	// These belong to the writer alone, which changes them before the commit.
+	// These fields belong to the writer's goroutine, which changes them before the commit.
 	dueIndexes     map[string]*dueIndex // of tenants that reached their capacity
-	usedDueIndexes map[string]bool      // tenants of soon that the newest transaction may have changed
+	usedDueIndexes map[string]bool      // tenants whose dueIndex the newest transaction may have changed
 	lastCommitted  bool                 // the newest transaction was committed, or changed nothing
 
 	versions *versions
@@ -37,7 +38,8 @@ func newTally() *tally {
 	return &tally{tenants: map[string]counts{}, evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{}, versions: newVersions(maxVersions)}
 }
 
-// beginSoon clears soon if the last transaction failed, since it may have changed soon.
+// resetDueIndexes is called at the beginning of a transaction. If the last one failed, it drops the
+// indexes that it may have changed.
 func (t *tally) resetDueIndexes() {
 	if !t.lastCommitted {
 		maps.DeleteFunc(t.dueIndexes, func(tenant string, _ *dueIndex) bool { return t.usedDueIndexes[tenant] })
@@ -46,7 +48,7 @@ func (t *tally) resetDueIndexes() {
 	t.lastCommitted = false
 }
 
-// soonOf returns what soon has of a tenant, for a transaction to change; nil for nothing.
+// dueIndex returns the dueIndex of a tenant for a transaction to change, or nil if there is none.
 func (t *tally) dueIndex(tenant string) *dueIndex {
 	s := t.dueIndexes[tenant]
 	if s != nil {
@@ -55,7 +57,7 @@ func (t *tally) dueIndex(tenant string) *dueIndex {
 	return s
 }
 
-// load reads the counts of all tenants, at this instant.
+// load reads the counts of all tenants. now is the time at which the file is opened.
 func (t *tally) load(tx *bolt.Tx, now time.Time) error {
 	t.epoch = epoch{tx: tx.ID(), at: now}
 	if err := t.loadEphemeral(tx); err != nil {
@@ -72,31 +74,33 @@ func (t *tally) load(tx *bolt.Tx, now time.Time) error {
 	})
 }
 
-// loadSessions counts the ids in sessions, damaged or not: each takes a place.
+// loadEphemeral counts the ids in sessions, including damaged entries, since all of them count
+// towards the limit.
 func (t *tally) loadEphemeral(tx *bolt.Tx) error {
 	b := tx.Bucket([]byte(sessionsBucket))
 	if b == nil {
-		return nil // The file is of a version that had none.
+		return nil // Files of the first versions have no sessions.
 	}
 	return b.ForEach(func(key, value []byte) error {
 		if tenant, _, ok := cutTenant(key); ok {
 			t.ephemeralCounts[tenant]++
 			t.hasEphemeral.Store(true)
-			if m, ok := decodeEphemeral(key, value); ok && m.held() {
+			if entry, ok := decodeEphemeral(key, value); ok && entry.held() {
 				t.staleHolds = append(t.staleHolds, string(key))
-				t.epoch.tx = max(t.epoch.tx, int(1-m.deleteAt)) // Compact begins to count transactions anew.
+				t.epoch.tx = max(t.epoch.tx, int(1-entry.deleteAt)) // After Compact, transaction numbers start again.
 			}
 		}
 		return nil
 	})
 }
 
-// someSessions reports whether any id is session memory. Whoever asks ahead of a read
-// transaction, and hears that none is, need not look into sessions: what comes into it
-// later has come after the question, and what went out of it before was gone by then.
+// mayHaveEphemeral reports whether any id is ephemeral. If a caller gets false before its read
+// transaction begins, the read need not look into sessions: an entry that the transaction shows was
+// added after the call, and an entry that was removed before the call had ended by then.
 func (t *tally) mayHaveEphemeral() bool { return t.hasEphemeral.Load() }
 
-// leftBehind is how many ids are to be released that ended processes held.
+// staleHoldCount returns the number of holds of ended processes that are still to be released in
+// the file.
 func (t *tally) staleHoldCount() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -110,15 +114,15 @@ func (t *tally) of(tenant string) counts {
 	return t.tenants[tenant]
 }
 
-// all returns the counts over all tenants, and how many conversations have expired and
-// have been evicted since the store was opened.
+// all returns the counts over all tenants, and the numbers of conversations that expired and were
+// evicted since the store was opened.
 func (t *tally) all() (total counts, expired, evicted int64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.total, t.expired, t.evicted
 }
 
-// above returns the tenants that have more conversations than that.
+// above returns the tenants that have more than so many conversations.
 func (t *tally) above(conversations int64) []string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -131,36 +135,36 @@ func (t *tally) above(conversations int64) []string {
 	return tenants
 }
 
-// settle takes over what a transaction has changed, once it is committed.
-func (t *tally) apply(x *txn) {
-	t.versions.apply(x.versions)
+// apply adds the changes of a committed transaction.
+func (t *tally) apply(committed *txn) {
+	t.versions.apply(committed.versions)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for tenant, c := range x.counts {
+	for tenant, c := range committed.counts {
 		t.total = t.total.plus(c.minus(t.tenants[tenant]))
 		if c == (counts{}) {
 			delete(t.tenants, tenant)
 			delete(t.dueIndexes, tenant)
-			x.evictFrom[tenant] = innerKey{}
+			committed.evictFrom[tenant] = innerKey{}
 		} else {
 			t.tenants[tenant] = c
-			// It holds entries of conversations that were removed as well. Reading it again costs little
-			// beside what the tenant must write until it is at its capacity.
-			if 2*c.conversations < int64(x.options.MaxConversations) {
+			// The index also has entries of removed conversations. Reading it again costs little
+			// compared with the writes that the tenant needs to reach its capacity.
+			if 2*c.conversations < int64(committed.options.MaxConversations) {
 				delete(t.dueIndexes, tenant)
 			}
 		}
 	}
-	t.expired, t.evicted = t.expired+x.expired, t.evicted+x.evicted
-	t.staleHolds = t.staleHolds[x.released:]
-	mergeChanged(t.evictFrom, x.evictFrom)
-	mergeChanged(t.ephemeralCounts, x.ephemeralCounts)
-	mergeChanged(t.holders, x.holders)
+	t.expired, t.evicted = t.expired+committed.expired, t.evicted+committed.evicted
+	t.staleHolds = t.staleHolds[committed.released:]
+	mergeChanged(t.evictFrom, committed.evictFrom)
+	mergeChanged(t.ephemeralCounts, committed.ephemeralCounts)
+	mergeChanged(t.holders, committed.holders)
 	t.hasEphemeral.Store(len(t.ephemeralCounts) > 0)
 	t.lastCommitted = true
 }
 
-// settle takes over values that have changed, and forgets those that are zero.
+// mergeChanged copies changed values and deletes those that became zero.
 func mergeChanged[V comparable](values, changed map[string]V) {
 	var zero V
 	for key, v := range changed {

@@ -16,38 +16,38 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// txn is a transaction of the writer. An operation first decides, where it may fail without
-// a trace, and then writes, where it cannot: the writing methods return nothing, the first
-// error of bbolt stays in err and ends the transaction for all.
+// txn is a transaction of the writer. An operation first decides, and may fail then without a
+// change. Then it writes, and must not fail: the writing methods return no error. The first error
+// of bbolt stays in err and ends the transaction for all its operations.
 type txn struct {
 	meta, conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
 
 	options  *store.Options
 	tally    *tally
-	released int // how many of tally.left it has released
+	released int // number of tally.staleHolds that the transaction released
 
-	counts                  map[string]counts   // as they will be; only of tenants that change
-	evictFrom               map[string]innerKey // the same, see passedOver
-	ephemeralCounts         map[string]int      // the same: how many ids sessions will have
-	holders                 map[string]int      // of ids, by idKey, as they will be; only of those that change
-	versions                map[string]version  // by idKey; only of those that change
+	counts                  map[string]counts   // new counts, only of changed tenants
+	evictFrom               map[string]innerKey // the same, see evictionStart
+	ephemeralCounts         map[string]int      // the same, number of ids in sessions
+	holders                 map[string]int      // new number of holders, by idKey, only of changed ids
+	versions                map[string]version  // by idKey, only of changed conversations
 	changes                 []store.Change
 	expired, evicted        int64
 	dirty                   bool
-	mutations               int         // number of changes that operations began, in the file or in memory
-	writtenBytes            int         // bytes of values
-	refuseFrom, spaceNeeded int         // see yield
-	lowSpace                func() bool // what isLow says, which is asked when it is needed, and once
+	mutations               int         // number of started changes to the file or to memory
+	writtenBytes            int         // bytes of written values
+	refuseFrom, spaceNeeded int         // see checkSpace
+	lowSpace                func() bool // result of isLow, computed once, on first use
 	err                     error
 }
 
-func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
-	memory.resetDueIndexes()
+func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
+	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
 		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
 		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), meta: bucket(metaBucket),
-		options: o, tally: memory, counts: map[string]counts{},
+		options: o, tally: tl, counts: map[string]counts{},
 		evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
 		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
@@ -60,14 +60,14 @@ func newTxn(tx *bolt.Tx, o *store.Options, memory *tally) *txn {
 	return t
 }
 
-// stored is a conversation as it lies in the file.
+// stored is a conversation in the file.
 type stored struct {
 	tenant, id string
 	place      place
-	record     *record.Record // nil when it is damaged
+	record     *record.Record // nil if it is damaged
 	ephemeral  record.Session
 
-	// As they were before the operation, which may change the record.
+	// Values before the operation, which may change the record.
 	size     int
 	messages int32
 	turn     string
@@ -83,7 +83,7 @@ func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Reco
 	return s
 }
 
-// live returns the record, nil when there is none or it has expired.
+// live returns the record, or nil if there is none or it has expired.
 func (s *stored) live(now time.Time) *record.Record {
 	if s == nil || s.record.Expired(now, s.ephemeral) {
 		return nil
@@ -91,9 +91,9 @@ func (s *stored) live(now time.Time) *record.Record {
 	return s.record
 }
 
-// load returns the conversation with that id, expired or not; nil when there is none. With
-// store.ErrCorrupt comes what can be told of it, for Delete, or nil where that does not
-// tell which record is the conversation's.
+// load returns the conversation with that id, whether it has expired or not, or nil if there is
+// none. With store.ErrCorrupt it returns what is known of the conversation, for Delete, or nil if
+// its record cannot be found.
 func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
 	err = t.tally.guard.do(func() error {
 		s, err = t.find(tenant, id, decode)
@@ -126,7 +126,7 @@ func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error
 	return t.newStored(tenant, id, p, value, r), err
 }
 
-// at returns the head of the conversation under an inner key.
+// loadAt returns the head of the conversation with an inner key.
 func (t *txn) loadAt(tenant string, key innerKey) (s *stored, err error) {
 	err = t.tally.guard.do(func() error {
 		s, err = t.findAt(tenant, key)
@@ -153,7 +153,8 @@ func (t *txn) findAt(tenant string, key innerKey) (*stored, error) {
 	return t.newStored(tenant, id, p, value, r), nil
 }
 
-// create adds a conversation. Session memory under its id that nobody holds was another's.
+// create adds a conversation. If its id is in sessions and not held, that entry belongs to an
+// earlier conversation and is removed.
 func (t *txn) create(tenant string, r *record.Record, value []byte) {
 	c, key := r.Conversation(), innerKey(r.Key())
 	if !t.ephemeralState(tenant, c.GetId()).Held {
@@ -168,11 +169,12 @@ func (t *txn) create(tenant string, r *record.Record, value []byte) {
 	t.addCounts(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
 }
 
-// replace writes a conversation again.
+// replace writes the changed record of a conversation.
 func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 	t.put(t.conversations, conversationKey(s.tenant, s.place.key), value)
-	// A later end is left to the sweeper, an earlier one is not. Where the end falls into the
-	// minute of the entry, its nanosecond can only be too late if the end came forward.
+	// If the conversation expires later than before, the sweeper moves the entry. If it expires
+	// earlier, the entry moves now. Within the minute of the entry, its nanosecond is too late only
+	// if the expiry moved forward.
 	expire := r.ExpireTime()
 	minute := minuteOf(nanosecond(expire))
 	if minute < s.place.minute || minute == s.place.minute && expire.Before(s.expire) {
@@ -185,8 +187,7 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 	t.addCounts(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
 }
 
-// remove takes a conversation out of every bucket. Its id is like any other then, unless
-// somebody holds it.
+// remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral.
 func (t *txn) remove(s *stored) {
 	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
 	t.del(t.ids, idKey(s.tenant, s.id))
@@ -201,7 +202,7 @@ func (t *txn) remove(s *stored) {
 	t.addCounts(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
 }
 
-// end removes a conversation that is no more or makes room.
+// end removes a conversation that has expired or ended, or that is evicted.
 func (t *txn) end(s *stored, now time.Time) {
 	if s.ephemeral.Over(now) {
 		t.endEphemeral(s.tenant, s.id, now)
@@ -218,7 +219,7 @@ func (t *txn) end(s *stored, now time.Time) {
 	t.changes = append(t.changes, s.record.Gone(s.tenant, kind, now))
 }
 
-// arm enters a conversation in expiry, and in ids where that is.
+// setExpiry adds the entry of a conversation in expiry, and writes its minute to ids.
 func (t *txn) setExpiry(s *stored, at time.Time) {
 	ns := nanosecond(at)
 	s.place.minute = minuteOf(ns)
@@ -239,7 +240,7 @@ func (t *txn) deleteExpiry(s *stored) {
 	t.del(t.expiry, expiryKey(s.place.minute, s.tenant, s.place.key))
 }
 
-// follow keeps turns in step with the conversation's running turn.
+// syncTurn makes the entry in turns match the conversation's running turn.
 func (t *txn) syncTurn(s *stored, r *record.Record) {
 	turn := r.Conversation().GetActiveTurnId()
 	switch turn {
@@ -257,7 +258,7 @@ func (t *txn) syncTurn(s *stored, r *record.Record) {
 	}
 }
 
-// counted returns the counts of a tenant as they are within the transaction.
+// countsOf returns the counts of a tenant within the transaction.
 func (t *txn) countsOf(tenant string) counts {
 	if c, ok := t.counts[tenant]; ok {
 		return c
@@ -283,7 +284,7 @@ func (t *txn) del(b *bolt.Bucket, key []byte) {
 	t.fail(b.Delete(key))
 }
 
-// number returns the number for a new conversation.
+// number returns the number of a new conversation.
 func (t *txn) number() (uint32, error) {
 	t.mutations++
 	n, err := t.conversations.NextSequence()
@@ -297,7 +298,7 @@ func (t *txn) fail(err error) {
 	}
 }
 
-// finish writes what is written once a transaction. It returns errUnchanged when there is
+// finish writes the values that are written once a transaction. It returns errUnchanged if there is
 // nothing to commit.
 func (t *txn) finish() error {
 	if !t.dirty && t.err == nil {

@@ -8,24 +8,25 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// maxVersions bounds how many conversations versions holds, in about 20 MB.
+// maxVersions is the maximum number of conversations in versions. They take about 20 MB.
 const maxVersions = 100_000
 
-// versions holds in memory what tells whether a conversation has changed, for some of those
-// that this process has written: a reader that knows the version needs no transaction then,
-// which would be a fourth of what its call costs.
+// versions caches the version of conversations that this process has written. With it, a read that
+// knows the version needs no transaction to see that nothing has changed; the transaction would be
+// a fourth of the cost of its call.
 //
-// What is there is the committed state. Since a commit can be seen in the file before its
-// caller comes to memory, the writer forgets ahead of it what it changes: no reader is told
-// here that nothing has changed once another has seen the change there.
+// The cache has the committed state. Readers can see a commit in the file before the writer has
+// updated the cache. So the writer removes changed conversations before the commit. Otherwise a
+// reader could see the change in the file, and another one could afterwards get "unchanged" from
+// the cache.
 type versions struct {
 	mu     sync.RWMutex
 	limit  int
-	byID   map[string]version // by idKey; nil when closed
+	byID   map[string]version // by idKey; nil after close
 	closed bool
 }
 
-// version is what is known of a conversation; the zero one knows nothing.
+// version is a cached version. The zero value matches no version.
 type version struct {
 	known   store.Known
 	expires time.Time
@@ -36,8 +37,8 @@ func newVersions(limit int) *versions {
 	return &versions{limit: limit, byID: map[string]version{}}
 }
 
-// unchanged reports whether the conversation is certainly alive and as it is known. Whoever
-// asks has made sure that its id is no session memory.
+// unchanged reports whether the conversation is certainly live and in the known state. The caller
+// must have checked that its id is not ephemeral.
 func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time) bool {
 	v.mu.RLock()
 	of := v.byID[string(idKey(tenant, id))]
@@ -45,7 +46,7 @@ func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time
 	return known.Is(of.known) && !record.Session{}.Expired(now, of.expires, of.running)
 }
 
-// forget knows nothing more of these conversations.
+// remove removes the changed conversations from the cache.
 func (v *versions) remove(changed map[string]version) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -54,8 +55,8 @@ func (v *versions) remove(changed map[string]version) {
 	}
 }
 
-// settle takes over what a transaction has changed, once it is committed. Beyond the limit
-// any others go: whoever asks for them reads the file.
+// apply adds the changes of a committed transaction. Above the limit it removes arbitrary
+// conversations, whose readers read the file.
 func (v *versions) apply(changed map[string]version) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -71,14 +72,14 @@ func (v *versions) apply(changed map[string]version) {
 	}
 }
 
-// close knows nothing more of any.
+// close removes all conversations for good.
 func (v *versions) close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.closed, v.byID = true, nil
 }
 
-// noteVersion keeps what the conversation is from this transaction on.
+// recordVersion records the version that the conversation has after this transaction.
 func (t *txn) recordVersion(tenant string, r *record.Record) {
 	c := r.Conversation()
 	t.versions[string(idKey(tenant, c.GetId()))] = version{

@@ -15,8 +15,8 @@ import (
 )
 
 // checkVersions looks at the versions in memory: what is there is what the file has.
-func checkVersions(tx *bolt.Tx, memory *tally) (faults []error) {
-	for key, got := range memory.versions.byID {
+func checkVersions(tx *bolt.Tx, tl *tally) (faults []error) {
+	for key, got := range tl.versions.byID {
 		tenant, id, _ := cutTenant([]byte(key))
 		r, err := find(tx, tenant, string(id), record.UnmarshalHead)
 		if err != nil {

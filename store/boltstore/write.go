@@ -49,10 +49,11 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 	})
 }
 
-// change has the writer do what decide makes of the conversation that has the id; nil when
-// there is none or it has expired. Size is of what it holds in memory while it waits. One that
-// yields is refused while the disk is nearly full.
-func (s *Store) change(ctx context.Context, tenant, id string, size int, yields bool,
+// change makes the writer write the outcome of decide for the conversation with that id. decide
+// gets nil if there is none or it has expired. size is the number of bytes that the operation holds
+// in memory while it is queued. If keepReserve is set, the write is refused while the disk is
+// nearly full.
+func (s *Store) change(ctx context.Context, tenant, id string, size int, keepReserve bool,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
 	if n := len(tenant) + len(id); n > maxNames {
@@ -70,7 +71,7 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, yields 
 			return err
 		}
 		result = out.Result
-		return t.write(tenant, old, out, yields, now)
+		return t.write(tenant, old, out, keepReserve, now)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
@@ -78,9 +79,9 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, yields 
 	return result, nil
 }
 
-// write does what package record decided; old is what lies under the id, nil for nothing. One that
-// yields is refused while the disk is nearly full.
-func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool, now time.Time) error {
+// write writes an outcome of package record. old is the conversation with that id, expired or not,
+// or nil. For keepReserve see Store.change.
+func (t *txn) write(tenant string, old *stored, out *record.Outcome, keepReserve bool, now time.Time) error {
 	if out.Record == nil {
 		return nil
 	}
@@ -95,7 +96,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool
 	if err != nil {
 		return err
 	}
-	if yields {
+	if keepReserve {
 		if err := t.checkSpace(len(value)); err != nil {
 			return err
 		}
@@ -103,12 +104,12 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool
 	if !out.Result.Created {
 		t.replace(old, out.Record, value)
 	} else {
-		gone, err := t.victimsForCreate(tenant, old, now)
+		victims, err := t.victimsForCreate(tenant, old, now)
 		if err != nil {
 			return err
 		}
-		for _, g := range gone {
-			t.end(g, now)
+		for _, victim := range victims {
+			t.end(victim, now)
 		}
 		t.create(tenant, out.Record, value)
 	}
@@ -116,9 +117,9 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, yields bool
 	return nil
 }
 
-// Delete implements store.Store. A conversation whose record is damaged is deleted too,
-// unless a version is asked for, which nobody knows. One whose entry in ids is damaged, or
-// leads nowhere, stays: the answer is store.ErrCorrupt, for nobody knows where it lies.
+// Delete implements store.Store. It deletes a conversation whose record is damaged, too, unless a
+// version is required, since that is unknown. If the entry in ids is damaged or has no record,
+// Delete returns store.ErrCorrupt, because the record cannot be found.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	err := s.do(ctx, 0, func(t *txn) error {
 		now := s.options.Now()

@@ -19,7 +19,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// The limits of a store's writer.
+// Limits of a store's writer.
 const (
 	maxQueued      = 4096
 	maxQueuedBytes = 64 << 20
@@ -27,18 +27,18 @@ const (
 	maxBatchBytes  = 16 << 20
 )
 
-// limits bound what may wait and what goes into one transaction.
+// limits are the maximum queue and the maximum transaction, each in operations and in bytes.
 type limits struct {
 	operations, bytes int
 	batch, batchBytes int
 }
 
-// errUnchanged ends a transaction in which nothing was written.
+// errUnchanged ends a transaction that wrote nothing.
 var errUnchanged = errors.New("nothing to commit")
 
-// writer makes operations durable, in the order in which they come. It alone knows how: its
-// goroutine takes whatever waits into one transaction after the other, without delay, so that many
-// callers share a commit and a single one never waits for others.
+// writer makes operations durable in the order of their submission. Its goroutine puts all queued
+// operations into a transaction, one transaction after the other, without delay. So many callers
+// share a commit, and a single caller never waits for others.
 type writer struct {
 	db          *bolt.DB
 	guard       *panicGuard
@@ -48,31 +48,31 @@ type writer struct {
 	onFailure   func(error)
 
 	mu          sync.Mutex
-	changed     sync.Cond // waiting or refusal
+	changed     sync.Cond // signals a change of queue or closeErr
 	queue       []*operation
-	queuedBytes int   // of those that wait
-	closeErr    error // why no operation is taken any more
+	queuedBytes int   // sum of the sizes in queue
+	closeErr    error // error of all further operations; nil while the writer accepts them
 	stopped     chan struct{}
 
-	// These belong to the writer's goroutine.
-	refuseFrom int   // no operation that yields and writes as much fits the disk, see txn.yield
-	broken     error // why the writer cannot continue
-	stuck      bool  // a transaction cannot be ended: closing the file would wait for it for ever
+	// These fields belong to the writer's goroutine.
+	refuseFrom int   // size from which values do not fit on the disk, see txn.checkSpace
+	broken     error // permanent failure
+	stuck      bool  // a transaction cannot be ended, so closing the file would block forever
 }
 
-// operation is one write, from its caller to its answer.
+// operation is one write of a caller.
 type operation struct {
 	ctx     context.Context
 	size    int
-	apply   func(*txn) error // runs again if the first time left nothing behind
-	claimed atomic.Bool      // by the writer, or by its caller, who has given up
+	apply   func(*txn) error // may run again after a transaction that was rolled back
+	claimed atomic.Bool      // by the writer, or by its caller, which then gives up
 	err     error
-	done    chan struct{} // closed when err is the answer
+	done    chan struct{} // closed when err is final
 }
 
-// newWriter starts a writer. Begin makes what operations work on out of a transaction,
-// committed is called after each commit, also one of nothing, and ahead of the answers, failed
-// once if the writer cannot go on.
+// newWriter starts a writer. newTxn makes the transaction on which operations work. afterCommit is
+// called after each commit, also one without changes, before the callers get their results.
+// onFailure is called once if the writer fails permanently.
 func newWriter(db *bolt.DB, g *panicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
 	w := &writer{db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{})}
 	w.changed.L = &w.mu
@@ -80,9 +80,9 @@ func newWriter(db *bolt.DB, g *panicGuard, l limits, begin func(*bolt.Tx) *txn, 
 	return w
 }
 
-// do has the writer apply an operation of about that many bytes, and returns when it is
-// durable, or has failed and left no trace. If ctx ends before it was begun it never is;
-// after that, do waits for its end.
+// do makes the writer apply an operation of about size bytes. It returns when the operation is
+// durable, or has failed without an effect. If ctx ends before the operation starts, the operation
+// never runs. If ctx ends later, do waits for the end of the operation.
 func (w *writer) do(ctx context.Context, size int, apply func(*txn) error) error {
 	op := &operation{ctx: ctx, size: size, apply: apply, done: make(chan struct{})}
 	if err := w.submit(op); err != nil {
@@ -108,10 +108,10 @@ func (w *writer) submit(op *operation) error {
 	if err := op.ctx.Err(); err != nil {
 		return err
 	}
-	// One that is too large by itself is taken when nothing else waits.
+	// An operation that is larger than the limit is accepted when the queue is empty.
 	full := len(w.queue) >= w.limits.operations || w.queuedBytes+op.size > w.limits.bytes
 	if full && len(w.queue) > 0 {
-		return fmt.Errorf("%w: %d writes of %d bytes wait", store.ErrOverloaded, len(w.queue), w.queuedBytes)
+		return fmt.Errorf("%w: %d writes of %d bytes are queued", store.ErrOverloaded, len(w.queue), w.queuedBytes)
 	}
 	w.queue, w.queuedBytes = append(w.queue, op), w.queuedBytes+op.size
 	w.changed.Signal()
@@ -126,8 +126,8 @@ func (w *writer) run() {
 	}
 }
 
-// settle answers the operations of a transaction. If the transaction failed without an effect, its
-// operations are applied again in halves, so that only those that cause the failure fail.
+// answer finishes the operations of a transaction. If the transaction was rolled back, answer
+// commits its operations again in halves, so that only those that cause the failure fail.
 func (w *writer) answer(batch []*operation, err error) {
 	if len(batch) > 1 && (errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrCorrupt)) {
 		middle := len(batch) / 2
@@ -145,7 +145,7 @@ func (w *writer) answer(batch []*operation, err error) {
 	}
 }
 
-// wait waits for operations; false when no more will come.
+// waitForWork waits for queued operations. It returns false if no more will come.
 func (w *writer) waitForWork() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,14 +155,15 @@ func (w *writer) waitForWork() bool {
 	return len(w.queue) > 0
 }
 
-// queued yields what waits, and what comes meanwhile, until nothing does.
+// dequeueAll yields the queued operations, including those that are queued during the loop, until
+// the queue is empty.
 func (w *writer) dequeueAll(yield func(*operation) bool) {
 	for op := w.dequeue(); op != nil && yield(op); {
 		op = w.dequeue()
 	}
 }
 
-// next takes the operation that has waited longest; nil when none waits.
+// dequeue claims the first operation in the queue, or returns nil if the queue is empty.
 func (w *writer) dequeue() *operation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -177,7 +178,7 @@ func (w *writer) dequeue() *operation {
 	return nil
 }
 
-// take begins the operation, unless its caller has gone.
+// claim starts the operation. It returns false if the caller has given up.
 func (o *operation) claim() bool {
 	if !o.claimed.CompareAndSwap(false, true) {
 		return false
@@ -189,16 +190,16 @@ func (o *operation) claim() bool {
 	return true
 }
 
-// answer lets the caller go with the error of the transaction, or with the operation's own.
+// answer gives the caller the error of the transaction, or that of the operation.
 func (o *operation) answer(err error) {
 	if err != nil {
-		o.err = err // Also what was refused: that was decided after writes that are not there.
+		o.err = err // Also for a refused operation: it was refused because of writes that are rolled back.
 	}
 	close(o.done)
 }
 
-// try applies an operation. If bbolt panics before the operation has changed anything, that is
-// the operation's own error. After that, it ends the transaction.
+// runOperation applies an operation. If bbolt panics before the operation has changed anything, the
+// panic is the operation's own error. A later panic ends the transaction.
 func (w *writer) runOperation(o *operation, t *txn) error {
 	before := t.mutations
 	err := w.guard.do(func() error { return o.apply(t) })
@@ -208,8 +209,8 @@ func (w *writer) runOperation(o *operation, t *txn) error {
 	return err
 }
 
-// commit makes operations durable, as many as one transaction takes, and returns them. An
-// error is for all of them; without one, each has its own.
+// commit makes operations durable, as many as fit into one transaction, and returns them. An error
+// is the result of all of them. Without an error, each has its own result.
 func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, err error) {
 	if w.broken != nil {
 		return slices.Collect(operations), w.broken
@@ -218,7 +219,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	var id int
 	err = w.transact(func(tx *bolt.Tx) error {
 		id = tx.ID()
-		// What they write may be far more than what came in, and the other way round.
+		// The written bytes may be far more or far less than the size of the operations.
 		size := 0
 		for op := range operations {
 			batch, size = append(batch, op), size+op.size
@@ -250,23 +251,24 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && isRolledBack(w.db, id):
 		return batch, err
 	}
-	// What the disk holds now cannot be told, so nothing may be built upon it.
+	// The state of the disk is unknown, so no further write may depend on it.
 	w.broken = fmt.Errorf("%w: %w", store.ErrFailed, err)
 	w.stop(w.broken)
 	w.onFailure(w.broken)
 	return batch, w.broken
 }
 
-// transact runs a transaction. A panic that leaves the store intact is store.ErrCorrupt, and the
-// transaction is rolled back; any other panic is not, and the writer must not continue.
+// transact runs a transaction. If bbolt panics and the store stays intact, the error is
+// store.ErrCorrupt and the transaction is rolled back. Any other panic is another error, and the
+// writer must not continue.
 //
-// While write runs, bbolt changes only what belongs to the transaction. Its commit then rebalances
-// and spills, which reads pages beside those that were written and may panic as well. The file is
-// as before then, but pages were allocated and freed in memory: Update rolls that back and reads the
-// list of free pages again. Any other panic of a commit, such as "page 7 already freed", says that
-// this list does not match the tree: the next commit could overwrite pages that are in use. If the
-// rollback panics too, nothing in memory can be trusted, and bbolt may keep the lock of the
-// transaction, so that closing the file would wait for ever.
+// While write runs, bbolt changes only data of the transaction. The commit then rebalances and
+// spills: it reads pages beside the written ones and may panic, too. The file is unchanged in that
+// case. In memory, pages were allocated and freed: Update rolls that back and reads the list of
+// free pages again. Any other panic of a commit, such as "page 7 already freed", shows that this
+// list does not match the tree: the next commit could overwrite pages in use. If the rollback
+// panics as well, the state in memory is unreliable, and bbolt may keep the lock of the
+// transaction, so that closing the file would block forever.
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
 	committing := false
@@ -279,7 +281,8 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 		})
 	})
 	if tx != nil && tx.DB() != nil {
-		// Only a rollback that panicked leaves it open. This one may panic at the same place.
+		// Only a rollback that panicked leaves the transaction open. This rollback may panic at the
+		// same place.
 		err = errors.New("roll back: " + errors.Join(err, w.guard.do(tx.Rollback)).Error())
 		w.stuck = tx.DB() != nil
 		return err
@@ -296,7 +299,7 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 	return err
 }
 
-// panicError is a panic within bbolt, which is store.ErrCorrupt.
+// panicError is a panic of bbolt. It wraps store.ErrCorrupt.
 type panicError struct {
 	cause any
 	stack []byte
@@ -308,8 +311,8 @@ func (e *panicError) Error() string {
 
 func (e *panicError) Unwrap() error { return store.ErrCorrupt }
 
-// isRead reports whether bbolt panicked while it read a page: at a memory fault, an index out of range,
-// or a page that is not what it should be.
+// isRead reports whether bbolt panicked while it read a page: by a memory fault, an index out of
+// range, or a page of another kind than expected.
 func (e *panicError) isRead() bool {
 	if _, ok := e.cause.(runtime.Error); ok {
 		return true
@@ -320,15 +323,14 @@ func (e *panicError) isRead() bool {
 	}, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// guard calls what works on the pages of bbolt. The zero value is usable.
+// panicGuard runs functions that read pages of bbolt. The zero value is usable.
 type panicGuard struct {
-	panicked atomic.Bool // the file is damaged
+	panicked atomic.Bool // at least one panic occurred, so the file is damaged
 }
 
-// do calls do, and makes a panic store.ErrCorrupt: bbolt panics when it meets pages that make
-// no sense, or reads where there are none. That cannot be told from a mistake of this package but
-// by the stack.
-func (g *panicGuard) do(do func() error) (err error) {
+// do calls run and turns a panic into store.ErrCorrupt. bbolt panics when it reads damaged pages or
+// pages that do not exist. Only the stack shows whether the cause is a bug of this package instead.
+func (g *panicGuard) do(run func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -336,11 +338,11 @@ func (g *panicGuard) do(do func() error) (err error) {
 			err = &panicError{cause: cause, stack: debug.Stack()}
 		}
 	}()
-	return do()
+	return run()
 }
 
-// isFull reports whether a commit failed for want of space, on the disk or in a quota. Where
-// bbolt grows the file it keeps only the text of the cause.
+// isFull reports whether a commit failed because the disk or a quota is full. When bbolt grows the
+// file, its error has only the text of the cause.
 func isFull(err error) bool {
 	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		if errors.Is(err, cause) || strings.HasSuffix(err.Error(), cause.Error()) {
@@ -350,8 +352,8 @@ func isFull(err error) bool {
 	return false
 }
 
-// undone reports whether nothing is to be seen of the transaction: it failed before its
-// last page was written, which is the one that makes it valid.
+// isRolledBack reports whether the transaction with that id had no effect: it failed before bbolt
+// wrote its meta page, which makes a transaction valid.
 func isRolledBack(db *bolt.DB, id int) bool {
 	newest := id
 	err := db.View(func(tx *bolt.Tx) error {
@@ -361,8 +363,8 @@ func isRolledBack(db *bolt.DB, id int) bool {
 	return err == nil && newest < id
 }
 
-// refuse ends the writer: what waits and what comes gets this error. Once closed it stays
-// closed.
+// stop ends the writer: queued and later operations get this error. After a close the error stays
+// store.ErrClosed.
 func (w *writer) stop(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -378,7 +380,7 @@ func (w *writer) stop(err error) {
 	w.changed.Signal()
 }
 
-// close refuses what waits and waits for what was begun.
+// close refuses the queued operations and waits for those that have started.
 func (w *writer) close() {
 	w.stop(store.ErrClosed)
 	<-w.stopped
