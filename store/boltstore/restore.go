@@ -14,7 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// ErrExists: the file that Restore should create exists.
+// ErrExists means that the file that Restore should create exists.
 var ErrExists = errors.New("there is a store already")
 
 // RestoreOptions configure Restore. The zero value is usable.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A record as one value:
+// Layout of a record as one value:
 //
 //	byte    format, 2
 //	4 bytes CRC-32C of format, lengths, header, requests and turns, big-endian
@@ -31,20 +31,20 @@ import (
 //	        data     storev1.Header with nothing but data
 //	        messages frames, up to the end
 //
-// Several sums, so that lists and sweeps read a header without touching what can be large.
+// Several checksums let lists and sweeps read a header without reading the parts that can be large.
 //
-// Format 1 has the data in the header and neither their length nor their checksum. Values of format
-// 1 are read. They are written in format 2 when they change.
+// In format 1, the header contains the data, and the value has neither length nor checksum of the
+// data. Values of format 1 can be read. They are written in format 2 when they change.
 const (
 	format         = 2
 	oldFormat      = 1
 	progressFormat = 1
 )
 
-// layout is the position of the parts of a value in its format.
+// layout has the numbers of checksums and of lengths in a value.
 type layout struct{ sums, lengths int }
 
-// head is the offset of the lengths.
+// headSize returns the offset of the lengths.
 func (l layout) headSize() int { return 1 + 4*l.sums }
 
 func layoutOf(b []byte) (l layout, ok bool) {
@@ -59,7 +59,7 @@ func layoutOf(b []byte) (l layout, ok bool) {
 	return l, l.sums > 0 && len(b) >= l.headSize()
 }
 
-// Checksum is CRC-32C, the sum of every record.
+// Checksum returns the CRC-32C of the parts. All checksums of a record use it.
 func Checksum(parts ...[]byte) uint32 {
 	table, sum := crc32.MakeTable(crc32.Castagnoli), uint32(0)
 	for _, p := range parts {
@@ -68,7 +68,7 @@ func Checksum(parts ...[]byte) uint32 {
 	return sum
 }
 
-// Marshal encodes the record into new memory.
+// Marshal encodes the record into a new slice.
 func (r *Record) Marshal() ([]byte, error) {
 	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.headSize()
 	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.newData)}
@@ -208,7 +208,7 @@ func unmarshal(b []byte) (*value, error) {
 	if v.Conversation() == nil {
 		return nil, fmt.Errorf("%w: no header", store.ErrCorrupt)
 	}
-	if len(header)+len(v.Prompt) > store.MaxHeaderBytes { // Few headers reach the limit.
+	if len(header)+len(v.Prompt) > store.MaxHeaderBytes { // Only few headers exceed the limit.
 		if err := v.shrinkHeader(); err != nil {
 			return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 		}
@@ -216,22 +216,22 @@ func unmarshal(b []byte) (*value, error) {
 	return v, nil
 }
 
-// What is saved of a running turn, as one value:
+// Layout of the stored progress of a running turn as one value:
 //
 //	byte    format, 1
-//	4 bytes CRC-32C of all else, big-endian
+//	4 bytes CRC-32C of all other bytes, big-endian
 //	uvarint length of the turn's id
 //	        turn's id
 //	        messages frames
-//	        events   a field like the frames, storev1.TurnEvents; not in older values
+//	        events   a field like the frames, storev1.TurnEvents; older values have none
 //
-// The events come last, where versions that do not know them do not look.
+// The events come last, because versions without events do not read that part.
 const (
 	progressHeadAt                  = 1 + 4
 	progressEvents protowire.Number = 3
 )
 
-// MarshalProgress encodes what Abandoned is to return.
+// MarshalProgress encodes the progress of a turn, without its tenant and conversation.
 func MarshalProgress(p *store.Progress) ([]byte, error) {
 	drafts, err := NewDrafts(p.Messages)
 	if err != nil {
@@ -254,8 +254,8 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 	return b, nil
 }
 
-// UnmarshalProgress decodes what MarshalProgress made, into new memory; tenant and
-// conversation are the caller's to fill in.
+// UnmarshalProgress decodes a value of MarshalProgress into new memory. The caller sets tenant and
+// conversation.
 func UnmarshalProgress(b []byte) (*store.Progress, error) {
 	if len(b) < progressHeadAt || b[0] != progressFormat || Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)

@@ -31,7 +31,7 @@ func appendUse(data []byte, sequence int32, kind string) []byte {
 	return protowire.AppendString(protowire.AppendTag(data, typeField, protowire.BytesType), kind)
 }
 
-// useOf decodes an entry of an index; fields that the entry lacks are zero.
+// decodeUse decodes an entry of an index. Fields that the entry lacks are zero.
 func decodeUse(entry []byte) (sequence int32, kind []byte) {
 	for number, whole := range fields(itemOf(entry)) {
 		switch number {
@@ -48,7 +48,7 @@ func decodeUse(entry []byte) (sequence int32, kind []byte) {
 // hasType reports whether an index has an entry with that type.
 func hasType(data []byte, kind string) bool {
 	if !bytes.Contains(data, []byte(kind)) {
-		return false // Most indexes end here, without a slow comparison of each entry.
+		return false // This fast check avoids comparing each entry of most indexes.
 	}
 	for _, entry := range fields(data) {
 		if _, t := decodeUse(entry); string(t) == kind {
@@ -88,7 +88,7 @@ func cutData(header []byte) (rest, data []byte) {
 	return rest, data
 }
 
-// note adds the types of structured data of a message to the index.
+// indexMessage adds the types of a message's structured data to the index, and sets the preview.
 func (r *Record) indexMessage(m *parleyv1.Message, types []string, sequence int32) {
 	r.Header.Preview = preview(m.GetContent())
 	for _, kind := range types {

@@ -12,19 +12,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Draft is a message as its writer sent it, encoded ahead of the commit that numbers it.
-// The server's fields are added behind: in the wire form the last value of a field wins.
+// Draft is a message as the caller sent it, encoded before the commit that numbers it. The server's
+// fields are appended to the encoded message: in the wire form, the last value of a field wins.
 type Draft struct {
 	message *parleyv1.Message
 	body    []byte
 	types   []string // of structured data, each once
 }
 
-// maxSuffix bounds what the server adds to a message: tag and length of the frame, and
-// sequence, status, exchange and create_time.
+// maxSuffix is the maximum number of bytes that the server adds to a message: tag and length of the
+// frame, sequence, status, exchange and create_time.
 const maxSuffix = 64
 
-// NewDrafts encodes messages; it is the part of an append that needs no order.
+// NewDrafts encodes messages. This part of an append does not need the order of commits.
 func NewDrafts(messages []*parleyv1.Message) ([]Draft, error) {
 	drafts := make([]Draft, len(messages))
 	for i, m := range messages {
@@ -37,7 +37,7 @@ func NewDrafts(messages []*parleyv1.Message) ([]Draft, error) {
 	return drafts, nil
 }
 
-// appendFrame adds the finished message to b.
+// appendFrame appends the message with its server fields to b.
 func (d *Draft) appendFrame(b []byte, n *parleyv1.AppendedMessage) []byte {
 	status := d.message.GetStatus()
 	if status == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
@@ -47,7 +47,8 @@ func (d *Draft) appendFrame(b []byte, n *parleyv1.AppendedMessage) []byte {
 	suffix := appendVarint(buf[:0], 2, int64(n.GetSequence()))
 	suffix = appendVarint(suffix, 10, int64(status))
 	suffix = appendVarint(suffix, 12, int64(n.GetExchange()))
-	// Both parts of the time, zero or not: messages inside a message are merged field by field.
+	// Both parts of the time are written even if zero, because a decoder merges submessages field
+	// by field.
 	stamp := appendVarint(nil, 1, n.GetCreateTime().GetSeconds())
 	stamp = appendVarint(stamp, 2, int64(n.GetCreateTime().GetNanos()))
 	suffix = protowire.AppendTag(suffix, 15, protowire.BytesType)
@@ -62,7 +63,7 @@ func appendVarint(b []byte, field protowire.Number, v int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v))
 }
 
-// dataTypes are the types of structured data that a message carries, each once.
+// dataTypes returns the types of a message's structured data, each once.
 func dataTypes(m *parleyv1.Message) []string {
 	if len(m.GetStructuredData()) == 0 {
 		return nil
@@ -77,7 +78,7 @@ func dataTypes(m *parleyv1.Message) []string {
 	return types
 }
 
-// History is the messages that a conversation begins with, looked at ahead of the commit.
+// History is the decoded form of the messages with which a conversation begins.
 type History struct {
 	frames             store.Frames
 	count              int
@@ -86,7 +87,8 @@ type History struct {
 	data               []byte
 }
 
-// NewHistory decodes a fork's messages; it is the part of a create that needs no order.
+// NewHistory decodes the messages of a fork or an import. This part of a create does not need the
+// order of commits.
 func NewHistory(frames store.Frames) (*History, error) {
 	h, r, size := &History{frames: slices.Clone(frames)}, &Record{Header: new(storev1.Header)}, 0
 	for frame := range frames.All() {
@@ -105,7 +107,7 @@ func NewHistory(frames store.Frames) (*History, error) {
 	return h, nil
 }
 
-// adopt takes a history over with its sequences and exchanges.
+// setHistory sets the messages of a new record, with their sequences and exchanges.
 func (r *Record) setHistory(h *History) {
 	if h == nil || h.count == 0 {
 		return
@@ -115,7 +117,7 @@ func (r *Record) setHistory(h *History) {
 	r.setMessageCount(h.count)
 }
 
-// seen is what is remembered of a request beside its name.
+// requestEffect is what a conversation stores about a request in addition to its key.
 type requestEffect struct {
 	firstSequence, exchange int32
 	time                    time.Time

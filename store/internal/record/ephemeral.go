@@ -7,25 +7,26 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Session is what an id is as session memory. The zero Session is that of any other id.
+// Session is the state of an id with respect to holds. The zero value means that the id is not
+// ephemeral.
 type Session struct {
-	// Held: somebody holds the id.
+	// Held is true while a client holds the id.
 	Held bool
-	// DeleteTime is when its time is over; zero while it is held.
+	// DeleteTime is the time at which the conversation ends; zero while the id is held.
 	DeleteTime time.Time
 }
 
-// IsZero reports whether the id is no session memory and has not been any.
+// IsZero reports whether the id is not ephemeral.
 func (s Session) IsZero() bool { return !s.Held && s.DeleteTime.IsZero() }
 
-// Over reports whether the id was session memory whose time is over at this instant.
+// Over reports whether the ephemeral conversation has ended at this time.
 func (s Session) Over(now time.Time) bool { return !s.DeleteTime.IsZero() && !now.Before(s.DeleteTime) }
 
-// Lasts reports whether the id is session memory at this instant.
+// Lasts reports whether the id is ephemeral and has not ended at this time.
 func (s Session) Lasts(now time.Time) bool { return s.Held || now.Before(s.DeleteTime) }
 
-// Expired reports whether a conversation with that expire_time is no more at this instant;
-// running says that a turn runs on it.
+// Expired reports whether a conversation with that expire_time has expired or ended at this time.
+// running reports whether a turn runs on it.
 func (s Session) Expired(now, expire time.Time, running bool) bool {
 	if !s.IsZero() {
 		return s.Over(now)
@@ -33,10 +34,10 @@ func (s Session) Expired(now, expire time.Time, running bool) bool {
 	return !running && !now.Before(expire)
 }
 
-// Sessions says what an id of one tenant is as session memory; nil: no id is.
+// Sessions returns the state of an id of one tenant. If nil, no id is ephemeral.
 type Sessions func(id string) Session
 
-// Of calls s, unless it is nil.
+// Of calls s. If s is nil, it returns the zero value.
 func (s Sessions) Of(id string) Session {
 	if s == nil {
 		return Session{}
@@ -44,7 +45,7 @@ func (s Sessions) Of(id string) Session {
 	return s(id)
 }
 
-// IDs returns the ids of a hold, each once.
+// IDs returns the ids of a hold in order, each once.
 func IDs(h *store.Hold) []string {
 	return slices.Compact(slices.Sorted(slices.Values(h.ConversationIDs)))
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// headerBytes returns the encoded size in bytes of the header that clients see, its system prompt
+// headerBytes returns the size of the header that clients see in encoded form, in bytes, its system prompt
 // included.
 func (r *Record) headerBytes() int { return proto.Size(r.Conversation()) + len(r.Prompt) }
 

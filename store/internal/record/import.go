@@ -10,9 +10,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Import decides a store.Import. Old is the conversation that has the id, if any: where
-// there is an outcome, it is deleted. History is i.Messages as NewHistory made it; uid is that of
-// the new conversation; held reports whether a client holds its id.
+// Import decides a store.Import. old is the conversation with the id, if any: if Import returns an
+// outcome, that conversation is deleted. history is i.Messages as NewHistory decoded it. uid is
+// that of the new conversation. held reports whether a client holds the id.
 func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool, o *store.Options) (*Outcome, error) {
 	var changes []store.Change
 	at := now
@@ -44,7 +44,7 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 	}, nil
 }
 
-// imported makes the record of a conversation as it was elsewhere, all its messages included.
+// newImported makes the record of an imported conversation with all its messages.
 func newImported(i *store.Import, history *History, uid string, o *store.Options) *Record {
 	c := proto.CloneOf(i.Conversation)
 	r := &Record{
@@ -52,8 +52,8 @@ func newImported(i *store.Import, history *History, uid string, o *store.Options
 		Prompt: []byte(c.GetSystemPrompt()),
 	}
 	c.SystemPrompt, c.ActiveTurnId, c.MessageCount, c.SizeBytes = "", "", 0, 0
-	// Not that of the header: the header may be an export of the conversation that the import
-	// replaces, which may have changed since.
+	// The uid in the header is not used: the header may be an export of the conversation that the
+	// import replaces, which may have changed since.
 	c.Uid = uid
 	c.Retention = withDefaults(c.GetRetention(), o)
 	last := c.GetLastSequence() // The newest messages may have been cleared.

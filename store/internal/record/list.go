@@ -19,9 +19,10 @@ import (
 // KeySize is the length of a [Key].
 const KeySize = 12
 
-// Key orders the conversations of a tenant by create time. Number tells those apart that
-// were made in the same nanosecond. A store assigns rising numbers: of two conversations the
-// one that was added later has the higher number, whatever their create times.
+// Key returns the key of a conversation within its tenant. Keys are in the order of create time.
+// The number separates conversations that were created in the same nanosecond. A store assigns
+// rising numbers: of two conversations, the one added later has the higher number, whatever their
+// create times.
 func Key(created time.Time, number uint32) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
 	return binary.BigEndian.AppendUint32(b, number)
@@ -30,28 +31,28 @@ func Key(created time.Time, number uint32) []byte {
 // numberIn returns the number in a key.
 func numberIn(key []byte) uint32 { return binary.BigEndian.Uint32(key[KeySize-4:]) }
 
-// Key is where the record belongs; a new one has no number until SetNumber.
+// Key returns the record's key. A new record has no number until SetNumber.
 func (r *Record) Key() []byte {
 	return Key(r.Conversation().GetCreateTime().AsTime(), r.Header.GetNumber())
 }
 
-// SetNumber gives a new record its number, and so its Key.
+// SetNumber sets the number of a new record, which is part of its Key.
 func (r *Record) SetNumber(number uint32) { r.Header.Number = number }
 
-// Newest yields the tenant's conversations whose [Key] is less than before, or all of them
-// when before is nil, the greatest key first: the key and the value that [Record.Marshal]
-// made. Before may be longer than a key.
+// Newest yields the tenant's conversations in descending order of [Key]: the key and the value of
+// [Record.Marshal]. It yields those whose key is less than before, or all of them if before is nil.
+// before may be longer than a key.
 type Newest func(before []byte) iter.Seq2[[]byte, []byte]
 
-// Oldest is the same the other way round: those whose key is greater than after, or all of
-// them when after is nil, the least key first.
+// Oldest yields the tenant's conversations in ascending order of [Key]: those whose key is greater
+// than after, or all of them if after is nil.
 type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 
-// BuildPage answers a store.List. Total is how many conversations the tenant has. It
-// calls newest or oldest once and stops reading when the page is full; what they yield must
-// stay as it is until BuildPage returns, and nothing of it is in the page. A conversation whose
-// record is damaged is skipped and counted, so that the others can still be listed. Errors: store.ErrPageToken,
-// and the error of ctx, which is checked before each conversation.
+// BuildPage builds the page of a store.List. total is the number of the tenant's conversations.
+// BuildPage calls newest or oldest once and stops reading when the page is full. The yielded slices
+// must not change until BuildPage returns; the page does not refer to them. BuildPage skips and
+// counts conversations whose record is damaged, so that the others can be listed. Errors:
+// store.ErrPageToken, and the error of ctx, which is checked before each conversation.
 func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
@@ -86,7 +87,7 @@ func byUpdateTime(l *store.List) bool {
 	return l.Order == parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 }
 
-// scope names a list: tokens of another one are refused.
+// scope identifies a list. A token is valid only for lists with the same scope.
 func scope(l *store.List) []string {
 	order := "created"
 	switch {
@@ -110,11 +111,11 @@ type pager struct {
 	entries   []*parleyv1.ConversationEntry
 	size      int
 	damaged   int
-	readBytes int // bytes of headers and data read so far
+	readBytes int // bytes of headers and data that were read
 }
 
-// wanted decodes a value; nil when it is not for this list, or lies where it does not
-// belong.
+// decodeMatching decodes a value. It returns nil if the list does not include the conversation, or
+// if the value is damaged or has the wrong key.
 func (p *pager) decodeMatching(key, value []byte) *Record {
 	r, size, err := unmarshalRow(value, p.list.StructuredDataType != "")
 	p.readBytes += size
@@ -128,7 +129,7 @@ func (p *pager) decodeMatching(key, value []byte) *Record {
 	return r
 }
 
-// add adds a row, unless the page is full.
+// add adds a row and returns true, unless the page is full.
 func (p *pager) add(r *Record) bool {
 	r.removeExpiredLease(p.now)
 	entry := r.Entry()
@@ -141,29 +142,30 @@ func (p *pager) add(r *Record) bool {
 	return true
 }
 
-// created fills the page in the order of create time with what lies beyond a position, which
-// is the key of the last conversation looked at; nil is the start, and the end.
-func (p *pager) fillByCreateTime(ctx context.Context, position []byte, beyond iter.Seq2[[]byte, []byte]) []byte {
-	looked, last := 0, position
-	for key, value := range beyond {
-		if looked == store.MaxListHeaders || looked > 0 && p.readBytes >= store.MaxListHeaderBytes || ctx.Err() != nil {
+// fillByCreateTime fills the page with the conversations that entries yields in the order of create
+// time. It returns the position after which the next page starts: the key of the last conversation
+// that was read, or nil at the end of the list.
+func (p *pager) fillByCreateTime(ctx context.Context, position []byte, entries iter.Seq2[[]byte, []byte]) []byte {
+	scanned, last := 0, position
+	for key, value := range entries {
+		if scanned == store.MaxListHeaders || scanned > 0 && p.readBytes >= store.MaxListHeaderBytes || ctx.Err() != nil {
 			return last
 		}
 		if r := p.decodeMatching(key, value); r != nil && !p.add(r) {
 			return last
 		}
-		looked, last = looked+1, key
+		scanned, last = scanned+1, key
 	}
 	return nil
 }
 
-// row is a conversation's place in the order of update time.
+// listRow is a conversation's position in the order of update time.
 type listRow struct {
 	updated    int64
 	key, value []byte
 }
 
-// compare puts what was updated last first.
+// compare orders rows by update time, the latest first.
 func (a listRow) compare(b listRow) int {
 	return cmp.Or(cmp.Compare(b.updated, a.updated), bytes.Compare(b.key, a.key))
 }
@@ -172,9 +174,9 @@ func (a listRow) compare(b listRow) int {
 // conversation, its highest number, then update time and key of the last returned row.
 const inBlockSize = 3*KeySize + 4 + 8
 
-// updated fills the page in the order of update time, within one block of at most
-// store.MaxListHeaders conversations by create time. A position is where it stands inside
-// a block, or the key below which the next block begins.
+// fillByUpdateTime fills the page in the order of update time, within one block of at most
+// store.MaxListHeaders conversations by create time. A position is either inside a block, or the
+// key below which the next block begins.
 func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Newest) []byte {
 	b := p.readBlock(ctx, position, newest)
 	slices.SortFunc(b.rows, listRow.compare)
@@ -182,7 +184,7 @@ func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Ne
 		if ctx.Err() != nil {
 			break
 		}
-		// Decoded a second time, because 10,000 headers at once may take a gigabyte.
+		// Rows are decoded again, because 10,000 decoded headers may take a gigabyte.
 		if r := p.decodeMatching(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
 			at := binary.BigEndian.AppendUint32(nil, b.highest)
@@ -196,18 +198,19 @@ func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Ne
 	return nil
 }
 
-// block is a run of conversations in the order of create time, with the bounds that its first page
-// found.
+// block is a range of conversations in the order of create time. Its first page determines its
+// bounds.
 type block struct {
 	first, last []byte    // their keys
 	highest     uint32    // highest number in the keys
-	rows        []listRow // those that are wanted and not on a page yet
-	more        bool      // older ones follow
+	rows        []listRow // matching conversations that were on no page yet
+	more        bool      // older conversations follow
 }
 
-// readBlock reads the block that a position stands in or before. A block keeps its bounds
+// readBlock reads the block that contains the position or begins below it. A block keeps its bounds
 // from page to page, whatever is added and deleted, so that no conversation moves to another block.
-// Conversations that were imported into it since its first page are skipped, so that its size does not grow.
+// Conversations that were imported into it since its first page are skipped, so that its size does
+// not grow.
 func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) block {
 	before, inside := position, len(position) == inBlockSize
 	var b block
@@ -218,10 +221,10 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		b.highest = binary.BigEndian.Uint32(position)
 		returned.updated, returned.key = int64(binary.BigEndian.Uint64(position[4:])), position[12:]
 	}
-	looked, end := 0, b.last
+	scanned, end := 0, b.last
 	for key, value := range newest(before) {
-		b.more = looked == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0 ||
-			!inside && looked > 0 && p.readBytes >= store.MaxListHeaderBytes
+		b.more = scanned == store.MaxListHeaders || inside && bytes.Compare(key, b.last) < 0 ||
+			!inside && scanned > 0 && p.readBytes >= store.MaxListHeaderBytes
 		if b.more || ctx.Err() != nil {
 			break
 		}
@@ -231,7 +234,7 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		if b.first == nil {
 			b.first = key
 		}
-		looked, end = looked+1, key
+		scanned, end = scanned+1, key
 		if !inside {
 			b.highest = max(b.highest, numberIn(key))
 		}
@@ -243,9 +246,9 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		}
 	}
 	// A block retains its last key, even if that conversation was deleted. It is full before that
-	// key only if a token was made up, or if the numbers have begun again at 0: the remaining
+	// key only if the token is forged, or if the numbers started again at 0: the remaining
 	// conversations are then the next block.
-	if !inside || looked == store.MaxListHeaders {
+	if !inside || scanned == store.MaxListHeaders {
 		b.last = end
 	}
 	return b

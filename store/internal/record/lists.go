@@ -14,24 +14,25 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// maxKept is how many requests and how many turns a conversation remembers.
+// maxRemembered is the maximum number of requests and of turns that a conversation stores.
 const maxRemembered = 32
 
-// The fields of storev1.Requests and of storev1.Turns that hold items, and the first field
-// of every kind of item, which holds an id.
+// Field numbers of the items in storev1.Requests and storev1.Turns, and of the id in every item,
+// which is its first field.
 const (
 	requestsField protowire.Number = 1
 	turnsField    protowire.Number = 1
-	eventsField   protowire.Number = 2 // behind the turn that they are of
+	eventsField   protowire.Number = 2 // directly after their turn
 	idField       protowire.Number = 1
 )
 
 type storedRequest = storev1.Request
 
-// find returns the request if it was seen; ErrRequestReused if its id was used otherwise.
+// findRequest returns the stored request with the id and method of q, or nil. It returns
+// store.ErrRequestReused if the content differs.
 func (r *Record) findRequest(q *store.Request) (*storedRequest, error) {
 	if q == nil {
-		return nil, nil //nolint:nilnil // no request, nothing seen
+		return nil, nil //nolint:nilnil // No request is a valid argument.
 	}
 	for item := range itemsOf(r.Requests, requestsField) {
 		if itemID(item) != q.ID {
@@ -49,10 +50,10 @@ func (r *Record) findRequest(q *store.Request) (*storedRequest, error) {
 		}
 		return first, nil
 	}
-	return nil, nil //nolint:nilnil // not seen
+	return nil, nil //nolint:nilnil // A new request is a valid result.
 }
 
-// Seen answers store.Read.Request.
+// Seen returns the value of store.Snapshot.Seen for a request.
 func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 	first, err := r.findRequest(q)
 	if first == nil {
@@ -61,19 +62,19 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 	return &store.Seen{Created: first.GetCreated(), TurnID: first.GetTurnId()}, nil
 }
 
-// remember notes a request, if there is one.
-func (r *Record) rememberRequest(q *store.Request, s requestEffect) (err error) {
+// rememberRequest stores a request, if there is one.
+func (r *Record) rememberRequest(q *store.Request, effect requestEffect) (err error) {
 	if q != nil {
 		r.Requests, err = appendBounded(r.Requests, requestsField, &storedRequest{
-			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: s.firstSequence,
-			Exchange: s.exchange, Time: timestamppb.New(s.time), Created: s.created, TurnId: s.turnID,
+			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: effect.firstSequence,
+			Exchange: effect.exchange, Time: timestamppb.New(effect.time), Created: effect.created, TurnId: effect.turnID,
 		})
 	}
 	return err
 }
 
-// turn begins or ends a turn as the append says, and returns it as it is then.
-func (r *Record) applyTurn(a *store.Append, answer []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
+// applyTurn begins or ends a turn as the append requires, and returns the turn after that.
+func (r *Record) applyTurn(a *store.Append, appended []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
 	c := r.Conversation()
 	var t *parleyv1.Turn
 	switch {
@@ -85,8 +86,8 @@ func (r *Record) applyTurn(a *store.Append, answer []*parleyv1.AppendedMessage, 
 		if t.CreateTime == nil {
 			t.CreateTime = timestamppb.New(now)
 		}
-		if len(answer) > 0 {
-			t.InputSequence = answer[len(answer)-1].GetSequence()
+		if len(appended) > 0 {
+			t.InputSequence = appended[len(appended)-1].GetSequence()
 		}
 		c.ActiveTurnId = t.GetId()
 	case a.End != nil:
@@ -95,18 +96,18 @@ func (r *Record) applyTurn(a *store.Append, answer []*parleyv1.AppendedMessage, 
 			t = &parleyv1.Turn{Id: a.End.GetId(), ConversationId: c.GetId()}
 		}
 		t.State, t.Error, t.FinishTime = a.End.GetState(), proto.CloneOf(a.End.GetError()), timestamppb.New(now)
-		if len(answer) > 0 {
-			t.FirstAnswerSequence, t.LastAnswerSequence = answer[0].GetSequence(), answer[len(answer)-1].GetSequence()
+		if len(appended) > 0 {
+			t.FirstAnswerSequence, t.LastAnswerSequence = appended[0].GetSequence(), appended[len(appended)-1].GetSequence()
 		}
 		c.ActiveTurnId = ""
 	default:
-		return nil, nil //nolint:nilnil // the append is about no turn
+		return nil, nil //nolint:nilnil // The append neither begins nor ends a turn.
 	}
 	return t, r.putTurn(t, a.Events)
 }
 
-// keepTurn puts a turn behind the others, in place of what was kept of it, and its events
-// behind it, so that a turn that falls out takes them along. Nil keeps the events there are.
+// putTurn stores a turn as the newest one in place of its earlier form. Its events follow it, so
+// that they are dropped together with it. If events is nil, the earlier events stay.
 func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 	encoded := findItem(r.Turns, eventsField, t.GetId())
 	if events != nil {
@@ -128,7 +129,7 @@ func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 	return nil
 }
 
-// findTurn returns a kept turn, nil when there is none of that id.
+// findTurn returns the stored turn with that id, or nil.
 func (r *Record) findTurn(id string) *parleyv1.Turn {
 	item, t := findItem(r.Turns, turnsField, id), new(parleyv1.Turn)
 	if item == nil || proto.Unmarshal(item, t) != nil {
@@ -137,7 +138,7 @@ func (r *Record) findTurn(id string) *parleyv1.Turn {
 	return t
 }
 
-// Events returns what is kept of a turn's events, nil when there is nothing.
+// Events returns the stored events of a turn, or nil.
 func (r *Record) Events(turnID string) *storev1.TurnEvents {
 	item, events := findItem(r.Turns, eventsField, turnID), new(storev1.TurnEvents)
 	if item == nil || proto.Unmarshal(item, events) != nil {
@@ -146,7 +147,7 @@ func (r *Record) Events(turnID string) *storev1.TurnEvents {
 	return events
 }
 
-// AllTurns decodes the kept turns and their events, oldest first.
+// AllTurns decodes the stored turns and their events, oldest first.
 func (r *Record) AllTurns() (*storev1.Turns, error) {
 	turns := new(storev1.Turns)
 	if err := proto.Unmarshal(r.Turns, turns); err != nil {
@@ -168,7 +169,7 @@ func fields(message []byte) iter.Seq2[protowire.Number, []byte] {
 	}
 }
 
-// items yields the items of a list, without their tags; field says which.
+// itemsOf yields the items of a list without their tags. field is the field number of the items.
 func itemsOf(list []byte, field protowire.Number) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for number, whole := range fields(list) {
@@ -179,7 +180,7 @@ func itemsOf(list []byte, field protowire.Number) iter.Seq[[]byte] {
 	}
 }
 
-// itemOf is what a field holds, nil when that is no message.
+// itemOf returns the bytes in a field, or nil if the field is not a message.
 func itemOf(field []byte) []byte {
 	_, kind, n := protowire.ConsumeTag(field)
 	if n < 0 || kind != protowire.BytesType {
@@ -189,7 +190,7 @@ func itemOf(field []byte) []byte {
 	return item
 }
 
-// itemID reads the id of an item, which is its first field.
+// itemID returns the id of an item, which is its first field.
 func itemID(item []byte) string {
 	number, _, n := protowire.ConsumeField(item)
 	if n < 0 || number != idField {
@@ -198,7 +199,7 @@ func itemID(item []byte) string {
 	return string(itemOf(item[:n]))
 }
 
-// find returns the item of that id, nil when there is none.
+// findItem returns the item with that id, or nil.
 func findItem(list []byte, field protowire.Number, id string) []byte {
 	for item := range itemsOf(list, field) {
 		if id != "" && itemID(item) == id {
@@ -208,8 +209,8 @@ func findItem(list []byte, field protowire.Number, id string) []byte {
 	return nil
 }
 
-// keep adds an item behind a list, into new memory, and drops the oldest beyond maxKept,
-// each with all that stands ahead of the next.
+// appendBounded returns a copy of a list with another item. It drops the oldest items above
+// maxRemembered, each with the fields up to the next item.
 func appendBounded(list []byte, field protowire.Number, item proto.Message) ([]byte, error) {
 	encoded, err := proto.Marshal(item)
 	if err != nil {
@@ -232,12 +233,12 @@ func appendBounded(list []byte, field protowire.Number, item proto.Message) ([]b
 	return appendItem(out, field, encoded), nil
 }
 
-// appendItem adds an encoded item to a list.
+// appendItem appends an encoded item to a list.
 func appendItem(list []byte, field protowire.Number, item []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(list, field, protowire.BytesType), item)
 }
 
-// without returns the list, in new memory, without what has that id.
+// removeItem returns a copy of the list without the fields that have that id.
 func removeItem(list []byte, id string) []byte {
 	out := make([]byte, 0, len(list))
 	for _, whole := range fields(list) {

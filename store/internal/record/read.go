@@ -6,10 +6,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Read answers a store.Read. R is the conversation, nil when there is none or it has
-// expired; its messages are only used when some are asked for, and nothing of its memory
-// is in the snapshot but its header. Errors: store.ErrNotFound, store.ErrRequestReused,
-// store.ErrCorrupt.
+// Read builds the result of a store.Read. r is the conversation, or nil if there is none or it has
+// expired. Its messages are needed only if q asks for some. The snapshot shares only the header
+// with r. Errors: store.ErrNotFound, store.ErrRequestReused, store.ErrCorrupt.
 func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	if r == nil {
 		return nil, store.ErrNotFound

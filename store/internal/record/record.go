@@ -1,10 +1,10 @@
-// Package record decides what a write does to one conversation, for the stores that keep
-// a conversation as one value. It is pure: it reads no clock, touches no disk, and knows
-// nothing of other conversations; capacity, indexes and durability are the store's.
+// Package record decides what a write does to one conversation, for stores that keep a conversation
+// as one value. It is pure: it reads no clock, does no I/O, and knows nothing of other
+// conversations. Capacity, indexes and durability are tasks of the store.
 //
-// A store loads a [Record] with [Unmarshal] (nil when there is none or it has expired),
-// asks [Create], [Append], [Update] or [Delete] what is to become of it, writes the
-// [Outcome] with [Record.Marshal], and hands on its changes.
+// A store decodes a [Record] with [Unmarshal], and calls [Create], [Append], [Update] or [Delete]
+// with it, or with nil if there is no conversation or it has expired. The result is an [Outcome]:
+// the store writes its record with [Record.Marshal] and reports its changes. Start at [Append].
 package record
 
 import (
@@ -19,49 +19,51 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// previewRunes is the length of ConversationEntry.preview in characters.
+// previewRunes is the maximum length of ConversationEntry.preview in characters.
 const previewRunes = 120
 
-// Record is a conversation with all that is kept of it.
+// Record is a conversation with all its stored parts.
 type Record struct {
 	Header *storev1.Header
-	// Requests and Turns are storev1.Requests and storev1.Turns in wire form: an append
-	// hands them on without decoding them.
+	// Requests and Turns are storev1.Requests and storev1.Turns in wire form, so that an append
+	// need not decode all of them.
 	Requests, Turns []byte
 	// Prompt is the system prompt.
 	Prompt []byte
 	// Data is the index of the structured data of the messages, see type Data.
 	Data []byte
-	// Messages are those kept, but for what was appended since the record was decoded:
-	// that is in appended, so that all are copied once, by Marshal. Data works the same way.
+	// Messages are the retained messages, except those appended since the record was decoded. These
+	// are in newMessages, so that Marshal copies all messages only once. Data and newData work the
+	// same way.
 	Messages    store.Frames
 	newMessages store.Frames
 	newData     []byte
 }
 
-// Outcome is what a write is to do. A nil Record means that there is nothing to write.
+// Outcome is the result of a decision. If Record is nil, there is nothing to write.
 type Outcome struct {
 	Record  *Record
 	Result  *store.Result
 	Changes []store.Change
 }
 
-// Conversation is the header that clients see.
+// Conversation returns the header that clients see, without its system prompt.
 func (r *Record) Conversation() *parleyv1.Conversation { return r.Header.GetConversation() }
 
 // Running reports whether a turn runs.
 func (r *Record) Running() bool { return r.Conversation().GetActiveTurnId() != "" }
 
-// ExpireTime is when the conversation ends, running turns and session memory aside.
+// ExpireTime returns the expire_time, which does not consider running turns and ephemeral
+// conversations.
 func (r *Record) ExpireTime() time.Time { return r.Conversation().GetExpireTime().AsTime() }
 
-// Expired reports whether the conversation is no more at this instant; s is what its id is
-// as session memory.
+// Expired reports whether the conversation has expired or ended at this time. s is the state of its
+// id.
 func (r *Record) Expired(now time.Time, s Session) bool {
 	return s.Expired(now, r.ExpireTime(), r.Running())
 }
 
-// Matches reports whether a list with this filter has the conversation.
+// Matches reports whether the filter of a list includes the conversation.
 func (r *Record) Matches(l *store.List) bool {
 	for key, value := range l.Labels {
 		if v, ok := r.Conversation().GetLabels()[key]; !ok || v != value {
@@ -71,20 +73,20 @@ func (r *Record) Matches(l *store.List) bool {
 	return l.StructuredDataType == "" || hasType(r.Data, l.StructuredDataType)
 }
 
-// Entry is the conversation's row in a list.
+// Entry returns the conversation's row in a list.
 func (r *Record) Entry() *parleyv1.ConversationEntry {
 	return &parleyv1.ConversationEntry{Conversation: r.Conversation(), Preview: r.Header.GetPreview()}
 }
 
-// Gone is the change that tells of the conversation's end.
+// Gone returns the change that reports the removal of the conversation, of that kind.
 func (r *Record) Gone(tenant string, kind parleyv1.ChangeKind, now time.Time) store.Change {
 	c := r.change(tenant, kind, now)
 	c.Conversation = nil
 	return c
 }
 
-// endLapsedLease takes a routing lease away that has run out. That is no change: the lease
-// has been no more since its lease_expire_time.
+// removeExpiredLease removes a routing lease that has expired. That is not a change of the
+// conversation, because the lease ended at its lease_expire_time.
 func (r *Record) removeExpiredLease(now time.Time) {
 	lease := r.Conversation().GetActiveAgent()
 	if end := lease.GetLeaseExpireTime(); end != nil && !now.Before(end.AsTime()) {
@@ -92,8 +94,8 @@ func (r *Record) removeExpiredLease(now time.Time) {
 	}
 }
 
-// clamp is the time of a write: the clock's, but never before the write ahead of it, so
-// that a clock that is set back lets nothing expire early.
+// writeTime returns the time of a write: now, or the time of the last write if that is later. So a
+// clock that is set back makes nothing expire early.
 func (r *Record) writeTime(now time.Time) time.Time {
 	if last := r.Conversation().GetUpdateTime().AsTime(); now.Before(last) {
 		return last
@@ -101,7 +103,7 @@ func (r *Record) writeTime(now time.Time) time.Time {
 	return now
 }
 
-// begin makes the record of a new conversation.
+// newRecord makes the record of a new conversation.
 func newRecord(tenant string, in *parleyv1.Conversation, uid string, now time.Time, o *store.Options) *Record {
 	c := &parleyv1.Conversation{
 		Id: in.GetId(), Title: in.GetTitle(), Labels: in.GetLabels(), Agent: in.GetAgent(),
@@ -114,14 +116,14 @@ func newRecord(tenant string, in *parleyv1.Conversation, uid string, now time.Ti
 	}
 }
 
-// withPrompt is the header with the system prompt, for whoever asked for the conversation.
+// withPrompt returns the header with the system prompt.
 func (r *Record) withPrompt() *parleyv1.Conversation {
 	c := r.Conversation()
 	c.SystemPrompt = string(r.Prompt)
 	return c
 }
 
-// withDefaults fills what is unset.
+// withDefaults returns the retention with defaults for unset fields.
 func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention {
 	out := &parleyv1.Retention{MaxMessages: in.GetMaxMessages(), Ttl: in.GetTtl()}
 	if out.MaxMessages == 0 {
@@ -133,26 +135,26 @@ func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention 
 	return out
 }
 
-// touch notes a change of the header.
+// bumpVersion increments the version and sets update_time.
 func (r *Record) bumpVersion(now time.Time) {
 	c := r.Conversation()
 	c.Version++
 	c.UpdateTime = timestamppb.New(now)
 }
 
-// renew lets the ttl count from now on.
+// renewExpiry restarts the ttl at this time.
 func (r *Record) renewExpiry(now time.Time) {
 	r.Conversation().LastAppendTime = timestamppb.New(now)
 	r.setExpireTime()
 }
 
-// setExpireTime derives expire_time.
+// setExpireTime computes expire_time from last_append_time and ttl.
 func (r *Record) setExpireTime() {
 	c := r.Conversation()
 	c.ExpireTime = timestamppb.New(c.GetLastAppendTime().AsTime().Add(c.GetRetention().GetTtl().AsDuration()))
 }
 
-// trim drops the oldest messages until the limits are kept, and says how many.
+// dropOldest drops the oldest messages until the limits are met, and returns how many.
 func (r *Record) dropOldest(o *store.Options) int {
 	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
 	dropped := 0
@@ -174,13 +176,13 @@ func (r *Record) dropOldest(o *store.Options) int {
 	return dropped
 }
 
-// recount notes how many messages are kept, of those that were.
+// setMessageCount sets the number of retained messages and their size.
 func (r *Record) setMessageCount(count int) {
 	c := r.Conversation()
 	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.newMessages))
 }
 
-// change describes the record as it is now.
+// change returns a change that describes the record in its current state.
 func (r *Record) change(tenant string, kind parleyv1.ChangeKind, now time.Time) store.Change {
 	c := r.Conversation()
 	change := store.Change{
@@ -196,7 +198,7 @@ func (r *Record) change(tenant string, kind parleyv1.ChangeKind, now time.Time) 
 	return change
 }
 
-// preview is the first characters of a text.
+// preview returns the first previewRunes characters of a text.
 func preview(text string) string {
 	end := 0
 	for range previewRunes {

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Create decides a store.Create. Old is the conversation that has the id, if any; history
-// is c.Messages as NewHistory made it; uid is for the new conversation.
+// Create decides a store.Create. old is the conversation with the id, if any. history is c.Messages
+// as NewHistory decoded it. uid is that of the new conversation.
 func Create(old *Record, c *store.Create, history *History, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	if old != nil {
 		return createExisting(old, c, now)
@@ -38,7 +38,7 @@ func Create(old *Record, c *store.Create, history *History, uid string, now time
 	}, nil
 }
 
-// createOver decides a create whose id is taken.
+// createExisting decides a create whose id exists.
 func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, error) {
 	old.removeExpiredLease(now)
 	first, err := old.findRequest(c.Request)
@@ -55,8 +55,8 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 	return nil, store.ErrConversationExists
 }
 
-// Append decides a store.Append. Old is the conversation, nil when there is none; drafts
-// are a.Messages as NewDrafts made them; uid is for a new conversation.
+// Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
+// a.Messages as NewDrafts encoded them. uid is that of a new conversation.
 func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	r, created := old, old == nil
 	if old != nil {
@@ -73,23 +73,23 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 		r = newRecord(a.Tenant, &parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
 	}
 	out := &Outcome{Record: r, Result: &store.Result{Conversation: r.Conversation(), Created: created}}
-	before := requestEffect{created: created, exchange: r.Header.GetExchange(), time: now}
+	effect := requestEffect{created: created, exchange: r.Header.GetExchange(), time: now}
 	r.bumpVersion(now)
 	if len(drafts) > 0 || a.End != nil || created {
 		r.renewExpiry(now)
 	}
 	if len(drafts) > 0 {
-		before.firstSequence = r.Conversation().GetLastSequence() + 1
-		out.Result.Appended = numberMessages(drafts, before)
+		effect.firstSequence = r.Conversation().GetLastSequence() + 1
+		out.Result.Appended = numberMessages(drafts, effect)
 	}
 	frames := r.appendMessages(drafts, out.Result.Appended)
-	before.turnID = a.Begin.GetId()
+	effect.turnID = a.Begin.GetId()
 	turn, err := r.applyTurn(a, out.Result.Appended, now)
 	if err != nil {
 		return nil, err
 	}
 	out.Result.Turn = turn
-	if err := r.rememberRequest(a.Request, before); err != nil {
+	if err := r.rememberRequest(a.Request, effect); err != nil {
 		return nil, err
 	}
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
@@ -110,7 +110,7 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	return out, nil
 }
 
-// checkAppend makes the checks of store.Append that come after the request's, in order.
+// checkAppend makes the checks of store.Append that follow the check of the request, in order.
 func checkAppend(r *Record, a *store.Append) error {
 	current, running := int32(0), ""
 	switch {
@@ -134,7 +134,7 @@ func checkAppend(r *Record, a *store.Append) error {
 	return nil
 }
 
-// replay is the first result of a request that was seen.
+// replay returns the first result of a request that the conversation has seen, or nil.
 func (r *Record) replay(first *storedRequest, drafts []Draft) *Outcome {
 	if first == nil {
 		return nil
@@ -151,22 +151,22 @@ func (r *Record) replay(first *storedRequest, drafts []Draft) *Outcome {
 	return &Outcome{Result: result}
 }
 
-// appended numbers a batch: a user message opens the next exchange.
-func numberMessages(drafts []Draft, s requestEffect) []*parleyv1.AppendedMessage {
+// numberMessages numbers a batch of messages. A user message begins the next exchange.
+func numberMessages(drafts []Draft, effect requestEffect) []*parleyv1.AppendedMessage {
 	out := make([]*parleyv1.AppendedMessage, len(drafts))
 	for i, d := range drafts {
 		if d.message.GetRole() == parleyv1.Role_ROLE_USER {
-			s.exchange++
+			effect.exchange++
 		}
 		out[i] = &parleyv1.AppendedMessage{
-			Id: d.message.GetId(), Sequence: s.firstSequence + int32(i),
-			Exchange: s.exchange, CreateTime: timestamppb.New(s.time),
+			Id: d.message.GetId(), Sequence: effect.firstSequence + int32(i),
+			Exchange: effect.exchange, CreateTime: timestamppb.New(effect.time),
 		}
 	}
 	return out
 }
 
-// push adds messages behind those there are.
+// appendMessages appends messages and returns their frames.
 func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMessage) []store.Frame {
 	if len(drafts) == 0 {
 		return nil
@@ -192,7 +192,7 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 	return frames
 }
 
-// Update decides a store.Update.
+// Update decides a store.Update. r is the conversation, or nil if there is none.
 func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outcome, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
@@ -235,7 +235,7 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	return &Outcome{Record: r, Result: result, Changes: []store.Change{change}}, nil
 }
 
-// set takes one field over from values.
+// set copies one field from values.
 func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Options) {
 	c := r.Conversation()
 	switch field {
@@ -254,7 +254,7 @@ func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Optio
 	}
 }
 
-// activeAgent makes the header's form of a lease.
+// activeAgent returns the header's form of a lease.
 func activeAgent(l *store.Lease, now time.Time) *parleyv1.ActiveAgent {
 	if l.Agent == "" {
 		return nil
@@ -266,7 +266,7 @@ func activeAgent(l *store.Lease, now time.Time) *parleyv1.ActiveAgent {
 	return a
 }
 
-// truncate removes the messages after a sequence, and says how many.
+// truncate removes the messages after a sequence, and returns how many.
 func (r *Record) truncate(through *int32) int {
 	if through == nil {
 		return 0
@@ -293,7 +293,7 @@ func (r *Record) truncate(through *int32) int {
 	return removed
 }
 
-// Delete decides a store.Delete.
+// Delete decides a store.Delete. r is the conversation, or nil if there is none.
 func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
@@ -301,6 +301,6 @@ func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
 	if v := r.Conversation().GetVersion(); d.IfVersion != nil && *d.IfVersion != v {
 		return nil, &store.VersionError{Current: v}
 	}
-	gone := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
-	return &Outcome{Changes: []store.Change{gone}}, nil
+	deleted := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
+	return &Outcome{Changes: []store.Change{deleted}}, nil
 }
