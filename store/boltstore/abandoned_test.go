@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// leave begins a turn on each of n conversations, of whose answers so much is saved, and
-// opens the store again.
+// abandonTurns begins a turn on each of n conversations, saves an answer of saved(i) bytes for
+// each, and reopens the store.
 func abandonTurns(t *testing.T, n int, saved func(i int) int) *Store {
 	t.Helper()
 	path := newPath(t)
@@ -55,7 +55,7 @@ func abandonedPages(t *testing.T, s *Store) [][]string {
 			return pages
 		}
 	}
-	t.Fatal("there is no end")
+	t.Fatal("Abandoned returned 1000 pages, want an end")
 	return nil
 }
 
@@ -69,9 +69,9 @@ func TestAbandonedPages(t *testing.T) {
 	}{
 		{"none", 0, nil, []int{0}},
 		{"by count", 150, func(int) int { return 1 }, []int{64, 64, 22}},
-		{"as many as one page has", 64, func(int) int { return 1 }, []int{64}},
-		{"by size", 20, func(int) int { return mib }, []int{7, 7, 6}}, // With the rest of it each is larger than 1 MiB.
-		{"one by itself too large", 4, func(i int) int { return 9 * mib * (i % 2) }, []int{1, 1, 1, 1}},
+		{"exactly one page", 64, func(int) int { return 1 }, []int{64}},
+		{"by size", 20, func(int) int { return mib }, []int{7, 7, 6}}, // Each turn is larger than 1 MiB with its other data.
+		{"one turn larger than the limit", 4, func(i int) int { return 9 * mib * (i % 2) }, []int{1, 1, 1, 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got []int
@@ -80,29 +80,29 @@ func TestAbandonedPages(t *testing.T) {
 				got, ids = append(got, len(page)), append(ids, page...)
 			}
 			if !slices.Equal(got, test.want) {
-				t.Errorf("pages of %v turns, want %v", got, test.want)
+				t.Errorf("pages have %v turns, want %v", got, test.want)
 			}
 			if !slices.IsSorted(ids) || len(slices.Compact(ids)) != test.turns {
-				t.Errorf("abandoned are %v, want each of %d once, in order", ids, test.turns)
+				t.Errorf("abandoned turns = %v, want each of %d once, in order", ids, test.turns)
 			}
 		})
 	}
 }
 
-// TestAbandonedPlaces asks behind places where there was never a turn.
-func TestAbandonedPlaces(t *testing.T) {
+// TestAbandonedPositions calls Abandoned with positions at which there was never a turn.
+func TestAbandonedPositions(t *testing.T) {
 	s := abandonTurns(t, 3, func(int) int { return 1 })
 	for place, want := range map[string]int{
 		"\x00": 3, "\x04acme": 3, string(idKey("acme", "c000a")): 2, string(idKey("acme", "c001")): 1, string(idKey("acme", "c002")): 0, "\xff": 0,
 	} {
 		turns, next, err := s.Abandoned(t.Context(), place)
 		if err != nil || len(turns) != want || next != "" {
-			t.Errorf("behind %q there are %d turns, then %q, %v; want %d", place, len(turns), next, err, want)
+			t.Errorf("Abandoned(%q) = %d turns, %q, %v; want %d", place, len(turns), next, err, want)
 		}
 	}
 }
 
-// TestAbandonedDamaged has turns that cannot be ended among those of every page.
+// TestAbandonedDamaged damages conversations on every page, so that their turns cannot be ended.
 func TestAbandonedDamaged(t *testing.T) {
 	s := abandonTurns(t, 130, func(int) int { return 1 })
 	for i, at := range map[int]int{0: 20, 63: 20, 64: 20, 129: 20, 1: -1, 65: -1, 128: -1} {
@@ -121,10 +121,10 @@ func TestAbandonedDamaged(t *testing.T) {
 		})
 		return err
 	}
-	// One whose header is damaged is not known to have a turn; one whose messages are is.
+	// A turn is unknown if its header is damaged, but known if its messages are.
 	all := slices.Concat(abandonedPages(t, s)...)
 	if len(all) != 126 {
-		t.Errorf("%d turns are abandoned, want 126", len(all))
+		t.Errorf("Abandoned = %d turns, want 126", len(all))
 	}
 	var left []string
 	for _, id := range all {
@@ -136,9 +136,9 @@ func TestAbandonedDamaged(t *testing.T) {
 	}
 	want := []string{"c001", "c065", "c128"}
 	if !slices.Equal(left, want) {
-		t.Errorf("%v could not be ended, want %v", left, want)
+		t.Errorf("turns that could not be ended = %v, want %v", left, want)
 	}
 	if again := slices.Concat(abandonedPages(t, s)...); !slices.Equal(again, want) {
-		t.Errorf("then %v are abandoned, want %v", again, want)
+		t.Errorf("Abandoned afterwards = %v, want %v", again, want)
 	}
 }

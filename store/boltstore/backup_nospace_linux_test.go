@@ -10,22 +10,23 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestNoSpaceForACopy: what does not fit the disk is refused ahead, and leaves nothing there.
-func TestNoSpaceForACopy(t *testing.T) {
-	dir := small(t)
+// TestNoSpaceForCopy checks that a copy that does not fit on the disk is refused in advance, and
+// leaves no file.
+func TestNoSpaceForCopy(t *testing.T) {
+	dir := mountSmall(t)
 	s := openSmall(t, dir, nil, nil)
-	fill(t, s, "b")
+	fillDisk(t, s, "b")
 	wantRefused := func(what string, err error) {
 		t.Helper()
 		noSpace, ok := errors.AsType[*store.BackupSpaceError](err)
 		if !ok || noSpace.Free >= noSpace.Needed || noSpace.Needed == 0 {
-			t.Errorf("%s: %v, want BackupSpaceError", what, err)
+			t.Errorf("%s = %v, want BackupSpaceError", what, err)
 		}
 		if names := fileNames(t, dir); !slices.Equal(names, []string{"parley.db"}) {
-			t.Errorf("%s: there is %v", what, names)
+			t.Errorf("files after %s = %v, want only the store", what, names)
 		}
 	}
-	for range 2 { // The first does not keep the turn of the next.
+	for range 2 { // A failed backup must not block the next one.
 		_, err := s.Backup(t.Context())
 		wantRefused("backup", err)
 	}
@@ -33,7 +34,7 @@ func TestNoSpaceForACopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "parley.db")
-	_, err := Compact(path, soundly)
+	_, err := Compact(path, checkSound)
 	wantRefused("compact", err)
 
 	large := open(t, newPath(t), store.Options{})

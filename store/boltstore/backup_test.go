@@ -17,7 +17,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// keepBackup writes a backup of s to a file and returns its path.
+// writeBackup writes a backup of s to a file and returns its path.
 func writeBackup(t *testing.T, s *Store) string {
 	t.Helper()
 	b, err := s.Backup(t.Context())
@@ -31,12 +31,12 @@ func writeBackup(t *testing.T, s *Store) string {
 	}
 	n, err := io.Copy(f, b)
 	if err := errors.Join(err, b.Close(), f.Close()); err != nil || n != b.Size {
-		t.Fatalf("%d bytes of %d: %v", n, b.Size, err)
+		t.Fatalf("copied %d bytes of %d, %v", n, b.Size, err)
 	}
 	return path
 }
 
-// wantSound fails the test unless a check finds nothing wrong.
+// wantSound fails the test if Check finds a fault.
 func wantSound(t *testing.T, path string) Checked {
 	t.Helper()
 	done, err := Check(path, func(fault string) { t.Error(fault) })
@@ -46,7 +46,7 @@ func wantSound(t *testing.T, path string) Checked {
 	return done
 }
 
-// inDir returns the names of the files in a directory.
+// fileNames returns the names of the files in a directory.
 func fileNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -59,8 +59,8 @@ func fileNames(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestBackup makes a backup while others append, in batches, and looks at what it has: all
-// that was there before it began, and of each conversation what had come up to one instant.
+// TestBackup makes a backup during concurrent appends. It must contain all messages that were
+// appended before it began, and those of each conversation up to one instant.
 func TestBackup(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{MaxMessages: 1000})
@@ -100,10 +100,10 @@ func TestBackup(t *testing.T) {
 	group.Wait()
 
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
-		t.Errorf("beside the store there is %v", names)
+		t.Errorf("files = %v, want only the store", names)
 	}
 	if done := wantSound(t, backup); done.Conversations != conversations || done.Messages < conversations*before || done.Bytes == 0 {
-		t.Errorf("checked %+v", done)
+		t.Errorf("Check(backup) = %+v, want all conversations and earlier messages", done)
 	}
 	copied := open(t, backup, store.Options{})
 	wantConsistent(t, copied)
@@ -114,25 +114,26 @@ func TestBackup(t *testing.T) {
 		}
 		messages, err := snapshot.Messages.Messages()
 		if err != nil || len(messages) < before {
-			t.Fatalf("%d messages, want %d at least: %v", len(messages), before, err)
+			t.Fatalf("backup has %d messages, want %d at least; %v", len(messages), before, err)
 		}
 		for i, m := range messages {
 			if number, _, _ := strings.Cut(m.GetContent(), " "); number != fmt.Sprint(i) {
-				t.Fatalf("message %d is number %s", i, number)
+				t.Fatalf("message %d has number %s", i, number)
 			}
 		}
 	}
 }
 
-// TestBackupIsAlone: there is one at a time, until it is closed, and closing it twice does no harm.
-func TestBackupIsAlone(t *testing.T) {
+// TestBackupRunning checks that only one backup can exist until it is closed, and that a second
+// Close has no effect.
+func TestBackupRunning(t *testing.T) {
 	s := open(t, newPath(t), store.Options{})
 	first, err := s.Backup(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrBackupRunning) {
-		t.Errorf("the second: %v, want ErrBackupRunning", err)
+		t.Errorf("second Backup = %v, want ErrBackupRunning", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)
@@ -143,28 +144,29 @@ func TestBackupIsAlone(t *testing.T) {
 	}
 	_ = first.Close()
 	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrBackupRunning) {
-		t.Errorf("after the first was closed again: %v, want ErrBackupRunning", err)
+		t.Errorf("Backup after a repeated Close = %v, want ErrBackupRunning", err)
 	}
 	s.Close()
 	if n, err := io.Copy(io.Discard, second); err != nil || n != second.Size {
-		t.Errorf("after the store was closed: %d bytes of %d, %v", n, second.Size, err)
+		t.Errorf("read after the store was closed = %d bytes of %d, %v", n, second.Size, err)
 	}
 	second.Close()
 	if _, err := s.Backup(t.Context()); !errors.Is(err, store.ErrClosed) {
-		t.Errorf("after Close: %v, want ErrClosed", err)
+		t.Errorf("Backup after Close = %v, want ErrClosed", err)
 	}
 }
 
-// TestBackupEnds: a backup whose context has ended leaves nothing, not even its turn.
-func TestBackupEnds(t *testing.T) {
+// TestBackupCancelled checks that a backup whose context has ended leaves no file and does not
+// block the next backup.
+func TestBackupCancelled(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Backup(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want Canceled", err)
+		t.Errorf("Backup = %v, want Canceled", err)
 	}
-	// On its way as well.
+	// The context may also end during the copy.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	c := &copier{ctx: ctx, file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
@@ -176,10 +178,10 @@ func TestBackupEnds(t *testing.T) {
 		}
 		return len(p), nil
 	})); !errors.Is(err, context.Canceled) || steps != 3 {
-		t.Errorf("%v after %d steps, want Canceled after 3", err, steps)
+		t.Errorf("ReadFrom = %v after %d steps, want Canceled after 3", err, steps)
 	}
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
-		t.Errorf("beside the store there is %v", names)
+		t.Errorf("files = %v, want only the store", names)
 	}
 	b, err := s.Backup(t.Context())
 	if err != nil {
@@ -202,7 +204,8 @@ func openScratch(t *testing.T) *os.File {
 	return f
 }
 
-// TestCopier writes over a file what differs from it: the first copy is of any moment.
+// TestCopier copies a file, changes the file, and copies it again from one transaction. The copy
+// must have the state of that transaction.
 func TestCopier(t *testing.T) {
 	s := open(t, newPath(t), store.Options{MaxMessages: 1000})
 	fill := func(i int) {
@@ -214,7 +217,7 @@ func TestCopier(t *testing.T) {
 		fill(i)
 	}
 	c := &copier{ctx: t.Context(), file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
-	if err := c.copyPaced(s.path, 3*backupStep/2); err != nil { // Not all of it.
+	if err := c.copyPaced(s.path, 3*backupStep/2); err != nil { // A part of the file.
 		t.Fatal(err)
 	}
 	for i := range 5 {
@@ -233,12 +236,12 @@ func TestCopier(t *testing.T) {
 	}
 	got, err := os.ReadFile(c.file.Name())
 	if err != nil || string(got) != want.String() || int64(len(got)) != size || size <= 3*backupStep/2 {
-		t.Errorf("%d bytes, want %d of the same transaction: %v", len(got), size, err)
+		t.Errorf("copy has %d bytes, want the %d of one transaction; %v", len(got), size, err)
 	}
 }
 
-// TestLeftovers: what others left behind that were killed goes with the next start.
-func TestLeftovers(t *testing.T) {
+// TestUnfinishedFilesRemoved checks that Open removes the unfinished files of killed processes.
+func TestUnfinishedFilesRemoved(t *testing.T) {
 	path := newPath(t)
 	open(t, path, store.Options{}).Close()
 	for _, suffix := range []string{unfinishedSuffix, backupSuffix} {
@@ -248,6 +251,6 @@ func TestLeftovers(t *testing.T) {
 	}
 	open(t, path, store.Options{})
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
-		t.Errorf("beside the store there is %v", names)
+		t.Errorf("files = %v, want only the store", names)
 	}
 }

@@ -20,15 +20,16 @@ const (
 	backupCallers       = 64
 )
 
-// BenchmarkBackup appends messages of 500 B to 100,000 conversations of 20, a file of more than
-// a gigabyte, from 64 callers: for as long as a backup takes, which is read to its end, and, in
-// turns with that, for as long without. "p99-ratio" is the median of how many times as long the
-// slowest hundredth of the appends takes during a backup; the least and the greatest are beside it.
+// BenchmarkBackup appends messages of 500 B to 100,000 conversations of 20, a file of more than a
+// gigabyte, from 64 callers. It alternates between the duration of a backup, which is read to its
+// end, and the same duration without a backup. "p99-ratio" is the median of the ratio of the
+// appends' 99th percentile during a backup to that without. The least and the greatest ratio are
+// reported, too.
 func BenchmarkBackup(b *testing.B) {
 	s := newLargeStore(b)
 	var ratios, alone, during []float64
 	var rateAlone, rateDuring float64
-	var span time.Duration // of the last backup, the first of which is not counted
+	var span time.Duration // duration of the last backup; the first one is not measured
 	appendWhile(b, s, func() { span = timeBackup(b, s) })
 	for i := 0; b.Loop(); i++ {
 		measure := []func(){
@@ -62,7 +63,7 @@ func BenchmarkBackup(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// newLarge makes a store with 100,000 conversations of 20 messages.
+// newLargeStore makes a store with 100,000 conversations of 20 messages.
 func newLargeStore(b *testing.B) *Store {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{})
@@ -91,13 +92,13 @@ func newLargeStore(b *testing.B) *Store {
 	return s
 }
 
-// newBackupAppend appends a message that is 500 B long in the file.
+// newBackupAppend returns an append of a message that has 500 B in the file.
 func newBackupAppend(id string) *store.Append {
 	return &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("words ", 35))}
 }
 
-// appendWhile appends until do returns, and returns the time in milliseconds in which 99 of 100 appends
-// were durable, and how many were in a second.
+// appendWhile appends until do returns. It returns the 99th percentile of the appends in
+// milliseconds, and the appends per second.
 func appendWhile(b *testing.B, s *Store, do func()) (p99, rate float64) {
 	b.Helper()
 	var group sync.WaitGroup
@@ -132,7 +133,7 @@ func appendWhile(b *testing.B, s *Store, do func()) (p99, rate float64) {
 	return all[len(all)*99/100].Seconds() * 1000, float64(len(all)) / time.Since(start).Seconds()
 }
 
-// backUp makes a backup, reads all of it, and returns how long that took.
+// timeBackup makes a backup, reads all of it, and returns how long that took.
 func timeBackup(b *testing.B, s *Store) time.Duration {
 	b.Helper()
 	start := time.Now()
@@ -142,11 +143,11 @@ func timeBackup(b *testing.B, s *Store) time.Duration {
 	}
 	made := time.Since(start)
 	if n, err := io.Copy(io.Discard, c); err != nil || n != c.Size {
-		b.Fatalf("%d bytes of %d: %v", n, c.Size, err)
+		b.Fatalf("read %d bytes of %d, %v", n, c.Size, err)
 	}
 	if err := c.Close(); err != nil {
 		b.Fatal(err)
 	}
-	b.Logf("made in %v", made)
+	b.Logf("backup made in %v", made)
 	return time.Since(start)
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// BenchmarkAppend appends 500 B messages to conversations of 20, through the store and, in
-// turns with it, through db.Batch of bbolt with the same work on the same bytes. "group/batch"
-// is how many times as fast the store is.
+// BenchmarkAppend appends 500 B messages to conversations of 20. It alternates between the store
+// and db.Batch of bbolt with the same work on the same bytes. "group/batch" is the rate of the
+// store divided by that of db.Batch.
 func BenchmarkAppend(b *testing.B) {
 	const slice = 200 * time.Millisecond
 	for _, callers := range []int{1, 64} {
@@ -43,7 +43,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// hammer has callers append to conversations, each to its own, for a while.
+// appendFor lets callers append for a duration, each to its own conversations, and returns the
+// number of appends.
 func appendFor(b *testing.B, callers int, d time.Duration, write func(id string) error) int64 {
 	b.Helper()
 	var n atomic.Int64
@@ -66,7 +67,7 @@ func appendFor(b *testing.B, callers int, d time.Duration, write func(id string)
 
 const benchConversations = 2048
 
-// side is a store of its own with conversations of 20 messages.
+// benchStore is a store with conversations of 20 messages.
 type benchStore struct {
 	b *testing.B
 	s *Store
@@ -100,7 +101,7 @@ func (s *benchStore) throughStore(id string) error {
 	return err
 }
 
-// throughBatch does to the conversation what the store does.
+// throughBatch does the same as Store.Append in a transaction of db.Batch.
 func (s *benchStore) throughBatch(id string) error {
 	a := newAppend(id)
 	drafts, err := record.NewDrafts(a.Messages)
@@ -140,9 +141,9 @@ func BenchmarkRead(b *testing.B) {
 	})
 }
 
-// BenchmarkCreateAtCapacity has 64 callers create conversations at a capacity of 20,000, in turns in the
-// minute in which the others expire, 40 s before they do, and in another minute. The metric "within/before"
-// is the rate in the first minute divided by that in the other.
+// BenchmarkCreateAtCapacity lets 64 callers create conversations at a capacity of 20,000. It
+// alternates between the minute in which the others expire, 40 s before they do, and another
+// minute. The metric "within/before" is the time in the first minute divided by that in the other.
 func BenchmarkCreateAtCapacity(b *testing.B) {
 	const capacity, callers, slice = 20_000, 64, 640
 	minute := time.Unix(1_800_000_000, 0).Truncate(time.Minute)
@@ -180,7 +181,7 @@ func BenchmarkCreateAtCapacity(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// createMany has callers create conversations, each with its own id.
+// createMany lets callers create n conversations, each with its own id.
 func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 	b.Helper()
 	var group sync.WaitGroup
@@ -199,10 +200,10 @@ func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 	made.Store(end)
 }
 
-// BenchmarkNoisyNeighbour appends for one tenant while eight callers append to a conversation of another
-// tenant. In turns, that conversation has 64,000 values of structured data or one text of as many bytes.
-// The metric "values/text" is the time of the first tenant's append beside the values divided by that
-// beside the text.
+// BenchmarkNoisyNeighbour appends for one tenant while eight callers append to a conversation of
+// another tenant. It alternates between a conversation with 64,000 values of structured data and
+// one with a text of as many bytes. The metric "values/text" is the time of the first tenant's
+// append beside the values divided by that beside the text.
 func BenchmarkNoisyNeighbour(b *testing.B) {
 	const callers, appends = 8, 20
 	values := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT}
@@ -232,7 +233,7 @@ func BenchmarkNoisyNeighbour(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// newNoisy returns a store with a conversation that has a number of messages of a kind.
+// newNoisyStore returns a store with a conversation that has n copies of a message.
 func newNoisyStore(b *testing.B, m *parleyv1.Message, n int) *Store {
 	b.Helper()
 	s := open(b, newPath(b), store.Options{MaxMessages: n})
@@ -248,8 +249,8 @@ func newNoisyStore(b *testing.B, m *parleyv1.Message, n int) *Store {
 	return s
 }
 
-// besideNoisy makes appends of one tenant while callers of the noisy one append. It returns the time that
-// they take.
+// timeBesideNoisy makes appends of one tenant while callers of the noisy one append, and returns
+// the time that they take.
 func timeBesideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())

@@ -18,7 +18,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// newFilled makes a file with something in each bucket and returns its path.
+// newFilled creates a file with entries in each bucket and returns its path.
 func newFilled(t *testing.T) string {
 	t.Helper()
 	path := newPath(t)
@@ -38,7 +38,7 @@ func newFilled(t *testing.T) string {
 	return path
 }
 
-// change writes to a file past the store.
+// updateFile changes a file directly with bbolt.
 func updateFile(t *testing.T, path string, write func(tx *bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, nil)
@@ -50,7 +50,7 @@ func updateFile(t *testing.T, path string, write func(tx *bolt.Tx) error) {
 	}
 }
 
-// TestCheck breaks each rule of the package comment once.
+// TestCheck breaks each invariant of the package comment once.
 func TestCheck(t *testing.T) {
 	first := func(b *bolt.Bucket) (k, v []byte) {
 		k, v = b.Cursor().First()
@@ -114,22 +114,22 @@ func TestCheck(t *testing.T) {
 			at := int64(p.minute+1)*int64(time.Minute) - 1
 			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, at))
 		}, []string{`conversation "a" of tenant "acme": it would be swept`}},
-		"twice in expiry": {func(tx *bolt.Tx) error {
+		"two entries in expiry": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
 			entry := expiryKey(p.minute+1, "acme", p.key)
 			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, int64(p.minute+1)*int64(time.Minute)))
 		}, []string{`conversation "a" of tenant "acme": it has an entry in expiry for minute`}},
-		"turn of nobody": {func(tx *bolt.Tx) error {
+		"turn without a conversation": {func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "none"), nil)
 		}, []string{`conversation "none" of tenant "acme": it has an entry in turns, but does not exist`}},
-		"another's turn": {func(tx *bolt.Tx) error {
+		"another turn": {func(tx *bolt.Tx) error {
 			value, err := record.MarshalProgress(&store.Progress{TurnID: "t2"})
 			return errors.Join(err, tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "asked"), value))
 		}, []string{`conversation "asked" of tenant "acme": turn "t1" runs, but its entry in turns is of turn "t2"`}},
-		"a turn that has ended": {func(tx *bolt.Tx) error {
+		"ended turn": {func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "a"), nil)
 		}, []string{`conversation "a" of tenant "acme": no turn runs, but it has an entry in turns`}},
-		"counts of nobody": {func(tx *bolt.Tx) error {
+		"counts without a conversation": {func(tx *bolt.Tx) error {
 			key := tenantKey("none")
 			return tx.Bucket([]byte(tenantsBucket)).Put(key, counts{1, 1, 1}.encode(key))
 		}, []string{`tenant "none": it has counts, but no conversation`}},
@@ -139,55 +139,56 @@ func TestCheck(t *testing.T) {
 			path := newFilled(t)
 			wantSound(t, path)
 			updateFile(t, path, test.write)
-			var told []string
-			done, err := Check(path, func(fault string) { told = append(told, fault) })
-			if !errors.Is(err, ErrDamaged) || done.Faults != int64(len(told)) || !strings.Contains(err.Error(), path) {
-				t.Errorf("%d faults, %v", done.Faults, err)
+			var reported []string
+			done, err := Check(path, func(fault string) { reported = append(reported, fault) })
+			if !errors.Is(err, ErrDamaged) || done.Faults != int64(len(reported)) || !strings.Contains(err.Error(), path) {
+				t.Errorf("Check = %d faults, %v", done.Faults, err)
 			}
-			if len(told) != len(test.want) {
-				t.Fatalf("told of %q, want %q", told, test.want)
+			if len(reported) != len(test.want) {
+				t.Fatalf("reported faults = %q, want %q", reported, test.want)
 			}
 			for i, want := range test.want {
-				if !strings.Contains(told[i], want) {
-					t.Errorf("told of %q, want %q", told[i], want)
+				if !strings.Contains(reported[i], want) {
+					t.Errorf("reported fault = %q, want %q", reported[i], want)
 				}
 			}
 			if _, err := CheckPages(path, func(fault string) { t.Error(fault) }); err != nil {
-				t.Errorf("pages: %v", err)
+				t.Errorf("CheckPages = %v", err)
 			}
 		})
 	}
 }
 
-// TestCheckPages finds pages that are no tree, and looks at no record then.
+// TestCheckPages damages pages so that they do not form a tree. The checks must report that and
+// read no record.
 func TestCheckPages(t *testing.T) {
 	const header, lengthOfKey = 16, 4
 	for _, tt := range []struct {
-		name, told string
-		leaf       bool  // else a branch
-		at         int64 // in the page
+		name, want string
+		leaf       bool  // otherwise a branch
+		at         int64 // offset in the page
 		bytes      []byte
 	}{
 		{"number of a branch", "its header says that it is page", false, 0, []byte{0xff, 0xff}},
 		{"kind of a branch", "neither a leaf nor a branch", false, 8, []byte{0x10}},
-		{"a branch of nothing", "with 0 elements", false, 10, []byte{0, 0}},
+		{"a branch without elements", "with 0 elements", false, 10, []byte{0, 0}},
 		{"length of a key", "lies outside of the page", false, header + lengthOfKey, []byte{0xff, 0xff, 0xff, 0x7f}},
 		{"number of a leaf", "its header says that it is page", true, 0, []byte{0xff, 0xff}},
 		{"kind of a leaf", "neither a leaf nor a branch", true, 8, []byte{0x03}},
-		{"more elements than a leaf has", "it is too small for", true, 10, []byte{0xff, 0xff}},
-		{"more pages than the file has", "beyond the end", true, 12, []byte{0xff, 0xff, 0xff, 0xff}},
+		{"too many elements of a leaf", "it is too small for", true, 10, []byte{0xff, 0xff}},
+		{"too many pages of a leaf", "beyond the end", true, 12, []byte{0xff, 0xff, 0xff, 0xff}},
 	} {
-		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.told, tt.leaf, tt.at, tt.bytes) })
+		t.Run(tt.name, func(t *testing.T) { checkPagesDamaged(t, tt.want, tt.leaf, tt.at, tt.bytes) })
 	}
 }
 
-// checkPagesDamaged writes bytes to a place of a page, and wants that to be found.
+// checkPagesDamaged writes bytes to an offset of a page, and checks that both checks report it.
 func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []byte) {
 	t.Helper()
 	path := newFilled(t)
 	var page uint64 // root of a bucket
 	updateFile(t, path, func(tx *bolt.Tx) error {
-		for i := range 200 { // So that it has pages of its own.
+		for i := range 200 { // Enough for the bucket to have pages of its own.
 			if err := tx.Bucket([]byte(idsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
 				return err
 			}
@@ -202,7 +203,7 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	if err != nil {
 		t.Fatal(err)
 	}
-	if leaf { // The first below the root.
+	if leaf { // The first page below the root.
 		const firstElement, below = 16, 8
 		child := make([]byte, 8)
 		if _, err := f.ReadAt(child, int64(page)*int64(os.Getpagesize())+firstElement+below); err != nil {
@@ -214,20 +215,20 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for name, look := range map[string]func(string, func(string)) (Checked, error){"Check": Check, "CheckPages": CheckPages} {
-		var told []string
-		done, err := look(path, func(fault string) { told = append(told, fault) })
-		if !errors.Is(err, ErrDamaged) || int64(len(told)) != done.Faults || done.Conversations > 0 || !strings.Contains(strings.Join(told, " "), want) {
-			t.Errorf("%s: told of %q, %+v, %v", name, told, done, err)
+	for name, check := range map[string]func(string, func(string)) (Checked, error){"Check": Check, "CheckPages": CheckPages} {
+		var reported []string
+		done, err := check(path, func(fault string) { reported = append(reported, fault) })
+		if !errors.Is(err, ErrDamaged) || int64(len(reported)) != done.Faults || done.Conversations > 0 || !strings.Contains(strings.Join(reported, " "), want) {
+			t.Errorf("%s reported %q, %+v, %v", name, reported, done, err)
 		}
 	}
 }
 
-// TestCheckPagesInUse finds pages that are free, or another's, as well. They are not the first of
-// those that belong together, at which bbolt looks itself.
+// TestCheckPagesInUse makes a page in use free, or part of another page. The page is not the first
+// of those that belong together, which is the only one that bbolt checks.
 func TestCheckPagesInUse(t *testing.T) {
 	for _, tt := range []struct {
-		name, told string
+		name, want string
 		free       bool
 	}{
 		{"and free", "in the list of free pages", true},
@@ -254,22 +255,22 @@ func TestCheckPagesInUse(t *testing.T) {
 			}
 			if tt.free {
 				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.freelist)*meta.pageSize+pageHeaderSize)
-			} else { // The page of the root says that it goes on to the end of the other.
+			} else { // The root page claims all pages up to the end of the other.
 				const more = 12
 				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.root)), int64(meta.root)*meta.pageSize+more)
 			}
 			if err := errors.Join(err, f.Close()); err != nil {
 				t.Fatal(err)
 			}
-			var told []string
-			if _, err := CheckPages(path, func(fault string) { told = append(told, fault) }); !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(told, " "), tt.told) {
-				t.Errorf("told of %q, %v, and root is page %d, the other %d", told, err, meta.root, long)
+			var reported []string
+			if _, err := CheckPages(path, func(fault string) { reported = append(reported, fault) }); !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(reported, " "), tt.want) {
+				t.Errorf("CheckPages reported %q, %v, root is page %d, the other page %d", reported, err, meta.root, long)
 			}
 		})
 	}
 }
 
-// TestCheckPagesWithoutList is of a file whose free pages are not listed: bbolt finds them itself.
+// TestCheckPagesWithoutList checks a file without a list of free pages, which bbolt then computes.
 func TestCheckPagesWithoutList(t *testing.T) {
 	path := newFilled(t)
 	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
@@ -286,7 +287,7 @@ func TestCheckPagesWithoutList(t *testing.T) {
 	open(t, path, store.Options{})
 }
 
-func TestCheckOfOtherFiles(t *testing.T) {
+func TestCheckOtherFiles(t *testing.T) {
 	held := newPath(t)
 	open(t, held, store.Options{})
 	dir := t.TempDir()
@@ -311,10 +312,10 @@ func TestCheckOfOtherFiles(t *testing.T) {
 		newer: ErrSchema, filepath.Join(dir, "none"): os.ErrNotExist,
 	} {
 		if _, err := Check(path, func(fault string) { t.Error(fault) }); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v, want %v in one line", path, err, want)
+			t.Errorf("Check(%s) = %v, want %v in one line", path, err, want)
 		}
 	}
 	if info, err := os.Stat(garbage); err != nil || info.Mode().Perm() != 0o644 {
-		t.Errorf("the mode was changed to %v", info.Mode())
+		t.Errorf("mode after Check = %v, want it unchanged", info.Mode())
 	}
 }

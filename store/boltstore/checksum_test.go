@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// badDue is the key of conversation "bad" in expiry.
+// badExpiryKey returns the key of conversation "bad" in expiry.
 func badExpiryKey(tx *bolt.Tx) []byte {
 	id := idKey("acme", "bad")
 	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
@@ -23,7 +23,7 @@ func badExpiryKey(tx *bolt.Tx) []byte {
 	return expiryKey(p.minute, "acme", p.key)
 }
 
-// flipBit changes one bit.
+// flipBit returns a function that flips one bit.
 func flipBit(bit int) func([]byte) []byte {
 	return func(b []byte) []byte {
 		b[bit/8] ^= 1 << (bit % 8)
@@ -31,8 +31,8 @@ func flipBit(bit int) func([]byte) []byte {
 	}
 }
 
-// corrupt fails the test unless everything that can be asked of "bad" is answered with
-// ErrCorrupt, and nothing has become of it.
+// wantAllCorrupt fails the test unless every call about "bad" returns ErrCorrupt and no
+// conversation disappears.
 func wantAllCorrupt(t *testing.T, s *Store, bit int) {
 	t.Helper()
 	ctx := t.Context()
@@ -45,15 +45,15 @@ func wantAllCorrupt(t *testing.T, s *Store, bit int) {
 	errDelete := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad"})
 	for i, err := range []error{errRead, errHeader, errAppend, errCreate, errUpdate, errProgress, errDelete} {
 		if !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("bit %d: call %d: %v, want ErrCorrupt", bit, i, err)
+			t.Errorf("bit %d: call %d = %v, want ErrCorrupt", bit, i, err)
 		}
 	}
 	if stats, err := s.Stats(ctx); err != nil || stats.Conversations != 3 {
-		t.Errorf("bit %d: %+v, %v; want all three", bit, stats, err)
+		t.Errorf("bit %d: Stats = %+v, %v; want three conversations", bit, stats, err)
 	}
 }
 
-// TestDamagedIDBits flips each bit of an entry of ids, and flips it back.
+// TestDamagedIDBits flips each bit of an entry in ids, one at a time.
 func TestDamagedIDBits(t *testing.T) {
 	s, _ := openThree(t, store.Options{})
 	for bit := range 8 * (len(innerKey{}) + 4 + 4) {
@@ -64,7 +64,7 @@ func TestDamagedIDBits(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestDamagedKeyBits moves a conversation to a key that differs in one bit, and back.
+// TestDamagedKeyBits moves a conversation to each key that differs in one bit, and back.
 func TestDamagedKeyBits(t *testing.T) {
 	s, _ := openThree(t, store.Options{})
 	var key []byte
@@ -86,11 +86,11 @@ func TestDamagedKeyBits(t *testing.T) {
 		move(key, wrong)
 		wantAllCorrupt(t, s, bit)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
-			t.Errorf("bit %d: listed are %v", bit, got)
+			t.Errorf("bit %d: List = %v, want new and old", bit, got)
 		}
 		if tenant, _, ok := cutTenant(wrong); ok && tenant != "acme" {
 			if got := listIDs(t, s, tenant); len(got) != 0 {
-				t.Errorf("bit %d: tenant %q has got %v", bit, tenant, got)
+				t.Errorf("bit %d: List of tenant %q = %v, want none", bit, tenant, got)
 			}
 		}
 		move(wrong, key)
@@ -98,8 +98,8 @@ func TestDamagedKeyBits(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestDamagedDueBits flips each bit of the key and of the value of an entry of expiry, and
-// flips it back: the sweeper steps over it.
+// TestDamagedDueBits flips each bit of the key and value of an entry in expiry, one at a time. The
+// sweeper must skip the entry.
 func TestDamagedDueBits(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	var key, value []byte
@@ -108,7 +108,7 @@ func TestDamagedDueBits(t *testing.T) {
 		value = bytes.Clone(tx.Bucket([]byte(expiryBucket)).Get(key))
 		return nil
 	})
-	c.advance(100 * 365 * 24 * time.Hour) // Whatever minute it is that comes out, it is past.
+	c.advance(100 * 365 * 24 * time.Hour) // Every minute that a flip can produce is over by then.
 	replace := func(before, key, value []byte) {
 		t.Helper()
 		if err := s.db.Update(func(tx *bolt.Tx) error {
@@ -124,7 +124,7 @@ func TestDamagedDueBits(t *testing.T) {
 		replace(key, wrong, both[len(key):])
 		due, more, err := s.readDue(t.Context(), dueBucket{expiryBucket, minuteOf, nil}, 10)
 		if len(due) != 2 || more || err != nil {
-			t.Errorf("bit %d: %v are due, %v, %v; want the other two", bit, due, more, err)
+			t.Errorf("bit %d: readDue = %v, %v, %v; want the other two entries", bit, due, more, err)
 		}
 		replace(wrong, key, value)
 	}
@@ -132,9 +132,9 @@ func TestDamagedDueBits(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestDamagedDue damages an entry of expiry for good.
+// TestDamagedDue damages an entry in expiry permanently.
 func TestDamagedDue(t *testing.T) {
-	// The store has an expired conversation that the sweeper does not know.
+	// expired returns a store with an expired conversation that the sweeper cannot find.
 	expired := func(t *testing.T) *Store {
 		t.Helper()
 		s, c := openThree(t, store.Options{MaxConversations: 3})
@@ -149,7 +149,7 @@ func TestDamagedDue(t *testing.T) {
 		})
 		_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 		if !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("expired: %v, want ErrNotFound", err)
+			t.Errorf("Read of the expired conversation = %v, want ErrNotFound", err)
 		}
 		return s
 	}
@@ -161,25 +161,25 @@ func TestDamagedDue(t *testing.T) {
 		}
 		wantConsistent(t, s)
 	})
-	t.Run("made again", func(t *testing.T) {
+	t.Run("created again", func(t *testing.T) {
 		s := expired(t)
 		appendTo(t, s, "bad", "hello")
 		wantConsistent(t, s)
 	})
-	t.Run("makes room", func(t *testing.T) {
+	t.Run("removed at capacity", func(t *testing.T) {
 		s := expired(t)
 		for _, id := range []string{"a", "b", "c"} {
 			appendTo(t, s, id, "hello")
 		}
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"c", "b", "a"}) {
-			t.Errorf("listed are %v", got)
+			t.Errorf("List = %v, want c, b and a", got)
 		}
 		wantConsistent(t, s)
 	})
 }
 
-// TestDamagedWhileRunning deletes a conversation of which nobody can tell any more that a
-// turn runs on it.
+// TestDamagedWhileRunning deletes a damaged conversation with a running turn that the store cannot
+// read.
 func TestDamagedWhileRunning(t *testing.T) {
 	s, _ := openThree(t, store.Options{})
 	if _, err := s.Append(t.Context(), &store.Append{
@@ -193,7 +193,7 @@ func TestDamagedWhileRunning(t *testing.T) {
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		if n := countEntries(tx, turnsBucket); n != 0 {
-			t.Errorf("turns has %d entries of nothing", n)
+			t.Errorf("turns has %d entries, want none", n)
 		}
 		return nil
 	})

@@ -12,17 +12,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestClosed: whoever looks at a file hears whether the last process that wrote to it closed it.
+// TestClosed checks that Options.Check is told whether the last process closed the file in order.
 func TestClosed(t *testing.T) {
 	path := newPath(t)
-	looked, unclosed := 0, 0
-	look := func(at string, closed bool) error {
-		looked++
+	checks, unclosed := 0, 0
+	check := func(at string, closed bool) error {
+		checks++
 		if !closed {
 			unclosed++
 		}
 		if at != path {
-			t.Errorf("looked at %s", at)
+			t.Errorf("Check was called with %s", at)
 		}
 		return nil
 	}
@@ -45,36 +45,36 @@ func TestClosed(t *testing.T) {
 		},
 	} {
 		for range 2 {
-			s := start(Options{Check: look})
+			s := start(Options{Check: check})
 			run(s)
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
 		}
 		if unclosed != 0 {
-			t.Fatalf("%s: %d times it was not closed in order", name, unclosed)
+			t.Fatalf("%s: %d starts found the file not closed in order", name, unclosed)
 		}
 	}
-	if looked != 5 { // One start has made it.
-		t.Errorf("looked at it %d times in 6 starts", looked)
+	if checks != 5 { // The first start created the file.
+		t.Errorf("Check was called %d times in 6 starts, want 5", checks)
 	}
 
-	s := start(Options{Check: look})
+	s := start(Options{Check: check})
 	appendTo(t, s, "a", "hello")
-	path = writeBackup(t, s) // As if the process had been killed.
+	path = writeBackup(t, s) // This file is as if the process had been killed.
 	unsound := errors.New("unsound")
 	if _, err := Open(path, Options{Check: func(string, bool) error { return unsound }}); !errors.Is(err, unsound) {
-		t.Errorf("%v, want what the check says", err)
+		t.Errorf("Open = %v, want the error of Check", err)
 	}
-	for range 2 { // The first closes it in order.
-		start(Options{Check: look}).Close()
+	for range 2 { // The first start closes it in order.
+		start(Options{Check: check}).Close()
 	}
 	if unclosed != 1 {
-		t.Errorf("%d times it was not closed in order, want once", unclosed)
+		t.Errorf("%d starts found the file not closed in order, want one", unclosed)
 	}
 }
 
-// TestClosedAfterFailure: what a store leaves behind that has failed is looked at.
+// TestClosedAfterFailure checks that the file of a failed store does not count as closed in order.
 func TestClosedAfterFailure(t *testing.T) {
 	path := newPath(t)
 	s, err := Open(path, Options{})
@@ -93,11 +93,12 @@ func TestClosedAfterFailure(t *testing.T) {
 	}
 	s.Close()
 	if closed {
-		t.Error("it counts as closed in order")
+		t.Error("the file counts as closed in order")
 	}
 }
 
-// TestClosedAfterDamage closes stores that have met a damaged page: the file does not count as closed.
+// TestClosedAfterDamage closes stores that have read a damaged page. Their files must not count as
+// closed in order.
 func TestClosedAfterDamage(t *testing.T) {
 	for name, meet := range map[string]func(s *Store) error{
 		"a read": func(s *Store) error {
@@ -109,7 +110,7 @@ func TestClosedAfterDamage(t *testing.T) {
 			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c15", Messages: text("hello")})
 			return err
 		},
-		"a sweep": func(s *Store) error { // Which puts off what it cannot read.
+		"a sweep": func(s *Store) error { // Sweep defers conversations that it cannot read.
 			_, err := s.Sweep(t.Context(), 10)
 			return errors.Join(err, store.ErrCorrupt)
 		},
@@ -118,14 +119,14 @@ func TestClosedAfterDamage(t *testing.T) {
 			path, c := newPath(t), newClock()
 			s := open(t, path, store.Options{Now: c.Now, TTL: time.Hour})
 			for i := range 12 {
-				appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+				appendTo(t, s, fmt.Sprint("c", 10+i), markedText(fmt.Sprint("c", 10+i)))
 			}
 			s.Close()
 			flipLeaf(t, path, "mark of c15")
 			c.advance(2 * time.Hour)
 			s = open(t, path, store.Options{Now: c.Now, TTL: time.Hour})
 			if err := meet(s); !errors.Is(err, store.ErrCorrupt) {
-				t.Fatalf("%v, want ErrCorrupt", err)
+				t.Fatalf("meeting the page = %v, want ErrCorrupt", err)
 			}
 			if err := s.Close(); err != nil {
 				t.Errorf("Close = %v", err)
@@ -144,7 +145,7 @@ func TestClosedAfterDamage(t *testing.T) {
 	}
 }
 
-// TestOwner: a file of another user is left alone.
+// TestOwner checks that Open refuses a file of another user, and that Check and Restore read it.
 func TestOwner(t *testing.T) {
 	path := newPath(t)
 	open(t, path, store.Options{}).Close()
@@ -153,12 +154,12 @@ func TestOwner(t *testing.T) {
 	}
 	_, err := Open(path, Options{})
 	if !errors.Is(err, ErrOwner) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "chown") {
-		t.Errorf("%v, want ErrOwner, with the file and what to do", err)
+		t.Errorf("Open = %v, want ErrOwner with the file and what to do", err)
 	}
 	if done := wantSound(t, path); done.Bytes == 0 {
-		t.Error("it cannot be checked") // Which changes nothing.
+		t.Error("Check read no bytes")
 	}
 	if _, err := Restore(t.Context(), path, filepath.Join(t.TempDir(), "parley.db"), RestoreOptions{}); err != nil {
-		t.Errorf("nor can it be restored: %v", err)
+		t.Errorf("Restore = %v", err)
 	}
 }

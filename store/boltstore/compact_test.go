@@ -23,8 +23,8 @@ func TestCompact(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Compact(path, soundly); !errors.Is(err, ErrInUse) {
-		t.Errorf("while it is open: %v, want ErrInUse", err)
+	if _, err := Compact(path, checkSound); !errors.Is(err, ErrInUse) {
+		t.Errorf("Compact of an open file = %v, want ErrInUse", err)
 	}
 	s.Close()
 	before, err := os.ReadFile(path)
@@ -34,21 +34,21 @@ func TestCompact(t *testing.T) {
 
 	unsound := errors.New("unsound")
 	if _, err := Compact(path, func(string) error { return unsound }); !errors.Is(err, unsound) {
-		t.Errorf("%v, want what the check says", err)
+		t.Errorf("Compact = %v, want the error of the check", err)
 	}
 	if now, err := os.ReadFile(path); err != nil || !slices.Equal(now, before) {
-		t.Errorf("the file has changed: %v", err)
+		t.Errorf("the file has changed, %v", err)
 	}
 
-	done, err := Compact(path, soundly)
+	done, err := Compact(path, checkSound)
 	if err != nil || done.Before != int64(len(before)) || done.After > done.Before/10 {
-		t.Fatalf("%+v, %v", done, err)
+		t.Fatalf("Compact = %+v, %v, want a tenth of the size", done, err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() != done.After || info.Mode() != fileMode {
-		t.Errorf("there is %v: %v", info, err)
+		t.Errorf("compacted file = %v, %v", info, err)
 	}
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
-		t.Errorf("there is %v", names)
+		t.Errorf("files = %v, want only the store", names)
 	}
 	s, err = Open(path, Options{Check: func(_ string, closed bool) error {
 		if !closed {
@@ -61,13 +61,13 @@ func TestCompact(t *testing.T) {
 	}
 	defer s.Close()
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"99"}) {
-		t.Errorf("there is %v", got)
+		t.Errorf("List = %v, want 99", got)
 	}
 	wantConsistent(t, s)
 }
 
-// TestCompactYoungFiles: their transactions have the numbers that those of new ones have.
-func TestCompactYoungFiles(t *testing.T) {
+// TestCompactNewFiles compacts files whose transaction numbers are those of new files.
+func TestCompactNewFiles(t *testing.T) {
 	path := newPath(t)
 	for n := range 6 {
 		s := open(t, path, store.Options{})
@@ -75,26 +75,26 @@ func TestCompactYoungFiles(t *testing.T) {
 			appendTo(t, s, "a", fmt.Sprint(i))
 		}
 		s.Close()
-		if _, err := Compact(path, soundly); err != nil {
-			t.Errorf("after %d writes: %v", n, err)
+		if _, err := Compact(path, checkSound); err != nil {
+			t.Errorf("Compact after %d writes = %v", n, err)
 		}
-		if _, err := Compact(path, soundly); err != nil {
-			t.Errorf("once more: %v", err)
+		if _, err := Compact(path, checkSound); err != nil {
+			t.Errorf("second Compact = %v", err)
 		}
 	}
 }
 
-func TestCompactOfOtherFiles(t *testing.T) {
+func TestCompactOtherFiles(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "garbage": strings.Repeat("garbage", 10_000)} {
 		path := newPath(t)
 		if err := os.WriteFile(path, []byte(content), fileMode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Compact(path, soundly); !errors.Is(err, ErrDamaged) {
-			t.Errorf("%s: %v, want ErrDamaged", name, err)
+		if _, err := Compact(path, checkSound); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Compact(%s) = %v, want ErrDamaged", name, err)
 		}
 	}
-	if _, err := Compact(newPath(t), soundly); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("none: %v, want ErrNotExist", err)
+	if _, err := Compact(newPath(t), checkSound); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Compact of a missing file = %v, want ErrNotExist", err)
 	}
 }

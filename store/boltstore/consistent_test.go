@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// consistent fails the test unless every bucket of the store agrees with every other.
+// wantConsistent fails the test unless all buckets and the tally agree with each other.
 func wantConsistent(t *testing.T, s *Store) {
 	t.Helper()
 	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s.tally) }); err != nil {
@@ -27,20 +27,20 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	c := &checker{tx: tx, epoch: tl.epoch, report: func(told string) { fault("%s", told) }}
+	c := &checker{tx: tx, epoch: tl.epoch, report: func(text string) { fault("%s", text) }}
 	c.records()
 	want := map[string]counts{}
 	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
 		tenant, rest, _ := cutTenant(key)
 		r, err := record.Unmarshal(value)
 		if err != nil {
-			return nil //nolint:nilerr // It was told.
+			return nil //nolint:nilerr // The checker has reported it.
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
-		passed := tl.evictFrom[tenant]
+		start := tl.evictFrom[tenant]
 		session := tl.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
-		if bytes.Compare(rest, passed[:]) < 0 && !r.Running() && !session.Held {
-			fault("conversation %q of %q would never be evicted", r.Conversation().GetId(), tenant)
+		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !session.Held {
+			fault("conversation %q of %q cannot be evicted", r.Conversation().GetId(), tenant)
 		}
 		return nil
 	})
@@ -59,7 +59,7 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 	}
 	for tenant := range tl.evictFrom {
 		if want[tenant] == (counts{}) {
-			fault("%q has no conversations to be passed over", tenant)
+			fault("%q has an eviction start, but no conversations", tenant)
 		}
 	}
 	total := counts{}
@@ -72,7 +72,7 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 	return errors.Join(slices.Concat(faults, checkEphemeral(tx, tl), checkVersions(tx, tl), checkDueIndexes(tx, tl))...)
 }
 
-// checkSoon checks that the entries that are due soon are in memory, for each tenant with a soon.
+// checkDueIndexes checks that the due indexes have all entries of the slots that they have read.
 func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
 	for tenant, s := range tl.dueIndexes {
 		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {
@@ -81,7 +81,7 @@ func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
 			}
 			for e := range entriesOf(tx.Bucket([]byte(name)), tenant, 0, q.nextSlot-1) {
 				if !q.entries.Has(e) {
-					faults = append(faults, fmt.Errorf("%s has %+v, which is not in memory", name, e))
+					faults = append(faults, fmt.Errorf("%s has %+v, which is not in the due index", name, e))
 				}
 			}
 		}
@@ -89,7 +89,8 @@ func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
 	return faults
 }
 
-// checkSessions looks at session memory in the file and in memory.
+// checkEphemeral compares the entries of ephemeral conversations with each other and with the
+// tally.
 func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	ends := tx.Bucket([]byte(endsBucket))
@@ -103,11 +104,11 @@ func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 		}
 		want[tenant]++
 		if holders := tl.holders[string(key)]; holders < 0 || (holders > 0) != tl.epoch.state(m).Held {
-			fault("session memory %q of %q ends at %d, and has %d holders", id, tenant, m.deleteAt, holders)
+			fault("ephemeral %q of %q ends at %d, and has %d holders", id, tenant, m.deleteAt, holders)
 		}
-		if _, left := tl.epoch.releaseStale(m); left {
+		if _, stale := tl.epoch.releaseStale(m); stale {
 			if !slices.Contains(tl.staleHolds, string(key)) {
-				fault("session memory %q of %q will never be released", id, tenant)
+				fault("ephemeral %q of %q will never be released", id, tenant)
 			}
 			return nil
 		}
@@ -117,11 +118,11 @@ func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 		}
 		released++
 		if tx.Bucket([]byte(idsBucket)).Get(key) == nil {
-			fault("session memory %q of %q has no conversation and no holder", id, tenant)
+			fault("ephemeral %q of %q has no conversation and no holder", id, tenant)
 		}
 		entry := endKey(m.deleteAt, tenant, string(id))
 		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.deleteAt {
-			fault("session memory %q of %q ends at %d, and would be swept at %d", id, tenant, m.deleteAt, e.at)
+			fault("ephemeral %q of %q is deleted at %d, but swept at %d", id, tenant, m.deleteAt, e.at)
 		}
 		return nil
 	})
@@ -129,7 +130,7 @@ func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 		fault("ends has %d entries for %d", n, released)
 	}
 	if len(tl.holders) != held || !maps.Equal(tl.ephemeralCounts, want) || tl.hasEphemeral.Load() != (len(want) > 0) {
-		fault("in memory there are %v, %v, %v, want %d that are held, of %v", tl.holders, tl.ephemeralCounts, tl.hasEphemeral.Load(), held, want)
+		fault("tally has holders %v, counts %v, hasEphemeral %v; want %d held, counts %v", tl.holders, tl.ephemeralCounts, tl.hasEphemeral.Load(), held, want)
 	}
 	return faults
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// damage changes the value of one key of a bucket; key is given a transaction to find it.
+// damage changes the value of one key of a bucket. key finds the key.
 func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, change func([]byte) []byte) {
 	t.Helper()
 	err := s.db.Update(func(tx *bolt.Tx) error {
@@ -31,7 +31,7 @@ func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, ch
 	}
 }
 
-// bad is the key of conversation "bad" in conversations.
+// badKey returns the key of conversation "bad" in conversations.
 func badKey(tx *bolt.Tx) []byte {
 	id := idKey("acme", "bad")
 	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
@@ -52,7 +52,7 @@ func flip(at int) func([]byte) []byte {
 	}
 }
 
-// three is a store with conversations "old", "bad" and "new", in this order.
+// openThree opens a store with conversations "old", "bad" and "new", created in this order.
 func openThree(t *testing.T, o store.Options) (*Store, *clock) {
 	t.Helper()
 	c := newClock()
@@ -73,10 +73,10 @@ func TestDamagedRecord(t *testing.T) {
 		"empty":    func([]byte) []byte { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var told []string
+			var observed []string
 			s, c := openThree(t, store.Options{MaxConversations: 3, Observe: func(changes []store.Change) {
 				for _, change := range changes {
-					told = append(told, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
+					observed = append(observed, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
 				}
 			}})
 			damage(t, s, conversationsBucket, badKey, change)
@@ -87,19 +87,19 @@ func TestDamagedRecord(t *testing.T) {
 			_, errUpdate := s.Update(ctx, &store.Update{Tenant: "acme", ConversationID: "bad", KeepThrough: new(int32)})
 			for i, err := range []error{errRead, errAppend, errCreate, errUpdate} {
 				if !errors.Is(err, store.ErrCorrupt) {
-					t.Errorf("%d: %v, want ErrCorrupt", i, err)
+					t.Errorf("call %d = %v, want ErrCorrupt", i, err)
 				}
 			}
 			if err := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad", IfVersion: new(int32)}); err == nil {
-				t.Error("a version that nobody knows was taken for the right one")
+				t.Error("Delete with a version succeeded, although the version is unknown")
 			}
-			appendTo(t, s, "old", "goes on")
-			told = nil
+			appendTo(t, s, "old", "more")
+			observed = nil
 			if err := s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 				t.Fatal(err)
 			}
-			if want := []string{"DELETED bad"}; !slices.Equal(told, want) {
-				t.Errorf("told of %v, want %v", told, want)
+			if want := []string{"DELETED bad"}; !slices.Equal(observed, want) {
+				t.Errorf("observed changes = %v, want %v", observed, want)
 			}
 			c.advance(3 * time.Hour)
 			sweep(t, s)
@@ -108,17 +108,17 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestDamagedStaysOutOfTheWay damages a header, and lets everything else go on around it.
-func TestDamagedStaysOutOfTheWay(t *testing.T) {
+// TestDamagedIsSkipped damages a header. Calls about other conversations must not be affected.
+func TestDamagedIsSkipped(t *testing.T) {
 	s, c := openThree(t, store.Options{MaxConversations: 3})
 	damage(t, s, conversationsBucket, badKey, flip(20))
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
-		t.Errorf("listed are %v", got)
+		t.Errorf("List = %v, want new and old", got)
 	}
 	appendTo(t, s, "newer", "hello")  // Evicts old.
-	appendTo(t, s, "newest", "hello") // Evicts new, passes bad over.
+	appendTo(t, s, "newest", "hello") // Evicts new, skips bad.
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newest", "newer"}) {
-		t.Errorf("after evictions there are %v", got)
+		t.Errorf("List after evictions = %v, want newest and newer", got)
 	}
 	c.advance(time.Hour)
 	for range 3 { // The damaged one is due first, but only once.
@@ -127,26 +127,26 @@ func TestDamagedStaysOutOfTheWay(t *testing.T) {
 		}
 	}
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 1 || stats.Expired != 2 || stats.Evicted != 2 {
-		t.Errorf("%+v, %v; want the damaged one alone", stats, err)
+		t.Errorf("Stats = %+v, %v; want only the damaged conversation", stats, err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		if n := countEntries(tx, expiryBucket); n != 1 {
-			t.Errorf("expiry has %d entries, want the one that is to be looked at later", n)
+			t.Errorf("expiry has %d entries, want the deferred one", n)
 		}
 		return nil
 	})
 	if purged, err := s.Purge(t.Context(), &store.Purge{Tenant: "acme"}); err != nil || purged.Count != 0 {
-		t.Errorf("%+v, %v; want nothing purged", purged, err)
+		t.Errorf("Purge = %+v, %v; want 0", purged, err)
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 		t.Fatal(err)
 	}
 	c.advance(2 * time.Hour)
-	sweep(t, s) // Drops the entry that the sweeper had moved.
+	sweep(t, s) // Removes the entry that the sweeper had moved.
 	wantConsistent(t, s)
 }
 
-// TestDamagedID leads an id to another conversation, and to none.
+// TestDamagedID makes an entry in ids lead to another conversation, or to none.
 func TestDamagedID(t *testing.T) {
 	for name, change := range map[string]func(other []byte) func([]byte) []byte{
 		"another": func(other []byte) func([]byte) []byte { return func([]byte) []byte { return other } },
@@ -163,19 +163,19 @@ func TestDamagedID(t *testing.T) {
 			damage(t, s, idsBucket, keyOf("bad"), change(other))
 			_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 			if !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("%v, want ErrCorrupt", err)
+				t.Errorf("Read = %v, want ErrCorrupt", err)
 			}
 			if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("deleted: %v, want ErrCorrupt: nobody knows where it lies", err)
+				t.Errorf("Delete = %v, want ErrCorrupt, since the record cannot be found", err)
 			}
 			if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
-				t.Errorf("listed are %v", got)
+				t.Errorf("List = %v, want all three", got)
 			}
 			if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || stats.Messages != 3 {
-				t.Errorf("%+v, %v; want all three", stats, err)
+				t.Errorf("Stats = %+v, %v; want three conversations", stats, err)
 			}
 			if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "new", Newest: -1}); err != nil {
-				t.Errorf("deleting bad took new with it: %v", err)
+				t.Errorf("Read of new after deleting bad = %v", err)
 			}
 		})
 	}
@@ -199,14 +199,15 @@ func TestDamagedProgress(t *testing.T) {
 	s.Close()
 	turns, _, err := open(t, path, store.Options{}).Abandoned(t.Context(), "")
 	if err != nil || len(turns) != 1 || turns[0].TurnID != "turn" || turns[0].Messages != nil {
-		t.Fatalf("%+v, %v; want the turn without its answer", turns, err)
+		t.Fatalf("Abandoned = %+v, %v; want the turn without its answer", turns, err)
 	}
 	if events := turns[0].Events; events.GetStarted() != 1 || events.GetTurnId() != "turn" || events.GetConversationVersion() != 1 {
-		t.Errorf("events are %v, want those that it began with", events)
+		t.Errorf("events = %v, want those of the begin", events)
 	}
 }
 
-// FuzzDecode feeds the decoders of small entries what a damaged file may hold.
+// FuzzDecode decodes small entries from arbitrary bytes. What is accepted must encode to the same
+// bytes.
 func FuzzDecode(f *testing.F) {
 	entry, id := expiryKey(7, "acme", innerKey{1, 2, 3}), idKey("acme", "a")
 	f.Add(entry, encodeDue(entry, 7))
@@ -216,19 +217,19 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		if e, ok := decodeDue(key, value); ok && !slices.Equal(dueKey(e.slot, e.tenant, e.name), key) && key[4] < 0x80 {
-			t.Errorf("%x comes back as %x", key, dueKey(e.slot, e.tenant, e.name))
+			t.Errorf("dueKey(decodeDue(%x)) = %x", key, dueKey(e.slot, e.tenant, e.name))
 		}
 		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
-			t.Errorf("%x comes back as %x", value, c.encode(key))
+			t.Errorf("decodeCounts(%x) encodes to %x", value, c.encode(key))
 		}
 		if m, ok := decodeEphemeral(key, value); ok && !slices.Equal(m.encode(key), value) {
-			t.Errorf("%x comes back as %x", value, m.encode(key))
+			t.Errorf("decodeEphemeral(%x) encodes to %x", value, m.encode(key))
 		}
 		if p, err := decodePlace(key, value); err == nil && !slices.Equal(p.encode(key), value) {
-			t.Errorf("%x comes back as %x", value, p.encode(key))
+			t.Errorf("decodePlace(%x) encodes to %x", value, p.encode(key))
 		}
 		if tenant, rest, ok := cutTenant(key); ok && len(tenant)+len(rest) >= len(key) {
-			t.Errorf("%x is taken apart as %q and %x", key, tenant, rest)
+			t.Errorf("cutTenant(%x) = %q, %x, which are too long", key, tenant, rest)
 		}
 	})
 }

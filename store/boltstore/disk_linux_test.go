@@ -11,26 +11,26 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Whoever reads the file has nothing read ahead, and restored files leave memory: see
-// readNoFurther. A single read without that advice is enough for all that follow to be read
-// ahead, also by those who have given it.
-func TestReadNoFurther(t *testing.T) {
+// TestNoReadAhead checks that reads of the file cause no read-ahead and that restored files leave
+// the page cache, see adviseRandom. One read without that advice is enough to enable read-ahead for
+// all later reads, also of other descriptors.
+func TestNoReadAhead(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{})
-	for range 16 { // More than any kernel reads ahead at first.
+	for range 16 { // More than a kernel reads ahead at first.
 		appendTo(t, s, "long", strings.Repeat("word ", 50<<10))
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	file := openCold(t, path)
+	file := openUncached(t, path)
 	for _, test := range []struct {
 		name  string
 		do    func() error
-		pages uint64 // at most in memory then
+		pages uint64 // maximum number of cached pages afterwards
 	}{
-		{"look at it", func() error { return checkFile(path) }, 16}, // Where a meta page of any size may be.
-		{"read from it", func() error {
+		{"check the file", func() error { return checkFile(path) }, 16}, // The second meta page may be at several offsets.
+		{"read from the file", func() error {
 			f, err := openExisting(path, os.O_RDONLY, 0)
 			if err != nil {
 				return err
@@ -45,13 +45,13 @@ func TestReadNoFurther(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := cachedPages(t, file); got > test.pages {
-				t.Errorf("%d pages are in memory, at most %d were asked for", got, test.pages)
+				t.Errorf("%d pages are cached, want %d at most", got, test.pages)
 			}
 		})
 	}
-	t.Run("restore it", func(t *testing.T) {
+	t.Run("restore the file", func(t *testing.T) {
 		to := newPath(t)
-		if _, err := Restore(t.Context(), path, to, RestoreOptions{Check: soundly}); err != nil {
+		if _, err := Restore(t.Context(), path, to, RestoreOptions{Check: checkSound}); err != nil {
 			t.Fatal(err)
 		}
 		restored, err := os.Open(to)
@@ -59,7 +59,7 @@ func TestReadNoFurther(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := cachedPages(t, restored); got != 0 {
-			t.Errorf("%d pages of the copy are in memory", got)
+			t.Errorf("%d pages of the copy are cached, want none", got)
 		}
 		if err := restored.Close(); err != nil {
 			t.Fatal(err)
@@ -67,8 +67,9 @@ func TestReadNoFurther(t *testing.T) {
 	})
 }
 
-// openCold opens a file, and takes it out of memory to see whether that can be done.
-func openCold(t *testing.T, path string) *os.File {
+// openUncached opens a file and drops it from the page cache. It skips the test if the file system
+// does not permit that.
+func openUncached(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -80,18 +81,18 @@ func openCold(t *testing.T, path string) *os.File {
 	}
 	adviseDontNeed(f)
 	if cachedPages(t, f) > 0 {
-		t.Skip("what is on this file system does not leave memory")
+		t.Skip("files of this file system stay in memory")
 	}
 	return f
 }
 
-// cachedPages returns how many pages of a file are in memory.
+// cachedPages returns the number of pages of a file in the page cache.
 func cachedPages(t *testing.T, f *os.File) uint64 {
 	t.Helper()
 	var pages unix.Cachestat_t
 	err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &pages, 0)
 	if errors.Is(err, unix.ENOSYS) {
-		t.Skip("this kernel does not tell what is in memory")
+		t.Skip("this kernel has no cachestat")
 	}
 	if err != nil {
 		t.Fatal(err)

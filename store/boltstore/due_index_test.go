@@ -10,8 +10,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestCapacityWork counts the allocations of a create at capacity, in the minute in which many others
-// expire. The count does not depend on how many.
+// TestCapacityWork counts the allocations of a create at capacity in the minute in which many other
+// conversations expire. The count must not depend on their number.
 func TestCapacityWork(t *testing.T) {
 	const others = 2000
 	c := newClock()
@@ -38,9 +38,9 @@ func TestCapacityWork(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestSoonForgotten: a tenant that was at its capacity and has no conversations left has no entries in
-// memory.
-func TestSoonForgotten(t *testing.T) {
+// TestDueIndexDropped deletes all conversations of a tenant that was at its capacity. Its due index
+// must be dropped.
+func TestDueIndexDropped(t *testing.T) {
 	c := newClock()
 	path := newPath(t)
 	s := open(t, path, store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 2})
@@ -48,7 +48,7 @@ func TestSoonForgotten(t *testing.T) {
 	appendTo(t, s, "b", "hello")
 	appendTo(t, s, "c", "hello")
 	if n := len(s.tally.dueIndexes); n != 1 {
-		t.Errorf("%d tenants have entries in memory, want 1", n)
+		t.Errorf("%d tenants have a due index, want 1", n)
 	}
 	for _, id := range []string{"b", "c"} {
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
@@ -56,30 +56,32 @@ func TestSoonForgotten(t *testing.T) {
 		}
 	}
 	if n := len(s.tally.dueIndexes); n != 0 {
-		t.Errorf("%d tenants have entries in memory, want none", n)
+		t.Errorf("%d tenants have a due index, want none", n)
 	}
 }
 
-// TestSoonForgottenBelowCapacity has a tenant that was at its capacity and is far below it.
-func TestSoonForgottenBelowCapacity(t *testing.T) {
+// TestDueIndexDroppedBelowCapacity drops the due index of a tenant that was at its capacity and is
+// far below it now.
+func TestDueIndexDroppedBelowCapacity(t *testing.T) {
 	c := newClock()
 	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 4})
 	for i := range 5 {
 		appendTo(t, s, fmt.Sprint(i), "hello")
 	}
 	if n := len(s.tally.dueIndexes); n != 1 {
-		t.Errorf("%d tenants have entries in memory, want 1", n)
+		t.Errorf("%d tenants have a due index, want 1", n)
 	}
 	c.advance(2 * time.Hour)
 	appendTo(t, s, "new", "hello")
 	sweep(t, s)
 	if n := len(s.tally.dueIndexes); n != 0 {
-		t.Errorf("%d tenants have entries in memory, want none", n)
+		t.Errorf("%d tenants have a due index, want none", n)
 	}
 }
 
-// TestSoonAfterFailure has a transaction of a tenant fail: what is in memory of another tenant stays.
-func TestSoonAfterFailure(t *testing.T) {
+// TestDueIndexAfterFailure fails a transaction that read the due index of one tenant. The index of
+// another tenant must stay.
+func TestDueIndexAfterFailure(t *testing.T) {
 	c := newClock()
 	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 2})
 	for _, tenant := range []string{"acme", "other"} {
@@ -100,6 +102,6 @@ func TestSoonAfterFailure(t *testing.T) {
 	}
 	appendTo(t, s, "2", "hello")
 	if acme == nil || other == nil || s.tally.dueIndexes["acme"] == acme || s.tally.dueIndexes["other"] != other {
-		t.Error("want what acme has in memory to be forgotten, and what other has to stay")
+		t.Error("after the failure, want the due index of acme dropped and that of other unchanged")
 	}
 }

@@ -12,18 +12,19 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// endOfBad is the key of id "bad" in ends.
-func endOfBad(tx *bolt.Tx) []byte {
+// badEndKey returns the key of id "bad" in ends.
+func badEndKey(tx *bolt.Tx) []byte {
 	key := idKey("acme", "bad")
 	m, ok := decodeEphemeral(key, tx.Bucket([]byte(sessionsBucket)).Get(key))
 	if !ok {
-		panic("bad is no session memory")
+		panic("bad is not ephemeral")
 	}
 	return endKey(m.deleteAt, "acme", "bad")
 }
 
-// eachBit flips each bit of the key and of the value of an entry, and flips it back.
-func eachBit(t *testing.T, s *Store, bucket string, find func(*bolt.Tx) []byte, look func(bit int)) {
+// flipEachBit flips each bit of the key and value of an entry, one at a time, and calls check each
+// time.
+func flipEachBit(t *testing.T, s *Store, bucket string, find func(*bolt.Tx) []byte, check func(bit int)) {
 	t.Helper()
 	var key, value []byte
 	replace := func(before, key, value []byte) {
@@ -44,67 +45,67 @@ func eachBit(t *testing.T, s *Store, bucket string, find func(*bolt.Tx) []byte, 
 		both := flipBit(bit)(slices.Concat(key, value))
 		wrong := both[:len(key)]
 		replace(key, wrong, both[len(key):])
-		look(bit)
+		check(bit)
 		replace(wrong, key, value)
 	}
 	wantConsistent(t, s)
 }
 
-// TestDamagedSessionBits damages entries of sessions: their ids are like any other.
-func TestDamagedSessionBits(t *testing.T) {
+// TestDamagedEphemeralBits damages entries in sessions. Their ids count as not ephemeral.
+func TestDamagedEphemeralBits(t *testing.T) {
 	t.Run("held", func(t *testing.T) {
 		s, c := openThree(t, store.Options{})
 		hold(t, s, 0, "bad")
-		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
-			if !lives(t, s, "bad") {
-				t.Errorf("bit %d: it has gone before its expire_time", bit)
+		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if !exists(t, s, "bad") {
+				t.Errorf("bit %d: not found before its expire_time", bit)
 			}
 		})
 		c.advance(2 * time.Hour)
-		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
-			if lives(t, s, "bad") || len(listIDs(t, s, "acme")) > 0 {
-				t.Errorf("bit %d: it lives on", bit)
+		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if exists(t, s, "bad") || len(listIDs(t, s, "acme")) > 0 {
+				t.Errorf("bit %d: found after its expire_time", bit)
 			}
 		})
-		if !lives(t, s, "bad") {
-			t.Error("it has gone although it is held")
+		if !exists(t, s, "bad") {
+			t.Error("not found, although it is held")
 		}
 	})
-	t.Run("over", func(t *testing.T) {
+	t.Run("ended", func(t *testing.T) {
 		s, c := openThree(t, store.Options{})
 		hold(t, s, 0, "bad")
 		release(t, s, time.Minute, "bad")
 		c.advance(time.Minute)
-		eachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
-			if !lives(t, s, "bad") {
-				t.Errorf("bit %d: it has gone", bit)
+		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+			if !exists(t, s, "bad") {
+				t.Errorf("bit %d: not found", bit)
 			}
 		})
-		if lives(t, s, "bad") {
-			t.Error("it lives although its time is over")
+		if exists(t, s, "bad") {
+			t.Error("found after its end")
 		}
 	})
 }
 
-// TestDamagedEndBits damages an entry of ends: its conversation is not swept, but not found
-// either.
+// TestDamagedEndBits damages an entry in ends. Its conversation is neither swept nor found.
 func TestDamagedEndBits(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(100 * 365 * 24 * time.Hour)
-	eachBit(t, s, endsBucket, endOfBad, func(bit int) {
+	flipEachBit(t, s, endsBucket, badEndKey, func(bit int) {
 		if due, more, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10); len(due) != 0 || more || err != nil {
-			t.Errorf("bit %d: %v are due, %v, %v", bit, due, more, err)
+			t.Errorf("bit %d: readDue = %v, %v, %v; want none", bit, due, more, err)
 		}
-		if lives(t, s, "bad") {
-			t.Errorf("bit %d: it lives on", bit)
+		if exists(t, s, "bad") {
+			t.Errorf("bit %d: found after its end", bit)
 		}
 	})
 }
 
-// TestDamagedSession damages entries for good: nothing goes for it, and nothing stays for ever.
-func TestDamagedSession(t *testing.T) {
+// TestDamagedEphemeral damages entries permanently. No other conversation may be deleted for that,
+// and none may stay forever.
+func TestDamagedEphemeral(t *testing.T) {
 	start := func(t *testing.T) (*Store, *clock) {
 		t.Helper()
 		s, c := openThree(t, store.Options{MaxConversations: 3})
@@ -118,14 +119,14 @@ func TestDamagedSession(t *testing.T) {
 		c.advance(time.Minute)
 		sweep(t, s)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
-			t.Errorf("listed are %v, want all", got)
+			t.Errorf("List = %v, want all", got)
 		}
 		s.Close()
 		s = open(t, s.path, store.Options{Now: c.Now})
 		c.advance(time.Hour)
 		sweep(t, s)
 		if stats, err := s.Stats(t.Context()); err != nil || stats.Expired != 3 {
-			t.Errorf("%+v, %v; want all three expired", stats, err)
+			t.Errorf("Stats = %+v, %v; want all three expired", stats, err)
 		}
 		hold(t, s, time.Hour, "bad")
 		wantConsistent(t, s)
@@ -134,34 +135,34 @@ func TestDamagedSession(t *testing.T) {
 		s, c := start(t)
 		hold(t, s, 0, "bad")
 		c.advance(2 * time.Hour)
-		sweep(t, s) // Which finds that it does not expire.
+		sweep(t, s) // The sweeper finds that bad does not expire.
 		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
 		release(t, s, 0, "bad")
-		if lives(t, s, "bad") {
-			t.Error("it lives on")
+		if exists(t, s, "bad") {
+			t.Error("bad is found after its release")
 		}
 		c.advance(time.Hour)
 		sweep(t, s)
 		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 || stats.Expired != 3 {
-			t.Errorf("%+v, %v; want all three expired", stats, err)
+			t.Errorf("Stats = %+v, %v; want all three expired", stats, err)
 		}
 	})
 	t.Run("ends", func(t *testing.T) {
 		s, c := start(t)
-		damage(t, s, endsBucket, endOfBad, flip(-1))
+		damage(t, s, endsBucket, badEndKey, flip(-1))
 		c.advance(30 * time.Minute)
 		sweep(t, s)
-		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || lives(t, s, "bad") {
-			t.Errorf("%+v, %v; want nothing swept", stats, err)
+		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || exists(t, s, "bad") {
+			t.Errorf("Stats = %+v, %v; want nothing swept", stats, err)
 		}
 		c.advance(30 * time.Minute)
 		sweep(t, s)
 		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 0 || stats.Expired != 2 {
-			t.Errorf("%+v, %v; want bad deleted, and two expired", stats, err)
+			t.Errorf("Stats = %+v, %v; want bad deleted, and two expired", stats, err)
 		}
 		wantConsistent(t, s)
 	})
-	t.Run("an entry of ends too many", func(t *testing.T) {
+	t.Run("additional entries in ends", func(t *testing.T) {
 		s, c := start(t)
 		hold(t, s, 0, "new")
 		if err := s.db.Update(func(tx *bolt.Tx) error {
@@ -177,11 +178,11 @@ func TestDamagedSession(t *testing.T) {
 		}
 		appendTo(t, s, "newer", "hello")
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
-			t.Errorf("listed are %v, want the oldest to have made room", got)
+			t.Errorf("List = %v, want the oldest evicted", got)
 		}
 		sweep(t, s)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "new", "bad"}) {
-			t.Errorf("listed are %v, want all", got)
+			t.Errorf("List = %v, want it unchanged", got)
 		}
 		wantConsistent(t, s)
 	})
@@ -192,15 +193,15 @@ func TestDamagedSession(t *testing.T) {
 		c.advance(time.Minute)
 		sweep(t, s)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
-			t.Errorf("listed are %v", got)
+			t.Errorf("List = %v, want new and old", got)
 		}
 		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("%v, want ErrCorrupt: it is kept", err)
+			t.Errorf("Read = %v, want ErrCorrupt", err)
 		}
 		hold(t, s, 0, "bad")
 		release(t, s, 0, "bad")
 		if n := s.tally.ephemeralCounts["acme"]; n != 1 {
-			t.Errorf("%d ids are session memory, want old alone", n)
+			t.Errorf("%d ids are ephemeral, want only old", n)
 		}
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// hold holds conversations of tenant "acme".
+// hold holds ids of tenant "acme".
 func hold(t *testing.T, s *Store, after time.Duration, ids ...string) {
 	t.Helper()
 	if err := s.Hold(t.Context(), &store.Hold{Tenant: "acme", ConversationIDs: ids, DeleteAfter: after}); err != nil {
@@ -33,8 +33,8 @@ func release(t *testing.T, s *Store, after time.Duration, ids ...string) {
 	}
 }
 
-// lives reports whether there is a conversation of tenant "acme".
-func lives(t *testing.T, s *Store, id string) bool {
+// exists reports whether tenant "acme" has a conversation with that id.
+func exists(t *testing.T, s *Store, id string) bool {
 	t.Helper()
 	_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id})
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
@@ -43,8 +43,8 @@ func lives(t *testing.T, s *Store, id string) bool {
 	return err == nil
 }
 
-// TestSessionsRestart ends a process that holds conversations, in two ways.
-func TestSessionsRestart(t *testing.T) {
+// TestEphemeralRestart ends a process that holds conversations, in order and by a kill.
+func TestEphemeralRestart(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, s *Store) (path string){
 		"close": func(t *testing.T, s *Store) string {
 			t.Helper()
@@ -55,11 +55,11 @@ func TestSessionsRestart(t *testing.T) {
 		},
 		"kill -9": func(t *testing.T, s *Store) string {
 			t.Helper()
-			left := newPath(t)
-			if err := os.WriteFile(left, content(t, s.path), 0o600); err != nil {
+			copied := newPath(t)
+			if err := os.WriteFile(copied, fileContent(t, s.path), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			return left
+			return copied
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,35 +73,36 @@ func TestSessionsRestart(t *testing.T) {
 			c.advance(30 * time.Second)
 			s = open(t, end(t, s), store.Options{Now: c.Now})
 			wantConsistent(t, s)
-			if !lives(t, s, "old") || !lives(t, s, "bad") || lives(t, s, "new") {
-				t.Errorf("live are %v, want old and bad", listIDs(t, s, "acme"))
+			if !exists(t, s, "old") || !exists(t, s, "bad") || exists(t, s, "new") {
+				t.Errorf("List = %v, want old and bad", listIDs(t, s, "acme"))
 			}
 			release(t, s, 0, "old", "bad")
 			c.advance(30 * time.Second)
-			if !lives(t, s, "old") || lives(t, s, "bad") {
-				t.Errorf("after bad's time there are %v", listIDs(t, s, "acme"))
+			if !exists(t, s, "old") || exists(t, s, "bad") {
+				t.Errorf("List after the end of bad = %v, want old", listIDs(t, s, "acme"))
 			}
 			c.advance(3*time.Hour - 31*time.Second)
 			sweep(t, s)
-			if !lives(t, s, "old") {
-				t.Error("old has gone before its time")
+			if !exists(t, s, "old") {
+				t.Error("old was deleted before its end")
 			}
 			c.advance(time.Second)
-			if lives(t, s, "old") {
-				t.Error("old lives on")
+			if exists(t, s, "old") {
+				t.Error("old exists after its end")
 			}
 			sweep(t, s)
 			wantConsistent(t, s)
 			if n := s.tally.ephemeralCounts["acme"]; n != 0 {
-				t.Errorf("%d ids are session memory", n)
+				t.Errorf("%d ids are ephemeral, want none", n)
 			}
 		})
 	}
 }
 
-// TestSessionsCompact compacts the file of processes that end while they hold a conversation. The
-// transactions are counted anew then, and no process may take another's hold for its own.
-func TestSessionsCompact(t *testing.T) {
+// TestEphemeralCompact compacts the file after each process that ended while it held a
+// conversation. Transaction numbers start again then, and no process may mistake another's hold for
+// its own.
+func TestEphemeralCompact(t *testing.T) {
 	path, c := newPath(t), newClock()
 	for range 3 {
 		s := open(t, path, store.Options{Now: c.Now})
@@ -110,46 +111,46 @@ func TestSessionsCompact(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Compact(path, soundly); err != nil {
+		if _, err := Compact(path, checkSound); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s := open(t, path, store.Options{Now: c.Now})
-	sweep(t, s) // Time runs from the start on.
+	sweep(t, s) // The DeleteAfter begins when the file is opened.
 	c.advance(time.Minute)
-	if lives(t, s, "held") {
-		t.Error("what an ended process held lives on")
+	if exists(t, s, "held") {
+		t.Error("the conversation that an ended process held exists after its end")
 	}
 	sweep(t, s)
 	wantConsistent(t, s)
 }
 
-// TestSessionsOpenUnchanged opens a file in which nothing is held: it is not written to.
-func TestSessionsOpenUnchanged(t *testing.T) {
+// TestEphemeralOpenUnchanged opens a file without holds. Open must not write to it.
+func TestEphemeralOpenUnchanged(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "old")
 	release(t, s, time.Hour, "old")
 	s.Close()
-	before := content(t, s.path)
+	before := fileContent(t, s.path)
 	open(t, s.path, store.Options{Now: c.Now}).Close()
-	if !bytes.Equal(before, content(t, s.path)) {
-		t.Error("it was changed")
+	if !bytes.Equal(before, fileContent(t, s.path)) {
+		t.Error("Open changed the file")
 	}
 }
 
-// TestSessionsOlderFile opens a file of the version that knew no session memory.
-func TestSessionsOlderFile(t *testing.T) {
+// TestEphemeralOlderFile opens a file of a version without ephemeral conversations.
+func TestEphemeralOlderFile(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	s.Close()
-	if err := update(func(tx *bolt.Tx) error {
+	if err := editBolt(func(tx *bolt.Tx) error {
 		return errors.Join(tx.DeleteBucket([]byte(sessionsBucket)), tx.DeleteBucket([]byte(endsBucket)))
 	})(s.path); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		s = open(t, s.path, store.Options{Now: c.Now})
-		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) || !lives(t, s, "old") {
-			t.Errorf("listed are %v", got)
+		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) || !exists(t, s, "old") {
+			t.Errorf("List = %v, want all three", got)
 		}
 		sweep(t, s)
 		hold(t, s, time.Hour, "old")
@@ -158,9 +159,9 @@ func TestSessionsOlderFile(t *testing.T) {
 	}
 }
 
-// TestSessionsInSteps ends very much session memory at once, behind what is held and what is
-// not due yet.
-func TestSessionsInSteps(t *testing.T) {
+// TestEphemeralInSteps ends very many ephemeral conversations at once. Held ones and ones that are
+// not due come first.
+func TestEphemeralInSteps(t *testing.T) {
 	seen := stepCounter{kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}
 	s, c := openMany(t, newPath(t), 700, store.Options{TTL: 5 * time.Hour, Observe: seen.observe})
 	var ids, others []string
@@ -176,7 +177,7 @@ func TestSessionsInSteps(t *testing.T) {
 	c.advance(time.Hour)
 	for _, want := range []bool{true, false} {
 		if more, err := s.Sweep(t.Context(), 600); err != nil || more != want {
-			t.Errorf("%v, %v; want %v", more, err, want)
+			t.Errorf("Sweep = %v, %v; want %v", more, err, want)
 		}
 	}
 	seen.want(t, 256, 256, 88, 100)
@@ -188,13 +189,14 @@ func TestSessionsInSteps(t *testing.T) {
 		}
 	}
 	if n := s.tally.ephemeralCounts["acme"]; n != maxDueScan-1 {
-		t.Errorf("%d ids are session memory, want those that are held", n)
+		t.Errorf("%d ids are ephemeral, want the held ones", n)
 	}
 }
 
-// TestSessionsRerun has holds and releases in batches that are done again, and that fail.
-func TestSessionsRerun(t *testing.T) {
-	path := newPath(t) // Not of the bubble.
+// TestEphemeralRerun runs holds and releases in batches that are applied again, and in batches that
+// fail.
+func TestEphemeralRerun(t *testing.T) {
+	path := newPath(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		c := newClock()
 		s := open(t, path, store.Options{Now: c.Now})
@@ -216,82 +218,82 @@ func TestSessionsRerun(t *testing.T) {
 				return nil
 			}
 		}
-		b := &bench{writer: s.writer, t: t}
-		letGo, held := b.hold()
-		answers := []answer{
+		b := &testWriter{writer: s.writer, t: t}
+		unblock, held := b.block()
+		answers := []pending{
 			b.start(t.Context(), 0, holding("a", "b", "c")),
 			b.start(t.Context(), 0, full(holding("a", "d"))),
 			b.start(t.Context(), 0, full(releasing("a"))),
 			b.start(t.Context(), 0, releasing("c")),
 		}
-		letGo()
+		unblock()
 		if err := <-held; err != nil {
 			t.Error(err)
 		}
 		for i, a := range answers {
 			if err := <-a; errors.Is(err, store.ErrNoSpace) != (i == 1 || i == 2) {
-				t.Errorf("operation %d: %v", i, err)
+				t.Errorf("operation %d = %v, want ErrNoSpace of 1 and 2 only", i, err)
 			}
 		}
 		wantConsistent(t, s)
 		release(t, s, 0, "a", "b", "c", "d")
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"a"}) {
-			t.Errorf("left are %v, want a, which was held twice", got)
+			t.Errorf("List = %v, want a, which was held twice", got)
 		}
 
-		// All in one transaction.
-		letGo, held = b.hold()
+		// These operations are all in one transaction.
+		unblock, held = b.block()
 		answers = nil
 		for _, apply := range []func(*txn) error{holding("a"), releasing("a"), holding("a"), releasing("a")} {
 			answers = append(answers, b.start(t.Context(), 0, apply))
 		}
-		letGo()
+		unblock()
 		for _, a := range append(answers, held) {
 			if err := <-a; err != nil {
 				t.Error(err)
 			}
 		}
-		if !lives(t, s, "a") {
-			t.Error("a has gone, although it is held")
+		if !exists(t, s, "a") {
+			t.Error("a was deleted, although it is held")
 		}
 		release(t, s, 0, "a")
 		if got := listIDs(t, s, "acme"); len(got) != 0 {
-			t.Errorf("left are %v", got)
+			t.Errorf("List = %v, want none", got)
 		}
 		wantConsistent(t, s)
 	})
 }
 
-// TestSessionsSetBack sets the clock back when the sweeper has seen what is over.
-func TestSessionsSetBack(t *testing.T) {
+// TestEphemeralClockSetBack sets the clock back after the sweeper has read a due entry.
+func TestEphemeralClockSetBack(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(time.Minute)
-	over, _, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10)
-	if err != nil || len(over) != 1 {
-		t.Fatalf("%v are due, %v; want bad", over, err)
+	due, _, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10)
+	if err != nil || len(due) != 1 {
+		t.Fatalf("readDue = %v, %v; want bad", due, err)
 	}
 	c.advance(-1)
 	for _, want := range []bool{true, false, false} {
 		if err := s.writer.do(t.Context(), 0, func(x *txn) error {
-			x.sweepEphemeral(over[0], c.Now())
+			x.sweepEphemeral(due[0], c.Now())
 			return nil
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if lives(t, s, "bad") != want {
-			t.Errorf("bad lives is %v", !want)
+		if exists(t, s, "bad") != want {
+			t.Errorf("bad exists: %v", !want)
 		}
 		wantConsistent(t, s)
 		c.advance(1)
 	}
 }
 
-// TestSessionsMany has many hold and release as much as they may, all at once: they are not
-// all in one transaction, and some must come again.
-func TestSessionsMany(t *testing.T) {
-	path := newPath(t) // Not of the bubble.
+// TestEphemeralBatches makes many concurrent holds and releases of the maximum size. They must not
+// all be in one transaction, and some must be refused.
+func TestEphemeralBatches(t *testing.T) {
+	path := newPath(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, path, store.Options{})
 		var holds [100]store.Hold
@@ -301,17 +303,17 @@ func TestSessionsMany(t *testing.T) {
 				holds[i].ConversationIDs = append(holds[i].ConversationIDs, fmt.Sprint(n, " of ", i))
 			}
 		}
-		b := &bench{writer: s.writer, t: t}
+		b := &testWriter{writer: s.writer, t: t}
 		for i, do := range []func(context.Context, *store.Hold) error{s.Hold, s.Release} {
 			before := transaction(t, s)
-			letGo, held := b.hold()
-			answers := make([]answer, len(holds))
+			unblock, held := b.block()
+			answers := make([]pending, len(holds))
 			for i := range answers {
-				answers[i] = make(answer, 1)
+				answers[i] = make(pending, 1)
 				go func() { answers[i] <- do(t.Context(), &holds[i]) }()
-				synctest.Wait() // One after the other, so that the same ones are refused.
+				synctest.Wait() // In order, so that the same ones are refused.
 			}
-			letGo()
+			unblock()
 			done := 0
 			for _, a := range answers {
 				if err := <-a; err == nil {
@@ -325,13 +327,13 @@ func TestSessionsMany(t *testing.T) {
 			}
 			n := transaction(t, s) - before
 			if done == 0 || done > 70 || done > 20*n {
-				t.Errorf("call %d: %d were done in %d transactions", i, done, n)
+				t.Errorf("call %d: %d calls succeeded in %d transactions", i, done, n)
 			}
 		}
 	})
 }
 
-// transaction is the number of the newest one.
+// transaction returns the number of the newest transaction.
 func transaction(t *testing.T, s *Store) (n int) {
 	t.Helper()
 	_ = s.db.View(func(tx *bolt.Tx) error {
@@ -341,10 +343,10 @@ func transaction(t *testing.T, s *Store) (n int) {
 	return n
 }
 
-// TestSessionsBehindOthers lets one tenant's session memory end behind very much of another's
-// that ends later in the same minute.
-func TestSessionsBehindOthers(t *testing.T) {
-	s, c := openMany(t, newPath(t), maxDueScan+1, store.Options{}) // At second 16 now.
+// TestEphemeralAfterOthers ends an ephemeral conversation of one tenant. Very many of another
+// tenant, which end later in the same minute, come before it.
+func TestEphemeralAfterOthers(t *testing.T) {
+	s, c := openMany(t, newPath(t), maxDueScan+1, store.Options{}) // The clock is at second 16.
 	var others []string
 	for i := range maxDueScan + 1 {
 		others = append(others, fmt.Sprint(i))
@@ -359,6 +361,6 @@ func TestSessionsBehindOthers(t *testing.T) {
 	c.advance(30 * time.Second)
 	sweep(t, s)
 	if n := s.tally.ephemeralCounts[late.Tenant]; n != 0 {
-		t.Error("it is not swept")
+		t.Error("the conversation was not swept")
 	}
 }

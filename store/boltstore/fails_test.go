@@ -16,19 +16,19 @@ import (
 )
 
 func TestWriterFails(t *testing.T) {
-	for name, fail := range map[string]func(*bench, *txn) error{
-		"commit": func(b *bench, x *txn) error {
+	for name, fail := range map[string]func(*testWriter, *txn) error{
+		"commit": func(b *testWriter, x *txn) error {
 			b.file.Close()
 			return put("key")(x)
 		},
-		"put": func(_ *bench, x *txn) error { return put("")(x) },
+		"put": func(_ *testWriter, x *txn) error { return put("")(x) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir() // Not of the bubble.
+			dir := t.TempDir() // Created outside of the bubble.
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
-				release, _ := b.hold()
-				answers := []answer{
+				b := newTestWriter(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
+				release, _ := b.block()
+				answers := []pending{
 					b.start(t.Context(), 1, put("before")),
 					b.start(t.Context(), 1, func(x *txn) error { return fail(b, x) }),
 					b.start(t.Context(), 1, put("after")),
@@ -37,29 +37,29 @@ func TestWriterFails(t *testing.T) {
 				release()
 				for i, a := range answers {
 					if err := <-a; !errors.Is(err, store.ErrFailed) {
-						t.Errorf("operation %d: %v, want ErrFailed", i, err)
+						t.Errorf("operation %d = %v, want ErrFailed", i, err)
 					}
 				}
 				if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrFailed) {
-					t.Errorf("%v, want ErrFailed", err)
+					t.Errorf("operation after the failure = %v, want ErrFailed", err)
 				}
-				if len(b.failed) != 1 || !errors.Is(b.failed[0], store.ErrFailed) || len(b.commits) != 0 {
-					t.Errorf("told of %v and of %d commits, want one failure", b.failed, len(b.commits))
+				if len(b.failures) != 1 || !errors.Is(b.failures[0], store.ErrFailed) || len(b.commits) != 0 {
+					t.Errorf("failures = %v with %d commits, want one failure", b.failures, len(b.commits))
 				}
 				b.close()
 				if err := b.do(t.Context(), 1, put("later")); !errors.Is(err, store.ErrClosed) {
-					t.Errorf("%v, want ErrClosed", err)
+					t.Errorf("operation after close = %v, want ErrClosed", err)
 				}
 			})
 		})
 	}
 }
 
-// TestWriterFailsWhileClosing closes the writer, which then fails to commit what was begun.
+// TestWriterFailsWhileClosing closes the writer while an operation runs whose commit then fails.
 func TestWriterFailsWhileClosing(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, wide)
+		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
 		begun := b.start(t.Context(), 1, func(x *txn) error {
 			<-gate
@@ -69,27 +69,28 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 		synctest.Wait()
 		close(gate)
 		if err := <-begun; !errors.Is(err, store.ErrFailed) {
-			t.Errorf("%v, want ErrFailed", err)
+			t.Errorf("running operation = %v, want ErrFailed", err)
 		}
 		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
-			t.Errorf("%v, want ErrClosed", err)
+			t.Errorf("operation after close = %v, want ErrClosed", err)
 		}
 	})
 }
 
-// TestWriterPanics runs operations that panic before or after they have written, in batches with others.
+// TestWriterPanics runs operations that panic before or after they have written, in batches with
+// others.
 func TestWriterPanics(t *testing.T) {
-	dir := t.TempDir() // not in the bubble
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, wide)
-		release, held := b.hold()
+		b := newTestWriter(t, dir, wideLimits)
+		release, held := b.block()
 		cause := "page 7: unexpected page type"
 		unwritten := func(*txn) error { panic(cause) }
 		written := func(x *txn) error {
-			x.put(x.turns, []byte("taken back"), nil)
+			x.put(x.turns, []byte("rolled back"), nil)
 			panic(cause)
 		}
-		answers := []answer{
+		answers := []pending{
 			b.start(t.Context(), 1, put("a")),
 			b.start(t.Context(), 1, unwritten),
 			b.start(t.Context(), 1, put("b")),
@@ -100,35 +101,35 @@ func TestWriterPanics(t *testing.T) {
 		release()
 		for i, a := range answers {
 			if err := <-a; errors.Is(err, store.ErrCorrupt) != (i%2 == 1) || errors.Is(err, store.ErrFailed) {
-				t.Errorf("operation %d: %v", i, err)
+				t.Errorf("operation %d = %v, want ErrCorrupt of the odd ones only", i, err)
 			}
 		}
 		for name, apply := range map[string]func(*txn) error{"unwritten": unwritten, "written": written} {
 			if err := b.do(t.Context(), 1, apply); !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("%s, alone: %v, want ErrCorrupt", name, err)
+				t.Errorf("%s operation alone = %v, want ErrCorrupt", name, err)
 			}
 		}
 		if err := errors.Join(<-held, b.do(t.Context(), 1, put("d"))); err != nil {
 			t.Error(err)
 		}
-		if got, want := b.written(), []string{"a", "b", "c", "d"}; !slices.Equal(got, want) || len(b.failed) > 0 {
-			t.Errorf("written = %v, want %v; failures %v", got, want, b.failed)
+		if got, want := b.keys(), []string{"a", "b", "c", "d"}; !slices.Equal(got, want) || len(b.failures) > 0 {
+			t.Errorf("written keys = %v, want %v; failures %v", got, want, b.failures)
 		}
 	})
 }
 
-// TestWriterNoSpace has operations that do not fit beside others.
+// TestWriterNoSpace runs operations that find no space in batches with others.
 func TestWriterNoSpace(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, wide)
+		b := newTestWriter(t, dir, wideLimits)
 		full := func(x *txn) error {
 			x.fail(syscall.ENOSPC)
 			return nil
 		}
 		runs := 0
-		release, held := b.hold()
-		answers := []answer{
+		release, held := b.block()
+		answers := []pending{
 			b.start(t.Context(), 1, put("a")),
 			b.start(t.Context(), 1, full),
 			b.start(t.Context(), 1, put("b")),
@@ -137,18 +138,18 @@ func TestWriterNoSpace(t *testing.T) {
 		release()
 		for i, a := range answers {
 			if err := <-a; errors.Is(err, store.ErrNoSpace) != (i%2 == 1) || errors.Is(err, store.ErrFailed) {
-				t.Errorf("operation %d: %v", i, err)
+				t.Errorf("operation %d = %v, want ErrNoSpace of the odd ones only", i, err)
 			}
 		}
 		if err := <-held; err != nil {
 			t.Error(err)
 		}
-		if got, want := b.written(), []string{"a", "b"}; !slices.Equal(got, want) || len(b.failed) > 0 {
-			t.Errorf("written are %v, want %v; failures %v", got, want, b.failed)
+		if got, want := b.keys(), []string{"a", "b"}; !slices.Equal(got, want) || len(b.failures) > 0 {
+			t.Errorf("written keys = %v, want %v; failures %v", got, want, b.failures)
 		}
 
-		// Together they do not fit, and when they are done again the store fails.
-		release, held = b.hold()
+		// The batch finds no space. When its first half is applied again, the store fails.
+		release, held = b.block()
 		failing := b.start(t.Context(), 1, func(x *txn) error {
 			runs++
 			if runs == 1 {
@@ -161,29 +162,29 @@ func TestWriterNoSpace(t *testing.T) {
 		if err := <-held; err != nil {
 			t.Error(err)
 		}
-		for i, a := range []answer{failing, after} {
-			if err := <-a; !errors.Is(err, store.ErrFailed) || errors.Is(err, store.ErrNoSpace) || len(b.failed) != 1 {
-				t.Errorf("%d: %v, want ErrFailed; failures %v", i, err, b.failed)
+		for i, a := range []pending{failing, after} {
+			if err := <-a; !errors.Is(err, store.ErrFailed) || errors.Is(err, store.ErrNoSpace) || len(b.failures) != 1 {
+				t.Errorf("operation %d = %v, want ErrFailed; failures %v", i, err, b.failures)
 			}
 		}
 	})
 }
 
-// TestCloseAfterRollbackPanics has bbolt allocate a page that is in use, fail to write, and panic when it
-// rolls back, which keeps the lock that closing the file needs.
+// TestCloseAfterRollbackPanics makes bbolt allocate a page in use, fail to write, and panic in the
+// rollback. bbolt then keeps the lock that closing the file needs.
 func TestCloseAfterRollbackPanics(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // Created outside of the bubble.
 	path := filepath.Join(dir, "parley.db")
 	synctest.Test(t, func(t *testing.T) {
 		put := func(keys ...string) func(*txn) error {
 			return func(x *txn) error {
 				for _, key := range keys {
-					x.put(x.turns, []byte(key), []byte(key+strings.Repeat(" word", 300))) // bbolt puts a1 and a2 into a page, b1 and b2 into the next.
+					x.put(x.turns, []byte(key), []byte(key+strings.Repeat(" word", 300))) // bbolt puts a1 and a2 into one page, b1 and b2 into the next.
 				}
 				return nil
 			}
 		}
-		b := newBench(t, dir, wide)
+		b := newTestWriter(t, dir, wideLimits)
 		if err := b.do(t.Context(), 1, put("a1", "a2", "b1", "b2", "c1", "c2", "c3", "c4")); err != nil {
 			t.Fatal(err)
 		}
@@ -193,13 +194,13 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 		}
 		freeOnly(t, path, "b1 word")
 
-		b = openBench(t, path, wide)
+		b = openTestWriter(t, path, wideLimits)
 		b.file.Close()
 		if err := b.do(t.Context(), 1, put("a1", "b1")); !errors.Is(err, store.ErrFailed) {
-			t.Errorf("a write whose rollback panics: %v, want ErrFailed", err)
+			t.Errorf("write whose rollback panics = %v, want ErrFailed", err)
 		}
-		if len(b.failed) != 1 || !strings.Contains(b.failed[0].Error(), "allocated by the same transaction") {
-			t.Errorf("failures %v, want the panic of the rollback", b.failed)
+		if len(b.failures) != 1 || !strings.Contains(b.failures[0].Error(), "allocated by the same transaction") {
+			t.Errorf("failures = %v, want the panic of the rollback", b.failures)
 		}
 		s := &Store{db: b.db, writer: b.writer, tally: newTally()}
 		s.failed.Store(true)
@@ -209,7 +210,7 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 	})
 }
 
-// freeOnly writes a list of free pages that has only the leaf page with the mark.
+// freeOnly replaces the list of free pages with the leaf page that contains mark.
 func freeOnly(t *testing.T, path, mark string) {
 	t.Helper()
 	file, err := os.ReadFile(path)

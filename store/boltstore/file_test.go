@@ -17,8 +17,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// written returns the path of a file that a store has written and closed.
-func written(t *testing.T) string {
+// newWrittenFile returns the path of a file that a store has written and closed.
+func newWrittenFile(t *testing.T) string {
 	t.Helper()
 	path := newPath(t)
 	s := open(t, path, store.Options{})
@@ -31,8 +31,8 @@ func written(t *testing.T) string {
 	return path
 }
 
-// content returns what is in a file, and nothing of what is none.
-func content(t *testing.T, path string) []byte {
+// fileContent returns the content of a regular file, and nil for other files.
+func fileContent(t *testing.T, path string) []byte {
 	t.Helper()
 	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
 		return nil
@@ -44,8 +44,8 @@ func content(t *testing.T, path string) []byte {
 	return b
 }
 
-// edit changes the bytes of a file.
-func edit(change func([]byte) []byte) func(path string) error {
+// editBytes returns a function that changes the bytes of a file.
+func editBytes(change func([]byte) []byte) func(path string) error {
 	return func(path string) error {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -55,8 +55,8 @@ func edit(change func([]byte) []byte) func(path string) error {
 	}
 }
 
-// update changes a file as bbolt does.
-func update(change func(tx *bolt.Tx) error) func(path string) error {
+// editBolt returns a function that changes a file with bbolt.
+func editBolt(change func(tx *bolt.Tx) error) func(path string) error {
 	return func(path string) error {
 		db, err := bolt.Open(path, 0o600, nil)
 		if err != nil {
@@ -74,24 +74,24 @@ func TestOpenDamaged(t *testing.T) {
 		want   error
 		cause  string
 	}{
-		{"empty", edit(func([]byte) []byte { return nil }), ErrDamaged, "empty"},
-		{"a few letters", edit(func([]byte) []byte { return []byte("hello") }), ErrDamaged, "meta pages"},
-		{"zeros", edit(func(b []byte) []byte { return make([]byte, len(b)) }), ErrDamaged, "meta pages"},
-		{"noise", edit(func(b []byte) []byte { return bytes.Repeat([]byte("noise!"), len(b)/6) }), ErrDamaged, "meta pages"},
-		{"both meta pages", edit(func(b []byte) []byte { b[40]++; b[page+40]++; return b }), ErrDamaged, "meta pages"},
-		{"the first meta page", edit(func(b []byte) []byte { b[40]++; return b }), nil, ""},
-		{"the second meta page", edit(func(b []byte) []byte { b[page+40]++; return b }), nil, ""},
-		{"one page", edit(func(b []byte) []byte { return b[:page] }), ErrDamaged, "truncated"},
-		{"ten pages", edit(func(b []byte) []byte { return b[:10*page] }), ErrDamaged, "truncated"},
+		{"empty", editBytes(func([]byte) []byte { return nil }), ErrDamaged, "empty"},
+		{"short text", editBytes(func([]byte) []byte { return []byte("hello") }), ErrDamaged, "meta pages"},
+		{"zeros", editBytes(func(b []byte) []byte { return make([]byte, len(b)) }), ErrDamaged, "meta pages"},
+		{"noise", editBytes(func(b []byte) []byte { return bytes.Repeat([]byte("noise!"), len(b)/6) }), ErrDamaged, "meta pages"},
+		{"both meta pages", editBytes(func(b []byte) []byte { b[40]++; b[page+40]++; return b }), ErrDamaged, "meta pages"},
+		{"the first meta page", editBytes(func(b []byte) []byte { b[40]++; return b }), nil, ""},
+		{"the second meta page", editBytes(func(b []byte) []byte { b[page+40]++; return b }), nil, ""},
+		{"one page", editBytes(func(b []byte) []byte { return b[:page] }), ErrDamaged, "truncated"},
+		{"ten pages", editBytes(func(b []byte) []byte { return b[:10*page] }), ErrDamaged, "truncated"},
 		{"another program's", func(path string) error {
-			theirs := update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("theirs")); return err })
+			theirs := editBolt(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("theirs")); return err })
 			return errors.Join(os.Remove(path), theirs(path))
 		}, ErrDamaged, "of another program"},
-		{"a newer schema", update(func(tx *bolt.Tx) error {
+		{"a newer schema", editBolt(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
 		}), ErrSchema, "schema 3"},
-		{"no bucket", update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(expiryBucket)) }), ErrDamaged, `"expiry"`},
-		{"counts", update(func(tx *bolt.Tx) error {
+		{"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(expiryBucket)) }), ErrDamaged, `"expiry"`},
+		{"counts", editBolt(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(tenantsBucket)).Put(tenantKey("acme"), make([]byte, 28))
 		}), ErrDamaged, "counts"},
 		{"a directory", func(path string) error {
@@ -105,26 +105,26 @@ func TestOpenDamaged(t *testing.T) {
 		}, ErrDamaged, "not a regular file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			path := written(t)
+			path := newWrittenFile(t)
 			if err := test.damage(path); err != nil {
 				t.Fatal(err)
 			}
-			before := content(t, path)
+			before := fileContent(t, path)
 			s, err := Open(path, Options{})
 			if err == nil {
 				s.Close()
 			}
 			if !errors.Is(err, test.want) {
-				t.Fatalf("%v, want %v", err, test.want)
+				t.Fatalf("Open = %v, want %v", err, test.want)
 			}
 			if test.want == nil {
 				return
 			}
 			if line := err.Error(); !strings.Contains(line, path) || !strings.Contains(line, test.cause) || strings.Contains(line, "\n") {
-				t.Errorf("%q is not one line with %q and %q", line, path, test.cause)
+				t.Errorf("Open = %q, want one line with %q and %q", line, path, test.cause)
 			}
-			if !bytes.Equal(before, content(t, path)) {
-				t.Error("the damaged file was changed")
+			if !bytes.Equal(before, fileContent(t, path)) {
+				t.Error("Open changed the damaged file")
 			}
 		})
 	}
@@ -163,11 +163,11 @@ func TestUnfinishedFile(t *testing.T) {
 	s := open(t, path, store.Options{})
 	appendTo(t, s, "a", "hello")
 	if _, err := os.Stat(path + unfinishedSuffix); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the unfinished file: %v, want none", err)
+		t.Errorf("Stat of the unfinished file = %v, want ErrNotExist", err)
 	}
 }
 
-func TestMadeByManyAtOnce(t *testing.T) {
+func TestCreatedConcurrently(t *testing.T) {
 	path := newPath(t)
 	var opened atomic.Int32
 	var group sync.WaitGroup
@@ -188,8 +188,8 @@ func TestMadeByManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestOpenCannot(t *testing.T) {
-	path := filepath.Join(written(t), "parley.db") // Below a file.
+func TestOpenBelowFile(t *testing.T) {
+	path := filepath.Join(newWrittenFile(t), "parley.db") // Below a file.
 	if _, err := Open(path, Options{}); err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, ErrInUse) {
 		t.Errorf("%v, want an error of the file system", err)
 	}

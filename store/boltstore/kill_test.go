@@ -19,20 +19,20 @@ import (
 )
 
 const (
-	// childEnv makes the test program a child that writes to the store in its directory.
+	// childEnv makes the test program a child process that writes to the store in its directory.
 	childEnv = "PARLEY_BOLTSTORE_CHILD"
 	writers  = 8
-	// batchSize messages are appended at once.
+	// batchSize is the number of messages in one append.
 	batchSize = 3
 )
 
 var childOptions = store.Options{MaxMessages: 1000}
 
-// heldByChild is session memory when the child is killed.
+// heldByChild is what the child holds when it is killed.
 var heldByChild = &store.Hold{Tenant: "acme", ConversationIDs: []string{"asked", "c0", "none"}, DeleteAfter: 24 * time.Hour}
 
-// child appends to one conversation a goroutine, and says so on standard output after
-// each acknowledgement, until it is killed.
+// child appends to one conversation per goroutine until it is killed. It prints each acknowledged
+// append to standard output.
 func child() int {
 	s, err := Open("parley.db", Options{Options: childOptions})
 	if err != nil {
@@ -71,7 +71,7 @@ func child() int {
 	return 0
 }
 
-// TestKill kills a process that writes, several times, and looks at what it leaves behind.
+// TestKill kills a writing process several times and checks the file that it leaves.
 func TestKill(t *testing.T) {
 	path := newPath(t)
 	for round := range 4 {
@@ -86,15 +86,15 @@ func TestKill(t *testing.T) {
 				t.Fatal(err)
 			}
 			if last := snapshot.Conversation.GetLastSequence(); last < sequence || last%batchSize != 0 {
-				t.Errorf("%s ends at %d, %d were acknowledged", id, last, sequence)
+				t.Errorf("last sequence of %s = %d, acknowledged was %d", id, last, sequence)
 			}
 			if n := snapshot.Messages.Count(); n != int(snapshot.Conversation.GetLastSequence()) {
-				t.Errorf("%s has %d messages of %d", id, n, snapshot.Conversation.GetLastSequence())
+				t.Errorf("%s has %d messages, want %d", id, n, snapshot.Conversation.GetLastSequence())
 			}
 		}
 		turns, _, err := s.Abandoned(t.Context(), "")
 		if err != nil || len(turns) != 1 || turns[0].ConversationID != "asked" {
-			t.Fatalf("abandoned turns: %v, %v", turns, err)
+			t.Fatalf("Abandoned = %v, %v, want the turn of asked", turns, err)
 		}
 		if _, err := s.Append(t.Context(), &store.Append{
 			Tenant: "acme", ConversationID: "asked", End: &parleyv1.Turn{Id: turns[0].TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED},
@@ -107,30 +107,30 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// releasedAt checks that what the child held was released within that time, and that what has
-// no conversation is no session memory any more.
+// releasedAt checks that the holds of the child were released within that time, and that ids
+// without a conversation are not ephemeral.
 func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 	t.Helper()
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		for _, id := range heldByChild.ConversationIDs {
-			m := s.tally.epoch.readState(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
+			state := s.tally.epoch.readState(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
 			if id == "none" {
-				if !m.IsZero() {
-					t.Errorf("%s is %+v", id, m)
+				if !state.IsZero() {
+					t.Errorf("%s is %+v", id, state)
 				}
 				continue
 			}
-			at := m.DeleteTime.Add(-heldByChild.DeleteAfter)
-			if m.Held || at.Before(from) || at.After(to) {
-				t.Errorf("%s is %+v, want released between %v and %v", id, m, from, to)
+			at := state.DeleteTime.Add(-heldByChild.DeleteAfter)
+			if state.Held || at.Before(from) || at.After(to) {
+				t.Errorf("%s is %+v, want released between %v and %v", id, state, from, to)
 			}
 		}
 		return nil
 	})
 }
 
-// killAfter kills a child after so many acknowledgements, and returns the last sequence that
-// was acknowledged of each conversation.
+// killAfter kills a child after so many acknowledged appends. It returns the last acknowledged
+// sequence of each conversation.
 func killAfter(t *testing.T, path string, lines int) map[string]int32 {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -155,7 +155,7 @@ func killAfter(t *testing.T, path string, lines int) map[string]int32 {
 		switch n {
 		case lines / 2:
 			if _, err := Open(path, Options{Timeout: 1}); !errors.Is(err, ErrInUse) {
-				t.Errorf("opened by two processes: %v, want ErrInUse", err)
+				t.Errorf("Open by a second process = %v, want ErrInUse", err)
 			}
 		case lines:
 			if err := cmd.Process.Kill(); err != nil {
@@ -164,7 +164,7 @@ func killAfter(t *testing.T, path string, lines int) map[string]int32 {
 		}
 	}
 	if err := cmd.Wait(); err == nil || n <= lines {
-		t.Fatalf("the child ended after %d lines: %v", n, err)
+		t.Fatalf("child ended after %d lines, %v", n, err)
 	}
 	return acknowledged
 }

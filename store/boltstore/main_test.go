@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestMain is also the program that TestKill kills.
+// TestMain runs the tests. In a child process of TestKill it runs child instead.
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(child())
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// clock stands still until it is told to move.
+// clock is a clock that stands still until advance is called.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -48,7 +48,7 @@ func open(tb testing.TB, path string, o store.Options) *Store {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s.db.NoSync = true // The machine does not crash; what a process leaves behind is there.
+	s.db.NoSync = true // The tests do not crash the machine, so syncs have no effect.
 	tb.Cleanup(func() { s.Close() })
 	return s
 }
@@ -72,7 +72,7 @@ func appendTo(t *testing.T, s *Store, id, content string) *store.Result {
 	return result
 }
 
-// listed returns the ids of a tenant's conversations, newest first.
+// listIDs returns the ids of a tenant's conversations, newest first.
 func listIDs(t *testing.T, s *Store, tenant string) []string {
 	t.Helper()
 	page, err := s.List(t.Context(), &store.List{Tenant: tenant, PageSize: 1000})

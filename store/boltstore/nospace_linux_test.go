@@ -18,8 +18,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// small is a directory in a file system of 1 MiB.
-func small(t *testing.T) string {
+// mountSmall returns a directory in a file system of 1 MiB.
+func mountSmall(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
@@ -33,7 +33,7 @@ func small(t *testing.T) string {
 	return dir
 }
 
-// openSmall opens a store that must not fail.
+// openSmall opens a store in dir. If the store fails, the test fails.
 func openSmall(t *testing.T, dir string, now func() time.Time, observe func([]store.Change)) *Store {
 	t.Helper()
 	s, err := Open(filepath.Join(dir, "parley.db"), Options{
@@ -47,8 +47,8 @@ func openSmall(t *testing.T, dir string, now func() time.Time, observe func([]st
 	return s
 }
 
-// fill appends to a conversation until there is no space, and returns how often.
-func fill(t *testing.T, s *Store, id string) int {
+// fillDisk appends to a conversation until there is no space, and returns the number of appends.
+func fillDisk(t *testing.T, s *Store, id string) int {
 	t.Helper()
 	for n := 0; ; n++ {
 		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 4000))})
@@ -61,46 +61,46 @@ func fill(t *testing.T, s *Store, id string) int {
 	}
 }
 
-// TestNoSpace fills a small file system.
+// TestNoSpace fills a small file system and frees it again.
 func TestNoSpace(t *testing.T) {
 	var changes int
-	s := openSmall(t, small(t), nil, func(c []store.Change) { changes += len(c) })
+	s := openSmall(t, mountSmall(t), nil, func(c []store.Change) { changes += len(c) })
 	for _, id := range []string{"a", "b"} {
 		appendTo(t, s, id, "hello")
 	}
 	written := changes
-	written += fill(t, s, "a")
+	written += fillDisk(t, s, "a")
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"b", "a"}) {
-		t.Errorf("there are %v", got)
+		t.Errorf("List = %v, want b and a", got)
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {
 		t.Error(err)
 	}
 	appendTo(t, s, "b", strings.Repeat("word ", 4000))
 	if changes != written+2 {
-		t.Errorf("told of %d changes, want %d", changes, written+2)
+		t.Errorf("observed %d changes, want %d", changes, written+2)
 	}
 	wantConsistent(t, s)
 }
 
-// TestNoSpaceForOne has one batch hold what fits and what does not.
+// TestNoSpaceForOne runs a batch of writes of which one does not fit on the disk.
 func TestNoSpaceForOne(t *testing.T) {
-	dir := small(t) // Not of the bubble.
+	dir := mountSmall(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		var told []string
+		var observed []string
 		s := openSmall(t, dir, nil, func(changes []store.Change) {
 			for _, c := range changes {
-				told = append(told, strings.TrimPrefix(c.Kind.String(), "CHANGE_KIND_")+" "+c.ConversationID)
+				observed = append(observed, strings.TrimPrefix(c.Kind.String(), "CHANGE_KIND_")+" "+c.ConversationID)
 			}
 		})
 		appendTo(t, s, "b", "hello")
-		fill(t, s, "a")
-		told = nil
+		fillDisk(t, s, "a")
+		observed = nil
 
-		b := &bench{writer: s.writer, t: t}
-		release, held := b.hold()
-		start := func(do func() error) answer {
-			a := make(answer, 1)
+		b := &testWriter{writer: s.writer, t: t}
+		release, held := b.block()
+		start := func(do func() error) pending {
+			a := make(pending, 1)
 			go func() { a <- do() }()
 			synctest.Wait()
 			return a
@@ -112,41 +112,41 @@ func TestNoSpaceForOne(t *testing.T) {
 			}
 		}
 		large := start(add(strings.Repeat("word ", 300_000)))
-		gone := start(func() error {
+		deleted := start(func() error {
 			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
 		})
-		again := start(func() error {
+		deletedAgain := start(func() error {
 			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
 		})
-		little := start(add("more"))
+		small := start(add("more"))
 		release()
 		if err := <-large; !errors.Is(err, store.ErrNoSpace) {
-			t.Errorf("what does not fit: %v, want ErrNoSpace", err)
+			t.Errorf("large Append = %v, want ErrNoSpace", err)
 		}
-		if err := <-again; !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("deleted twice: %v, want ErrNotFound", err)
+		if err := <-deletedAgain; !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("second Delete = %v, want ErrNotFound", err)
 		}
-		if err := errors.Join(<-held, <-gone, <-little); err != nil {
-			t.Errorf("what fits: %v", err)
+		if err := errors.Join(<-held, <-deleted, <-small); err != nil {
+			t.Errorf("writes that fit = %v", err)
 		}
-		if want := []string{"DELETED a", "MESSAGE_APPENDED b"}; !slices.Equal(told, want) {
-			t.Errorf("told of %v, want %v", told, want)
+		if want := []string{"DELETED a", "MESSAGE_APPENDED b"}; !slices.Equal(observed, want) {
+			t.Errorf("observed changes = %v, want %v", observed, want)
 		}
 		wantConsistent(t, s)
 	})
 }
 
-// TestNoSpaceForMany has one batch of many creates that do not fit: few of them try. What ends or deletes
-// something always tries.
+// TestNoSpaceForMany runs a batch of many creates that do not fit. Few of them may try. Operations
+// that end or delete always try.
 func TestNoSpaceForMany(t *testing.T) {
 	const writes = 400
-	dir := small(t) // not in the bubble
+	dir := mountSmall(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
 		transactions, begin := 0, s.writer.newTxn
 		s.writer.newTxn = func(tx *bolt.Tx) *txn {
 			x := begin(tx)
-			x.lowSpace = func() bool { return false } // So that only the disk refuses writes.
+			x.lowSpace = func() bool { return false } // Only the disk refuses writes.
 			transactions++
 			return x
 		}
@@ -165,24 +165,24 @@ func TestNoSpaceForMany(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b := &bench{writer: s.writer, t: t}
-		release, held := b.hold()
+		b := &testWriter{writer: s.writer, t: t}
+		release, held := b.block()
 		transactions = 0
-		start := func(do func() error) answer {
-			a := make(answer, 1)
+		start := func(do func() error) pending {
+			a := make(pending, 1)
 			go func() { a <- do() }()
 			synctest.Wait()
 			return a
 		}
-		var large []answer
+		var large []pending
 		for i := range writes {
 			large = append(large, start(create(fmt.Sprint("large ", i))))
 		}
-		little := start(func() error {
-			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "b", Messages: text("little")})
+		small := start(func() error {
+			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "b", Messages: text("small")})
 			return err
 		})
-		gone := start(func() error {
+		deleted := start(func() error {
 			return s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"})
 		})
 		release()
@@ -191,7 +191,7 @@ func TestNoSpaceForMany(t *testing.T) {
 				t.Fatalf("large Append %d = %v, want ErrNoSpace", i, err)
 			}
 		}
-		if err := errors.Join(<-held, <-little, <-gone); err != nil {
+		if err := errors.Join(<-held, <-small, <-deleted); err != nil {
 			t.Errorf("small Append: %v", err)
 		}
 		if want := 40; transactions > want {
@@ -201,16 +201,17 @@ func TestNoSpaceForMany(t *testing.T) {
 	})
 }
 
-// TestNoSpaceBesideDelete has a small delete that does not fit, since its page has a large neighbour,
-// beside writes that do: only the delete fails. A create that is as small, and fails, refuses no delete.
+// TestNoSpaceBesideDelete runs a small delete that does not fit, since its page has a large
+// neighbour, in a batch with writes that fit. Only the delete may fail. A create of the same size
+// that fails must not make deletes fail.
 func TestNoSpaceBesideDelete(t *testing.T) {
-	dir := small(t) // Not of the bubble.
+	dir := mountSmall(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
 		begin := s.writer.newTxn
 		s.writer.newTxn = func(tx *bolt.Tx) *txn {
 			x := begin(tx)
-			x.lowSpace = func() bool { return false } // So that writes find out at the disk.
+			x.lowSpace = func() bool { return false } // Only the disk refuses writes.
 			return x
 		}
 		add := func(tenant, id, content string, a store.Append) func() error {
@@ -224,7 +225,7 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 			return func() error { return s.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}) }
 		}
 		appendTo(t, s, "tiny", "hello")
-		appendTo(t, s, "neighbour", strings.Repeat("word ", 45_000)) // More pages in a row than the writes below can leave free.
+		appendTo(t, s, "neighbour", strings.Repeat("word ", 45_000)) // More contiguous pages than the writes below can leave free.
 		asked := store.Append{Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}}
 		for i := range 40 {
 			if err := add("other", fmt.Sprint("o", i), strings.Repeat("x", 900), asked)(); err != nil {
@@ -243,11 +244,11 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 			}
 		}
 		together := func(calls ...func() error) (errs []error) {
-			b := &bench{writer: s.writer, t: t}
-			release, held := b.hold()
-			var answers []answer
+			b := &testWriter{writer: s.writer, t: t}
+			release, held := b.block()
+			var answers []pending
 			for _, do := range append(calls, func() error { return <-held }) {
-				a := make(answer, 1)
+				a := make(pending, 1)
 				go func() { a <- do() }()
 				synctest.Wait()
 				answers = append(answers, a)
@@ -261,7 +262,7 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 		end := store.Append{End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED}}
 		for other, first := range map[string]func() error{ // By the ids of the others in the batch.
 			"o1": remove("acme", "tiny"),
-			"o2": add("acme", "tiny", "little", store.Append{}),
+			"o2": add("acme", "tiny", "small", store.Append{}),
 		} {
 			errs := together(first, remove("other", other+"0"), remove("other", other+"1"), add("other", other+"2", "answer", end),
 				func() error {
@@ -282,10 +283,10 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 	})
 }
 
-// TestNoSpaceToRelease opens a store with session memory that an ended process held: it counts
-// as released at once, and is when there is space.
+// TestNoSpaceToRelease opens a store with holds of an ended process while the disk is full. They
+// count as released at once, and are released in the file when there is space.
 func TestNoSpaceToRelease(t *testing.T) {
-	dir, c := small(t), newClock()
+	dir, c := mountSmall(t), newClock()
 	s := openSmall(t, dir, c.Now, nil)
 	var ids []string
 	for i := range 100 {
@@ -293,8 +294,8 @@ func TestNoSpaceToRelease(t *testing.T) {
 		appendTo(t, s, ids[i], "hello")
 		hold(t, s, 10*time.Minute, ids[i])
 	}
-	fill(t, s, "a")
-	for i := 0; ; i++ { // What it has left free.
+	fillDisk(t, s, "a")
+	for i := 0; ; i++ { // Uses the space that fillDisk has left.
 		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: fmt.Sprint(i), Messages: text(strings.Repeat("word ", 700))})
 		if errors.Is(err, store.ErrNoSpace) {
 			break
@@ -303,27 +304,27 @@ func TestNoSpaceToRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waiting := func(want bool) {
+	wantStaleHolds := func(want bool) {
 		t.Helper()
 		if got := s.tally.staleHoldCount() > 0; got != want {
-			t.Fatalf("something is left to release is %v", got)
+			t.Fatalf("holds of the ended process are left: %v", got)
 		}
 		for _, id := range ids {
-			if !lives(t, s, id) {
-				t.Fatalf("%s has gone", id)
+			if !exists(t, s, id) {
+				t.Fatalf("%s does not exist", id)
 			}
 		}
 	}
 	s.Close()
 	c.advance(30 * time.Minute)
 	s = openSmall(t, dir, c.Now, nil)
-	waiting(true)
+	wantStaleHolds(true)
 	wantConsistent(t, s)
 	c.advance(9 * time.Minute)
 	if err := s.releaseStale(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	waiting(true)
+	wantStaleHolds(true)
 	for _, id := range []string{"a", ids[0]} {
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
 			t.Fatal(err)
@@ -331,19 +332,19 @@ func TestNoSpaceToRelease(t *testing.T) {
 	}
 	ids = ids[1:]
 	hold(t, s, 0, ids[0])
-	waiting(true)
+	wantStaleHolds(true)
 	sweep(t, s)
-	waiting(false)
+	wantStaleHolds(false)
 	wantConsistent(t, s)
 	c.advance(time.Minute)
 	for i, id := range ids {
-		if lives(t, s, id) != (i == 0) {
-			t.Errorf("%s lives is %v", id, i != 0)
+		if exists(t, s, id) != (i == 0) {
+			t.Errorf("%s exists: %v", id, i != 0)
 		}
 	}
 	sweep(t, s)
 	wantConsistent(t, s)
 	if n := s.tally.ephemeralCounts["acme"]; n != 1 {
-		t.Errorf("%d ids are session memory, want the one that is held", n)
+		t.Errorf("%d ids are ephemeral, want the held one", n)
 	}
 }

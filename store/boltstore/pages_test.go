@@ -39,7 +39,8 @@ func flipLeaf(t *testing.T, path, mark string) {
 	t.Fatalf("no page contains %q", mark)
 }
 
-// usedPages returns the numbers of the used pages, of a run of pages the first.
+// usedPages returns the numbers of the used pages. Of contiguous pages that belong together it
+// returns the first.
 func usedPages(t *testing.T, path string) []uint64 {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
@@ -67,27 +68,27 @@ func usedPages(t *testing.T, path string) []uint64 {
 	return used
 }
 
-// marked returns a message that names its conversation and fills a leaf page.
-func marked(id string) string { return "mark of " + id + strings.Repeat(" word", 500) }
+// markedText returns a text that names its conversation and fills a leaf page.
+func markedText(id string) string { return "mark of " + id + strings.Repeat(" word", 500) }
 
 // TestDamagedPage flips a bit of a leaf page that the check at the start did not reach. Only the operations
 // that read the page fail.
 func TestDamagedPage(t *testing.T) {
-	path := newPath(t) // not in the bubble
+	path := newPath(t) // Created outside of the bubble.
 	s := open(t, path, store.Options{MaxMessages: 1})
 	ids := []string{}
 	for i := range 12 {
 		ids = append(ids, fmt.Sprint("c", 10+i))
-		appendTo(t, s, ids[i], marked(ids[i]))
+		appendTo(t, s, ids[i], markedText(ids[i]))
 	}
 	s.Close()
 	flipLeaf(t, path, "mark of c15")
 
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, path, store.Options{MaxMessages: 1})
-		s.options.OnFailure = func(err error) { t.Errorf("failed: %v", err) }
+		s.options.OnFailure = func(err error) { t.Errorf("OnFailure was called with %v", err) }
 		append1 := func(id string) error {
-			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(marked(id))})
+			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(markedText(id))})
 			return err
 		}
 		remove := func(id string) error {
@@ -96,36 +97,36 @@ func TestDamagedPage(t *testing.T) {
 		_, errRead := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "c15", Newest: -1})
 		for i, err := range []error{errRead, append1("c15"), append1("c15"), remove("c15")} {
 			if !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("call %d: %.99v, want ErrCorrupt", i, err)
+				t.Errorf("call %d = %.99v, want ErrCorrupt", i, err)
 			}
 		}
 
-		// In one batch, c15 is in the page. Of the conversations beside it, the page of the last one to be
-		// deleted is merged with it when the transaction is committed.
-		b := &bench{writer: s.writer, t: t}
-		release, held := b.hold()
-		start := func(do func() error) answer {
-			a := make(answer, 1)
+		// In this batch, c15 is in the damaged page. The commit merges it with the page of the last
+		// conversation beside it that is deleted.
+		b := &testWriter{writer: s.writer, t: t}
+		release, held := b.block()
+		start := func(do func() error) pending {
+			a := make(pending, 1)
 			go func() { a <- do() }()
 			synctest.Wait()
 			return a
 		}
-		good := []answer{held, start(func() error { return append1("c20") })}
-		damaged := []answer{start(func() error { return append1("c15") })}
+		good := []pending{held, start(func() error { return append1("c20") })}
+		damaged := []pending{start(func() error { return append1("c15") })}
 		good = append(good, start(func() error { return append1("new") }))
-		beside := []answer{}
+		beside := []pending{}
 		for _, id := range []string{"c13", "c14", "c16", "c17"} {
 			beside = append(beside, start(func() error { return remove(id) }))
 		}
 		release()
 		for i, a := range good {
 			if err := <-a; err != nil {
-				t.Errorf("write %d on another page: %.99v", i, err)
+				t.Errorf("write %d to another page = %.99v", i, err)
 			}
 		}
 		for _, a := range damaged {
 			if err := <-a; !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("write to the page: %.99v, want ErrCorrupt", err)
+				t.Errorf("write to the page = %.99v, want ErrCorrupt", err)
 			}
 		}
 		failed := 0
@@ -133,14 +134,14 @@ func TestDamagedPage(t *testing.T) {
 			if err := <-a; errors.Is(err, store.ErrCorrupt) {
 				failed++
 			} else if err != nil {
-				t.Errorf("delete %d next to the page: %.99v", i, err)
+				t.Errorf("delete %d beside the page = %.99v", i, err)
 			}
 		}
 		if failed == 0 || failed == len(beside) {
-			t.Errorf("%d of %d deletes failed at the commit", failed, len(beside))
+			t.Errorf("%d of %d deletes failed at the commit, want some", failed, len(beside))
 		}
 		if err := append1("newer"); err != nil {
-			t.Errorf("afterwards: %.99v", err)
+			t.Errorf("Append afterwards = %.99v", err)
 		}
 	})
 
@@ -149,12 +150,13 @@ func TestDamagedPage(t *testing.T) {
 	wantConsistent(t, s)
 	s.Close()
 	if done, err := Check(path, func(fault string) { t.Error(fault) }); err != nil {
-		t.Errorf("%+v, %v", done, err)
+		t.Errorf("Check = %+v, %v", done, err)
 	}
 }
 
-// flipOverflow changes one bit in the length of a leaf page, so that it claims a free page as well, and
-// those between. It returns the conversation whose leaf it is, and what undoes the flip.
+// flipOverflow changes one bit in the length of a leaf page, so that the page claims a free page
+// and the used ones before it. It returns the conversation in that leaf, and a function that undoes
+// the change.
 func flipOverflow(t *testing.T, path string, ids []string) (id string, undo func()) {
 	t.Helper()
 	file, err := os.ReadFile(path)
@@ -194,25 +196,25 @@ func flipOverflow(t *testing.T, path string, ids []string) (id string, undo func
 			return ids[at], func() { write(more) }
 		}
 	}
-	t.Fatal("no leaf page lies before a page that is free")
+	t.Fatal("no leaf page is before a free page")
 	return "", nil
 }
 
-// TestDamagedLength flips a bit in the length of a page: the writer would free pages that are in use.
-// The store fails, and nothing else is lost.
+// TestDamagedLength flips a bit in the length of a page, so that the writer would free pages in
+// use. The store must fail and lose nothing else.
 func TestDamagedLength(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{MaxMessages: 1})
 	ids := []string{}
 	for i := range 12 {
 		ids = append(ids, fmt.Sprint("c", 10+i))
-		appendTo(t, s, ids[i], marked(ids[i]))
+		appendTo(t, s, ids[i], markedText(ids[i]))
 	}
 	for i := range 12 {
-		appendTo(t, s, fmt.Sprint("gone ", i), marked("gone"))
+		appendTo(t, s, fmt.Sprint("deleted ", i), markedText("deleted"))
 	}
 	for i := range 12 { // Leaves free pages after those in use.
-		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: fmt.Sprint("gone ", i)}); err != nil {
+		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: fmt.Sprint("deleted ", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -225,7 +227,7 @@ func TestDamagedLength(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range append([]string{id}, ids...) {
-		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(marked(id))})
+		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(markedText(id))})
 		if !errors.Is(err, store.ErrFailed) || errors.Is(err, store.ErrCorrupt) {
 			t.Errorf("Append to %s = %.99v, want ErrFailed", id, err)
 		}
@@ -248,19 +250,19 @@ func TestDamagedLength(t *testing.T) {
 	wantSound(t, path)
 }
 
-// TestSweepDamagedPage sweeps conversations beside one whose page cannot be read: they go, but for those
-// whose page would be merged with it.
+// TestSweepDamagedPage sweeps conversations beside one whose page cannot be read. All are removed
+// except those whose page would be merged with the damaged one.
 func TestSweepDamagedPage(t *testing.T) {
 	path, c := newPath(t), newClock()
 	o := store.Options{Now: c.Now, TTL: time.Hour, MaxMessages: 1}
 	s := open(t, path, o)
 	for i := range 40 {
-		appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+		appendTo(t, s, fmt.Sprint("c", 10+i), markedText(fmt.Sprint("c", 10+i)))
 	}
-	appendTo(t, s, "session", "hello")
+	appendTo(t, s, "ephemeral", "hello")
 	c.advance(time.Minute)
-	hold(t, s, 0, "session")
-	release(t, s, time.Hour, "session")
+	hold(t, s, 0, "ephemeral")
+	release(t, s, time.Hour, "ephemeral")
 	s.Close()
 	flipLeaf(t, path, "mark of c15")
 	c.advance(2 * time.Hour)
@@ -277,10 +279,10 @@ func TestSweepDamagedPage(t *testing.T) {
 		t.Errorf("Stats = %+v, %v, want 6 conversations at most, in the page and beside it", stats, err)
 	}
 	if n := s.tally.ephemeralCounts["acme"]; n != 0 {
-		t.Errorf("%d ids are session memory, want none", n)
+		t.Errorf("%d ids are ephemeral, want none", n)
 	}
 	s.Close()
-	flipLeaf(t, path, "mark of c15") // As if it was repaired.
+	flipLeaf(t, path, "mark of c15") // Repairs the page.
 	s = open(t, path, o)
 	c.advance(deferPeriod)
 	sweep(t, s)
@@ -290,7 +292,7 @@ func TestSweepDamagedPage(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestSweepDamagedExpiry damages a page of expiry: what is due before it is swept.
+// TestSweepDamagedExpiry damages a page of expiry. The entries before it must be swept.
 func TestSweepDamagedExpiry(t *testing.T) {
 	path, c := newPath(t), newClock()
 	o := store.Options{Now: c.Now, TTL: time.Hour}
@@ -325,13 +327,14 @@ func TestSweepDamagedExpiry(t *testing.T) {
 	}
 }
 
-// TestPurgeDamagedPage purges a tenant of whom a page cannot be read: what lies before it goes.
+// TestPurgeDamagedPage purges a tenant with a page that cannot be read. The conversations before it
+// must be removed.
 func TestPurgeDamagedPage(t *testing.T) {
 	path, c := newPath(t), newClock()
 	o := store.Options{Now: c.Now, MaxMessages: 1}
 	s := open(t, path, o)
 	for i := range 40 {
-		appendTo(t, s, fmt.Sprint("c", 10+i), marked(fmt.Sprint("c", 10+i)))
+		appendTo(t, s, fmt.Sprint("c", 10+i), markedText(fmt.Sprint("c", 10+i)))
 		c.advance(time.Millisecond)
 	}
 	s.Close()
@@ -342,6 +345,6 @@ func TestPurgeDamagedPage(t *testing.T) {
 		t.Errorf("Purge = %+v, %.99v, want 20 conversations at least, and ErrCorrupt", purged, err)
 	}
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 40-purged.Count {
-		t.Errorf("Stats = %+v, %v, want all but those that were purged", stats, err)
+		t.Errorf("Stats = %+v, %v, want all except the purged ones", stats, err)
 	}
 }

@@ -15,20 +15,20 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestRandom does anything in any order, and looks at the file after each step.
+// TestRandom makes random calls and checks the file after each of them.
 func TestRandom(t *testing.T) {
 	dir := t.TempDir()
 	rounds := 0
 	rapid.Check(t, func(r *rapid.T) {
 		rounds++
-		w := &world{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
+		w := &randomRun{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
 		w.options = store.Options{Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxConversations: rapid.IntRange(0, 4).Draw(r, "capacity")}
 		w.store = open(t, w.path, w.options)
 		defer func() { w.store.Close() }()
 		r.Repeat(map[string]func(*rapid.T){
-			"":         func(*rapid.T) { w.consistent() },
+			"":         func(*rapid.T) { w.wantConsistent() },
 			"create":   w.create,
-			"import":   w.take,
+			"import":   w.importAny,
 			"append":   w.append,
 			"update":   w.update,
 			"delete":   w.delete,
@@ -44,8 +44,8 @@ func TestRandom(t *testing.T) {
 	})
 }
 
-// world is one run of TestRandom.
-type world struct {
+// randomRun is one run of TestRandom.
+type randomRun struct {
 	*rapid.T
 	t       *testing.T
 	clock   *clock
@@ -55,18 +55,18 @@ type world struct {
 	running []store.Progress
 }
 
-func (w *world) name(r *rapid.T) (tenant, id string) {
+func (w *randomRun) name(r *rapid.T) (tenant, id string) {
 	return rapid.SampledFrom([]string{"a", "ab"}).Draw(r, "tenant"), rapid.SampledFrom([]string{"", "b", "bc", "d", "e", "f"}).Draw(r, "id")
 }
 
-// do counts what was refused as done: the law is storetest's.
-func (w *world) do(r *rapid.T, err error) {
+// logRefused logs an error. Refused calls are valid here, since package storetest tests the law.
+func (w *randomRun) logRefused(r *rapid.T, err error) {
 	if err != nil {
 		r.Log(err)
 	}
 }
 
-func (w *world) consistent() {
+func (w *randomRun) wantConsistent() {
 	if err := w.store.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, w.store.tally) }); err != nil {
 		w.Fatalf("the file is not consistent:\n%v", err)
 	}
@@ -78,16 +78,16 @@ func ttl(r *rapid.T) *durationpb.Duration {
 	}).Draw(r, "ttl"))
 }
 
-func (w *world) create(r *rapid.T) {
+func (w *randomRun) create(r *rapid.T) {
 	tenant, id := w.name(r)
 	_, err := w.store.Create(w.t.Context(), &store.Create{
 		Tenant: tenant, OrGet: rapid.Bool().Draw(r, "or get"),
 		Conversation: &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: ttl(r)}},
 	})
-	w.do(r, err)
+	w.logRefused(r, err)
 }
 
-func (w *world) append(r *rapid.T) {
+func (w *randomRun) append(r *rapid.T) {
 	tenant, id := w.name(r)
 	a := &store.Append{Tenant: tenant, ConversationID: id, Messages: text(rapid.StringN(0, 9, -1).Draw(r, "content"))}
 	switch rapid.SampledFrom([]string{"add", "begin", "end"}).Draw(r, "turn") {
@@ -101,11 +101,11 @@ func (w *world) append(r *rapid.T) {
 		a.Events = &storev1.TurnEvents{Started: 1}
 	}
 	_, err := w.store.Append(w.t.Context(), a)
-	w.do(r, err)
+	w.logRefused(r, err)
 }
 
-// turn is the one that runs on a conversation, in most cases.
-func (w *world) turn(r *rapid.T, tenant, id string) string {
+// turn returns the running turn of a conversation in most cases, and another id otherwise.
+func (w *randomRun) turn(r *rapid.T, tenant, id string) string {
 	s, err := w.store.Read(w.t.Context(), &store.Read{Tenant: tenant, ConversationID: id})
 	if err != nil || rapid.IntRange(0, 9).Draw(r, "wrong turn") == 9 {
 		return "another"
@@ -113,7 +113,7 @@ func (w *world) turn(r *rapid.T, tenant, id string) string {
 	return s.Conversation.GetActiveTurnId()
 }
 
-func (w *world) update(r *rapid.T) {
+func (w *randomRun) update(r *rapid.T) {
 	tenant, id := w.name(r)
 	u := &store.Update{Tenant: tenant, ConversationID: id}
 	if rapid.Bool().Draw(r, "clear") {
@@ -123,15 +123,15 @@ func (w *world) update(r *rapid.T) {
 		u.Values = &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: ttl(r)}}
 	}
 	_, err := w.store.Update(w.t.Context(), u)
-	w.do(r, err)
+	w.logRefused(r, err)
 }
 
-func (w *world) delete(r *rapid.T) {
+func (w *randomRun) delete(r *rapid.T) {
 	tenant, id := w.name(r)
-	w.do(r, w.store.Delete(w.t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}))
+	w.logRefused(r, w.store.Delete(w.t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}))
 }
 
-func (w *world) memory(r *rapid.T) *store.Hold {
+func (w *randomRun) drawHold(r *rapid.T) *store.Hold {
 	tenant, id := w.name(r)
 	_, other := w.name(r)
 	return &store.Hold{Tenant: tenant, ConversationIDs: []string{id, other}, DeleteAfter: rapid.SampledFrom([]time.Duration{
@@ -139,57 +139,59 @@ func (w *world) memory(r *rapid.T) *store.Hold {
 	}).Draw(r, "delete after")}
 }
 
-func (w *world) hold(r *rapid.T) { w.do(r, w.store.Hold(w.t.Context(), w.memory(r))) }
+func (w *randomRun) hold(r *rapid.T) { w.logRefused(r, w.store.Hold(w.t.Context(), w.drawHold(r))) }
 
-func (w *world) release(r *rapid.T) { w.do(r, w.store.Release(w.t.Context(), w.memory(r))) }
+func (w *randomRun) release(r *rapid.T) {
+	w.logRefused(r, w.store.Release(w.t.Context(), w.drawHold(r)))
+}
 
-func (w *world) progress(r *rapid.T) {
+func (w *randomRun) progress(r *rapid.T) {
 	tenant, id := w.name(r)
-	w.do(r, w.store.SaveProgress(w.t.Context(), &store.Progress{
+	w.logRefused(r, w.store.SaveProgress(w.t.Context(), &store.Progress{
 		Tenant: tenant, ConversationID: id, TurnID: w.turn(r, tenant, id), Messages: text("so far"),
 	}))
 }
 
-func (w *world) purge(r *rapid.T) {
+func (w *randomRun) purge(r *rapid.T) {
 	tenant, _ := w.name(r)
 	_, err := w.store.Purge(w.t.Context(), &store.Purge{Tenant: tenant, InactiveFor: 5 * time.Minute, DryRun: rapid.Bool().Draw(r, "dry")})
-	w.do(r, err)
+	w.logRefused(r, err)
 }
 
-func (w *world) sweep(r *rapid.T) {
+func (w *randomRun) sweep(r *rapid.T) {
 	_, err := w.store.Sweep(w.t.Context(), rapid.IntRange(0, 3).Draw(r, "limit"))
-	w.do(r, err)
+	w.logRefused(r, err)
 }
 
-func (w *world) advance(r *rapid.T) {
+func (w *randomRun) advance(r *rapid.T) {
 	w.clock.advance(rapid.SampledFrom([]time.Duration{
 		-time.Minute, time.Millisecond, time.Second, 20 * time.Second, time.Minute, 9 * time.Minute, time.Hour,
 	}).Draw(r, "by"))
 }
 
-func (w *world) reopen(r *rapid.T) {
-	w.do(r, w.store.Close())
+func (w *randomRun) reopen(r *rapid.T) {
+	w.logRefused(r, w.store.Close())
 	w.options.MaxConversations = rapid.IntRange(0, 4).Draw(r, "capacity")
 	w.store = open(w.t, w.path, w.options)
 }
 
-// end lets everything expire: when it is swept, nothing at all may be left.
-func (w *world) end() {
+// end lets all conversations expire and sweeps them. The store must be empty then.
+func (w *randomRun) end() {
 	for _, p := range w.running {
 		_, err := w.store.Append(w.t.Context(), &store.Append{
 			Tenant: p.Tenant, ConversationID: p.ConversationID,
 			End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_CANCELLED},
 		})
-		w.do(w.T, err)
+		w.logRefused(w.T, err)
 	}
-	w.reopen(w.T) // Releases what is held.
+	w.reopen(w.T) // Releases all holds.
 	w.clock.advance(400 * 24 * time.Hour)
 	sweep(w.t, w.store)
-	w.consistent()
+	w.wantConsistent()
 	if n := w.store.tally.ephemeralCounts; len(n) > 0 {
-		w.Fatalf("session memory is left: %v", n)
+		w.Fatalf("ephemeral ids are left: %v", n)
 	}
 	if stats, err := w.store.Stats(w.t.Context()); err != nil || stats.Conversations != 0 {
-		w.Fatalf("%+v, %v; want an empty store", stats, err)
+		w.Fatalf("Stats = %+v, %v; want an empty store", stats, err)
 	}
 }

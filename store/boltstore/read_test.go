@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// TestAbandonedTurns asks for the turns of a crash after some of them were ended.
+// TestAbandonedTurns calls Abandoned after a restart, when some of the turns were ended.
 func TestAbandonedTurns(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{})
@@ -55,18 +55,18 @@ func TestAbandonedTurns(t *testing.T) {
 		got[p.ConversationID+" "+p.TurnID] = len(p.Messages)
 	}
 	if len(got) != 2 || got["runs turn"] != 1 || got["other answer turn"] != 0 {
-		t.Errorf("abandoned, with messages, are %v", got)
+		t.Errorf("Abandoned turns and their number of messages = %v", got)
 	}
 }
 
-// TestPanic has a read meet what bbolt makes of damaged pages, or a mistake of our own.
+// TestPanic panics in a read, as bbolt does for damaged pages.
 func TestPanic(t *testing.T) {
 	s := open(t, newPath(t), store.Options{})
 	err := s.view(t.Context(), func(*bolt.Tx) error { panic("page 7: unexpected page type") })
 	if !errors.Is(err, store.ErrCorrupt) {
-		t.Errorf("%v, want ErrCorrupt", err)
+		t.Errorf("view = %v, want ErrCorrupt", err)
 	}
 	if text := fmt.Sprint(err); !strings.Contains(text, "page 7") || !strings.Contains(text, "TestPanic") {
-		t.Errorf("%q does not say what it was and where", text)
+		t.Errorf("view = %q, want the cause and the stack", text)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// newBackup makes a backup of a store with the conversation "kept".
+// newBackup makes a backup of a store with conversation "kept".
 func newBackup(t *testing.T) string {
 	t.Helper()
 	s := open(t, newPath(t), store.Options{})
@@ -22,56 +22,56 @@ func newBackup(t *testing.T) string {
 	return writeBackup(t, s)
 }
 
-func soundly(path string) error {
+func checkSound(path string) error {
 	_, err := Check(path, func(string) {})
 	return err
 }
 
 func TestRestore(t *testing.T) {
 	backup, path := newBackup(t), filepath.Join(t.TempDir(), "new", "parley.db")
-	done, err := Restore(t.Context(), backup, path, RestoreOptions{Check: soundly})
+	done, err := Restore(t.Context(), backup, path, RestoreOptions{Check: checkSound})
 	if err != nil || done.Aside != "" {
-		t.Fatalf("%+v, %v", done, err)
+		t.Fatalf("Restore = %+v, %v", done, err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() != done.Bytes || info.Mode() != fileMode {
-		t.Errorf("there is %v: %v", info, err)
+		t.Errorf("restored file = %v, %v", info, err)
 	}
 	s := open(t, path, store.Options{})
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"kept"}) {
-		t.Errorf("restored %v", got)
+		t.Errorf("List of the restored store = %v, want kept", got)
 	}
 	appendTo(t, s, "later", "hello")
 
-	force := RestoreOptions{Check: soundly, Force: true, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
+	force := RestoreOptions{Check: checkSound, Force: true, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
 	if _, err := Restore(t.Context(), backup, path, force); !errors.Is(err, ErrInUse) {
-		t.Errorf("while it is open: %v, want ErrInUse", err)
+		t.Errorf("Restore over an open file = %v, want ErrInUse", err)
 	}
 	s.Close()
-	if _, err := Restore(t.Context(), backup, path, RestoreOptions{Check: soundly}); !errors.Is(err, ErrExists) {
-		t.Errorf("without force: %v, want ErrExists", err)
+	if _, err := Restore(t.Context(), backup, path, RestoreOptions{Check: checkSound}); !errors.Is(err, ErrExists) {
+		t.Errorf("Restore without force = %v, want ErrExists", err)
 	}
 	done, err = Restore(t.Context(), backup, path, force)
 	if want := path + ".before-20260203T040506Z"; err != nil || done.Aside != want {
-		t.Fatalf("%+v, %v, want the old one in %s", done, err, want)
+		t.Fatalf("Restore = %+v, %v, want the old file in %s", done, err, want)
 	}
-	again, err := Restore(t.Context(), backup, path, force) // In the same second.
-	if want := done.Aside + "-2"; err != nil || again.Aside != want {
-		t.Fatalf("%+v, %v, want the old one in %s", again, err, want)
+	second, err := Restore(t.Context(), backup, path, force) // Within the same second.
+	if want := done.Aside + "-2"; err != nil || second.Aside != want {
+		t.Fatalf("second Restore = %+v, %v, want the old file in %s", second, err, want)
 	}
-	for path, want := range map[string][]string{path: {"kept"}, done.Aside: {"later", "kept"}, again.Aside: {"kept"}} {
+	for path, want := range map[string][]string{path: {"kept"}, done.Aside: {"later", "kept"}, second.Aside: {"kept"}} {
 		if got := listIDs(t, open(t, path, store.Options{}), "acme"); !slices.Equal(got, want) {
-			t.Errorf("%s has %v, want %v", path, got, want)
+			t.Errorf("List of %s = %v, want %v", path, got, want)
 		}
 	}
 }
 
-// TestRestoreOfAnother refuses what a server has open, which changes while it is copied, and what
-// the copy would take the name of.
-func TestRestoreOfAnother(t *testing.T) {
+// TestRestoreRefused restores from a file that a server has open, and from one with the name that
+// the copy needs.
+func TestRestoreRefused(t *testing.T) {
 	source := newPath(t)
 	s := open(t, source, store.Options{})
 	if _, err := Restore(t.Context(), source, newPath(t), RestoreOptions{}); !errors.Is(err, ErrInUse) {
-		t.Errorf("of an open one: %v, want ErrInUse", err)
+		t.Errorf("Restore from an open file = %v, want ErrInUse", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -82,15 +82,15 @@ func TestRestoreOfAnother(t *testing.T) {
 	}
 	_, err := Restore(t.Context(), unfinished, source, RestoreOptions{})
 	if err == nil || !strings.Contains(err.Error(), "give it another name") {
-		t.Errorf("of one with the name of the copy: %v", err)
+		t.Errorf("Restore from the name of the copy = %v, want an error", err)
 	}
 	if names := fileNames(t, filepath.Dir(source)); !slices.Equal(names, []string{filepath.Base(unfinished)}) {
-		t.Errorf("there is %v", names)
+		t.Errorf("files = %v, want only the backup", names)
 	}
 }
 
-// TestRestoreThatFails leaves all as it was.
-func TestRestoreThatFails(t *testing.T) {
+// TestRestoreFails checks that a failed Restore changes nothing.
+func TestRestoreFails(t *testing.T) {
 	backup := newBackup(t)
 	whole, err := os.ReadFile(backup)
 	if err != nil {
@@ -114,12 +114,12 @@ func TestRestoreThatFails(t *testing.T) {
 		check  func(string) error
 		want   error
 	}{
-		"cut off":     {t.Context(), write(whole[:len(whole)-1]), soundly, ErrDamaged},
-		"empty":       {t.Context(), write(nil), soundly, ErrDamaged},
-		"garbage":     {t.Context(), write([]byte(strings.Repeat("garbage", 10000))), soundly, ErrDamaged},
-		"a bit":       {t.Context(), write(flipped), soundly, ErrDamaged},
-		"missing":     {t.Context(), newPath(t), soundly, os.ErrNotExist},
-		"interrupted": {ended, backup, soundly, context.Canceled},
+		"truncated":   {t.Context(), write(whole[:len(whole)-1]), checkSound, ErrDamaged},
+		"empty":       {t.Context(), write(nil), checkSound, ErrDamaged},
+		"garbage":     {t.Context(), write([]byte(strings.Repeat("garbage", 10000))), checkSound, ErrDamaged},
+		"a bit":       {t.Context(), write(flipped), checkSound, ErrDamaged},
+		"missing":     {t.Context(), newPath(t), checkSound, os.ErrNotExist},
+		"interrupted": {ended, backup, checkSound, context.Canceled},
 		"the check":   {t.Context(), backup, func(string) error { return unsound }, unsound},
 	}
 	for name, test := range tests {
@@ -131,10 +131,10 @@ func TestRestoreThatFails(t *testing.T) {
 				}
 				_, err := Restore(test.ctx, test.backup, path, RestoreOptions{Check: test.check, Force: true})
 				if !errors.Is(err, test.want) || strings.Contains(err.Error(), "\n") {
-					t.Errorf("%v, want %v in one line", err, test.want)
+					t.Errorf("Restore = %v, want %v in one line", err, test.want)
 				}
 				if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, before) {
-					t.Errorf("there is %v, want %v", names, before)
+					t.Errorf("files = %v, want %v", names, before)
 				}
 			}
 		})

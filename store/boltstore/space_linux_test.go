@@ -12,12 +12,13 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestLowSpace leaves a little of a small file system: it is for what ends and what is deleted.
+// TestLowSpace leaves little space in a small file system. It is reserved for operations that end
+// or delete.
 func TestLowSpace(t *testing.T) {
-	dir := small(t)
+	dir := mountSmall(t)
 	s := openSmall(t, dir, nil, nil)
 	ctx := t.Context()
-	appendTo(t, s, "gone", "hello")
+	appendTo(t, s, "deleted", "hello")
 	add := func(id string, a store.Append) error {
 		a.Tenant, a.ConversationID = "acme", id
 		_, err := s.Append(ctx, &a)
@@ -27,16 +28,16 @@ func TestLowSpace(t *testing.T) {
 	if err := add("asked", asked); err != nil {
 		t.Fatal(err)
 	}
-	const left = 48 << 10
+	const remaining = 48 << 10
 	free, size, err := diskSpace(s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left >= size/reservePart {
-		t.Fatalf("%d bytes are not little of %d", left, size)
+	if remaining >= size/reservePart {
+		t.Fatalf("%d bytes are not within the reserve of a disk of %d", remaining, size)
 	}
 	ballast := filepath.Join(dir, "ballast")
-	if err := os.WriteFile(ballast, make([]byte, free-left), 0o600); err != nil {
+	if err := os.WriteFile(ballast, make([]byte, free-remaining), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	create := func(id string) error {
@@ -45,32 +46,32 @@ func TestLowSpace(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"append": add("new", store.Append{Messages: text("hello")}),
-		"begin":  add("gone", store.Append{Messages: text("hello"), Begin: &parleyv1.Turn{Id: "another"}}),
+		"begin":  add("deleted", store.Append{Messages: text("hello"), Begin: &parleyv1.Turn{Id: "another"}}),
 		"create": create("new"),
 	} {
 		if !errors.Is(err, store.ErrNoSpace) {
-			t.Errorf("%s: %v, want ErrNoSpace", name, err)
+			t.Errorf("%s = %v, want ErrNoSpace", name, err)
 		}
 	}
 	for name, err := range map[string]error{
-		"what was done before": add("asked", asked),
+		"replayed request": add("asked", asked),
 		"progress": s.SaveProgress(ctx, &store.Progress{
 			Tenant: "acme", ConversationID: "asked", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 1},
 		}),
 		"answer": add("asked", store.Append{
 			Messages: text(strings.Repeat("word ", 200)), End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
 		}),
-		"delete": s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "gone"}),
+		"delete": s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "deleted"}),
 	} {
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s = %v", name, err)
 		}
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(create("new"), add("new", store.Append{Messages: text("hello")})); err != nil {
-		t.Errorf("with room again: %v", err)
+		t.Errorf("writes with space = %v", err)
 	}
 	wantConsistent(t, s)
 }

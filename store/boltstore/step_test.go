@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// many is a store with conversations 0 to n-1 of tenant "acme", each made a millisecond after
-// the one before.
+// openMany opens a store with conversations 0 to n-1 of tenant "acme", each created a millisecond
+// after the one before.
 func openMany(t *testing.T, path string, n int, o store.Options) (*Store, *clock) {
 	t.Helper()
 	c := newClock()
@@ -29,7 +29,7 @@ func openMany(t *testing.T, path string, n int, o store.Options) (*Store, *clock
 	return s, c
 }
 
-// steps notes how many changes of a kind each transaction had.
+// stepCounter records the number of changes of one kind in each transaction.
 type stepCounter struct {
 	kind  parleyv1.ChangeKind
 	sizes []int
@@ -54,7 +54,7 @@ func (s *stepCounter) observe(changes []store.Change) {
 func (s *stepCounter) want(t *testing.T, sizes ...int) {
 	t.Helper()
 	if !slices.Equal(s.sizes, sizes) {
-		t.Errorf("%v in steps of %v, want %v", s.kind, s.sizes, sizes)
+		t.Errorf("%v changes in steps of %v, want %v", s.kind, s.sizes, sizes)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestSweepInSteps(t *testing.T) {
 	c.advance(2 * time.Hour)
 	for _, want := range []bool{true, false} {
 		if more, err := s.Sweep(t.Context(), 600); err != nil || more != want {
-			t.Errorf("%v, %v; want %v", more, err, want)
+			t.Errorf("Sweep = %v, %v; want %v", more, err, want)
 		}
 	}
 	seen.want(t, 256, 256, 88, 100)
@@ -80,22 +80,22 @@ func TestPurgeInSteps(t *testing.T) {
 
 	dry, err := s.Purge(t.Context(), &store.Purge{Tenant: "acme", InactiveFor: time.Minute, DryRun: true})
 	if err != nil || dry.Count != 699 || len(dry.SampleIDs) != store.MaxSampleIDs {
-		t.Errorf("%d would be purged, %v", dry.Count, err)
+		t.Errorf("dry Purge = %d conversations, %v", dry.Count, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	seen.each = cancel
 	inactive := &store.Purge{Tenant: "acme", InactiveFor: time.Minute}
 	purged, err := s.Purge(ctx, inactive)
 	if !errors.Is(err, context.Canceled) || purged.Count != 255 || len(purged.SampleIDs) != store.MaxSampleIDs {
-		t.Errorf("cancelled on the way: %d purged, %v", purged.Count, err)
+		t.Errorf("cancelled Purge = %d conversations, %v", purged.Count, err)
 	}
 	purged, err = s.Purge(t.Context(), inactive)
 	if err != nil || purged.Count != 444 || len(purged.SampleIDs) != store.MaxSampleIDs {
-		t.Errorf("%d purged, %v", purged.Count, err)
+		t.Errorf("Purge = %d conversations, %v", purged.Count, err)
 	}
 	seen.want(t, 255, 255, 189)
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"1"}) {
-		t.Errorf("left are %v", got)
+		t.Errorf("List = %v", got)
 	}
 	wantConsistent(t, s)
 }
@@ -109,18 +109,19 @@ func TestLoweredCapacity(t *testing.T) {
 	appendTo(t, s, "new", "hello")
 	for _, want := range []bool{true, false} {
 		if more, err := s.Sweep(t.Context(), 300); err != nil || more != want {
-			t.Errorf("%v, %v; want %v", more, err, want)
+			t.Errorf("Sweep = %v, %v; want %v", more, err, want)
 		}
 	}
 	seen.want(t, 256, 256, 44, 35)
 	if got := listIDs(t, s, "acme"); len(got) != 10 || got[0] != "new" || got[9] != "591" {
-		t.Errorf("left are %v", got)
+		t.Errorf("List = %v", got)
 	}
 	wantConsistent(t, s)
 }
 
-// TestExpiredOfOthers hides what has expired of one tenant behind what has of another.
-func TestExpiredOfOthers(t *testing.T) {
+// TestExpiredAmongOthers creates a conversation at capacity when one of the tenant's conversations has
+// expired. Many expired ones of another tenant come before it.
+func TestExpiredAmongOthers(t *testing.T) {
 	s, c := openMany(t, newPath(t), 300, store.Options{MaxConversations: 300})
 	create := func(id string) {
 		t.Helper()
@@ -134,7 +135,7 @@ func TestExpiredOfOthers(t *testing.T) {
 	c.advance(30 * time.Minute)
 	for i := range 300 {
 		if i != 299 {
-			if _, err := s.Append(t.Context(), &store.Append{Tenant: "other", ConversationID: fmt.Sprint(i), Messages: text("goes on")}); err != nil {
+			if _, err := s.Append(t.Context(), &store.Append{Tenant: "other", ConversationID: fmt.Sprint(i), Messages: text("more")}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -142,7 +143,7 @@ func TestExpiredOfOthers(t *testing.T) {
 	c.advance(time.Hour - 29*time.Minute)
 	create("new")
 	if got := listIDs(t, s, "other"); len(got) != 300 || slices.Contains(got, "299") {
-		t.Errorf("left are %v, want all but 299", got)
+		t.Errorf("List = %v, want all except 299", got)
 	}
 	wantConsistent(t, s)
 }
@@ -153,9 +154,9 @@ func TestLarge(t *testing.T) {
 	s := open(t, path, o)
 	var batch []*parleyv1.Message
 	for i := range 30 {
-		batch = append(batch, text(fmt.Sprint(i, strings.Repeat(" word", 60_000)))...) // Twice, in its id as well.
+		batch = append(batch, text(fmt.Sprint(i, strings.Repeat(" word", 60_000)))...) // The text is also in the id.
 	}
-	// It is larger than a batch of the writer.
+	// The message is larger than a batch of the writer.
 	if _, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "a", Messages: batch}); err != nil {
 		t.Fatal(err)
 	}
@@ -170,21 +171,21 @@ func TestLarge(t *testing.T) {
 	}
 	messages, err := snapshot.Messages.Messages()
 	if err != nil || len(messages) != 30 {
-		t.Fatalf("%d messages, %v", len(messages), err)
+		t.Fatalf("Read = %d messages, %v", len(messages), err)
 	}
 	for i, m := range messages {
 		if m.GetContent() != batch[i].GetContent() {
-			t.Errorf("message %d is another one", i)
+			t.Errorf("message %d differs", i)
 		}
 	}
 	full, err := s.Stats(t.Context())
 	if err != nil || full.Messages != 31 || full.Bytes < 17_000_000 || full.FileBytesInUse < full.Bytes || full.FileBytes < full.FileBytesInUse {
-		t.Errorf("%+v, %v", full, err)
+		t.Errorf("Stats = %+v, %v", full, err)
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if empty, err := s.Stats(t.Context()); err != nil || empty.FileBytesInUse > full.FileBytesInUse-17_000_000 {
-		t.Errorf("%d bytes are in use, %v; were %d", empty.FileBytesInUse, err, full.FileBytesInUse)
+		t.Errorf("FileBytesInUse after Delete = %d, %v; before %d", empty.FileBytesInUse, err, full.FileBytesInUse)
 	}
 }

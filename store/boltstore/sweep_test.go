@@ -14,7 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// dueEntries returns what expiry holds.
+// dueEntries returns the entries of expiry.
 func dueEntries(t *testing.T, s *Store) []dueEntry {
 	t.Helper()
 	var all []dueEntry
@@ -31,8 +31,8 @@ func dueEntries(t *testing.T, s *Store) []dueEntry {
 	return all
 }
 
-// TestSweepRunning lets a conversation outlive its time while a turn runs: from then on the
-// sweeper looks at it once a minute.
+// TestSweepRunning lets the ttl of a conversation pass while a turn runs. After that the sweeper
+// checks it once a minute.
 func TestSweepRunning(t *testing.T) {
 	c := newClock()
 	s := open(t, newPath(t), store.Options{Now: c.Now})
@@ -46,14 +46,14 @@ func TestSweepRunning(t *testing.T) {
 	c.advance(30 * time.Minute)
 	sweep(t, s)
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(30*time.Minute).UnixNano() {
-		t.Errorf("looked at again: %v, want when it expires", e)
+		t.Errorf("entries of expiry = %v, want one at the expire_time", e)
 	}
 	c.advance(time.Hour)
 	for range 2 {
 		sweep(t, s)
 		want := c.Now().Truncate(time.Minute).Add(time.Minute)
 		if e := dueEntries(t, s); len(e) != 1 || e[0].at != want.UnixNano() {
-			t.Errorf("looked at again: %v, want %d", e, want.UnixNano())
+			t.Errorf("entries of expiry = %v, want one at %d", e, want.UnixNano())
 		}
 		c.advance(time.Minute)
 	}
@@ -65,14 +65,15 @@ func TestSweepRunning(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestSweepHeld looks at a conversation that is held once an hour, when its time has come.
+// TestSweepHeld checks that the sweeper checks a held conversation once an hour after its
+// expire_time.
 func TestSweepHeld(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	hold(t, s, 0, "bad")
 	c.advance(time.Hour)
 	sweep(t, s)
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
-		t.Errorf("looked at again: %v, want in an hour", e)
+		t.Errorf("entries of expiry = %v, want one in an hour", e)
 	}
 	appendTo(t, s, "bad", "hello")
 	hold(t, s, 0, "new")
@@ -81,12 +82,12 @@ func TestSweepHeld(t *testing.T) {
 	c.advance(time.Minute)
 	sweep(t, s)
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour-time.Minute).UnixNano() {
-		t.Errorf("looked at again: %v, want new when it would have expired", e)
+		t.Errorf("entries of expiry = %v, want one at the expire_time of new", e)
 	}
 	wantConsistent(t, s)
 }
 
-// TestSweepDamaged puts a conversation that cannot be read out of the way for an hour.
+// TestSweepDamaged checks that the sweeper defers a conversation that it cannot read by an hour.
 func TestSweepDamaged(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	before := dueEntries(t, s)
@@ -94,7 +95,7 @@ func TestSweepDamaged(t *testing.T) {
 	c.advance(2 * time.Hour)
 	sweep(t, s)
 	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
-		t.Errorf("left are %v, want the damaged one in an hour", e)
+		t.Errorf("entries of expiry = %v, want the damaged one in an hour", e)
 	}
 	c.advance(time.Minute)
 	// Another sweep that saw the entry before it was moved does not move it a second time.
@@ -107,12 +108,12 @@ func TestSweepDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := dueEntries(t, s); len(e) != 1 {
-		t.Errorf("left are %v, want one", e)
+		t.Errorf("entries of expiry = %v, want one", e)
 	}
 }
 
-// TestSweepStray gives a conversation a second entry, of another minute, and has one that
-// leads to nothing that could be a conversation.
+// TestSweepStray adds a second entry of a conversation in another minute, and an entry with a key
+// that no conversation can have.
 func TestSweepStray(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	if err := s.db.Update(func(tx *bolt.Tx) error {
@@ -128,14 +129,14 @@ func TestSweepStray(t *testing.T) {
 	c.advance(30 * time.Minute)
 	sweep(t, s)
 	if got := listIDs(t, s, "acme"); len(got) != 3 {
-		t.Errorf("left are %v, want all", got)
+		t.Errorf("List = %v, want all", got)
 	}
 	wantConsistent(t, s)
 }
 
-// TestSoonerWithinTheMinute lets a conversation end sooner than it was to, in the same minute.
-func TestSoonerWithinTheMinute(t *testing.T) {
-	c := newClock() // At second 6.
+// TestEarlierWithinMinute moves the expiry of a conversation to an earlier time in the same minute.
+func TestEarlierWithinMinute(t *testing.T) {
+	c := newClock() // The clock is at second 6.
 	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: 50 * time.Second})
 	appendTo(t, s, "a", "hello")
 	if _, err := s.Update(t.Context(), &store.Update{
@@ -148,13 +149,14 @@ func TestSoonerWithinTheMinute(t *testing.T) {
 	c.advance(11 * time.Second)
 	sweep(t, s)
 	if stats, err := s.Stats(t.Context()); err != nil || stats.Expired != 1 {
-		t.Errorf("%+v, %v; want it swept", stats, err)
+		t.Errorf("Stats = %+v, %v; want one expired", stats, err)
 	}
 }
 
-// TestExpiredBehindOthers hides what has expired of one tenant behind very much that has of
-// others, in the same minute and in those before it.
-func TestExpiredBehindOthers(t *testing.T) {
+// TestExpiredAfterOthers creates a conversation at capacity when one of the tenant's conversations
+// has expired. Very many expired ones of other tenants come before it, in the same minute and in
+// earlier ones.
+func TestExpiredAfterOthers(t *testing.T) {
 	c := newClock()
 	s := open(t, newPath(t), store.Options{Now: c.Now, MaxConversations: 2})
 	create := func(tenant, id string, ttl time.Duration) {
@@ -174,13 +176,13 @@ func TestExpiredBehindOthers(t *testing.T) {
 	c.advance(11 * time.Minute)
 	create("acme", "new", time.Hour)
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "live"}) {
-		t.Errorf("left are %v, want new and live", got)
+		t.Errorf("List = %v, want new and live", got)
 	}
 	wantConsistent(t, s)
 }
 
-// TestExpiredBehindDamage has an entry of expiry that is no key of this package's.
-func TestExpiredBehindDamage(t *testing.T) {
+// TestExpiredAfterDamage adds an entry to expiry whose key is invalid.
+func TestExpiredAfterDamage(t *testing.T) {
 	s, c := openThree(t, store.Options{MaxConversations: 3})
 	if _, err := s.Update(t.Context(), &store.Update{
 		Tenant: "acme", ConversationID: "new", Fields: []string{"retention.ttl"},
@@ -196,6 +198,6 @@ func TestExpiredBehindDamage(t *testing.T) {
 	c.advance(2 * time.Minute)
 	appendTo(t, s, "newer", "hello")
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"newer", "bad", "old"}) {
-		t.Errorf("left are %v, want new to have made room", got)
+		t.Errorf("List = %v, want new removed", got)
 	}
 }

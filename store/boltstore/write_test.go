@@ -12,9 +12,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestWaitingSize looks at how large the writer takes those writes to be that wait for it.
-func TestWaitingSize(t *testing.T) {
-	path := newPath(t) // Not of the bubble.
+// TestQueuedSize checks the sizes that the writer assumes for queued writes.
+func TestQueuedSize(t *testing.T) {
+	path := newPath(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		s := open(t, path, store.Options{Observe: func([]store.Change) { <-gate }})
@@ -36,13 +36,13 @@ func TestWaitingSize(t *testing.T) {
 				return err
 			}
 		}
-		waiting := func() int {
+		queued := func() int {
 			s.writer.mu.Lock()
 			defer s.writer.mu.Unlock()
 			return s.writer.queuedBytes
 		}
-		start(appending(&store.Append{Begin: &parleyv1.Turn{Id: "turn"}})) // The writer is busy from now on.
-		last := waiting()
+		start(appending(&store.Append{Begin: &parleyv1.Turn{Id: "turn"}})) // The writer is blocked from now on.
+		last := queued()
 		for name, write := range map[string]func() error{
 			"append": appending(&store.Append{Events: events}),
 			"progress": func() error {
@@ -52,9 +52,9 @@ func TestWaitingSize(t *testing.T) {
 			},
 		} {
 			start(write)
-			now := waiting()
+			now := queued()
 			if size, want := now-last, proto.Size(message)+proto.Size(events); size < want || size > want+100 {
-				t.Errorf("%s: %d bytes wait, want about %d", name, size, want)
+				t.Errorf("%s: %d bytes are queued, want about %d", name, size, want)
 			}
 			last = now
 		}

@@ -17,17 +17,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// bench is a writer under test, with what it has done.
-type bench struct {
+// testWriter is a writer under test with its commits and failures.
+type testWriter struct {
 	*writer
-	t       *testing.T
-	file    *os.File // under bbolt
-	commits []int    // how many bytes each of them wrote
-	failed  []error
+	t        *testing.T
+	file     *os.File // of bbolt
+	commits  []int    // written bytes of each commit
+	failures []error
 }
 
-// newBench starts a writer in a bubble of synctest, on a file of its own.
-func newBench(t *testing.T, dir string, l limits) *bench {
+// newTestWriter starts a writer on a new file, in a bubble of synctest.
+func newTestWriter(t *testing.T, dir string, l limits) *testWriter {
 	t.Helper()
 	path := filepath.Join(dir, "parley.db")
 	db, err := bolt.Open(path, 0o600, nil)
@@ -37,13 +37,13 @@ func newBench(t *testing.T, dir string, l limits) *bench {
 	if err := errors.Join(db.Update(makeBuckets), db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	return openBench(t, path, l)
+	return openTestWriter(t, path, l)
 }
 
-// openBench starts a writer on a file that is there.
-func openBench(t *testing.T, path string, l limits) *bench {
+// openTestWriter starts a writer on an existing file.
+func openTestWriter(t *testing.T, path string, l limits) *testWriter {
 	t.Helper()
-	b := &bench{t: t}
+	b := &testWriter{t: t}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
 			var err error
@@ -58,7 +58,7 @@ func openBench(t *testing.T, path string, l limits) *bench {
 	b.writer = newWriter(db, &panicGuard{}, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
 		func(x *txn) { b.commits = append(b.commits, x.writtenBytes) },
-		func(err error) { b.failed = append(b.failed, err) })
+		func(err error) { b.failures = append(b.failures, err) })
 	t.Cleanup(func() {
 		b.close()
 		if !b.stuck {
@@ -68,19 +68,19 @@ func openBench(t *testing.T, path string, l limits) *bench {
 	return b
 }
 
-// answer is what a call returns some time later.
-type answer chan error
+// pending is the future result of a call.
+type pending chan error
 
-// start calls do in a goroutine, and returns when that waits.
-func (b *bench) start(ctx context.Context, size int, apply func(*txn) error) answer {
-	a := make(answer, 1)
+// start calls do in a goroutine, and returns when that goroutine is blocked.
+func (b *testWriter) start(ctx context.Context, size int, apply func(*txn) error) pending {
+	a := make(pending, 1)
 	go func() { a <- b.do(ctx, size, apply) }()
 	synctest.Wait()
 	return a
 }
 
-// hold keeps the writer busy with an operation until it is released.
-func (b *bench) hold() (release func(), a answer) {
+// block blocks the writer with an operation until release is called.
+func (b *testWriter) block() (release func(), a pending) {
 	gate := make(chan struct{})
 	a = b.start(b.t.Context(), 0, func(*txn) error {
 		<-gate
@@ -89,7 +89,7 @@ func (b *bench) hold() (release func(), a answer) {
 	return func() { close(gate) }, a
 }
 
-// put is an operation that writes.
+// put returns an operation that writes a key.
 func put(key string) func(*txn) error {
 	return func(t *txn) error {
 		t.put(t.turns, []byte(key), []byte("value"))
@@ -97,7 +97,7 @@ func put(key string) func(*txn) error {
 	}
 }
 
-func (b *bench) written() []string {
+func (b *testWriter) keys() []string {
 	var keys []string
 	_ = b.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket([]byte(turnsBucket)).ForEach(func(k, _ []byte) error {
@@ -108,15 +108,15 @@ func (b *bench) written() []string {
 	return keys
 }
 
-var wide = limits{operations: 100, bytes: 100, batch: 100, batchBytes: 100}
+var wideLimits = limits{operations: 100, bytes: 100, batch: 100, batchBytes: 100}
 
-func TestWriterTakesWhatWaits(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+func TestWriterBatches(t *testing.T) {
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, limits{operations: 100, bytes: 100, batch: 4, batchBytes: 20})
-		release, held := b.hold()
+		b := newTestWriter(t, dir, limits{operations: 100, bytes: 100, batch: 4, batchBytes: 20})
+		release, held := b.block()
 		refused := errors.New("refused")
-		var answers []answer
+		var answers []pending
 		for _, op := range []struct {
 			key         string
 			size, value int
@@ -124,13 +124,13 @@ func TestWriterTakesWhatWaits(t *testing.T) {
 		}{
 			{key: "a", value: 1},
 			{key: "b", err: refused},
-			{key: "c", value: 1}, // The fourth, with the one that held the writer: the batch is full.
+			{key: "c", value: 1}, // The fourth operation, with the blocking one: the batch is full.
 			{key: "d", value: 2},
 			{key: "e", size: 15, value: 2},
-			{key: "f", size: 15, value: 2}, // So much came in that the batch is full.
-			{key: "g", size: 40, value: 3}, // More than that by itself.
+			{key: "f", size: 15, value: 2}, // The sizes of the operations fill the batch.
+			{key: "g", size: 40, value: 3}, // Larger than a batch by itself.
 			{key: "h", value: 15},
-			{key: "i", value: 15}, // So much is written that the batch is full.
+			{key: "i", value: 15}, // The written values fill the batch.
 			{key: "j", value: 5},
 		} {
 			answers = append(answers, b.start(t.Context(), op.size, func(x *txn) error {
@@ -146,14 +146,14 @@ func TestWriterTakesWhatWaits(t *testing.T) {
 		}
 		for i, a := range answers {
 			if err := <-a; !errors.Is(err, map[int]error{1: refused}[i]) {
-				t.Errorf("operation %d: %v", i, err)
+				t.Errorf("operation %d = %v", i, err)
 			}
 		}
-		if got, want := b.written(), []string{"a", "c", "d", "e", "f", "g", "h", "i", "j"}; !slices.Equal(got, want) {
-			t.Errorf("written are %v, want %v", got, want)
+		if got, want := b.keys(), []string{"a", "c", "d", "e", "f", "g", "h", "i", "j"}; !slices.Equal(got, want) {
+			t.Errorf("written keys = %v, want %v", got, want)
 		}
 		if want := []int{2, 6, 3, 30, 5}; !slices.Equal(b.commits, want) {
-			t.Errorf("commits of %v bytes, want %v", b.commits, want)
+			t.Errorf("commits have %v bytes, want %v", b.commits, want)
 		}
 	})
 }
@@ -164,23 +164,23 @@ func TestWriterOverloaded(t *testing.T) {
 		"bytes":      {operations: 100, bytes: 10, batch: 100, batchBytes: 100},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir() // Not of the bubble.
+			dir := t.TempDir() // Created outside of the bubble.
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, dir, l)
+				b := newTestWriter(t, dir, l)
 				for range 2 {
-					release, held := b.hold()
+					release, held := b.block()
 					first := b.start(t.Context(), 5, put("a"))
 					second := b.start(t.Context(), 5, put("b"))
 					if err := b.do(t.Context(), 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
-						t.Errorf("%v, want ErrOverloaded", err)
+						t.Errorf("operation = %v, want ErrOverloaded", err)
 					}
 					release()
 					if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), 1000, put("large"))); err != nil {
 						t.Error(err)
 					}
 				}
-				if got, want := b.written(), []string{"a", "b", "large"}; !slices.Equal(got, want) {
-					t.Errorf("written are %v, want %v", got, want)
+				if got, want := b.keys(), []string{"a", "b", "large"}; !slices.Equal(got, want) {
+					t.Errorf("written keys = %v, want %v", got, want)
 				}
 			})
 		})
@@ -188,19 +188,19 @@ func TestWriterOverloaded(t *testing.T) {
 }
 
 func TestWriterCancelled(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, wide)
-		release, held := b.hold()
+		b := newTestWriter(t, dir, wideLimits)
+		release, held := b.block()
 		ctx, cancel := context.WithCancel(t.Context())
 		waiting := b.start(ctx, 1, put("waiting"))
 		other := b.start(t.Context(), 1, put("other"))
 		cancel()
-		if err := <-waiting; !errors.Is(err, context.Canceled) { // While the writer is held.
-			t.Errorf("%v, want context.Canceled", err)
+		if err := <-waiting; !errors.Is(err, context.Canceled) { // The writer is still blocked.
+			t.Errorf("queued operation = %v, want Canceled", err)
 		}
 		if err := b.do(ctx, 1, put("late")); !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, want context.Canceled", err)
+			t.Errorf("operation with an ended context = %v, want Canceled", err)
 		}
 		release()
 		if err := errors.Join(<-held, <-other); err != nil {
@@ -212,30 +212,30 @@ func TestWriterCancelled(t *testing.T) {
 			cancel()
 			return put("begun")(x)
 		}); err != nil {
-			t.Errorf("what was begun is seen through: %v", err)
+			t.Errorf("operation that had started = %v, want it completed", err)
 		}
-		if got, want := b.written(), []string{"begun", "other"}; !slices.Equal(got, want) {
-			t.Errorf("written are %v, want %v", got, want)
+		if got, want := b.keys(), []string{"begun", "other"}; !slices.Equal(got, want) {
+			t.Errorf("written keys = %v, want %v", got, want)
 		}
 	})
 }
 
-// TestOperationTake is of a context that ends before the caller notices.
-func TestOperationTake(t *testing.T) {
+// TestOperationClaim claims an operation whose context has ended before its caller gave up.
+func TestOperationClaim(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	o := &operation{ctx: ctx, done: make(chan struct{})}
 	if o.claim() {
-		t.Error("taken although its context has ended")
+		t.Error("claim = true, although the context has ended")
 	}
 	<-o.done
 	if !errors.Is(o.err, context.Canceled) {
-		t.Errorf("%v, want context.Canceled", o.err)
+		t.Errorf("error of the operation = %v, want Canceled", o.err)
 	}
 }
 
-func TestWriterUndone(t *testing.T) {
-	b := newBench(t, t.TempDir(), wide)
+func TestWriterRolledBack(t *testing.T) {
+	b := newTestWriter(t, t.TempDir(), wideLimits)
 	var id int
 	if err := b.do(t.Context(), 1, func(x *txn) error {
 		id = x.turns.Tx().ID()
@@ -244,14 +244,14 @@ func TestWriterUndone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if isRolledBack(b.db, id) || !isRolledBack(b.db, id+1) {
-		t.Errorf("transaction %d is undone: %v; the next one: %v", id, isRolledBack(b.db, id), isRolledBack(b.db, id+1))
+		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, isRolledBack(b.db, id), isRolledBack(b.db, id+1))
 	}
 }
 
 func TestWriterClose(t *testing.T) {
-	dir := t.TempDir() // Not of the bubble.
+	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, dir, wide)
+		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
 		begun := b.start(t.Context(), 1, func(x *txn) error {
 			<-gate
@@ -264,30 +264,30 @@ func TestWriterClose(t *testing.T) {
 			close(closed)
 		}()
 		if err := <-waiting; !errors.Is(err, store.ErrClosed) {
-			t.Errorf("%v, want ErrClosed", err)
+			t.Errorf("queued operation = %v, want ErrClosed", err)
 		}
 		select {
 		case <-closed:
-			t.Error("close did not wait for what was begun")
+			t.Error("close did not wait for the running operation")
 		default:
 		}
 		close(gate)
 		if err := <-begun; err != nil {
-			t.Errorf("what was begun is seen through: %v", err)
+			t.Errorf("running operation = %v, want it completed", err)
 		}
 		<-closed
 		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) {
-			t.Errorf("%v, want ErrClosed", err)
+			t.Errorf("operation after close = %v, want ErrClosed", err)
 		}
-		if got, want := b.written(), []string{"begun"}; !slices.Equal(got, want) {
-			t.Errorf("written are %v, want %v", got, want)
+		if got, want := b.keys(), []string{"begun"}; !slices.Equal(got, want) {
+			t.Errorf("written keys = %v, want %v", got, want)
 		}
 	})
 }
 
-// TestWaitingBytes looks at how large the store says that its writes are.
-func TestWaitingBytes(t *testing.T) {
-	path := newPath(t) // Not of the bubble.
+// TestQueuedBytes checks the sizes of the store's operations in the queue.
+func TestQueuedBytes(t *testing.T) {
+	path := newPath(t) // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, path, store.Options{})
 		const large = 10_000
@@ -301,8 +301,8 @@ func TestWaitingBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := &bench{writer: s.writer, t: t}
-		release, held := b.hold()
+		b := &testWriter{writer: s.writer, t: t}
+		release, held := b.block()
 		var group sync.WaitGroup
 		for i, write := range []func() error{
 			func() error {
@@ -322,15 +322,15 @@ func TestWaitingBytes(t *testing.T) {
 				return err
 			},
 		} {
-			before := b.waitingBytes()
+			before := b.queuedBytesNow()
 			group.Go(func() {
 				if err := write(); err != nil {
 					t.Error(err)
 				}
 			})
 			synctest.Wait()
-			if n := b.waitingBytes() - before; n < 2*large || n > 2*large+100 {
-				t.Errorf("write %d waits with %d bytes, want about %d", i, n, 2*large)
+			if n := b.queuedBytesNow() - before; n < 2*large || n > 2*large+100 {
+				t.Errorf("write %d adds %d bytes to the queue, want about %d", i, n, 2*large)
 			}
 		}
 		release()
@@ -338,13 +338,13 @@ func TestWaitingBytes(t *testing.T) {
 		if err := <-held; err != nil {
 			t.Error(err)
 		}
-		if n := b.waitingBytes(); n != 0 {
-			t.Errorf("%d bytes are left of nothing that waits", n)
+		if n := b.queuedBytesNow(); n != 0 {
+			t.Errorf("%d bytes are queued, want 0 for an empty queue", n)
 		}
 	})
 }
 
-func (b *bench) waitingBytes() int {
+func (b *testWriter) queuedBytesNow() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.queuedBytes

@@ -18,7 +18,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// sample is a small record with something in each of its parts.
+// sample returns a small record in which no part is empty.
 func sample(tb testing.TB) *record.Record {
 	tb.Helper()
 	o := store.Options{}.WithDefaults()
@@ -70,13 +70,13 @@ func TestMarshal(t *testing.T) {
 		}
 	}
 	if got.Messages.Count() != 2 || head.Messages != nil {
-		t.Errorf("%d messages, %d in the head", got.Messages.Count(), head.Messages.Count())
+		t.Errorf("Unmarshal = %d messages, UnmarshalHead = %d, want 2 and 0", got.Messages.Count(), head.Messages.Count())
 	}
 	if got, want := record.Uses(got.Data), []string{"2 list", "2 table"}; !slices.Equal(got, want) || head.Data != nil {
 		t.Errorf("data = %v, want %v; %d bytes in the head", got, want, len(head.Data))
 	}
 	if !bytes.Equal(marshal(t, got), value) {
-		t.Error("encoded again, it is another value")
+		t.Error("Marshal(Unmarshal(value)) differs from value")
 	}
 }
 
@@ -84,12 +84,12 @@ func TestMarshalBadText(t *testing.T) {
 	r := sample(t)
 	r.Conversation().Title = "\xff"
 	if value, err := r.Marshal(); err == nil {
-		t.Errorf("a title that is no UTF-8 became %x", value)
+		t.Errorf("Marshal with an invalid UTF-8 title = %x, want an error", value)
 	}
 }
 
-// TestDamage flips every bit and cuts the value at every byte. What is behind the head may
-// be damaged without the head's being refused.
+// TestDamage flips every bit and truncates the value at every byte. Damage after the head must not
+// affect UnmarshalHead.
 func TestDamage(t *testing.T) {
 	value := marshal(t, sample(t))
 	r, err := record.Unmarshal(value)
@@ -99,10 +99,10 @@ func TestDamage(t *testing.T) {
 	head := len(value) - len(r.Messages) - len(r.Data)
 	check := func(damaged []byte, inHead bool, what string, at int) {
 		if _, err := record.Unmarshal(damaged); !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("%s %d of %d: %v, want ErrCorrupt", what, at, len(value), err)
+			t.Errorf("Unmarshal with %s %d of %d = %v, want ErrCorrupt", what, at, len(value), err)
 		}
 		if _, err := record.UnmarshalHead(damaged); errors.Is(err, store.ErrCorrupt) != inHead {
-			t.Errorf("%s %d of %d, of which %d are the head: reading the head gave %v", what, at, len(value), head, err)
+			t.Errorf("UnmarshalHead with %s %d of %d, head of %d bytes = %v", what, at, len(value), head, err)
 		}
 	}
 	for bit := range 8 * len(value) {
@@ -112,9 +112,9 @@ func TestDamage(t *testing.T) {
 		check(damaged, at < 9 || at >= 17 && at < head, "flipped bit", bit)
 	}
 	for n := range value {
-		check(value[:n], n < head+len(r.Data), "cut to byte", n)
+		check(value[:n], n < head+len(r.Data), "truncation to byte", n)
 	}
-	check(append(slices.Clone(value), 0), false, "a byte behind", len(value))
+	check(append(slices.Clone(value), 0), false, "an additional byte at", len(value))
 }
 
 func FuzzUnmarshal(f *testing.F) {
@@ -122,12 +122,12 @@ func FuzzUnmarshal(f *testing.F) {
 	f.Add(unhex(f, oldFormat))
 	f.Add(make([]byte, 12)) // three empty parts, without a conversation
 	f.Fuzz(func(t *testing.T, value []byte) {
-		// Damage that the sums do not find: what is read must still do no harm.
+		// Damage that the checksums do not find must be harmless.
 		for _, b := range [][]byte{value, record.Sealed(value)} {
 			r, err := record.Unmarshal(b)
 			if err != nil {
 				if !errors.Is(err, store.ErrCorrupt) {
-					t.Errorf("Unmarshal: %v", err)
+					t.Errorf("Unmarshal = %v, want ErrCorrupt", err)
 				}
 				continue
 			}
@@ -141,7 +141,7 @@ func FuzzUnmarshal(f *testing.F) {
 	})
 }
 
-// progressWithoutEvents is what was saved of an answer before turns had events.
+// progressWithoutEvents is a stored progress of a version in which turns had no events.
 const progressWithoutEvents = "01750b92d0047475726e120d0a013118022206736f2066617212052203637574"
 
 func TestProgressWithoutEvents(t *testing.T) {
@@ -151,17 +151,17 @@ func TestProgressWithoutEvents(t *testing.T) {
 	old := unhex(t, progressWithoutEvents)
 	got, err := record.UnmarshalProgress(old)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
-		t.Errorf("progress: %v (-want +got):\n%s", err, diff)
+		t.Errorf("UnmarshalProgress: %v (-want +got):\n%s", err, diff)
 	}
 	written, err := record.MarshalProgress(want)
 	if err != nil || !bytes.Equal(written, old) {
-		t.Errorf("without events it became %x, %v; want the older value", written, err)
+		t.Errorf("MarshalProgress without events = %x, %v; want the older value", written, err)
 	}
-	// What is new stands behind what older versions read.
+	// The new part follows the part that older versions read.
 	want.Events = &storev1.TurnEvents{Started: 1}
 	written, err = record.MarshalProgress(want)
 	if err != nil || !bytes.HasPrefix(written[5:], old[5:]) {
-		t.Errorf("with events it became %x, %v", written, err)
+		t.Errorf("MarshalProgress with events = %x, %v; want the older value as a prefix", written, err)
 	}
 }
 
@@ -184,32 +184,32 @@ func TestProgress(t *testing.T) {
 			}
 			got, err := record.UnmarshalProgress(value)
 			if diff := cmp.Diff(want, got, protocmp.Transform(), cmpopts.EquateEmpty()); err != nil || diff != "" {
-				t.Errorf("progress: %v (-want +got):\n%s", err, diff)
+				t.Errorf("UnmarshalProgress: %v (-want +got):\n%s", err, diff)
 			}
 			damageProgress(t, value)
 		})
 	}
 	if _, err := record.MarshalProgress(&store.Progress{Messages: []*parleyv1.Message{{Content: "\xff"}}}); err == nil {
-		t.Error("a message that is no UTF-8 was encoded")
+		t.Error("MarshalProgress with an invalid UTF-8 message succeeded")
 	}
 	if _, err := record.MarshalProgress(&store.Progress{Events: &storev1.TurnEvents{TurnId: "\xff"}}); err == nil {
-		t.Error("events that are no UTF-8 were encoded")
+		t.Error("MarshalProgress with invalid UTF-8 events succeeded")
 	}
 }
 
-// damageProgress flips every bit and cuts the value at every byte.
+// damageProgress flips every bit and truncates the value at every byte.
 func damageProgress(t *testing.T, value []byte) {
 	t.Helper()
 	for bit := range 8 * len(value) {
 		value[bit/8] ^= 1 << (bit % 8)
 		if _, err := record.UnmarshalProgress(value); !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("bit %d flipped: %v, want ErrCorrupt", bit, err)
+			t.Errorf("UnmarshalProgress with bit %d flipped = %v, want ErrCorrupt", bit, err)
 		}
 		value[bit/8] ^= 1 << (bit % 8)
 	}
 	for n := range value {
 		if _, err := record.UnmarshalProgress(value[:n]); !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("cut to %d bytes: %v, want ErrCorrupt", n, err)
+			t.Errorf("UnmarshalProgress of %d bytes = %v, want ErrCorrupt", n, err)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func FuzzUnmarshalProgress(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value []byte) {
 		for _, b := range [][]byte{value, record.SealedProgress(value)} {
 			if _, err := record.UnmarshalProgress(b); err != nil && !errors.Is(err, store.ErrCorrupt) {
-				t.Errorf("UnmarshalProgress: %v", err)
+				t.Errorf("UnmarshalProgress = %v, want ErrCorrupt", err)
 			}
 		}
 	})

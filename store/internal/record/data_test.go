@@ -14,16 +14,15 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// oldFormat is a record of format 1, with data "list" and "table" in message 2 and "list" in
-// message 3.
+// oldFormat is a record of format 1. Message 2 has data "list" and "table", message 3 has "list".
 const oldFormat = "01dc4f5c2851123b1c30358a56640000080a3b0a016132070814120308901c38014003480350716a060880a4a7da0672060880a4a7da06" +
 	"7a060890c0a7da068a01037569649201060880a4a7da0610012208080212046c6973742209080212057461626c652208080312046c6973" +
 	"742a0461636d656265206272696566121c0a01311801220568656c6c6f1001500160017a080880a4a7da06100012320a01321802220268" +
 	"692a060a046c6973742a070a057461626c652a060a046c6973741002500160017a080880a4a7da061000121d0a013318022a060a046c69" +
 	"73741003500160017a080880a4a7da061000"
 
-// with returns a message with structured data of the given types.
-func with(kinds ...string) *parleyv1.Message {
+// withData returns a message with structured data of the given types.
+func withData(kinds ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT}
 	for _, kind := range kinds {
 		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: kind})
@@ -74,21 +73,21 @@ func TestOldFormat(t *testing.T) {
 	if err != nil || head.Header.GetData() != nil || string(head.Prompt) != "be brief" || head.Conversation().GetMessageCount() != 3 {
 		t.Errorf("UnmarshalHead = %v, %v", head, err)
 	}
-	written := appended(t, old, store.Options{}, with("more"))
+	written := appended(t, old, store.Options{}, withData("more"))
 	if got, want := uses(t, written), []string{"2 list", "2 table", "3 list", "4 more"}; !slices.Equal(got, want) || written[0] != 2 {
 		t.Errorf("written in format %d with data %v, want format 2 with %v", written[0], got, want)
 	}
 	for bit := range 8 * len(old) {
 		old[bit/8] ^= 1 << (bit % 8)
 		if _, err := record.Unmarshal(old); !errors.Is(err, store.ErrCorrupt) {
-			t.Errorf("bit %d of the old value flipped: %v, want ErrCorrupt", bit, err)
+			t.Errorf("Unmarshal with bit %d of the old value flipped = %v, want ErrCorrupt", bit, err)
 		}
 		old[bit/8] ^= 1 << (bit % 8)
 	}
 }
 
-// TestDataWork counts the allocations of decoding a header and of an append. They do not depend on
-// how many values of structured data the conversation has.
+// TestDataWork counts the allocations of decoding a header and of an append. They must not depend
+// on the number of values of structured data in the conversation.
 func TestDataWork(t *testing.T) {
 	o := store.Options{MaxMessages: 1000}
 	many := make([]string, 64)
@@ -98,7 +97,7 @@ func TestDataWork(t *testing.T) {
 	// Both conversations have the same number of messages.
 	little, large := []*parleyv1.Message{}, []*parleyv1.Message{}
 	for range 200 {
-		little, large = append(little, with("type")), append(large, with(many...))
+		little, large = append(little, withData("type")), append(large, withData(many...))
 	}
 	for name, work := range map[string]func(value []byte){
 		"UnmarshalHead": func(value []byte) {
@@ -106,17 +105,18 @@ func TestDataWork(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"Append": func(value []byte) { appended(t, value, o, with("type")) },
+		"Append": func(value []byte) { appended(t, value, o, withData("type")) },
 	} {
 		fewer, more := appended(t, nil, o, little...), appended(t, nil, o, large...)
 		want := testing.AllocsPerRun(10, func() { work(fewer) })
 		if got := testing.AllocsPerRun(10, func() { work(more) }); got > want {
-			t.Errorf("%s makes %v allocations with 12,800 values, %v with 200", name, got, want)
+			t.Errorf("%s makes %v allocations with 12,800 values and %v with 200", name, got, want)
 		}
 	}
 }
 
-// TestDataAtRandom appends, trims and clears, and compares the index with the retained messages.
+// TestDataAtRandom makes random appends and clears, and compares the index with the retained
+// messages.
 func TestDataAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := store.Options{MaxMessages: rapid.IntRange(1, 6).Draw(t, "max messages")}.WithDefaults()
@@ -138,7 +138,7 @@ func TestDataAtRandom(t *testing.T) {
 			} else {
 				var messages []*parleyv1.Message
 				for range rapid.IntRange(1, 8).Draw(t, "messages") {
-					messages = append(messages, with(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "aa"}), 0, 3).Draw(t, "types")...))
+					messages = append(messages, withData(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "aa"}), 0, 3).Draw(t, "types")...))
 				}
 				value = appended(t, value, o, messages...)
 			}

@@ -20,15 +20,15 @@ import (
 // item is a key and its value.
 type item struct{ key, value []byte }
 
-// newest is the source of a list, and counts what is read from it.
-func newest(items []item, looked *int) record.Newest {
+// newest is the source of a list, newest first. It counts the items that are read.
+func newest(items []item, scanned *int) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
 			for _, at := range slices.Backward(items) {
 				if before != nil && bytes.Compare(at.key, before) >= 0 {
 					continue
 				}
-				*looked++
+				*scanned++
 				if !yield(at.key, at.value) {
 					return
 				}
@@ -37,15 +37,15 @@ func newest(items []item, looked *int) record.Newest {
 	}
 }
 
-// oldest is the same the other way round.
-func oldest(items []item, looked *int) record.Oldest {
+// oldest is the source of a list, oldest first. It counts the items that are read.
+func oldest(items []item, scanned *int) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
 			for _, at := range items {
 				if bytes.Compare(at.key, after) <= 0 {
 					continue
 				}
-				*looked++
+				*scanned++
 				if !yield(at.key, at.value) {
 					return
 				}
@@ -54,7 +54,7 @@ func oldest(items []item, looked *int) record.Oldest {
 	}
 }
 
-// items is n conversations, one a second, oldest first.
+// items returns n conversations, oldest first, one created per second.
 func items(tb testing.TB, n int) []item {
 	tb.Helper()
 	r := sample(tb)
@@ -76,16 +76,16 @@ func TestKeyOrder(t *testing.T) {
 	at := time.Unix(1_800_000_000, 5)
 	keys := [][]byte{record.Key(at, 7), record.Key(at, 8), record.Key(at.Add(1), 0), record.Key(at.Add(300), 0), record.Key(at.Add(time.Hour), 0)}
 	if !slices.IsSortedFunc(keys, bytes.Compare) {
-		t.Errorf("keys are not in the order of time: %x", keys)
+		t.Errorf("keys are not in the order of create time: %x", keys)
 	}
 	for _, key := range keys {
 		if len(key) != record.KeySize {
-			t.Errorf("key %x has not %d bytes", key, record.KeySize)
+			t.Errorf("length of key %x, want %d bytes", key, record.KeySize)
 		}
 	}
 }
 
-// TestPageReadsNoMore looks how much of the source a page takes.
+// TestPageReadsNoMore checks how many items of the source a page reads.
 func TestPageReadsNoMore(t *testing.T) {
 	all := items(t, store.MaxListHeaders+100)
 	now := time.Unix(1_800_000_000, 0)
@@ -99,16 +99,16 @@ func TestPageReadsNoMore(t *testing.T) {
 		{store.List{Tenant: "acme", PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
 		{store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
 	} {
-		looked := 0
-		page, err := record.BuildPage(t.Context(), &test.list, 0, now, newest(all, &looked), oldest(all, &looked), nil)
-		if err != nil || page.NextPageToken == "" || looked != test.want {
-			t.Errorf("%+v: %d were looked at, want %d; token %q, %v", test.list, looked, test.want, page.NextPageToken, err)
+		scanned := 0
+		page, err := record.BuildPage(t.Context(), &test.list, 0, now, newest(all, &scanned), oldest(all, &scanned), nil)
+		if err != nil || page.NextPageToken == "" || scanned != test.want {
+			t.Errorf("BuildPage(%+v) read %d items, want %d; token %q, %v", test.list, scanned, test.want, page.NextPageToken, err)
 		}
 	}
 }
 
-// TestPageReadsNoMoreBytes lists conversations with much structured data by type: a page ends when
-// it has read its limit of bytes, and the next page continues there.
+// TestPageReadsNoMoreBytes lists conversations with much structured data by type. A page must end
+// when it has read its limit of bytes, and the next page must continue there.
 func TestPageReadsNoMoreBytes(t *testing.T) {
 	const conversations = 40
 	all := items(t, conversations)
@@ -134,10 +134,10 @@ func TestPageReadsNoMoreBytes(t *testing.T) {
 		l.Tenant, l.PageSize = "acme", conversations
 		rows := 0
 		for pages := 1; ; pages++ {
-			looked := 0
-			page, err := record.BuildPage(t.Context(), &l, 0, now, newest(all, &looked), oldest(all, &looked), nil)
-			if err != nil || looked > 12 {
-				t.Fatalf("page %d of %.40v: %d conversations read, %v", pages, l, looked, err)
+			scanned := 0
+			page, err := record.BuildPage(t.Context(), &l, 0, now, newest(all, &scanned), oldest(all, &scanned), nil)
+			if err != nil || scanned > 12 {
+				t.Fatalf("page %d of %.40v: %d conversations read, %v", pages, l, scanned, err)
 			}
 			rows += len(page.Entries)
 			if l.PageToken = page.NextPageToken; l.PageToken == "" {
@@ -157,8 +157,8 @@ func TestPageWithoutDamage(t *testing.T) {
 	all := items(t, 5)
 	all[2].value[40] ^= 1
 	all[4].value = nil
-	looked := 0
-	page, err := record.BuildPage(t.Context(), &store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+	scanned := 0
+	page, err := record.BuildPage(t.Context(), &store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,11 +167,11 @@ func TestPageWithoutDamage(t *testing.T) {
 		ids = append(ids, e.GetConversation().GetId())
 	}
 	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 || page.Damaged != 2 {
-		t.Errorf("listed %v of %d, %d damaged, token %q; want %v", ids, page.Total, page.Damaged, page.NextPageToken, want)
+		t.Errorf("BuildPage = %v of %d, %d damaged, token %q; want %v", ids, page.Total, page.Damaged, page.NextPageToken, want)
 	}
 }
 
-// FuzzPosition hands tokens in that are well made and point anywhere.
+// FuzzPosition lists from valid tokens with arbitrary positions.
 func FuzzPosition(f *testing.F) {
 	all := items(f, 20)
 	f.Add([]byte(nil), false, false)
@@ -185,13 +185,13 @@ func FuzzPosition(f *testing.F) {
 		if byUpdateTime {
 			l.Order = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 		}
-		looked := 0
+		scanned := 0
 		l.PageToken = store.SealToken(position, record.Scope(l)...)
 		for range 1000 {
-			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
 			if err != nil {
 				if !errors.Is(err, store.ErrPageToken) {
-					t.Errorf("BuildPage: %v", err)
+					t.Errorf("BuildPage = %v, want ErrPageToken", err)
 				}
 				return
 			}
@@ -199,13 +199,13 @@ func FuzzPosition(f *testing.F) {
 				return
 			}
 		}
-		t.Error("the list has no end")
+		t.Error("the list has more than 1000 pages")
 	})
 }
 
-// TestBlockIsWhatItBeganWith imports into a block after its first page. The list does not read the
-// imported conversations and moves none into the next block. It skips none even if the numbers have
-// begun again at 0 in the meantime.
+// TestBlockIsWhatItBeganWith imports into a block after its first page. The list must not read the
+// imported conversations, nor move any into the next block. It must skip none, even if the numbers
+// have started again at 0 in the meantime.
 func TestBlockIsWhatItBeganWith(t *testing.T) {
 	const more = 50
 	for name, imported := range map[string]func(n int) item{
@@ -213,7 +213,7 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 			at := time.Unix(1_800_000_000+int64(more+n), 500)
 			return item{key: record.Key(at, uint32(2*store.MaxListHeaders+n)), value: []byte("not to be read")}
 		},
-		"numbers from 0 again": func(n int) item {
+		"numbers from 0": func(n int) item {
 			at := time.Unix(1_800_000_000+int64(more+n), 500)
 			return item{key: record.Key(at, uint32(n)), value: []byte("damaged")}
 		},
@@ -221,9 +221,9 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all := items(t, store.MaxListHeaders+more)
 			l := &store.List{Tenant: "acme", PageSize: 4000, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}
-			seen, damaged, looked := make(map[string]int), 0, 0
+			seen, damaged, scanned := make(map[string]int), 0, 0
 			for pages := 0; pages == 0 || l.PageToken != ""; pages++ {
-				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &looked), oldest(all, &looked), nil)
+				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -246,7 +246,7 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 				t.Errorf("%d conversations were listed, want %d", len(seen), store.MaxListHeaders+more)
 			}
 			if name == "later numbers" && (twice > 0 || damaged > 0) {
-				t.Errorf("%d rows came twice, and %d imported ones were read", twice, damaged)
+				t.Errorf("%d rows came twice and %d imported ones were read, want none", twice, damaged)
 			}
 		})
 	}

@@ -21,12 +21,12 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// withoutEvents is a record as it was written before turns had events: turn "first" has
-// ended, "second" runs.
+// withoutEvents is a record of a version in which turns had no events: turn "first" has ended,
+// "second" runs.
 const withoutEvents = "01a91808420000000000000000450035000a3d0a016132070814120308901c380362067365636f6e646a060880a4a7da0672060880a4a7da067a060890c0a7da06" +
 	"8a01037569649201060880a4a7da062a0461636d650a1c0a05666972737412016128034a060880a4a7da0652060880a4a7da060a150a067365636f6e6412016128024a060880a4a7da06"
 
-// unhex reads hexadecimal digits.
+// unhex decodes hexadecimal digits.
 func unhex(tb testing.TB, digits string) []byte {
 	tb.Helper()
 	b, err := hex.DecodeString(digits)
@@ -36,7 +36,7 @@ func unhex(tb testing.TB, digits string) []byte {
 	return b
 }
 
-// write appends without messages, and returns what is read of what was then written.
+// write makes an append without messages and returns the record as it is stored.
 func write(tb rapid.TB, r *record.Record, a *store.Append) *record.Record {
 	tb.Helper()
 	o := store.Options{}.WithDefaults()
