@@ -126,17 +126,17 @@ func TestAbandonedDamaged(t *testing.T) {
 	if len(all) != 126 {
 		t.Errorf("Abandoned = %d turns, want 126", len(all))
 	}
-	var left []string
+	var unended []string
 	for _, id := range all {
 		if err := end(id); errors.Is(err, store.ErrCorrupt) {
-			left = append(left, id)
+			unended = append(unended, id)
 		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := []string{"c001", "c065", "c128"}
-	if !slices.Equal(left, want) {
-		t.Errorf("turns that could not be ended = %v, want %v", left, want)
+	if !slices.Equal(unended, want) {
+		t.Errorf("turns that could not be ended = %v, want %v", unended, want)
 	}
 	if again := slices.Concat(abandonedPages(t, s)...); !slices.Equal(again, want) {
 		t.Errorf("Abandoned afterwards = %v, want %v", again, want)

@@ -108,13 +108,13 @@ func appendWhile(b *testing.B, s *Store, do func()) (p99, rate float64) {
 	for caller := range backupCallers {
 		group.Go(func() {
 			for !ended.Load() {
-				begun := time.Now()
+				started := time.Now()
 				id := fmt.Sprint(rand.IntN(backupConversations))
 				if _, err := s.Append(b.Context(), newBackupAppend(id)); err != nil {
 					b.Error(err)
 					return
 				}
-				took[caller] = append(took[caller], time.Since(begun))
+				took[caller] = append(took[caller], time.Since(started))
 			}
 		})
 	}

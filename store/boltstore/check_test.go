@@ -90,19 +90,19 @@ func TestCheck(t *testing.T) {
 			v[20] ^= 1
 			return b.Put(k, v)
 		}, []string{`conversation "a" of tenant "acme": record is corrupt: header`}},
-		"record lost":  {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
-		"id":           {flip(idsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
-		"id lost":      {drop(idsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
-		"expiry":       {flip(expiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
-		"expiry lost":  {drop(expiryBucket), []string{`its entry in expiry, minute`}},
-		"turn":         {flip(turnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
-		"turn lost":    {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
-		"counts":       {flip(tenantsBucket), []string{`tenant "acme": its counts are damaged`}},
-		"counts lost":  {drop(tenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
-		"session":      {flip(sessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
-		"session lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
-		"end":          {flip(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
-		"end lost":     {drop(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
+		"record lost":    {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
+		"id":             {flip(idsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
+		"id lost":        {drop(idsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
+		"expiry":         {flip(expiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
+		"expiry lost":    {drop(expiryBucket), []string{`its entry in expiry, minute`}},
+		"turn":           {flip(turnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
+		"turn lost":      {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
+		"counts":         {flip(tenantsBucket), []string{`tenant "acme": its counts are damaged`}},
+		"counts lost":    {drop(tenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
+		"ephemeral":      {flip(sessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
+		"ephemeral lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
+		"ends":           {flip(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
+		"ends lost":      {drop(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
 		"id of another": {func(tx *bolt.Tx) error {
 			entry, _ := id(tx, "a")
 			_, other := id(tx, "b")

@@ -12,7 +12,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestClosed checks that Options.Check is told whether the last process closed the file in order.
+// TestClosed checks that Options.Check learns whether the last process closed the file in order.
 func TestClosed(t *testing.T) {
 	path := newPath(t)
 	checks, unclosed := 0, 0

@@ -38,8 +38,8 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
 		start := tl.evictFrom[tenant]
-		session := tl.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
-		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !session.Held {
+		state := tl.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
+		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held {
 			fault("conversation %q of %q cannot be evicted", r.Conversation().GetId(), tenant)
 		}
 		return nil

@@ -61,14 +61,14 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
-		begun := b.start(t.Context(), 1, func(x *txn) error {
+		started := b.start(t.Context(), 1, func(x *txn) error {
 			<-gate
 			return put("")(x)
 		})
 		go b.close()
 		synctest.Wait()
 		close(gate)
-		if err := <-begun; !errors.Is(err, store.ErrFailed) {
+		if err := <-started; !errors.Is(err, store.ErrFailed) {
 			t.Errorf("running operation = %v, want ErrFailed", err)
 		}
 		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {

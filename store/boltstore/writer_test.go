@@ -210,11 +210,11 @@ func TestWriterCancelled(t *testing.T) {
 		ctx, cancel = context.WithCancel(t.Context())
 		if err := b.do(ctx, 1, func(x *txn) error {
 			cancel()
-			return put("begun")(x)
+			return put("started")(x)
 		}); err != nil {
 			t.Errorf("operation that had started = %v, want it completed", err)
 		}
-		if got, want := b.keys(), []string{"begun", "other"}; !slices.Equal(got, want) {
+		if got, want := b.keys(), []string{"other", "started"}; !slices.Equal(got, want) {
 			t.Errorf("written keys = %v, want %v", got, want)
 		}
 	})
@@ -253,9 +253,9 @@ func TestWriterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
-		begun := b.start(t.Context(), 1, func(x *txn) error {
+		started := b.start(t.Context(), 1, func(x *txn) error {
 			<-gate
-			return put("begun")(x)
+			return put("started")(x)
 		})
 		waiting := b.start(t.Context(), 1, put("waiting"))
 		closed := make(chan struct{})
@@ -272,14 +272,14 @@ func TestWriterClose(t *testing.T) {
 		default:
 		}
 		close(gate)
-		if err := <-begun; err != nil {
+		if err := <-started; err != nil {
 			t.Errorf("running operation = %v, want it completed", err)
 		}
 		<-closed
 		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) {
 			t.Errorf("operation after close = %v, want ErrClosed", err)
 		}
-		if got, want := b.keys(), []string{"begun"}; !slices.Equal(got, want) {
+		if got, want := b.keys(), []string{"started"}; !slices.Equal(got, want) {
 			t.Errorf("written keys = %v, want %v", got, want)
 		}
 	})

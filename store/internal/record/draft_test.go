@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// FuzzDraft appends any message that decodes and compares what is kept of it with the
-// message on which the server's fields were set one by one.
+// FuzzDraft appends an arbitrary valid message and compares the stored message with one on which the
+// server's fields were set one by one.
 func FuzzDraft(f *testing.F) {
 	for _, m := range []*parleyv1.Message{
 		{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello", Metadata: map[string]string{"k": "v"}},
@@ -43,7 +43,7 @@ func FuzzDraft(f *testing.F) {
 		a := &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER}, m}}
 		drafts, err := record.NewDrafts(a.Messages)
 		if err != nil {
-			t.Fatal(err) // What was decoded can be encoded.
+			t.Fatal(err) // A decoded message can be encoded.
 		}
 		out, err := record.Append(nil, a, drafts, "uid", now, &o)
 		if err != nil {
@@ -61,23 +61,23 @@ func FuzzDraft(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		kept, err := stored.Messages.Messages()
-		if err != nil || len(kept) != 2 {
-			t.Fatalf("kept %v, %v", kept, err)
+		messages, err := stored.Messages.Messages()
+		if err != nil || len(messages) != 2 {
+			t.Fatalf("stored messages = %v, %v, want 2", messages, err)
 		}
-		// Fields inside create_time that no version knows are the only ones to survive in it.
-		kept[1].GetCreateTime().ProtoReflect().SetUnknown(nil)
-		if diff := cmp.Diff(want, kept[1], protocmp.Transform()); diff != "" {
+		// Only unknown fields inside create_time stay in it.
+		messages[1].GetCreateTime().ProtoReflect().SetUnknown(nil)
+		if diff := cmp.Diff(want, messages[1], protocmp.Transform()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		if frame := store.Frame(stored.Messages.Newest(1)); frame.Sequence() != 2 {
-			t.Errorf("sequence %d in the frame, want 2", frame.Sequence())
+			t.Errorf("frame.Sequence() = %d, want 2", frame.Sequence())
 		}
 	})
 }
 
 func TestNewDraftsBadText(t *testing.T) {
 	if _, err := record.NewDrafts([]*parleyv1.Message{{Content: "good"}, {Content: "\xff"}}); err == nil {
-		t.Error("a message that is no UTF-8 was encoded")
+		t.Error("NewDrafts with invalid UTF-8 succeeded")
 	}
 }

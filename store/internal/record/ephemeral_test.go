@@ -13,45 +13,45 @@ func TestSession(t *testing.T) {
 	expire := time.Unix(1_800_000_000, 0)
 	early, late := expire.Add(-time.Hour), expire.Add(time.Hour)
 	for _, test := range []struct {
-		name               string
-		session            record.Session
-		now                time.Time
-		running            bool
-		expired, over, yet bool
+		name                   string
+		session                record.Session
+		now                    time.Time
+		running                bool
+		expired, ended, active bool
 	}{
-		{"none", record.Session{}, expire.Add(-1), false, false, false, false},
-		{"none, at its time", record.Session{}, expire, false, true, false, false},
-		{"none, with a turn", record.Session{}, late, true, false, false, false},
+		{"not ephemeral", record.Session{}, expire.Add(-1), false, false, false, false},
+		{"not ephemeral, at expire_time", record.Session{}, expire, false, true, false, false},
+		{"not ephemeral, with a turn", record.Session{}, late, true, false, false, false},
 		{"held", record.Session{Held: true}, late, false, false, false, true},
-		{"waits, and would have expired", record.Session{DeleteTime: late}, late.Add(-1), false, false, false, true},
-		{"over", record.Session{DeleteTime: late}, late, false, true, true, false},
-		{"over, with a turn", record.Session{DeleteTime: late}, late, true, true, true, false},
-		{"over, before it would have expired", record.Session{DeleteTime: early}, early, false, true, true, false},
+		{"released, after expire_time", record.Session{DeleteTime: late}, late.Add(-1), false, false, false, true},
+		{"ended", record.Session{DeleteTime: late}, late, false, true, true, false},
+		{"ended, with a turn", record.Session{DeleteTime: late}, late, true, true, true, false},
+		{"ended before expire_time", record.Session{DeleteTime: early}, early, false, true, true, false},
 	} {
 		if got := test.session.Expired(test.now, expire, test.running); got != test.expired {
-			t.Errorf("%s: expired is %v", test.name, got)
+			t.Errorf("%s: Expired = %v", test.name, got)
 		}
-		if got := test.session.Over(test.now); got != test.over {
-			t.Errorf("%s: over is %v", test.name, got)
+		if got := test.session.Over(test.now); got != test.ended {
+			t.Errorf("%s: Over = %v", test.name, got)
 		}
-		if got := test.session.Lasts(test.now); got != test.yet {
-			t.Errorf("%s: lasts is %v", test.name, got)
+		if got := test.session.Lasts(test.now); got != test.active {
+			t.Errorf("%s: Lasts = %v", test.name, got)
 		}
 		if got := record.Sessions(func(string) record.Session { return test.session }).Of("a"); got != test.session {
-			t.Errorf("%s: found as %+v", test.name, got)
+			t.Errorf("%s: Sessions.Of = %+v", test.name, got)
 		}
 	}
 	if got := record.Sessions(nil).Of("a"); !got.IsZero() {
-		t.Errorf("there is none, but %+v", got)
+		t.Errorf("Of of nil Sessions = %+v, want zero", got)
 	}
 }
 
 func TestIDs(t *testing.T) {
 	h := &store.Hold{ConversationIDs: []string{"b", "a", "", "b", "a"}}
 	if got, want := record.IDs(h), []string{"", "a", "b"}; !slices.Equal(got, want) {
-		t.Errorf("ids %q, want %q", got, want)
+		t.Errorf("IDs = %q, want %q", got, want)
 	}
 	if want := []string{"b", "a", "", "b", "a"}; !slices.Equal(h.ConversationIDs, want) {
-		t.Errorf("the caller's are %q", h.ConversationIDs)
+		t.Errorf("the caller's slice = %q, want it unchanged", h.ConversationIDs)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Sealed is a value with the sums that belong to what it says, whatever that is.
+// Sealed returns a value with correct checksums for its parts, whatever they contain.
 func Sealed(value []byte) []byte {
 	b := slices.Clone(value)
 	if len(b) == 0 {
@@ -42,7 +42,7 @@ func Sealed(value []byte) []byte {
 	return b
 }
 
-// SealedProgress is the same for what MarshalProgress makes.
+// SealedProgress returns a value of MarshalProgress with a correct checksum.
 func SealedProgress(value []byte) []byte {
 	b := slices.Clone(value)
 	if len(b) >= 5 {
@@ -62,5 +62,5 @@ func Uses(data []byte) []string {
 	return uses
 }
 
-// Scope of a list's tokens.
+// Scope is the scope of a list's tokens.
 var Scope = scope

@@ -59,7 +59,7 @@ func wantTurns(t *testing.T, r *record.Record, want *storev1.Turns) {
 	}
 }
 
-// TestTurnsWithoutEvents goes on with a record of an older version.
+// TestTurnsWithoutEvents appends to a record of an older version.
 func TestTurnsWithoutEvents(t *testing.T) {
 	r, err := record.Unmarshal(unhex(t, withoutEvents))
 	if err != nil {
@@ -70,7 +70,7 @@ func TestTurnsWithoutEvents(t *testing.T) {
 	second := &parleyv1.Turn{Id: "second", ConversationId: "a", State: parleyv1.TurnState_TURN_STATE_RUNNING, CreateTime: at}
 	wantTurns(t, r, &storev1.Turns{Turns: []*parleyv1.Turn{first, second}})
 	if events := r.Events("second"); events != nil {
-		t.Errorf("events out of nowhere: %v", events)
+		t.Errorf("Events of a turn without events = %v, want nil", events)
 	}
 	r = write(t, r, &store.Append{End: &parleyv1.Turn{Id: "second", State: parleyv1.TurnState_TURN_STATE_FAILED}, Events: &storev1.TurnEvents{Finished: 7}})
 	second.State, second.FinishTime = parleyv1.TurnState_TURN_STATE_FAILED, at
@@ -78,37 +78,37 @@ func TestTurnsWithoutEvents(t *testing.T) {
 	wantTurns(t, r, &storev1.Turns{Turns: []*parleyv1.Turn{first, second}, Events: []*storev1.TurnEvents{events}})
 }
 
-// TestTurnsUndecoded has an append that is about no turn hand on what it does not know.
+// TestTurnsUndecoded checks that an append without a turn retains unknown fields of the turns.
 func TestTurnsUndecoded(t *testing.T) {
 	r := write(t, nil, &store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}})
 	r.Turns = protowire.AppendVarint(protowire.AppendTag(r.Turns, 9, protowire.VarintType), 1)
 	want := bytes.Clone(r.Turns)
 	if got := write(t, r, &store.Append{}).Turns; !bytes.Equal(got, want) {
-		t.Errorf("turns became %x, were %x", got, want)
+		t.Errorf("turns = %x, want %x", got, want)
 	}
 }
 
-// TestTurnsAtRandom begins and ends turns, with events or without, under ids that may come
-// again, and compares what is kept with lists that are as simple as can be.
+// TestTurnsAtRandom begins and ends turns, with or without events, under ids that may repeat, and
+// compares the stored turns and events with simple lists.
 func TestTurnsAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := write(t, nil, &store.Append{ConversationID: "a"})
 		var turns []string
-		kept := map[string]*storev1.TurnEvents{}
+		stored := map[string]*storev1.TurnEvents{}
 		step := func(id string, a *store.Append) {
 			if rapid.Bool().Draw(t, "events") {
 				a.Events = &storev1.TurnEvents{TurnId: "forged", Started: rapid.Int32().Draw(t, "started")}
 			}
 			r = write(t, r, a)
 			if a.Events != nil {
-				kept[id] = &storev1.TurnEvents{TurnId: id, Started: a.Events.GetStarted(), ConversationVersion: r.Conversation().GetVersion()}
+				stored[id] = &storev1.TurnEvents{TurnId: id, Started: a.Events.GetStarted(), ConversationVersion: r.Conversation().GetVersion()}
 			}
 		}
 		for range rapid.IntRange(0, 80).Draw(t, "turns") {
 			id := fmt.Sprint("turn ", rapid.IntRange(0, 60).Draw(t, "id"))
 			turns = append(slices.DeleteFunc(turns, func(turn string) bool { return turn == id }), id)
 			if len(turns) > 32 {
-				delete(kept, turns[0])
+				delete(stored, turns[0])
 				turns = turns[1:]
 			}
 			step(id, &store.Append{Begin: &parleyv1.Turn{Id: id}})
@@ -124,11 +124,11 @@ func TestTurnsAtRandom(t *testing.T) {
 		}
 		var want []*storev1.TurnEvents
 		for _, id := range turns {
-			if events := kept[id]; events != nil {
+			if events := stored[id]; events != nil {
 				want = append(want, events)
 			}
-			if !proto.Equal(kept[id], r.Events(id)) {
-				t.Errorf("events of %s are %v, want %v", id, r.Events(id), kept[id])
+			if !proto.Equal(stored[id], r.Events(id)) {
+				t.Errorf("Events(%s) = %v, want %v", id, r.Events(id), stored[id])
 			}
 		}
 		if diff := cmp.Diff(turns, ids); diff != "" {
