@@ -13,7 +13,7 @@ import (
 // some messages and for four times as many. The metric "4x" is the ratio of the two times. The
 // metric "4x/read" is the ratio of the longer time to that of only reading the same file in pieces.
 func BenchmarkCatchUp(b *testing.B) {
-	one, four := newService(b, logDir(b)), newService(b, logDir(b))
+	one, four := newTestService(b, logDir(b)), newTestService(b, logDir(b))
 	text := strings.Repeat("all happy families are alike ", 1000) // 29 kB
 	for i := range 4000 {
 		if i%4 == 0 {
@@ -21,11 +21,11 @@ func BenchmarkCatchUp(b *testing.B) {
 		}
 		four.add("acme", fmt.Sprint("c", i), text)
 	}
-	spent := func(s *service) time.Duration {
+	spent := func(s *testService) time.Duration {
 		s.log.crash()
 		s.open()
 		start := time.Now()
-		do(b, s.catchUp())
+		must(b, s.catchUp())
 		return time.Since(start)
 	}
 	var growth, reads []float64
@@ -34,15 +34,15 @@ func BenchmarkCatchUp(b *testing.B) {
 		small, large := spent(one), spent(four)
 		start := time.Now()
 		f, err := os.Open(four.log.path(dayOf(noon).fileName()))
-		do(b, err)
+		must(b, err)
 		for n := 1; n > 0; {
 			n, _ = f.Read(buffer)
 		}
-		do(b, f.Close())
+		must(b, f.Close())
 		read := time.Since(start)
 		growth, reads = append(growth, large.Seconds()/small.Seconds()), append(reads, large.Seconds()/read.Seconds())
 	}
-	do(b, one.log.Close(), four.log.Close())
+	must(b, one.log.Close(), four.log.Close())
 	for unit, ratios := range map[string][]float64{"4x": growth, "4x/read": reads} {
 		slices.Sort(ratios)
 		b.ReportMetric(ratios[len(ratios)/2], unit)

@@ -353,9 +353,9 @@ func benchText(random *rand.Rand, words []string) string {
 // have to be parsed.
 func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
-	r := newReading(b)
+	r := newTestReader(b)
 	long := strings.Repeat("x", maxLineBytes-1000)
-	r.put(b, "2026-11-20", strings.Repeat(entry{content: long}.String(), lines)+strings.Repeat(some(strings.Repeat("y", 1<<20)), lines))
+	r.putFile(b, "2026-11-20", strings.Repeat(sample{content: long}.String(), lines)+strings.Repeat(sampleLines(strings.Repeat("y", 1<<20)), lines))
 	var peak float64
 	for b.Loop() {
 		debug.FreeOSMemory()

@@ -38,7 +38,7 @@ func BenchmarkCommitted(b *testing.B) {
 				})
 			}
 			if path := filepath.Join(l.options.Dir, dayOf(noon).fileName()); test.fails {
-				do(b, os.Mkdir(path, dirMode))
+				must(b, os.Mkdir(path, dirMode))
 				b.Cleanup(func() { os.Remove(path) })
 			}
 			b.ReportAllocs()
@@ -56,7 +56,7 @@ func BenchmarkAppend(b *testing.B) {
 	const callers, slice = 64, 200 * time.Millisecond
 	stores := map[string]store.Store{}
 	l := newLog(b, Options{Dir: filepath.Join(b.TempDir(), "interactions")})
-	maintain(b, l)
+	startMaintain(b, l)
 	for name, observe := range map[string]func([]store.Change){"plain": nil, "log": l.Committed} {
 		s, err := boltstore.Open(filepath.Join(b.TempDir(), "parley.db"), boltstore.Options{Options: store.Options{Observe: observe}})
 		if err != nil {

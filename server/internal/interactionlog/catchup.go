@@ -15,7 +15,7 @@ import (
 const (
 	// maxSought is the maximum of messages that one walk over the files searches for. Each takes
 	// about 40 bytes of memory.
-	maxSought = 4 << 20
+	maxCatchUpKeys = 4 << 20
 	// catchUpBytes is the size in bytes of the messages that are added at a time.
 	catchUpBytes = 8 << 20
 	// catchUpRows is how many conversations are listed at a time.
@@ -41,10 +41,10 @@ const (
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
 	l.mu.Lock()
-	since, unsure, off, before := l.pending.saved.Whole, l.pending.unsure, l.pending.saved.Off, l.lost.Load()
+	since, unsure, off, before := l.pending.saved.CompleteUntil, l.pending.needsCatchUp, l.pending.saved.Off, l.lost.Load()
 	l.mu.Unlock()
 	if off {
-		return l.turnedOn(ctx, s, since, tenants)
+		return l.excludeWhileOff(ctx, s, since, tenants)
 	}
 	if !unsure {
 		return nil
@@ -56,9 +56,9 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	if err != nil {
 		return fmt.Errorf("interaction log: catch up: %w", err)
 	}
-	l.caughtUp(c.added)
-	if c.passed > 0 {
-		l.options.Log.Info("interaction log: entries stay missing, since later entries of their conversations exist", "count", c.passed)
+	l.finishCatchUp(c.added)
+	if c.leftOut > 0 {
+		l.options.Log.Info("interaction log: entries stay missing, since later entries of their conversations exist", "count", c.leftOut)
 	}
 	if c.added > 0 {
 		l.options.Log.Info("interaction log: lines added that the last stop had left out",
@@ -68,14 +68,14 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 }
 
 // turnedOn remembers which of the messages that have come without a log are dated after the clock.
-func (l *Log) turnedOn(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
+func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
-		err = c.each(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
+		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			until := h.GetLastAppendTime().AsTime()
-			return l.remember(imported{Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until})
+			return l.addExclusion(exclusion{Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until})
 		})
 	}
 	if ctx.Err() == nil { // Else the next start does it. After another error messages come all the same.
@@ -92,16 +92,16 @@ func (l *Log) turnedOn(ctx context.Context, s store.Store, since time.Time, tena
 
 // caughtUp ends the time in which the log may lack more than it knows. Of the lines that the
 // process before had lost so many were tried again.
-func (l *Log) caughtUp(added int) {
+func (l *Log) finishCatchUp(added int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p, f := &l.pending, &l.failing
-	if left := p.missing.lost - int64(added); left > 0 {
-		f.lost += left
-		f.since = p.missing.since
+	p, f := &l.pending, &l.loss
+	if left := p.previousLoss.lost - int64(added); left > 0 {
+		f.missing += left
+		f.since = p.previousLoss.since
 	}
-	p.missing.lost, p.unsure = 0, false
-	p.renamed = true // So that the checkpoint is written.
+	p.previousLoss.lost, p.needsCatchUp = 0, false
+	p.dirChanged = true // So that the checkpoint is written.
 }
 
 // catchUp is a call of Log.CatchUp under way.
@@ -110,69 +110,69 @@ type catchUp struct {
 	store store.Store
 	since time.Time
 	// imports says which messages came from elsewhere, or were erased.
-	imports map[imported]imported
-	seed    maphash.Seed
+	exclusions map[exclusion]exclusion
+	seed       maphash.Seed
 
 	// suspects are conversations whose messages may have no entries. missing has the keys of those
 	// messages that no file read so far has an entry of.
-	suspects    []suspect
+	unverified  []unverifiedConversation
 	missing     map[uint64]struct{}
 	first, last day // range of days of the suspects' messages
 
-	found  []candidate // messages to add
-	bytes  int
-	added  int
-	passed int // messages that stay without an entry
+	additions []addition // messages to add
+	bytes     int
+	added     int
+	leftOut   int // messages that stay without an entry
 
 	progress progress
 }
 
 // suspect is a conversation with the keys of its messages since the time up to which the log is
 // complete, in order.
-type suspect struct {
+type unverifiedConversation struct {
 	tenant, id string
 	keys       []uint64
 }
 
 // candidate is a message without an entry.
-type candidate struct {
+type addition struct {
 	change store.Change
 	order  time.Time // where it is added: never ahead of an earlier message of its conversation
 }
 
 // lineKey tells the line of a message from all others.
-type lineKey struct {
-	tenant, sessionID string
-	turn              int32
-	micros            int64 // its time, since 1970
+type entryKey struct {
+	tenant, conversationID string
+	turn                   int32
+	micros                 int64 // its time, since 1970
 }
 
 // newCatchUp returns a catchUp for the messages committed since a time.
 func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
-	imports, err := l.imports()
+	imports, err := l.exclusions()
 	if err != nil {
 		return nil, err
 	}
 	return &catchUp{
-		log: l, store: s, since: since, imports: imports, seed: maphash.MakeSeed(), missing: make(map[uint64]struct{}),
+		log: l, store: s, since: since, exclusions: imports, seed: maphash.MakeSeed(), missing: make(map[uint64]struct{}),
 		progress: progress{log: l, due: l.options.Now().Add(progressEvery)},
 	}, nil
 }
 
 func (c *catchUp) run(ctx context.Context, tenants []string) error {
-	if err := c.each(ctx, tenants, c.conversation); err != nil {
+	if err := c.eachConversation(ctx, tenants, c.collectKeys); err != nil {
 		return err
 	}
 	return c.flush(ctx)
 }
 
 // visit is called with a conversation of a tenant.
-type visit func(ctx context.Context, tenant string, h *parleyv1.Conversation) error
+type visitConversation func(ctx context.Context, tenant string, h *parleyv1.Conversation) error
 
 // each visits the tenants' conversations that have messages since then.
-func (c *catchUp) each(ctx context.Context, tenants []string, visit visit) error {
+func (c *catchUp) eachConversation(ctx context.Context, tenants []string, visit visitConversation) error {
 	for _, tenant := range tenants {
-		if err := c.tenant(ctx, tenant, visit); err != nil {
+		if err := c.eachOfTenant(ctx, tenant, visit); err != nil {
 			return err
 		}
 	}
@@ -180,7 +180,7 @@ func (c *catchUp) each(ctx context.Context, tenants []string, visit visit) error
 }
 
 // tenant does that for one of them.
-func (c *catchUp) tenant(ctx context.Context, tenant string, visit visit) error {
+func (c *catchUp) eachOfTenant(ctx context.Context, tenant string, visit visitConversation) error {
 	list := &store.List{Tenant: tenant, PageSize: catchUpRows, OldestFirst: true}
 	for {
 		page, err := c.store.List(ctx, list)
@@ -189,7 +189,7 @@ func (c *catchUp) tenant(ctx context.Context, tenant string, visit visit) error 
 		}
 		for _, entry := range page.Entries {
 			h := entry.GetConversation()
-			c.progress.conversation()
+			c.progress.countConversation()
 			if h.GetLastAppendTime().AsTime().Before(c.since) {
 				continue
 			}
@@ -204,10 +204,10 @@ func (c *catchUp) tenant(ctx context.Context, tenant string, visit visit) error 
 }
 
 // conversation has the messages of a conversation looked for in the files.
-func (c *catchUp) conversation(ctx context.Context, tenant string, h *parleyv1.Conversation) error {
+func (c *catchUp) collectKeys(ctx context.Context, tenant string, h *parleyv1.Conversation) error {
 	id := h.GetId()
-	s := suspect{tenant: tenant, id: id}
-	err := c.messages(ctx, tenant, id, func(key uint64, at time.Time, _ store.Frame) {
+	s := unverifiedConversation{tenant: tenant, id: id}
+	err := c.eachMessage(ctx, tenant, id, func(key uint64, at time.Time, _ store.Frame) {
 		d := dayOf(at)
 		if len(c.missing) == 0 {
 			c.first, c.last = d, d
@@ -220,16 +220,16 @@ func (c *catchUp) conversation(ctx context.Context, tenant string, h *parleyv1.C
 		return err
 	}
 	if len(s.keys) > 0 {
-		c.suspects = append(c.suspects, s)
+		c.unverified = append(c.unverified, s)
 	}
-	if len(c.missing) >= maxSought {
+	if len(c.missing) >= maxCatchUpKeys {
 		return c.flush(ctx)
 	}
 	return nil
 }
 
 // messages visits the messages of a conversation that should have entries and may have none.
-func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(key uint64, at time.Time, frame store.Frame)) error {
+func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit func(key uint64, at time.Time, frame store.Frame)) error {
 	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -242,30 +242,30 @@ func (c *catchUp) messages(ctx context.Context, tenant, id string, visit func(ke
 		return err
 	}
 	h := snapshot.Conversation
-	foreign := max(h.GetForkedFrom().GetSequence(), c.imports[imported{Tenant: tenant, ID: id, UID: h.GetUid()}].Sequence)
-	erased := c.imports[imported{Tenant: tenant, ID: id}].Erased
+	lastImported := max(h.GetForkedFrom().GetSequence(), c.exclusions[exclusion{Tenant: tenant, ID: id, UID: h.GetUid()}].Sequence)
+	erased := c.exclusions[exclusion{Tenant: tenant, ID: id}].Erased
 	var m message
 	for frame := range snapshot.Messages.All() {
 		if err := m.decode(frame.Body()); err != nil {
 			return fmt.Errorf("message of conversation %q: %w", id, err)
 		}
 		at := time.Unix(m.seconds, m.nanos)
-		if m.sequence <= foreign || at.Before(c.since) || !at.After(erased) {
+		if m.sequence <= lastImported || at.Before(c.since) || !at.After(erased) {
 			continue
 		}
-		visit(c.key(lineKey{tenant, id, m.sequence, at.UnixMicro()}), at, frame)
+		visit(c.key(entryKey{tenant, id, m.sequence, at.UnixMicro()}), at, frame)
 	}
 	return nil
 }
 
-func (c *catchUp) key(k lineKey) uint64 { return maphash.Comparable(c.seed, k) }
+func (c *catchUp) key(k entryKey) uint64 { return maphash.Comparable(c.seed, k) }
 
 // flush adds the missing entries of the suspects.
 func (c *catchUp) flush(ctx context.Context) error {
-	if err := c.strike(ctx); err != nil {
+	if err := c.findEntries(ctx); err != nil {
 		return err
 	}
-	for _, s := range c.suspects {
+	for _, s := range c.unverified {
 		from := len(s.keys)
 		for from > 0 && c.isMissing(s.keys[from-1]) {
 			from--
@@ -273,18 +273,18 @@ func (c *catchUp) flush(ctx context.Context) error {
 		for _, key := range s.keys[:from] { // The files have a later entry of the conversation.
 			if c.isMissing(key) {
 				delete(c.missing, key)
-				c.passed++
+				c.leftOut++
 			}
 		}
 		if from == len(s.keys) {
 			continue
 		}
-		if err := c.add(ctx, s); err != nil {
+		if err := c.collectAdditions(ctx, s); err != nil {
 			return err
 		}
 	}
-	c.write()
-	c.suspects, c.missing = nil, make(map[uint64]struct{})
+	c.writeAdditions()
+	c.unverified, c.missing = nil, make(map[uint64]struct{})
 	return nil
 }
 
@@ -294,16 +294,16 @@ func (c *catchUp) isMissing(key uint64) bool {
 }
 
 // add collects the messages of a conversation whose entries are missing.
-func (c *catchUp) add(ctx context.Context, s suspect) error {
+func (c *catchUp) collectAdditions(ctx context.Context, s unverifiedConversation) error {
 	var order time.Time
-	err := c.messages(ctx, s.tenant, s.id, func(key uint64, at time.Time, frame store.Frame) {
+	err := c.eachMessage(ctx, s.tenant, s.id, func(key uint64, at time.Time, frame store.Frame) {
 		if at.After(order) {
 			order = at
 		}
 		if !c.isMissing(key) {
 			return
 		}
-		c.found = append(c.found, candidate{
+		c.additions = append(c.additions, addition{
 			change: store.Change{
 				Tenant: s.tenant, ConversationID: s.id, Kind: parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED,
 				Time: at, Message: slices.Clone(frame),
@@ -313,26 +313,26 @@ func (c *catchUp) add(ctx context.Context, s suspect) error {
 		c.bytes += len(frame)
 	})
 	if c.bytes >= catchUpBytes {
-		c.write()
+		c.writeAdditions()
 	}
 	return err
 }
 
 // write appends the entries of the collected messages of all conversations, in the order of time.
-func (c *catchUp) write() {
-	slices.SortStableFunc(c.found, func(a, b candidate) int { return a.order.Compare(b.order) })
-	changes := make([]store.Change, 0, len(c.found))
-	for i := range c.found {
-		changes = append(changes, c.found[i].change)
+func (c *catchUp) writeAdditions() {
+	slices.SortStableFunc(c.additions, func(a, b addition) int { return a.order.Compare(b.order) })
+	changes := make([]store.Change, 0, len(c.additions))
+	for i := range c.additions {
+		changes = append(changes, c.additions[i].change)
 	}
 	c.log.Committed(changes)
 	c.added += len(changes)
-	c.found, c.bytes = nil, 0
+	c.additions, c.bytes = nil, 0
 }
 
 // strike deletes from c.missing the keys of messages that have an entry in the files. It reads the
 // newest file first.
-func (c *catchUp) strike(ctx context.Context) error {
+func (c *catchUp) findEntries(ctx context.Context) error {
 	if len(c.missing) == 0 {
 		return nil
 	}
@@ -340,9 +340,9 @@ func (c *catchUp) strike(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.progress.files(c.log.options.Dir, days)
+	c.progress.setFiles(c.log.options.Dir, days)
 	for _, d := range slices.Backward(days) {
-		if err := c.strikeDay(ctx, d); err != nil || len(c.missing) == 0 {
+		if err := c.findEntriesOfDay(ctx, d); err != nil || len(c.missing) == 0 {
 			return err
 		}
 	}
@@ -350,7 +350,7 @@ func (c *catchUp) strike(ctx context.Context) error {
 }
 
 // strikeDay does the same for the file of one day, from its end.
-func (c *catchUp) strikeDay(ctx context.Context, d day) error {
+func (c *catchUp) findEntriesOfDay(ctx context.Context, d day) error {
 	r := c.log.reader
 	f, err := r.openToRead(d.fileName())
 	if f == nil {
@@ -358,24 +358,24 @@ func (c *catchUp) strikeDay(ctx context.Context, d day) error {
 	}
 	defer func() { _ = f.Close() }()
 	since := appendTimestamp(nil, c.since.UTC())
-	s := &stretch{
-		file: &watchedFile{openedFile: f, progress: &c.progress, before: c.progress.read}, size: f.size, end: f.size, backward: true,
-		wants: func(text []byte) bool {
+	s := &section{
+		file: &progressFile{openedFile: f, progress: &c.progress, before: c.progress.read}, size: f.size, end: f.size, backward: true,
+		filter: func(text []byte) bool {
 			h, ok := parseHead(text)
 			return !ok || string(h.timestamp) >= string(since)
 		},
 	}
-	for at, err := range r.wholeLines(ctx, s, true) {
+	for at, err := range r.scanLines(ctx, s, true) {
 		if err != nil {
 			return err
 		}
-		l, err := read(at)
+		l, err := parseRaw(at)
 		if err != nil {
 			continue
 		}
 		turn := l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
 		stamp := l.interaction.GetTimestamp().AsTime().UnixMicro()
-		delete(c.missing, c.key(lineKey{l.tenant, l.interaction.GetConversationId(), int32(turn), stamp}))
+		delete(c.missing, c.key(entryKey{l.tenant, l.interaction.GetConversationId(), int32(turn), stamp}))
 		if len(c.missing) == 0 {
 			return nil
 		}

@@ -23,47 +23,47 @@ func bytesRead(t *testing.T) (n int64) {
 
 // reads returns how many bytes a catch-up reads of the day's file after a crash, and the file's
 // size.
-func (s *service) reads(t *testing.T) (read, size int64) {
+func (s *testService) bytesReadByCatchUp(t *testing.T) (read, size int64) {
 	t.Helper()
 	s.log.crash()
 	s.open()
 	info, err := os.Stat(filepath.Join(s.dir, dayOf(noon).fileName()))
-	do(t, err)
+	must(t, err)
 	before := bytesRead(t)
-	do(t, s.catchUp())
+	must(t, s.catchUp())
 	return bytesRead(t) - before, info.Size()
 }
 
 // TestCatchUpReadsOnce: CatchUp reads the files once, however many messages it compares.
 func TestCatchUpReadsOnce(t *testing.T) {
-	s := newService(t, logDir(t))
-	s.deaf = true
+	s := newTestService(t, logDir(t))
+	s.detached = true
 	s.add("acme", "lost", "missing")
-	s.deaf = false
+	s.detached = false
 	text := strings.Repeat("all happy families are alike ", 1600)
 	for i := range 500 {
 		s.add("acme", fmt.Sprint("c", i), text)
 	}
 	// CatchUp reads a part of the next chunk with each chunk, for the end of its last entry.
-	if read, size := s.reads(t); size < 20<<20 || read > size*3/2 {
+	if read, size := s.bytesReadByCatchUp(t); size < 20<<20 || read > size*3/2 {
 		t.Errorf("CatchUp read %d bytes of a file of %d, want each byte once", read, size)
 	}
-	if got := saidBy(t, s.dir)[dayOf(noon).fileName()]; len(got) != 501 || got[500] != "missing" {
+	if got := fileContents(t, s.dir)[dayOf(noon).fileName()]; len(got) != 501 || got[500] != "missing" {
 		t.Errorf("the file has %d entries, want 501, the last of them the one that was missing", len(got))
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestCatchUpReadsTheEnd: CatchUp reads only the end of a large file if no entry is missing.
 func TestCatchUpReadsTheEnd(t *testing.T) {
-	s := newService(t, logDir(t))
-	older := entry{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
-	do(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 40_000)), fileMode))
+	s := newTestService(t, logDir(t))
+	older := sample{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
+	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 40_000)), fileMode))
 	for i := range 100 {
 		s.add("acme", fmt.Sprint("c", i), "newer")
 	}
-	if read, size := s.reads(t); size < 32<<20 || read > size/4 {
+	if read, size := s.bytesReadByCatchUp(t); size < 32<<20 || read > size/4 {
 		t.Errorf("CatchUp read %d bytes of a file of %d, want only its end", read, size)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }

@@ -17,17 +17,17 @@ type compaction struct {
 
 	from, to *os.File
 	// What is remembered until whole is dropped; of what does not say itself it is until imported.
-	whole, imported time.Time
-	text            []byte // of the checkpoint
-	read            int64  // up to where the old file was read
-	size            int64  // of the new one
+	completeUntil, exclusionsUntil time.Time
+	text                           []byte // of the checkpoint
+	read                           int64  // up to where the old file was read
+	size                           int64  // of the new one
 }
 
 // compact drops what is no longer needed of what is remembered, once there is enough of it.
 // Messages are committed in the meantime.
 func (l *Log) compact() error {
-	l.syncing.Lock()
-	defer l.syncing.Unlock()
+	l.syncMu.Lock()
+	defer l.syncMu.Unlock()
 	c, err := l.beginCompaction()
 	if c == nil {
 		return err
@@ -47,11 +47,11 @@ func (l *Log) beginCompaction() (*compaction, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := &l.pending
-	if l.closed || p.importsBytes < p.compactAt {
+	if l.closed || p.exclusionBytes < p.compactAt {
 		return nil, nil //nolint:nilnil // None is no error here.
 	}
-	p.compactAt = p.importsBytes + compactEvery
-	text, err := p.saved.text()
+	p.compactAt = p.exclusionBytes + compactInterval
+	text, err := p.saved.encode()
 	if err != nil {
 		return nil, err
 	}
@@ -60,22 +60,22 @@ func (l *Log) beginCompaction() (*compaction, error) {
 		return nil, err
 	}
 	return &compaction{
-		Log: l, from: f, whole: p.saved.Whole, imported: p.imported, text: text, read: max(info.Size(), checkpointBytes),
+		Log: l, from: f, completeUntil: p.saved.CompleteUntil, exclusionsUntil: p.exclusionsUntil, text: text, read: max(info.Size(), checkpointBytes),
 	}, nil
 }
 
 // write makes the new file durable, since an erasure relies on it.
 func (c *compaction) write() error {
-	found, err := readImports(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
+	found, err := readExclusions(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
 	if err != nil {
 		return err
 	}
 	text := c.text
 	for _, i := range found {
 		if i.Until.IsZero() {
-			i.Until = c.imported
+			i.Until = c.exclusionsUntil
 		}
-		if c.whole.After(i.Until) {
+		if c.completeUntil.After(i.Until) {
 			continue
 		}
 		line, err := json.Marshal(i)
@@ -84,7 +84,7 @@ func (c *compaction) write() error {
 		}
 		text = append(append(text, line...), '\n')
 	}
-	path := filepath.Join(c.options.Dir, unfinishedCheckpoint)
+	path := filepath.Join(c.options.Dir, temporaryCheckpoint)
 	if c.to, _, err = openFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC); err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (c *compaction) replace() error {
 	if err != nil {
 		return err
 	}
-	text, err := c.pending.saved.text()
+	text, err := c.pending.saved.encode()
 	if err != nil {
 		return err
 	}
@@ -124,9 +124,9 @@ func (c *compaction) replace() error {
 		return err
 	}
 	p := &c.pending
-	p.importsBytes = int(c.size + added - checkpointBytes)
-	p.compactAt = p.importsBytes + compactEvery
-	p.renamed = true // The directory is made durable by the next sync.
+	p.exclusionBytes = int(c.size + added - checkpointBytes)
+	p.compactAt = p.exclusionBytes + compactInterval
+	p.dirChanged = true // The directory is made durable by the next sync.
 	err, c.to = c.to.Close(), nil
 	return err
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // note tells the log of the import of a conversation whose tenant has so many bytes.
-func (s *service) note(id string, bytes int) {
+func (s *testService) commitImport(id string, bytes int) {
 	s.log.Committed([]store.Change{{
 		Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", bytes), ConversationID: id, UID: "u", Time: s.now,
 		Conversation: &parleyv1.Conversation{LastSequence: 1},
@@ -21,12 +21,12 @@ func (s *service) note(id string, bytes int) {
 
 // remembers fails the test unless the log remembers these imports, of tenants of so many bytes,
 // and no other ones, in a file of the size that it counts.
-func (s *service) remembers(bytes int, ids ...string) {
+func (s *testService) wantExclusions(bytes int, ids ...string) {
 	s.tb.Helper()
-	found, err := s.log.imports()
-	do(s.tb, err)
+	found, err := s.log.exclusions()
+	must(s.tb, err)
 	for _, id := range ids {
-		if _, ok := found[imported{Tenant: strings.Repeat("t", bytes), ID: id, UID: "u"}]; !ok {
+		if _, ok := found[exclusion{Tenant: strings.Repeat("t", bytes), ID: id, UID: "u"}]; !ok {
 			s.tb.Errorf("the import of %s is not remembered", id)
 		}
 	}
@@ -34,73 +34,73 @@ func (s *service) remembers(bytes int, ids ...string) {
 		s.tb.Errorf("%d imports are remembered, want %d", len(found), len(ids))
 	}
 	info, err := os.Stat(s.log.checkpointPath())
-	do(s.tb, err)
-	if size := int(info.Size()) - checkpointBytes; size != s.log.pending.importsBytes {
-		s.tb.Errorf("the file has %d bytes of imports, the log counts %d", size, s.log.pending.importsBytes)
+	must(s.tb, err)
+	if size := int(info.Size()) - checkpointBytes; size != s.log.pending.exclusionBytes {
+		s.tb.Errorf("the file has %d bytes of imports, the log counts %d", size, s.log.pending.exclusionBytes)
 	}
 }
 
 // TestCompactBesideImports needs no lock to write the new file, and loses nothing that is
 // remembered, and no state of the checkpoint, while it does.
 func TestCompactBesideImports(t *testing.T) {
-	const size = compactEvery / 4
-	s := newService(t, logDir(t))
+	const size = compactInterval / 4
+	s := newTestService(t, logDir(t))
 	for i := range 4 {
-		s.note(fmt.Sprint("old", i), size)
+		s.commitImport(fmt.Sprint("old", i), size)
 	}
 	s.now = s.now.Add(time.Hour)
-	s.note("a", size)
-	do(t, s.log.idle())
-	s.note("b", size)
-	if s.log.pending.importsBytes < compactEvery {
-		t.Fatalf("idle or a commit compacts: %d bytes are left", s.log.pending.importsBytes)
+	s.commitImport("a", size)
+	must(t, s.log.advanceIdle())
+	s.commitImport("b", size)
+	if s.log.pending.exclusionBytes < compactInterval {
+		t.Fatalf("idle or a commit compacts: %d bytes are left", s.log.pending.exclusionBytes)
 	}
 	c, err := s.log.beginCompaction()
-	do(t, err)
-	s.note("c", size)
+	must(t, err)
+	s.commitImport("c", size)
 	s.log.Log.mu.Lock()
-	do(t, c.write())
+	must(t, c.write())
 	s.log.Log.mu.Unlock()
-	s.note("d", size)
+	s.commitImport("d", size)
 	s.now = s.now.Add(-2 * time.Hour)
 	s.add("acme", "own", "said after the clock was set back")
-	whole := s.log.pending.saved.Whole
-	do(t, c.replace(), c.from.Close())
-	s.remembers(size, "a", "b", "c", "d")
-	if found, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !found.Whole.Equal(whole) {
+	whole := s.log.pending.saved.CompleteUntil
+	must(t, c.replace(), c.from.Close())
+	s.wantExclusions(size, "a", "b", "c", "d")
+	if found, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !found.CompleteUntil.Equal(whole) {
 		t.Errorf("the checkpoint is %+v, %v, want %v", found, err, whole)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestCompactRemovedFile leaves a file alone that another program has put in the place of the one that
 // was read.
 func TestCompactRemovedFile(t *testing.T) {
-	const size = compactEvery
-	s := newService(t, logDir(t))
-	s.note("a", size)
+	const size = compactInterval
+	s := newTestService(t, logDir(t))
+	s.commitImport("a", size)
 	s.log.Log.mu.Lock()
 	s.log.pending.compactAt = 0
 	s.log.Log.mu.Unlock()
 	c, err := s.log.beginCompaction()
-	do(t, err, c.write(), os.Remove(s.log.checkpointPath()), c.replace())
-	do(t, s.log.save(true), c.replace(), c.from.Close(), c.to.Close(), os.Remove(c.to.Name()))
-	if found, err := s.log.imports(); len(found) != 0 || err != nil {
+	must(t, err, c.write(), os.Remove(s.log.checkpointPath()), c.replace())
+	must(t, s.log.save(true), c.replace(), c.from.Close(), c.to.Close(), os.Remove(c.to.Name()))
+	if found, err := s.log.exclusions(); len(found) != 0 || err != nil {
 		t.Errorf("imports = %v, %v, want none", found, err)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestTooManyImports tells operators once when imports can no longer be remembered.
 func TestTooManyImports(t *testing.T) {
 	const size = 1 << 20
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	for i := range 12 {
-		s.note(fmt.Sprint(i), size)
-		s.log.tend()
+		s.commitImport(fmt.Sprint(i), size)
+		s.log.maintainOnce()
 	}
-	if said := s.log.said.take(); strings.Count(said, "entries for imported messages") != 1 {
+	if said := s.log.output.take(); strings.Count(said, "entries for imported messages") != 1 {
 		t.Errorf("operators read %q, want one warning", said)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }

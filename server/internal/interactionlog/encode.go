@@ -17,18 +17,18 @@ import (
 
 // encoder makes lines of messages. It keeps memory from one line to the next.
 type encoder struct {
-	redact redactor
-	m      message
+	redact  redactor
+	message message
 }
 
 // appendLine adds the line of a MESSAGE_APPENDED change to b, and returns the time that it has.
 // On an error it adds nothing. An entry longer than maxLineBytes is an error.
-func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
-	m, begin := &e.m, len(b)
+func (e *encoder) appendEntry(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
+	m, begin := &e.message, len(b)
 	if err := m.decode(c.Message.Body()); err != nil {
 		return b, at, fmt.Errorf("message of conversation %q: %w", c.ConversationID, err)
 	}
-	e.redact.message(m)
+	e.redact.redactMessage(m)
 	slices.SortStableFunc(m.metadata, func(x, y pair) int { return bytes.Compare(x.key, y.key) })
 	at = time.Unix(m.seconds, m.nanos).UTC()
 	if year := at.Year(); year < 1 || year > 9999 {
@@ -37,7 +37,7 @@ func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Ti
 
 	b = append(b, timestampKey...)
 	b = appendTimestamp(b, at)
-	b = append(b, sessionIDKey...)
+	b = append(b, conversationKey...)
 	b = appendText(b, []byte(c.ConversationID))
 	b = append(b, tenantKey...)
 	b = appendText(b, []byte(cmp.Or(c.Tenant, defaultTenant)))
@@ -46,7 +46,7 @@ func (e *encoder) appendLine(b []byte, c *store.Change) (line []byte, at time.Ti
 	b = append(b, `","role":"`...)
 	b = append(b, roleName(m.role)...)
 	b = append(b, `","content":"`...)
-	b = appendText(b, m.text())
+	b = appendText(b, m.contentOrResult())
 	b = append(b, `","metadata":{`...)
 	b = append(m.appendMetadata(b), "}}"...)
 	if len(b)-begin > maxLineBytes {
@@ -73,7 +73,7 @@ func (m *message) appendAuthor(b []byte) []byte {
 }
 
 // text is what a message says, or what the tool said whose result it is.
-func (m *message) text() []byte {
+func (m *message) contentOrResult() []byte {
 	if len(m.content) == 0 {
 		return m.result
 	}
@@ -99,7 +99,7 @@ func (m *message) appendMetadata(b []byte) []byte {
 	}
 	b = m.appendTypes(b)
 	for i, p := range m.metadata {
-		if m.hasOwn(p.key) || i+1 < len(m.metadata) && bytes.Equal(p.key, m.metadata[i+1].key) {
+		if m.hasField(p.key) || i+1 < len(m.metadata) && bytes.Equal(p.key, m.metadata[i+1].key) {
 			continue
 		}
 		b = appendText(append(b, `,"`...), p.key)
@@ -110,7 +110,7 @@ func (m *message) appendMetadata(b []byte) []byte {
 }
 
 // hasOwn reports whether a line has a member of our own under the key.
-func (m *message) hasOwn(key []byte) bool {
+func (m *message) hasField(key []byte) bool {
 	switch string(key) {
 	case "model":
 		return len(m.model) > 0
@@ -213,7 +213,7 @@ func appendText(b, text []byte) []byte {
 		text = bytes.ToValidUTF8(text, []byte("\ufffd"))
 	}
 	for {
-		n := plain(text)
+		n := unescapedLength(text)
 		b = append(b, text[:n]...)
 		if n == len(text) {
 			return b
@@ -241,15 +241,15 @@ func appendEscaped(b []byte, c byte) []byte {
 // plain is how many bytes a text begins with that JSON does not escape. It looks at eight at a
 // time: below, the highest bit of a byte of found is set if the byte is below 0x20, a quote or a
 // backslash, and perhaps bits of bytes behind one such.
-func plain(text []byte) int {
+func unescapedLength(text []byte) int {
 	const ones, high = 0x0101010101010101, 0x8080808080808080
 	n := 0
 	for ; len(text)-n >= 8; n += 8 {
 		word := binary.LittleEndian.Uint64(text[n:])
 		quote, backslash := word^(ones*'"'), word^(ones*'\\')
-		found := ((word-ones*0x20)&^word | (quote-ones)&^quote | (backslash-ones)&^backslash) & high
-		if found != 0 {
-			return n + bits.TrailingZeros64(found)/8
+		special := ((word-ones*0x20)&^word | (quote-ones)&^quote | (backslash-ones)&^backslash) & high
+		if special != 0 {
+			return n + bits.TrailingZeros64(special)/8
 		}
 	}
 	for ; n < len(text); n++ {

@@ -34,7 +34,7 @@ func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, 
 		return 0, ctx.Err()
 	}
 	e := &erasure{
-		Log: l, query: &query{filter: filter{tenant: tenant, session: conversationID}},
+		Log: l, query: &query{filter: filter{tenant: tenant, conversation: conversationID}},
 		buffer: make([]byte, copyBytes), seed: maphash.MakeSeed(),
 	}
 	erased, err := e.run(ctx)
@@ -60,7 +60,7 @@ type erasure struct {
 }
 
 func (e *erasure) run(ctx context.Context) (erased int64, err error) {
-	if err := e.forget(); err != nil {
+	if err := e.excludeErased(); err != nil {
 		return 0, err
 	}
 	days, err := e.reader.days(math.MinInt, math.MaxInt)
@@ -68,7 +68,7 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 		return 0, err
 	}
 	for _, d := range days {
-		n, err := e.day(ctx, d)
+		n, err := e.eraseDay(ctx, d)
 		erased += n
 		if err != nil {
 			return erased, err
@@ -78,80 +78,80 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 }
 
 // forget keeps CatchUp from adding again what is erased, as far as it was said until now.
-func (e *erasure) forget() error {
-	e.syncing.Lock()
-	defer e.syncing.Unlock()
+func (e *erasure) excludeErased() error {
+	e.syncMu.Lock()
+	defer e.syncMu.Unlock()
 	e.mu.Lock()
 	err := errClosed
 	if !e.closed {
 		err = e.save(false) // Somebody may have removed it.
 	}
 	if err == nil {
-		err = e.forgetUntil(e.options.Now())
+		err = e.excludeUntil(e.options.Now())
 	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	return e.syncForgotten()
+	return e.syncExclusions()
 }
 
 // forgetFound does the same for the entries that were found, if one of them is later: the entries
 // of an imported conversation may be up to importedAhead after the clock, and others are written
 // while the erasure runs. e.mu is held.
-func (e *erasure) forgetFound() error {
+func (e *erasure) excludeFound() error {
 	latest := e.latest.Add(time.Microsecond - 1) // Its message may be later by less than the entry shows.
 	if !latest.After(e.until) {
 		return nil
 	}
-	if err := e.forgetUntil(latest); err != nil {
+	if err := e.excludeUntil(latest); err != nil {
 		return err
 	}
-	return e.syncForgotten()
+	return e.syncExclusions()
 }
 
 // syncForgotten makes durable what was remembered, also if the file was replaced or made since.
-func (e *erasure) syncForgotten() error {
+func (e *erasure) syncExclusions() error {
 	return errors.Join(syncFile(e.checkpointPath()), syncDir(e.options.Dir))
 }
 
 // forgetUntil remembers that the conversation was erased, but does not make that durable. e.mu is
 // held.
-func (e *erasure) forgetUntil(until time.Time) error {
+func (e *erasure) excludeUntil(until time.Time) error {
 	e.until = until
-	return e.remember(imported{Tenant: e.query.tenant, ID: e.query.session, Erased: until, Until: until})
+	return e.addExclusion(exclusion{Tenant: e.query.tenant, ID: e.query.conversation, Erased: until, Until: until})
 }
 
 // day erases from the file of a day.
-func (e *erasure) day(ctx context.Context, d day) (int64, error) {
+func (e *erasure) eraseDay(ctx context.Context, d day) (int64, error) {
 	path := filepath.Join(e.options.Dir, d.fileName())
 	for range maxRewrites {
-		erased, err := e.rewrite(ctx, d, path)
+		erased, err := e.tryDay(ctx, d, path)
 		switch {
-		case errors.Is(err, errMoved):
+		case errors.Is(err, errChanged):
 			continue
 		case err == nil && e.mentions > 0:
 			e.options.Log.Warn("lines of the interaction log that cannot be read mention a conversation that was erased, and stay; look for the id in the file",
-				"file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.session)
+				"file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.conversation)
 		}
 		return erased, err
 	}
-	return 0, fmt.Errorf("%s: %w, %d times in a row: try again when nobody edits it", path, errMoved, maxRewrites)
+	return 0, fmt.Errorf("%s: %w, %d times in a row: try again when nobody edits it", path, errChanged, maxRewrites)
 }
 
 // rewrite is one try to do that. Errors: errMoved.
-func (e *erasure) rewrite(ctx context.Context, d day, path string) (int64, error) {
+func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error) {
 	f, err := e.reader.openToRead(d.fileName())
 	if f == nil {
 		return 0, err
 	}
 	defer func() { _ = f.Close() }()
-	found, err := e.holds(ctx, f, d)
+	found, err := e.contains(ctx, f, d)
 	if err != nil || !found {
 		return 0, err
 	}
 	w := &rewrite{erasure: e, day: d, from: f, path: path}
-	w.read.SetSeed(e.seed)
+	w.hash.SetSeed(e.seed)
 	e.mentions = 0
 	err = w.run(ctx)
 	if w.to != nil {
@@ -165,15 +165,15 @@ func (e *erasure) rewrite(ctx context.Context, d day, path string) (int64, error
 }
 
 // holds reports whether a file has a line of the conversation.
-func (e *erasure) holds(ctx context.Context, f *openedFile, d day) (bool, error) {
-	end, err := e.reader.beginScan(ctx)
+func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, error) {
+	end, err := e.reader.acquireScan(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer end()
-	s := &stretch{file: f, size: f.size, end: f.size, wants: e.query.wants}
+	s := &section{file: f, size: f.size, end: f.size, filter: e.query.mayMatch}
 	e.mentions = 0
-	for _, err := range e.matches(f, e.reader.lines(ctx, f, d, e.query, s)) {
+	for _, err := range e.entries(f, e.reader.candidateLines(ctx, f, d, e.query, s)) {
 		return err == nil, err
 	}
 	return false, nil
@@ -181,23 +181,23 @@ func (e *erasure) holds(ctx context.Context, f *openedFile, d day) (bool, error)
 
 // matches yields those of a file's lines that are the conversation's, and counts those that
 // mention it and cannot be read.
-func (e *erasure) matches(f *openedFile, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
+func (e *erasure) entries(f *openedFile, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		for at, err := range lines {
 			if err != nil {
 				yield(at, err)
 				return
 			}
-			l, err := read(at)
+			l, err := parseRaw(at)
 			switch {
-			case err == nil && l.tenant == e.query.tenant && l.interaction.ConversationId == e.query.session:
-				if said := l.interaction.GetTimestamp().AsTime(); said.After(e.latest) && !said.After(e.options.Now().Add(importedAhead)) {
+			case err == nil && l.tenant == e.query.tenant && l.interaction.ConversationId == e.query.conversation:
+				if said := l.interaction.GetTimestamp().AsTime(); said.After(e.latest) && !said.After(e.options.Now().Add(maxImportAhead)) {
 					e.latest = said
 				}
 				if !yield(at, nil) {
 					return
 				}
-			case err != nil && e.mentioned(f, at):
+			case err != nil && e.mentionsID(f, at):
 				e.mentions++
 			}
 		}
@@ -206,11 +206,11 @@ func (e *erasure) matches(f *openedFile, lines iter.Seq2[rawLine, error]) iter.S
 
 // mentioned reports whether a line holds the conversation's id; of one that is too long, whether
 // its beginning does.
-func (e *erasure) mentioned(f *openedFile, at rawLine) bool {
+func (e *erasure) mentionsID(f *openedFile, at rawLine) bool {
 	text := at.text
 	if at.long {
 		n, _ := f.ReadAt(e.buffer, at.from) // What is not there mentions nothing.
 		text = e.buffer[:n]
 	}
-	return bytes.Contains(text, []byte(e.query.session))
+	return bytes.Contains(text, []byte(e.query.conversation))
 }

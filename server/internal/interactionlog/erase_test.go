@@ -21,7 +21,7 @@ import (
 )
 
 // erase erases, and fails the test unless so many lines go.
-func (w *writingLog) erase(session string, want int64) {
+func (w *testLog) erase(session string, want int64) {
 	w.tb.Helper()
 	if got, err := w.Erase(context.Background(), "acme", session); got != want || err != nil {
 		w.tb.Errorf("%d lines of %s erased, error %v; want %d", got, session, err, want)
@@ -29,31 +29,31 @@ func (w *writingLog) erase(session string, want int64) {
 }
 
 // put writes a file of the directory, and returns what it is.
-func (w *writingLog) put(name, content string) fs.FileInfo {
+func (w *testLog) putFile(name, content string) fs.FileInfo {
 	w.tb.Helper()
-	do(w.tb, os.WriteFile(w.path(name), []byte(content), 0o600))
+	must(w.tb, os.WriteFile(w.path(name), []byte(content), 0o600))
 	return w.stat(name)
 }
 
-func (w *writingLog) stat(name string) fs.FileInfo {
+func (w *testLog) stat(name string) fs.FileInfo {
 	w.tb.Helper()
 	info, err := os.Lstat(w.path(name))
-	do(w.tb, err)
+	must(w.tb, err)
 	return info
 }
 
-func (w *writingLog) read(name string) string {
+func (w *testLog) readFile(name string) string {
 	w.tb.Helper()
 	content, err := os.ReadFile(w.path(name))
-	do(w.tb, err)
+	must(w.tb, err)
 	return string(content)
 }
 
 // names are those of the files in the directory.
-func (w *writingLog) names() string {
+func (w *testLog) names() string {
 	w.tb.Helper()
 	entries, err := os.ReadDir(w.dir)
-	do(w.tb, err)
+	must(w.tb, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -62,21 +62,21 @@ func (w *writingLog) names() string {
 }
 
 // ours and theirs are lines of the conversation that is erased, and others.
-func ours() []string {
+func matchingLines() []string {
 	return []string{
-		entry{session: "gone", tenant: "acme", content: "one"}.String(),
-		entry{session: "gone", tenant: "acme", content: "the text is [redacted], the id is not"}.String(),
+		sample{conversation: "gone", tenant: "acme", content: "one"}.String(),
+		sample{conversation: "gone", tenant: "acme", content: "the text is [redacted], the id is not"}.String(),
 		`  {"content": "by\u0020hand", "role": "user", "session_id": "g\u006fne", "tenant": "acme", "timestamp": "2026-11-20T09:00:00+01:00"}` + "\r\n",
-		entry{session: "gone", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
+		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
 	}
 }
 
-func theirs() []string {
+func otherLines() []string {
 	return []string{
-		entry{session: "kept", tenant: "acme", content: "about gone"}.String(),
-		entry{session: "gone", tenant: "other", content: "of another tenant"}.String(),
-		entry{session: "gone", content: "of yet another tenant"}.String(),
-		entry{session: "gone2", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
+		sample{conversation: "kept", tenant: "acme", content: "about gone"}.String(),
+		sample{conversation: "gone", tenant: "other", content: "of another tenant"}.String(),
+		sample{conversation: "gone", content: "of yet another tenant"}.String(),
+		sample{conversation: "gone2", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
 		`{"timestamp":"2026-11-20T09:00:00Z","session_id":"gone","role":"user","content":"of the tenant default"}` + "\n",
 		"\n", " \r\n", "no JSON\n", "\xff\xfe\n",
 	}
@@ -85,35 +85,35 @@ func theirs() []string {
 // unreadableLines are lines that seem to be of the conversation, and cannot be read.
 func unreadableLines() []string {
 	return []string{
-		entry{session: "gone", tenant: "acme", content: "torn"}.String()[:80] + "\n",
-		entry{session: "gone", tenant: "acme", role: "ghost", content: "no such role"}.String(),
-		entry{session: "gone", tenant: "acme", content: strings.Repeat("x", maxLineBytes)}.String(),
+		sample{conversation: "gone", tenant: "acme", content: "torn"}.String()[:80] + "\n",
+		sample{conversation: "gone", tenant: "acme", role: "ghost", content: "no such role"}.String(),
+		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("x", maxLineBytes)}.String(),
 	}
 }
 
 // TestErase takes what is of the conversation out of every file, and changes nothing else by
 // a byte. What cannot be read stays, and operators are told.
 func TestErase(t *testing.T) {
-	w := newWriting(t)
-	kept := strings.Join(theirs(), "")
-	untouched := w.put("2026-11-17.jsonl", kept)
-	w.put("2026-11-18.jsonl", "\ufeff"+kept+strings.Join(ours(), kept)+strings.TrimSpace(theirs()[0]))
-	w.put("2026-11-19.jsonl", strings.Join(ours(), ""))
-	w.put("2026-11-20.jsonl", strings.Join(unreadableLines(), ours()[0])+strings.TrimSpace(ours()[1]))
-	w.put("notes.jsonl", ours()[0])
-	do(t, os.Symlink(w.path("notes.jsonl"), w.path("2026-11-16.jsonl")))
-	do(t, os.Chmod(w.path("2026-11-19.jsonl"), 0o644))
+	w := newTestLog(t)
+	kept := strings.Join(otherLines(), "")
+	untouched := w.putFile("2026-11-17.jsonl", kept)
+	w.putFile("2026-11-18.jsonl", "\ufeff"+kept+strings.Join(matchingLines(), kept)+strings.TrimSpace(otherLines()[0]))
+	w.putFile("2026-11-19.jsonl", strings.Join(matchingLines(), ""))
+	w.putFile("2026-11-20.jsonl", strings.Join(unreadableLines(), matchingLines()[0])+strings.TrimSpace(matchingLines()[1]))
+	w.putFile("notes.jsonl", matchingLines()[0])
+	must(t, os.Symlink(w.path("notes.jsonl"), w.path("2026-11-16.jsonl")))
+	must(t, os.Chmod(w.path("2026-11-19.jsonl"), 0o644))
 	w.erase("gone", 4+4+3)
 
 	want := map[string]string{
 		"2026-11-17.jsonl": kept,
-		"2026-11-18.jsonl": "\ufeff" + kept + strings.Repeat(kept, 3) + strings.TrimSpace(theirs()[0]),
+		"2026-11-18.jsonl": "\ufeff" + kept + strings.Repeat(kept, 3) + strings.TrimSpace(otherLines()[0]),
 		"2026-11-19.jsonl": "",
 		"2026-11-20.jsonl": strings.Join(unreadableLines(), ""),
-		"notes.jsonl":      ours()[0],
+		"notes.jsonl":      matchingLines()[0],
 	}
 	for name, want := range want {
-		if got := w.read(name); got != want {
+		if got := w.readFile(name); got != want {
 			t.Errorf("%s has %d bytes, want %d: %.200q", name, len(got), len(want), got)
 		}
 		if mode := w.stat(name).Mode(); mode != 0o600 {
@@ -126,7 +126,7 @@ func TestErase(t *testing.T) {
 	if got, want := w.names(), "2026-11-16.jsonl 2026-11-17.jsonl 2026-11-18.jsonl 2026-11-19.jsonl 2026-11-20.jsonl checkpoint.json notes.jsonl"; got != want {
 		t.Errorf("files %s, want %s", got, want)
 	}
-	said := w.said.take()
+	said := w.output.take()
 	if strings.Count(said, "level=WARN") != 1 || !strings.Contains(said, "2026-11-20.jsonl lines=3 tenant=acme conversation_id=gone") {
 		t.Errorf("operators read %q", said)
 	}
@@ -141,10 +141,10 @@ func TestErase(t *testing.T) {
 // TestEraseRandom compares what is left of random files with what a plain filter leaves.
 func TestEraseRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))
-	pieces := append(append(ours()[:3], theirs()[:3]...), theirs()[4:]...)
-	pieces = append(pieces, entry{session: "kept", tenant: "acme", content: strings.Repeat("y", 70_000)}.String())
+	pieces := append(append(matchingLines()[:3], otherLines()[:3]...), otherLines()[4:]...)
+	pieces = append(pieces, sample{conversation: "kept", tenant: "acme", content: strings.Repeat("y", 70_000)}.String())
 	for range 20 {
-		w := newWriting(t)
+		w := newTestLog(t)
 		want := map[string]string{}
 		count := int64(0)
 		for d := range 3 {
@@ -152,19 +152,19 @@ func TestEraseRandom(t *testing.T) {
 			for range random.IntN(60) {
 				piece := pieces[random.IntN(len(pieces))]
 				all.WriteString(piece)
-				if l, err := parseLine([]byte(strings.TrimSpace(piece))); err == nil && l.tenant == "acme" && l.interaction.ConversationId == "gone" {
+				if l, err := parseEntry([]byte(strings.TrimSpace(piece))); err == nil && l.tenant == "acme" && l.interaction.ConversationId == "gone" {
 					count++
 				} else {
 					kept.WriteString(piece)
 				}
 			}
 			name := (dayOf(noon) - day(d)).fileName()
-			w.put(name, all.String())
+			w.putFile(name, all.String())
 			want[name] = kept.String()
 		}
 		w.erase("gone", count)
 		for name, want := range want {
-			if diff := cmp.Diff(want, w.read(name)); diff != "" {
+			if diff := cmp.Diff(want, w.readFile(name)); diff != "" {
 				t.Fatalf("%s (-want +got):\n%.1000s", name, diff)
 			}
 		}
@@ -173,15 +173,15 @@ func TestEraseRandom(t *testing.T) {
 
 // TestEraseAmongQueries: an index that was made before is of no use, and a query finds all
 // that is left.
-func TestEraseAmongQueries(t *testing.T) {
-	w := newWriting(t)
-	other := entry{at: "2026-11-18T09:00:00.000000Z", session: "kept", tenant: "acme", content: strings.Repeat("x", 1000)}.String()
-	w.put("2026-11-18.jsonl", strings.Repeat(ours()[0]+other, 100))
-	do(t, os.Chtimes(w.path("2026-11-18.jsonl"), noon, noon.Add(-time.Hour)))
+func TestEraseInvalidatesIndex(t *testing.T) {
+	w := newTestLog(t)
+	other := sample{at: "2026-11-18T09:00:00.000000Z", conversation: "kept", tenant: "acme", content: strings.Repeat("x", 1000)}.String()
+	w.putFile("2026-11-18.jsonl", strings.Repeat(matchingLines()[0]+other, 100))
+	must(t, os.Chtimes(w.path("2026-11-18.jsonl"), noon, noon.Add(-time.Hour)))
 	lines := func(session string) int {
 		t.Helper()
 		page, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: session, PageSize: 1000})
-		do(t, err)
+		must(t, err)
 		return len(page.Interactions)
 	}
 	if gone, kept := lines("gone"), lines("kept"); gone != 100 || kept != 100 || !strings.Contains(w.names(), ".2026-11-18.sessions") {
@@ -196,7 +196,7 @@ func TestEraseAmongQueries(t *testing.T) {
 // TestEraseWhileWriting: writers and two Erases at once lose and double nothing, and keep the
 // order of each conversation.
 func TestEraseWhileWriting(t *testing.T) {
-	w := newWriting(t)
+	w := newTestLog(t)
 	const writers, erasures = 4, 20
 	said := func(session string, n int) store.Change {
 		return appended(t, "acme", session, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", session, n)})
@@ -238,7 +238,7 @@ func TestEraseWhileWriting(t *testing.T) {
 	erase(1)
 
 	next := map[string]int{}
-	for _, line := range saidBy(t, w.dir)[dayOf(noon).fileName()] {
+	for _, line := range fileContents(t, w.dir)[dayOf(noon).fileName()] {
 		id, _, _ := strings.Cut(line, " ")
 		if line != fmt.Sprint(id, " ", next[id]) {
 			t.Fatalf("line %q, want number %d", line, next[id])
@@ -258,16 +258,16 @@ func TestEraseWhileWriting(t *testing.T) {
 }
 
 // TestEraseEnds leaves no trace when it cannot go on, and none after a crash.
-func TestEraseEnds(t *testing.T) {
-	w := newWriting(t)
-	content := strings.Repeat(ours()[0]+theirs()[0], 3)
-	w.put("2026-11-20.jsonl", content)
+func TestEraseCleansUp(t *testing.T) {
+	w := newTestLog(t)
+	content := strings.Repeat(matchingLines()[0]+otherLines()[0], 3)
+	w.putFile("2026-11-20.jsonl", content)
 	ctx, cancel := context.WithCancel(t.Context())
-	unfinished := ".2026-11-20.jsonl" + unfinishedSuffix
-	if _, err := w.Erase(&rewriting{Context: ctx, unfinished: w.path(unfinished), happen: cancel}, "acme", "gone"); !errors.Is(err, context.Canceled) {
+	unfinished := ".2026-11-20.jsonl" + temporarySuffix
+	if _, err := w.Erase(&hookContext{Context: ctx, trigger: w.path(unfinished), hook: cancel}, "acme", "gone"); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	if names := w.names(); w.read("2026-11-20.jsonl") != content || names != "2026-11-20.jsonl checkpoint.json" {
+	if names := w.names(); w.readFile("2026-11-20.jsonl") != content || names != "2026-11-20.jsonl checkpoint.json" {
 		t.Errorf("files %s, or another content", names)
 	}
 	w.erasing <- struct{}{} // Another one is under way.
@@ -276,46 +276,46 @@ func TestEraseEnds(t *testing.T) {
 	}
 	<-w.erasing
 
-	w.put(unfinished, content[:20])
-	w.put("notes"+unfinishedSuffix, "not ours")
-	w.put(".2026-11-20.sessions"+unfinishedSuffix, "half")
-	w.put(".2026-11-19.sessions", "of a file that somebody has removed")
+	w.putFile(unfinished, content[:20])
+	w.putFile("notes"+temporarySuffix, "not ours")
+	w.putFile(".2026-11-20.sessions"+temporarySuffix, "half")
+	w.putFile(".2026-11-19.sessions", "of a file that somebody has removed")
 	w.crash()
-	w = openWriting(t, w.dir, Options{})
+	w = openTestLog(t, w.dir, Options{})
 	if names := w.names(); names != "2026-11-20.jsonl checkpoint.json notes.unfinished" {
 		t.Errorf("files %s after a crash", names)
 	}
-	w.put(unfinished, content[:20])
+	w.putFile(unfinished, content[:20])
 	w.erase("gone", 3)
-	do(t, w.Close())
+	must(t, w.Close())
 	if _, err := w.Erase(t.Context(), "acme", "gone"); !errors.Is(err, errClosed) {
 		t.Errorf("error %v after Close", err)
 	}
-	if got := w.read("2026-11-20.jsonl"); got != strings.Repeat(theirs()[0], 3) {
+	if got := w.readFile("2026-11-20.jsonl"); got != strings.Repeat(otherLines()[0], 3) {
 		t.Errorf("the file says %s", got)
 	}
 }
 
 // TestErasedStaysErased: catching up after a crash does not add what was erased, only what was
 // said since.
-func TestErasedStaysErased(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestCatchUpAfterErase(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	s.add("default", "c1", "of another tenant")
 	s.add("acme", "c1", "two")
 	s.log.erase("c1", 2)
-	s.wants("of another tenant")
-	s.deaf = true
+	s.wantEntries("of another tenant")
+	s.detached = true
 	s.add("acme", "c1", "three")
 	s.restart()
-	s.wants("of another tenant", "three")
+	s.wantEntries("of another tenant", "three")
 	s.restart()
-	s.wants("of another tenant", "three")
-	s.deaf = false
-	do(t, os.Remove(filepath.Join(s.dir, checkpointName)))
+	s.wantEntries("of another tenant", "three")
+	s.detached = false
+	must(t, os.Remove(filepath.Join(s.dir, checkpointName)))
 	s.log.erase("c1", 1)
 	s.restart()
-	s.wants("of another tenant")
+	s.wantEntries("of another tenant")
 }
 
 // TestEraseLarge: how much memory it takes does not depend on the file, and the lock is held for
@@ -324,12 +324,12 @@ func TestEraseLarge(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 64 MiB")
 	}
-	w := newWriting(t)
-	line := []byte(entry{session: "kept", tenant: "acme", content: strings.Repeat("word ", 200)}.String())
+	w := newTestLog(t)
+	line := []byte(sample{conversation: "kept", tenant: "acme", content: strings.Repeat("word ", 200)}.String())
 	content := bytes.Repeat(line, 64<<20/len(line))
-	w.put("2026-11-20.jsonl", string(content)+ours()[0]+string(line))
+	w.putFile("2026-11-20.jsonl", string(content)+matchingLines()[0]+string(line))
 	w.erase("gone", 1)
-	if got := w.read("2026-11-20.jsonl"); got != string(content)+string(line) {
+	if got := w.readFile("2026-11-20.jsonl"); got != string(content)+string(line) {
 		t.Errorf("%d bytes are left, want %d", len(got), len(content)+len(line))
 	}
 }

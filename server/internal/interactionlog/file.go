@@ -64,7 +64,7 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	}
 	f, err := os.OpenFile(path, flag, fileMode)
 	if errors.Is(err, fs.ErrPermission) {
-		if mendFile(path) != nil {
+		if repairMode(path) != nil {
 			return nil, nil, err
 		}
 		f, err = os.OpenFile(path, flag, fileMode)
@@ -92,7 +92,7 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 }
 
 // mendFile gives the owner back the rights to a file and to its directory.
-func mendFile(path string) error {
+func repairMode(path string) error {
 	if err := makeDir(filepath.Dir(path)); err != nil {
 		return err
 	}
@@ -131,8 +131,8 @@ func openAppend(dir string, d day) (*appendFile, error) {
 }
 
 // check reports whether the file is still the one of its name, and mends its mode.
-func (f *appendFile) check() (size int64, same bool) {
-	size, permissions, same := look(f.path, f.info)
+func (f *appendFile) revalidate() (size int64, same bool) {
+	size, permissions, same := statFile(f.path, f.info)
 	if !same || permissions != fileMode && f.Chmod(fileMode) != nil {
 		return 0, false
 	}
@@ -145,32 +145,32 @@ func (f *appendFile) check() (size int64, same bool) {
 // what had been written is cut off again. Where that fails too, what is left of a line gets
 // its line break from the next append.
 func (f *appendFile) append(size int64, lines []byte, all bool) (kept int, err error) {
-	begin := 1
+	start := 1
 	if size != f.size && size > 0 {
 		var last [1]byte
 		if _, err := f.ReadAt(last[:], size-1); err != nil {
 			return 0, err
 		}
 		if last[0] != '\n' {
-			begin = 0
+			start = 0
 		}
 	}
-	n, err := f.Write(lines[begin:])
+	n, err := f.Write(lines[start:])
 	if err == nil {
 		f.size = size + int64(n)
 		return len(lines) - 1, nil
 	}
-	written := lines[begin : begin+n]
-	whole := bytes.LastIndexByte(written, '\n') + 1
-	keep := whole
+	written := lines[start : start+n]
+	complete := bytes.LastIndexByte(written, '\n') + 1
+	keep := complete
 	if all {
 		keep = 0
 	}
 	if keep < n && f.cut(size+int64(n), size+int64(keep)) {
-		whole = keep
+		complete = keep
 	}
-	f.size = size + int64(whole)
-	return max(0, whole-(1-begin)), err
+	f.size = size + int64(complete)
+	return max(0, complete-(1-start)), err
 }
 
 // cut makes the file shorter, unless it has another size than ours: what somebody else has

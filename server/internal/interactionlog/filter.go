@@ -4,25 +4,25 @@ import "bytes"
 
 // filter says which lines a query has to parse.
 type filter struct {
-	tenant, session string  // session "": any
-	text            *needle // nil: any
+	tenant, conversation string  // session "": any
+	text                 *needle // nil: any
 }
 
 // wants reports whether a line may be one that the filter is for. That a line is not, it
 // says only of those which begin as the encoder writes them; a line by hand that begins so and
 // has a key a second time later may be missed.
-func (f *filter) wants(text []byte) bool {
-	if !looksWhole(text) {
+func (f *filter) mayMatch(text []byte) bool {
+	if !hasBraces(text) {
 		return true // It will not parse, and be counted.
 	}
-	if !f.text.mayBeIn(text) {
+	if !f.text.mayMatch(text) {
 		return false
 	}
 	h, ok := parseHead(text)
 	if !ok {
 		return true
 	}
-	if string(h.tenant) != f.tenant || f.session != "" && string(h.sessionID) != f.session {
+	if string(h.tenant) != f.tenant || f.conversation != "" && string(h.conversationID) != f.conversation {
 		return false
 	}
 	if f.text == nil {
@@ -33,17 +33,17 @@ func (f *filter) wants(text []byte) bool {
 		return true
 	}
 	end := stringEnd(raw)
-	return end < 0 || f.text.mayBeIn(raw[:end])
+	return end < 0 || f.text.mayMatch(raw[:end])
 }
 
 // looksWhole reports whether a line may be an object, by its ends.
-func looksWhole(text []byte) bool {
+func hasBraces(text []byte) bool {
 	return len(text) > 1 && text[0] == '{' && text[len(text)-1] == '}'
 }
 
 // size is how many bytes of its line a head is.
-func (h *lineHead) size() int {
-	return len(timestampKey) + len(h.timestamp) + len(sessionIDKey) + len(h.sessionID) + len(tenantKey) + len(h.tenant)
+func (h *entryHead) size() int {
+	return len(timestampKey) + len(h.timestamp) + len(conversationKey) + len(h.conversationID) + len(tenantKey) + len(h.tenant)
 }
 
 // rawContent returns what begins with the content, as it is in the file, out of what follows

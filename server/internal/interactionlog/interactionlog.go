@@ -66,7 +66,7 @@ var (
 
 // tendEvery is how often the files are made durable, and so about how much a power cut takes
 // from those that no [Log.CatchUp] gives back.
-const tendEvery = time.Second
+const maintainEvery = time.Second
 
 // Options of a Log. Dir and Log are required.
 type Options struct {
@@ -94,15 +94,15 @@ type Log struct {
 	// syncing is held while files are made durable or replaced, and is locked before mu: a file
 	// that is replaced during its sync cannot be told from one that has lost entries, and what an
 	// Erase has made durable must not be in a file that is being replaced.
-	syncing sync.Mutex
+	syncMu sync.Mutex
 
 	// mu guards the writing side. Whoever replaces a file holds it, so that no line goes
 	// into the old one.
 	mu      sync.Mutex
 	encoder encoder
 	buffer  []byte
-	open    []*appendFile // the latest one written to last
-	failing failing
+	files   []*appendFile // the latest one written to last
+	loss    lossState
 	pending pending
 	lock    *os.File // the directory
 	closed  bool
@@ -123,7 +123,7 @@ func Open(o Options) (*Log, error) {
 	if errors.Is(err, ErrRefused) || errors.Is(err, ErrInUse) {
 		return nil, fmt.Errorf("interaction log: %w", err)
 	}
-	if err = errors.Join(err, l.mendFiles(), l.begin()); err != nil {
+	if err = errors.Join(err, l.repairFiles(), l.loadCheckpoint()); err != nil {
 		o.Log.Warn("interaction log may fail", "error", err)
 	}
 	return l, nil
@@ -148,14 +148,14 @@ func (l *Log) lockDir() error {
 
 // mendFiles takes from others the right to read the files that there are, and removes those
 // that a crash has left unfinished, and indexes of files that are no longer there.
-func (l *Log) mendFiles() error {
+func (l *Log) repairFiles() error {
 	entries, err := os.ReadDir(l.options.Dir)
 	if err != nil {
 		return err
 	}
 	var faults []error
 	for _, entry := range entries {
-		if isUnfinished(entry.Name()) || entry.Name() == unfinishedCheckpoint || l.isOrphan(entry.Name()) {
+		if isTemporary(entry.Name()) || entry.Name() == temporaryCheckpoint || l.isOrphan(entry.Name()) {
 			faults = append(faults, os.Remove(filepath.Join(l.options.Dir, entry.Name())))
 		}
 		if _, isDay := parseFileName(entry.Name()); !isDay {
@@ -195,7 +195,7 @@ func (l *Log) Lost() int64 { return l.lost.Load() }
 // tries again when the log fails, warns of that once a minute, and removes the files of old
 // days. It returns when ctx ends.
 func (l *Log) Maintain(ctx context.Context) {
-	ticker := time.NewTicker(tendEvery)
+	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
 	for today := day(0); ; {
 		if now := dayOf(l.options.Now()); now != today {
@@ -206,15 +206,15 @@ func (l *Log) Maintain(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			l.tend()
+			l.maintainOnce()
 		}
 	}
 }
 
 // tend is one step of Maintain.
-func (l *Log) tend() {
+func (l *Log) maintainOnce() {
 	l.probe()
-	l.report(errors.Join(l.sync(), l.compact()), false)
+	l.reportLoss(errors.Join(l.sync(), l.compact()), false)
 }
 
 // Close makes the files durable and ends the log. Changes that are committed later are lost,
@@ -228,17 +228,17 @@ func (l *Log) Close() error {
 	}
 	l.probe()
 	err := l.sync()
-	l.report(nil, true)
-	l.syncing.Lock()
-	defer l.syncing.Unlock()
+	l.reportLoss(nil, true)
+	l.syncMu.Lock()
+	defer l.syncMu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	err = errors.Join(err, l.end())
-	for _, f := range l.open {
+	err = errors.Join(err, l.saveClosed())
+	for _, f := range l.files {
 		err = errors.Join(err, f.Close())
 	}
-	l.open = nil
+	l.files = nil
 	if l.lock != nil {
 		err = errors.Join(err, l.lock.Close())
 	}

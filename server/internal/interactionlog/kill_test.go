@@ -44,7 +44,7 @@ func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
 
 // child appends to one conversation a goroutine, and says so on standard output after each
 // acknowledgement, until it is killed.
-func child() int {
+func runChild() int {
 	ctx := context.Background()
 	s, l, err := openBoth(ctx, ".")
 	if err != nil {
@@ -78,47 +78,47 @@ func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 5 {
 		acknowledged := killAfter(t, dir, 150+70*round, func() bool { return true })
-		logged := inLog(t, dir, round+1)
+		logged := checkLog(t, dir, round+1)
 		for id, n := range acknowledged {
 			if logged[id] < n {
 				t.Errorf("%s has %d messages in the log, %d were acknowledged", id, logged[id], n)
 			}
 		}
-		caughtUp(t, dir, round+1, acknowledged)
+		checkCatchUp(t, dir, round+1, acknowledged)
 	}
 }
 
 // caughtUp starts the next process, stops it, and checks that the log has all that the store
 // keeps, and that this is at least what was acknowledged. It returns what the log has.
-func caughtUp(t *testing.T, dir string, maxBroken int, acknowledged map[string]int) map[string]int {
+func checkCatchUp(t *testing.T, dir string, maxBroken int, acknowledged map[string]int) map[string]int {
 	t.Helper()
 	s, l, err := openBoth(t.Context(), dir)
-	do(t, err)
-	logged := inLog(t, dir, maxBroken)
+	must(t, err)
+	logged := checkLog(t, dir, maxBroken)
 	for id, n := range acknowledged {
 		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "default", ConversationID: id})
-		do(t, err)
+		must(t, err)
 		if last := int(snapshot.Conversation.GetLastSequence()); last != logged[id] || last < n {
 			t.Errorf("%s has %d messages, %d in the log, and %d were acknowledged", id, last, logged[id], n)
 		}
 	}
-	do(t, s.Close(), l.Close())
+	must(t, s.Close(), l.Close())
 	return logged
 }
 
 // inLog checks that the log of a directory has the messages of each conversation once and in
 // order, and at most so many broken lines. It returns how many messages there are.
-func inLog(t *testing.T, dir string, maxBroken int) map[string]int {
+func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "interactions", "*"+fileSuffix))
-	do(t, err)
+	must(t, err)
 	slices.Sort(paths)
 	last, broken := map[string]int{}, 0
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		do(t, err)
+		must(t, err)
 		for text := range strings.Lines(string(text)) {
-			l, err := parseLine([]byte(text))
+			l, err := parseEntry([]byte(text))
 			if err != nil {
 				broken++
 				continue
@@ -148,8 +148,8 @@ func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[strin
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), childEnv+"=1"), t.Output()
 	out, err := cmd.StdoutPipe()
-	do(t, err)
-	do(t, cmd.Start())
+	must(t, err)
+	must(t, cmd.Start())
 	acknowledged := map[string]int{}
 	scanner, n, killed := bufio.NewScanner(out), 0, false
 	for ; scanner.Scan(); n++ {
@@ -161,7 +161,7 @@ func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[strin
 		acknowledged[id] = sequence
 		if !killed && n >= lines && ready() {
 			killed = true
-			do(t, cmd.Process.Kill())
+			must(t, cmd.Process.Kill())
 		}
 	}
 	if err := cmd.Wait(); err == nil || !killed {

@@ -11,10 +11,10 @@ import (
 
 const (
 	// defaultWithin is how far a list goes back that names no span and no conversation.
-	defaultWithin = 24 * time.Hour
+	defaultSpan = 24 * time.Hour
 	// maxOlder is after how many older lines in a row a recent span ends in a file. Lines may
 	// be somewhat out of order, by hand or because a message came late.
-	maxOlder = 1000
+	maxOlderInRow = 1000
 )
 
 // ErrDate says that List.Date is not a day of the calendar.
@@ -48,7 +48,7 @@ type List struct {
 // the file system.
 func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 	q := &query{
-		filter: filter{tenant: l.Tenant, session: l.ConversationID},
+		filter: filter{tenant: l.Tenant, conversation: l.ConversationID},
 		first:  math.MinInt, last: math.MaxInt,
 		size:  l.PageSize,
 		scope: []string{"list", l.Tenant, l.Date, l.Within.String(), l.ConversationID},
@@ -62,8 +62,8 @@ func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 		q.first, q.last = d, d
 	case l.Within > 0 || l.ConversationID == "":
 		now := r.now()
-		q.since, q.backward = now.Add(-cmp.Or(l.Within, defaultWithin)), true
+		q.since, q.backward = now.Add(-cmp.Or(l.Within, defaultSpan)), true
 		q.first, q.last = dayOf(q.since), dayOf(now)
 	}
-	return r.page(ctx, q, l.PageToken)
+	return r.query(ctx, q, l.PageToken)
 }

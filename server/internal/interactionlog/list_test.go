@@ -16,24 +16,24 @@ import (
 )
 
 // some are lines of contents, all else the same.
-func some(contents ...string) string {
+func sampleLines(contents ...string) string {
 	var b strings.Builder
 	for _, content := range contents {
-		b.WriteString(entry{content: content}.String())
+		b.WriteString(sample{content: content}.String())
 	}
 	return b.String()
 }
 
 func TestList(t *testing.T) {
-	r := newReading(t)
+	r := newTestReader(t)
 	at := func(date, clock string) string { return date + "T" + clock + ".000000Z" }
-	r.put(t, "2026-11-18", some("old")+entry{at: at("2026-11-18", "23:50:00"), session: "c", content: "before"}.String())
-	r.put(t, "2026-11-19", entry{at: at("2026-11-19", "11:00:00"), content: "25 h"}.String()+
-		entry{at: at("2026-11-19", "12:00:00"), session: "c", content: "24 h"}.String()+
-		entry{at: at("2026-11-19", "13:00:00"), tenant: "other", session: "c", content: "theirs"}.String())
-	r.put(t, "2026-11-20", entry{at: at("2026-11-20", "00:10:00"), session: "c", agent: "planner", role: "assistant", content: "midnight"}.String()+
-		entry{at: at("2026-11-20", "11:59:59"), content: "now"}.String())
-	r.put(t, "2026-11-21", some("tomorrow"))
+	r.putFile(t, "2026-11-18", sampleLines("old")+sample{at: at("2026-11-18", "23:50:00"), conversation: "c", content: "before"}.String())
+	r.putFile(t, "2026-11-19", sample{at: at("2026-11-19", "11:00:00"), content: "25 h"}.String()+
+		sample{at: at("2026-11-19", "12:00:00"), conversation: "c", content: "24 h"}.String()+
+		sample{at: at("2026-11-19", "13:00:00"), tenant: "other", conversation: "c", content: "theirs"}.String())
+	r.putFile(t, "2026-11-20", sample{at: at("2026-11-20", "00:10:00"), conversation: "c", agent: "planner", role: "assistant", content: "midnight"}.String()+
+		sample{at: at("2026-11-20", "11:59:59"), content: "now"}.String())
+	r.putFile(t, "2026-11-21", sampleLines("tomorrow"))
 	for _, tt := range []struct {
 		name string
 		list List
@@ -72,7 +72,7 @@ func TestList(t *testing.T) {
 }
 
 func TestListWithoutDirectory(t *testing.T) {
-	r := newReading(t)
+	r := newTestReader(t)
 	r.dir = filepath.Join(r.dir, "missing")
 	page, err := r.list(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 0 {
@@ -81,11 +81,11 @@ func TestListWithoutDirectory(t *testing.T) {
 }
 
 // TestListPassesOver what is no file of a day, without following or waiting.
-func TestListPassesOver(t *testing.T) {
-	r := newReading(t)
+func TestListSkipsOtherFiles(t *testing.T) {
+	r := newTestReader(t)
 	elsewhere := filepath.Join(t.TempDir(), "2026-11-20.jsonl")
 	if err := errors.Join(
-		os.WriteFile(elsewhere, []byte(some("linked")), 0o600),
+		os.WriteFile(elsewhere, []byte(sampleLines("linked")), 0o600),
 		os.Symlink(elsewhere, filepath.Join(r.dir, "2026-11-20.jsonl")),
 		os.Mkdir(filepath.Join(r.dir, "2026-11-19.jsonl"), 0o700),
 		syscall.Mkfifo(filepath.Join(r.dir, "2026-11-18.jsonl"), 0o600),
@@ -93,10 +93,10 @@ func TestListPassesOver(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	r.put(t, "2026-13-01", some("no month"))
-	r.put(t, "2026-11-16~", some("backup"))
-	r.put(t, "notes", some("notes"))
-	r.put(t, "2026-11-16", some("file"))
+	r.putFile(t, "2026-13-01", sampleLines("no month"))
+	r.putFile(t, "2026-11-16~", sampleLines("backup"))
+	r.putFile(t, "notes", sampleLines("notes"))
+	r.putFile(t, "2026-11-16", sampleLines("file"))
 	page, err := r.list(t.Context(), &List{Tenant: "default", Within: 1000 * time.Hour})
 	page2, err2 := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"})
 	if err != nil || err2 != nil || contents(page) != "file" || contents(page2) != "file" {
@@ -104,12 +104,12 @@ func TestListPassesOver(t *testing.T) {
 	}
 }
 
-func TestListReadsWhatEditorsWrite(t *testing.T) {
+func TestListReadsEditedLines(t *testing.T) {
 	const lines = "\ufeff" + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user","content":"a"}` + "\r\n\r\n \t\r\n" +
 		`  { "content" : "\u0062", "role":"assistant", "session_id":"\u0073", "timestamp":"2026-11-20T09:00:00+01:00", "more": [1] }  ` + "\r\n" +
 		`{"timestamp":"2026-11-20T09:00:00.5Z","session_id":"s","tenant":"default","role":"tool","content":"c"}`
-	r := newReading(t)
-	r.put(t, "2026-11-20", lines)
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", lines)
 	for _, l := range []List{{Date: "2026-11-20"}, {ConversationID: "s"}} {
 		l.Tenant = "default"
 		page, err := r.list(t.Context(), &l)
@@ -124,10 +124,10 @@ func TestListReadsWhatEditorsWrite(t *testing.T) {
 
 // TestLinesOutOfOrder: older lines in a row end a span, fewer do not.
 func TestLinesOutOfOrder(t *testing.T) {
-	older := entry{at: "2026-11-20T01:00:00.000000Z", content: "older"}.String()
-	for count, want := range map[int]string{maxOlder - 1: "new later late", maxOlder: "new"} {
-		r := newReading(t)
-		r.put(t, "2026-11-20", some("late")+strings.Repeat(older, count)+some("later")+strings.Repeat(older, count)+some("new"))
+	older := sample{at: "2026-11-20T01:00:00.000000Z", content: "older"}.String()
+	for count, want := range map[int]string{maxOlderInRow - 1: "new later late", maxOlderInRow: "new"} {
+		r := newTestReader(t)
+		r.putFile(t, "2026-11-20", sampleLines("late")+strings.Repeat(older, count)+sampleLines("later")+strings.Repeat(older, count)+sampleLines("new"))
 		page, err := r.list(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
 		if err != nil || contents(page) != want {
 			t.Errorf("%d older lines: %q, %v; want %q", count, contents(page), err, want)
@@ -136,11 +136,11 @@ func TestLinesOutOfOrder(t *testing.T) {
 }
 
 func TestSkippedLines(t *testing.T) {
-	head := strings.TrimSuffix(some("x"), "}}\n")
-	lines := some("a") + "broken\n\n" + head + "\n" + some("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		some("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + entry{content: strings.Repeat("x", maxInteractionBytes)}.String() + some("d")
-	r := newReading(t)
-	r.put(t, "2026-11-20", lines)
+	head := strings.TrimSuffix(sampleLines("x"), "}}\n")
+	lines := sampleLines("a") + "broken\n\n" + head + "\n" + sampleLines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
+		sampleLines("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + sample{content: strings.Repeat("x", maxInteractionBytes)}.String() + sampleLines("d")
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", lines)
 	for _, tt := range []struct {
 		name    string
 		query   func() (*Page, error)
@@ -158,24 +158,24 @@ func TestSkippedLines(t *testing.T) {
 			t.Errorf("%s: %q, skipped %d, %v; want %q, %d", tt.name, contents(page), page.Skipped, err, tt.want, tt.skipped)
 		}
 	}
-	r.put(t, "2026-11-19", strings.TrimSuffix(some("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
+	r.putFile(t, "2026-11-19", strings.TrimSuffix(sampleLines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
 	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
 		t.Errorf("a line that holds the text and does not end: %v, %v", page, err)
 	}
 	// Warned of once, in any order of reading.
-	got, want := r.warned(t), []string{"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9", "2026-11-19.jsonl:1"}
+	got, want := r.warnings(t), []string{"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9", "2026-11-19.jsonl:1"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings: -want +got\n%s", diff)
 	}
-	if strings.Contains(r.said.String(), "xxx") {
+	if strings.Contains(r.output.String(), "xxx") {
 		t.Error("a warning holds the line's text")
 	}
 }
 
 // TestSkippedLinesByPage: each is counted on one page.
 func TestSkippedLinesByPage(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", "x\n"+some("a")+"x\ny\n"+some("b")+"x\n"+some("c")+"x\n")
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", "x\n"+sampleLines("a")+"x\ny\n"+sampleLines("b")+"x\n"+sampleLines("c")+"x\n")
 	for _, l := range []List{{Date: "2026-11-20", PageSize: 1}, {PageSize: 1}, {ConversationID: "s", PageSize: 2}} {
 		l.Tenant = "default"
 		if all, skipped := r.listAll(t, l); len(all) != 3 || skipped != 5 {
@@ -184,42 +184,42 @@ func TestSkippedLinesByPage(t *testing.T) {
 	}
 }
 
-func TestWarningsEnd(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", strings.Repeat("broken\n", maxTold+10))
+func TestWarningLimit(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", strings.Repeat("broken\n", maxWarned+10))
 	for range 2 {
-		if page, err := r.list(t.Context(), &List{Tenant: "default"}); err != nil || page.Skipped != maxTold+10 {
+		if page, err := r.list(t.Context(), &List{Tenant: "default"}); err != nil || page.Skipped != maxWarned+10 {
 			t.Fatalf("%+v, %v", page, err)
 		}
 	}
-	if got := len(r.warned(t)); got != maxTold+1 {
-		t.Errorf("%d warnings, want %d and one of the rest", got, maxTold)
+	if got := len(r.warnings(t)); got != maxWarned+1 {
+		t.Errorf("%d warnings, want %d and one of the rest", got, maxWarned)
 	}
 	for _, news := range []bool{true, false} {
-		if r.told.add(dayOf(readNow)+1, 0) != news {
+		if r.warned.add(dayOf(readNow)+1, 0) != news {
 			t.Errorf("of the first time %t", news)
 		}
 	}
-	for d := range day(2 * maxToldDays) {
-		r.told.add(d, 1)
+	for d := range day(2 * maxWarnedDays) {
+		r.warned.add(d, 1)
 	}
-	if n := len(r.told.days); n > maxToldDays {
+	if n := len(r.warned.days); n > maxWarnedDays {
 		t.Errorf("remembers %d days", n)
 	}
 }
 
 // TestLastLine: while it may still be growing it is no fault, later it is.
 func TestLastLine(t *testing.T) {
-	whole := some("a", "b")
-	for cut := len(some("a")) + 1; cut < len(whole); cut++ {
-		r := newReading(t)
-		r.put(t, "2026-11-20", whole[:cut])
+	whole := sampleLines("a", "b")
+	for cut := len(sampleLines("a")) + 1; cut < len(whole); cut++ {
+		r := newTestReader(t)
+		r.putFile(t, "2026-11-20", whole[:cut])
 		path := filepath.Join(r.dir, "2026-11-20.jsonl")
-		for _, age := range []time.Duration{0, writing} {
+		for _, age := range []time.Duration{0, incompleteFor} {
 			if err := os.Chtimes(path, readNow, readNow.Add(-age)); err != nil {
 				t.Fatal(err)
 			}
-			want, skipped := "a", int(age/writing)
+			want, skipped := "a", int(age/incompleteFor)
 			if cut == len(whole)-1 {
 				want, skipped = "a b", 0 // Only the line break is missing.
 			}
@@ -232,19 +232,19 @@ func TestLastLine(t *testing.T) {
 }
 
 func TestPageSizes(t *testing.T) {
-	r := newReading(t)
+	r := newTestReader(t)
 	var lines strings.Builder
 	for i := range maxPageSize + 1 {
-		lines.WriteString(some(fmt.Sprint(i)))
+		lines.WriteString(sampleLines(fmt.Sprint(i)))
 	}
-	r.put(t, "2026-11-20", lines.String())
+	r.putFile(t, "2026-11-20", lines.String())
 	for size, want := range map[int]int{-1: 50, 0: 50, 1: 1, 50: 50, 1000: 1000, 1001: 1000, 1 << 40: 1000} {
 		page, err := r.list(t.Context(), &List{Tenant: "default", PageSize: size})
 		if err != nil || len(page.Interactions) != want || page.NextPageToken == "" {
 			t.Errorf("page size %d: %d interactions, %v; want %d", size, len(page.Interactions), err, want)
 		}
 	}
-	r.put(t, "2026-11-20", strings.Repeat(some(strings.Repeat("x", 1<<20-200)), 4))
+	r.putFile(t, "2026-11-20", strings.Repeat(sampleLines(strings.Repeat("x", 1<<20-200)), 4))
 	page, err := r.list(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 3 || page.NextPageToken == "" {
 		t.Errorf("%d interactions of 1 MiB, %v; want 3", len(page.Interactions), err)
@@ -254,10 +254,10 @@ func TestPageSizes(t *testing.T) {
 	}
 }
 
-func TestNoTokenWhereThePageHoldsAll(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-19", some("a"))
-	r.put(t, "2026-11-20", some("b"))
+func TestNoTokenOnLastPage(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-19", sampleLines("a"))
+	r.putFile(t, "2026-11-20", sampleLines("b"))
 	for _, l := range []List{{ConversationID: "s"}, {Within: 48 * time.Hour}} {
 		l.Tenant, l.PageSize = "default", 2
 		page, err := r.list(t.Context(), &l)
@@ -267,24 +267,24 @@ func TestNoTokenWhereThePageHoldsAll(t *testing.T) {
 	}
 }
 
-func TestLinesWithoutTenantAreDefaults(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", strings.Replace(some("a"), `"tenant":"default",`, "", 1))
+func TestDefaultTenant(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", strings.Replace(sampleLines("a"), `"tenant":"default",`, "", 1))
 	for tenant, want := range map[string]string{"default": "a", "other": "", "": ""} {
 		page, err := r.list(t.Context(), &List{Tenant: tenant})
 		if err != nil || contents(page) != want {
 			t.Errorf("tenant %q: %v, %v", tenant, page, err)
 		}
 	}
-	if !slices.Equal(r.warned(t), nil) {
-		t.Error(r.warned(t))
+	if !slices.Equal(r.warnings(t), nil) {
+		t.Error(r.warnings(t))
 	}
 }
 
 // TestReadingWhileOthersWrite: whatever piece of a line is there already, only whole lines are
 // read, from the first on, and none is a fault.
-func TestReadingWhileOthersWrite(t *testing.T) {
-	r := newReading(t)
+func TestReadDuringWrites(t *testing.T) {
+	r := newTestReader(t)
 	r.now = time.Now
 	today := dayOf(time.Now())
 	f, err := os.Create(filepath.Join(r.dir, today.fileName()))
@@ -296,7 +296,7 @@ func TestReadingWhileOthersWrite(t *testing.T) {
 	running.Go(func() {
 		defer f.Close()
 		for i := range 500 {
-			line := entry{content: fmt.Sprint(i)}.String()
+			line := sample{content: fmt.Sprint(i)}.String()
 			for cut := i % 100; line != ""; cut = len(line) {
 				if _, err := f.WriteString(line[:cut]); err != nil {
 					t.Error(err)

@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
-		os.Exit(child())
+		os.Exit(runChild())
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -18,7 +18,7 @@ import (
 func names(tb testing.TB, dir string) []string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
-	do(tb, err)
+	must(tb, err)
 	var found []string
 	for _, entry := range entries {
 		found = append(found, entry.Name())
@@ -30,20 +30,20 @@ func names(tb testing.TB, dir string) []string {
 // else.
 func TestRetention(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
-	do(t, os.MkdirAll(filepath.Join(dir, "1999-12-01.jsonl"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(dir, "1999-12-01.jsonl"), 0o700))
 	stay := []string{
 		"1999-12-01.jsonl", "1999-12-02.jsonl", "1999-12-30.jsonl", "1999-12-31.jsonl", "2000-01-01.jsonl", "2000-02-01.jsonl", "1999-12-29.jsonl.1", "1999-12-29.json",
 	}
-	do(t, os.Symlink("1999-12-31.jsonl", filepath.Join(dir, "1999-12-02.jsonl")))
+	must(t, os.Symlink("1999-12-31.jsonl", filepath.Join(dir, "1999-12-02.jsonl")))
 	for _, name := range append([]string{"1999-12-29.jsonl", ".1999-12-29.sessions", "1970-01-01.jsonl"}, stay[2:]...) {
-		do(t, os.WriteFile(filepath.Join(dir, name), nil, fileMode))
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, fileMode))
 	}
 	stay = append(stay, checkpointName)
 	slices.Sort(stay)
 	synctest.Test(t, func(t *testing.T) {
-		w := openWriting(t, dir, Options{RetentionDays: 2})
+		w := openTestLog(t, dir, Options{RetentionDays: 2})
 		w.options.Now = time.Now // It is the first of January 2000.
-		maintain(t, w.Log)
+		startMaintain(t, w.Log)
 		check := func() {
 			t.Helper()
 			synctest.Wait()
@@ -52,7 +52,7 @@ func TestRetention(t *testing.T) {
 			}
 		}
 		check()
-		if said := w.said.take(); strings.Count(said, "file removed") != 2 {
+		if said := w.output.take(); strings.Count(said, "file removed") != 2 {
 			t.Errorf("operators read %q, want two removals", said)
 		}
 		<-time.After(24*time.Hour - 1)
@@ -65,8 +65,8 @@ func TestRetention(t *testing.T) {
 
 // TestRetentionOff keeps all.
 func TestRetentionOff(t *testing.T) {
-	w := newWriting(t)
-	do(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, fileMode))
+	w := newTestLog(t)
+	must(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, fileMode))
 	w.removeOld(dayOf(noon))
 	if got := names(t, w.dir); !slices.Contains(got, "1970-01-01.jsonl") {
 		t.Errorf("there are %q", got)
@@ -77,77 +77,77 @@ func TestRetentionOff(t *testing.T) {
 func TestMaintain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
 	synctest.Test(t, func(t *testing.T) {
-		w := openWriting(t, dir, Options{})
+		w := openTestLog(t, dir, Options{})
 		w.options.Now = time.Now
-		maintain(t, w.Log)
+		startMaintain(t, w.Log)
 		start := time.Now()
 		whole := func(want time.Time) {
 			t.Helper()
 			synctest.Wait()
 			c, _, err := readCheckpoint(w.checkpointPath())
-			if err != nil || !c.Whole.Equal(want) || c.Clean {
+			if err != nil || !c.CompleteUntil.Equal(want) || c.Clean {
 				t.Errorf("at %v the checkpoint is %+v, %v, want %v", time.Now(), c, err, want)
 			}
 		}
 		whole(noon.Add(1)) // The clock of Open.
 		w.Log.mu.Lock()
-		w.pending.saved.Whole = start
+		w.pending.saved.CompleteUntil = start
 		w.Log.mu.Unlock()
 		<-time.After(5500 * time.Millisecond)
 		w.Committed(append(messagesAt(w, start.Add(5*time.Second), "one"), messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
 		<-time.After(time.Second)
 		whole(start.Add(5 * time.Second))
 		// Nothing happens for long.
-		<-time.After(2*idleFor - 2*time.Second)
+		<-time.After(2*idleMargin - 2*time.Second)
 		whole(start.Add(5 * time.Second))
 		<-time.After(time.Second)
 		synctest.Wait()
 		c, _, err := readCheckpoint(w.checkpointPath())
-		if ago := time.Since(c.Whole); err != nil || ago < idleFor || ago > idleFor+2*time.Second {
+		if ago := time.Since(c.CompleteUntil); err != nil || ago < idleMargin || ago > idleMargin+2*time.Second {
 			t.Errorf("at %v the checkpoint is %+v, %v, want a minute ago", time.Now(), c, err)
 		}
 	})
 }
 
 // TestSyncMeanwhile has an older message come while the files are made durable.
-func TestSyncMeanwhile(t *testing.T) {
-	w := newWriting(t)
+func TestCommitDuringSync(t *testing.T) {
+	w := newTestLog(t)
 	w.advance(time.Hour)
-	w.say("one")
-	u := w.takeUnsynced()
+	w.commit("one")
+	u := w.beginSync()
 	w.Committed(messagesAt(w, noon.Add(time.Minute), "two"))
-	do(t, w.synced(u, u.sync(w.dir)))
-	if whole := w.pending.saved.Whole; !whole.Equal(noon.Add(time.Minute)) {
+	must(t, w.finishSync(u, u.run(w.dir)))
+	if whole := w.pending.saved.CompleteUntil; !whole.Equal(noon.Add(time.Minute)) {
 		t.Errorf("the checkpoint is at %v", whole)
 	}
-	w.say("three")
-	do(t, w.sync())
-	if whole := w.pending.saved.Whole; !whole.Equal(w.clock()) {
+	w.commit("three")
+	must(t, w.sync())
+	if whole := w.pending.saved.CompleteUntil; !whole.Equal(w.clock()) {
 		t.Errorf("the checkpoint is at %v", whole)
 	}
-	w.say("four")
-	u = w.takeUnsynced()
+	w.commit("four")
+	u = w.beginSync()
 	w.advance(time.Minute)
-	w.say("five")
-	if err := w.synced(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
+	w.commit("five")
+	if err := w.finishSync(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
 		t.Errorf("an error of the disk is %v", err)
 	}
-	if whole := w.pending.saved.Whole; !whole.Equal(w.clock().Add(-time.Minute)) {
+	if whole := w.pending.saved.CompleteUntil; !whole.Equal(w.clock().Add(-time.Minute)) {
 		t.Errorf("checkpoint after an error of the disk = %v", whole)
 	}
-	do(t, w.sync(), w.Close())
-	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || !c.Clean || !c.Whole.Equal(w.clock()) {
+	must(t, w.sync(), w.Close())
+	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || !c.Clean || !c.CompleteUntil.Equal(w.clock()) {
 		t.Errorf("checkpoint after a later sync = %+v, %v", c, err)
 	}
 }
 
 // TestConcurrent writes, maintains and reads at once.
 func TestConcurrent(t *testing.T) {
-	w := newWriting(t)
+	w := newTestLog(t)
 	done := make(chan struct{})
 	var others sync.WaitGroup
 	for _, other := range []func() error{
-		func() error { w.tend(); return nil },
+		func() error { w.maintainOnce(); return nil },
 		func() error { w.removeOld(dayOf(noon)); return nil },
 		func() error {
 			_, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: "c1"})
@@ -169,7 +169,7 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	for i := range 300 {
-		w.say(fmt.Sprint(i), "answer")
+		w.commit(fmt.Sprint(i), "answer")
 		if i%10 == 9 {
 			w.advance(12 * time.Hour)
 		}
@@ -177,7 +177,7 @@ func TestConcurrent(t *testing.T) {
 	close(done)
 	others.Wait()
 	count := 0
-	for _, lines := range saidBy(t, w.dir) {
+	for _, lines := range fileContents(t, w.dir) {
 		count += len(lines)
 	}
 	if count != 600 || w.Lost() != 0 {

@@ -16,15 +16,15 @@ import (
 )
 
 // crashes is a service that dies again and again, and what it must not forget.
-type crashes struct {
-	*service
+type crashModel struct {
+	*testService
 
 	t       *rapid.T
-	said    map[string]int   // messages of each conversation
+	sent    map[string]int   // messages of each conversation
 	erased  map[string]int   // how many of them were erased
 	synced  map[string]int64 // size of each file when it was last made durable
 	durable []byte           // the checkpoint at that time, or one before
-	unwhole int              // lines that were left without their end
+	torn    int              // lines that were left without their end
 }
 
 // TestCrashes has every message in the files once and in order, whatever the order in which
@@ -34,13 +34,13 @@ func TestCrashes(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
-		c := &crashes{service: newService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, said: map[string]int{}, erased: map[string]int{}}
-		c.remember()
+		c := &crashModel{testService: newTestService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, sent: map[string]int{}, erased: map[string]int{}}
+		c.recordDurable()
 		back := rapid.Bool().Draw(rt, "clock goes back")
 		rt.Repeat(map[string]func(*rapid.T){
 			"append": func(*rapid.T) { c.append(false) },
-			"sync":   func(*rapid.T) { do(t, c.log.sync()); c.remember() },
-			"stop":   func(*rapid.T) { do(t, c.log.Close()); c.open(); do(t, c.catchUp()); c.remember() },
+			"sync":   func(*rapid.T) { must(t, c.log.sync()); c.recordDurable() },
+			"stop":   func(*rapid.T) { must(t, c.log.Close()); c.open(); must(t, c.catchUp()); c.recordDurable() },
 			"crash":  func(*rapid.T) { c.crash() },
 			"power":  func(*rapid.T) { c.powerCut() },
 			"editor": func(*rapid.T) { c.edit() },
@@ -57,76 +57,76 @@ func TestCrashes(t *testing.T) {
 				}
 				if c.now = c.now.Add(by); by < 0 {
 					// Of a message that is the first to be older than the checkpoint the log must hear.
-					c.said["acme new"+fmt.Sprint(len(c.said))]++
-					c.add("acme", "new"+fmt.Sprint(len(c.said)-1), fmt.Sprint("acme new", len(c.said)-1, " 1"))
+					c.sent["acme new"+fmt.Sprint(len(c.sent))]++
+					c.add("acme", "new"+fmt.Sprint(len(c.sent)-1), fmt.Sprint("acme new", len(c.sent)-1, " 1"))
 				}
 			},
 			"": func(*rapid.T) { c.check() },
 		})
 		c.crash()
 		c.check()
-		do(t, c.log.Close())
+		must(t, c.log.Close())
 	})
 }
 
 // append has somebody say something, and perhaps the log not hear of it.
-func (c *crashes) append(deaf bool) {
+func (c *crashModel) append(deaf bool) {
 	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
 	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
 	var texts []string
 	for range rapid.IntRange(1, 3).Draw(c.t, "messages") {
-		c.said[tenant+" "+id]++
-		texts = append(texts, fmt.Sprint(tenant, " ", id, " ", c.said[tenant+" "+id]))
+		c.sent[tenant+" "+id]++
+		texts = append(texts, fmt.Sprint(tenant, " ", id, " ", c.sent[tenant+" "+id]))
 	}
-	c.deaf = deaf
+	c.detached = deaf
 	c.add(tenant, id, texts...)
-	c.deaf = false
+	c.detached = false
 }
 
 // erase has a conversation forgotten.
-func (c *crashes) erase() {
+func (c *crashModel) erase() {
 	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
 	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
 	key := tenant + " " + id
 	n, err := c.log.Erase(context.Background(), tenant, id)
-	if want := c.said[key] - c.erased[key]; err != nil || n != int64(want) {
+	if want := c.sent[key] - c.erased[key]; err != nil || n != int64(want) {
 		c.t.Fatalf("%d lines of %s erased, error %v; want %d", n, key, err, want)
 	}
-	c.erased[key] = c.said[key]
-	do(c.tb, c.log.sync())
-	c.remember()
+	c.erased[key] = c.sent[key]
+	must(c.tb, c.log.sync())
+	c.recordDurable()
 }
 
 // sizes of the day files.
-func (c *crashes) sizes() map[string]int64 {
+func (c *crashModel) sizes() map[string]int64 {
 	sizes := map[string]int64{}
-	for name := range saidBy(c.tb, c.dir) {
+	for name := range fileContents(c.tb, c.dir) {
 		info, err := os.Stat(filepath.Join(c.dir, name))
-		do(c.tb, err)
+		must(c.tb, err)
 		sizes[name] = info.Size()
 	}
 	return sizes
 }
 
 // remember what a power cut leaves.
-func (c *crashes) remember() {
+func (c *crashModel) recordDurable() {
 	var err error
 	c.synced = c.sizes()
 	c.durable, err = os.ReadFile(c.log.checkpointPath())
-	do(c.tb, err)
+	must(c.tb, err)
 }
 
 // crash kills the process after some commits of which the log has not heard.
-func (c *crashes) crash() {
+func (c *crashModel) crash() {
 	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
 		c.append(true)
 	}
 	c.restart()
-	c.remember()
+	c.recordDurable()
 }
 
 // powerCut takes from the files what was not made durable.
-func (c *crashes) powerCut() {
+func (c *crashModel) powerCut() {
 	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
 		c.append(true)
 	}
@@ -134,44 +134,44 @@ func (c *crashes) powerCut() {
 	sizes := c.sizes()
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
 		size := rapid.Int64Range(c.synced[name], sizes[name]).Draw(c.t, name)
-		do(c.tb, os.Truncate(filepath.Join(c.dir, name), size))
+		must(c.tb, os.Truncate(filepath.Join(c.dir, name), size))
 	}
-	c.unwhole += len(sizes)
+	c.torn += len(sizes)
 	now, _, err := readCheckpoint(c.log.checkpointPath())
-	do(c.tb, err)
+	must(c.tb, err)
 	old := filepath.Join(c.dir, "old")
-	do(c.tb, os.WriteFile(old, c.durable, fileMode))
+	must(c.tb, os.WriteFile(old, c.durable, fileMode))
 	before, _, err := readCheckpoint(old)
-	do(c.tb, err)
-	if !before.Whole.After(now.Whole) && rapid.Bool().Draw(c.t, "old checkpoint") {
-		do(c.tb, os.Rename(old, c.log.checkpointPath()))
+	must(c.tb, err)
+	if !before.CompleteUntil.After(now.CompleteUntil) && rapid.Bool().Draw(c.t, "old checkpoint") {
+		must(c.tb, os.Rename(old, c.log.checkpointPath()))
 	}
 	c.open()
-	do(c.tb, c.catchUp())
-	do(c.tb, c.log.sync())
-	c.remember()
+	must(c.tb, c.catchUp())
+	must(c.tb, c.log.sync())
+	c.recordDurable()
 }
 
 // edit leaves a line without its end at the end of a file, behind one that has its own.
-func (c *crashes) edit() {
+func (c *crashModel) edit() {
 	names := slices.Sorted(maps.Keys(c.sizes()))
 	if len(names) == 0 {
 		return
 	}
 	path := filepath.Join(c.dir, rapid.SampledFrom(names).Draw(c.t, "file"))
 	text, err := os.ReadFile(path)
-	do(c.tb, err)
+	must(c.tb, err)
 	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
 		text = append(text, '\n') // As every editor does.
 	}
-	do(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), fileMode))
-	c.unwhole++
+	must(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), fileMode))
+	c.torn++
 }
 
 // check looks at all files. While the service runs they hold what it was told.
-func (c *crashes) check() {
+func (c *crashModel) check() {
 	found, broken := map[string]int{}, 0
-	files := saidBy(c.tb, c.dir)
+	files := fileContents(c.tb, c.dir)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		for _, line := range files[name] {
 			if strings.HasPrefix(line, "!") {
@@ -194,11 +194,11 @@ func (c *crashes) check() {
 			found[key] += n
 		}
 	}
-	if !maps.Equal(found, c.said) {
-		c.t.Fatalf("the files have so many messages: %v, want %v", found, c.said)
+	if !maps.Equal(found, c.sent) {
+		c.t.Fatalf("the files have so many messages: %v, want %v", found, c.sent)
 	}
-	if broken > c.unwhole {
-		c.t.Fatalf("%d lines are broken, at most %d", broken, c.unwhole)
+	if broken > c.torn {
+		c.t.Fatalf("%d lines are broken, at most %d", broken, c.torn)
 	}
 	if c.log.Lost() != 0 {
 		c.t.Fatalf("%d lines are lost", c.log.Lost())

@@ -16,18 +16,18 @@ const maxCompared = 64
 // Unicode's simple case folding says so. In lines it looks for its anchor, the rune of it
 // that is likely the rarest, in each of the ways in which JSON may spell that.
 type needle struct {
-	folded string
-	runes  []rune // of folded
-	anchor int    // in runes
-	forms  []form
-	short  byte // the anchor's escape of one letter, 'n' for a line feed; 0: it has none
+	folded   string
+	runes    []rune // of folded
+	anchor   int    // in runes
+	variants []variant
+	short    byte // the anchor's escape of one letter, 'n' for a line feed; 0: it has none
 	// everywhere: the anchor may stand where nothing of it can be seen.
-	everywhere bool
+	matchesInvalid bool
 }
 
 // form is a spelling of the anchor in UTF-8, found by one of its bytes.
-type form struct {
-	sign   byte
+type variant struct {
+	rarest byte
 	offset int // of sign
 }
 
@@ -40,62 +40,62 @@ func newNeedle(text string) *needle {
 	n.runes = []rune(n.folded)
 	cost := int(^uint(0) >> 1)
 	for i, r := range n.runes[:min(len(n.runes), maxCompared)] {
-		if forms, c := formsOf(r); c < cost {
-			n.anchor, n.forms, cost = i, forms, c
+		if forms, c := variantsOf(r); c < cost {
+			n.anchor, n.variants, cost = i, forms, c
 		}
 	}
 	r := n.runes[n.anchor]
 	if i := strings.IndexRune(shortRunes, r); i >= 0 {
 		n.short = shortEscapes[i]
 	}
-	n.everywhere = r == utf8.RuneError // Bytes that are no UTF-8 are read as this one.
+	n.matchesInvalid = r == utf8.RuneError // Bytes that are no UTF-8 are read as this one.
 	return n
 }
 
 // in reports whether a text holds the needle.
-func (n *needle) in(text string) bool {
+func (n *needle) matches(text string) bool {
 	return n == nil || strings.Contains(foldText(text), n.folded)
 }
 
 // mayBeIn reports whether JSON text may hold the needle in a string. What it refuses does not.
-func (n *needle) mayBeIn(raw []byte) bool {
-	if n == nil || n.everywhere {
+func (n *needle) mayMatch(raw []byte) bool {
+	if n == nil || n.matchesInvalid {
 		return true
 	}
-	for _, f := range n.forms {
+	for _, f := range n.variants {
 		for at := 0; ; at++ {
-			i := bytes.IndexByte(raw[at:], f.sign)
+			i := bytes.IndexByte(raw[at:], f.rarest)
 			if i < 0 {
 				break
 			}
 			at += i
-			if at >= f.offset && n.mayBeAt(raw, at-f.offset) {
+			if at >= f.offset && n.mayMatchAt(raw, at-f.offset) {
 				return true
 			}
 		}
 	}
-	return n.mayBeEscaped(raw)
+	return n.mayMatchEscaped(raw)
 }
 
 // mayBeEscaped reports whether an escape may spell the anchor of the needle.
-func (n *needle) mayBeEscaped(raw []byte) bool {
+func (n *needle) mayMatchEscaped(raw []byte) bool {
 	for at := 0; ; at += 2 {
 		i := bytes.IndexByte(raw[at:], '\\')
 		at += i
 		if i < 0 || at+1 == len(raw) {
 			return false
 		}
-		if next := raw[at+1]; (next == 'u' || next == n.short) && n.mayBeAt(raw, at) {
+		if next := raw[at+1]; (next == 'u' || next == n.short) && n.mayMatchAt(raw, at) {
 			return true
 		}
 	}
 }
 
 // mayBeAt reports whether the needle may stand in raw with the anchor at a place.
-func (n *needle) mayBeAt(raw []byte, place int) bool {
+func (n *needle) mayMatchAt(raw []byte, place int) bool {
 	for at, i := place, n.anchor; i < min(len(n.runes), n.anchor+maxCompared); i++ {
 		r, size := runeAt(raw, at)
-		if r == anyRune {
+		if r == unknownRune {
 			return true
 		}
 		if fold(r) != n.runes[i] {
@@ -105,7 +105,7 @@ func (n *needle) mayBeAt(raw []byte, place int) bool {
 	}
 	for at, i := place, n.anchor-1; i >= 0; i-- {
 		r, size := runeBefore(raw, at)
-		if r == anyRune {
+		if r == unknownRune {
 			return true
 		}
 		if fold(r) != n.runes[i] {
@@ -139,14 +139,14 @@ func fold(r rune) rune {
 }
 
 // formsOf returns the spellings of a rune, and how much work it is to look for them.
-func formsOf(r rune) (forms []form, cost int) {
+func variantsOf(r rune) (forms []variant, cost int) {
 	const pass = 20 // to look for a byte that never comes
 	for other := r; ; {
-		var best form
+		var best variant
 		least := int(^uint(0) >> 1)
 		for i, b := range []byte(string(other)) {
 			if c := frequency(b); c < least {
-				best, least = form{sign: b, offset: i}, c
+				best, least = variant{rarest: b, offset: i}, c
 			}
 		}
 		if !slices.Contains(forms, best) {

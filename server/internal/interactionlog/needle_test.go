@@ -36,19 +36,19 @@ func TestNeedleIgnoresCase(t *testing.T) {
 		{"\xff", "\ufffd", true},
 	} {
 		n := newNeedle(tt.needle)
-		if got := n.in(tt.text); got != tt.found {
+		if got := n.matches(tt.text); got != tt.found {
 			t.Errorf("%q in %q: %t", tt.needle, tt.text, got)
 		}
-		line := entry{content: tt.text}.String()
+		line := sample{content: tt.text}.String()
 		f := filter{tenant: "default", text: n}
-		if got := f.wants([]byte(line[:len(line)-1])); tt.found && !got {
+		if got := f.mayMatch([]byte(line[:len(line)-1])); tt.found && !got {
 			t.Errorf("%q: passed over %s", tt.needle, line)
 		}
 	}
 }
 
 // TestSpellings are some that are easily mistaken for others.
-func TestSpellings(t *testing.T) {
+func TestFilterEscapes(t *testing.T) {
 	for _, tt := range []struct{ needle, raw string }{
 		{"\ufffd", "\xff"},
 		{"\ufffd", `\ud800`},
@@ -68,11 +68,11 @@ func TestSpellings(t *testing.T) {
 		{"😀q", `\ud83d\ude00q`},
 		{"ÄQ", `\u00e4q`},
 	} {
-		line := strings.Replace(strings.TrimSuffix(entry{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
-		l, err := parseLine([]byte(line))
-		if n := newNeedle(tt.needle); err != nil || !n.in(l.interaction.Content) {
+		line := strings.Replace(strings.TrimSuffix(sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
+		l, err := parseEntry([]byte(line))
+		if n := newNeedle(tt.needle); err != nil || !n.matches(l.interaction.Content) {
 			t.Errorf("%q is not in %s, %v", tt.needle, line, err)
-		} else if f := (filter{tenant: "default", text: n}); !f.wants([]byte(line)) {
+		} else if f := (filter{tenant: "default", text: n}); !f.mayMatch([]byte(line)) {
 			t.Errorf("%q is hidden in %s", tt.needle, line)
 		}
 	}
@@ -91,15 +91,15 @@ func TestFilterRefuses(t *testing.T) {
 		{"other session", "goals", "goals", "other"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			line := entry{content: tt.content}.String()
-			f := filter{tenant: "default", text: newNeedle(tt.needle), session: tt.session}
-			if f.wants([]byte(line[:len(line)-1])) {
+			line := sample{content: tt.content}.String()
+			f := filter{tenant: "default", text: newNeedle(tt.needle), conversation: tt.session}
+			if f.mayMatch([]byte(line[:len(line)-1])) {
 				t.Errorf("%q wants %s", tt.needle, line)
 			}
 		})
 	}
-	line := entry{}.String()
-	if (&filter{tenant: "other"}).wants([]byte(line[:len(line)-1])) {
+	line := sample{}.String()
+	if (&filter{tenant: "other"}).mayMatch([]byte(line[:len(line)-1])) {
 		t.Error("wants a line of another tenant")
 	}
 }
@@ -115,7 +115,7 @@ func hardText(limit int) *rapid.Generator[string] {
 }
 
 // recase changes the case of some runes.
-func recase(t *rapid.T, text string) string {
+func changeCase(t *rapid.T, text string) string {
 	return strings.Map(func(r rune) rune {
 		for range rapid.IntRange(0, 3).Draw(t, "folds") {
 			r = unicode.SimpleFold(r)
@@ -125,7 +125,7 @@ func recase(t *rapid.T, text string) string {
 }
 
 // spell writes a JSON string, with escapes where there need be none.
-func spell(t *rapid.T, text string) string {
+func encodeJSONString(t *rapid.T, text string) string {
 	var b strings.Builder
 	for _, r := range text {
 		how := rapid.IntRange(0, 5).Draw(t, "spelling")
@@ -152,7 +152,7 @@ func spell(t *rapid.T, text string) string {
 
 // TestNothingIsHidden searches for texts in lines of any spelling: what a naive search finds in
 // the parsed line is not passed over.
-func TestNothingIsHidden(t *testing.T) { rapid.Check(t, checkNeedle) }
+func TestFilterAgreesWithModel(t *testing.T) { rapid.Check(t, checkNeedle) }
 
 func FuzzNeedle(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkNeedle)) }
 
@@ -161,30 +161,30 @@ func checkNeedle(t *rapid.T) {
 	var text string
 	if runes := []rune(content); len(runes) > 0 && rapid.Bool().Draw(t, "part") {
 		from := rapid.IntRange(0, len(runes)-1).Draw(t, "from")
-		text = recase(t, string(runes[from:rapid.IntRange(from, len(runes)).Draw(t, "to")]))
+		text = changeCase(t, string(runes[from:rapid.IntRange(from, len(runes)).Draw(t, "to")]))
 	} else {
 		text = hardText(4).Draw(t, "text")
 	}
-	canonical := entry{agent: hardText(3).Draw(t, "agent")}.String()
-	line := strings.Replace(canonical, `"content":""`, `"content":"`+spell(t, content)+`"`, 1)
+	canonical := sample{agent: hardText(3).Draw(t, "agent")}.String()
+	line := strings.Replace(canonical, `"content":""`, `"content":"`+encodeJSONString(t, content)+`"`, 1)
 	line = strings.TrimSuffix(line, "\n")
-	parsed, err := parseLine([]byte(line))
+	parsed, err := parseEntry([]byte(line))
 	if err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
-	truth := strings.Contains(naiveFold(parsed.interaction.Content), naiveFold(text))
+	truth := strings.Contains(modelFold(parsed.interaction.Content), modelFold(text))
 	n := newNeedle(text)
-	if got := n.in(parsed.interaction.Content); got != truth {
+	if got := n.matches(parsed.interaction.Content); got != truth {
 		t.Fatalf("%q in %q: %t, want %t", text, parsed.interaction.Content, got, truth)
 	}
 	f := filter{tenant: "default", text: n}
-	if truth && !f.wants([]byte(line)) {
+	if truth && !f.mayMatch([]byte(line)) {
 		t.Fatalf("%q is hidden in %s", text, line)
 	}
 }
 
 // naiveFold writes every rune as the least of its forms.
-func naiveFold(text string) string {
+func modelFold(text string) string {
 	var b strings.Builder
 	for _, r := range text {
 		forms := []rune{r}
@@ -199,15 +199,15 @@ func naiveFold(text string) string {
 // TestLongNeedle: neither the needle nor the line is so long that their product is taken.
 func TestLongNeedle(t *testing.T) {
 	n := newNeedle(strings.Repeat("a", 1<<20) + "b")
-	line := entry{content: strings.Repeat("a", 1<<20)}.String()
+	line := sample{content: strings.Repeat("a", 1<<20)}.String()
 	f := filter{tenant: "default", text: n}
-	if f.wants([]byte(line[:len(line)-1])) && n.in(line) {
+	if f.mayMatch([]byte(line[:len(line)-1])) && n.matches(line) {
 		t.Error("found what is not there")
 	}
 }
 
-func FuzzMayBeIn(f *testing.F) {
+func FuzzMayMatch(f *testing.F) {
 	f.Add("a", []byte(`\u006`))
 	f.Add("\"", []byte(`\`))
-	f.Fuzz(func(_ *testing.T, text string, raw []byte) { newNeedle(text).mayBeIn(raw) })
+	f.Fuzz(func(_ *testing.T, text string, raw []byte) { newNeedle(text).mayMatch(raw) })
 }

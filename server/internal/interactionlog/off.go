@@ -38,8 +38,8 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f := &l.failing; f.lost > 0 {
-		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.lost, cmp.Or(f.cause, errLostBefore)))
+	if f := &l.loss; f.missing > 0 {
+		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.missing, cmp.Or(f.cause, errLostBefore)))
 	}
 	l.pending.saved.Clean, l.pending.saved.Off = true, true
 	return errors.Join(err, l.save(true))

@@ -14,37 +14,37 @@ import (
 func TestTurnOffFullDisk(t *testing.T) {
 	for _, name := range []string{"space again", "full at the start", "full to the end"} {
 		t.Run(name, func(t *testing.T) {
-			dir := small(t)
-			s := newService(t, filepath.Join(dir, "interactions"))
+			dir := mountSmall(t)
+			s := newTestService(t, filepath.Join(dir, "interactions"))
 			s.add("acme", "c1", "one")
 			path := s.log.path(dayOf(noon).fileName())
 			info, err := os.Stat(path)
-			do(t, err)
+			must(t, err)
 			f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-			do(t, err)
+			must(t, err)
 			_, err = f.WriteString(strings.Repeat(" ", os.Getpagesize()-int(info.Size())-1) + "\n") // The last page has no space left.
-			do(t, err, f.Close())
-			s.deaf = true
+			must(t, err, f.Close())
+			s.detached = true
 			s.add("acme", "c1", "two")
 			s.log.crash()
-			empty := fill(t, dir)
+			empty := fillDisk(t, dir)
 			if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "1 entries") {
 				t.Errorf("TurnOff = %v, want %v for 1 entry", err, syscall.ENOSPC)
 			}
-			do(t, s.turnOff(t.Context(), s.Store))
+			must(t, s.turnOff(t.Context(), s.Store))
 			switch name {
 			case "full at the start":
 				s.turnOn()
 				empty()
 			case "full to the end":
 				s.turnOn()
-				do(t, s.log.Close())
+				must(t, s.log.Close())
 				if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, errLostBefore) || !strings.Contains(err.Error(), "1 entries") {
 					t.Errorf("TurnOff = %v, want %v for 1 entry", err, errLostBefore)
 				}
 				s.turnOn()
 				s.add("acme", "c1", "also lost")
-				do(t, s.log.Close())
+				must(t, s.log.Close())
 				if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "2 entries") {
 					t.Errorf("TurnOff = %v, want %v for 2 entries", err, syscall.ENOSPC)
 				}
@@ -59,11 +59,11 @@ func TestTurnOffFullDisk(t *testing.T) {
 			if name == "full to the end" {
 				want = "one ! -2 three"
 			}
-			got := strings.Join(strings.Fields(strings.Join(saidBy(t, s.dir)[dayOf(noon).fileName()], " ")), " ")
+			got := strings.Join(strings.Fields(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " ")), " ")
 			if got != want {
 				t.Errorf("the file says %q, want %q", got, want)
 			}
-			do(t, s.log.Close())
+			must(t, s.log.Close())
 		})
 	}
 }

@@ -14,98 +14,98 @@ import (
 )
 
 // turnOff starts a process without a log.
-func (s *service) turnOff(ctx context.Context, from store.Store) error {
-	s.deaf = true
+func (s *testService) turnOff(ctx context.Context, from store.Store) error {
+	s.detached = true
 	return TurnOff(ctx, Options{
 		Dir: s.dir, Now: func() time.Time { return s.now }, Log: slog.New(slog.DiscardHandler),
 	}, from, "acme")
 }
 
 // turnOn starts a process with a log.
-func (s *service) turnOn() {
+func (s *testService) turnOn() {
 	s.tb.Helper()
-	s.deaf = false
+	s.detached = false
 	s.open()
-	do(s.tb, s.catchUp())
+	must(s.tb, s.catchUp())
 }
 
 // TestTurnOff: TurnOff adds the entries that a crash lost and none of the time while the log was
 // off, however often processes with and without a log crash.
 func TestTurnOff(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	s.deaf = true
+	s.detached = true
 	s.add("acme", "c1", "two")
 	s.log.crash()
 	for range 2 {
-		do(t, s.turnOff(t.Context(), s.Store))
+		must(t, s.turnOff(t.Context(), s.Store))
 		s.add("acme", "c1", "sent while it was off")
 		s.add("acme", "c2", "sent while it was off")
 	}
-	s.wants("one", "two")
+	s.wantEntries("one", "two")
 	s.turnOn()
 	s.add("acme", "c1", "three")
 	s.restart()
-	s.wants("one", "two", "three")
-	do(t, s.log.Close())
+	s.wantEntries("one", "two", "three")
+	must(t, s.log.Close())
 }
 
 // TestTurnOffAhead adds no entries for messages that have come while the log was off, also if they
 // are dated after the clock and a crash comes soon after the log is on again.
-func TestTurnOffAhead(t *testing.T) {
-	for name, turnOn := range map[string]func(*service){
-		"at once": (*service).turnOn,
-		"after a crash at its start": func(s *service) {
+func TestTurnOffFutureMessages(t *testing.T) {
+	for name, turnOn := range map[string]func(*testService){
+		"at once": (*testService).turnOn,
+		"after a crash at its start": func(s *testService) {
 			s.open()
 			s.log.crash()
 			s.turnOn()
 		},
-		"after a start that was stopped": func(s *service) {
+		"after a start that was stopped": func(s *testService) {
 			s.open()
 			stopped, stop := context.WithCancel(s.tb.Context())
 			stop()
 			if err := s.log.CatchUp(stopped, s.Store, "acme"); !errors.Is(err, context.Canceled) {
 				s.tb.Errorf("CatchUp = %v, want %v", err, context.Canceled)
 			}
-			do(s.tb, s.log.Close())
+			must(s.tb, s.log.Close())
 			s.turnOn()
 		},
-		"for the first time": func(s *service) {
-			do(s.tb, os.RemoveAll(s.dir))
+		"for the first time": func(s *testService) {
+			must(s.tb, os.RemoveAll(s.dir))
 			s.turnOn()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newService(t, logDir(t))
-			do(t, s.catchUp(), s.log.Close())
+			s := newTestService(t, logDir(t))
+			must(t, s.catchUp(), s.log.Close())
 			for range 2 {
-				do(t, s.turnOff(t.Context(), s.Store))
+				must(t, s.turnOff(t.Context(), s.Store))
 			}
 			s.importAt("elsewhere", s.now.Add(50*time.Second))
 			s.add("acme", "elsewhere", "said while it was off")
 			s.now = s.now.Add(time.Second)
 			turnOn(s)
-			s.deaf = true
+			s.detached = true
 			s.add("acme", "elsewhere", "two")
 			s.add("acme", "c1", "three")
 			s.restart()
-			s.wants("three", "two")
-			do(t, s.log.Close())
+			s.wantEntries("three", "two")
+			must(t, s.log.Close())
 		})
 	}
 }
 
 // TestTurnOffNothing leaves alone what is off already, and makes no directory.
-func TestTurnOffNothing(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestTurnOffTwice(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	do(t, s.log.Close(), s.turnOff(t.Context(), s.Store))
+	must(t, s.log.Close(), s.turnOff(t.Context(), s.Store))
 	before, err := os.ReadFile(s.log.checkpointPath())
-	do(t, err, s.turnOff(t.Context(), s.Store))
+	must(t, err, s.turnOff(t.Context(), s.Store))
 	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("checkpoint = %s, %v, want %s", after, err, before)
 	}
-	do(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))
+	must(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))
 	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Stat of the directory: %v, want none", err)
 	}
@@ -114,8 +114,8 @@ func TestTurnOffNothing(t *testing.T) {
 // TestTurnOffFails: entries that TurnOff could not add are not added later, unless it was stopped
 // by its context.
 func TestTurnOffFails(t *testing.T) {
-	s := newService(t, logDir(t))
-	s.deaf = true
+	s := newTestService(t, logDir(t))
+	s.detached = true
 	s.add("acme", "c1", "one")
 	s.log.crash()
 	stopped, stop := context.WithCancel(t.Context())
@@ -125,8 +125,8 @@ func TestTurnOffFails(t *testing.T) {
 		t.Error("TurnOff = nil, want an error of the store")
 	}
 	s.turnOn()
-	s.wants("one")
-	s.deaf = true
+	s.wantEntries("one")
+	s.detached = true
 	s.add("acme", "c2", "two")
 	s.log.crash()
 	if err := s.turnOff(t.Context(), failing); !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -134,6 +134,6 @@ func TestTurnOffFails(t *testing.T) {
 	}
 	s.add("acme", "c3", "sent while it was off")
 	s.turnOn()
-	s.wants("one")
-	do(t, s.log.Close())
+	s.wantEntries("one")
+	must(t, s.log.Close())
 }

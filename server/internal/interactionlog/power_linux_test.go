@@ -11,16 +11,16 @@ import (
 )
 
 // disk is a file system that can lose its power.
-type disk struct {
+type testDisk struct {
 	t           *testing.T
 	image, path string
 }
 
-func newDisk(t *testing.T) *disk {
+func newDisk(t *testing.T) *testDisk {
 	t.Helper()
 	dir := t.TempDir()
-	d := &disk{t: t, image: filepath.Join(dir, "image"), path: filepath.Join(dir, "disk")}
-	do(t, os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, 64<<20), os.Mkdir(d.path, 0o700))
+	d := &testDisk{t: t, image: filepath.Join(dir, "image"), path: filepath.Join(dir, "disk")}
+	must(t, os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, 64<<20), os.Mkdir(d.path, 0o700))
 	if out, err := exec.CommandContext(t.Context(), "mkfs.ext4", "-q", d.image).CombinedOutput(); err != nil {
 		t.Skipf("no file system can be made: %v\n%s", err, out)
 	}
@@ -31,16 +31,16 @@ func newDisk(t *testing.T) *disk {
 	return d
 }
 
-func (d *disk) mount() error {
+func (d *testDisk) mount() error {
 	return exec.CommandContext(d.t.Context(), "mount", "-o", "loop", d.image, d.path).Run()
 }
 
 // cut stops all writing at once: what is not on the disk now never gets there.
-func (d *disk) cut() {
+func (d *testDisk) cutPower() {
 	d.t.Helper()
 	const shutdown, withoutFlush = 0x8004587d, 2
 	f, err := os.Open(d.path)
-	do(d.t, err)
+	must(d.t, err)
 	defer f.Close()
 	how := uint32(withoutFlush)
 	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), shutdown, uintptr(unsafe.Pointer(&how))); errno != 0 {
@@ -52,28 +52,28 @@ func (d *disk) cut() {
 // that has it, where the system may write a file after its new name.
 func TestPowerCutAfterCompaction(t *testing.T) {
 	d := newDisk(t)
-	do(t, syscall.Mount("", d.path, "", syscall.MS_REMOUNT, "noauto_da_alloc"))
-	s := newService(t, filepath.Join(d.path, "interactions"))
+	must(t, syscall.Mount("", d.path, "", syscall.MS_REMOUNT, "noauto_da_alloc"))
+	s := newTestService(t, filepath.Join(d.path, "interactions"))
 	s.add("acme", "c1", "one")
 	s.log.erase("c1", 1)
-	s.note("a", compactEvery)
+	s.commitImport("a", compactInterval)
 	before, err := os.Stat(s.log.checkpointPath())
-	do(t, err, s.log.compact(), s.log.sync())
+	must(t, err, s.log.compact(), s.log.sync())
 	if after, err := os.Stat(s.log.checkpointPath()); err != nil || os.SameFile(before, after) {
 		t.Errorf("the checkpoint has the same file as before, %v", err)
 	}
-	d.cut()
+	d.cutPower()
 	s.log.crash()
-	do(t, syscall.Unmount(d.path, 0), d.mount())
+	must(t, syscall.Unmount(d.path, 0), d.mount())
 	s.open()
-	do(t, s.catchUp())
-	s.wants()
-	found, err := s.log.imports()
-	do(t, err)
-	if _, ok := found[imported{Tenant: "acme", ID: "c1"}]; !ok {
+	must(t, s.catchUp())
+	s.wantEntries()
+	found, err := s.log.exclusions()
+	must(t, err)
+	if _, ok := found[exclusion{Tenant: "acme", ID: "c1"}]; !ok {
 		t.Error("the erasure is not remembered")
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestPowerCut takes the power from a machine on which a process writes, several times: what the
@@ -87,20 +87,20 @@ func TestPowerCut(t *testing.T) {
 			// In every other round something must have been made durable.
 			path := filepath.Join(d.path, "interactions", checkpointName)
 			c, _, err := readCheckpoint(path)
-			do(t, err)
+			must(t, err)
 			if first.IsZero() {
-				first = c.Whole
+				first = c.CompleteUntil
 			}
-			if round%2 == 0 && c.Whole.Equal(first) {
+			if round%2 == 0 && c.CompleteUntil.Equal(first) {
 				return false
 			}
-			do(t, syncFile(path)) // It may get to the disk at any time, ahead of all else.
-			d.cut()
+			must(t, syncFile(path)) // It may get to the disk at any time, ahead of all else.
+			d.cutPower()
 			return true
 		})
-		do(t, syscall.Unmount(d.path, 0), d.mount())
-		left := inLog(t, d.path, round+1)
-		for id, n := range caughtUp(t, d.path, round+1, acknowledged) {
+		must(t, syscall.Unmount(d.path, 0), d.mount())
+		left := checkLog(t, d.path, round+1)
+		for id, n := range checkCatchUp(t, d.path, round+1, acknowledged) {
 			missing += n - left[id]
 		}
 	}

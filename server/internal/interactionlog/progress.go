@@ -19,7 +19,7 @@ type progress struct {
 }
 
 // conversation counts a listed conversation.
-func (p *progress) conversation() {
+func (p *progress) countConversation() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conversations++
@@ -27,7 +27,7 @@ func (p *progress) conversation() {
 }
 
 // files sets the files to read.
-func (p *progress) files(dir string, days []day) {
+func (p *progress) setFiles(dir string, days []day) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.read, p.total = 0, 0
@@ -57,7 +57,7 @@ func (p *progress) report() {
 }
 
 // watchedFile is a file that is read from its end and reports its reads to progress.
-type watchedFile struct {
+type progressFile struct {
 	*openedFile
 
 	progress *progress
@@ -65,7 +65,7 @@ type watchedFile struct {
 }
 
 // ReadAt implements io.ReaderAt.
-func (f *watchedFile) ReadAt(b []byte, offset int64) (int, error) {
+func (f *progressFile) ReadAt(b []byte, offset int64) (int, error) {
 	f.progress.readTo(f.before + max(0, f.size-offset))
 	return f.openedFile.ReadAt(b, offset)
 }

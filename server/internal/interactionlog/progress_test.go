@@ -12,10 +12,10 @@ import (
 // TestCatchUpProgress: CatchUp reports its progress every second, while it lists conversations and
 // while it reads files.
 func TestCatchUpProgress(t *testing.T) {
-	s := newService(t, logDir(t))
-	older := entry{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
-	do(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 4000)), fileMode))
-	s.deaf = true
+	s := newTestService(t, logDir(t))
+	older := sample{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
+	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 4000)), fileMode))
+	s.detached = true
 	for i := range 4 {
 		s.add("acme", fmt.Sprint("c", i), "missing")
 	}
@@ -25,9 +25,9 @@ func TestCatchUpProgress(t *testing.T) {
 	var looks atomic.Int64
 	now := s.now
 	s.log.options.Now = func() time.Time { return now.Add(time.Duration(looks.Add(1)) * time.Second / 2) }
-	do(t, s.catchUp())
+	must(t, s.catchUp())
 	var reports, reading int
-	for line := range strings.Lines(s.log.said.take()) {
+	for line := range strings.Lines(s.log.output.take()) {
 		if strings.Contains(line, "comparing with the store") {
 			reports++
 		}
@@ -38,5 +38,5 @@ func TestCatchUpProgress(t *testing.T) {
 	if reports < 4 || reading < 2 || int64(reports) > looks.Load()/2 {
 		t.Errorf("%d reports, %d of them while reading files, in %d s, want one a second", reports, reading, looks.Load()/2)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }

@@ -20,7 +20,7 @@ const (
 	maxLists = 4
 	// writing is how long after a file was last written a last line that cannot be read may
 	// still be growing.
-	writing = 10 * time.Second
+	incompleteFor = 10 * time.Second
 )
 
 // What is wrong with a line that may be whole.
@@ -32,27 +32,27 @@ var (
 // reader reads the files of a directory, whoever writes them. It may be used by many
 // goroutines.
 type reader struct {
-	dir     string
-	log     *slog.Logger
-	now     func() time.Time
-	pool    sync.Pool     // of *chunk
-	scans   chan struct{} // holds a value for each that is under way
-	lists   chan struct{} // likewise
-	indexes indexes
-	told    told
+	dir       string
+	log       *slog.Logger
+	now       func() time.Time
+	pool      sync.Pool     // of *chunk
+	scanSlots chan struct{} // holds a value for each that is under way
+	listSlots chan struct{} // likewise
+	indexes   indexState
+	warned    warnedLines
 }
 
 func newReader(dir string, log *slog.Logger, now func() time.Time) *reader {
 	return &reader{
 		dir: dir, log: log, now: now,
-		scans:   make(chan struct{}, maxScans),
-		lists:   make(chan struct{}, maxLists),
-		indexes: indexes{building: make(chan struct{}, 1)},
+		scanSlots: make(chan struct{}, maxScans),
+		listSlots: make(chan struct{}, maxLists),
+		indexes:   indexState{building: make(chan struct{}, 1)},
 	}
 }
 
 // page answers a query from a page token on.
-func (r *reader) page(ctx context.Context, q *query, token string) (*Page, error) {
+func (r *reader) query(ctx context.Context, q *query, token string) (*Page, error) {
 	if q.size <= 0 {
 		q.size = defaultPageSize
 	}
@@ -60,15 +60,15 @@ func (r *reader) page(ctx context.Context, q *query, token string) (*Page, error
 	from := q.start()
 	if token != "" {
 		var err error
-		if from, err = q.resume(token); err != nil {
+		if from, err = q.openToken(token); err != nil {
 			return nil, err
 		}
 	}
-	turns := r.lists
+	turns := r.listSlots
 	if q.selective() {
-		turns = r.scans
+		turns = r.scanSlots
 	}
-	leave, err := enter(ctx, turns)
+	leave, err := acquire(ctx, turns)
 	if err != nil {
 		return nil, err
 	}
@@ -102,13 +102,13 @@ func (r *reader) page(ctx context.Context, q *query, token string) (*Page, error
 }
 
 // beginScan waits for the turn to look through whole files. end must be called.
-func (r *reader) beginScan(ctx context.Context) (end func(), err error) {
-	return enter(ctx, r.scans)
+func (r *reader) acquireScan(ctx context.Context) (end func(), err error) {
+	return acquire(ctx, r.scanSlots)
 }
 
 // enter waits for a turn: until fewer are under way than there is room for. leave must be
 // called.
-func enter(ctx context.Context, turns chan struct{}) (leave func(), err error) {
+func acquire(ctx context.Context, turns chan struct{}) (leave func(), err error) {
 	select {
 	case turns <- struct{}{}:
 		return func() { <-turns }, nil
@@ -118,7 +118,7 @@ func enter(ctx context.Context, turns chan struct{}) (leave func(), err error) {
 }
 
 // selective reports whether of many lines few may be wanted.
-func (q *query) selective() bool { return q.session != "" || q.text != nil }
+func (q *query) selective() bool { return q.conversation != "" || q.text != nil }
 
 // readDay collects lines of a day that start between two places of its file.
 func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end int64) error {
@@ -128,36 +128,36 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 	}
 	defer func() { _ = f.Close() }()
 	q := c.query
-	faults := faults{day: d, known: r.told.lines(d)}
+	faults := faults{day: d, warned: r.warned.ofDay(d)}
 	older := 0 // in a row
-	s := &stretch{file: f, size: f.size, first: begin, end: end, backward: q.backward, wants: q.wants}
-	for at, err := range r.lines(ctx, f, d, q, s) {
+	s := &section{file: f, size: f.size, first: begin, end: end, backward: q.backward, filter: q.mayMatch}
+	for at, err := range r.candidateLines(ctx, f, d, q, s) {
 		if err != nil {
 			return err
 		}
-		l, err := read(at)
+		l, err := parseRaw(at)
 		switch {
-		case err != nil && at.open && r.now().Sub(time.Unix(0, f.modified)) < writing:
+		case err != nil && at.open && r.now().Sub(time.Unix(0, f.modified)) < incompleteFor:
 			continue
 		case err != nil:
 			c.skipped++
 			faults.add(at.from, err)
 			continue
-		case l.tenant != q.tenant, q.session != "" && l.interaction.ConversationId != q.session:
+		case l.tenant != q.tenant, q.conversation != "" && l.interaction.ConversationId != q.conversation:
 			continue
 		}
 		if !q.since.IsZero() && l.interaction.Timestamp.AsTime().Before(q.since) {
 			older++
-			if older == maxOlder {
+			if older == maxOlderInRow {
 				break
 			}
 			continue
 		}
 		older = 0
-		if !q.text.in(l.interaction.Content) {
+		if !q.text.matches(l.interaction.Content) {
 			continue
 		}
-		if !c.take(d, at, l.interaction) {
+		if !c.add(d, at, l.interaction) {
 			c.skipped++
 			faults.add(at.from, errTooLarge)
 		}
@@ -165,38 +165,38 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 			break
 		}
 	}
-	return r.warn(ctx, f, &faults)
+	return r.warnFaults(ctx, f, &faults)
 }
 
 // read parses a line.
-func read(at rawLine) (*line, error) {
+func parseRaw(at rawLine) (*parsedEntry, error) {
 	if at.long {
 		return nil, errTooLong
 	}
-	return parseLine(at.text)
+	return parseEntry(at.text)
 }
 
 // lines yields those of a file that the query has to parse, by way of an index of sessions or
 // through the whole stretch. One that is still long is longer than any may be.
-func (r *reader) lines(ctx context.Context, f *openedFile, d day, q *query, s *stretch) iter.Seq2[rawLine, error] {
+func (r *reader) candidateLines(ctx context.Context, f *openedFile, d day, q *query, s *section) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
-		if q.session != "" {
-			if done := r.indexed(ctx, f, d, q.session, s, yield); done {
+		if q.conversation != "" {
+			if done := r.indexedLines(ctx, f, d, q.conversation, s, yield); done {
 				return
 			}
 		}
-		r.wholeLines(ctx, s, q.selective())(yield)
+		r.scanLines(ctx, s, q.selective())(yield)
 	}
 }
 
 // wholeLines is scan with the text of long lines.
-func (r *reader) wholeLines(ctx context.Context, s *stretch, parallel bool) iter.Seq2[rawLine, error] {
+func (r *reader) scanLines(ctx context.Context, s *section, parallel bool) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		var buffer []byte
-		for at, err := range r.scan(ctx, s, parallel) {
+		for at, err := range r.scanShortLines(ctx, s, parallel) {
 			if err == nil && at.long {
 				at, err = readLine(s.file, s.size, at.from, &buffer)
-				if errors.Is(err, errMoved) || err == nil && !at.long && s.wants != nil && !s.wants(at.text) {
+				if errors.Is(err, errChanged) || err == nil && !at.long && s.filter != nil && !s.filter(at.text) {
 					continue
 				}
 			}

@@ -22,25 +22,25 @@ type redactor []*regexp.Regexp
 // message redacts what its writer chose: the text, the names of agent, tool and model, the
 // types of structured data, and its metadata, keys and values, each for itself. What the server
 // set stays: by its ids a line is found.
-func (r redactor) message(m *message) {
+func (r redactor) redactMessage(m *message) {
 	if len(r) == 0 {
 		return
 	}
 	for _, text := range []*[]byte{&m.content, &m.result, &m.agent, &m.tool, &m.model} {
-		*text = r.text(*text)
+		*text = r.redact(*text)
 	}
 	for i := range m.types {
-		m.types[i] = r.text(m.types[i])
+		m.types[i] = r.redact(m.types[i])
 	}
 	for i, p := range m.metadata {
-		m.metadata[i] = pair{r.text(p.key), r.text(p.value)}
+		m.metadata[i] = pair{r.redact(p.key), r.redact(p.value)}
 	}
 }
 
 // text is the text with redacted for every match, one expression after the other. A match of
 // nothing is none.
-func (r redactor) text(text []byte) []byte {
-	found := false
+func (r redactor) redact(text []byte) []byte {
+	matched := false
 	for _, expression := range r {
 		if len(text) == 0 || !expression.Match(text) {
 			continue
@@ -49,11 +49,11 @@ func (r redactor) text(text []byte) []byte {
 			if len(match) == 0 {
 				return nil
 			}
-			found = true
+			matched = true
 			return []byte(redactedMark)
 		})
 	}
-	if !found {
+	if !matched {
 		return text
 	}
 	marks := bytes.Count(text, []byte(redactedMark))

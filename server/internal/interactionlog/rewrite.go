@@ -16,21 +16,21 @@ import (
 const (
 	// unfinishedPrefix and unfinishedSuffix are about the name of a file in that of the one that
 	// is to take its place.
-	unfinishedPrefix, unfinishedSuffix = ".", ".unfinished"
+	temporaryPrefix, temporarySuffix = ".", ".unfinished"
 	// copyBytes is how much is copied at a time.
 	copyBytes = 256 << 10
 	// lockedBytes is how much of a file may be left to look at while nothing can be appended.
-	lockedBytes = 256 << 10
+	maxLockedBytes = 256 << 10
 	// maxRounds is how often it is run after a file that grows before that has to wait.
-	maxRounds = 10
+	maxUnlockedRounds = 10
 )
 
 // isUnfinished reports whether a file with that name is to take the place of a day's, or of its
 // index.
-func isUnfinished(name string) bool {
-	name, unfinished := strings.CutSuffix(name, unfinishedSuffix)
+func isTemporary(name string) bool {
+	name, unfinished := strings.CutSuffix(name, temporarySuffix)
 	_, isIndex := parseIndexName(name)
-	name, hidden := strings.CutPrefix(name, unfinishedPrefix)
+	name, hidden := strings.CutPrefix(name, temporaryPrefix)
 	_, isDay := parseFileName(name)
 	return unfinished && (isIndex || hidden && isDay)
 }
@@ -39,19 +39,19 @@ func isUnfinished(name string) bool {
 type rewrite struct {
 	*erasure
 
-	day  day
-	from *openedFile
-	path string
-	to   *os.File // nil: it is not there, or has taken the place of the old one
-	done int64    // up to where the old file has been looked at
-	read maphash.Hash
+	day    day
+	from   *openedFile
+	path   string
+	to     *os.File // nil: it is not there, or has taken the place of the old one
+	offset int64    // up to where the old file has been looked at
+	hash   maphash.Hash
 	// erased counts lines.
 	erased int64
 }
 
 // run writes the new file: most of it while lines are appended to the old one.
 func (w *rewrite) run(ctx context.Context) error {
-	unfinished := filepath.Join(w.options.Dir, unfinishedPrefix+filepath.Base(w.path)+unfinishedSuffix)
+	unfinished := filepath.Join(w.options.Dir, temporaryPrefix+filepath.Base(w.path)+temporarySuffix)
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -63,21 +63,21 @@ func (w *rewrite) run(ctx context.Context) error {
 		return err
 	}
 	size := w.from.size
-	for round := 0; round == 0 || round < maxRounds && size-w.done > lockedBytes; round++ {
-		if err := w.advance(ctx, size); err != nil {
+	for round := 0; round == 0 || round < maxUnlockedRounds && size-w.offset > maxLockedBytes; round++ {
+		if err := w.copyComplete(ctx, size); err != nil {
 			return err
 		}
-		if size, err = w.size(); err != nil {
+		if size, err = w.currentSize(); err != nil {
 			return err
 		}
 	}
 	if err := w.compare(ctx); err != nil {
 		return err
 	}
-	if size, err = w.size(); err != nil {
+	if size, err = w.currentSize(); err != nil {
 		return err
 	}
-	if err := w.advance(ctx, size); err != nil {
+	if err := w.copyComplete(ctx, size); err != nil {
 		return err
 	}
 	return w.replace(ctx)
@@ -87,17 +87,17 @@ func (w *rewrite) run(ctx context.Context) error {
 func (w *rewrite) compare(ctx context.Context) error {
 	var now maphash.Hash
 	now.SetSeed(w.seed)
-	if err := w.copy(ctx, &now, 0, w.done); err != nil {
+	if err := w.copy(ctx, &now, 0, w.offset); err != nil {
 		return err
 	}
-	if now.Sum64() != w.read.Sum64() {
-		return errMoved
+	if now.Sum64() != w.hash.Sum64() {
+		return errChanged
 	}
 	return nil
 }
 
 // size is that of the old file.
-func (w *rewrite) size() (int64, error) {
+func (w *rewrite) currentSize() (int64, error) {
 	info, err := w.from.Stat()
 	if err != nil {
 		return 0, err
@@ -107,22 +107,22 @@ func (w *rewrite) size() (int64, error) {
 
 // advance takes over the lines that have come to their end ahead of a place, and brings them to
 // the disk.
-func (w *rewrite) advance(ctx context.Context, size int64) error {
+func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 	end, err := w.lastBreak(size)
 	if err != nil {
 		return err
 	}
-	if err := w.copy(ctx, &w.read, w.done, end); err != nil {
+	if err := w.copy(ctx, &w.hash, w.offset, end); err != nil {
 		return err
 	}
 	if still, err := w.lastBreak(end); err != nil || still != end {
-		return cmp.Or(err, errMoved) // From here on compare would find that.
+		return cmp.Or(err, errChanged) // From here on compare would find that.
 	}
-	done, err := w.reader.beginScan(ctx)
+	done, err := w.reader.acquireScan(ctx)
 	if err != nil {
 		return err
 	}
-	err = w.take(ctx, end, true)
+	err = w.copyRetained(ctx, end, true)
 	done()
 	return cmp.Or(err, w.to.Sync())
 }
@@ -130,11 +130,11 @@ func (w *rewrite) advance(ctx context.Context, size int64) error {
 // lastBreak is the place behind the last line break ahead of a place, of what is still to be
 // looked at.
 func (w *rewrite) lastBreak(end int64) (int64, error) {
-	for end > w.done {
-		from := max(w.done, end-int64(len(w.buffer)))
+	for end > w.offset {
+		from := max(w.offset, end-int64(len(w.buffer)))
 		n, err := w.from.ReadAt(w.buffer[:end-from], from)
 		if errors.Is(err, io.EOF) {
-			return 0, errMoved
+			return 0, errChanged
 		} else if err != nil {
 			return 0, err
 		}
@@ -143,32 +143,32 @@ func (w *rewrite) lastBreak(end int64) (int64, error) {
 		}
 		end = from
 	}
-	return w.done, nil
+	return w.offset, nil
 }
 
 // take writes what is not erased of the old file up to a size.
-func (w *rewrite) take(ctx context.Context, size int64, parallel bool) error {
-	s := &stretch{file: w.from, size: size, first: w.done, end: size, wants: w.query.wants}
-	for at, err := range w.matches(w.from, w.reader.wholeLines(ctx, s, parallel)) {
+func (w *rewrite) copyRetained(ctx context.Context, size int64, parallel bool) error {
+	s := &section{file: w.from, size: size, first: w.offset, end: size, filter: w.query.mayMatch}
+	for at, err := range w.entries(w.from, w.reader.scanLines(ctx, s, parallel)) {
 		if err == nil {
-			err = w.copy(ctx, w.to, w.done, at.from)
+			err = w.copy(ctx, w.to, w.offset, at.from)
 		}
 		if err != nil {
 			return err
 		}
-		w.done = at.next
+		w.offset = at.next
 		w.erased++
 	}
-	err := w.copy(ctx, w.to, w.done, size)
-	w.done = size
+	err := w.copy(ctx, w.to, w.offset, size)
+	w.offset = size
 	return err
 }
 
 // replace takes over what is left of the old file, and puts the new one in its place, while
 // nothing is appended. All of it is on the disk then: the checkpoint may say so.
 func (w *rewrite) replace(ctx context.Context) error {
-	w.syncing.Lock()
-	defer w.syncing.Unlock()
+	w.syncMu.Lock()
+	defer w.syncMu.Unlock()
 	info, err := w.from.Stat()
 	if err != nil {
 		return err
@@ -188,19 +188,19 @@ func (w *rewrite) replace(ctx context.Context) error {
 	named, err := os.Lstat(w.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errMoved
+		return errChanged
 	case err != nil:
 		return err
-	case !os.SameFile(info, named), info.Size() < w.done:
-		return errMoved
+	case !os.SameFile(info, named), info.Size() < w.offset:
+		return errChanged
 	}
-	if err := w.take(ctx, info.Size(), false); err != nil {
+	if err := w.copyRetained(ctx, info.Size(), false); err != nil {
 		return err
 	}
 	if err := errors.Join(w.to.Sync(), w.to.Close()); err != nil {
 		return err
 	}
-	if err := w.forgetFound(); err != nil {
+	if err := w.excludeFound(); err != nil {
 		return err
 	}
 	if err := os.Rename(w.to.Name(), w.path); err != nil {
@@ -208,12 +208,12 @@ func (w *rewrite) replace(ctx context.Context) error {
 	}
 	w.to = nil
 	if doubt != nil {
-		w.mistrust(doubt)
+		w.requireCatchUp(doubt)
 	}
 	if t := w.pending.days[w.day]; t != nil && os.SameFile(t.file, info) {
 		delete(w.pending.days, w.day)
 	}
-	w.pending.renamed = true // Until a sync of the directory has succeeded, and for the checkpoint.
+	w.pending.dirChanged = true // Until a sync of the directory has succeeded, and for the checkpoint.
 	return syncDir(w.options.Dir)
 }
 
@@ -230,7 +230,7 @@ func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
 		return nil, nil
 	}
 	err = failed.check(w.from.File, info, func([]byte, int64) error { return nil })
-	if errors.Is(err, errDoubt) {
+	if errors.Is(err, errEntriesLost) {
 		return err, nil
 	}
 	return nil, err
@@ -244,7 +244,7 @@ func (w *rewrite) copy(ctx context.Context, to io.Writer, from, end int64) error
 		}
 		n, err := w.from.ReadAt(w.buffer[:min(int64(len(w.buffer)), end-from)], from)
 		if errors.Is(err, io.EOF) {
-			return errMoved
+			return errChanged
 		} else if err != nil {
 			return err
 		}

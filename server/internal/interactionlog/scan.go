@@ -40,13 +40,13 @@ type rawLine struct {
 
 // stretch is a part of a file to scan: the lines that start at first or behind it and ahead
 // of end, from either end, of which those are wanted that the filter does not refuse.
-type stretch struct {
+type section struct {
 	file       io.ReaderAt
 	size       int64 // of the file
 	first, end int64
 	backward   bool
 	// wants is called by many goroutines. Nil: all lines.
-	wants func(text []byte) bool
+	filter func(text []byte) bool
 }
 
 // chunk is the wanted lines that start in one piece of a file. Where pieces begin and end
@@ -58,7 +58,7 @@ type chunk struct {
 }
 
 // read fills the chunk with the lines of a piece, given by its number in the file.
-func (c *chunk) read(s *stretch, number int64) {
+func (c *chunk) read(s *section, number int64) {
 	c.lines, c.err = c.lines[:0], nil
 	start := number * chunkBytes
 	from := max(start-1, 0)
@@ -96,7 +96,7 @@ func (c *chunk) read(s *stretch, number int64) {
 		if line.from < s.first {
 			continue
 		}
-		if line.text = trim(line.text, line.from); line.long || len(line.text) > 0 && (s.wants == nil || s.wants(line.text)) {
+		if line.text = trim(line.text, line.from); line.long || len(line.text) > 0 && (s.filter == nil || s.filter(line.text)) {
 			c.lines = append(c.lines, line)
 		}
 	}
@@ -115,7 +115,7 @@ func trim(text []byte, from int64) []byte {
 }
 
 // errMoved says that no line starts where one did.
-var errMoved = errors.New("file changed while it was read")
+var errChanged = errors.New("file changed while it was read")
 
 // readLine reads the line that starts at an offset, into a buffer that grows with it up to
 // maxLineBytes. Of a line that is longer it returns no text, and long. Errors: errMoved.
@@ -123,7 +123,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 	from := max(start-1, 0) // with the line break ahead of it
 	line := rawLine{from: start, next: size}
 	if start >= size {
-		return line, errMoved
+		return line, errChanged
 	}
 	for length := int64(4 << 10); ; length *= 4 {
 		length = min(length, 1+maxLineBytes+1, size-from)
@@ -137,7 +137,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 			return line, err
 		}
 		if size <= start || from < start && (*buffer)[0] != '\n' {
-			return line, errMoved
+			return line, errChanged
 		}
 		text := (*buffer)[start-from : n]
 		end := bytes.IndexByte(text, '\n')
@@ -159,7 +159,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 
 // scan yields the wanted lines of a stretch, in its direction. With parallel, other
 // goroutines look ahead, which ends with the loop. An error is the last that is yielded.
-func (r *reader) scan(ctx context.Context, s *stretch, parallel bool) iter.Seq2[rawLine, error] {
+func (r *reader) scanShortLines(ctx context.Context, s *section, parallel bool) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		for c := range r.chunks(ctx, s, parallel) {
 			for i := range c.lines {
@@ -180,7 +180,7 @@ func (r *reader) scan(ctx context.Context, s *stretch, parallel bool) iter.Seq2[
 }
 
 // chunks yields those of a stretch, in its direction; each is good until the next.
-func (r *reader) chunks(ctx context.Context, s *stretch, parallel bool) iter.Seq[*chunk] {
+func (r *reader) chunks(ctx context.Context, s *section, parallel bool) iter.Seq[*chunk] {
 	s.end = min(s.end, s.size)
 	if s.first >= s.end {
 		return func(func(*chunk) bool) {}
@@ -213,14 +213,14 @@ func (r *reader) chunks(ctx context.Context, s *stretch, parallel bool) iter.Seq
 }
 
 // lane is a goroutine's share of the chunks: every so many.
-type lane struct{ ready, free chan *chunk }
+type scanWorker struct{ ready, free chan *chunk }
 
 // readAhead yields chunks that goroutines read, two each at most ahead of the loop.
-func (r *reader) readAhead(ctx context.Context, s *stretch, scanners, count int64, number func(int64) int64) iter.Seq[*chunk] {
+func (r *reader) readAhead(ctx context.Context, s *section, scanners, count int64, number func(int64) int64) iter.Seq[*chunk] {
 	return func(yield func(*chunk) bool) {
 		var running sync.WaitGroup
 		within, stop := context.WithCancel(ctx)
-		lanes := make([]lane, scanners)
+		lanes := make([]scanWorker, scanners)
 		all := make([]*chunk, 0, 2*scanners)
 		defer func() {
 			stop()
@@ -230,7 +230,7 @@ func (r *reader) readAhead(ctx context.Context, s *stretch, scanners, count int6
 			}
 		}()
 		for w := range scanners {
-			l := lane{ready: make(chan *chunk, 2), free: make(chan *chunk, 2)}
+			l := scanWorker{ready: make(chan *chunk, 2), free: make(chan *chunk, 2)}
 			for range cap(l.free) {
 				c := r.chunk()
 				all = append(all, c)

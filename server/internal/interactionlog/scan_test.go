@@ -16,10 +16,10 @@ import (
 )
 
 // scanned returns the lines of a stretch as "offset-next text", long ones read alone.
-func scanned(t rapid.TB, r *reader, s *stretch, parallel bool) []string {
+func scanAll(t rapid.TB, r *reader, s *section, parallel bool) []string {
 	lines := []string{}
 	var buffer []byte
-	for line, err := range r.scan(context.Background(), s, parallel) {
+	for line, err := range r.scanShortLines(context.Background(), s, parallel) {
 		if err == nil && line.long {
 			line, err = readLine(s.file, s.size, line.from, &buffer)
 		}
@@ -46,7 +46,7 @@ func describe(line rawLine) string {
 }
 
 // naiveLines splits a file at line breaks.
-func naiveLines(file []byte, first, end int64, backward bool) []string {
+func modelLines(file []byte, first, end int64, backward bool) []string {
 	lines := []string{}
 	for at := 0; at < len(file); {
 		line := rawLine{from: int64(at)}
@@ -75,10 +75,10 @@ func naiveLines(file []byte, first, end int64, backward bool) []string {
 
 func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
 	for _, backward := range []bool{false, true} {
-		want := naiveLines(file, first, end, backward)
+		want := modelLines(file, first, end, backward)
 		for _, parallel := range []bool{false, true} {
-			s := &stretch{file: bytes.NewReader(file), size: int64(len(file)), first: first, end: end, backward: backward}
-			if diff := cmp.Diff(want, scanned(t, r, s, parallel)); diff != "" {
+			s := &section{file: bytes.NewReader(file), size: int64(len(file)), first: first, end: end, backward: backward}
+			if diff := cmp.Diff(want, scanAll(t, r, s, parallel)); diff != "" {
 				t.Fatalf("lines from %d to %d, backward %t, parallel %t: -want +got\n%s", first, end, backward, parallel, diff)
 			}
 		}
@@ -87,7 +87,7 @@ func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
 
 // TestScan reads files whose lines end about where chunks do.
 func TestScan(t *testing.T) {
-	r := newReading(t).reader
+	r := newTestReader(t).reader
 	rapid.Check(t, func(t *rapid.T) {
 		var file []byte
 		if rapid.Bool().Draw(t, "mark") {
@@ -114,7 +114,7 @@ func TestScan(t *testing.T) {
 
 // TestScanAtTheEdges has lines start and files end at every place about an edge.
 func TestScanAtTheEdges(t *testing.T) {
-	r := newReading(t).reader
+	r := newTestReader(t).reader
 	for _, edge := range []int{chunkBytes, 2 * chunkBytes, 3 * chunkBytes, chunkBytes + tailBytes, 2*chunkBytes + tailBytes} {
 		for length := edge - 4; length <= edge+4; length++ {
 			line := strings.Repeat("x", length)
@@ -126,7 +126,7 @@ func TestScanAtTheEdges(t *testing.T) {
 }
 
 func TestScanLongLines(t *testing.T) {
-	r := newReading(t).reader
+	r := newTestReader(t).reader
 	for _, length := range []int{maxLineBytes - 1, maxLineBytes, maxLineBytes + 1, 2 * maxLineBytes} {
 		long := strings.Repeat("x", length)
 		for _, file := range []string{long, "a\n" + long, "a\n" + long + "\nb\n"} {
@@ -146,43 +146,43 @@ func FuzzScan(f *testing.F) {
 }
 
 // cutOff is a file that is shorter by now than it was when it was opened.
-type cutOff struct{ *bytes.Reader }
+type truncatedFile struct{ *bytes.Reader }
 
-func TestScanOfAFileThatIsCutOffMeanwhile(t *testing.T) {
-	r := newReading(t).reader
+func TestScanTruncatedFile(t *testing.T) {
+	r := newTestReader(t).reader
 	file := []byte(strings.Repeat("0123456789\n", chunkBytes/5))
 	for _, parallel := range []bool{false, true} {
-		s := &stretch{file: cutOff{bytes.NewReader(file)}, size: 3 * int64(len(file)), end: math.MaxInt64, backward: true}
-		if lines := scanned(t, r, s, parallel); len(lines) != chunkBytes/5 {
+		s := &section{file: truncatedFile{bytes.NewReader(file)}, size: 3 * int64(len(file)), end: math.MaxInt64, backward: true}
+		if lines := scanAll(t, r, s, parallel); len(lines) != chunkBytes/5 {
 			t.Errorf("parallel %t: %d lines, want %d", parallel, len(lines), chunkBytes/5)
 		}
 	}
 	var buffer []byte
 	for name, start := range map[string]int64{"behind the end": int64(len(file)) + 5, "amid a line": 5} {
-		if line, err := readLine(cutOff{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, errMoved) {
+		if line, err := readLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, errChanged) {
 			t.Errorf("%s: %+v, %v; want errMoved", name, line, err)
 		}
 	}
 }
 
 // broken is a file that cannot be read behind a place.
-type broken struct {
+type failingReaderAt struct {
 	*bytes.Reader
 
-	behind int64
+	limit int64
 }
 
-func (b broken) ReadAt(p []byte, at int64) (int, error) {
-	if at > b.behind {
+func (b failingReaderAt) ReadAt(p []byte, at int64) (int, error) {
+	if at > b.limit {
 		return 0, io.ErrUnexpectedEOF
 	}
 	return b.Reader.ReadAt(p, at)
 }
 
-func TestScanEndsWithTheFirstError(t *testing.T) {
-	r := newReading(t).reader
+func TestScanStopsAtFirstError(t *testing.T) {
+	r := newTestReader(t).reader
 	file := []byte(strings.Repeat("0123456789\n", chunkBytes))
-	s := stretch{file: broken{bytes.NewReader(file), 2 * chunkBytes}, size: int64(len(file)), end: math.MaxInt64}
+	s := section{file: failingReaderAt{bytes.NewReader(file), 2 * chunkBytes}, size: int64(len(file)), end: math.MaxInt64}
 	whole := s
 	whole.file = bytes.NewReader(file)
 	for _, parallel := range []bool{false, true} {
@@ -199,9 +199,9 @@ func TestScanEndsWithTheFirstError(t *testing.T) {
 }
 
 // lastError scans to the end, and calls a function at each line.
-func lastError(ctx context.Context, r *reader, s stretch, parallel bool, each func()) error {
+func lastError(ctx context.Context, r *reader, s section, parallel bool, each func()) error {
 	var failed error
-	for _, err := range r.scan(ctx, &s, parallel) {
+	for _, err := range r.scanShortLines(ctx, &s, parallel) {
 		if failed != nil {
 			return errors.New("goes on behind an error")
 		}

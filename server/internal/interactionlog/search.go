@@ -36,11 +36,11 @@ func (r *reader) search(ctx context.Context, s *Search) (*Page, error) {
 	}
 	today := dayOf(r.now())
 	q := &query{
-		filter: filter{tenant: s.Tenant, session: s.ConversationID, text: newNeedle(s.Query)},
+		filter: filter{tenant: s.Tenant, conversation: s.ConversationID, text: newNeedle(s.Query)},
 		first:  today - day(days) + 1, last: today,
 		backward: true,
 		size:     s.PageSize,
 		scope:    []string{"search", s.Tenant, s.Query, strconv.Itoa(days), s.ConversationID},
 	}
-	return r.page(ctx, q, s.PageToken)
+	return r.query(ctx, q, s.PageToken)
 }

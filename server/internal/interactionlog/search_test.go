@@ -12,12 +12,12 @@ import (
 )
 
 func TestSearch(t *testing.T) {
-	r := newReading(t)
+	r := newTestReader(t)
 	for i := range 9 {
 		d := dayOf(readNow) + 1 - day(i)
-		r.put(t, d.String(), entry{at: d.start().Format(timestampLayout), session: fmt.Sprint("s", i%2), content: "Quarterly Goals " + d.String()}.String()+
-			entry{at: d.start().Format(timestampLayout), tenant: "other", content: "quarterly goals of others"}.String()+
-			entry{at: d.start().Format(timestampLayout), agent: "quarterly goals", content: "nothing"}.String())
+		r.putFile(t, d.String(), sample{at: d.start().Format(timestampLayout), conversation: fmt.Sprint("s", i%2), content: "Quarterly Goals " + d.String()}.String()+
+			sample{at: d.start().Format(timestampLayout), tenant: "other", content: "quarterly goals of others"}.String()+
+			sample{at: d.start().Format(timestampLayout), agent: "quarterly goals", content: "nothing"}.String())
 	}
 	for _, tt := range []struct {
 		name   string
@@ -49,10 +49,10 @@ func TestSearch(t *testing.T) {
 
 // TestSearchFollowsEdits: files are the only truth.
 func TestSearchFollowsEdits(t *testing.T) {
-	r := newReading(t)
-	for _, content := range []string{some("one goal"), some("one goal", "a goal more"), some("a goal more"), some("a goal MORE", "nothing"), ""} {
-		r.put(t, "2026-11-20", content)
-		want, _ := naive{tenant: "default", text: "goal", backward: true}.of(content)
+	r := newTestReader(t)
+	for _, content := range []string{sampleLines("one goal"), sampleLines("one goal", "a goal more"), sampleLines("a goal more"), sampleLines("a goal MORE", "nothing"), ""} {
+		r.putFile(t, "2026-11-20", content)
+		want, _ := model{tenant: "default", text: "goal", backward: true}.find(content)
 		all, _ := r.searchAll(t, Search{Tenant: "default", Query: "GOAL"})
 		if diff := cmp.Diff(want, texts(all)); diff != "" {
 			t.Errorf("-want +got\n%s", diff)
@@ -61,9 +61,9 @@ func TestSearchFollowsEdits(t *testing.T) {
 }
 
 // TestSearchesAtOnce: many more than may look through files at once all come to an end.
-func TestSearchesAtOnce(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", strings.Repeat(some(strings.Repeat("x", 1000)), 2000)+some("goal"))
+func TestConcurrentSearches(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", strings.Repeat(sampleLines(strings.Repeat("x", 1000)), 2000)+sampleLines("goal"))
 	var running sync.WaitGroup
 	for range 16 {
 		running.Go(func() {
@@ -76,9 +76,9 @@ func TestSearchesAtOnce(t *testing.T) {
 	running.Wait()
 }
 
-func TestSearchEndsWithItsContext(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", some("a"))
+func TestSearchCanceled(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", sampleLines("a"))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
@@ -88,8 +88,8 @@ func TestSearchEndsWithItsContext(t *testing.T) {
 
 // TestQueriesAreBounded: so many at once, of which lists do not wait for scans, nor the other way
 // around. Who waits may leave.
-func TestQueriesAreBounded(t *testing.T) {
-	r := newReading(t) // Without files: who does not wait never looks at its context.
+func TestQueryLimits(t *testing.T) {
+	r := newTestReader(t) // Without files: who does not wait never looks at its context.
 	scan := func(ctx context.Context) error {
 		_, err := r.search(ctx, &Search{Tenant: "default", Query: "a"})
 		return err
@@ -112,8 +112,8 @@ func TestQueriesAreBounded(t *testing.T) {
 		turns         chan struct{}
 		waiting, free []func(context.Context) error
 	}{
-		{r.scans, []func(context.Context) error{scan, session}, []func(context.Context) error{day, span}},
-		{r.lists, []func(context.Context) error{day, span}, []func(context.Context) error{scan, session}},
+		{r.scanSlots, []func(context.Context) error{scan, session}, []func(context.Context) error{day, span}},
+		{r.listSlots, []func(context.Context) error{day, span}, []func(context.Context) error{scan, session}},
 	} {
 		for range cap(tt.turns) {
 			tt.turns <- struct{}{}

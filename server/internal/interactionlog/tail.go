@@ -15,7 +15,7 @@ import (
 const maxRewritten = 64 << 20
 
 // errDoubt reports that entries may be missing and that only CatchUp can find them.
-var errDoubt = errors.New("entries that were not durable have changed")
+var errEntriesLost = errors.New("entries that were not durable have changed")
 
 // tail is the part of a file that may not be durable yet.
 type tail struct {
@@ -30,19 +30,19 @@ type tail struct {
 }
 
 // mistrust makes the next start find out which entries are missing. l.mu is held.
-func (l *Log) mistrust(cause error) {
-	l.pending.unsure = true
+func (l *Log) requireCatchUp(cause error) {
+	l.pending.needsCatchUp = true
 	l.options.Log.Warn("interaction log may lack entries after a failed sync; the next start adds those of messages that the store retains",
 		"error", cause)
 }
 
 // extend records entries that were written to the end of a file, from an offset. l.mu is held.
-func (l *Log) extend(f *appendFile, from int64, entries int) {
+func (l *Log) recordWritten(f *appendFile, from int64, entries int) {
 	p := &l.pending
 	t := p.days[f.day]
 	if t != nil && !os.SameFile(t.file, f.info) {
 		if t.failed {
-			l.mistrust(fmt.Errorf("%s: %w", f.path, errDoubt))
+			l.requireCatchUp(fmt.Errorf("%s: %w", f.path, errEntriesLost))
 		}
 		t = nil
 	}
@@ -58,12 +58,12 @@ func (l *Log) extend(f *appendFile, from int64, entries int) {
 
 // restore puts a tail that could not be made durable back into pending, joined with the entries
 // written since. l.mu is held.
-func (l *Log) restore(d day, t *tail) {
+func (l *Log) restoreTail(d day, t *tail) {
 	p := &l.pending
 	t.failed = true
 	if next := p.days[d]; next != nil {
 		if !os.SameFile(t.file, next.file) {
-			l.mistrust(fmt.Errorf("%s: %w", d.fileName(), errDoubt))
+			l.requireCatchUp(fmt.Errorf("%s: %w", d.fileName(), errEntriesLost))
 			return
 		}
 		t.to, t.entries = next.to, t.entries+next.entries
@@ -108,7 +108,7 @@ func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
 // complete entries as the log has written.
 func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at int64) error) error {
 	if !os.SameFile(t.file, info) || info.Size() < t.to || t.to-t.from > maxRewritten {
-		return fmt.Errorf("%s: %w", f.Name(), errDoubt)
+		return fmt.Errorf("%s: %w", f.Name(), errEntriesLost)
 	}
 	lines, complete := bufio.NewReaderSize(io.NewSectionReader(f, t.from, t.to-t.from), copyBytes), 0
 	for at := t.from; at < t.to; {
@@ -116,7 +116,7 @@ func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at in
 		if err != nil && !errors.Is(err, io.EOF) || len(text) == 0 {
 			return err
 		}
-		if _, err := parseLine(bytes.TrimSpace(text)); err == nil {
+		if _, err := parseEntry(bytes.TrimSpace(text)); err == nil {
 			complete++
 		}
 		if err := visit(text, at); err != nil {
@@ -125,7 +125,7 @@ func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at in
 		at += int64(len(text))
 	}
 	if complete < t.entries {
-		return fmt.Errorf("%s: %w", f.Name(), errDoubt)
+		return fmt.Errorf("%s: %w", f.Name(), errEntriesLost)
 	}
 	return nil
 }

@@ -9,25 +9,25 @@ import (
 
 // TestNoFileDescriptor: a sync fails once because no file descriptor is left.
 func TestNoFileDescriptor(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	var limit syscall.Rlimit
-	do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	none := limit
 	none.Cur = 0
-	do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
 	err := s.log.sync()
-	do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
 	if !errors.Is(err, syscall.EMFILE) {
 		t.Fatalf("sync = %v, want %v", err, syscall.EMFILE)
 	}
 	s.now = s.now.Add(time.Hour)
 	s.add("acme", "c1", "two")
-	s.log.tend()
-	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
+	s.log.maintainOnce()
+	if whole := s.log.pending.saved.CompleteUntil; !whole.Equal(s.now) {
 		t.Errorf("log complete until %v after the next sync, want %v", whole, s.now)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}

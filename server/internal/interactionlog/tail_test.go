@@ -14,19 +14,19 @@ import (
 )
 
 // failSync makes a sync fail for all entries that are not durable yet, as on a disk with an error.
-func (s *service) failSync() {
+func (s *testService) failSync() {
 	s.tb.Helper()
-	if err := s.log.synced(s.log.takeUnsynced(), syscall.EIO); !errors.Is(err, syscall.EIO) {
+	if err := s.log.finishSync(s.log.beginSync(), syscall.EIO); !errors.Is(err, syscall.EIO) {
 		s.tb.Fatalf("synced = %v, want %v", err, syscall.EIO)
 	}
 }
 
 // TestFailedSync: after a failed sync the checkpoint stops until a later sync succeeds.
 func TestFailedSync(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	do(t, s.log.sync())
-	before := s.log.pending.saved.Whole
+	must(t, s.log.sync())
+	before := s.log.pending.saved.CompleteUntil
 	s.now = s.now.Add(time.Hour)
 	s.add("acme", "c1", "two")
 	failed := s.now
@@ -35,16 +35,16 @@ func TestFailedSync(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		s.add("acme", "c2", "more")
 		s.failSync()
-		if whole := s.log.pending.saved.Whole; whole.Before(before) || whole.After(failed) {
+		if whole := s.log.pending.saved.CompleteUntil; whole.Before(before) || whole.After(failed) {
 			t.Errorf("log complete until %v while syncs fail, want %v to %v", whole, before, failed)
 		}
 	}
-	do(t, s.log.sync())
-	if whole := s.log.pending.saved.Whole; !whole.Equal(s.now) {
+	must(t, s.log.sync())
+	if whole := s.log.pending.saved.CompleteUntil; !whole.Equal(s.now) {
 		t.Errorf("log complete until %v after a sync, want %v", whole, s.now)
 	}
-	s.wants("one", "two", "more", "more", "more")
-	do(t, s.log.Close())
+	s.wantEntries("one", "two", "more", "more", "more")
+	must(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}
@@ -55,24 +55,24 @@ func TestFailedSync(t *testing.T) {
 func TestFailedSyncThenErase(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
-			s := newService(t, logDir(t))
+			s := newTestService(t, logDir(t))
 			s.add("acme", "c1", "one")
 			s.add("acme", "c2", "two")
 			s.failSync()
 			if lost {
 				f, err := os.OpenFile(s.log.path(dayOf(noon).fileName()), os.O_WRONLY, 0)
-				do(t, err)
+				must(t, err)
 				_, err = f.WriteAt(make([]byte, 20), 0)
-				do(t, err, f.Close())
+				must(t, err, f.Close())
 			}
 			s.log.erase("c2", 1)
 			s.now = s.now.Add(time.Hour)
 			s.add("acme", "c1", "three")
-			do(t, s.log.sync())
-			if whole := s.log.pending.saved.Whole; whole.Equal(s.now) == lost || s.log.pending.unsure != lost {
+			must(t, s.log.sync())
+			if whole := s.log.pending.saved.CompleteUntil; whole.Equal(s.now) == lost || s.log.pending.needsCatchUp != lost {
 				t.Errorf("after a sync the log is complete until %v, now is %v", whole, s.now)
 			}
-			do(t, s.log.Close())
+			must(t, s.log.Close())
 			if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean == lost {
 				t.Errorf("after Close the checkpoint is %+v, %v, want clean %t", c, err, !lost)
 			}
@@ -81,7 +81,7 @@ func TestFailedSyncThenErase(t *testing.T) {
 }
 
 // underLock is a context that calls a function each time that it is asked while a lock is held.
-type underLock struct {
+type lockHookContext struct {
 	context.Context
 
 	lock *sync.Mutex
@@ -89,7 +89,7 @@ type underLock struct {
 }
 
 // Err implements context.Context.
-func (u *underLock) Err() error {
+func (u *lockHookContext) Err() error {
 	if u.lock.TryLock() {
 		u.lock.Unlock()
 	} else {
@@ -101,54 +101,54 @@ func (u *underLock) Err() error {
 // TestEraseDuringSync replaces no file while a sync of it may be under way: if that failed, the
 // log would take the new file for one that has lost entries.
 func TestEraseDuringSync(t *testing.T) {
-	w := newWriting(t)
-	w.put("2026-11-20.jsonl", ours()[0]+"half a line")
+	w := newTestLog(t)
+	w.putFile("2026-11-20.jsonl", matchingLines()[0]+"half a line")
 	replaced := 0
-	ctx := &underLock{Context: t.Context(), lock: &w.Log.mu, call: func() {
+	ctx := &lockHookContext{Context: t.Context(), lock: &w.Log.mu, call: func() {
 		replaced++
-		if w.syncing.TryLock() {
-			w.syncing.Unlock()
+		if w.syncMu.TryLock() {
+			w.syncMu.Unlock()
 			t.Error("a sync may begin while a file is replaced")
 		}
 	}}
 	if n, err := w.Erase(ctx, "acme", "gone"); n != 1 || err != nil || replaced == 0 {
 		t.Errorf("Erase = %d, %v, asked %d times while the file was replaced, want 1 entry and more than once", n, err, replaced)
 	}
-	do(t, w.Close())
+	must(t, w.Close())
 }
 
 // TestEraseWhenIdle leaves the checkpoint where it is while nothing is written.
 func TestEraseWhenIdle(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	s.add("acme", "c2", "two")
-	do(t, s.log.sync())
+	must(t, s.log.sync())
 	s.now = s.now.Add(time.Hour)
 	s.importAt("foreign", s.now)
 	s.now = s.now.Add(time.Hour)
-	do(t, s.log.sync())
+	must(t, s.log.sync())
 	s.log.erase("c1", 1)
-	do(t, s.log.sync())
+	must(t, s.log.sync())
 	s.restart()
-	s.wants("two")
-	do(t, s.log.Close())
+	s.wantEntries("two")
+	must(t, s.log.Close())
 }
 
 // TestFailedSyncAtClose leaves what is not durable to the next start.
 func TestFailedSyncAtClose(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	u := s.log.takeUnsynced()
-	_ = s.log.synced(u, syscall.EIO)
-	u = s.log.takeUnsynced() // as in Close, whose sync fails too
-	_ = s.log.synced(u, syscall.EIO)
+	u := s.log.beginSync()
+	_ = s.log.finishSync(u, syscall.EIO)
+	u = s.log.beginSync() // as in Close, whose sync fails too
+	_ = s.log.finishSync(u, syscall.EIO)
 	s.log.Log.mu.Lock()
-	do(t, s.log.end())
+	must(t, s.log.saveClosed())
 	s.log.Log.mu.Unlock()
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean || c.Whole.After(s.now) {
+	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean || c.CompleteUntil.After(s.now) {
 		t.Errorf("checkpoint = %+v, %v, want one that is not clean", c, err)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestFailedSyncThatLostEntries: the next start adds the entries that the system dropped after a
@@ -180,30 +180,30 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 	} {
 		for _, say := range []string{"", "three"} {
 			t.Run(fmt.Sprint(test.name, say), func(t *testing.T) {
-				s := newService(t, logDir(t))
+				s := newTestService(t, logDir(t))
 				s.add("acme", "c1", "one")
 				s.add("acme", "c2", "two")
 				s.failSync()
 				path := s.log.path(dayOf(noon).fileName())
 				text, err := os.ReadFile(path)
-				do(t, err, test.change(path, text))
-				before := s.log.pending.saved.Whole
+				must(t, err, test.change(path, text))
+				before := s.log.pending.saved.CompleteUntil
 				want := strings.Fields(test.want)
 				if say != "" {
 					s.now = s.now.Add(time.Minute)
 					s.add("acme", "c3", say)
 				}
-				do(t, s.log.sync())
-				if said := s.log.said.take(); !s.log.pending.unsure || !strings.Contains(said, "may lack entries") {
+				must(t, s.log.sync())
+				if said := s.log.output.take(); !s.log.pending.needsCatchUp || !strings.Contains(said, "may lack entries") {
 					t.Errorf("log = %q, want a warning", said)
 				}
-				if after := s.log.pending.saved.Whole; !after.Equal(before) {
+				if after := s.log.pending.saved.CompleteUntil; !after.Equal(before) {
 					t.Errorf("log complete until %v, want %v as before", after, before)
 				}
-				do(t, s.log.Close())
+				must(t, s.log.Close())
 				s.open()
-				do(t, s.catchUp(), s.log.Close())
-				got := strings.Fields(strings.ReplaceAll(strings.Join(saidBy(t, s.dir)[dayOf(noon).fileName()], " "), "\x00", ""))
+				must(t, s.catchUp(), s.log.Close())
+				got := strings.Fields(strings.ReplaceAll(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " "), "\x00", ""))
 				if say != "" {
 					got = remove(t, got, say)
 				}
@@ -231,21 +231,21 @@ func remove(t *testing.T, all []string, one string) (others []string) {
 
 // TestFailedSyncOfDirectory leaves the checkpoint unclean until the directory is durable.
 func TestFailedSyncOfDirectory(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	u := s.log.takeUnsynced()
+	u := s.log.beginSync()
 	clear(u.days) // All of the file is durable.
-	_ = s.log.synced(u, syscall.EIO)
-	if whole := s.log.pending.saved.Whole; whole.After(s.now) {
+	_ = s.log.finishSync(u, syscall.EIO)
+	if whole := s.log.pending.saved.CompleteUntil; whole.After(s.now) {
 		t.Errorf("the log is complete until %v, want %v at most", whole, s.now)
 	}
 	s.log.Log.mu.Lock()
-	do(t, s.log.end())
+	must(t, s.log.saveClosed())
 	s.log.Log.mu.Unlock()
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean {
 		t.Errorf("the checkpoint is %+v, %v, want one that is not clean", c, err)
 	}
-	do(t, s.log.sync(), s.log.Close())
+	must(t, s.log.sync(), s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("after a sync the checkpoint is %+v, %v, want clean", c, err)
 	}
@@ -254,35 +254,35 @@ func TestFailedSyncOfDirectory(t *testing.T) {
 // TestFailedSyncWhileWriting leaves an entry to the next start that came during a sync that
 // failed, and that the system has dropped.
 func TestFailedSyncWhileWriting(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	path := s.log.path(dayOf(noon).fileName())
 	info, err := os.Stat(path)
-	do(t, err)
-	u := s.log.takeUnsynced()
+	must(t, err)
+	u := s.log.beginSync()
 	s.add("acme", "c2", "two")
-	_ = s.log.synced(u, syscall.EIO)
+	_ = s.log.finishSync(u, syscall.EIO)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	do(t, err)
+	must(t, err)
 	_, err = f.WriteAt(make([]byte, 20), info.Size())
-	do(t, err, f.Close(), s.log.sync())
-	if !s.log.pending.unsure {
+	must(t, err, f.Close(), s.log.sync())
+	if !s.log.pending.needsCatchUp {
 		t.Error("the log takes an entry for durable that the file has lost")
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // TestFailedSyncOfMuch leaves a tail to the next start that is too long to be written again.
-func TestFailedSyncOfMuch(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestFailedSyncOfLongTail(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	text := strings.Repeat("\x01", 1<<20)
 	for i := range 12 {
 		s.add("acme", fmt.Sprint("c", i), text)
 	}
 	s.failSync()
-	do(t, s.log.sync())
-	if !s.log.pending.unsure {
+	must(t, s.log.sync())
+	if !s.log.pending.needsCatchUp {
 		t.Error("72 MiB counted as durable that were not written again")
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }

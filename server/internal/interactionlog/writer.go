@@ -11,11 +11,11 @@ import (
 
 const (
 	// maxOpen is how many files are kept open: at midnight lines go to two.
-	maxOpen = 2
+	maxOpenFiles = 2
 	// maxWriteBytes is when a batch is written in parts, each whole lines.
 	maxWriteBytes = 8 << 20
 	// keptBuffer is the most memory for lines that is kept from one batch to the next.
-	keptBuffer = 1 << 20
+	maxRetainedBuffer = 1 << 20
 )
 
 // Committed writes a line for each MESSAGE_APPENDED change: an observer of the store, see
@@ -25,11 +25,11 @@ const (
 func (l *Log) Committed(changes []store.Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.commit(changes)
+	l.writeBatch(changes)
 }
 
 // commit writes the lines in one write, in two when midnight lies between them. l.mu is held.
-func (l *Log) commit(changes []store.Change) {
+func (l *Log) writeBatch(changes []store.Change) {
 	l.buffer = append(l.buffer[:0], '\n') // See appendFile.append.
 	lines := l.buffer
 	var current day
@@ -37,15 +37,15 @@ func (l *Log) commit(changes []store.Change) {
 	for i := range changes {
 		c := &changes[i]
 		if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CREATED {
-			l.noteImport(c, changes[i+1:])
+			l.excludeImport(c, changes[i+1:])
 		}
 		if c.Kind != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
 			continue
 		}
 		end := len(lines)
-		longer, at, err := l.encoder.appendLine(lines, c)
+		longer, at, err := l.encoder.appendEntry(lines, c)
 		if err != nil {
-			l.lose(1, err)
+			l.recordLoss(1, err)
 			continue
 		}
 		if earliest.IsZero() || at.Before(earliest) {
@@ -61,11 +61,11 @@ func (l *Log) commit(changes []store.Change) {
 	if len(lines) > 1 {
 		l.write(current, lines)
 	}
-	if l.buffer = lines; cap(lines) > keptBuffer {
+	if l.buffer = lines; cap(lines) > maxRetainedBuffer {
 		l.buffer = nil
 	}
 	if !earliest.IsZero() {
-		l.note(earliest)
+		l.recordBatchTime(earliest)
 	}
 }
 
@@ -73,8 +73,8 @@ func (l *Log) commit(changes []store.Change) {
 // lost. While the log fails they must get there all together with a line that says so, else
 // those that find room do, and the others get a second try.
 func (l *Log) write(d day, lines []byte) {
-	if l.failing.lost > 0 {
-		l.writeBehindLoss(d, lines[1+len(timestampKey):][:len(timestampLayout)], lines)
+	if l.loss.missing > 0 {
+		l.writeWithLossEntry(d, lines[1+len(timestampKey):][:len(timestampLayout)], lines)
 		return
 	}
 	n, err := l.append(d, lines, false)
@@ -84,7 +84,7 @@ func (l *Log) write(d day, lines []byte) {
 		lines = rest
 	}
 	if err != nil {
-		l.lose(bytes.Count(lines[n+1:], []byte{'\n'}), err)
+		l.recordLoss(bytes.Count(lines[n+1:], []byte{'\n'}), err)
 	}
 }
 
@@ -100,10 +100,10 @@ func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
 	}
 	kept, err = f.append(size, lines, all)
 	if kept > 0 {
-		l.extend(f, size, bytes.Count(lines[1:1+kept], []byte{'\n'}))
+		l.recordWritten(f, size, bytes.Count(lines[1:1+kept], []byte{'\n'}))
 	}
 	if err != nil {
-		l.letGo(f)
+		l.closeFile(f)
 	}
 	return kept, err
 }
@@ -111,26 +111,26 @@ func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
 // file returns the file of a day and its size. It is the one that has the name now, whatever
 // was done to the one before.
 func (l *Log) file(d day) (f *appendFile, size int64, err error) {
-	if i := slices.IndexFunc(l.open, func(f *appendFile) bool { return f.day == d }); i >= 0 {
-		f = l.open[i]
-		if size, same := f.check(); same {
+	if i := slices.IndexFunc(l.files, func(f *appendFile) bool { return f.day == d }); i >= 0 {
+		f = l.files[i]
+		if size, same := f.revalidate(); same {
 			return f, size, nil
 		}
-		l.letGo(f)
+		l.closeFile(f)
 	}
 	if f, err = openAppend(l.options.Dir, d); err != nil {
 		return nil, 0, err
 	}
-	if len(l.open) == maxOpen {
-		l.letGo(l.open[0])
+	if len(l.files) == maxOpenFiles {
+		l.closeFile(l.files[0])
 	}
-	l.open = append(l.open, f)
-	l.pending.renamed = true
+	l.files = append(l.files, f)
+	l.pending.dirChanged = true
 	return f, f.info.Size(), nil
 }
 
 // letGo closes a file. What was written to it is with the system, which tells nothing new here.
-func (l *Log) letGo(f *appendFile) {
-	l.open = slices.DeleteFunc(l.open, func(other *appendFile) bool { return other == f })
+func (l *Log) closeFile(f *appendFile) {
+	l.files = slices.DeleteFunc(l.files, func(other *appendFile) bool { return other == f })
 	_ = f.Close()
 }

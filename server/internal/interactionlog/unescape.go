@@ -10,9 +10,9 @@ import (
 const (
 	// anyRune: an escape that takes more than a look at it, a half of a surrogate pair or one
 	// that is not valid.
-	anyRune rune = -1 - iota
+	unknownRune rune = -1 - iota
 	// noRune: the end.
-	noRune
+	endOfText
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // a whole rune or escape starts, and its size there.
 func runeAt(raw []byte, at int) (r rune, size int) {
 	if at == len(raw) {
-		return noRune, 0
+		return endOfText, 0
 	}
 	switch c := raw[at]; {
 	case c == '\\':
@@ -41,20 +41,20 @@ func runeAt(raw []byte, at int) (r rune, size int) {
 // unescape returns the rune of the escape that a text begins with.
 func unescape(raw []byte) (r rune, size int) {
 	if len(raw) < 2 {
-		return anyRune, 0
+		return unknownRune, 0
 	}
 	if i := strings.IndexByte(shortEscapes, raw[1]); i >= 0 {
 		return rune(shortRunes[i]), 2
 	}
 	var unit [2]byte
 	if len(raw) < unicodeBytes || raw[1] != 'u' {
-		return anyRune, 0
+		return unknownRune, 0
 	}
 	if _, err := hex.Decode(unit[:], raw[2:unicodeBytes]); err != nil {
-		return anyRune, 0
+		return unknownRune, 0
 	}
 	if r = rune(unit[0])<<8 | rune(unit[1]); 0xD800 <= r && r < 0xE000 {
-		return anyRune, 0
+		return unknownRune, 0
 	}
 	return r, unicodeBytes
 }
@@ -62,10 +62,10 @@ func unescape(raw []byte) (r rune, size int) {
 // runeBefore is runeAt for the rune that ends at a place.
 func runeBefore(raw []byte, at int) (r rune, size int) {
 	if at == 0 {
-		return noRune, 0
+		return endOfText, 0
 	}
 	for _, size := range [...]int{2, unicodeBytes} {
-		if from := at - size; from >= 0 && raw[from] == '\\' && (size == 2 || raw[from+1] == 'u') && escapes(raw[:from+1]) {
+		if from := at - size; from >= 0 && raw[from] == '\\' && (size == 2 || raw[from+1] == 'u') && startsEscape(raw[:from+1]) {
 			return unescape(raw[from:at])
 		}
 	}
@@ -77,7 +77,7 @@ func runeBefore(raw []byte, at int) (r rune, size int) {
 
 // escapes reports whether the backslash that a text ends with begins an escape, and is not
 // itself what another one spells.
-func escapes(raw []byte) bool {
+func startsEscape(raw []byte) bool {
 	n := 0
 	for n < len(raw) && raw[len(raw)-1-n] == '\\' {
 		n++

@@ -11,7 +11,7 @@ import (
 // does not ask for its times: once somebody has, Linux gives the next write a time of its own (see
 // its documentation of multigrain timestamps, since 6.13), which the journal of the file system
 // has to take in, and commits of a store on the same disk took a fifth longer.
-func look(path string, is fs.FileInfo) (size int64, permissions fs.FileMode, same bool) {
+func statFile(path string, is fs.FileInfo) (size int64, permissions fs.FileMode, same bool) {
 	was, ok := is.Sys().(*syscall.Stat_t)
 	var now unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_SIZE|unix.STATX_MODE, &now)

@@ -14,33 +14,33 @@ import (
 const (
 	// maxTold is of how many lines of a file operators are told, and maxToldDays of how many
 	// files that is remembered.
-	maxTold     = 100
-	maxToldDays = 1000
+	maxWarned     = 100
+	maxWarnedDays = 1000
 )
 
 // told remembers of which lines operators have been told, by where they start.
-type told struct {
+type warnedLines struct {
 	mu   sync.Mutex
 	days map[day][]int64
 }
 
 // lines returns those of a day, sorted.
-func (t *told) lines(d day) []int64 {
+func (t *warnedLines) ofDay(d day) []int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.days[d])
 }
 
 // add remembers a line; false if it is known, or if there are too many.
-func (t *told) add(d day, offset int64) bool {
+func (t *warnedLines) add(d day, offset int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := t.days[d]
 	i, known := slices.BinarySearch(lines, offset)
-	if known || len(lines) == maxTold {
+	if known || len(lines) == maxWarned {
 		return false
 	}
-	if t.days == nil || lines == nil && len(t.days) == maxToldDays {
+	if t.days == nil || lines == nil && len(t.days) == maxWarnedDays {
 		t.days = make(map[day][]int64) // Better told twice than remembered for ever.
 	}
 	t.days[d] = slices.Insert(lines, i, offset)
@@ -55,28 +55,28 @@ type fault struct {
 
 // faults are those of a file that a query has met and operators know nothing of.
 type faults struct {
-	day   day
-	known []int64
-	found []fault
+	day      day
+	warned   []int64
+	unwarned []fault
 }
 
 func (f *faults) add(offset int64, err error) {
-	if _, known := slices.BinarySearch(f.known, offset); !known && len(f.known)+len(f.found) < maxTold {
-		f.found = append(f.found, fault{offset, err})
+	if _, known := slices.BinarySearch(f.warned, offset); !known && len(f.warned)+len(f.unwarned) < maxWarned {
+		f.unwarned = append(f.unwarned, fault{offset, err})
 	}
 }
 
 // warn tells operators of faults, with the numbers of the lines, for which the file is read
 // once more, up to the last of them.
-func (r *reader) warn(ctx context.Context, file io.ReaderAt, f *faults) error {
-	if len(f.found) == 0 {
+func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) error {
+	if len(f.unwarned) == 0 {
 		return nil
 	}
-	slices.SortFunc(f.found, func(a, b fault) int { return cmp.Compare(a.offset, b.offset) })
+	slices.SortFunc(f.unwarned, func(a, b fault) int { return cmp.Compare(a.offset, b.offset) })
 	c := r.chunk()
 	defer r.pool.Put(c)
 	number, at := 1, int64(0)
-	for _, fault := range f.found {
+	for _, fault := range f.unwarned {
 		for at < fault.offset {
 			n, err := file.ReadAt(c.buffer[:min(int64(len(c.buffer)), fault.offset-at)], at)
 			if errors.Is(err, io.EOF) {
@@ -87,11 +87,11 @@ func (r *reader) warn(ctx context.Context, file io.ReaderAt, f *faults) error {
 			}
 			number, at = number+bytes.Count(c.buffer[:n], []byte{'\n'}), at+int64(n)
 		}
-		if r.told.add(f.day, fault.offset) {
+		if r.warned.add(f.day, fault.offset) {
 			r.log.Warn("line of the interaction log skipped", "file", filepath.Join(r.dir, f.day.fileName()), "line", number, "error", fault.err)
 		}
 	}
-	if count := len(f.known) + len(f.found); count == maxTold {
+	if count := len(f.warned) + len(f.unwarned); count == maxWarned {
 		r.log.Warn("further lines of the interaction log that cannot be read are skipped silently",
 			"file", filepath.Join(r.dir, f.day.fileName()), "lines_told", count)
 	}

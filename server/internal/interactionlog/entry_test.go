@@ -45,7 +45,7 @@ func framed(body []byte) store.Frame {
 // encoded is the line of a change, without its line break.
 func encoded(tb testing.TB, e *encoder, c *store.Change) string {
 	tb.Helper()
-	b, _, err := e.appendLine([]byte("before"), c)
+	b, _, err := e.appendEntry([]byte("before"), c)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestEncodeTime(t *testing.T) {
 	} {
 		c := appended(t, "acme", "c1", &parleyv1.Message{CreateTime: test.stamp})
 		c.Time = changed
-		b, at, err := new(encoder).appendLine(nil, &c)
+		b, at, err := new(encoder).appendEntry(nil, &c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,10 +145,10 @@ func TestEncodeTime(t *testing.T) {
 }
 
 // TestEncodeDamage gives what is no message.
-func TestEncodeDamage(t *testing.T) {
+func TestEncodeInvalid(t *testing.T) {
 	for _, body := range [][]byte{{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b}} {
 		c := &store.Change{ConversationID: "c1", Message: framed(body)}
-		if b, _, err := new(encoder).appendLine([]byte("before"), c); err == nil || string(b) != "before" {
+		if b, _, err := new(encoder).appendEntry([]byte("before"), c); err == nil || string(b) != "before" {
 			t.Errorf("%x: %q, %v, want an error and nothing added", body, b, err)
 		}
 	}
@@ -182,7 +182,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-func TestParseLine(t *testing.T) {
+func TestParseEntry(t *testing.T) {
 	const rest = `"session_id":"c1","role":"user","content":"hi"`
 	deep := strings.Repeat(`{"a":`, maxMetadataDepth) + "1" + strings.Repeat("}", maxMetadataDepth)
 	for _, test := range []struct{ text, want string }{
@@ -218,7 +218,7 @@ func TestParseLine(t *testing.T) {
 		{`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":{"a":1e999}}`, ""},
 	} {
 		got := ""
-		l, err := parseLine([]byte(test.text))
+		l, err := parseEntry([]byte(test.text))
 		if err == nil {
 			i := l.interaction
 			metadata, jsonErr := json.Marshal(i.GetMetadata().AsMap())
@@ -227,7 +227,7 @@ func TestParseLine(t *testing.T) {
 			}
 			got = fmt.Sprintf("%s %s %s %q %s %q %s", l.tenant, i.GetTimestamp().AsTime().Format("15:04:05.999999"), i.GetConversationId(),
 				i.GetAgent(), i.GetRole(), i.GetContent(), metadata)
-		} else if !errors.Is(err, errLine) || strings.Contains(err.Error(), "hi") {
+		} else if !errors.Is(err, errInvalid) || strings.Contains(err.Error(), "hi") {
 			t.Errorf("%s: %v", test.text, err)
 		}
 		if got != test.want {
@@ -237,9 +237,9 @@ func TestParseLine(t *testing.T) {
 }
 
 // TestLineFaults are told to whoever has edited the line.
-func TestLineFaults(t *testing.T) {
+func TestParseEntryErrors(t *testing.T) {
 	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
-	many := strings.Repeat(",0", maxMetadataSigns-2) // Two more are the brackets.
+	many := strings.Repeat(",0", maxMetadataValues-2) // Two more are the brackets.
 	for text, want := range map[string]string{
 		`[]`:                                  "not an object, but of the JSON type array",
 		`5`:                                   "not an object, but of the JSON type number",
@@ -250,9 +250,9 @@ func TestLineFaults(t *testing.T) {
 		rest + `"c1","metadata":{"a":[0` + many + `]}}`:   "",
 		`{"content"}`: "invalid character '}' after object key",
 	} {
-		_, err := parseLine([]byte(text))
+		_, err := parseEntry([]byte(text))
 		if want != "" {
-			want = errLine.Error() + ": " + want
+			want = errInvalid.Error() + ": " + want
 		}
 		if got := fmt.Sprint(err); got != want && (err != nil || want != "") {
 			t.Errorf("%.100s: %s; want %s", text, got, want)
@@ -264,8 +264,8 @@ func TestParseHead(t *testing.T) {
 	c := appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
 	whole := encoded(t, new(encoder), &c)
 	head, ok := parseHead([]byte(whole))
-	if !ok || string(head.timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.sessionID) != "c1" || string(head.tenant) != "default" {
-		t.Errorf("head of %s: %q %q %q, %v", whole, head.timestamp, head.sessionID, head.tenant, ok)
+	if !ok || string(head.timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.conversationID) != "c1" || string(head.tenant) != "default" {
+		t.Errorf("head of %s: %q %q %q, %v", whole, head.timestamp, head.conversationID, head.tenant, ok)
 	}
 	for _, text := range []string{
 		"", "{", `{"timestamp":"`, whole[:40], whole[:60], whole[:75], whole[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],

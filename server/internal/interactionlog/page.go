@@ -57,22 +57,22 @@ type query struct {
 
 // place is between two lines. Forward, the line that starts there is the next one, backward
 // the one ahead of it.
-type place struct {
+type position struct {
 	day    day
 	offset int64
 }
 
 // start is where the first page begins.
-func (q *query) start() place {
+func (q *query) start() position {
 	if q.backward {
-		return place{q.last, math.MaxInt64}
+		return position{q.last, math.MaxInt64}
 	}
-	return place{q.first, 0}
+	return position{q.first, 0}
 }
 
 // seal makes a page token. It keeps the span of the first page, since that of the next would
 // begin later.
-func (q *query) seal(p place) string {
+func (q *query) sealToken(p position) string {
 	var b []byte
 	for _, n := range [...]int64{int64(q.first), int64(q.last), q.since.Unix(), int64(q.since.Nanosecond()), int64(p.day), p.offset} {
 		b = binary.AppendVarint(b, n)
@@ -81,23 +81,23 @@ func (q *query) seal(p place) string {
 }
 
 // resume goes on from a page token.
-func (q *query) resume(token string) (place, error) {
+func (q *query) openToken(token string) (position, error) {
 	b, err := store.OpenToken(token, q.scope...)
 	if err != nil {
-		return place{}, ErrPageToken
+		return position{}, ErrPageToken
 	}
 	var numbers [6]int64
 	for i := range numbers {
 		number, n := binary.Varint(b)
 		if n <= 0 {
-			return place{}, ErrPageToken
+			return position{}, ErrPageToken
 		}
 		numbers[i], b = number, b[n:]
 	}
-	p := place{day(numbers[4]), numbers[5]}
+	p := position{day(numbers[4]), numbers[5]}
 	q.first, q.last = day(numbers[0]), day(numbers[1])
 	if q.since = time.Unix(numbers[2], numbers[3]); len(b) > 0 || p.day < q.first || p.day > q.last || p.offset < 0 {
-		return place{}, ErrPageToken
+		return position{}, ErrPageToken
 	}
 	return p, nil
 }
@@ -107,15 +107,15 @@ type collector struct {
 	query *query
 	page  Page
 	bytes int
-	last  place // behind the last interaction of the page
-	more  bool  // there is one for the next page
+	last  position // behind the last interaction of the page
+	more  bool     // there is one for the next page
 	// skipped counts all unreadable lines, page.Skipped those that belong to the page.
 	skipped int
 }
 
 // take adds the interaction of a line to the page, unless it belongs to the next one; false
 // if it can be on none.
-func (c *collector) take(d day, at rawLine, interaction *parleyv1.Interaction) bool {
+func (c *collector) add(d day, at rawLine, interaction *parleyv1.Interaction) bool {
 	size := proto.Size(interaction)
 	if size > maxInteractionBytes {
 		return false
@@ -128,7 +128,7 @@ func (c *collector) take(d day, at rawLine, interaction *parleyv1.Interaction) b
 	c.page.Interactions = append(c.page.Interactions, interaction)
 	c.page.Skipped = c.skipped
 	c.bytes += size
-	if c.last = (place{d, at.next}); c.query.backward {
+	if c.last = (position{d, at.next}); c.query.backward {
 		c.last.offset = at.from
 	}
 	return true
@@ -137,7 +137,7 @@ func (c *collector) take(d day, at rawLine, interaction *parleyv1.Interaction) b
 // finish returns the page.
 func (c *collector) finish() *Page {
 	if c.more {
-		c.page.NextPageToken = c.query.seal(c.last)
+		c.page.NextPageToken = c.query.sealToken(c.last)
 	} else {
 		c.page.Skipped = c.skipped
 	}

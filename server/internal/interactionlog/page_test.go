@@ -11,9 +11,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-func TestPageTokensAreOfTheirQuery(t *testing.T) {
-	r := newReading(t)
-	r.put(t, "2026-11-20", some("a", "b", "c"))
+func TestPageTokenQuery(t *testing.T) {
+	r := newTestReader(t)
+	r.putFile(t, "2026-11-20", sampleLines("a", "b", "c"))
 	list := func(l List) func(token string) (*Page, error) {
 		return func(token string) (*Page, error) {
 			l.PageSize, l.PageToken = 1, token
@@ -57,22 +57,22 @@ func TestPageTokensAreOfTheirQuery(t *testing.T) {
 		}
 	}
 	q := &query{scope: []string{"list", "default", "", "0s", ""}}
-	wrong := []string{"x", q.seal(place{1, 0}), q.seal(place{0, -1}), store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...)}
+	wrong := []string{"x", q.sealToken(position{1, 0}), q.sealToken(position{0, -1}), store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...)}
 	for _, token := range wrong {
 		if page, err := list(List{Tenant: "default"})(token); !errors.Is(err, ErrPageToken) {
 			t.Errorf("token %q: %v, %v", token, page, err)
 		}
 	}
-	if page, err := list(List{Tenant: "default"})(q.seal(place{})); err != nil || len(page.Interactions) != 0 {
+	if page, err := list(List{Tenant: "default"})(q.sealToken(position{})); err != nil || len(page.Interactions) != 0 {
 		t.Errorf("a span of 1970: %v, %v", page, err)
 	}
 }
 
 // TestLargeLines: one that is larger than a page has one of its own.
 func TestLargeLines(t *testing.T) {
-	r := newReading(t)
+	r := newTestReader(t)
 	large := strings.Repeat("x", maxPageBytes+1)
-	r.put(t, "2026-11-20", some("a")+entry{content: large}.String()+some("b", "c"))
+	r.putFile(t, "2026-11-20", sampleLines("a")+sample{content: large}.String()+sampleLines("b", "c"))
 	list := &List{Tenant: "default", Date: "2026-11-20"}
 	for _, want := range []string{"a", large, "b c"} {
 		page, err := r.list(t.Context(), list)
@@ -91,7 +91,7 @@ func TestLargeLines(t *testing.T) {
 
 // TestPagesGoOnWhileLinesCome: those that came after the first page are on no page of what
 // goes back, and at the end of what goes forward.
-func TestPagesGoOnWhileLinesCome(t *testing.T) {
+func TestPagesDuringWrites(t *testing.T) {
 	for _, tt := range []struct {
 		name, want string
 		list       List
@@ -101,14 +101,14 @@ func TestPagesGoOnWhileLinesCome(t *testing.T) {
 		{"conversation", "a b later", List{ConversationID: "s"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newReading(t)
-			r.put(t, "2026-11-20", some("a", "b"))
+			r := newTestReader(t)
+			r.putFile(t, "2026-11-20", sampleLines("a", "b"))
 			tt.list.Tenant, tt.list.PageSize = "default", 1
 			page, err := r.list(t.Context(), &tt.list)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.put(t, "2026-11-20", some("a", "b", "later"))
+			r.putFile(t, "2026-11-20", sampleLines("a", "b", "later"))
 			tt.list.PageToken, tt.list.PageSize = page.NextPageToken, 10
 			rest, err := r.list(t.Context(), &tt.list)
 			if got := contents(page) + " " + contents(rest); err != nil || got != tt.want {
@@ -119,12 +119,12 @@ func TestPagesGoOnWhileLinesCome(t *testing.T) {
 }
 
 // TestSpanOfThePages is that of the first one, though time goes on.
-func TestSpanOfThePages(t *testing.T) {
-	r := newReading(t)
+func TestPageTokenKeepsSpan(t *testing.T) {
+	r := newTestReader(t)
 	now := readNow
 	r.now = func() time.Time { return now }
-	r.put(t, "2026-11-19", some("a"))
-	r.put(t, "2026-11-20", some("b", "c"))
+	r.putFile(t, "2026-11-19", sampleLines("a"))
+	r.putFile(t, "2026-11-20", sampleLines("b", "c"))
 	for _, get := range []func(token string) (*Page, error){
 		func(token string) (*Page, error) {
 			return r.search(t.Context(), &Search{Tenant: "default", Days: 2, PageSize: 1, PageToken: token})
@@ -152,12 +152,12 @@ func TestSpanOfThePages(t *testing.T) {
 }
 
 // TestPagesOfAFileThatIsEdited give lines that are there, whole, and end.
-func TestPagesOfAFileThatIsEdited(t *testing.T) {
-	before := some("a", "b", "c", "d")
+func TestPagesDuringEdits(t *testing.T) {
+	before := sampleLines("a", "b", "c", "d")
 	for name, after := range map[string]string{
-		"added ahead":    some("first") + before,
-		"removed ahead":  some("b", "c", "d"),
-		"changed":        some("a", "changed", "c", "d"),
+		"added ahead":    sampleLines("first") + before,
+		"removed ahead":  sampleLines("b", "c", "d"),
+		"changed":        sampleLines("a", "changed", "c", "d"),
 		"cut off":        before[:len(before)/3],
 		"empty":          "",
 		"removed":        "-",
@@ -165,19 +165,19 @@ func TestPagesOfAFileThatIsEdited(t *testing.T) {
 	} {
 		there := map[string]bool{}
 		for text := range strings.Lines(after) {
-			if l, err := parseLine([]byte(text)); err == nil {
+			if l, err := parseEntry([]byte(text)); err == nil {
 				there[l.interaction.Content] = true
 			}
 		}
 		for _, l := range []List{{}, {Date: "2026-11-20"}, {ConversationID: "s"}} {
 			l.Tenant, l.PageSize = "default", 2
-			r := newReading(t)
-			r.put(t, "2026-11-20", before)
+			r := newTestReader(t)
+			r.putFile(t, "2026-11-20", before)
 			page, err := r.list(t.Context(), &l)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.put(t, "2026-11-20", after)
+			r.putFile(t, "2026-11-20", after)
 			if after == "-" {
 				if err := os.Remove(filepath.Join(r.dir, "2026-11-20.jsonl")); err != nil {
 					t.Fatal(err)

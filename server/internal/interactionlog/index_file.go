@@ -26,14 +26,14 @@ const (
 	entryBytes  = 16
 	pageEntries = pageBytes/entryBytes - 1
 	// maxIndexed bounds the memory that it takes to make an index: 16 MiB.
-	maxIndexed = 1 << 20
+	maxIndexEntries = 1 << 20
 	// tooMany is the number of entries in place of more than maxIndexed, of which none is
 	// there.
 	tooMany = math.MaxUint64
 	// unreadable is the hash of the session of lines that cannot be read.
 	unreadable = 0
 	// maxFound is how many lines find returns at a time.
-	maxFound = 2048
+	maxIndexFound = 2048
 )
 
 // errIndex says that an index is damaged, or not of the file.
@@ -51,7 +51,7 @@ func (e indexEntry) compare(other indexEntry) int {
 func sortEntries(entries []indexEntry) { slices.SortFunc(entries, indexEntry.compare) }
 
 // hashSession is FNV-1a, and never unreadable.
-func hashSession(id []byte) uint64 {
+func hashConversation(id []byte) uint64 {
 	h := uint64(14695981039346656037)
 	for _, b := range id {
 		h = (h ^ uint64(b)) * 1099511628211
@@ -60,7 +60,7 @@ func hashSession(id []byte) uint64 {
 }
 
 // indexSum is the checksum of a header or a page, by its number.
-func indexSum(b []byte, page int64) uint32 {
+func indexChecksum(b []byte, page int64) uint32 {
 	seed := binary.BigEndian.AppendUint64(nil, uint64(page))
 	table := crc32.MakeTable(crc32.Castagnoli)
 	return crc32.Update(crc32.Checksum(seed, table), table, b)
@@ -74,7 +74,7 @@ func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
 		count = tooMany
 	}
 	header := appendHeader(nil, of, count)
-	_, err := out.Write(binary.BigEndian.AppendUint32(header, indexSum(header, -1)))
+	_, err := out.Write(binary.BigEndian.AppendUint32(header, indexChecksum(header, -1)))
 	page := make([]byte, 0, pageBytes)
 	for number := int64(0); err == nil && len(entries) > 0; number++ {
 		page = page[:0]
@@ -87,7 +87,7 @@ func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
 		used := len(page)
 		page = page[:pageBytes-4]
 		clear(page[used:])
-		_, err = out.Write(binary.BigEndian.AppendUint32(page, indexSum(page, number)))
+		_, err = out.Write(binary.BigEndian.AppendUint32(page, indexChecksum(page, number)))
 	}
 	return cmp.Or(err, out.Flush())
 }
@@ -106,10 +106,10 @@ type index struct {
 		io.ReaderAt
 		io.Closer
 	}
-	count int64
-	many  bool // there are too many entries, and none here
-	page  [pageBytes]byte
-	held  int64 // number of the page + 1
+	count      int64
+	oversize   bool // there are too many entries, and none here
+	page       [pageBytes]byte
+	cachedPage int64 // number of the page + 1
 }
 
 func (x *index) close() { _ = x.file.Close() }
@@ -122,10 +122,10 @@ func (x *index) readHeader(of fingerprint) error {
 	}
 	body, sum := b[:headerBytes-4], binary.BigEndian.Uint32(b[headerBytes-4:])
 	count := binary.BigEndian.Uint64(body[len(body)-8:])
-	if sum != indexSum(body, -1) || !bytes.Equal(body, appendHeader(nil, of, count)) {
+	if sum != indexChecksum(body, -1) || !bytes.Equal(body, appendHeader(nil, of, count)) {
 		return errIndex
 	}
-	if x.many = count == tooMany; !x.many {
+	if x.oversize = count == tooMany; !x.oversize {
 		x.count = int64(count)
 	}
 	return nil
@@ -134,16 +134,16 @@ func (x *index) readHeader(of fingerprint) error {
 // entry reads one, by its number.
 func (x *index) entry(i int64) (indexEntry, error) {
 	number := i / pageEntries
-	if x.held != number+1 {
-		x.held = 0
+	if x.cachedPage != number+1 {
+		x.cachedPage = 0
 		if _, err := x.file.ReadAt(x.page[:], int64(headerBytes)+number*pageBytes); err != nil {
 			return indexEntry{}, errIndex
 		}
 		body, sum := x.page[:pageBytes-4], binary.BigEndian.Uint32(x.page[pageBytes-4:])
-		if sum != indexSum(body, number) {
+		if sum != indexChecksum(body, number) {
 			return indexEntry{}, errIndex
 		}
-		x.held = number + 1
+		x.cachedPage = number + 1
 	}
 	b := x.page[i%pageEntries*entryBytes:]
 	return indexEntry{binary.BigEndian.Uint64(b), int64(binary.BigEndian.Uint64(b[8:]))}, nil
@@ -171,7 +171,7 @@ func (x *index) search(e indexEntry) (int64, error) {
 // end, those that cannot be read among them: the nearest in a direction, in that order. More
 // reports whether there are others.
 func (x *index) find(session string, first, end int64, backward bool) (offsets []int64, more bool, err error) {
-	for _, hash := range [...]uint64{unreadable, hashSession([]byte(session))} {
+	for _, hash := range [...]uint64{unreadable, hashConversation([]byte(session))} {
 		from, err := x.search(indexEntry{hash, first})
 		if err != nil {
 			return nil, false, err
@@ -181,9 +181,9 @@ func (x *index) find(session string, first, end int64, backward bool) (offsets [
 			return nil, false, err
 		}
 		if backward {
-			from = max(from, to-maxFound-1)
+			from = max(from, to-maxIndexFound-1)
 		} else {
-			to = min(to, from+maxFound+1)
+			to = min(to, from+maxIndexFound+1)
 		}
 		for i := from; i < to; i++ {
 			e, err := x.entry(i)
@@ -197,8 +197,8 @@ func (x *index) find(session string, first, end int64, backward bool) (offsets [
 	if backward {
 		slices.Reverse(offsets)
 	}
-	if more = len(offsets) > maxFound; more {
-		offsets = offsets[:maxFound]
+	if more = len(offsets) > maxIndexFound; more {
+		offsets = offsets[:maxIndexFound]
 	}
 	return offsets, more, nil
 }

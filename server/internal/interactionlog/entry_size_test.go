@@ -45,24 +45,24 @@ func TestLongestEntries(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprint(name, ", expressions ", len(redact)), func(t *testing.T) {
-				s := newService(t, logDir(t))
+				s := newTestService(t, logDir(t))
 				s.log.encoder.redact = redact
 				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m}})
-				do(t, err)
+				must(t, err)
 				if s.log.Lost() > 0 {
-					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.failing.cause)
+					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.loss.cause)
 				}
 				path := s.log.path(dayOf(noon).fileName())
 				before, err := os.Stat(path)
-				do(t, err)
+				must(t, err)
 				s.restart()
 				after, err := os.Stat(path)
-				do(t, err)
+				must(t, err)
 				if after.Size() != before.Size() {
 					t.Errorf("file of %d bytes after a crash, want %d", after.Size(), before.Size())
 				}
 				listed, err := s.log.List(t.Context(), &List{Tenant: "acme", ConversationID: "c"})
-				do(t, err)
+				must(t, err)
 				if len(listed.Interactions) != 1 || listed.Skipped != 0 {
 					t.Errorf("List returned %d entries, %d skipped, want 1 and 0", len(listed.Interactions), listed.Skipped)
 				}
@@ -72,7 +72,7 @@ func TestLongestEntries(t *testing.T) {
 				if left, err := os.Stat(path); err != nil || left.Size() != 0 {
 					t.Errorf("%d bytes left, %v, want 0", left.Size(), err)
 				}
-				do(t, s.log.Close())
+				must(t, s.log.Close())
 			})
 		}
 	}
@@ -80,9 +80,9 @@ func TestLongestEntries(t *testing.T) {
 
 // TestEntryTooLong: an entry that no reader would accept counts as lost.
 func TestEntryTooLong(t *testing.T) {
-	w := newWriting(t)
-	w.say(strings.Repeat("\x01", maxLineBytes/6), "next")
-	if got := saidBy(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
+	w := newTestLog(t)
+	w.commit(strings.Repeat("\x01", maxLineBytes/6), "next")
+	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
 		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
 	}
 }
@@ -90,10 +90,10 @@ func TestEntryTooLong(t *testing.T) {
 // TestRedactOnce: no expression matches in the replacement of another one.
 func TestRedactOnce(t *testing.T) {
 	r := redactor{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z]`), regexp.MustCompile(`.b`)}
-	if got, want := string(r.text([]byte("1xB"))), redacted+redacted+"B"; got != want {
+	if got, want := string(r.redact([]byte("1xB"))), redacted+redacted+"B"; got != want {
 		t.Errorf("text = %q, want %q", got, want)
 	}
-	if got := string(r.text([]byte("\xffB"))); got != "\xffB" {
+	if got := string(r.redact([]byte("\xffB"))); got != "\xffB" {
 		t.Errorf("text = %q, want it unchanged", got)
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // model is a line as the standard library and the generated code have it.
-func model(m *parleyv1.Message, id string) *parleyv1.Interaction {
+func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 	i := &parleyv1.Interaction{
 		Timestamp: timestamppb.New(m.GetCreateTime().AsTime().Truncate(time.Microsecond)), ConversationId: id,
 		Agent: m.GetAgent(), Role: m.GetRole(), Content: m.GetContent(), Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{}},
@@ -103,7 +103,7 @@ func FuzzEncode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte, id string) {
 		c := &store.Change{Tenant: "acme", ConversationID: id, Message: framed(body), Time: noon}
-		line, at, err := new(encoder).appendLine(nil, c)
+		line, at, err := new(encoder).appendEntry(nil, c)
 		var m parleyv1.Message
 		if invalid := proto.Unmarshal(body, &m); invalid != nil {
 			if err == nil && (!utf8.Valid(line) || !json.Valid(line)) {
@@ -126,11 +126,11 @@ func FuzzEncode(f *testing.F) {
 		if m.GetRole() < 1 || m.GetRole() > 4 {
 			return
 		}
-		got, err := parseLine(line)
+		got, err := parseEntry(line)
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
-		want := model(&m, strings.ToValidUTF8(id, "\ufffd"))
+		want := modelInteraction(&m, strings.ToValidUTF8(id, "\ufffd"))
 		if got.tenant != "acme" || !proto.Equal(got.interaction, want) {
 			t.Errorf("%q reads\n%v, want\n%v", line, got.interaction, want)
 		}
@@ -138,7 +138,7 @@ func FuzzEncode(f *testing.F) {
 }
 
 // FuzzParseLine reads any line, and wants head and whole to agree.
-func FuzzParseLine(f *testing.F) {
+func FuzzParseEntry(f *testing.F) {
 	for _, text := range []string{
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"","metadata":{"a":[{}]}}`,
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"\ud800","metadata":null}`,
@@ -146,9 +146,9 @@ func FuzzParseLine(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := parseLine(text)
+		l, err := parseEntry(text)
 		if err != nil {
-			if !errors.Is(err, errLine) {
+			if !errors.Is(err, errInvalid) {
 				t.Errorf("%q: %v, want errLine", text, err)
 			}
 			return

@@ -23,32 +23,32 @@ import (
 )
 
 // writingLog is a log in a directory, its clock, and what it says to operators.
-type writingLog struct {
+type testLog struct {
 	*Log
 
-	tb   testing.TB
-	dir  string
-	said *said
+	tb     testing.TB
+	dir    string
+	output *logOutput
 
 	mu  sync.Mutex
 	now time.Time
 }
 
 // said is what a log says to operators, by whichever goroutine.
-type said struct {
+type logOutput struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
 // Write implements io.Writer.
-func (s *said) Write(p []byte) (int, error) {
+func (s *logOutput) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(p)
 }
 
 // take returns what was said since the last call.
-func (s *said) take() string {
+func (s *logOutput) take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text := s.text.String()
@@ -57,62 +57,62 @@ func (s *said) take() string {
 }
 
 // newWriting opens a log in a directory that is still to be made.
-func newWriting(tb testing.TB) *writingLog {
+func newTestLog(tb testing.TB) *testLog {
 	tb.Helper()
-	return openWriting(tb, filepath.Join(tb.TempDir(), "data", "interactions"), Options{})
+	return openTestLog(tb, filepath.Join(tb.TempDir(), "data", "interactions"), Options{})
 }
 
-func openWriting(tb testing.TB, dir string, o Options) *writingLog {
+func openTestLog(tb testing.TB, dir string, o Options) *testLog {
 	tb.Helper()
-	w := &writingLog{tb: tb, dir: dir, said: new(said), now: noon}
-	o.Dir, o.Now, o.Log = dir, w.clock, slog.New(slog.NewTextHandler(w.said, nil))
+	w := &testLog{tb: tb, dir: dir, output: new(logOutput), now: noon}
+	o.Dir, o.Now, o.Log = dir, w.clock, slog.New(slog.NewTextHandler(w.output, nil))
 	w.Log = newLog(tb, o)
 	return w
 }
 
-func (w *writingLog) clock() time.Time {
+func (w *testLog) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.now
 }
 
-func (w *writingLog) advance(d time.Duration) {
+func (w *testLog) advance(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now = w.now.Add(d)
 }
 
 // say commits messages of a conversation, as one batch, at the time of the clock.
-func (w *writingLog) say(texts ...string) {
+func (w *testLog) commit(texts ...string) {
 	w.tb.Helper()
 	w.Committed(messagesAt(w, w.clock(), texts...))
 }
 
-func (w *writingLog) message(at time.Time, text string) store.Change {
+func (w *testLog) message(at time.Time, text string) store.Change {
 	w.tb.Helper()
 	return appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
 }
 
 // crash leaves the log as a process does that is killed.
-func (w *writingLog) crash() {
+func (w *testLog) crash() {
 	w.tb.Helper()
 	w.Log.mu.Lock()
 	defer w.Log.mu.Unlock()
 	var err error
-	for _, f := range w.open {
+	for _, f := range w.files {
 		err = errors.Join(err, f.Close())
 	}
 	if w.lock != nil {
 		err = errors.Join(err, w.lock.Close())
 	}
-	if w.open, w.lock, w.closed = nil, nil, true; err != nil {
+	if w.files, w.lock, w.closed = nil, nil, true; err != nil {
 		w.tb.Fatal(err)
 	}
 }
 
 // saidBy is what the files of a directory say, by name: of each line the text, or "!" and
 // the line if it cannot be read, or of a line about lost ones "-" and their number.
-func saidBy(tb testing.TB, dir string) map[string][]string {
+func fileContents(tb testing.TB, dir string) map[string][]string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -130,11 +130,11 @@ func saidBy(tb testing.TB, dir string) map[string][]string {
 		found[entry.Name()] = []string{}
 		for line := range strings.Lines(string(text)) {
 			line = strings.TrimSuffix(line, "\n") // The last one may get it from the next.
-			l, err := parseLine([]byte(line))
+			l, err := parseEntry([]byte(line))
 			say := "!" + line
 			switch {
 			case err != nil:
-			case l.tenant == nobody:
+			case l.tenant == reservedID:
 				say = fmt.Sprint("-", l.interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
 			default:
 				say = l.interaction.GetContent()
@@ -146,16 +146,16 @@ func saidBy(tb testing.TB, dir string) map[string][]string {
 }
 
 // wants compares the file of the clock's day with what it should say.
-func (w *writingLog) wants(lines ...string) {
+func (w *testLog) wantEntries(lines ...string) {
 	w.tb.Helper()
-	got := saidBy(w.tb, w.dir)[dayOf(w.clock()).fileName()]
+	got := fileContents(w.tb, w.dir)[dayOf(w.clock()).fileName()]
 	if !slices.Equal(got, lines) {
 		w.tb.Errorf("the file says %q, want %q", got, lines)
 	}
 }
 
 // mode is what rights there are to a file.
-func mode(tb testing.TB, path string) fs.FileMode {
+func modeOf(tb testing.TB, path string) fs.FileMode {
 	tb.Helper()
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -165,20 +165,20 @@ func mode(tb testing.TB, path string) fs.FileMode {
 }
 
 // do fails the test at the first error.
-func do(tb testing.TB, errs ...error) {
+func must(tb testing.TB, errs ...error) {
 	tb.Helper()
 	if err := cmp.Or(errs...); err != nil {
 		tb.Fatal(err)
 	}
 }
 
-func (w *writingLog) path(name string) string { return filepath.Join(w.dir, name) }
+func (w *testLog) path(name string) string { return filepath.Join(w.dir, name) }
 
 // today is the path of the file of the clock's day.
-func (w *writingLog) today() string { return w.path(dayOf(w.clock()).fileName()) }
+func (w *testLog) today() string { return w.path(dayOf(w.clock()).fileName()) }
 
 // maintain runs Maintain until the test ends.
-func maintain(tb testing.TB, l *Log) {
+func startMaintain(tb testing.TB, l *Log) {
 	tb.Helper()
 	ctx, stop := context.WithCancel(tb.Context())
 	var running sync.WaitGroup
@@ -190,7 +190,7 @@ func maintain(tb testing.TB, l *Log) {
 }
 
 // messagesAt are the changes that messages of that time make.
-func messagesAt(w *writingLog, at time.Time, texts ...string) []store.Change {
+func messagesAt(w *testLog, at time.Time, texts ...string) []store.Change {
 	w.tb.Helper()
 	var changes []store.Change
 	for _, text := range texts {

@@ -13,7 +13,7 @@ import (
 
 // TestNotAFile has other things than a regular file under the name of a day: lines are lost,
 // and counted, until somebody removes it.
-func TestNotAFile(t *testing.T) {
+func TestDayIsNotAFile(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		make func(path string) error
@@ -26,29 +26,29 @@ func TestNotAFile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "interactions")
-			do(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "target"), []byte("precious"), 0o644),
+			must(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "target"), []byte("precious"), 0o644),
 				test.make(filepath.Join(dir, "2026-11-20.jsonl")))
-			w := openWriting(t, dir, Options{})
-			if said := w.said.take(); !strings.Contains(said, test.want) || !strings.Contains(said, w.today()) {
+			w := openTestLog(t, dir, Options{})
+			if said := w.output.take(); !strings.Contains(said, test.want) || !strings.Contains(said, w.today()) {
 				t.Errorf("at the start operators read %q", said)
 			}
-			w.say("one", "two")
+			w.commit("one", "two")
 			w.advance(time.Second)
-			w.say("three")
+			w.commit("three")
 			w.probe()
 			if w.Lost() != 3 {
 				t.Errorf("%d lines are lost, want 3", w.Lost())
 			}
-			w.report(nil, false)
-			if said := w.said.take(); !strings.Contains(said, test.want) || !strings.Contains(said, "lost_lines=3") {
+			w.reportLoss(nil, false)
+			if said := w.output.take(); !strings.Contains(said, test.want) || !strings.Contains(said, "lost_lines=3") {
 				t.Errorf("operators read %q", said)
 			}
-			do(t, os.Remove(w.today()))
-			w.say("four")
-			w.wants("-3", "four")
+			must(t, os.Remove(w.today()))
+			w.commit("four")
+			w.wantEntries("-3", "four")
 			text, err := os.ReadFile(w.path("target"))
-			do(t, err)
-			if string(text) != "precious" || mode(t, w.path("target")) != 0o644 {
+			must(t, err)
+			if string(text) != "precious" || modeOf(t, w.path("target")) != 0o644 {
 				t.Errorf("what the link led to is %q", text)
 			}
 			if _, err := os.Lstat(w.path("nothing")); err == nil {
@@ -62,33 +62,33 @@ func TestNotAFile(t *testing.T) {
 }
 
 // TestNotAFileLater has the day's file replaced by a link while it is written.
-func TestNotAFileLater(t *testing.T) {
-	w := newWriting(t)
-	w.say("one")
-	do(t, os.Rename(w.today(), w.path("moved")), os.Symlink("moved", w.today()))
-	w.say("two")
-	do(t, os.Remove(w.today()), os.Rename(w.path("moved"), w.today()))
-	w.say("three")
-	w.wants("one", "-1", "three")
+func TestDayBecomesLink(t *testing.T) {
+	w := newTestLog(t)
+	w.commit("one")
+	must(t, os.Rename(w.today(), w.path("moved")), os.Symlink("moved", w.today()))
+	w.commit("two")
+	must(t, os.Remove(w.today()), os.Rename(w.path("moved"), w.today()))
+	w.commit("three")
+	w.wantEntries("one", "-1", "three")
 
-	do(t, os.Rename(w.dir, w.dir+".real"), os.Symlink(w.dir+".real", w.dir))
-	do(t, os.Remove(w.today())) // What is open is the same file still.
-	w.say("four")
-	do(t, os.Remove(w.dir), os.Rename(w.dir+".real", w.dir))
-	w.say("five")
-	w.wants("-1", "five")
+	must(t, os.Rename(w.dir, w.dir+".real"), os.Symlink(w.dir+".real", w.dir))
+	must(t, os.Remove(w.today())) // What is open is the same file still.
+	w.commit("four")
+	must(t, os.Remove(w.dir), os.Rename(w.dir+".real", w.dir))
+	w.commit("five")
+	w.wantEntries("-1", "five")
 }
 
 // TestLossLine looks at how the log tells of lines that are missing.
-func TestLossLine(t *testing.T) {
-	w := newWriting(t)
-	do(t, os.Mkdir(w.today(), 0o700))
-	w.say("one", "two")
+func TestLossEntry(t *testing.T) {
+	w := newTestLog(t)
+	must(t, os.Mkdir(w.today(), 0o700))
+	w.commit("one", "two")
 	w.advance(time.Minute)
-	do(t, os.Remove(w.today()))
-	w.say("three")
+	must(t, os.Remove(w.today()))
+	w.commit("three")
 	text, err := os.ReadFile(w.today())
-	do(t, err)
+	must(t, err)
 	line, _, _ := strings.Cut(string(text), "\n")
 	want := `{"timestamp":"2026-11-20T12:01:00.123456Z","session_id":"*","tenant":"*","agent":"parley","role":"system",` +
 		`"content":"2 lines could not be written since 2026-11-20T12:00:00.123456Z",` +
@@ -97,7 +97,7 @@ func TestLossLine(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	page, err := w.List(t.Context(), &List{Tenant: "acme", Date: "2026-11-20"})
-	do(t, err)
+	must(t, err)
 	if len(page.Interactions) != 1 || page.Skipped != 0 {
 		t.Errorf("a tenant sees %v and %d are skipped, want its own line alone", page.Interactions, page.Skipped)
 	}
@@ -105,24 +105,24 @@ func TestLossLine(t *testing.T) {
 
 // TestProbe tells of lost lines although no message comes any more.
 func TestProbe(t *testing.T) {
-	w := newWriting(t)
-	do(t, os.Mkdir(w.today(), 0o700))
-	w.say("one")
+	w := newTestLog(t)
+	must(t, os.Mkdir(w.today(), 0o700))
+	w.commit("one")
 	w.probe()
-	do(t, os.Remove(w.today()))
+	must(t, os.Remove(w.today()))
 	w.probe()
 	w.probe()
-	w.wants("-1")
+	w.wantEntries("-1")
 }
 
 // TestReport counts what operators are told.
 func TestReport(t *testing.T) {
-	w := newWriting(t)
+	w := newTestLog(t)
 	told := func(want string) {
 		t.Helper()
-		w.report(nil, false)
+		w.reportLoss(nil, false)
 		var got []string
-		for line := range strings.Lines(w.said.take()) {
+		for line := range strings.Lines(w.output.take()) {
 			_, line, _ = strings.Cut(line, "level=")
 			level, rest, _ := strings.Cut(line, " ")
 			_, lost, _ := strings.Cut(rest, "lost_lines=")
@@ -136,7 +136,7 @@ func TestReport(t *testing.T) {
 	fail := func(lines int) {
 		w.Log.mu.Lock()
 		defer w.Log.mu.Unlock()
-		w.lose(lines, syscall.EIO)
+		w.recordLoss(lines, syscall.EIO)
 	}
 	told("")
 	fail(1)
@@ -148,11 +148,11 @@ func TestReport(t *testing.T) {
 	w.advance(time.Second)
 	fail(1)
 	told("WARN3")
-	w.say("again")
+	w.commit("again")
 	told("INFO")
 	told("")
 	fail(5)
-	w.say("again")
+	w.commit("again")
 	told("")
 	w.advance(time.Minute)
 	told("WARN5 INFO")
@@ -160,18 +160,18 @@ func TestReport(t *testing.T) {
 	fail(1)
 	told("WARN1")
 	fail(7)
-	do(t, w.Close())
-	if said := w.said.take(); !strings.Contains(said, "lost_lines=7") {
+	must(t, w.Close())
+	if said := w.output.take(); !strings.Contains(said, "lost_lines=7") {
 		t.Errorf("at the end operators read %q", said)
 	}
 }
 
 // TestReportUnsynced warns of files that cannot be made durable, likewise.
 func TestReportUnsynced(t *testing.T) {
-	w := newWriting(t)
+	w := newTestLog(t)
 	for i, want := range []int{1, 0, 1} {
-		w.report(syscall.EIO, false)
-		if got := strings.Count(w.said.take(), "may not outlast"); got != want {
+		w.reportLoss(syscall.EIO, false)
+		if got := strings.Count(w.output.take(), "may not outlast"); got != want {
 			t.Errorf("report %d warns %d times, want %d", i, got, want)
 		}
 		if i > 0 {

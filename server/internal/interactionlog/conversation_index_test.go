@@ -17,26 +17,26 @@ import (
 )
 
 // yesterday has enough lines for an index: many sessions of ten, and broken lines.
-func yesterday(t *testing.T, r *reading) string {
+func putYesterday(t *testing.T, r *testReader) string {
 	t.Helper()
 	var b strings.Builder
 	for i := range 1000 {
-		b.WriteString(entry{session: fmt.Sprint("s", i%100), content: fmt.Sprint("content-", i)}.String())
+		b.WriteString(sample{conversation: fmt.Sprint("s", i%100), content: fmt.Sprint("content-", i)}.String())
 		if i%250 == 0 {
 			b.WriteString("broken\n")
 		}
 	}
-	r.put(t, "2026-11-19", b.String())
+	r.putFile(t, "2026-11-19", b.String())
 	return b.String()
 }
 
-func session(t *testing.T, r *reading, id string) []string {
+func listConversation(t *testing.T, r *testReader, id string) []string {
 	t.Helper()
 	all, _ := r.listAll(t, List{Tenant: "default", ConversationID: id, PageSize: 3})
 	return texts(all)
 }
 
-func (r *reading) index(t *testing.T) os.FileInfo {
+func (r *testReader) indexInfo(t *testing.T) os.FileInfo {
 	t.Helper()
 	info, err := os.Lstat(filepath.Join(r.dir, ".2026-11-19.sessions"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -48,10 +48,10 @@ func (r *reading) index(t *testing.T) os.FileInfo {
 }
 
 func TestIndex(t *testing.T) {
-	r := newReading(t)
-	file := yesterday(t, r)
-	want, skipped := naive{tenant: "default", session: "s7"}.of(file)
-	if r.index(t) != nil {
+	r := newTestReader(t)
+	file := putYesterday(t, r)
+	want, skipped := model{tenant: "default", conversation: "s7"}.find(file)
+	if r.indexInfo(t) != nil {
 		t.Fatal("an index that nobody has asked for")
 	}
 	for range 2 {
@@ -60,7 +60,7 @@ func TestIndex(t *testing.T) {
 			t.Errorf("skipped %d, want %d, -want +got\n%s", got, skipped, diff)
 		}
 	}
-	made := r.index(t)
+	made := r.indexInfo(t)
 	if made == nil || made.Mode() != 0o600 {
 		t.Fatalf("index %v, want mode 0600", made)
 	}
@@ -77,7 +77,7 @@ func TestIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := session(t, r, "s7"); len(got) != 0 {
+	if got := listConversation(t, r, "s7"); len(got) != 0 {
 		t.Errorf("the index is not used: %v", got)
 	}
 }
@@ -92,10 +92,10 @@ func changeTime(path string) int64 {
 }
 
 // TestIndexIsMadeAnew whenever the file is another, or the index is damaged.
-func TestIndexIsMadeAnew(t *testing.T) {
+func TestIndexIsRebuilt(t *testing.T) {
 	for name, change := range map[string]func(path string, content []byte) error{
 		"line added": func(path string, content []byte) error {
-			return os.WriteFile(path, append(content, entry{session: "s7", content: "added"}.String()...), 0o600)
+			return os.WriteFile(path, append(content, sample{conversation: "s7", content: "added"}.String()...), 0o600)
 		},
 		"same size, other time": func(path string, content []byte) error {
 			return errors.Join(os.WriteFile(path, []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
@@ -116,9 +116,9 @@ func TestIndexIsMadeAnew(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newReading(t)
-			yesterday(t, r)
-			session(t, r, "s7")
+			r := newTestReader(t)
+			putYesterday(t, r)
+			listConversation(t, r, "s7")
 			path := filepath.Join(r.dir, "2026-11-19.jsonl")
 			content, err := os.ReadFile(path)
 			if err != nil {
@@ -131,8 +131,8 @@ func TestIndexIsMadeAnew(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, id := range []string{"s7", "s8"} {
-				want, _ := naive{tenant: "default", session: id}.of(string(content))
-				if diff := cmp.Diff(want, session(t, r, id)); diff != "" {
+				want, _ := model{tenant: "default", conversation: id}.find(string(content))
+				if diff := cmp.Diff(want, listConversation(t, r, id)); diff != "" {
 					t.Errorf("session %s: -want +got\n%s", id, diff)
 				}
 			}
@@ -142,10 +142,10 @@ func TestIndexIsMadeAnew(t *testing.T) {
 
 // TestDamagedIndex: wherever a bit is wrong, everything is found, and the index made anew.
 func TestDamagedIndex(t *testing.T) {
-	r := newReading(t)
-	file := yesterday(t, r)
-	want := session(t, r, "s7")
-	if n, _ := (naive{tenant: "default", session: "s7"}).of(file); !slices.Equal(n, want) {
+	r := newTestReader(t)
+	file := putYesterday(t, r)
+	want := listConversation(t, r, "s7")
+	if n, _ := (model{tenant: "default", conversation: "s7"}).find(file); !slices.Equal(n, want) {
 		t.Fatal(want)
 	}
 	path := filepath.Join(r.dir, ".2026-11-19.sessions")
@@ -163,7 +163,7 @@ func TestDamagedIndex(t *testing.T) {
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, session(t, r, "s7")); diff != "" {
+		if diff := cmp.Diff(want, listConversation(t, r, "s7")); diff != "" {
 			t.Fatalf("-want +got\n%s", diff)
 		}
 	}
@@ -171,9 +171,9 @@ func TestDamagedIndex(t *testing.T) {
 
 // TestIndexIsNotTrusted: where it says that a line is, something else may be.
 func TestIndexIsNotTrusted(t *testing.T) {
-	r := newReading(t)
-	inner := strings.TrimSuffix(entry{session: "s7", content: "inner"}.String(), "\n")
-	r.put(t, "2026-11-19", some(inner)+entry{session: "s7", content: strings.Repeat("x", minIndexed)}.String())
+	r := newTestReader(t)
+	inner := strings.TrimSuffix(sample{conversation: "s7", content: "inner"}.String(), "\n")
+	r.putFile(t, "2026-11-19", sampleLines(inner)+sample{conversation: "s7", content: strings.Repeat("x", minIndexedBytes)}.String())
 	f, err := r.openToRead("2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -182,13 +182,13 @@ func TestIndexIsNotTrusted(t *testing.T) {
 	for _, offset := range []int64{0, 1, 100, f.size - 1, f.size, f.size + 5} {
 		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
 		if err == nil {
-			err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{{hashSession([]byte("s7")), offset}}), out.Close())
+			err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{{hashConversation([]byte("s7")), offset}}), out.Close())
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, content := range session(t, r, "s7") {
-			if content != strings.Repeat("x", minIndexed) {
+		for _, content := range listConversation(t, r, "s7") {
+			if content != strings.Repeat("x", minIndexedBytes) {
 				t.Errorf("offset %d: found %q", offset, content)
 			}
 		}
@@ -197,12 +197,12 @@ func TestIndexIsNotTrusted(t *testing.T) {
 
 func TestNoIndex(t *testing.T) {
 	t.Run("today", func(t *testing.T) {
-		r := newReading(t)
-		yesterday(t, r)
+		r := newTestReader(t)
+		putYesterday(t, r)
 		if err := os.Rename(filepath.Join(r.dir, "2026-11-19.jsonl"), filepath.Join(r.dir, "2026-11-20.jsonl")); err != nil {
 			t.Fatal(err)
 		}
-		if got := session(t, r, "s7"); len(got) != 10 {
+		if got := listConversation(t, r, "s7"); len(got) != 10 {
 			t.Errorf("%v", got)
 		}
 		if found, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(found) > 0 || err != nil {
@@ -210,18 +210,18 @@ func TestNoIndex(t *testing.T) {
 		}
 	})
 	t.Run("just written", func(t *testing.T) {
-		r := newReading(t)
-		yesterday(t, r)
+		r := newTestReader(t)
+		putYesterday(t, r)
 		if err := os.Chtimes(filepath.Join(r.dir, "2026-11-19.jsonl"), readNow, readNow.Add(-time.Second)); err != nil {
 			t.Fatal(err)
 		}
-		if got := session(t, r, "s7"); len(got) != 10 || r.index(t) != nil {
-			t.Errorf("%v, index %v", got, r.index(t))
+		if got := listConversation(t, r, "s7"); len(got) != 10 || r.indexInfo(t) != nil {
+			t.Errorf("%v, index %v", got, r.indexInfo(t))
 		}
 	})
 	t.Run("too many lines", func(t *testing.T) {
-		r := newReading(t)
-		yesterday(t, r)
+		r := newTestReader(t)
+		putYesterday(t, r)
 		f, err := r.openToRead("2026-11-19.jsonl")
 		if err != nil {
 			t.Fatal(err)
@@ -234,37 +234,37 @@ func TestNoIndex(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := session(t, r, "s7"); len(got) != 10 || r.index(t).Size() != int64(headerBytes) {
-			t.Errorf("%v, index %v", got, r.index(t))
+		if got := listConversation(t, r, "s7"); len(got) != 10 || r.indexInfo(t).Size() != int64(headerBytes) {
+			t.Errorf("%v, index %v", got, r.indexInfo(t))
 		}
 	})
 	t.Run("cannot be written", func(t *testing.T) {
-		r := newReading(t)
-		yesterday(t, r)
+		r := newTestReader(t)
+		putYesterday(t, r)
 		// In the place of the unfinished one, not even root can remove this.
-		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions"+unfinishedSuffix, "full"), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions"+temporarySuffix, "full"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
-			if got := session(t, r, "s7"); len(got) != 10 {
+			if got := listConversation(t, r, "s7"); len(got) != 10 {
 				t.Errorf("%v", got)
 			}
 		}
-		if n := strings.Count(r.said.String(), "index of the interaction log cannot be written"); n != 1 {
-			t.Errorf("%d warnings, want 1 a minute\n%s", n, r.said.String())
+		if n := strings.Count(r.output.String(), "index of the interaction log cannot be written"); n != 1 {
+			t.Errorf("%d warnings, want 1 a minute\n%s", n, r.output.String())
 		}
 	})
 	t.Run("link", func(t *testing.T) {
-		r := newReading(t)
-		yesterday(t, r)
+		r := newTestReader(t)
+		putYesterday(t, r)
 		elsewhere := filepath.Join(t.TempDir(), "file")
 		if err := errors.Join(os.WriteFile(elsewhere, []byte("kept"), 0o600),
 			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions")),
-			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions"+unfinishedSuffix))); err != nil {
+			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions"+temporarySuffix))); err != nil {
 			t.Fatal(err)
 		}
-		if got := session(t, r, "s7"); len(got) != 10 || !r.index(t).Mode().IsRegular() {
-			t.Errorf("%v, index %v", got, r.index(t))
+		if got := listConversation(t, r, "s7"); len(got) != 10 || !r.indexInfo(t).Mode().IsRegular() {
+			t.Errorf("%v, index %v", got, r.indexInfo(t))
 		}
 		if kept, err := os.ReadFile(elsewhere); string(kept) != "kept" {
 			t.Errorf("%q, %v", kept, err)
@@ -273,9 +273,9 @@ func TestNoIndex(t *testing.T) {
 }
 
 // TestIndexIsMadeOnce for many queries at once.
-func TestIndexIsMadeOnce(t *testing.T) {
-	r := newReading(t)
-	yesterday(t, r)
+func TestIndexIsBuiltOnce(t *testing.T) {
+	r := newTestReader(t)
+	putYesterday(t, r)
 	// Whoever makes it again replaces the file by another one.
 	var first os.FileInfo
 	var once sync.Once
@@ -286,18 +286,18 @@ func TestIndexIsMadeOnce(t *testing.T) {
 			if err != nil || len(page.Interactions) != 10 {
 				t.Errorf("%v, %v", page, err)
 			}
-			once.Do(func() { first = r.index(t) })
+			once.Do(func() { first = r.indexInfo(t) })
 		})
 	}
 	running.Wait()
-	if last := r.index(t); first == nil || !os.SameFile(first, last) || !first.ModTime().Equal(last.ModTime()) {
+	if last := r.indexInfo(t); first == nil || !os.SameFile(first, last) || !first.ModTime().Equal(last.ModTime()) {
 		t.Error("made more than once")
 	}
 }
 
-func TestIndexIsNotMadeWithoutTime(t *testing.T) {
-	r := newReading(t)
-	yesterday(t, r)
+func TestIndexBuildCanceled(t *testing.T) {
+	r := newTestReader(t)
+	putYesterday(t, r)
 	f, err := r.openToRead("2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -306,12 +306,12 @@ func TestIndexIsNotMadeWithoutTime(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r.indexes.building <- struct{}{}
-	if x := r.reader.index(ctx, f, dayOf(readNow)-1); x != nil {
+	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil {
 		t.Error("an index out of nothing")
 	}
 	<-r.indexes.building
-	if x := r.reader.index(ctx, f, dayOf(readNow)-1); x != nil || r.index(t) != nil || r.said.Len() > 0 {
-		t.Errorf("index %v, said %s", x, r.said.String())
+	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
+		t.Errorf("index %v, said %s", x, r.output.String())
 	}
 	if left, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(left) > 0 || err != nil {
 		t.Errorf("left behind: %v, %v", left, err)
@@ -319,18 +319,18 @@ func TestIndexIsNotMadeWithoutTime(t *testing.T) {
 }
 
 // TestIndexOfALongSession is read a part at a time, in both directions.
-func TestIndexOfALongSession(t *testing.T) {
-	r := newReading(t)
-	const lines = 2*maxFound + 10
+func TestIndexOfLongConversation(t *testing.T) {
+	r := newTestReader(t)
+	const lines = 2*maxIndexFound + 10
 	var b strings.Builder
 	for i := range lines {
-		b.WriteString(entry{at: "2026-11-19T13:00:00.000000Z", content: fmt.Sprint(i)}.String())
+		b.WriteString(sample{at: "2026-11-19T13:00:00.000000Z", content: fmt.Sprint(i)}.String())
 		if i%3 == 0 {
 			b.WriteString("broken\n")
 		}
 	}
-	r.put(t, "2026-11-19", b.String())
-	want, skipped := naive{tenant: "default", session: "s"}.of(b.String())
+	r.putFile(t, "2026-11-19", b.String())
+	want, skipped := model{tenant: "default", conversation: "s"}.find(b.String())
 	for _, l := range []List{{}, {Within: 24 * time.Hour}} {
 		l.Tenant, l.ConversationID, l.PageSize = "default", "s", 1000
 		all, got := r.listAll(t, l)
@@ -346,11 +346,11 @@ func TestIndexOfALongSession(t *testing.T) {
 
 // TestIndexOfAnothersSession of the same name: far more lines than are looked up at a time have
 // to be passed over, in both directions.
-func TestIndexOfAnothersSession(t *testing.T) {
-	r := newReading(t)
-	theirs := strings.Repeat(entry{tenant: "other"}.String(), maxFound-2) // The next one ends a part.
-	r.put(t, "2026-11-19", some("first")+theirs+some("middle")+theirs+theirs+some("last"))
-	if got := session(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
+func TestIndexOfOtherTenant(t *testing.T) {
+	r := newTestReader(t)
+	theirs := strings.Repeat(sample{tenant: "other"}.String(), maxIndexFound-2) // The next one ends a part.
+	r.putFile(t, "2026-11-19", sampleLines("first")+theirs+sampleLines("middle")+theirs+theirs+sampleLines("last"))
+	if got := listConversation(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
 		t.Error(got)
 	}
 	all, _ := r.searchAll(t, Search{Tenant: "default", ConversationID: "s", PageSize: 1})

@@ -26,14 +26,14 @@ const (
 	// maxMetadataSigns is how many commas and opening brackets metadata may have: each value
 	// has one, and takes many times its bytes in memory. The service's own has fewer, even if
 	// all of its text consists of them.
-	maxMetadataSigns = 100_000
+	maxMetadataValues = 100_000
 )
 
 // errLine is a line that is not one of the log, or no longer.
-var errLine = errors.New("not a line of the interaction log")
+var errInvalid = errors.New("not a line of the interaction log")
 
 // line is one line of the log, by whomever it was written.
-type line struct {
+type parsedEntry struct {
 	tenant      string
 	interaction *parleyv1.Interaction
 }
@@ -41,7 +41,7 @@ type line struct {
 // parseLine reads a line in any spelling that JSON has. Of the keys timestamp, session_id, role
 // and content are required, each a string; a time without a zone is UTC. Keys that it does not
 // know are passed over. The error is errLine, wrapped; it quotes no content.
-func parseLine(b []byte) (*line, error) {
+func parseEntry(b []byte) (*parsedEntry, error) {
 	var raw struct {
 		Timestamp *string         `json:"timestamp"`
 		SessionID *string         `json:"session_id"`
@@ -52,10 +52,10 @@ func parseLine(b []byte) (*line, error) {
 		Metadata  json.RawMessage `json:"metadata"`
 	}
 	if err := json.Unmarshal(b, &raw); err != nil {
-		return nil, faultOf(err)
+		return nil, describeJSONError(err)
 	}
 	if raw.Timestamp == nil || raw.SessionID == nil || raw.Role == nil || raw.Content == nil {
-		return nil, fmt.Errorf("%w: timestamp, session_id, role and content are required", errLine)
+		return nil, fmt.Errorf("%w: timestamp, session_id, role and content are required", errInvalid)
 	}
 	at, err := parseTimestamp(*raw.Timestamp)
 	if err != nil {
@@ -63,7 +63,7 @@ func parseLine(b []byte) (*line, error) {
 	}
 	role := parseRole(*raw.Role)
 	if role == parleyv1.Role_ROLE_UNSPECIFIED {
-		return nil, fmt.Errorf(`%w: role is none of "user", "assistant", "system" and "tool"`, errLine)
+		return nil, fmt.Errorf(`%w: role is none of "user", "assistant", "system" and "tool"`, errInvalid)
 	}
 	metadata, err := newMetadata(raw.Metadata)
 	if err != nil {
@@ -72,7 +72,7 @@ func parseLine(b []byte) (*line, error) {
 	if raw.Tenant == "" {
 		raw.Tenant = defaultTenant
 	}
-	return &line{tenant: raw.Tenant, interaction: &parleyv1.Interaction{
+	return &parsedEntry{tenant: raw.Tenant, interaction: &parleyv1.Interaction{
 		Timestamp: at, ConversationId: *raw.SessionID, Agent: raw.Agent, Role: role, Content: *raw.Content, Metadata: metadata,
 	}}, nil
 }
@@ -84,43 +84,43 @@ func parseTimestamp(text string) (*timestamppb.Timestamp, error) {
 	}
 	stamp := timestamppb.New(at)
 	if err != nil || !stamp.IsValid() {
-		return nil, fmt.Errorf("%w: timestamp is not an ISO 8601 time such as %s", errLine, timestampLayout)
+		return nil, fmt.Errorf("%w: timestamp is not an ISO 8601 time such as %s", errInvalid, timestampLayout)
 	}
 	return stamp, nil
 }
 
 // faultOf is what is wrong with the JSON of a line, as people say it.
-func faultOf(err error) error {
+func describeJSONError(err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
-		return fmt.Errorf("%w: %w", errLine, err)
+		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	kind, _, _ := strings.Cut(wrong.Value, " ") // What follows is the number.
 	if wrong.Field == "" {
-		return fmt.Errorf("%w: not an object, but of the JSON type %s", errLine, kind)
+		return fmt.Errorf("%w: not an object, but of the JSON type %s", errInvalid, kind)
 	}
-	return fmt.Errorf("%w: %s is not a string, but of the JSON type %s", errLine, wrong.Field, kind)
+	return fmt.Errorf("%w: %s is not a string, but of the JSON type %s", errInvalid, wrong.Field, kind)
 }
 
 func newMetadata(raw json.RawMessage) (*structpb.Struct, error) {
-	if bytes.Count(raw, []byte{','})+bytes.Count(raw, []byte{'['})+bytes.Count(raw, []byte{'{'}) > maxMetadataSigns {
-		return nil, fmt.Errorf("%w: metadata has too many values, more than about %d", errLine, maxMetadataSigns)
+	if bytes.Count(raw, []byte{','})+bytes.Count(raw, []byte{'['})+bytes.Count(raw, []byte{'{'}) > maxMetadataValues {
+		return nil, fmt.Errorf("%w: metadata has too many values, more than about %d", errInvalid, maxMetadataValues)
 	}
 	var values map[string]any
 	if raw != nil {
 		if err := json.Unmarshal(raw, &values); err != nil {
-			return nil, fmt.Errorf("%w: metadata is not an object, or has a number that is too large", errLine)
+			return nil, fmt.Errorf("%w: metadata is not an object, or has a number that is too large", errInvalid)
 		}
 	}
 	if len(values) == 0 {
 		return nil, nil
 	}
 	if deeperThan(values, maxMetadataDepth) {
-		return nil, fmt.Errorf("%w: metadata has more than %d levels", errLine, maxMetadataDepth)
+		return nil, fmt.Errorf("%w: metadata has more than %d levels", errInvalid, maxMetadataDepth)
 	}
 	metadata, err := structpb.NewStruct(values)
 	if err != nil {
-		return nil, fmt.Errorf("%w: metadata: %w", errLine, err)
+		return nil, fmt.Errorf("%w: metadata: %w", errInvalid, err)
 	}
 	return metadata, nil
 }
@@ -173,23 +173,23 @@ func parseRole(name string) parleyv1.Role {
 
 // lineHead is what a line begins with when the encoder wrote it: enough to pass over most
 // lines without parsing them.
-type lineHead struct {
-	timestamp []byte // in timestampLayout
-	sessionID []byte
-	tenant    []byte
+type entryHead struct {
+	timestamp      []byte // in timestampLayout
+	conversationID []byte
+	tenant         []byte
 }
 
 const (
-	timestampKey = `{"timestamp":"`
-	sessionIDKey = `","session_id":"`
-	tenantKey    = `","tenant":"`
+	timestampKey    = `{"timestamp":"`
+	conversationKey = `","session_id":"`
+	tenantKey       = `","tenant":"`
 )
 
 // parseHead reads the head of a line that begins as those of the encoder do; false for all
 // others, such as those that people wrote, and lines with an id that JSON escapes. That the
 // rest of the line is whole it does not say.
-func parseHead(b []byte) (lineHead, bool) {
-	var h lineHead
+func parseHead(b []byte) (entryHead, bool) {
+	var h entryHead
 	rest, ok := bytes.CutPrefix(b, []byte(timestampKey))
 	if !ok || len(rest) < len(timestampLayout) {
 		return h, false
@@ -198,14 +198,14 @@ func parseHead(b []byte) (lineHead, bool) {
 	if !isTimestamp(h.timestamp) {
 		return h, false
 	}
-	if rest, ok = bytes.CutPrefix(rest, []byte(sessionIDKey)); !ok {
+	if rest, ok = bytes.CutPrefix(rest, []byte(conversationKey)); !ok {
 		return h, false
 	}
 	end := bytes.IndexByte(rest, '"')
 	if end < 0 {
 		return h, false
 	}
-	h.sessionID, rest = rest[:end], rest[end:]
+	h.conversationID, rest = rest[:end], rest[end:]
 	if rest, ok = bytes.CutPrefix(rest, []byte(tenantKey)); !ok {
 		return h, false
 	}
@@ -213,18 +213,18 @@ func parseHead(b []byte) (lineHead, bool) {
 		return h, false
 	}
 	h.tenant = rest[:end]
-	return h, end > 0 && bytes.IndexByte(h.sessionID, '\\') < 0 && bytes.IndexByte(h.tenant, '\\') < 0
+	return h, end > 0 && bytes.IndexByte(h.conversationID, '\\') < 0 && bytes.IndexByte(h.tenant, '\\') < 0
 }
 
 // isTimestamp reports whether b looks as in timestampLayout, by its length and its signs.
 func isTimestamp(b []byte) bool {
 	for i, c := range b {
-		switch sign := timestampLayout[i]; {
-		case sign >= '0' && sign <= '9':
+		switch want := timestampLayout[i]; {
+		case want >= '0' && want <= '9':
 			if c < '0' || c > '9' {
 				return false
 			}
-		case c != sign:
+		case c != want:
 			return false
 		}
 	}

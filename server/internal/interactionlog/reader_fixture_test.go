@@ -18,22 +18,22 @@ import (
 var readNow = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 // reading is a reader of a directory, with what it says.
-type reading struct {
+type testReader struct {
 	*reader
 
-	said bytes.Buffer
-	puts int
+	output bytes.Buffer
+	puts   int
 }
 
-func newReading(tb testing.TB) *reading {
+func newTestReader(tb testing.TB) *testReader {
 	tb.Helper()
-	r := &reading{}
-	r.reader = newReader(tb.TempDir(), slog.New(slog.NewJSONHandler(&r.said, nil)), func() time.Time { return readNow })
+	r := &testReader{}
+	r.reader = newReader(tb.TempDir(), slog.New(slog.NewJSONHandler(&r.output, nil)), func() time.Time { return readNow })
 	return r
 }
 
 // put writes the file of a day, as of an hour ago; no two are of the same time.
-func (r *reading) put(tb testing.TB, date, content string) {
+func (r *testReader) putFile(tb testing.TB, date, content string) {
 	tb.Helper()
 	path := filepath.Join(r.dir, date+fileSuffix)
 	err := os.WriteFile(path, []byte(content), 0o600)
@@ -47,23 +47,23 @@ func (r *reading) put(tb testing.TB, date, content string) {
 }
 
 // entry is a line to write; what is empty gets a value.
-type entry struct{ at, session, tenant, agent, role, content string }
+type sample struct{ at, conversation, tenant, agent, role, content string }
 
 // String is the line as the encoder writes it, with the line break.
-func (e entry) String() string {
+func (e sample) String() string {
 	or := func(s *string, value string) {
 		if *s == "" {
 			*s = value
 		}
 	}
 	or(&e.at, "2026-11-20T09:00:00.000000Z")
-	or(&e.session, "s")
+	or(&e.conversation, "s")
 	or(&e.tenant, "default")
 	or(&e.agent, "User")
 	or(&e.role, "user")
 	b := append([]byte(timestampKey), e.at...)
 	for _, part := range []struct{ key, value string }{
-		{sessionIDKey, e.session}, {tenantKey, e.tenant}, {`","agent":"`, e.agent}, {`","role":"`, e.role}, {`","content":"`, e.content},
+		{conversationKey, e.conversation}, {tenantKey, e.tenant}, {`","agent":"`, e.agent}, {`","role":"`, e.role}, {`","content":"`, e.content},
 	} {
 		b = appendText(append(b, part.key...), []byte(part.value))
 	}
@@ -71,9 +71,9 @@ func (e entry) String() string {
 }
 
 // said returns the lines of a file that were warned of, as "file:line".
-func (r *reading) warned(t *testing.T) (lines []string) {
+func (r *testReader) warnings(t *testing.T) (lines []string) {
 	t.Helper()
-	for text := range strings.Lines(r.said.String()) {
+	for text := range strings.Lines(r.output.String()) {
 		var record struct {
 			File string
 			Line int
@@ -96,7 +96,7 @@ func contents(page *Page) string {
 }
 
 // listAll returns all pages of a list, and how many lines were skipped.
-func (r *reading) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction, skipped int) {
+func (r *testReader) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction, skipped int) {
 	tb.Helper()
 	return allPages(tb, func(token string) (*Page, error) {
 		l.PageToken = token
@@ -105,7 +105,7 @@ func (r *reading) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction, s
 }
 
 // searchAll is listAll for a search.
-func (r *reading) searchAll(tb testing.TB, s Search) (all []*parleyv1.Interaction, skipped int) {
+func (r *testReader) searchAll(tb testing.TB, s Search) (all []*parleyv1.Interaction, skipped int) {
 	tb.Helper()
 	return allPages(tb, func(token string) (*Page, error) {
 		s.PageToken = token
@@ -140,28 +140,28 @@ func texts(all []*parleyv1.Interaction) []string {
 }
 
 // naive is what a query is to find, by way of parsing every line.
-type naive struct {
-	tenant, session, text string
-	since                 time.Time
-	backward              bool
+type model struct {
+	tenant, conversation, text string
+	since                      time.Time
+	backward                   bool
 }
 
 // of returns what is found in files, given from the oldest on, and how many lines cannot be read.
-func (n naive) of(files ...string) (found []string, skipped int) {
-	var parsed []naiveFile
+func (n model) find(files ...string) (found []string, skipped int) {
+	var parsed []modelFile
 	for _, file := range files {
-		parsed = append(parsed, parseNaively(file))
+		parsed = append(parsed, parseModelFile(file))
 	}
-	return n.in(parsed...)
+	return n.findIn(parsed...)
 }
 
-func (n naive) in(files ...naiveFile) (found []string, skipped int) {
+func (n model) findIn(files ...modelFile) (found []string, skipped int) {
 	found = []string{}
 	for _, file := range files {
 		skipped += file.faults
 		for _, l := range file.lines {
 			in := l.interaction
-			if l.tenant == n.tenant && (n.session == "" || in.ConversationId == n.session) &&
+			if l.tenant == n.tenant && (n.conversation == "" || in.ConversationId == n.conversation) &&
 				!in.Timestamp.AsTime().Before(n.since) && strings.Contains(foldText(in.Content), foldText(n.text)) {
 				found = append(found, in.Content)
 			}
@@ -174,18 +174,18 @@ func (n naive) in(files ...naiveFile) (found []string, skipped int) {
 }
 
 // naiveFile is what there is to read in a file.
-type naiveFile struct {
-	lines  []*line
+type modelFile struct {
+	lines  []*parsedEntry
 	faults int
 }
 
-func parseNaively(file string) (parsed naiveFile) {
+func parseModelFile(file string) (parsed modelFile) {
 	for text := range strings.SplitSeq(strings.TrimPrefix(file, "\ufeff"), "\n") {
 		text = strings.Trim(text, " \t\r")
 		if text == "" {
 			continue
 		}
-		if l, err := parseLine([]byte(text)); err != nil || len(text) > maxLineBytes {
+		if l, err := parseEntry([]byte(text)); err != nil || len(text) > maxLineBytes {
 			parsed.faults++
 		} else {
 			parsed.lines = append(parsed.lines, l)

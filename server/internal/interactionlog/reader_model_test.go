@@ -15,14 +15,14 @@ import (
 
 // TestReadingAgreesWithANaiveOne over files of lines by the encoder, lines by hand and lines
 // that cannot be read: all queries, page by page, with and without indexes.
-func TestReadingAgreesWithANaiveOne(t *testing.T) {
+func TestReaderAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		r := newReading(t)
+		r := newTestReader(t)
 		first := dayOf(readNow) - 3
 		var files [4]string
 		for i := range files {
 			files[i] = drawFile(rt)
-			r.put(t, (first + day(i)).String(), files[i])
+			r.putFile(t, (first + day(i)).String(), files[i])
 		}
 		checkReading(t, rt, r, files[:])
 		// Once more, with the indexes made; one is damaged, one not of its file any more.
@@ -35,20 +35,20 @@ func TestReadingAgreesWithANaiveOne(t *testing.T) {
 			}
 		}
 		files[1] = drawFile(rt)
-		r.put(t, (first + 1).String(), files[1])
+		r.putFile(t, (first + 1).String(), files[1])
 		checkReading(t, rt, r, files[:])
 	})
 }
 
-func checkReading(t *testing.T, rt *rapid.T, r *reading, files []string) {
+func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	t.Helper()
 	size := rapid.IntRange(1, 7).Draw(rt, "page size")
 	tenant := rapid.SampledFrom([]string{"default", "other"}).Draw(rt, "tenant")
 	within := time.Duration(rapid.IntRange(1, 80).Draw(rt, "hours")) * time.Hour
 	since := readNow.Add(-within)
-	var parsed []naiveFile
+	var parsed []modelFile
 	for _, file := range files {
-		parsed = append(parsed, parseNaively(file))
+		parsed = append(parsed, parseModelFile(file))
 	}
 	recent := parsed[min(3, max(0, 3-int(dayOf(readNow)-dayOf(since)))):]
 	days := rapid.IntRange(1, 5).Draw(rt, "days")
@@ -62,25 +62,25 @@ func checkReading(t *testing.T, rt *rapid.T, r *reading, files []string) {
 		}
 	}
 	for _, session := range []string{"", "s", "é"} {
-		n := naive{tenant: tenant, session: session}
-		want, skipped := n.in(parsed[2])
+		n := model{tenant: tenant, conversation: session}
+		want, skipped := n.findIn(parsed[2])
 		l := List{Tenant: tenant, ConversationID: session, PageSize: size, Date: (dayOf(readNow) - 1).String()}
 		all, got := r.listAll(t, l)
 		same("day", texts(all), want, got, skipped)
 
 		if l.Date = ""; session != "" {
-			want, skipped = n.in(parsed...)
+			want, skipped = n.findIn(parsed...)
 			all, got = r.listAll(t, l)
 			same("session", texts(all), want, got, skipped)
 		}
 
 		n.backward, n.since, l.Within = true, since, within
-		want, skipped = n.in(recent...)
+		want, skipped = n.findIn(recent...)
 		all, got = r.listAll(t, l)
 		same(fmt.Sprintf("%s, session %q", within, session), texts(all), want, got, skipped)
 
 		n.since, n.text = time.Time{}, text
-		want, _ = n.in(parsed[max(0, 4-days):]...)
+		want, _ = n.findIn(parsed[max(0, 4-days):]...)
 		all, _ = r.searchAll(t, Search{Tenant: tenant, Query: text, Days: days, ConversationID: session, PageSize: size})
 		same(fmt.Sprintf("%d days, text %q, session %q", days, text, session), texts(all), want, 0, 0)
 	}
@@ -90,16 +90,16 @@ func checkReading(t *testing.T, rt *rapid.T, r *reading, files []string) {
 func drawFile(t *rapid.T) string {
 	var b strings.Builder
 	for range rapid.IntRange(0, 12).Draw(t, "lines") {
-		e := entry{
-			at:      readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
-			session: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "session"),
-			tenant:  rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
-			content: hardText(6).Draw(t, "content"),
+		e := sample{
+			at:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
+			conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "session"),
+			tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
+			content:      hardText(6).Draw(t, "content"),
 		}
 		switch rapid.IntRange(0, 29).Draw(t, "kind") {
 		case 0, 1, 2:
 			line, err := json.Marshal(map[string]any{ // By key: not as the encoder writes it, and with other escapes.
-				"timestamp": e.at, "session_id": e.session, "tenant": e.tenant, "role": "tool", "content": e.content, "more": 1,
+				"timestamp": e.at, "session_id": e.conversation, "tenant": e.tenant, "role": "tool", "content": e.content, "more": 1,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -118,7 +118,7 @@ func drawFile(t *rapid.T) string {
 		}
 	}
 	if rapid.Bool().Draw(t, "large") {
-		b.WriteString(entry{tenant: "filler", content: strings.Repeat("-", minIndexed)}.String())
+		b.WriteString(sample{tenant: "filler", content: strings.Repeat("-", minIndexedBytes)}.String())
 	}
 	if file := b.String(); rapid.IntRange(0, 3).Draw(t, "torn") > 0 {
 		return file
@@ -128,28 +128,28 @@ func drawFile(t *rapid.T) string {
 
 // FuzzRead reads any bytes, in all ways.
 func FuzzRead(f *testing.F) {
-	f.Add([]byte(some("a", "b\n", "ÄPFEL")), "äp", uint32(0))
-	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+some("\"")), `"`, uint32(chunkBytes))
+	f.Add([]byte(sampleLines("a", "b\n", "ÄPFEL")), "äp", uint32(0))
+	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+sampleLines("\"")), `"`, uint32(chunkBytes))
 	f.Fuzz(func(t *testing.T, file []byte, text string, ahead uint32) {
-		r := newReading(t)
+		r := newTestReader(t)
 		content := string(file)
 		if ahead%4 == 0 { // Large enough for an index, and about the edge of a chunk.
 			content = strings.Repeat("x", int(ahead%(2*chunkBytes))) + "\n" + content
 		}
-		r.put(t, "2026-11-19", content)
+		r.putFile(t, "2026-11-19", content)
 		for range 2 { // The second time with an index. Faults in lines that seem to be of others do not count.
-			want, skipped := naive{tenant: "default", session: "s"}.of(content)
+			want, skipped := model{tenant: "default", conversation: "s"}.find(content)
 			all, got := r.listAll(t, List{Tenant: "default", ConversationID: "s", PageSize: 2})
 			if diff := cmp.Diff(want, texts(all)); diff != "" || got > skipped {
 				t.Fatalf("session: skipped %d of %d, -want +got\n%s", got, skipped, diff)
 			}
 		}
-		want, skipped := naive{tenant: "default"}.of(content)
+		want, skipped := model{tenant: "default"}.find(content)
 		all, got := r.listAll(t, List{Tenant: "default", Date: "2026-11-19", PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" || got > skipped {
 			t.Fatalf("day: skipped %d of %d, -want +got\n%s", got, skipped, diff)
 		}
-		want, _ = naive{tenant: "default", text: text, backward: true}.of(content)
+		want, _ = model{tenant: "default", text: text, backward: true}.find(content)
 		all, _ = r.searchAll(t, Search{Tenant: "default", Query: text, PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" {
 			t.Fatalf("search: -want +got\n%s", diff)
@@ -159,7 +159,7 @@ func FuzzRead(f *testing.F) {
 
 // FuzzIndex: whatever stands where an index should, a session is found.
 func FuzzIndex(f *testing.F) {
-	content := some("a") + entry{session: "t", content: strings.Repeat("-", minIndexed)}.String() + some("b")
+	content := sampleLines("a") + sample{conversation: "t", content: strings.Repeat("-", minIndexedBytes)}.String() + sampleLines("b")
 	path := filepath.Join(f.TempDir(), "index")
 	index, err := os.Create(path)
 	if err != nil {
@@ -175,8 +175,8 @@ func FuzzIndex(f *testing.F) {
 	f.Add(written)
 	f.Add([]byte(nil))
 	f.Fuzz(func(t *testing.T, index []byte) {
-		r := newReading(t)
-		r.put(t, "2026-11-19", content)
+		r := newTestReader(t)
+		r.putFile(t, "2026-11-19", content)
 		if err := os.WriteFile(filepath.Join(r.dir, ".2026-11-19.sessions"), index, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -8,17 +8,17 @@ import (
 )
 
 // TestConversationOverMidnight is written by the clock, into two files, and read as one.
-func TestConversationOverMidnight(t *testing.T) {
-	w := newWriting(t)
+func TestConversationAcrossMidnight(t *testing.T) {
+	w := newTestLog(t)
 	w.advance(12*time.Hour - time.Minute)
-	w.say("late", "later")
+	w.commit("late", "later")
 	w.advance(time.Minute)
-	w.say("early")
+	w.commit("early")
 	w.advance(6 * time.Hour)
-	w.say("in the morning")
+	w.commit("in the morning")
 
 	want := map[string][]string{"2026-11-20.jsonl": {"late", "later"}, "2026-11-21.jsonl": {"early", "in the morning"}}
-	if diff := cmp.Diff(want, saidBy(t, w.dir)); diff != "" {
+	if diff := cmp.Diff(want, fileContents(t, w.dir)); diff != "" {
 		t.Errorf("the files (-want +got):\n%s", diff)
 	}
 	for _, tt := range []struct {

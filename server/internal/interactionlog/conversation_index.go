@@ -17,16 +17,16 @@ const (
 	indexPrefix, indexSuffix = ".", ".sessions"
 	// minIndexed is from which size on a file gets an index: to read less takes about as long
 	// as to read the index.
-	minIndexed = 64 << 10
+	minIndexedBytes = 64 << 10
 	// settled is how long a file must not have been written to get one: two changes in
 	// quick succession may leave it with the same time.
-	settled = 2 * time.Second
+	minIndexAge = 2 * time.Second
 	// retryIndex is after how long an index that could not be written is tried again.
-	retryIndex = time.Minute
+	indexRetryDelay = time.Minute
 )
 
 // indexes is what a reader knows of the indexes by session beside the files of past days.
-type indexes struct {
+type indexState struct {
 	building chan struct{} // holds a value while one is built
 	retry    atomic.Int64  // when, in nanoseconds since 1970, after a failure
 }
@@ -34,13 +34,13 @@ type indexes struct {
 // indexed yields the lines of a session by way of an index, and reports whether that was all
 // of the stretch. If not, because there is no index or it is damaged, the stretch is what
 // remains.
-func (r *reader) indexed(ctx context.Context, f *openedFile, d day, session string, s *stretch, yield func(rawLine, error) bool) bool {
-	x := r.index(ctx, f, d)
+func (r *reader) indexedLines(ctx context.Context, f *openedFile, d day, session string, s *section, yield func(rawLine, error) bool) bool {
+	x := r.indexOf(ctx, f, d)
 	if x == nil {
 		return false
 	}
 	defer x.close()
-	if x.many {
+	if x.oversize {
 		return false
 	}
 	var buffer []byte
@@ -57,7 +57,7 @@ func (r *reader) indexed(ctx context.Context, f *openedFile, d day, session stri
 				return true
 			}
 			at, err := readLine(f, f.size, from, &buffer)
-			if errors.Is(err, errMoved) {
+			if errors.Is(err, errChanged) {
 				r.dropIndex(d)
 				return false
 			}
@@ -74,9 +74,9 @@ func (r *reader) indexed(ctx context.Context, f *openedFile, d day, session stri
 
 // index returns that of a file, which is made if need be; nil if there is none, and the file
 // is to be read instead.
-func (r *reader) index(ctx context.Context, f *openedFile, d day) *index {
+func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
 	now := r.now()
-	if f.size < minIndexed || d >= dayOf(now) || now.Sub(time.Unix(0, f.modified)) < settled {
+	if f.size < minIndexedBytes || d >= dayOf(now) || now.Sub(time.Unix(0, f.modified)) < minIndexAge {
 		return nil
 	}
 	if x := r.openIndex(f, d); x != nil {
@@ -96,7 +96,7 @@ func (r *reader) index(ctx context.Context, f *openedFile, d day) *index {
 	}
 	if err := r.makeIndex(ctx, f, d); err != nil {
 		if ctx.Err() == nil {
-			r.indexes.retry.Store(now.Add(retryIndex).UnixNano())
+			r.indexes.retry.Store(now.Add(indexRetryDelay).UnixNano())
 			r.log.Warn("index of the interaction log cannot be written, sessions are looked for in the whole file", "error", err)
 		}
 		return nil
@@ -140,7 +140,7 @@ func (r *reader) dropIndex(d day) {
 // place of the old one when it is whole.
 func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 	path := filepath.Join(r.dir, indexName(d))
-	unfinished := path + unfinishedSuffix
+	unfinished := path + temporarySuffix
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -149,7 +149,7 @@ func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 	if err != nil {
 		return err
 	}
-	entries, err := r.sessionsOf(ctx, f)
+	entries, err := r.buildEntries(ctx, f)
 	if err == nil {
 		err = writeIndex(file, f.fingerprint, entries)
 	}
@@ -163,37 +163,37 @@ func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 }
 
 // sessionsOf lists the lines of a file by session; nil if there are more than maxIndexed.
-func (r *reader) sessionsOf(ctx context.Context, f *openedFile) ([]indexEntry, error) {
+func (r *reader) buildEntries(ctx context.Context, f *openedFile) ([]indexEntry, error) {
 	var buffer []byte
-	entries := make([]indexEntry, 0, min(f.size/256, maxIndexed)) // Most lines are longer.
-	for at, err := range r.scan(ctx, &stretch{file: f, size: f.size, end: f.size}, true) {
+	entries := make([]indexEntry, 0, min(f.size/256, maxIndexEntries)) // Most lines are longer.
+	for at, err := range r.scanShortLines(ctx, &section{file: f, size: f.size, end: f.size}, true) {
 		if err == nil && at.long {
 			at, err = readLine(f, f.size, at.from, &buffer)
 		}
-		if errors.Is(err, errMoved) {
+		if errors.Is(err, errChanged) {
 			continue
 		} else if err != nil {
 			return nil, err
 		}
-		if len(entries) == maxIndexed {
+		if len(entries) == maxIndexEntries {
 			return nil, nil
 		}
-		entries = append(entries, indexEntry{hash: hashOf(at), offset: at.from})
+		entries = append(entries, indexEntry{hash: hashOfLine(at), offset: at.from})
 	}
 	sortEntries(entries)
 	return entries, nil
 }
 
 // hashOf is the hash of a line's session, or unreadable.
-func hashOf(at rawLine) uint64 {
-	if looksWhole(at.text) {
+func hashOfLine(at rawLine) uint64 {
+	if hasBraces(at.text) {
 		if h, ok := parseHead(at.text); ok {
-			return hashSession(h.sessionID)
+			return hashConversation(h.conversationID)
 		}
 	}
-	l, err := read(at)
+	l, err := parseRaw(at)
 	if err != nil {
 		return unreadable
 	}
-	return hashSession([]byte(l.interaction.ConversationId))
+	return hashConversation([]byte(l.interaction.ConversationId))
 }

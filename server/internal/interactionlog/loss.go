@@ -11,7 +11,7 @@ import (
 
 const (
 	// nobody is the tenant of lines that the log writes about itself, and their session.
-	nobody = "*"
+	reservedID = "*"
 	// warnEvery is how often operators are warned at most.
 	warnEvery = time.Minute
 )
@@ -20,58 +20,58 @@ const (
 var errClosed = errors.New("the log is closed")
 
 // failing is what could not be written.
-type failing struct {
-	lost  int64     // lines of which the log does not tell yet; the log fails while there are any
-	since time.Time // the first of them
-	cause error     // of the latest; nil if a process before has lost them all
+type lossState struct {
+	missing int64     // lines of which the log does not tell yet; the log fails while there are any
+	since   time.Time // the first of them
+	cause   error     // of the latest; nil if a process before has lost them all
 
-	untold int64 // lines of which operators were not told
-	told   bool  // they know that the log fails
-	warned time.Time
+	unwarned int64 // lines of which operators were not told
+	warned   bool  // they know that the log fails
+	warnedAt time.Time
 }
 
 // lose counts lines that are not in the log. l.mu is held, as it is below.
-func (l *Log) lose(lines int, cause error) {
+func (l *Log) recordLoss(lines int, cause error) {
 	if lines == 0 {
 		return
 	}
-	f := &l.failing
-	if f.lost == 0 {
+	f := &l.loss
+	if f.missing == 0 {
 		f.since = l.options.Now()
 	}
-	f.lost, f.untold, f.cause = f.lost+int64(lines), f.untold+int64(lines), cause
+	f.missing, f.unwarned, f.cause = f.missing+int64(lines), f.unwarned+int64(lines), cause
 	l.lost.Add(int64(lines))
 }
 
 // writeBehindLoss writes lines, which come behind a line break, with a line ahead of them that
 // tells of those that are missing. All get into the file or, as far as that can be, none.
-func (l *Log) writeBehindLoss(d day, timestamp, lines []byte) {
-	both := l.failing.appendLine([]byte{'\n'}, timestamp)
+func (l *Log) writeWithLossEntry(d day, timestamp, lines []byte) {
+	both := l.loss.appendEntry([]byte{'\n'}, timestamp)
 	own := len(both) - 1
 	both = append(both, lines[1:]...)
 	kept, err := l.append(d, both, true)
 	if kept >= own {
-		l.failing.lost, l.failing.since = 0, time.Time{}
+		l.loss.missing, l.loss.since = 0, time.Time{}
 	} else {
 		kept = own
 	}
 	if err != nil {
-		l.lose(bytes.Count(both[1+kept:], []byte{'\n'}), err)
+		l.recordLoss(bytes.Count(both[1+kept:], []byte{'\n'}), err)
 	}
 }
 
 // appendLine adds the line that tells how many are missing. The time is that of the line behind
 // it, so that it is one of the same day.
-func (f *failing) appendLine(b, timestamp []byte) []byte {
-	text := fmt.Sprintf("%d lines could not be written since %s", f.lost, f.since.UTC().Format(timestampLayout))
+func (f *lossState) appendEntry(b, timestamp []byte) []byte {
+	text := fmt.Sprintf("%d lines could not be written since %s", f.missing, f.since.UTC().Format(timestampLayout))
 	if cause, ok := errors.AsType[syscall.Errno](f.cause); ok {
 		text += ": " + cause.Error()
 	}
 	b = append(append(b, timestampKey...), timestamp...)
-	b = append(append(b, sessionIDKey...), nobody...)
-	b = append(append(b, tenantKey...), nobody...)
+	b = append(append(b, conversationKey...), reservedID...)
+	b = append(append(b, tenantKey...), reservedID...)
 	b = appendText(append(b, `","agent":"parley","role":"system","content":"`...), []byte(text))
-	b = strconv.AppendInt(append(b, `","metadata":{"turn_number":0,"lost_lines":`...), f.lost, 10)
+	b = strconv.AppendInt(append(b, `","metadata":{"turn_number":0,"lost_lines":`...), f.missing, 10)
 	b = appendTimestamp(append(b, `,"lost_since":"`...), f.since.UTC())
 	return append(b, "\"}}\n"...)
 }
@@ -80,36 +80,36 @@ func (f *failing) appendLine(b, timestamp []byte) []byte {
 func (l *Log) probe() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.failing.lost > 0 {
+	if l.loss.missing > 0 {
 		now := l.options.Now().UTC()
-		l.writeBehindLoss(dayOf(now), appendTimestamp(nil, now), []byte{'\n'})
+		l.writeWithLossEntry(dayOf(now), appendTimestamp(nil, now), []byte{'\n'})
 	}
 }
 
 // report tells operators what was lost, and why files cannot be made durable, once a minute
 // unless it is the last word; and when lines are no longer lost.
-func (l *Log) report(unsynced error, last bool) {
+func (l *Log) reportLoss(unsynced error, last bool) {
 	l.mu.Lock()
-	f, now := &l.failing, l.options.Now()
-	due := last || f.warned.IsZero() || now.Sub(f.warned) >= warnEvery || now.Before(f.warned)
-	lost, cause := f.untold, f.cause
-	tell := due && lost > 0
-	if tell {
-		f.untold, f.told = 0, true
+	f, now := &l.loss, l.options.Now()
+	due := last || f.warnedAt.IsZero() || now.Sub(f.warnedAt) >= warnEvery || now.Before(f.warnedAt)
+	lost, cause := f.unwarned, f.cause
+	warn := due && lost > 0
+	if warn {
+		f.unwarned, f.warned = 0, true
 	}
-	over := f.told && f.lost == 0
-	f.told = f.told && !over
-	if tell || due && unsynced != nil {
-		f.warned = now
+	recovered := f.warned && f.missing == 0
+	f.warned = f.warned && !recovered
+	if warn || due && unsynced != nil {
+		f.warnedAt = now
 	}
 	l.mu.Unlock()
-	if tell {
+	if warn {
 		l.options.Log.Warn("interaction log lost lines; it goes on by itself when it can", "lost_lines", lost, "error", cause)
 	}
 	if due && unsynced != nil {
 		l.options.Log.Warn("interaction log may not outlast a power cut", "error", unsynced)
 	}
-	if over {
+	if recovered {
 		l.options.Log.Info("interaction log is written again")
 	}
 }

@@ -19,12 +19,12 @@ import (
 // TestImports writes no lines for what was imported, whatever it was elsewhere and whatever
 // follows, but for all that was said here since.
 func TestImports(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one", "two", "three")
 	read := func(id string) *store.Snapshot {
 		t.Helper()
 		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
-		do(t, err)
+		must(t, err)
 		return snapshot
 	}
 	whole := read("c1")
@@ -34,49 +34,49 @@ func TestImports(t *testing.T) {
 		header.Id, header.Uid = id, id
 		change(header)
 		_, err := s.Import(t.Context(), &store.Import{Tenant: "acme", Conversation: header, Messages: messages, Overwrite: true})
-		do(t, err)
+		must(t, err)
 	}
 	bring("fork", whole.Messages, func(c *parleyv1.Conversation) {
 		c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "elsewhere", Sequence: 1}
 	})
-	s.holds = true
+	s.buffering = true
 	bring("batch", whole.Messages, func(*parleyv1.Conversation) {})
 	s.add("acme", "batch", "four")
-	s.holds = false
-	s.log.Committed(s.held)
+	s.buffering = false
+	s.log.Committed(s.buffered)
 	bring("again", whole.Messages, func(*parleyv1.Conversation) {})
 	bring("again", nil, func(c *parleyv1.Conversation) { c.LastSequence = 1 })
-	s.deaf = true
+	s.detached = true
 	s.add("acme", "again", "five")
 	s.add("acme", "fork", "six")
 	s.restart()
-	s.wants("one", "two", "three", "four", "five", "six")
-	do(t, s.log.Close())
+	s.wantEntries("one", "two", "three", "four", "five", "six")
+	must(t, s.log.Close())
 }
 
 // TestImportsAfterPowerCut reads what was remembered behind what a power cut has left.
 func TestImportsAfterPowerCut(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	s.log.erase("c1", 1)
 	path := s.log.checkpointPath()
 	text, err := os.ReadFile(path)
-	do(t, err)
-	zeros := make([]byte, maxImportsBytes-len(text))
-	do(t, os.WriteFile(path, append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...), fileMode))
-	s.deaf = true
+	must(t, err)
+	zeros := make([]byte, maxExclusionBytes-len(text))
+	must(t, os.WriteFile(path, append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...), fileMode))
+	s.detached = true
 	s.add("acme", "c1", "two")
 	s.restart()
-	s.wants("two")
-	do(t, s.log.Close())
+	s.wantEntries("two")
+	must(t, s.log.Close())
 }
 
 // importAt imports a conversation with one message that is dated at.
-func (s *service) importAt(id string, at time.Time) {
+func (s *testService) importAt(id string, at time.Time) {
 	s.tb.Helper()
 	stamp := timestamppb.New(at)
 	body, err := proto.Marshal(&parleyv1.Message{Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: stamp})
-	do(s.tb, err)
+	must(s.tb, err)
 	_, err = s.Import(s.tb.Context(), &store.Import{
 		Tenant:   "acme",
 		Messages: store.Frames(protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)),
@@ -84,42 +84,42 @@ func (s *service) importAt(id string, at time.Time) {
 			Id: id, Version: 1, LastSequence: 1, CreateTime: stamp, UpdateTime: stamp, LastAppendTime: stamp,
 		},
 	})
-	do(s.tb, err)
+	must(s.tb, err)
 }
 
 // TestImportFromAhead: imported messages that are dated after the clock get no entries, even if a
 // crash comes after the checkpoint has passed the import.
-func TestImportFromAhead(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestImportFutureMessages(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	s.now = s.now.Add(time.Hour)
 	s.importAt("elsewhere", s.now.Add(50*time.Second))
 	for range 3 {
 		s.now = s.now.Add(time.Second)
 		s.add("acme", "own", "own")
-		s.log.tend()
+		s.log.maintainOnce()
 	}
 	s.restart()
 	s.restart()
-	s.wants("own", "own", "own")
-	do(t, s.log.Close())
+	s.wantEntries("own", "own", "own")
+	must(t, s.log.Close())
 }
 
 // TestEraseFromAhead erases an entry for good that is dated ahead of the clock, since its
 // conversation was imported from such a server, whatever happens between the two.
-func TestEraseFromAhead(t *testing.T) {
-	for name, between := range map[string]func(*service){
-		"nothing":    func(*service) {},
-		"a crash":    (*service).restart,
-		"a restart":  func(s *service) { do(t, s.log.Close()); s.open(); do(t, s.catchUp()) },
-		"an erasure": func(s *service) { s.log.erase("another", 0) },
-		"a line that somebody has dated far ahead": func(s *service) {
+func TestEraseFutureEntry(t *testing.T) {
+	for name, between := range map[string]func(*testService){
+		"nothing":    func(*testService) {},
+		"a crash":    (*testService).restart,
+		"a restart":  func(s *testService) { must(t, s.log.Close()); s.open(); must(t, s.catchUp()) },
+		"an erasure": func(s *testService) { s.log.erase("another", 0) },
+		"a line that somebody has dated far ahead": func(s *testService) {
 			path := s.log.path((dayOf(noon) + 1000).fileName())
-			line := entry{at: "2029-11-20T09:00:00.000000Z", session: "elsewhere", tenant: "acme", content: "by hand"}
-			do(t, os.WriteFile(path, []byte(line.String()), fileMode))
+			line := sample{at: "2029-11-20T09:00:00.000000Z", conversation: "elsewhere", tenant: "acme", content: "by hand"}
+			must(t, os.WriteFile(path, []byte(line.String()), fileMode))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newService(t, logDir(t))
+			s := newTestService(t, logDir(t))
 			s.importAt("elsewhere", s.now.Add(50*time.Second))
 			s.add("acme", "elsewhere", "secret")
 			between(s)
@@ -128,22 +128,22 @@ func TestEraseFromAhead(t *testing.T) {
 				t.Errorf("Erase = %d, %v, want entries erased", n, err)
 			}
 			s.restart()
-			s.wants()
+			s.wantEntries()
 			s.now = s.now.Add(2 * time.Minute)
-			s.deaf = true
+			s.detached = true
 			s.add("acme", "elsewhere", "later")
 			s.restart()
-			s.wants("later")
-			do(t, s.log.Close())
+			s.wantEntries("later")
+			must(t, s.log.Close())
 		})
 	}
 }
 
 // TestEraseOfWhatComes keeps from the log what was said and erased while an Erase was running.
-func TestEraseOfWhatComes(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestEraseDuringCommit(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
-	comes := &rewriting{Context: t.Context(), unfinished: s.log.path("." + dayOf(noon).fileName() + unfinishedSuffix), happen: func() {
+	comes := &hookContext{Context: t.Context(), trigger: s.log.path("." + dayOf(noon).fileName() + temporarySuffix), hook: func() {
 		s.now = s.now.Add(time.Second)
 		s.add("acme", "gone", "two")
 	}}
@@ -151,34 +151,34 @@ func TestEraseOfWhatComes(t *testing.T) {
 		t.Errorf("Erase = %d, %v, want 2 entries erased", n, err)
 	}
 	s.restart()
-	s.wants()
-	do(t, s.log.Close())
+	s.wantEntries()
+	must(t, s.log.Close())
 }
 
 // TestRememberTwice keeps the later times of what is remembered twice, though the clock was set
 // back, and of an import the last sequence.
-func TestRememberTwice(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestExclusionTwice(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	earlier, later := noon.Add(time.Minute), noon.Add(time.Hour)
-	first := imported{Tenant: "acme", ID: "c1", UID: "u", Sequence: 7, Until: later}
-	again := imported{Tenant: "acme", ID: "c1", UID: "u", Sequence: 5, Until: earlier}
-	gone := imported{Tenant: "acme", ID: "c1", Erased: later, Until: later}
-	still := imported{Tenant: "acme", ID: "c1", Erased: earlier, Until: earlier}
-	for _, i := range []imported{first, again, gone, still} {
-		do(t, s.log.remember(i))
+	first := exclusion{Tenant: "acme", ID: "c1", UID: "u", Sequence: 7, Until: later}
+	again := exclusion{Tenant: "acme", ID: "c1", UID: "u", Sequence: 5, Until: earlier}
+	gone := exclusion{Tenant: "acme", ID: "c1", Erased: later, Until: later}
+	still := exclusion{Tenant: "acme", ID: "c1", Erased: earlier, Until: earlier}
+	for _, i := range []exclusion{first, again, gone, still} {
+		must(t, s.log.addExclusion(i))
 	}
-	found, err := s.log.imports()
-	do(t, err)
+	found, err := s.log.exclusions()
+	must(t, err)
 	again.Until = later
-	want := map[imported]imported{first.key(): again, gone.key(): gone}
+	want := map[exclusion]exclusion{first.key(): again, gone.key(): gone}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Errorf("imports (-want +got):\n%s", diff)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }
 
 // manyImports notes imports that take about 20 MiB to remember, one a second.
-func (s *service) manyImports() {
+func (s *testService) manyImports() {
 	for i := range 5000 {
 		s.now = s.now.Add(time.Second)
 		s.log.Committed([]store.Change{{
@@ -186,66 +186,66 @@ func (s *service) manyImports() {
 			Conversation: &parleyv1.Conversation{LastSequence: 1},
 		}})
 		if i%20 == 0 {
-			s.log.tend()
+			s.log.maintainOnce()
 		}
 	}
 }
 
 // TestImportsForEver: the log drops the records of imports that are no longer needed, even if
 // imports never pause.
-func TestImportsForEver(t *testing.T) {
-	s := newService(t, logDir(t))
+func TestCompactContinuousImports(t *testing.T) {
+	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
 	s.manyImports()
-	if bytes := s.log.pending.importsBytes; bytes > 2*compactEvery {
-		t.Errorf("records of imports = %d bytes, want at most %d", bytes, 2*compactEvery)
+	if bytes := s.log.pending.exclusionBytes; bytes > 2*compactInterval {
+		t.Errorf("records of imports = %d bytes, want at most %d", bytes, 2*compactInterval)
 	}
 	s.log.erase("gone", 1)
-	found, err := s.log.imports()
-	do(t, err)
+	found, err := s.log.exclusions()
+	must(t, err)
 	for _, id := range []string{"c4999", "c4950"} {
-		if _, ok := found[imported{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
+		if _, ok := found[exclusion{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
 			t.Errorf("no record of the import of %s", id)
 		}
 	}
 	s.restart()
-	s.wants()
-	do(t, s.log.Close())
+	s.wantEntries()
+	must(t, s.log.Close())
 }
 
 // TestEraseDespiteImports: an erasure succeeds although imports have filled their share of the
 // records and the checkpoint cannot advance.
 func TestEraseDespiteImports(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	gone := strings.Repeat("gone", 50_000) // longer than the space that the imports may leave free
 	s.add("acme", gone, "one")
-	s.log.pending.unsure = true
+	s.log.pending.needsCatchUp = true
 	s.manyImports()
 	s.log.erase(gone, 1)
 	s.restart()
-	s.wants()
-	do(t, s.log.Close())
+	s.wantEntries()
+	must(t, s.log.Close())
 }
 
 // TestImportsOfAnEarlierVersion: the log retains the records of an earlier version for a while.
 func TestImportsOfAnEarlierVersion(t *testing.T) {
-	s := newService(t, logDir(t))
+	s := newTestService(t, logDir(t))
 	s.importAt("elsewhere", s.now.Add(50*time.Second))
 	path := s.log.checkpointPath()
 	text, err := os.ReadFile(path)
-	do(t, err)
+	must(t, err)
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text[checkpointBytes:])), `,"until"`)
-	do(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), fileMode))
+	must(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), fileMode))
 	s.restart()
-	s.wants()
+	s.wantEntries()
 	s.log.pending.compactAt = 0
-	do(t, s.log.compact())
+	must(t, s.log.compact())
 	s.restart()
-	s.wants()
+	s.wantEntries()
 	s.now = s.now.Add(time.Hour)
-	do(t, s.log.idle())
-	if bytes := s.log.pending.importsBytes; bytes != 0 {
+	must(t, s.log.advanceIdle())
+	if bytes := s.log.pending.exclusionBytes; bytes != 0 {
 		t.Errorf("records of imports after an hour = %d bytes, want 0", bytes)
 	}
-	do(t, s.log.Close())
+	must(t, s.log.Close())
 }

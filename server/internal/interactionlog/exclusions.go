@@ -16,21 +16,21 @@ import (
 const (
 	// maxImportsBytes limits the records of imports and erasures in bytes, about 100 for each.
 	// Imports take at most half of it, so that they never prevent an erasure.
-	maxImportsBytes = 16 << 20
+	maxExclusionBytes = 16 << 20
 	// compactEvery is the number of bytes after which the records that are no longer needed are
 	// dropped.
-	compactEvery = 1 << 20
+	compactInterval = 1 << 20
 	// importedAhead is how far after the server's clock an import may date a message.
-	importedAhead = time.Minute
+	maxImportAhead = time.Minute
 	// unfinishedCheckpoint is the name of the file that is written to replace the checkpoint.
-	unfinishedCheckpoint = unfinishedPrefix + checkpointName + unfinishedSuffix
+	temporaryCheckpoint = temporaryPrefix + checkpointName + temporarySuffix
 )
 
 // imported is a conversation that came from elsewhere with messages that have no lines here,
 // or, without UID, one whose lines were erased. Nothing in the store tells such messages from
 // others, so that it is remembered behind the checkpoint, a line for each, until all that
 // CatchUp looks for is later.
-type imported struct {
+type exclusion struct {
 	Tenant   string    `json:"tenant"`
 	ID       string    `json:"conversation_id"`
 	UID      string    `json:"uid,omitempty"`
@@ -41,14 +41,14 @@ type imported struct {
 }
 
 // key is what tells the conversation from others.
-func (i imported) key() imported {
-	return imported{Tenant: i.Tenant, ID: i.ID, UID: i.UID}
+func (i exclusion) key() exclusion {
+	return exclusion{Tenant: i.Tenant, ID: i.ID, UID: i.UID}
 }
 
 // noteImport remembers a change, followed by others, if it is an import. What is begun by an
 // append is followed by messages of the same version, and a fork says itself what it is: with
 // more messages than it was made of, it is imported.
-func (l *Log) noteImport(c *store.Change, then []store.Change) {
+func (l *Log) excludeImport(c *store.Change, then []store.Change) {
 	h := c.Conversation
 	if h.GetLastSequence() <= h.GetForkedFrom().GetSequence() {
 		return
@@ -57,32 +57,32 @@ func (l *Log) noteImport(c *store.Change, then []store.Change) {
 		then[0].ConversationID == c.ConversationID && then[0].Tenant == c.Tenant && then[0].Version == c.Version {
 		return
 	}
-	err := l.remember(imported{
-		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence(), Until: c.Time.Add(importedAhead),
+	err := l.addExclusion(exclusion{
+		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence(), Until: c.Time.Add(maxImportAhead),
 	})
-	if err != nil && !l.pending.forgotten {
-		l.pending.forgotten = true
+	if err != nil && !l.pending.exclusionFailed {
+		l.pending.exclusionFailed = true
 		l.options.Log.Warn("interaction log may get entries for imported messages after a crash; further warnings are left out", "error", err)
 	}
 }
 
 // remember appends a record after the checkpoint. l.mu is held.
-func (l *Log) remember(i imported) error {
+func (l *Log) addExclusion(i exclusion) error {
 	text, err := json.Marshal(i)
 	if err != nil {
 		return err
 	}
-	p, most := &l.pending, maxImportsBytes
+	p, most := &l.pending, maxExclusionBytes
 	if i.Erased.IsZero() {
 		most /= 2
 	}
-	if p.importsBytes+len(text) > most {
+	if p.exclusionBytes+len(text) > most {
 		return errors.New("too much was imported and erased while the files could not be made durable")
 	}
 	text = append(append([]byte{'\n'}, text...), '\n') // A crash may have cut off the one before.
-	p.importsBytes += len(text)
-	if i.Until.After(p.imported) {
-		p.imported = i.Until
+	p.exclusionBytes += len(text)
+	if i.Until.After(p.exclusionsUntil) {
+		p.exclusionsUntil = i.Until
 	}
 	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
@@ -93,7 +93,7 @@ func (l *Log) remember(i imported) error {
 }
 
 // imports reads the records, by key.
-func (l *Log) imports() (map[imported]imported, error) {
+func (l *Log) exclusions() (map[exclusion]exclusion, error) {
 	f, _, err := openFile(l.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -101,15 +101,15 @@ func (l *Log) imports() (map[imported]imported, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return readImports(io.NewSectionReader(f, checkpointBytes, maxImportsBytes))
+	return readExclusions(io.NewSectionReader(f, checkpointBytes, maxExclusionBytes))
 }
 
-func readImports(r io.Reader) (map[imported]imported, error) {
-	found := map[imported]imported{}
+func readExclusions(r io.Reader) (map[exclusion]exclusion, error) {
+	found := map[exclusion]exclusion{}
 	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxImportsBytes+1) // A power cut may leave zeros without a line break.
+	lines.Buffer(nil, maxExclusionBytes+1) // A power cut may leave zeros without a line break.
 	for lines.Scan() {
-		var i imported
+		var i exclusion
 		if json.Unmarshal(lines.Bytes(), &i) != nil {
 			continue // A crash has cut it off.
 		}
