@@ -233,8 +233,8 @@ func TestInteractionLinks(t *testing.T) {
 			}
 
 			add(t, l.server, "c", says("lost words"))
-			lost := l.await(t, "interaction log lost lines; it goes on by itself when it can", "level=WARN", "lost_lines=1")
-			if why := fmt.Sprint(lost["error"]); !strings.Contains(why, "is a link: remove it") || !strings.Contains(why, dir) {
+			lost := l.await(t, "interaction log lost entries; writing is retried automatically", "level=WARN", "lost_lines=1")
+			if why := fmt.Sprint(lost["error"]); !strings.Contains(why, "is a link; remove it") || !strings.Contains(why, dir) {
 				t.Errorf("why: %s", why)
 			}
 			say(t, l.server, "c", "more lost words")
@@ -255,7 +255,7 @@ func TestInteractionLinks(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			l.await(t, "interaction log is written again")
+			l.await(t, "interaction log resumed")
 			say(t, l.server, "c", "kept words")
 			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "words"})
 			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: kept words") || !strings.HasSuffix(got[1], " User: kept words") {
@@ -280,7 +280,7 @@ func TestInteractionLinkedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, said := failToStart(t, "--data-dir="+dataDir)
-	if code != exitIO || !strings.Contains(said, link+" is a link: name the directory itself") || strings.Count(said, "\n") != 1 {
+	if code != exitIO || !strings.Contains(said, link+" is a link; name the directory itself") || strings.Count(said, "\n") != 1 {
 		t.Errorf("the start ends with %d:\n%s", code, said)
 	}
 	if entries, err := os.ReadDir(elsewhere); err != nil || len(entries) > 0 {

@@ -16,8 +16,8 @@ import (
 
 // What the server says when the log fails, and when it no longer does.
 const (
-	logLost    = "interaction log lost lines; it goes on by itself when it can"
-	logResumed = "interaction log is written again"
+	logLost    = "interaction log lost entries; writing is retried automatically"
+	logResumed = "interaction log resumed"
 )
 
 // warnApart is the least time between two warnings, a little less than the minute that is

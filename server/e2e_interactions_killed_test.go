@@ -49,7 +49,7 @@ func TestInteractionsKilled(t *testing.T) {
 	k, crashes, acked, added := newKilledLog(t), 0, 0, 0
 	for round := range kills {
 		s := startServer(t, k.dataDir, keepsAll)
-		found, _ := s.log.find("interaction log: lines added that the last stop had left out")
+		found, _ := s.log.find("interaction log: missing entries added after an unclean stop")
 		added += len(found)
 		k.wantKept(t, s, crashes)
 		if round%loggedFor == 0 {

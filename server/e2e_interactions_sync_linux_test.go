@@ -20,7 +20,7 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	l := startLogged(t, dataDir)
 	restore := failFsync(t, l.process.Process.Pid)
 	say(t, l.server, "c", "one")
-	l.await(t, "interaction log may not outlast a power cut")
+	l.await(t, "interaction log may not survive a power cut")
 	restore()
 	say(t, l.server, "c", "two")
 	l.terminate()

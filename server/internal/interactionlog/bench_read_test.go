@@ -354,7 +354,7 @@ func benchText(random *rand.Rand, words []string) string {
 func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
 	r := newTestReader(b)
-	long := strings.Repeat("x", maxLineBytes-1000)
+	long := strings.Repeat("x", maxEntryBytes-1000)
 	r.putFile(b, "2026-11-20", strings.Repeat(sample{content: long}.String(), lines)+strings.Repeat(sampleLines(strings.Repeat("y", 1<<20)), lines))
 	var peak float64
 	for b.Loop() {

@@ -13,30 +13,35 @@ import (
 )
 
 const (
-	// maxSought is the maximum of messages that one walk over the files searches for. Each takes
-	// about 40 bytes of memory.
+	// maxCatchUpKeys is the maximum number of messages that one pass over the files searches for.
+	// Each takes about 40 bytes of memory.
 	maxCatchUpKeys = 4 << 20
-	// catchUpBytes is the size in bytes of the messages that are added at a time.
+	// catchUpBytes is the size in bytes of the messages that are added in one batch.
 	catchUpBytes = 8 << 20
-	// catchUpRows is how many conversations are listed at a time.
+	// catchUpRows is the number of conversations in one page of the store's list.
 	catchUpRows = 1000
-	// progressEvery is how often CatchUp reports its progress.
+	// progressEvery is the interval at which CatchUp logs its progress.
 	progressEvery = time.Second
 )
 
-// CatchUp adds lines for messages that the log lacks because the process before did not come to
-// its end: those that the tenants' conversations in the store still keep, that were committed
-// since the log was last known to be whole, and that were not forked, imported or erased. Nothing
-// comes behind a later message of its conversation: what the log lacks ahead of one was lost, as
-// a line of it says, or removed by hand, and stays so. After a clean stop it does nothing. For a
-// log that is new, or was off, it adds nothing, but lists the store once for messages that are dated
-// after the clock: they are remembered like imported ones. It is to be called before anything else is written to the store or the
-// log. When it fails, or is killed, the next start does what is left; nothing is added twice.
+// CatchUp adds entries for messages that the log lacks because the previous process did not stop
+// cleanly. It adds a message if all of these are true:
 //
-// It lists the store once, and reads each file of the days since then at most once for every
-// maxSought messages that it looks for, from its end, until nothing is missing any more: after a
-// kill that has cost nothing, what was written in the last two minutes. A server waits for it, since an entry that is added must not follow a later
-// one of its conversation, and it reports its progress every second.
+//   - The store retains it, in a conversation of one of the tenants.
+//   - It was committed after the time up to which the log is known to be complete.
+//   - It was not copied by a fork, imported or erased.
+//   - The log has no later message of its conversation. An entry that is missing before a later one
+//     was lost, as a loss entry reports, or removed by hand, and stays missing.
+//
+// After a clean stop CatchUp does nothing. To a log that is new or was off it adds nothing. It lists
+// the store once and excludes messages that are dated after the clock, as it excludes imported ones.
+// Call it before anything else is written to the store or the log. After an error or a crash, the next
+// start adds the rest. No entry is added twice.
+//
+// CatchUp lists the store once. For every maxCatchUpKeys messages that it searches for, it reads each
+// file of the days in question at most once, from its end, until no message is missing. If a crash
+// has lost no entry, it reads what was written in the last two minutes. The server must wait for it,
+// since an entry must not follow a later one of its conversation. It logs its progress every second.
 //
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
@@ -58,16 +63,17 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	}
 	l.finishCatchUp(c.added)
 	if c.leftOut > 0 {
-		l.options.Log.Info("interaction log: entries stay missing, since later entries of their conversations exist", "count", c.leftOut)
+		l.options.Log.Info("interaction log: entries stay missing because later entries of their conversations exist",
+			"count", c.leftOut)
 	}
 	if c.added > 0 {
-		l.options.Log.Info("interaction log: lines added that the last stop had left out",
+		l.options.Log.Info("interaction log: missing entries added after an unclean stop",
 			"count", int64(c.added)-(l.lost.Load()-before), "since", since)
 	}
 	return l.sync()
 }
 
-// turnedOn remembers which of the messages that have come without a log are dated after the clock.
+// excludeWhileOff excludes messages that were committed without a log and are dated after the clock.
 func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
@@ -75,23 +81,25 @@ func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Tim
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			until := h.GetLastAppendTime().AsTime()
-			return l.addExclusion(exclusion{Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until})
+			return l.addExclusion(exclusion{
+				Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until,
+			})
 		})
 	}
-	if ctx.Err() == nil { // Else the next start does it. After another error messages come all the same.
+	if ctx.Err() == nil { // If ctx has ended, the next start repeats this. After another error the log is on all the same.
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.pending.saved.Off = false
 		err = errors.Join(err, l.save(true))
 	}
 	if err != nil {
-		return fmt.Errorf("interaction log: note messages from before: %w", err)
+		return fmt.Errorf("interaction log: exclude messages from before: %w", err)
 	}
 	return nil
 }
 
-// caughtUp ends the time in which the log may lack more than it knows. Of the lines that the
-// process before had lost so many were tried again.
+// finishCatchUp ends the state in which the log may lack entries without a record of them. CatchUp
+// has retried added of the entries that the previous process lost.
 func (l *Log) finishCatchUp(added int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,23 +109,23 @@ func (l *Log) finishCatchUp(added int) {
 		f.since = p.previousLoss.since
 	}
 	p.previousLoss.lost, p.needsCatchUp = 0, false
-	p.dirChanged = true // So that the checkpoint is written.
+	p.dirChanged = true // The next sync then writes the checkpoint.
 }
 
-// catchUp is a call of Log.CatchUp under way.
+// catchUp is the state of one call of Log.CatchUp.
 type catchUp struct {
 	log   *Log
 	store store.Store
 	since time.Time
-	// imports says which messages came from elsewhere, or were erased.
+	// exclusions has the messages that were imported or erased.
 	exclusions map[exclusion]exclusion
 	seed       maphash.Seed
 
-	// suspects are conversations whose messages may have no entries. missing has the keys of those
-	// messages that no file read so far has an entry of.
+	// unverified has the conversations whose messages may have no entries. missing has the keys of
+	// those messages for which no file read so far has an entry.
 	unverified  []unverifiedConversation
 	missing     map[uint64]struct{}
-	first, last day // range of days of the suspects' messages
+	first, last day // range of days of the unverified messages
 
 	additions []addition // messages to add
 	bytes     int
@@ -127,27 +135,27 @@ type catchUp struct {
 	progress progress
 }
 
-// suspect is a conversation with the keys of its messages since the time up to which the log is
-// complete, in order.
+// unverifiedConversation is a conversation with the keys of those of its messages that are dated
+// after the time up to which the log is complete, in order.
 type unverifiedConversation struct {
 	tenant, id string
 	keys       []uint64
 }
 
-// candidate is a message without an entry.
+// addition is a message without an entry, to be added.
 type addition struct {
 	change store.Change
-	order  time.Time // where it is added: never ahead of an earlier message of its conversation
+	order  time.Time // position in the file: not before that of an earlier message of its conversation
 }
 
-// lineKey tells the line of a message from all others.
+// entryKey identifies the entry of a message.
 type entryKey struct {
 	tenant, conversationID string
 	turn                   int32
-	micros                 int64 // its time, since 1970
+	micros                 int64 // the message's time in microseconds since 1970
 }
 
-// newCatchUp returns a catchUp for the messages committed since a time.
+// newCatchUp returns a catchUp for the messages that were committed since a time.
 func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
 	imports, err := l.exclusions()
 	if err != nil {
@@ -166,10 +174,13 @@ func (c *catchUp) run(ctx context.Context, tenants []string) error {
 	return c.flush(ctx)
 }
 
-// visit is called with a conversation of a tenant.
+// visitConversation is called with a conversation of a tenant.
 type visitConversation func(ctx context.Context, tenant string, h *parleyv1.Conversation) error
 
-// each visits the tenants' conversations that have messages since then.
+// visitMessage is called with a message, the time of its commit and the key of its entry.
+type visitMessage func(key uint64, at time.Time, frame store.Frame)
+
+// eachConversation visits those of the tenants' conversations that have messages since c.since.
 func (c *catchUp) eachConversation(ctx context.Context, tenants []string, visit visitConversation) error {
 	for _, tenant := range tenants {
 		if err := c.eachOfTenant(ctx, tenant, visit); err != nil {
@@ -179,7 +190,7 @@ func (c *catchUp) eachConversation(ctx context.Context, tenants []string, visit 
 	return nil
 }
 
-// tenant does that for one of them.
+// eachOfTenant visits those of one tenant's conversations that have messages since c.since.
 func (c *catchUp) eachOfTenant(ctx context.Context, tenant string, visit visitConversation) error {
 	list := &store.List{Tenant: tenant, PageSize: catchUpRows, OldestFirst: true}
 	for {
@@ -203,7 +214,7 @@ func (c *catchUp) eachOfTenant(ctx context.Context, tenant string, visit visitCo
 	}
 }
 
-// conversation has the messages of a conversation looked for in the files.
+// collectKeys adds the messages of a conversation to those that are searched for in the files.
 func (c *catchUp) collectKeys(ctx context.Context, tenant string, h *parleyv1.Conversation) error {
 	id := h.GetId()
 	s := unverifiedConversation{tenant: tenant, id: id}
@@ -228,21 +239,22 @@ func (c *catchUp) collectKeys(ctx context.Context, tenant string, h *parleyv1.Co
 	return nil
 }
 
-// messages visits the messages of a conversation that should have entries and may have none.
-func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit func(key uint64, at time.Time, frame store.Frame)) error {
+// eachMessage visits the messages of a conversation that should have entries but may have none.
+func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit visitMessage) error {
 	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return nil // It has just expired.
+		return nil // The conversation has expired since it was listed.
 	case errors.Is(err, store.ErrCorrupt):
-		c.log.options.Log.Warn("interaction log: cannot tell what it lacks of a conversation",
+		c.log.options.Log.Warn("interaction log: conversation not compared with the store",
 			"tenant", tenant, "conversation_id", id, "error", err)
 		return nil
 	case err != nil:
 		return err
 	}
 	h := snapshot.Conversation
-	lastImported := max(h.GetForkedFrom().GetSequence(), c.exclusions[exclusion{Tenant: tenant, ID: id, UID: h.GetUid()}].Sequence)
+	imported := c.exclusions[exclusion{Tenant: tenant, ID: id, UID: h.GetUid()}]
+	lastCopied := max(h.GetForkedFrom().GetSequence(), imported.Sequence)
 	erased := c.exclusions[exclusion{Tenant: tenant, ID: id}].Erased
 	var m message
 	for frame := range snapshot.Messages.All() {
@@ -250,7 +262,7 @@ func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit func
 			return fmt.Errorf("message of conversation %q: %w", id, err)
 		}
 		at := time.Unix(m.seconds, m.nanos)
-		if m.sequence <= lastImported || at.Before(c.since) || !at.After(erased) {
+		if m.sequence <= lastCopied || at.Before(c.since) || !at.After(erased) {
 			continue
 		}
 		visit(c.key(entryKey{tenant, id, m.sequence, at.UnixMicro()}), at, frame)
@@ -260,7 +272,7 @@ func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit func
 
 func (c *catchUp) key(k entryKey) uint64 { return maphash.Comparable(c.seed, k) }
 
-// flush adds the missing entries of the suspects.
+// flush adds the missing entries of the unverified conversations.
 func (c *catchUp) flush(ctx context.Context) error {
 	if err := c.findEntries(ctx); err != nil {
 		return err
@@ -293,7 +305,7 @@ func (c *catchUp) isMissing(key uint64) bool {
 	return missing
 }
 
-// add collects the messages of a conversation whose entries are missing.
+// collectAdditions collects the messages of a conversation whose entries are missing.
 func (c *catchUp) collectAdditions(ctx context.Context, s unverifiedConversation) error {
 	var order time.Time
 	err := c.eachMessage(ctx, s.tenant, s.id, func(key uint64, at time.Time, frame store.Frame) {
@@ -318,7 +330,7 @@ func (c *catchUp) collectAdditions(ctx context.Context, s unverifiedConversation
 	return err
 }
 
-// write appends the entries of the collected messages of all conversations, in the order of time.
+// writeAdditions writes entries for the collected messages of all conversations, ordered by time.
 func (c *catchUp) writeAdditions() {
 	slices.SortStableFunc(c.additions, func(a, b addition) int { return a.order.Compare(b.order) })
 	changes := make([]store.Change, 0, len(c.additions))
@@ -330,8 +342,8 @@ func (c *catchUp) writeAdditions() {
 	c.additions, c.bytes = nil, 0
 }
 
-// strike deletes from c.missing the keys of messages that have an entry in the files. It reads the
-// newest file first.
+// findEntries deletes the keys of messages that have an entry in the files from c.missing. It reads
+// the newest file first.
 func (c *catchUp) findEntries(ctx context.Context) error {
 	if len(c.missing) == 0 {
 		return nil
@@ -349,7 +361,7 @@ func (c *catchUp) findEntries(ctx context.Context) error {
 	return nil
 }
 
-// strikeDay does the same for the file of one day, from its end.
+// findEntriesOfDay does the same for the file of one day, from its end.
 func (c *catchUp) findEntriesOfDay(ctx context.Context, d day) error {
 	r := c.log.reader
 	f, err := r.openToRead(d.fileName())
@@ -359,23 +371,24 @@ func (c *catchUp) findEntriesOfDay(ctx context.Context, d day) error {
 	defer func() { _ = f.Close() }()
 	since := appendTimestamp(nil, c.since.UTC())
 	s := &section{
-		file: &progressFile{openedFile: f, progress: &c.progress, before: c.progress.read}, size: f.size, end: f.size, backward: true,
+		file: &progressFile{openedFile: f, progress: &c.progress, before: c.progress.read},
+		size: f.size, end: f.size, backward: true,
 		filter: func(text []byte) bool {
 			h, ok := parseHead(text)
 			return !ok || string(h.timestamp) >= string(since)
 		},
 	}
-	for at, err := range r.scanLines(ctx, s, true) {
+	for raw, err := range r.scanLines(ctx, s, true) {
 		if err != nil {
 			return err
 		}
-		l, err := parseRaw(at)
+		entry, err := parseRaw(raw)
 		if err != nil {
 			continue
 		}
-		turn := l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
-		stamp := l.interaction.GetTimestamp().AsTime().UnixMicro()
-		delete(c.missing, c.key(entryKey{l.tenant, l.interaction.GetConversationId(), int32(turn), stamp}))
+		turn := entry.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
+		stamp := entry.interaction.GetTimestamp().AsTime().UnixMicro()
+		delete(c.missing, c.key(entryKey{entry.tenant, entry.interaction.GetConversationId(), int32(turn), stamp}))
 		if len(c.missing) == 0 {
 			return nil
 		}

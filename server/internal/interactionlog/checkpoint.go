@@ -14,57 +14,58 @@ import (
 
 const (
 	checkpointName = "checkpoint.json"
-	// checkpointBytes is the length of its file, which is written over: a disk that is full
-	// has room for that, and a sector is written as a whole or not at all.
+	// checkpointBytes is the length of the checkpoint in its file. It is overwritten in place: that
+	// needs no space on a full disk, and the disk writes a sector completely or not at all.
 	checkpointBytes = 256
-	// idleFor is how long before now the checkpoint is where nothing is written.
+	// idleMargin is the distance of the checkpoint from the current time while nothing is written.
 	idleMargin = time.Minute
 )
 
-// checkpoint is what is remembered of the files beside them.
+// checkpoint is the state of the log that a process leaves to the next one.
 type checkpoint struct {
-	// Clean: the log was closed with nothing missing.
+	// Clean is true if the log was closed and no entry is missing.
 	Clean bool `json:"clean"`
-	// Whole: no line is missing, even after a power cut, of a message that was committed before
-	// the first one of this time.
+	// CompleteUntil is the time before which no message lacks its entry, even after a power cut.
 	CompleteUntil time.Time `json:"whole_until"`
-	// Off: messages may have come to the store while there was no log, so that they have no lines.
-	// It is set until CatchUp has noted those that are dated after Whole. Nothing is missing.
+	// Off is true if messages may have been committed without a log, so that they have no entries.
+	// It stays true until CatchUp has excluded those that are dated after CompleteUntil. While it is
+	// true, no entry is missing.
 	Off bool `json:"off,omitzero"`
-	// Lost and Since are those of failing.
+	// Lost and Since are those of lossState: the number of entries that were lost and not reported
+	// in a file, and the time of the first of them.
 	Lost  int64     `json:"lost_lines"`
 	Since time.Time `json:"lost_since,omitzero"`
 }
 
-// pending is what a crash may take.
+// pending is the state that a crash may lose. Log.mu guards it.
 type pending struct {
-	saved checkpoint // as the next start will find it
-	// unsure: the files may lack more than what came since then, and nothing but CatchUp can
-	// tell.
+	saved checkpoint // as it is in the file
+	// needsCatchUp is true if the files may lack entries that were written before saved.CompleteUntil
+	// or that a failed sync has lost. Only CatchUp can find them.
 	needsCatchUp bool
 	// days has the parts of the files that may not be durable yet, by day. earliest is the earliest
 	// time of their entries, newest the earliest time in the newest batch.
 	days             map[day]*tail
 	earliest, newest time.Time
-	dirChanged       bool // the directory has a new file
-	// What the process before has lost, and says so nowhere.
+	dirChanged       bool // the directory has a new file or name that may not be durable
+	// previousLoss is what the previous process lost and no file reports.
 	previousLoss struct {
 		lost  int64
 		since time.Time
 	}
-	// What is remembered of imports and erasures: the latest time until which it is needed, its
-	// bytes, and with how many of them it is compacted.
+	// exclusionsUntil is the latest time until which an exclusion is needed. exclusionBytes is the
+	// size of all of them. When it reaches compactAt, they are compacted.
 	exclusionsUntil time.Time
 	exclusionBytes  int
 	compactAt       int
-	// forgotten says that an import could not be remembered; operators were told.
+	// exclusionFailed is true if an import could not be excluded and a warning was logged.
 	exclusionFailed bool
 }
 
 func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, checkpointName) }
 
-// begin reads the checkpoint that the process before has left, and leaves one that says that
-// this process has not come to its end. A log without one is new: it lacks nothing.
+// loadCheckpoint reads the checkpoint of the previous process and saves one that is not clean. A log
+// without a checkpoint is new: no entry is missing.
 func (l *Log) loadCheckpoint() error {
 	p := &l.pending
 	now := l.options.Now()
@@ -73,11 +74,12 @@ func (l *Log) loadCheckpoint() error {
 		p.saved = found
 		p.previousLoss.lost, p.previousLoss.since = found.Lost, found.Since
 	} else {
-		// What the store keeps from before is in the files, or was never to be.
+		// Messages that the store retains from before have entries, or must not get any.
 		p.saved.CompleteUntil, p.saved.Off = now.Add(1), err != nil || found.Off
 		l.loss.missing, l.loss.since = found.Lost, found.Since // A process without a log has left them.
 	}
-	p.exclusionBytes, p.exclusionsUntil, p.compactAt = max(0, size-checkpointBytes), now.Add(maxImportAhead), compactInterval
+	p.exclusionBytes, p.exclusionsUntil = max(0, size-checkpointBytes), now.Add(maxImportAhead)
+	p.compactAt = compactInterval
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -87,7 +89,7 @@ func (l *Log) loadCheckpoint() error {
 	return errors.Join(err, syncDir(l.options.Dir))
 }
 
-// readCheckpoint returns the checkpoint that a file begins with, and the size of the file.
+// readCheckpoint returns the checkpoint at the beginning of a file, and the size of the file.
 func readCheckpoint(path string) (c checkpoint, size int, err error) {
 	f, info, err := openFile(path, os.O_RDONLY)
 	if err != nil {
@@ -103,12 +105,12 @@ func readCheckpoint(path string) (c checkpoint, size int, err error) {
 		err = errors.New("whole_until is missing")
 	}
 	if err != nil {
-		return c, 0, fmt.Errorf("%s: %w: lines that were lost before this start will not be added", path, err)
+		return c, 0, fmt.Errorf("%s: %w: entries that were lost before this start stay missing", path, err)
 	}
 	return c, int(info.Size()), nil
 }
 
-// save writes the checkpoint. Before Open has returned, and then with l.mu held.
+// save writes the checkpoint. The caller holds l.mu, except in Open.
 func (l *Log) save(durable bool) error {
 	p := &l.pending
 	p.saved.Lost, p.saved.Since = p.previousLoss.lost+l.loss.missing, l.loss.since
@@ -134,7 +136,7 @@ func (l *Log) save(durable bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// text returns the checkpoint as the first part of its file.
+// encode returns the checkpoint in the form and length that it has in its file.
 func (c *checkpoint) encode() ([]byte, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -144,7 +146,7 @@ func (c *checkpoint) encode() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// note remembers that lines were written, or lost, of which the earliest is of that time.
+// recordBatchTime records the time of the earliest entry in a batch that was written or lost.
 func (l *Log) recordBatchTime(earliest time.Time) {
 	p := &l.pending
 	p.newest = earliest
@@ -157,28 +159,28 @@ func (l *Log) recordBatchTime(earliest time.Time) {
 	}
 }
 
-// sync makes durable what was written until now, while messages go on coming, and says so in
-// the checkpoint.
+// sync makes durable what was written until now and advances the checkpoint. Messages are committed
+// in the meantime.
 func (l *Log) sync() error {
 	l.syncMu.Lock()
 	defer l.syncMu.Unlock()
-	u := l.beginSync()
-	if u == nil {
+	r := l.beginSync()
+	if r == nil {
 		return l.advanceIdle()
 	}
-	return l.finishSync(u, u.run(l.options.Dir))
+	return l.finishSync(r, r.run(l.options.Dir))
 }
 
-// unsynced is what is to be made durable.
+// syncRound is what one call of sync makes durable.
 type syncRound struct {
 	days          map[day]*tail
 	earliest      time.Time // earliest time of their entries
 	dirChanged    bool
 	completeUntil time.Time // new time of the checkpoint after the sync; zero: unchanged
-	lostEntries   error     // errDoubt for the files that were removed from days
+	lostEntries   error     // errEntriesLost for the files that were removed from days
 }
 
-// takeUnsynced returns what has been written since it was called last; nil if nothing has.
+// beginSync returns what was written since the last call, or nil if nothing was.
 func (l *Log) beginSync() *syncRound {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,67 +188,67 @@ func (l *Log) beginSync() *syncRound {
 	if len(p.days) == 0 && !p.dirChanged && p.saved.Lost == p.previousLoss.lost+l.loss.missing {
 		return nil
 	}
-	u := &syncRound{days: p.days, earliest: p.earliest, dirChanged: p.dirChanged, completeUntil: p.newest}
-	if now := l.options.Now(); now.Before(u.completeUntil) {
-		u.completeUntil = now // The clock was set back: what comes next may be as early.
+	r := &syncRound{days: p.days, earliest: p.earliest, dirChanged: p.dirChanged, completeUntil: p.newest}
+	if now := l.options.Now(); now.Before(r.completeUntil) {
+		r.completeUntil = now // The clock was set back: the next messages may be as early.
 	}
 	p.days, p.dirChanged, p.earliest = nil, false, time.Time{}
-	return u
+	return r
 }
 
-// sync makes all parts durable that it can and keeps the others in u. It returns the errors of the
+// run makes all parts durable that it can and keeps the others in u. It returns the errors of the
 // others.
-func (u *syncRound) run(dir string) error {
+func (r *syncRound) run(dir string) error {
 	var err error
-	for d, t := range u.days {
+	for d, t := range r.days {
 		fault := t.sync(filepath.Join(dir, d.fileName()))
 		if errors.Is(fault, errEntriesLost) {
-			u.lostEntries = errors.Join(u.lostEntries, fault)
+			r.lostEntries = errors.Join(r.lostEntries, fault)
 		} else if fault != nil {
 			err = errors.Join(err, fault)
 			continue
 		}
-		delete(u.days, d)
+		delete(r.days, d)
 	}
-	if u.dirChanged {
+	if r.dirChanged {
 		fault := syncDir(dir)
-		if u.dirChanged = fault != nil && !errors.Is(fault, fs.ErrNotExist); u.dirChanged {
+		if r.dirChanged = fault != nil && !errors.Is(fault, fs.ErrNotExist); r.dirChanged {
 			err = errors.Join(err, fault)
 		}
 	}
 	return err
 }
 
-// synced advances the checkpoint, but not to the time of an entry that was written in the meantime
-// or is not durable. The next sync tries the parts that are left in u again.
-func (l *Log) finishSync(u *syncRound, err error) error {
+// finishSync advances the checkpoint, but not to the time of an entry that was written in the
+// meantime or is not durable. The next sync retries the parts that are left in u.
+func (l *Log) finishSync(r *syncRound, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := &l.pending
-	if u.lostEntries != nil {
-		l.requireCatchUp(u.lostEntries)
+	if r.lostEntries != nil {
+		l.requireCatchUp(r.lostEntries)
 	}
-	for d, t := range u.days {
+	for d, t := range r.days {
 		l.restoreTail(d, t)
 	}
-	if left := len(u.days) > 0 || u.dirChanged; left {
-		p.dirChanged = p.dirChanged || u.dirChanged
-		if p.earliest.IsZero() || !u.earliest.IsZero() && u.earliest.Before(p.earliest) {
-			p.earliest = u.earliest
+	if left := len(r.days) > 0 || r.dirChanged; left {
+		p.dirChanged = p.dirChanged || r.dirChanged
+		if p.earliest.IsZero() || !r.earliest.IsZero() && r.earliest.Before(p.earliest) {
+			p.earliest = r.earliest
 		}
 	}
-	if !p.earliest.IsZero() && p.earliest.Before(u.completeUntil) {
-		u.completeUntil = p.earliest
+	if !p.earliest.IsZero() && p.earliest.Before(r.completeUntil) {
+		r.completeUntil = p.earliest
 	}
 	// Records of imports before the checkpoint have been removed, so the checkpoint never moves back here.
-	if !p.needsCatchUp && l.loss.missing == 0 && u.completeUntil.After(p.saved.CompleteUntil) {
-		p.saved.CompleteUntil = u.completeUntil
+	if !p.needsCatchUp && l.loss.missing == 0 && r.completeUntil.After(p.saved.CompleteUntil) {
+		p.saved.CompleteUntil = r.completeUntil
 	}
 	return errors.Join(err, l.save(false))
 }
 
-// idle moves the checkpoint on when there is nothing to make durable, so that CatchUp does not
-// look far back. A commit that takes longer than idleFor is not on its way.
+// advanceIdle advances the checkpoint when there is nothing to make durable, so that CatchUp has
+// little to read. It assumes that no commit takes longer than idleMargin.
 func (l *Log) advanceIdle() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -258,7 +260,7 @@ func (l *Log) advanceIdle() error {
 	return l.save(false)
 }
 
-// syncFile makes a file durable that has been written to. It may have been removed since.
+// syncFile makes a file durable. A file that was removed is not an error.
 func syncFile(path string) error {
 	f, _, err := openFile(path, os.O_RDONLY)
 	switch {
@@ -270,8 +272,7 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// end records in the checkpoint that the log was closed, if it lacks no entry and all entries are
-// durable.
+// saveClosed saves the last checkpoint. It is clean if no entry is missing and all are durable.
 func (l *Log) saveClosed() error {
 	p := &l.pending
 	p.saved.Clean = !p.needsCatchUp && l.loss.missing == 0 && len(p.days) == 0 && !p.dirChanged

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// compaction is a file that is to take the place of the checkpoint's, without what is no longer
-// needed of what is remembered of imports and erasures.
+// compaction writes a file that replaces the checkpoint's, without the exclusions that are no longer
+// needed.
 type compaction struct {
 	*Log
 
 	from, to *os.File
-	// What is remembered until whole is dropped; of what does not say itself it is until imported.
+	// Exclusions that end before completeUntil are dropped. One without an end ends at exclusionsUntil.
 	completeUntil, exclusionsUntil time.Time
-	text                           []byte // of the checkpoint
-	read                           int64  // up to where the old file was read
-	size                           int64  // of the new one
+	text                           []byte // the checkpoint, encoded
+	read                           int64  // how much of the old file was read
+	size                           int64  // of the new file
 }
 
-// compact drops what is no longer needed of what is remembered, once there is enough of it.
-// Messages are committed in the meantime.
+// compact drops the exclusions that are no longer needed, if there are enough of them. Messages are
+// committed in the meantime.
 func (l *Log) compact() error {
 	l.syncMu.Lock()
 	defer l.syncMu.Unlock()
@@ -42,13 +42,14 @@ func (l *Log) compact() error {
 	return err
 }
 
-// beginCompaction returns nil if there is nothing to do. l.syncing is held, as it is below.
+// beginCompaction returns nil if there is nothing to do. The caller of this and of the methods below
+// holds l.syncMu.
 func (l *Log) beginCompaction() (*compaction, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := &l.pending
 	if l.closed || p.exclusionBytes < p.compactAt {
-		return nil, nil //nolint:nilnil // None is no error here.
+		return nil, nil //nolint:nilnil // Having nothing to compact is not an error.
 	}
 	p.compactAt = p.exclusionBytes + compactInterval
 	text, err := p.saved.encode()
@@ -60,11 +61,12 @@ func (l *Log) beginCompaction() (*compaction, error) {
 		return nil, err
 	}
 	return &compaction{
-		Log: l, from: f, completeUntil: p.saved.CompleteUntil, exclusionsUntil: p.exclusionsUntil, text: text, read: max(info.Size(), checkpointBytes),
+		Log: l, from: f, completeUntil: p.saved.CompleteUntil, exclusionsUntil: p.exclusionsUntil,
+		text: text, read: max(info.Size(), checkpointBytes),
 	}, nil
 }
 
-// write makes the new file durable, since an erasure relies on it.
+// write writes the new file and makes it durable, since an erasure relies on it.
 func (c *compaction) write() error {
 	found, err := readExclusions(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
 	if err != nil {
@@ -93,9 +95,9 @@ func (c *compaction) write() error {
 	return errors.Join(err, c.to.Sync())
 }
 
-// replace takes over what was remembered in the meantime, which is about imports alone, and the
-// checkpoint as it is now: neither is durable in the old file. A file that is no longer the one
-// that was read stays, until the next compaction.
+// replace copies what was added to the old file in the meantime, which is imports only, and the
+// current checkpoint, and renames the new file. Neither needs to be durable. If another file has
+// replaced the one that was read, it stays until the next compaction.
 func (c *compaction) replace() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +128,7 @@ func (c *compaction) replace() error {
 	p := &c.pending
 	p.exclusionBytes = int(c.size + added - checkpointBytes)
 	p.compactAt = p.exclusionBytes + compactInterval
-	p.dirChanged = true // The directory is made durable by the next sync.
+	p.dirChanged = true // The next sync makes the directory durable.
 	err, c.to = c.to.Close(), nil
 	return err
 }

@@ -13,28 +13,30 @@ import (
 )
 
 const (
-	// indexPrefix and indexSuffix are about the day in the name of an index.
+	// indexPrefix and indexSuffix enclose the day in the name of an index.
 	indexPrefix, indexSuffix = ".", ".sessions"
-	// minIndexed is from which size on a file gets an index: to read less takes about as long
-	// as to read the index.
+	// minIndexedBytes is the minimum size in bytes of a file that gets an index. To read a smaller
+	// file takes about as long as to read its index.
 	minIndexedBytes = 64 << 10
-	// settled is how long a file must not have been written to get one: two changes in
-	// quick succession may leave it with the same time.
+	// minIndexAge is the minimum time since the last change of a file that gets an index. Two
+	// changes in quick succession may leave a file with the same modification time.
 	minIndexAge = 2 * time.Second
-	// retryIndex is after how long an index that could not be written is tried again.
+	// indexRetryDelay is the delay after which a failed write of an index is retried.
 	indexRetryDelay = time.Minute
 )
 
-// indexes is what a reader knows of the indexes by session beside the files of past days.
+// indexState is the state of a reader that concerns the indexes of past days' files.
 type indexState struct {
-	building chan struct{} // holds a value while one is built
-	retry    atomic.Int64  // when, in nanoseconds since 1970, after a failure
+	building chan struct{} // holds a value while an index is built
+	retry    atomic.Int64  // earliest time of the next attempt after a failure, in nanoseconds since 1970
 }
 
-// indexed yields the lines of a session by way of an index, and reports whether that was all
-// of the stretch. If not, because there is no index or it is damaged, the stretch is what
-// remains.
-func (r *reader) indexedLines(ctx context.Context, f *openedFile, d day, session string, s *section, yield func(rawLine, error) bool) bool {
+// indexedLines yields the lines of a conversation that an index lists. It returns true if these are
+// all of the section. If there is no index, or it is damaged, it returns false and reduces the section
+// to what remains.
+func (r *reader) indexedLines(
+	ctx context.Context, f *openedFile, d day, conversation string, s *section, yield func(rawLine, error) bool,
+) (complete bool) {
 	x := r.indexOf(ctx, f, d)
 	if x == nil {
 		return false
@@ -47,7 +49,7 @@ func (r *reader) indexedLines(ctx context.Context, f *openedFile, d day, session
 	for more := true; more; {
 		var offsets []int64
 		var err error
-		if offsets, more, err = x.find(session, s.first, s.end, s.backward); err != nil {
+		if offsets, more, err = x.find(conversation, s.first, s.end, s.backward); err != nil {
 			r.dropIndex(d)
 			return false
 		}
@@ -56,12 +58,12 @@ func (r *reader) indexedLines(ctx context.Context, f *openedFile, d day, session
 				yield(rawLine{}, err)
 				return true
 			}
-			at, err := readLine(f, f.size, from, &buffer)
+			raw, err := readLine(f, f.size, from, &buffer)
 			if errors.Is(err, errChanged) {
 				r.dropIndex(d)
 				return false
 			}
-			if !yield(at, err) || err != nil {
+			if !yield(raw, err) || err != nil {
 				return true
 			}
 			if s.first = from + 1; s.backward {
@@ -72,8 +74,8 @@ func (r *reader) indexedLines(ctx context.Context, f *openedFile, d day, session
 	return true
 }
 
-// index returns that of a file, which is made if need be; nil if there is none, and the file
-// is to be read instead.
+// indexOf returns the index of a file, which it builds if there is none. It returns nil if the file
+// must be read instead.
 func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
 	now := r.now()
 	if f.size < minIndexedBytes || d >= dayOf(now) || now.Sub(time.Unix(0, f.modified)) < minIndexAge {
@@ -88,7 +90,7 @@ func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
 	case <-ctx.Done():
 		return nil
 	}
-	if x := r.openIndex(f, d); x != nil { // Another query has made it meanwhile.
+	if x := r.openIndex(f, d); x != nil { // Another query has built it in the meantime.
 		return x
 	}
 	if now.UnixNano() < r.indexes.retry.Load() {
@@ -97,17 +99,17 @@ func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
 	if err := r.makeIndex(ctx, f, d); err != nil {
 		if ctx.Err() == nil {
 			r.indexes.retry.Store(now.Add(indexRetryDelay).UnixNano())
-			r.log.Warn("index of the interaction log cannot be written, sessions are looked for in the whole file", "error", err)
+			r.log.Warn("index of the interaction log not written, queries of a conversation read the whole file", "error", err)
 		}
 		return nil
 	}
 	return r.openIndex(f, d)
 }
 
-// indexName is the name of a day's index.
+// indexName returns the file name of a day's index.
 func indexName(d day) string { return indexPrefix + d.String() + indexSuffix }
 
-// parseIndexName reads a name that indexName gives.
+// parseIndexName returns the day of a name that indexName has returned.
 func parseIndexName(name string) (d day, ok bool) {
 	name, prefixed := strings.CutPrefix(name, indexPrefix)
 	name, suffixed := strings.CutSuffix(name, indexSuffix)
@@ -115,7 +117,7 @@ func parseIndexName(name string) (d day, ok bool) {
 	return d, ok && prefixed && suffixed
 }
 
-// openIndex opens the index of a file; nil if there is none that was made from it as it is.
+// openIndex opens the index of a file. It returns nil if no index was built from the file as it is.
 func (r *reader) openIndex(f *openedFile, d day) *index {
 	file, err := r.openToRead(indexName(d))
 	if file == nil || err != nil {
@@ -129,22 +131,21 @@ func (r *reader) openIndex(f *openedFile, d day) *index {
 	return x
 }
 
-// dropIndex removes a damaged index, so that the next query makes it anew.
+// dropIndex removes a damaged index, so that the next query rebuilds it.
 func (r *reader) dropIndex(d day) {
 	if err := os.Remove(filepath.Join(r.dir, indexName(d))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.log.Warn("damaged index of the interaction log cannot be removed", "error", err)
+		r.log.Warn("damaged index of the interaction log not removed", "error", err)
 	}
 }
 
-// makeIndex writes the index of a file: as a new file of another name, which takes the
-// place of the old one when it is whole.
+// makeIndex writes the index of a file under a temporary name and renames it when it is complete.
 func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 	path := filepath.Join(r.dir, indexName(d))
 	unfinished := path + temporarySuffix
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// Before the work, which would be in vain in a directory that cannot be written to.
+	// Open the file first: if the directory is not writable, reading the entries would be useless.
 	file, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {
 		return err
@@ -162,13 +163,14 @@ func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
 	return err
 }
 
-// sessionsOf lists the lines of a file by session; nil if there are more than maxIndexed.
+// buildEntries returns the index entries of a file, sorted, or nil if there are more than
+// maxIndexEntries.
 func (r *reader) buildEntries(ctx context.Context, f *openedFile) ([]indexEntry, error) {
 	var buffer []byte
-	entries := make([]indexEntry, 0, min(f.size/256, maxIndexEntries)) // Most lines are longer.
-	for at, err := range r.scanShortLines(ctx, &section{file: f, size: f.size, end: f.size}, true) {
-		if err == nil && at.long {
-			at, err = readLine(f, f.size, at.from, &buffer)
+	entries := make([]indexEntry, 0, min(f.size/256, maxIndexEntries)) // Most lines are longer than 256 bytes.
+	for raw, err := range r.scanShortLines(ctx, &section{file: f, size: f.size, end: f.size}, true) {
+		if err == nil && raw.long {
+			raw, err = readLine(f, f.size, raw.from, &buffer)
 		}
 		if errors.Is(err, errChanged) {
 			continue
@@ -178,22 +180,22 @@ func (r *reader) buildEntries(ctx context.Context, f *openedFile) ([]indexEntry,
 		if len(entries) == maxIndexEntries {
 			return nil, nil
 		}
-		entries = append(entries, indexEntry{hash: hashOfLine(at), offset: at.from})
+		entries = append(entries, indexEntry{hash: hashOfLine(raw), offset: raw.from})
 	}
 	sortEntries(entries)
 	return entries, nil
 }
 
-// hashOf is the hash of a line's session, or unreadable.
-func hashOfLine(at rawLine) uint64 {
-	if hasBraces(at.text) {
-		if h, ok := parseHead(at.text); ok {
-			return hashConversation(h.conversationID)
+// hashOfLine returns the hash of a line's conversation id, or unreadable.
+func hashOfLine(raw rawLine) uint64 {
+	if hasBraces(raw.text) {
+		if head, ok := parseHead(raw.text); ok {
+			return hashConversation(head.conversationID)
 		}
 	}
-	l, err := parseRaw(at)
+	entry, err := parseRaw(raw)
 	if err != nil {
 		return unreadable
 	}
-	return hashConversation([]byte(l.interaction.ConversationId))
+	return hashConversation([]byte(entry.interaction.ConversationId))
 }

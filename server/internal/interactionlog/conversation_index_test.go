@@ -250,7 +250,7 @@ func TestNoIndex(t *testing.T) {
 				t.Errorf("%v", got)
 			}
 		}
-		if n := strings.Count(r.output.String(), "index of the interaction log cannot be written"); n != 1 {
+		if n := strings.Count(r.output.String(), "index of the interaction log not written"); n != 1 {
 			t.Errorf("%d warnings, want 1 a minute\n%s", n, r.output.String())
 		}
 	})

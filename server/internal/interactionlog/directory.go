@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parseDay reads "2026-11-20"; ok is false for what is no such day.
+// parseDay parses a day such as "2026-11-20". ok is false if there is no such day.
 func parseDay(s string) (d day, ok bool) {
 	at, err := time.Parse(dayLayout, s)
 	return dayOf(at), err == nil
 }
 
-// days lists those of a span, both ends included, that have a file, oldest first. A missing
+// days returns the days from first to last, both included, that have a file, oldest first. A missing
 // directory has none.
 func (r *reader) days(first, last day) ([]day, error) {
 	dir, err := os.Open(r.dir)
@@ -42,12 +42,12 @@ func (r *reader) days(first, last day) ([]day, error) {
 	return found, nil
 }
 
-// fingerprint tells whether a file is still the one that it was, with the same content. Times
-// are in nanoseconds since 1970.
+// fingerprint identifies a file with its content: it differs if the file was replaced or changed.
+// Times are in nanoseconds since 1970.
 type fingerprint struct {
 	size     int64
 	modified int64
-	changed  int64 // as modified, but nobody can set it back
+	changed  int64 // like modified, but no program can set it
 	inode    uint64
 }
 
@@ -61,20 +61,20 @@ func fingerprintOf(f *os.File, info fs.FileInfo) (fingerprint, error) {
 	return p, nil
 }
 
-// openedFile is a file as it was when it was opened: what is appended later is not read.
+// openedFile is a file as it was when it was opened. Readers ignore what was appended later.
 type openedFile struct {
 	*os.File
 	fingerprint
 }
 
-// openToRead opens a file of the directory. Nil without an error: there is none, or
-// it is a link, a directory or anything else that is no regular file.
+// openToRead opens a file of the directory. It returns nil without an error if the file is missing
+// or not a regular file, such as a link or a directory.
 func (r *reader) openToRead(name string) (*openedFile, error) {
-	// Not blocking: somebody may have put a named pipe there.
+	// O_NONBLOCK: another user may have put a named pipe there, and opening one waits for a writer.
 	f, err := os.OpenFile(filepath.Join(r.dir, name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO):
-		return nil, nil //nolint:nilnil // None is no error here.
+		return nil, nil //nolint:nilnil // A missing file is not an error.
 	case err != nil:
 		return nil, err
 	}
@@ -82,9 +82,9 @@ func (r *reader) openToRead(name string) (*openedFile, error) {
 	if err != nil || !info.Mode().IsRegular() {
 		return nil, errors.Join(err, f.Close())
 	}
-	is, err := fingerprintOf(f, info)
+	fingerprint, err := fingerprintOf(f, info)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &openedFile{File: f, fingerprint: is}, nil
+	return &openedFile{File: f, fingerprint: fingerprint}, nil
 }

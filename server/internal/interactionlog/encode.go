@@ -15,14 +15,14 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// encoder makes lines of messages. It keeps memory from one line to the next.
+// encoder encodes messages as entries. It reuses its memory from one entry to the next.
 type encoder struct {
 	redact  redactor
 	message message
 }
 
-// appendLine adds the line of a MESSAGE_APPENDED change to b, and returns the time that it has.
-// On an error it adds nothing. An entry longer than maxLineBytes is an error.
+// appendEntry appends the entry of a MESSAGE_APPENDED change to b and returns the time of the entry.
+// After an error it has appended nothing. An entry longer than maxLineBytes is an error.
 func (e *encoder) appendEntry(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
 	m, begin := &e.message, len(b)
 	if err := m.decode(c.Message.Body()); err != nil {
@@ -32,7 +32,7 @@ func (e *encoder) appendEntry(b []byte, c *store.Change) (line []byte, at time.T
 	slices.SortStableFunc(m.metadata, func(x, y pair) int { return bytes.Compare(x.key, y.key) })
 	at = time.Unix(m.seconds, m.nanos).UTC()
 	if year := at.Year(); year < 1 || year > 9999 {
-		at = c.Time.UTC() // Others cannot be written down.
+		at = c.Time.UTC() // timestampLayout cannot express other years.
 	}
 
 	b = append(b, timestampKey...)
@@ -49,14 +49,14 @@ func (e *encoder) appendEntry(b []byte, c *store.Change) (line []byte, at time.T
 	b = appendText(b, m.contentOrResult())
 	b = append(b, `","metadata":{`...)
 	b = append(m.appendMetadata(b), "}}"...)
-	if len(b)-begin > maxLineBytes {
+	if len(b)-begin > maxEntryBytes {
 		return b[:begin], at, fmt.Errorf("message of conversation %q: entry is %w", c.ConversationID, errTooLong)
 	}
 	return append(b, '\n'), at, nil
 }
 
-// appendAuthor adds whose words a message is: a user by name, if its metadata tell one, else
-// "User"; an agent; a tool where no agent says that it called it.
+// appendAuthor appends the author of a message: for a user the name in the metadata or else "User",
+// for other roles the agent, and for a tool's result without an agent the tool.
 func (m *message) appendAuthor(b []byte) []byte {
 	switch {
 	case m.role == parleyv1.Role_ROLE_USER:
@@ -72,7 +72,7 @@ func (m *message) appendAuthor(b []byte) []byte {
 	return appendText(b, m.agent)
 }
 
-// text is what a message says, or what the tool said whose result it is.
+// contentOrResult returns the text of a message, or the tool's result of a message without a text.
 func (m *message) contentOrResult() []byte {
 	if len(m.content) == 0 {
 		return m.result
@@ -80,8 +80,8 @@ func (m *message) contentOrResult() []byte {
 	return m.content
 }
 
-// appendMetadata adds the members of a line's metadata: ours, then those of the message in the
-// order of their keys, but for those that would hide ours.
+// appendMetadata appends the members of an entry's metadata: first those that the server sets, then
+// those of the message, sorted by key. It omits keys of the message that the server has set.
 func (m *message) appendMetadata(b []byte) []byte {
 	if len(m.model) > 0 {
 		b = append(appendText(append(b, `"model":"`...), m.model), `",`...)
@@ -109,7 +109,7 @@ func (m *message) appendMetadata(b []byte) []byte {
 	return b
 }
 
-// hasOwn reports whether a line has a member of our own under the key.
+// hasField reports whether the server sets a member of the metadata with this key.
 func (m *message) hasField(key []byte) bool {
 	switch string(key) {
 	case "model":
@@ -130,7 +130,7 @@ func (m *message) hasField(key []byte) bool {
 	return false
 }
 
-// tokenNames are the names of the counts in message.tokens.
+// tokenNames returns the keys of the counts in message.tokens.
 func tokenNames() [4]string {
 	return [4]string{"input", "output", "cached_input", "reasoning"}
 }
@@ -154,7 +154,7 @@ func (m *message) appendTokens(b []byte) []byte {
 	return append(b, '}')
 }
 
-// appendTypes adds the types of structured data, each once, in the order of the message.
+// appendTypes appends the types of structured data without duplicates, in the order of the message.
 func (m *message) appendTypes(b []byte) []byte {
 	key := `,"structured_data_types":["`
 	for i, t := range m.types {
@@ -182,8 +182,8 @@ func statusName(status parleyv1.MessageStatus) string {
 	}
 }
 
-// appendTimestamp adds a time of the years 0 to 9999, in UTC, in timestampLayout, several times
-// as fast as time.AppendFormat does.
+// appendTimestamp appends a time in UTC in timestampLayout. The year must be from 0 to 9999. It is
+// several times as fast as time.AppendFormat.
 func appendTimestamp(b []byte, at time.Time) []byte {
 	year, month, date := at.Date()
 	hour, minute, second := at.Clock()
@@ -196,7 +196,7 @@ func appendTimestamp(b []byte, at time.Time) []byte {
 	return appendDigits(b, at.Nanosecond()/1000, 6, 'Z')
 }
 
-// appendDigits adds a number of so many digits and what follows it.
+// appendDigits appends a number, padded with zeros to so many digits, and the byte that follows it.
 func appendDigits(b []byte, number, digits int, then byte) []byte {
 	b = append(b, "000000"[:digits]...)
 	for i := len(b) - 1; number > 0 && digits > 0; i-- {
@@ -206,8 +206,8 @@ func appendDigits(b []byte, number, digits int, then byte) []byte {
 	return append(b, then)
 }
 
-// appendText adds a text as it stands between the quotes of a JSON string: UTF-8 as it is, and
-// U+FFFD for what is none.
+// appendText appends a text as it stands between the quotes of a JSON string. It escapes only what
+// JSON requires and replaces invalid UTF-8 by U+FFFD.
 func appendText(b, text []byte) []byte {
 	if !utf8.Valid(text) {
 		text = bytes.ToValidUTF8(text, []byte("\ufffd"))
@@ -238,9 +238,10 @@ func appendEscaped(b []byte, c byte) []byte {
 	return append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
 }
 
-// plain is how many bytes a text begins with that JSON does not escape. It looks at eight at a
-// time: below, the highest bit of a byte of found is set if the byte is below 0x20, a quote or a
-// backslash, and perhaps bits of bytes behind one such.
+// unescapedLength returns the length of the longest prefix of a text that JSON does not escape. It
+// checks eight bytes at a time. The highest bit of a byte of special is set if the byte is below 0x20,
+// a quote or a backslash. The subtractions carry, so bits of later bytes may be set wrongly; only the
+// first one counts.
 func unescapedLength(text []byte) int {
 	const ones, high = 0x0101010101010101, 0x8080808080808080
 	n := 0

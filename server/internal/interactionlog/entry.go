@@ -15,32 +15,32 @@ import (
 )
 
 const (
-	// defaultTenant is whose a line without tenant is.
+	// defaultTenant is the tenant of an entry without one.
 	defaultTenant = "default"
-	// timestampLayout is how the encoder writes times. Such times of the same length are in
-	// the order of their bytes.
+	// timestampLayout is the format of times that the encoder writes. Times in it sort like their
+	// bytes.
 	timestampLayout = "2006-01-02T15:04:05.000000Z"
-	// maxMetadataDepth is how many levels of objects and lists metadata may have: more than
-	// some clients can decode has only been made to break them.
+	// maxMetadataDepth is the maximum number of nested objects and lists in metadata. Some clients
+	// cannot decode more.
 	maxMetadataDepth = 16
-	// maxMetadataSigns is how many commas and opening brackets metadata may have: each value
-	// has one, and takes many times its bytes in memory. The service's own has fewer, even if
-	// all of its text consists of them.
+	// maxMetadataValues is the maximum number of commas and opening brackets in metadata. Each value
+	// has one of them and takes many times its bytes in memory. Entries that the server writes have
+	// fewer, even if all of their text consists of them.
 	maxMetadataValues = 100_000
 )
 
-// errLine is a line that is not one of the log, or no longer.
-var errInvalid = errors.New("not a line of the interaction log")
+// errInvalid reports a line that is not a valid entry.
+var errInvalid = errors.New("not an entry of the interaction log")
 
-// line is one line of the log, by whomever it was written.
+// parsedEntry is an entry of the log, written by the server or by hand.
 type parsedEntry struct {
 	tenant      string
 	interaction *parleyv1.Interaction
 }
 
-// parseLine reads a line in any spelling that JSON has. Of the keys timestamp, session_id, role
-// and content are required, each a string; a time without a zone is UTC. Keys that it does not
-// know are passed over. The error is errLine, wrapped; it quotes no content.
+// parseEntry parses an entry in any spelling that JSON allows. The keys timestamp, session_id, role
+// and content are required, each with a string. A time without a zone is in UTC. Unknown keys are
+// ignored. The error wraps errInvalid and quotes no content.
 func parseEntry(b []byte) (*parsedEntry, error) {
 	var raw struct {
 		Timestamp *string         `json:"timestamp"`
@@ -63,7 +63,7 @@ func parseEntry(b []byte) (*parsedEntry, error) {
 	}
 	role := parseRole(*raw.Role)
 	if role == parleyv1.Role_ROLE_UNSPECIFIED {
-		return nil, fmt.Errorf(`%w: role is none of "user", "assistant", "system" and "tool"`, errInvalid)
+		return nil, fmt.Errorf(`%w: role is not "user", "assistant", "system" or "tool"`, errInvalid)
 	}
 	metadata, err := newMetadata(raw.Metadata)
 	if err != nil {
@@ -73,7 +73,8 @@ func parseEntry(b []byte) (*parsedEntry, error) {
 		raw.Tenant = defaultTenant
 	}
 	return &parsedEntry{tenant: raw.Tenant, interaction: &parleyv1.Interaction{
-		Timestamp: at, ConversationId: *raw.SessionID, Agent: raw.Agent, Role: role, Content: *raw.Content, Metadata: metadata,
+		Timestamp: at, ConversationId: *raw.SessionID, Agent: raw.Agent, Role: role, Content: *raw.Content,
+		Metadata: metadata,
 	}}, nil
 }
 
@@ -89,27 +90,27 @@ func parseTimestamp(text string) (*timestamppb.Timestamp, error) {
 	return stamp, nil
 }
 
-// faultOf is what is wrong with the JSON of a line, as people say it.
+// describeJSONError describes an error of the JSON decoder without the names of Go types.
 func describeJSONError(err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	kind, _, _ := strings.Cut(wrong.Value, " ") // What follows is the number.
+	kind, _, _ := strings.Cut(wrong.Value, " ") // The rest is the number.
 	if wrong.Field == "" {
-		return fmt.Errorf("%w: not an object, but of the JSON type %s", errInvalid, kind)
+		return fmt.Errorf("%w: it has the JSON type %s, not object", errInvalid, kind)
 	}
-	return fmt.Errorf("%w: %s is not a string, but of the JSON type %s", errInvalid, wrong.Field, kind)
+	return fmt.Errorf("%w: %s has the JSON type %s, not string", errInvalid, wrong.Field, kind)
 }
 
 func newMetadata(raw json.RawMessage) (*structpb.Struct, error) {
 	if bytes.Count(raw, []byte{','})+bytes.Count(raw, []byte{'['})+bytes.Count(raw, []byte{'{'}) > maxMetadataValues {
-		return nil, fmt.Errorf("%w: metadata has too many values, more than about %d", errInvalid, maxMetadataValues)
+		return nil, fmt.Errorf("%w: metadata has more than about %d values", errInvalid, maxMetadataValues)
 	}
 	var values map[string]any
 	if raw != nil {
 		if err := json.Unmarshal(raw, &values); err != nil {
-			return nil, fmt.Errorf("%w: metadata is not an object, or has a number that is too large", errInvalid)
+			return nil, fmt.Errorf("%w: metadata is not an object or has a number that is too large", errInvalid)
 		}
 	}
 	if len(values) == 0 {
@@ -125,7 +126,7 @@ func newMetadata(raw json.RawMessage) (*structpb.Struct, error) {
 	return metadata, nil
 }
 
-// deeperThan reports whether a value has more levels of objects and lists than that.
+// deeperThan reports whether a value has more than so many levels of nested objects and lists.
 func deeperThan(value any, levels int) bool {
 	switch v := value.(type) {
 	case map[string]any:
@@ -146,7 +147,7 @@ func deeperThan(value any, levels int) bool {
 	return false
 }
 
-// roleName is a role as lines have it.
+// roleName returns the name of a role in entries.
 func roleName(role parleyv1.Role) string {
 	switch role {
 	case parleyv1.Role_ROLE_USER:
@@ -157,7 +158,7 @@ func roleName(role parleyv1.Role) string {
 		return "system"
 	case parleyv1.Role_ROLE_TOOL:
 		return "tool"
-	default: // Refused on input.
+	default: // The server accepts no such message.
 		return "unspecified"
 	}
 }
@@ -171,8 +172,8 @@ func parseRole(name string) parleyv1.Role {
 	return parleyv1.Role_ROLE_UNSPECIFIED
 }
 
-// lineHead is what a line begins with when the encoder wrote it: enough to pass over most
-// lines without parsing them.
+// entryHead is the beginning of an entry as the encoder writes it. It is enough to skip most lines
+// without parsing them.
 type entryHead struct {
 	timestamp      []byte // in timestampLayout
 	conversationID []byte
@@ -185,9 +186,9 @@ const (
 	tenantKey       = `","tenant":"`
 )
 
-// parseHead reads the head of a line that begins as those of the encoder do; false for all
-// others, such as those that people wrote, and lines with an id that JSON escapes. That the
-// rest of the line is whole it does not say.
+// parseHead parses the head of a line. ok is false if the line does not begin exactly as the encoder
+// writes it, for example because it was written by hand or because JSON escapes an id. parseHead does
+// not check that the rest of the line is complete.
 func parseHead(b []byte) (entryHead, bool) {
 	var h entryHead
 	rest, ok := bytes.CutPrefix(b, []byte(timestampKey))
@@ -216,7 +217,7 @@ func parseHead(b []byte) (entryHead, bool) {
 	return h, end > 0 && bytes.IndexByte(h.conversationID, '\\') < 0 && bytes.IndexByte(h.tenant, '\\') < 0
 }
 
-// isTimestamp reports whether b looks as in timestampLayout, by its length and its signs.
+// isTimestamp reports whether b has the length and the separators of timestampLayout.
 func isTimestamp(b []byte) bool {
 	for i, c := range b {
 		switch want := timestampLayout[i]; {

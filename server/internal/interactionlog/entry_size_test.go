@@ -81,7 +81,7 @@ func TestLongestEntries(t *testing.T) {
 // TestEntryTooLong: an entry that no reader would accept counts as lost.
 func TestEntryTooLong(t *testing.T) {
 	w := newTestLog(t)
-	w.commit(strings.Repeat("\x01", maxLineBytes/6), "next")
+	w.commit(strings.Repeat("\x01", maxEntryBytes/6), "next")
 	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
 		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
 	}

@@ -241,12 +241,12 @@ func TestParseEntryErrors(t *testing.T) {
 	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
 	many := strings.Repeat(",0", maxMetadataValues-2) // Two more are the brackets.
 	for text, want := range map[string]string{
-		`[]`:                                  "not an object, but of the JSON type array",
-		`5`:                                   "not an object, but of the JSON type number",
-		rest + `17}`:                          "session_id is not a string, but of the JSON type number",
-		rest + `"c1","metadata":[]}`:          "metadata is not an object, or has a number that is too large",
-		rest + `"c1","metadata":{"a":1e999}}`: "metadata is not an object, or has a number that is too large",
-		rest + `"c1","metadata":{"a":[0` + many + `,0]}}`: "metadata has too many values, more than about 100000",
+		`[]`:                                  "it has the JSON type array, not object",
+		`5`:                                   "it has the JSON type number, not object",
+		rest + `17}`:                          "session_id has the JSON type number, not string",
+		rest + `"c1","metadata":[]}`:          "metadata is not an object or has a number that is too large",
+		rest + `"c1","metadata":{"a":1e999}}`: "metadata is not an object or has a number that is too large",
+		rest + `"c1","metadata":{"a":[0` + many + `,0]}}`: "metadata has more than about 100000 values",
 		rest + `"c1","metadata":{"a":[0` + many + `]}}`:   "",
 		`{"content"}`: "invalid character '}' after object key",
 	} {

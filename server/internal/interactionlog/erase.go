@@ -13,19 +13,20 @@ import (
 	"time"
 )
 
-// maxRewrites is how often a file is begun anew that is edited meanwhile.
+// maxRewrites is the maximum number of attempts to rewrite a file that is being edited.
 const maxRewrites = 10
 
-// Erase takes all lines of a tenant's conversation out of the files of all days, and returns
-// how many. None is no error, and to erase again is harmless; what is written while it runs may
-// stay. Lines come and are read meanwhile: a file that holds such lines is written anew beside
-// the old one, with all others as they are, byte for byte, and takes its place when it is on the
-// disk. A crash leaves the one or the other, and CatchUp adds no line again unless the clock was
-// set back. A file that is edited by hand meanwhile is begun anew.
+// Erase removes all entries of a tenant's conversation from the files of all days and returns their
+// number. To find none, or to erase again, is not an error. What is written while Erase runs may stay.
 //
-// What cannot be read is nobody's and stays, such as the half of a line that a crash has left;
-// operators are told of lines that mention the conversation's id. After an error, which is that
-// of ctx or of the file system, some files may have been rewritten.
+// Entries are written and read in the meantime. A file with entries to remove is written again under a
+// temporary name, all other lines byte for byte, and renamed when it is durable. After a crash the file
+// is the old or the new one, and CatchUp does not add the entries again unless the clock was set back.
+// If a file is edited by hand in the meantime, Erase starts again with that file.
+//
+// Lines that cannot be parsed, such as half an entry that a crash has left, stay. Erase logs the number
+// of those that mention the conversation's id. After an error, which is that of ctx or of the file
+// system, some files may have been rewritten.
 func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, error) {
 	select {
 	case l.erasing <- struct{}{}:
@@ -44,18 +45,18 @@ func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, 
 	return erased, nil
 }
 
-// erasure is an Erase under way.
+// erasure is the state of one call of Log.Erase.
 type erasure struct {
 	*Log
 
-	query  *query // for the lines
+	query  *query // matches the entries to remove
 	buffer []byte
 	seed   maphash.Seed
-	// mentions counts the lines of the file at hand that cannot be read and hold the id.
+	// mentions counts the lines of the current file that contain the id and cannot be parsed.
 	mentions int
-	// The time until which CatchUp knows that the conversation was erased, and the latest time
-	// of the entries of it that were found. An entry that is dated after what an import may bring
-	// was written by hand and does not count: CatchUp never adds one like it.
+	// until is the time up to which CatchUp adds no entries of the conversation. latest is the latest
+	// time of the entries found. An entry that is later than an import may date a message was written
+	// by hand and does not count, since CatchUp never adds one like it.
 	until, latest time.Time
 }
 
@@ -77,14 +78,14 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 	return erased, nil
 }
 
-// forget keeps CatchUp from adding again what is erased, as far as it was said until now.
+// excludeErased keeps CatchUp from adding the conversation's entries up to now again.
 func (e *erasure) excludeErased() error {
 	e.syncMu.Lock()
 	defer e.syncMu.Unlock()
 	e.mu.Lock()
 	err := errClosed
 	if !e.closed {
-		err = e.save(false) // Somebody may have removed it.
+		err = e.save(false) // The file may have been removed.
 	}
 	if err == nil {
 		err = e.excludeUntil(e.options.Now())
@@ -96,11 +97,11 @@ func (e *erasure) excludeErased() error {
 	return e.syncExclusions()
 }
 
-// forgetFound does the same for the entries that were found, if one of them is later: the entries
-// of an imported conversation may be up to importedAhead after the clock, and others are written
-// while the erasure runs. e.mu is held.
+// excludeFound does the same up to the latest entry found, if that is later. The entries of an imported
+// conversation may be up to maxImportAhead after the clock, and others are written while the erasure
+// runs. The caller holds e.mu.
 func (e *erasure) excludeFound() error {
-	latest := e.latest.Add(time.Microsecond - 1) // Its message may be later by less than the entry shows.
+	latest := e.latest.Add(time.Microsecond - 1) // The entry has microseconds, its message nanoseconds.
 	if !latest.After(e.until) {
 		return nil
 	}
@@ -110,19 +111,19 @@ func (e *erasure) excludeFound() error {
 	return e.syncExclusions()
 }
 
-// syncForgotten makes durable what was remembered, also if the file was replaced or made since.
+// syncExclusions makes the exclusions durable, even if the file is new or has been replaced.
 func (e *erasure) syncExclusions() error {
 	return errors.Join(syncFile(e.checkpointPath()), syncDir(e.options.Dir))
 }
 
-// forgetUntil remembers that the conversation was erased, but does not make that durable. e.mu is
-// held.
+// excludeUntil adds an exclusion of the conversation, which it does not make durable. The caller holds
+// e.mu.
 func (e *erasure) excludeUntil(until time.Time) error {
 	e.until = until
 	return e.addExclusion(exclusion{Tenant: e.query.tenant, ID: e.query.conversation, Erased: until, Until: until})
 }
 
-// day erases from the file of a day.
+// eraseDay erases from the file of a day.
 func (e *erasure) eraseDay(ctx context.Context, d day) (int64, error) {
 	path := filepath.Join(e.options.Dir, d.fileName())
 	for range maxRewrites {
@@ -131,15 +132,15 @@ func (e *erasure) eraseDay(ctx context.Context, d day) (int64, error) {
 		case errors.Is(err, errChanged):
 			continue
 		case err == nil && e.mentions > 0:
-			e.options.Log.Warn("lines of the interaction log that cannot be read mention a conversation that was erased, and stay; look for the id in the file",
-				"file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.conversation)
+			const message = "unreadable lines of the interaction log mention an erased conversation; search the file for the id"
+			e.options.Log.Warn(message, "file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.conversation)
 		}
 		return erased, err
 	}
-	return 0, fmt.Errorf("%s: %w, %d times in a row: try again when nobody edits it", path, errChanged, maxRewrites)
+	return 0, fmt.Errorf("%s: %w, %d times in a row; try again when it is not being edited", path, errChanged, maxRewrites)
 }
 
-// rewrite is one try to do that. Errors: errMoved.
+// tryDay is one attempt of eraseDay. Errors: errChanged.
 func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error) {
 	f, err := e.reader.openToRead(d.fileName())
 	if f == nil {
@@ -160,11 +161,11 @@ func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error)
 	if err != nil {
 		return 0, err
 	}
-	_ = os.Remove(filepath.Join(e.options.Dir, indexName(d))) // It would be made anew.
+	_ = os.Remove(filepath.Join(e.options.Dir, indexName(d))) // It is out of date.
 	return w.erased, nil
 }
 
-// holds reports whether a file has a line of the conversation.
+// contains reports whether a file has an entry of the conversation.
 func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, error) {
 	end, err := e.reader.acquireScan(ctx)
 	if err != nil {
@@ -179,37 +180,38 @@ func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, err
 	return false, nil
 }
 
-// matches yields those of a file's lines that are the conversation's, and counts those that
-// mention it and cannot be read.
+// entries yields those of a file's lines that are entries of the conversation. It counts the lines that
+// mention the conversation and cannot be parsed.
 func (e *erasure) entries(f *openedFile, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
-		for at, err := range lines {
+		for raw, err := range lines {
 			if err != nil {
-				yield(at, err)
+				yield(raw, err)
 				return
 			}
-			l, err := parseRaw(at)
+			entry, err := parseRaw(raw)
 			switch {
-			case err == nil && l.tenant == e.query.tenant && l.interaction.ConversationId == e.query.conversation:
-				if said := l.interaction.GetTimestamp().AsTime(); said.After(e.latest) && !said.After(e.options.Now().Add(maxImportAhead)) {
-					e.latest = said
+			case err == nil && entry.tenant == e.query.tenant && entry.interaction.ConversationId == e.query.conversation:
+				at := entry.interaction.GetTimestamp().AsTime()
+				if at.After(e.latest) && !at.After(e.options.Now().Add(maxImportAhead)) {
+					e.latest = at
 				}
-				if !yield(at, nil) {
+				if !yield(raw, nil) {
 					return
 				}
-			case err != nil && e.mentionsID(f, at):
+			case err != nil && e.mentionsID(f, raw):
 				e.mentions++
 			}
 		}
 	}
 }
 
-// mentioned reports whether a line holds the conversation's id; of one that is too long, whether
-// its beginning does.
-func (e *erasure) mentionsID(f *openedFile, at rawLine) bool {
-	text := at.text
-	if at.long {
-		n, _ := f.ReadAt(e.buffer, at.from) // What is not there mentions nothing.
+// mentionsID reports whether a line contains the conversation's id. Of a line that is too long it checks
+// the beginning.
+func (e *erasure) mentionsID(f *openedFile, raw rawLine) bool {
+	text := raw.text
+	if raw.long {
+		n, _ := f.ReadAt(e.buffer, raw.from) // After an error the buffer has what could be read.
 		text = e.buffer[:n]
 	}
 	return bytes.Contains(text, []byte(e.query.conversation))

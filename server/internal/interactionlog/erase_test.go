@@ -87,7 +87,7 @@ func unreadableLines() []string {
 	return []string{
 		sample{conversation: "gone", tenant: "acme", content: "torn"}.String()[:80] + "\n",
 		sample{conversation: "gone", tenant: "acme", role: "ghost", content: "no such role"}.String(),
-		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("x", maxLineBytes)}.String(),
+		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("x", maxEntryBytes)}.String(),
 	}
 }
 

@@ -14,59 +14,62 @@ import (
 )
 
 const (
-	// maxImportsBytes limits the records of imports and erasures in bytes, about 100 for each.
-	// Imports take at most half of it, so that they never prevent an erasure.
+	// maxExclusionBytes limits the total size of exclusions in bytes. Each has about 100. Imports
+	// take at most half of it, so that they never prevent an erasure.
 	maxExclusionBytes = 16 << 20
-	// compactEvery is the number of bytes after which the records that are no longer needed are
-	// dropped.
+	// compactInterval is the number of bytes by which the exclusions grow before they are compacted.
 	compactInterval = 1 << 20
-	// importedAhead is how far after the server's clock an import may date a message.
+	// maxImportAhead is the maximum time after the server's clock at which an import dates a message.
 	maxImportAhead = time.Minute
-	// unfinishedCheckpoint is the name of the file that is written to replace the checkpoint.
+	// temporaryCheckpoint is the name of the file that is written to replace the checkpoint.
 	temporaryCheckpoint = temporaryPrefix + checkpointName + temporarySuffix
 )
 
-// imported is a conversation that came from elsewhere with messages that have no lines here,
-// or, without UID, one whose lines were erased. Nothing in the store tells such messages from
-// others, so that it is remembered behind the checkpoint, a line for each, until all that
-// CatchUp looks for is later.
+// exclusion names messages for which CatchUp adds no entries: those of a conversation that were
+// imported, or, without a UID, those of a conversation whose entries were erased. The store does not
+// distinguish these messages from others. Exclusions follow the checkpoint in its file, one a line,
+// until CatchUp searches only for later messages.
 type exclusion struct {
 	Tenant   string    `json:"tenant"`
 	ID       string    `json:"conversation_id"`
 	UID      string    `json:"uid,omitempty"`
-	Sequence int32     `json:"sequence,omitempty"` // of the newest one
+	Sequence int32     `json:"sequence,omitempty"` // of the newest imported message
 	Erased   time.Time `json:"erased_until,omitzero"`
-	// Until is the latest time that such a message may have. Earlier versions did not write it.
+	// Until is the latest time of the excluded messages. Earlier versions did not write it.
 	Until time.Time `json:"until,omitzero"`
 }
 
-// key is what tells the conversation from others.
+// key returns an exclusion with only the fields that identify the conversation.
 func (i exclusion) key() exclusion {
 	return exclusion{Tenant: i.Tenant, ID: i.ID, UID: i.UID}
 }
 
-// noteImport remembers a change, followed by others, if it is an import. What is begun by an
-// append is followed by messages of the same version, and a fork says itself what it is: with
-// more messages than it was made of, it is imported.
-func (l *Log) excludeImport(c *store.Change, then []store.Change) {
-	h := c.Conversation
-	if h.GetLastSequence() <= h.GetForkedFrom().GetSequence() {
+// excludeImport adds an exclusion for a CREATED change if it is an import. then has the changes that
+// follow it in the batch. If an append has created the conversation, messages of the same version
+// follow. A conversation with more messages than its fork has copied was imported.
+func (l *Log) excludeImport(c *store.Change, following []store.Change) {
+	header := c.Conversation
+	if header.GetLastSequence() <= header.GetForkedFrom().GetSequence() {
 		return
 	}
-	if len(then) > 0 && then[0].Kind == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED &&
-		then[0].ConversationID == c.ConversationID && then[0].Tenant == c.Tenant && then[0].Version == c.Version {
-		return
+	if len(following) > 0 {
+		next := &following[0]
+		if next.Kind == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED &&
+			next.ConversationID == c.ConversationID && next.Tenant == c.Tenant && next.Version == c.Version {
+			return
+		}
 	}
 	err := l.addExclusion(exclusion{
-		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID, Sequence: h.GetLastSequence(), Until: c.Time.Add(maxImportAhead),
+		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID,
+		Sequence: header.GetLastSequence(), Until: c.Time.Add(maxImportAhead),
 	})
 	if err != nil && !l.pending.exclusionFailed {
 		l.pending.exclusionFailed = true
-		l.options.Log.Warn("interaction log may get entries for imported messages after a crash; further warnings are left out", "error", err)
+		l.options.Log.Warn("interaction log may get entries for imported messages after a crash; reported once", "error", err)
 	}
 }
 
-// remember appends a record after the checkpoint. l.mu is held.
+// addExclusion appends an exclusion to the file of the checkpoint. The caller holds l.mu.
 func (l *Log) addExclusion(i exclusion) error {
 	text, err := json.Marshal(i)
 	if err != nil {
@@ -77,9 +80,9 @@ func (l *Log) addExclusion(i exclusion) error {
 		most /= 2
 	}
 	if p.exclusionBytes+len(text) > most {
-		return errors.New("too much was imported and erased while the files could not be made durable")
+		return errors.New("too many imports and erasures while the files could not be made durable")
 	}
-	text = append(append([]byte{'\n'}, text...), '\n') // A crash may have cut off the one before.
+	text = append(append([]byte{'\n'}, text...), '\n') // A crash may have cut off the previous one.
 	p.exclusionBytes += len(text)
 	if i.Until.After(p.exclusionsUntil) {
 		p.exclusionsUntil = i.Until
@@ -92,7 +95,7 @@ func (l *Log) addExclusion(i exclusion) error {
 	return errors.Join(err, f.Close())
 }
 
-// imports reads the records, by key.
+// exclusions reads the exclusions, by key.
 func (l *Log) exclusions() (map[exclusion]exclusion, error) {
 	f, _, err := openFile(l.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +116,7 @@ func readExclusions(r io.Reader) (map[exclusion]exclusion, error) {
 		if json.Unmarshal(lines.Bytes(), &i) != nil {
 			continue // A crash has cut it off.
 		}
-		// If a conversation was imported twice, the last sequence counts: it may be lower.
+		// If a conversation was imported twice, the last sequence counts, even if it is lower.
 		known := found[i.key()]
 		if known.Erased.After(i.Erased) {
 			i.Erased = known.Erased

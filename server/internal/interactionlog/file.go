@@ -10,19 +10,19 @@ import (
 	"syscall"
 )
 
-// What the files of the log may be read and written by: their owner.
+// Permissions of the directory and of its files: only the owner has access.
 const (
 	dirMode  fs.FileMode = 0o700
 	fileMode fs.FileMode = 0o600
 )
 
-// makeDir makes the directory when it is missing, with what is above it, and takes from others
-// the right to read it. It refuses a link, and whatever else is no directory, with ErrRefused.
+// makeDir creates a directory and its parents if they are missing, and removes the permissions of other
+// users. It returns ErrRefused for a link and anything else that is not a directory.
 func makeDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.MkdirAll(dir, dirMode); err == nil {
-			err = syncDir(filepath.Dir(dir)) // It is to outlast a power cut.
+			err = syncDir(filepath.Dir(dir)) // The directory must survive a power cut.
 		}
 		if err != nil {
 			return err
@@ -33,16 +33,16 @@ func makeDir(dir string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() == fs.ModeSymlink:
-		return fmt.Errorf("%w: %s is a link: name the directory itself", ErrRefused, dir)
+		return fmt.Errorf("%w: %s is a link; name the directory itself", ErrRefused, dir)
 	case !info.IsDir():
-		return fmt.Errorf("%w: %s is no directory: remove it or name another one", ErrRefused, dir)
+		return fmt.Errorf("%w: %s is not a directory; remove it or name another one", ErrRefused, dir)
 	case info.Mode().Perm() != dirMode:
 		return os.Chmod(dir, dirMode)
 	}
 	return nil
 }
 
-// syncDir makes durable which files a directory has.
+// syncDir makes the names of the files in a directory durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -51,12 +51,12 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// openFile opens a regular file of the log, of which only the owner may have rights: if the
-// modes of file or directory are otherwise, or even keep the owner out, it mends them, and the
-// umask does not matter. A file that it may make gets its directory, too. It follows no link
-// and waits for nobody; anything else than a regular file it refuses with ErrRefused.
+// openFile opens a regular file of the log. It sets the permissions of the file to the owner's alone,
+// whatever the umask, and repairs those of the file and its directory if they keep the owner out. If it
+// may create the file, it creates the directory, too. It does not follow links and does not block. It
+// returns ErrRefused for anything that is not a regular file.
 func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
-	flag |= syscall.O_NOFOLLOW | syscall.O_NONBLOCK // Somebody may have put a named pipe there.
+	flag |= syscall.O_NOFOLLOW | syscall.O_NONBLOCK // Another user may have put a named pipe there.
 	if flag&os.O_CREATE != 0 {
 		if err := makeDir(filepath.Dir(path)); err != nil {
 			return nil, nil, err
@@ -71,9 +71,9 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	}
 	switch {
 	case errors.Is(err, syscall.ELOOP):
-		return nil, nil, fmt.Errorf("%w: %s is a link: remove it", ErrRefused, path)
+		return nil, nil, fmt.Errorf("%w: %s is a link; remove it", ErrRefused, path)
 	case errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENXIO):
-		return nil, nil, fmt.Errorf("%w: %s is no regular file: remove it", ErrRefused, path)
+		return nil, nil, fmt.Errorf("%w: %s is not a regular file; remove it", ErrRefused, path)
 	case err != nil:
 		return nil, nil, err
 	}
@@ -81,7 +81,7 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%w: %s is no regular file: remove it", ErrRefused, path)
+		err = fmt.Errorf("%w: %s is not a regular file; remove it", ErrRefused, path)
 	case info.Mode().Perm() != fileMode:
 		err = f.Chmod(fileMode)
 	}
@@ -91,7 +91,7 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// mendFile gives the owner back the rights to a file and to its directory.
+// repairMode restores the owner's permissions of a file and of its directory.
 func repairMode(path string) error {
 	if err := makeDir(filepath.Dir(path)); err != nil {
 		return err
@@ -103,24 +103,24 @@ func repairMode(path string) error {
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%w: %s is no regular file: remove it", ErrRefused, path)
+		return fmt.Errorf("%w: %s is not a regular file; remove it", ErrRefused, path)
 	}
 	return os.Chmod(path, fileMode)
 }
 
-// appendFile is the file of a day, open for lines to be appended.
+// appendFile is the file of a day, open for appending entries.
 type appendFile struct {
 	*os.File
 
 	day  day
 	path string
-	info fs.FileInfo // tells it from another file of the same name
-	// size up to the end of the last entry that the log has written. Another size means that another
-	// process has written to the file.
+	info fs.FileInfo // identifies the file, so that another one of the same name is noticed
+	// size is the offset after the last entry that the log has written. If the file has another size,
+	// another process has written to it.
 	size int64
 }
 
-// openAppend opens the file of a day, and makes it when there is none.
+// openAppend opens the file of a day and creates it if it is missing.
 func openAppend(dir string, d day) (*appendFile, error) {
 	path := filepath.Join(dir, d.fileName())
 	f, info, err := openFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
@@ -130,7 +130,7 @@ func openAppend(dir string, d day) (*appendFile, error) {
 	return &appendFile{File: f, day: d, path: path, info: info, size: -1}, nil
 }
 
-// check reports whether the file is still the one of its name, and mends its mode.
+// revalidate reports whether the file still has its name, repairs its permissions and returns its size.
 func (f *appendFile) revalidate() (size int64, same bool) {
 	size, permissions, same := statFile(f.path, f.info)
 	if !same || permissions != fileMode && f.Chmod(fileMode) != nil {
@@ -139,12 +139,12 @@ func (f *appendFile) revalidate() (size int64, same bool) {
 	return size, true
 }
 
-// append writes lines in one write. They come behind a line break, which is written only when
-// the file, of that size, does not end with one. It returns how many bytes of the lines are in
-// the file: with an error, those of lines that are whole or, if all is set, none; the rest of
-// what had been written is cut off again. Where that fails too, what is left of a line gets
-// its line break from the next append.
-func (f *appendFile) append(size int64, lines []byte, all bool) (kept int, err error) {
+// append writes entries in one write to the file, which has the given size. entries begin with a line
+// break, which is written only if the file does not end with one. append returns how many bytes of the
+// entries, without that line break, are in the file. After an error these are complete entries only, or
+// none if all is set, and the rest is truncated again. If truncating fails too, the next append ends the
+// partial entry with a line break.
+func (f *appendFile) append(size int64, entries []byte, all bool) (kept int, err error) {
 	start := 1
 	if size != f.size && size > 0 {
 		var last [1]byte
@@ -155,12 +155,12 @@ func (f *appendFile) append(size int64, lines []byte, all bool) (kept int, err e
 			start = 0
 		}
 	}
-	n, err := f.Write(lines[start:])
+	n, err := f.Write(entries[start:])
 	if err == nil {
 		f.size = size + int64(n)
-		return len(lines) - 1, nil
+		return len(entries) - 1, nil
 	}
-	written := lines[start : start+n]
+	written := entries[start : start+n]
 	complete := bytes.LastIndexByte(written, '\n') + 1
 	keep := complete
 	if all {
@@ -173,8 +173,8 @@ func (f *appendFile) append(size int64, lines []byte, all bool) (kept int, err e
 	return max(0, complete-(1-start)), err
 }
 
-// cut makes the file shorter, unless it has another size than ours: what somebody else has
-// appended meanwhile stays.
+// cut truncates the file from one size to another. It does nothing if another process has appended to
+// the file.
 func (f *appendFile) cut(from, to int64) bool {
 	info, err := f.Stat()
 	return err == nil && info.Size() == from && f.Truncate(to) == nil

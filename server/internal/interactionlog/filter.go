@@ -2,18 +2,18 @@ package interactionlog
 
 import "bytes"
 
-// filter says which lines a query has to parse.
+// filter selects the lines that a query must parse.
 type filter struct {
-	tenant, conversation string  // session "": any
-	text                 *needle // nil: any
+	tenant, conversation string  // conversation "": all
+	text                 *needle // nil: all
 }
 
-// wants reports whether a line may be one that the filter is for. That a line is not, it
-// says only of those which begin as the encoder writes them; a line by hand that begins so and
-// has a key a second time later may be missed.
+// mayMatch reports whether a line may be an entry that the query wants. It returns false only for lines
+// that begin exactly as the encoder writes them. It may miss a line that was written by hand, begins so
+// and repeats a key later.
 func (f *filter) mayMatch(text []byte) bool {
 	if !hasBraces(text) {
-		return true // It will not parse, and be counted.
+		return true // Parsing fails, and the line is counted.
 	}
 	if !f.text.mayMatch(text) {
 		return false
@@ -36,18 +36,19 @@ func (f *filter) mayMatch(text []byte) bool {
 	return end < 0 || f.text.mayMatch(raw[:end])
 }
 
-// looksWhole reports whether a line may be an object, by its ends.
+// hasBraces reports whether a line begins and ends as a JSON object does.
 func hasBraces(text []byte) bool {
 	return len(text) > 1 && text[0] == '{' && text[len(text)-1] == '}'
 }
 
-// size is how many bytes of its line a head is.
+// size returns the length of the head in its line.
 func (h *entryHead) size() int {
-	return len(timestampKey) + len(h.timestamp) + len(conversationKey) + len(h.conversationID) + len(tenantKey) + len(h.tenant)
+	keys := len(timestampKey) + len(conversationKey) + len(tenantKey)
+	return keys + len(h.timestamp) + len(h.conversationID) + len(h.tenant)
 }
 
-// rawContent returns what begins with the content, as it is in the file, out of what follows
-// the head of a line; false unless all in between is as the encoder writes it.
+// rawContent returns the part of a line that begins with the text of the content, as it is in the file.
+// rest is the line after its head. ok is false unless all before the content is as the encoder writes it.
 func rawContent(rest []byte) (raw []byte, ok bool) {
 	for i, key := range [...]string{`","agent":"`, `","role":"`, `","content":"`} {
 		if i > 0 {
@@ -64,8 +65,8 @@ func rawContent(rest []byte) (raw []byte, ok bool) {
 	return rest, true
 }
 
-// stringEnd returns where the JSON string ends that a text begins in: at the first quote that
-// is not escaped; -1 if there is none.
+// stringEnd returns the offset of the quote that ends a JSON string whose text raw begins with, or -1 if
+// there is none.
 func stringEnd(raw []byte) int {
 	for at := 0; ; at++ {
 		i := bytes.IndexByte(raw[at:], '"')

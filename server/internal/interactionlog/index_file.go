@@ -12,32 +12,32 @@ import (
 	"slices"
 )
 
-// An index lists the lines of a file by the hash of their session. It is a header and pages
-// of entries, sorted by hash and offset, each page with a checksum over itself and its place:
+// An index lists the lines of a file by the hash of their conversation id. It has a header and pages of
+// entries, sorted by hash and offset. A checksum covers each page and its number:
 //
 //	header  16 magic, 8 size, 8 modified, 8 changed, 8 inode of the file, 8 number of entries, 4 checksum
-//	page    255 × (8 hash, 8 offset), zeros behind the last entry, 12 zeros, 4 checksum
+//	page    255 × (8 hash, 8 offset), zeros after the last entry, 12 zeros, 4 checksum
 //
-// The entries point at lines that may be of a session: whoever uses them parses the lines.
+// Hashes collide and files change, so readers parse the lines that the entries point at.
 const (
 	indexMagic  = "parley session 1"
 	headerBytes = len(indexMagic) + 5*8 + 4
 	pageBytes   = 4096
 	entryBytes  = 16
 	pageEntries = pageBytes/entryBytes - 1
-	// maxIndexed bounds the memory that it takes to make an index: 16 MiB.
+	// maxIndexEntries limits the memory for building an index to 16 MiB.
 	maxIndexEntries = 1 << 20
-	// tooMany is the number of entries in place of more than maxIndexed, of which none is
-	// there.
+	// tooMany is the number of entries in the header of an index without entries, because the file
+	// has more than maxIndexEntries.
 	tooMany = math.MaxUint64
-	// unreadable is the hash of the session of lines that cannot be read.
+	// unreadable is the hash of lines that cannot be parsed.
 	unreadable = 0
-	// maxFound is how many lines find returns at a time.
+	// maxIndexFound is the maximum number of lines that find returns.
 	maxIndexFound = 2048
 )
 
-// errIndex says that an index is damaged, or not of the file.
-var errIndex = errors.New("index is damaged or of another file")
+// errIndex reports that an index is damaged or was not built from the file as it is.
+var errIndex = errors.New("index is damaged or belongs to another file")
 
 type indexEntry struct {
 	hash   uint64
@@ -50,7 +50,7 @@ func (e indexEntry) compare(other indexEntry) int {
 
 func sortEntries(entries []indexEntry) { slices.SortFunc(entries, indexEntry.compare) }
 
-// hashSession is FNV-1a, and never unreadable.
+// hashConversation returns the FNV-1a hash of a conversation id. It never returns unreadable.
 func hashConversation(id []byte) uint64 {
 	h := uint64(14695981039346656037)
 	for _, b := range id {
@@ -59,14 +59,14 @@ func hashConversation(id []byte) uint64 {
 	return max(h, unreadable+1)
 }
 
-// indexSum is the checksum of a header or a page, by its number.
+// indexChecksum returns the checksum of a page with its number, or of the header with number -1.
 func indexChecksum(b []byte, page int64) uint32 {
 	seed := binary.BigEndian.AppendUint64(nil, uint64(page))
 	table := crc32.MakeTable(crc32.Castagnoli)
 	return crc32.Update(crc32.Checksum(seed, table), table, b)
 }
 
-// writeIndex writes the index of a file; nil entries: there are too many.
+// writeIndex writes the index of a file. If entries is nil, the file has too many.
 func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	count := uint64(len(entries))
@@ -100,21 +100,21 @@ func appendHeader(b []byte, of fingerprint, count uint64) []byte {
 	return b
 }
 
-// index is one that was opened, for one goroutine.
+// index is an open index. It is for one goroutine.
 type index struct {
 	file interface {
 		io.ReaderAt
 		io.Closer
 	}
 	count      int64
-	oversize   bool // there are too many entries, and none here
+	oversize   bool // the file has too many entries, and the index has none
 	page       [pageBytes]byte
-	cachedPage int64 // number of the page + 1
+	cachedPage int64 // number of the page in page, plus 1; 0: none
 }
 
 func (x *index) close() { _ = x.file.Close() }
 
-// readHeader checks that the index was made from a file as it is.
+// readHeader checks that the index was built from a file as it is.
 func (x *index) readHeader(of fingerprint) error {
 	b := x.page[:headerBytes]
 	if _, err := x.file.ReadAt(b, 0); err != nil {
@@ -131,7 +131,7 @@ func (x *index) readHeader(of fingerprint) error {
 	return nil
 }
 
-// entry reads one, by its number.
+// entry reads an entry by its number.
 func (x *index) entry(i int64) (indexEntry, error) {
 	number := i / pageEntries
 	if x.cachedPage != number+1 {
@@ -149,7 +149,7 @@ func (x *index) entry(i int64) (indexEntry, error) {
 	return indexEntry{binary.BigEndian.Uint64(b), int64(binary.BigEndian.Uint64(b[8:]))}, nil
 }
 
-// search returns the number of the first entry that is not less than another.
+// search returns the number of the first entry that is not less than e.
 func (x *index) search(e indexEntry) (int64, error) {
 	low, high := int64(0), x.count
 	for low < high {
@@ -167,11 +167,11 @@ func (x *index) search(e indexEntry) (int64, error) {
 	return low, nil
 }
 
-// find returns where lines start that may be of a session, at first or behind it and ahead of
-// end, those that cannot be read among them: the nearest in a direction, in that order. More
-// reports whether there are others.
-func (x *index) find(session string, first, end int64, backward bool) (offsets []int64, more bool, err error) {
-	for _, hash := range [...]uint64{unreadable, hashConversation([]byte(session))} {
+// find returns the offsets of lines that may belong to a conversation, from first to before end. They
+// include lines that cannot be parsed. find returns at most maxIndexFound, the nearest in the direction,
+// in that order. more is true if there are others.
+func (x *index) find(conversation string, first, end int64, backward bool) (offsets []int64, more bool, err error) {
+	for _, hash := range [...]uint64{unreadable, hashConversation([]byte(conversation))} {
 		from, err := x.search(indexEntry{hash, first})
 		if err != nil {
 			return nil, false, err

@@ -1,43 +1,41 @@
-// Package interactionlog keeps every message as a line of JSON in a file a day, and finds it
-// again. Begin with [Open].
+// Package interactionlog writes every message as a line of JSON to a file of its day, and lists and
+// searches these files. Start at [Open].
 //
-// The files are the only truth, and belong to whoever runs the service: they may be read,
-// searched, edited, rotated and removed with any tool at any time. Of each there is one a UTC
-// day, interactions/2026-11-20.jsonl, and a message is in that of its create_time. The lines of
-// a conversation stand in the order in which they were committed.
+// The files are the only copy of the log. Operators may read, search, edit, rotate and remove them with
+// any tool at any time. Each day in UTC has one file, such as interactions/2026-11-20.jsonl. A message
+// is in the file of its create_time. The entries of a conversation are in the order of their commits.
 //
-// # A line
+// # Entry
 //
-// One object, UTF-8, with these keys in this order:
+// An entry is one JSON object in UTF-8 on a line, with these keys in this order:
 //
 //	timestamp   "2026-11-20T09:30:00.123456Z": when the message was committed, in UTC
 //	session_id  id of the conversation
-//	tenant      whose it is; a line without one is read as "default"
-//	agent       of a user: the message's metadata user, else "User"; else the name of the
-//	            agent; of a tool's result that no agent claims: the name of the tool
+//	tenant      tenant of the conversation; an entry without one belongs to "default"
+//	agent       of a user: the message's metadata user, or else "User"; otherwise the name of the
+//	            agent; of a tool's result without an agent: the name of the tool
 //	role        "user", "assistant", "system" or "tool"
-//	content     the text; of a tool's result without one, what the tool returned
+//	content     the text; of a tool's result without a text, the result
 //	metadata    model, turn_number, exchange, tokens {input, output, cached_input, reasoning},
-//	            turn_id, status ("complete" or "incomplete"), structured_data_types, then what
-//	            the message carried itself, by key; ours win over keys of the same name
+//	            turn_id, status ("complete" or "incomplete"), structured_data_types, then the
+//	            message's own metadata, sorted by key, without keys that the server has set
 //
-// turn_number is the message's sequence: 1, 2, 3 … through a conversation. Of the metadata all
-// others are left out when they are empty, and a count of tokens when it is 0. Lines that people
-// write may be spelled in any way that JSON has; timestamp, session_id, role and content are
-// required.
+// turn_number is the message's sequence: 1, 2, 3 … in its conversation. The other keys of the metadata
+// are omitted if they are empty, and a count of tokens if it is 0. Entries written by hand may have any
+// spelling that JSON allows. The keys timestamp, session_id, role and content are required.
 //
-// # When it fails
+// # Failures
 //
-// A message is in the file before its sender is told that it was accepted, unless the log
-// fails: nothing waits for it then. What cannot be written is tried once more, counted, and
-// given up. The next messages try again, and what succeeds begins with a line of the tenant "*",
-// which is nobody's, so that no caller but whoever reads the file sees it: of the role "system"
-// it says how many lines are missing and since when, for people in content and for programs in
-// metadata.lost_lines and metadata.lost_since.
+// A message is in the file before its sender is notified that it was accepted. If the log cannot be
+// written, no sender waits for it. The log tries a failed write once more, then counts its entries as
+// lost. The next messages try again. The first successful write begins with a loss entry. It has the
+// tenant "*", which no caller has, so it is visible only in the file. Its role is "system". It reports
+// how many entries are missing and since when: in content for people, and in metadata.lost_lines and
+// metadata.lost_since for programs.
 //
-// A line that a crash or an editor has left without its end gets a line break, and stays; those
-// who read pass over it. The files are made durable every second. After a crash,
-// [Log.CatchUp] adds the messages since then that are still kept and that the files lack.
+// If a crash or an editor has left a line without a line break, the log adds one. The partial line stays,
+// and readers skip it. The files are made durable every second. After a crash, [Log.CatchUp] adds the
+// messages since then that the store retains and the files lack.
 package interactionlog
 
 import (
@@ -55,32 +53,31 @@ import (
 	"time"
 )
 
-// What Open may answer. It comes wrapped, in one line that names the directory and says what to
-// do about it.
+// Errors of Open. Open wraps them with the directory and what to do.
 var (
-	// ErrRefused: a link, or what is no directory, is where the directory should be.
+	// ErrRefused reports a link, or something that is not a directory, in place of the directory.
 	ErrRefused = errors.New("refused")
-	// ErrInUse: another process writes to the directory.
+	// ErrInUse reports that another process writes to the directory.
 	ErrInUse = errors.New("interaction log is in use")
 )
 
-// tendEvery is how often the files are made durable, and so about how much a power cut takes
-// from those that no [Log.CatchUp] gives back.
+// maintainEvery is the interval at which the files are made durable. A power cut takes about as much of
+// the entries that [Log.CatchUp] cannot add again.
 const maintainEvery = time.Second
 
-// Options of a Log. Dir and Log are required.
+// Options are the options of a Log. Dir and Log are required.
 type Options struct {
 	// Dir is the directory of the files.
 	Dir string
-	// Redact lists expressions whose matches become "[redacted]" before they reach the disk:
-	// in the text and in what else a client or an agent chose, but not in ids.
+	// Redact lists expressions whose matches are replaced by "[redacted]" before they are written: in
+	// the text and in everything else that a client or an agent has chosen, except ids.
 	Redact []*regexp.Regexp
-	// RetentionDays is how many days are kept before today's; the files of older ones are
-	// removed. 0: all are kept.
+	// RetentionDays is the number of days before today whose files are retained. Older files are
+	// removed. If 0, all files are retained.
 	RetentionDays int
-	// Log is told what operators must know of the log.
+	// Log receives what operators must know about the log.
 	Log *slog.Logger
-	// Now is the clock; nil is time.Now.
+	// Now returns the current time. If nil, it is time.Now.
 	Now func() time.Time
 }
 
@@ -88,34 +85,38 @@ type Options struct {
 type Log struct {
 	options Options
 	reader  *reader
-	erasing chan struct{} // holds a value while an Erase is under way
-	lost    atomic.Int64  // lines, since the start
+	erasing chan struct{} // holds a value while an Erase runs
+	lost    atomic.Int64  // entries that were lost since the start
 
-	// syncing is held while files are made durable or replaced, and is locked before mu: a file
-	// that is replaced during its sync cannot be told from one that has lost entries, and what an
-	// Erase has made durable must not be in a file that is being replaced.
+	// syncMu is held while files are made durable or replaced. It is locked before mu. A file that is
+	// replaced during its sync looks like one that has lost entries, and what an Erase has made durable
+	// must not be in a file that is being replaced.
 	syncMu sync.Mutex
 
-	// mu guards the writing side. Whoever replaces a file holds it, so that no line goes
-	// into the old one.
+	// mu guards the fields below. Replacing a file requires it, so that no entry is written to the
+	// old one.
 	mu      sync.Mutex
 	encoder encoder
 	buffer  []byte
-	files   []*appendFile // the latest one written to last
+	files   []*appendFile // the last one was written to most recently
 	loss    lossState
 	pending pending
-	lock    *os.File // the directory
+	lock    *os.File // the directory, locked against other processes
 	closed  bool
 }
 
-// Open opens the log of a directory, makes that with mode 0700 when it is missing, and takes
-// from others the right to read it and its files. That nothing can be written is no error,
-// since no chat is to fail for the log: it is said in Options.Log. Errors: ErrRefused, ErrInUse.
+// Open opens the log of a directory. It creates a missing directory with mode 0700 and removes the
+// permissions of other users for the directory and its files. If the directory is not writable, Open
+// logs a warning and returns no error, since chats must not fail because of the log. Errors:
+// ErrRefused, ErrInUse.
 func Open(o Options) (*Log, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	l := &Log{options: o, reader: newReader(o.Dir, o.Log, o.Now), erasing: make(chan struct{}, 1), encoder: encoder{redact: o.Redact}}
+	l := &Log{
+		options: o, reader: newReader(o.Dir, o.Log, o.Now), encoder: encoder{redact: o.Redact},
+		erasing: make(chan struct{}, 1),
+	}
 	err := makeDir(o.Dir)
 	if err == nil {
 		err = l.lockDir()
@@ -124,7 +125,7 @@ func Open(o Options) (*Log, error) {
 		return nil, fmt.Errorf("interaction log: %w", err)
 	}
 	if err = errors.Join(err, l.repairFiles(), l.loadCheckpoint()); err != nil {
-		o.Log.Warn("interaction log may fail", "error", err)
+		o.Log.Warn("interaction log may lose entries", "error", err)
 	}
 	return l, nil
 }
@@ -141,13 +142,13 @@ func (l *Log) lockDir() error {
 		return nil
 	}
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process writes to %s: stop that one or use another directory", ErrInUse, l.options.Dir)
+		err = fmt.Errorf("%w: another process writes to %s; stop it or use another directory", ErrInUse, l.options.Dir)
 	}
 	return errors.Join(err, dir.Close())
 }
 
-// mendFiles takes from others the right to read the files that there are, and removes those
-// that a crash has left unfinished, and indexes of files that are no longer there.
+// repairFiles removes the permissions of other users for the files. It removes temporary files that a
+// crash has left and indexes without a file.
 func (l *Log) repairFiles() error {
 	entries, err := os.ReadDir(l.options.Dir)
 	if err != nil {
@@ -170,7 +171,7 @@ func (l *Log) repairFiles() error {
 	return errors.Join(faults...)
 }
 
-// isOrphan reports whether a file with that name is the index of one that is no longer there.
+// isOrphan reports whether a name is that of an index without a file.
 func (l *Log) isOrphan(name string) bool {
 	d, isIndex := parseIndexName(name)
 	if !isIndex {
@@ -180,20 +181,20 @@ func (l *Log) isOrphan(name string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// List returns a page of lines, see [List]; none is no error. Errors: ErrPageToken, those of ctx
-// and of the file system.
+// List returns a page of entries, see [List]. To find none is not an error. Errors: ErrPageToken,
+// ErrDate, those of ctx and of the file system.
 func (l *Log) List(ctx context.Context, q *List) (*Page, error) { return l.reader.list(ctx, q) }
 
-// Search returns a page of the lines that hold a text, see [Search]; none is no error. Errors
-// are those of List.
+// Search returns a page of the entries that contain a text, see [Search]. To find none is not an error.
+// Errors: those of List except ErrDate.
 func (l *Log) Search(ctx context.Context, q *Search) (*Page, error) { return l.reader.search(ctx, q) }
 
-// Lost returns how many lines could not be written since the start.
+// Lost returns the number of entries that could not be written since the start.
 func (l *Log) Lost() int64 { return l.lost.Load() }
 
-// Maintain does what must not be done on the way of a message: it makes the files durable,
-// tries again when the log fails, warns of that once a minute, and removes the files of old
-// days. It returns when ctx ends.
+// Maintain does the work that no message waits for, until ctx ends. Every second it makes the files
+// durable and retries failed writes. It warns of lost entries at most once a minute. Every day it
+// removes the files of old days.
 func (l *Log) Maintain(ctx context.Context) {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
@@ -211,14 +212,14 @@ func (l *Log) Maintain(ctx context.Context) {
 	}
 }
 
-// tend is one step of Maintain.
+// maintainOnce is one step of Maintain.
 func (l *Log) maintainOnce() {
 	l.probe()
 	l.reportLoss(errors.Join(l.sync(), l.compact()), false)
 }
 
-// Close makes the files durable and ends the log. Changes that are committed later are lost,
-// closing again is no error. The error says what could not be made durable.
+// Close makes the files durable and closes the log. Changes that are committed later are lost. Closing
+// again is not an error. The error names what could not be made durable.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	closed := l.closed

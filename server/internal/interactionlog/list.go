@@ -10,42 +10,41 @@ import (
 )
 
 const (
-	// defaultWithin is how far a list goes back that names no span and no conversation.
+	// defaultSpan is the span of a list that names no day, span or conversation.
 	defaultSpan = 24 * time.Hour
-	// maxOlder is after how many older lines in a row a recent span ends in a file. Lines may
-	// be somewhat out of order, by hand or because a message came late.
+	// maxOlderInRow is the number of consecutive older entries after which a span ends in a file.
+	// Entries may be slightly out of order if they were written by hand or late.
 	maxOlderInRow = 1000
 )
 
-// ErrDate says that List.Date is not a day of the calendar.
-var ErrDate = errors.New("no such day")
+// ErrDate reports that List.Date is not a day of the calendar.
+var ErrDate = errors.New("date is not a day of the calendar")
 
-// List says which lines to list.
+// List selects entries:
 //
-//   - Date: the lines of that day's file, oldest first, as they stand there.
-//   - ConversationID alone: those of all days, oldest first.
-//   - Within, or nothing: those whose timestamp is not longer ago, newest first, as they
-//     stand in the files of these days. A file is read from its end until 1000 lines in a row
-//     are older.
+//   - Date: the entries of that day's file, oldest first, in the order of the file.
+//   - ConversationID alone: the entries of the conversation on all days, oldest first.
+//   - Within, or nothing: the entries with a timestamp within the span before now, newest first, in the
+//     reverse order of the files. In each file, List stops after 1000 consecutive older entries.
 //
-// ConversationID narrows a day or a span.
+// ConversationID also restricts a day or a span.
 type List struct {
-	// Tenant whose lines are listed. Required.
+	// Tenant is the tenant whose entries are listed. Required.
 	Tenant string
-	// Date is a day in UTC, "2026-11-20". It goes ahead of Within.
+	// Date is a day in UTC, such as "2026-11-20". If it is set, Within is ignored.
 	Date string
-	// Within is how long ago at most; 0 is not set, and 24 h where nothing else is.
+	// Within is the span before now. If 0, it is 24 hours unless Date or ConversationID is set.
 	Within time.Duration
-	// ConversationID whose lines are listed; empty: of all.
+	// ConversationID is the conversation whose entries are listed. If empty, all are listed.
 	ConversationID string
-	// PageSize is 50 when 0, 1000 at most.
+	// PageSize is the maximum number of entries in a page. If 0, it is 50; the maximum is 1000.
 	PageSize int
-	// PageToken is Page.NextPageToken of the page before; empty: the first page.
+	// PageToken is NextPageToken of the previous page. If empty, the first page is returned.
 	PageToken string
 }
 
-// list returns a page of lines; none is no error. Errors: ErrPageToken, ErrDate, those of ctx and of
-// the file system.
+// list returns a page of entries. To find none is not an error. Errors: ErrPageToken, ErrDate, those of
+// ctx and of the file system.
 func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 	q := &query{
 		filter: filter{tenant: l.Tenant, conversation: l.ConversationID},
@@ -57,7 +56,7 @@ func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 	case l.Date != "":
 		d, ok := parseDay(l.Date)
 		if !ok {
-			return nil, fmt.Errorf("%w: %q, want one such as 2026-11-20", ErrDate, l.Date)
+			return nil, fmt.Errorf("%w: %q; use one such as 2026-11-20", ErrDate, l.Date)
 		}
 		q.first, q.last = d, d
 	case l.Within > 0 || l.ConversationID == "":

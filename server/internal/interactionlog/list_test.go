@@ -138,7 +138,7 @@ func TestLinesOutOfOrder(t *testing.T) {
 func TestSkippedLines(t *testing.T) {
 	head := strings.TrimSuffix(sampleLines("x"), "}}\n")
 	lines := sampleLines("a") + "broken\n\n" + head + "\n" + sampleLines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		sampleLines("c") + strings.Repeat("x", maxLineBytes+1) + "\n" + sample{content: strings.Repeat("x", maxInteractionBytes)}.String() + sampleLines("d")
+		sampleLines("c") + strings.Repeat("x", maxEntryBytes+1) + "\n" + sample{content: strings.Repeat("x", maxInteractionBytes)}.String() + sampleLines("d")
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", lines)
 	for _, tt := range []struct {

@@ -10,58 +10,58 @@ import (
 )
 
 const (
-	// nobody is the tenant of lines that the log writes about itself, and their session.
+	// reservedID is the tenant and the conversation of loss entries. No caller can have it.
 	reservedID = "*"
-	// warnEvery is how often operators are warned at most.
+	// warnEvery is the minimum interval between warnings.
 	warnEvery = time.Minute
 )
 
-// errClosed is why lines are lost that come after Close.
+// errClosed is the reason for losing entries after Close.
 var errClosed = errors.New("the log is closed")
 
-// failing is what could not be written.
+// lossState counts entries that could not be written.
 type lossState struct {
-	missing int64     // lines of which the log does not tell yet; the log fails while there are any
-	since   time.Time // the first of them
-	cause   error     // of the latest; nil if a process before has lost them all
+	missing int64     // entries that are lost and that no loss entry reports yet; the log is failing if there are any
+	since   time.Time // time of the first of them
+	cause   error     // of the latest one; nil if a previous process has lost them all
 
-	unwarned int64 // lines of which operators were not told
-	warned   bool  // they know that the log fails
+	unwarned int64 // lost entries that no warning has reported
+	warned   bool  // a warning was logged since the log began to fail
 	warnedAt time.Time
 }
 
-// lose counts lines that are not in the log. l.mu is held, as it is below.
-func (l *Log) recordLoss(lines int, cause error) {
-	if lines == 0 {
+// recordLoss counts entries as lost. The caller of this and of the functions below holds l.mu.
+func (l *Log) recordLoss(entries int, cause error) {
+	if entries == 0 {
 		return
 	}
 	f := &l.loss
 	if f.missing == 0 {
 		f.since = l.options.Now()
 	}
-	f.missing, f.unwarned, f.cause = f.missing+int64(lines), f.unwarned+int64(lines), cause
-	l.lost.Add(int64(lines))
+	f.missing, f.unwarned, f.cause = f.missing+int64(entries), f.unwarned+int64(entries), cause
+	l.lost.Add(int64(entries))
 }
 
-// writeBehindLoss writes lines, which come behind a line break, with a line ahead of them that
-// tells of those that are missing. All get into the file or, as far as that can be, none.
-func (l *Log) writeWithLossEntry(d day, timestamp, lines []byte) {
-	both := l.loss.appendEntry([]byte{'\n'}, timestamp)
-	own := len(both) - 1
-	both = append(both, lines[1:]...)
-	kept, err := l.append(d, both, true)
-	if kept >= own {
+// writeWithLossEntry writes entries, which begin with a line break, after an entry that reports the lost
+// ones. It writes all of them or, if the file system permits, none.
+func (l *Log) writeWithLossEntry(d day, timestamp, entries []byte) {
+	all := l.loss.appendEntry([]byte{'\n'}, timestamp)
+	lossLength := len(all) - 1
+	all = append(all, entries[1:]...)
+	kept, err := l.append(d, all, true)
+	if kept >= lossLength {
 		l.loss.missing, l.loss.since = 0, time.Time{}
 	} else {
-		kept = own
+		kept = lossLength
 	}
 	if err != nil {
-		l.recordLoss(bytes.Count(both[1+kept:], []byte{'\n'}), err)
+		l.recordLoss(bytes.Count(all[1+kept:], []byte{'\n'}), err)
 	}
 }
 
-// appendLine adds the line that tells how many are missing. The time is that of the line behind
-// it, so that it is one of the same day.
+// appendEntry appends the loss entry. Its timestamp is that of the entry after it, so that both belong
+// to the same day.
 func (f *lossState) appendEntry(b, timestamp []byte) []byte {
 	text := fmt.Sprintf("%d lines could not be written since %s", f.missing, f.since.UTC().Format(timestampLayout))
 	if cause, ok := errors.AsType[syscall.Errno](f.cause); ok {
@@ -76,7 +76,7 @@ func (f *lossState) appendEntry(b, timestamp []byte) []byte {
 	return append(b, "\"}}\n"...)
 }
 
-// probe tries whether the log can be written again, if it fails: messages may be long in coming.
+// probe tries to write again if the log is failing, since the next message may come late.
 func (l *Log) probe() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,8 +86,8 @@ func (l *Log) probe() {
 	}
 }
 
-// report tells operators what was lost, and why files cannot be made durable, once a minute
-// unless it is the last word; and when lines are no longer lost.
+// reportLoss logs lost entries and an error of making files durable, each at most once a minute unless
+// last is set. It also logs when the log is written again.
 func (l *Log) reportLoss(unsynced error, last bool) {
 	l.mu.Lock()
 	f, now := &l.loss, l.options.Now()
@@ -104,12 +104,13 @@ func (l *Log) reportLoss(unsynced error, last bool) {
 	}
 	l.mu.Unlock()
 	if warn {
-		l.options.Log.Warn("interaction log lost lines; it goes on by itself when it can", "lost_lines", lost, "error", cause)
+		l.options.Log.Warn("interaction log lost entries; writing is retried automatically",
+			"lost_lines", lost, "error", cause)
 	}
 	if due && unsynced != nil {
-		l.options.Log.Warn("interaction log may not outlast a power cut", "error", unsynced)
+		l.options.Log.Warn("interaction log may not survive a power cut", "error", unsynced)
 	}
 	if recovered {
-		l.options.Log.Info("interaction log is written again")
+		l.options.Log.Info("interaction log resumed")
 	}
 }

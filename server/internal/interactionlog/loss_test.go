@@ -19,10 +19,10 @@ func TestDayIsNotAFile(t *testing.T) {
 		make func(path string) error
 		want string // by operators
 	}{
-		{"link", func(path string) error { return os.Symlink("target", path) }, "is a link: remove it"},
-		{"dangling link", func(path string) error { return os.Symlink("nothing", path) }, "is a link: remove it"},
-		{"pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "no regular file: remove it"},
-		{"directory", func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file: remove it"},
+		{"link", func(path string) error { return os.Symlink("target", path) }, "is a link; remove it"},
+		{"dangling link", func(path string) error { return os.Symlink("nothing", path) }, "is a link; remove it"},
+		{"pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "not a regular file; remove it"},
+		{"directory", func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file; remove it"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "interactions")
@@ -171,7 +171,7 @@ func TestReportUnsynced(t *testing.T) {
 	w := newTestLog(t)
 	for i, want := range []int{1, 0, 1} {
 		w.reportLoss(syscall.EIO, false)
-		if got := strings.Count(w.output.take(), "may not outlast"); got != want {
+		if got := strings.Count(w.output.take(), "may not survive"); got != want {
 			t.Errorf("report %d warns %d times, want %d", i, got, want)
 		}
 		if i > 0 {

@@ -6,7 +6,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// message is what a line tells of a Message. Its slices are parts of the encoded one.
+// message has the fields of a Message that an entry needs. Its slices point into the encoded message.
 type message struct {
 	role               parleyv1.Role
 	status             parleyv1.MessageStatus
@@ -21,13 +21,12 @@ type message struct {
 	metadata           []pair
 }
 
-// pair is an entry of a message's metadata.
+// pair is a key of a message's metadata with its value.
 type pair struct{ key, value []byte }
 
-// decode reads an encoded Message, without copying it and, when m was used before, without
-// taking memory: the generated code would take longer than all the rest of making a line. As
-// the wire form has it, the last value of a field wins, and of a message that comes twice the
-// fields do. That strings are UTF-8 is not checked.
+// decode decodes an encoded Message. It copies nothing and reuses the memory of m, because the generated
+// code would take longer than all other work on an entry. As protobuf requires, the last value of a field
+// wins, and fields of a message that occurs twice are merged. Strings may be invalid UTF-8.
 func (m *message) decode(body []byte) error {
 	*m = message{types: m.types[:0], metadata: m.metadata[:0]}
 	f := wireFields{rest: body}
@@ -126,22 +125,23 @@ func (m *message) decodeTime(outer *wireFields) {
 	outer.err = f.err
 }
 
-// The kinds of fields that a message has.
+// Wire types of the fields that decode reads.
 const (
 	wireNumber = uint64(protowire.VarintType)
 	wireBytes  = uint64(protowire.BytesType)
 )
 
-// wireFields steps through the fields of an encoded message.
+// wireFields iterates over the fields of an encoded message.
 type wireFields struct {
 	rest   []byte
-	tag    uint64 // number<<3 | kind
-	number uint64 // where the kind is wireNumber
-	bytes  []byte // where it is wireBytes
+	tag    uint64 // field number<<3 | wire type
+	number uint64 // value of a field with wireNumber
+	bytes  []byte // value of a field with wireBytes
 	err    error
 }
 
-// next steps to the next field of one of the two kinds; false at the end, and when f.err is set.
+// next advances to the next field with one of the two wire types. It returns false at the end and after
+// an error, which is in f.err.
 func (f *wireFields) next() bool {
 	for len(f.rest) > 0 && f.err == nil {
 		number, kind, n := protowire.ConsumeTag(f.rest)

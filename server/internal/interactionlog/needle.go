@@ -8,30 +8,30 @@ import (
 	"unicode/utf8"
 )
 
-// maxCompared bounds how many runes on each side of a place are compared ahead of parsing a
-// line: otherwise a long needle in one that almost repeats it would take their product.
+// maxCompared is the maximum number of runes that are compared on each side of the anchor before a line
+// is parsed. Without it, a long needle in a line that almost repeats it would take quadratic time.
 const maxCompared = 64
 
-// needle is a text to find, whatever the case of its letters: two runes are the same if
-// Unicode's simple case folding says so. In lines it looks for its anchor, the rune of it
-// that is likely the rarest, in each of the ways in which JSON may spell that.
+// needle is a text to search for, ignoring case as in Unicode's simple case folding. In lines it searches
+// for its anchor, the rune that is probably the rarest, in each spelling that JSON allows.
 type needle struct {
 	folded   string
-	runes    []rune // of folded
-	anchor   int    // in runes
+	runes    []rune // the runes of folded
+	anchor   int    // index in runes
 	variants []variant
-	short    byte // the anchor's escape of one letter, 'n' for a line feed; 0: it has none
-	// everywhere: the anchor may stand where nothing of it can be seen.
+	short    byte // second byte of the anchor's short escape, such as 'n' of \n; 0: it has none
+	// matchesInvalid is true if the anchor is U+FFFD. Invalid UTF-8 is read as U+FFFD, so the anchor
+	// may be where no spelling of it is.
 	matchesInvalid bool
 }
 
-// form is a spelling of the anchor in UTF-8, found by one of its bytes.
+// variant is the UTF-8 encoding of the anchor in one case, found by its rarest byte.
 type variant struct {
 	rarest byte
-	offset int // of sign
+	offset int // of the rarest byte in the encoding
 }
 
-// newNeedle returns a needle for a text; nil, which is everywhere, for the empty one.
+// newNeedle returns a needle for a text. For the empty text it returns nil, which matches every text.
 func newNeedle(text string) *needle {
 	if text == "" {
 		return nil
@@ -48,16 +48,16 @@ func newNeedle(text string) *needle {
 	if i := strings.IndexRune(shortRunes, r); i >= 0 {
 		n.short = shortEscapes[i]
 	}
-	n.matchesInvalid = r == utf8.RuneError // Bytes that are no UTF-8 are read as this one.
+	n.matchesInvalid = r == utf8.RuneError
 	return n
 }
 
-// in reports whether a text holds the needle.
+// matches reports whether a text contains the needle.
 func (n *needle) matches(text string) bool {
 	return n == nil || strings.Contains(foldText(text), n.folded)
 }
 
-// mayBeIn reports whether JSON text may hold the needle in a string. What it refuses does not.
+// mayMatch reports whether a string in JSON text may contain the needle. If it returns false, none does.
 func (n *needle) mayMatch(raw []byte) bool {
 	if n == nil || n.matchesInvalid {
 		return true
@@ -77,7 +77,7 @@ func (n *needle) mayMatch(raw []byte) bool {
 	return n.mayMatchEscaped(raw)
 }
 
-// mayBeEscaped reports whether an escape may spell the anchor of the needle.
+// mayMatchEscaped reports whether the needle may be where an escape spells its anchor.
 func (n *needle) mayMatchEscaped(raw []byte) bool {
 	for at := 0; ; at += 2 {
 		i := bytes.IndexByte(raw[at:], '\\')
@@ -91,9 +91,9 @@ func (n *needle) mayMatchEscaped(raw []byte) bool {
 	}
 }
 
-// mayBeAt reports whether the needle may stand in raw with the anchor at a place.
-func (n *needle) mayMatchAt(raw []byte, place int) bool {
-	for at, i := place, n.anchor; i < min(len(n.runes), n.anchor+maxCompared); i++ {
+// mayMatchAt reports whether the needle may be in raw with its anchor at an offset.
+func (n *needle) mayMatchAt(raw []byte, anchor int) bool {
+	for at, i := anchor, n.anchor; i < min(len(n.runes), n.anchor+maxCompared); i++ {
 		r, size := runeAt(raw, at)
 		if r == unknownRune {
 			return true
@@ -103,7 +103,7 @@ func (n *needle) mayMatchAt(raw []byte, place int) bool {
 		}
 		at += size
 	}
-	for at, i := place, n.anchor-1; i >= 0; i-- {
+	for at, i := anchor, n.anchor-1; i >= 0; i-- {
 		r, size := runeBefore(raw, at)
 		if r == unknownRune {
 			return true
@@ -119,10 +119,10 @@ func (n *needle) mayMatchAt(raw []byte, place int) bool {
 // foldText folds every rune of a text.
 func foldText(text string) string { return strings.Map(fold, text) }
 
-// fold returns one and the same rune for all that differ in case only: the lower one of
-// ASCII, or else the least.
+// fold returns the same rune for all runes that differ only in case: the lower case in ASCII if there is
+// one, or else the smallest of them.
 func fold(r rune) rune {
-	if r < utf8.RuneSelf { // or no rune
+	if r < utf8.RuneSelf { // This includes the constants that stand for no rune.
 		if 'A' <= r && r <= 'Z' {
 			r += 'a' - 'A'
 		}
@@ -133,14 +133,14 @@ func fold(r rune) rune {
 		least = min(least, other)
 	}
 	if least < utf8.RuneSelf {
-		return fold(least) // K, of which the sign of Kelvin is a form
+		return fold(least) // For example the Kelvin sign folds to k.
 	}
 	return least
 }
 
-// formsOf returns the spellings of a rune, and how much work it is to look for them.
+// variantsOf returns the encodings of a rune in all cases, and the estimated cost of searching for them.
 func variantsOf(r rune) (forms []variant, cost int) {
-	const pass = 20 // to look for a byte that never comes
+	const pass = 20 // for searching a byte that does not occur
 	for other := r; ; {
 		var best variant
 		least := int(^uint(0) >> 1)
@@ -157,16 +157,18 @@ func variantsOf(r rune) (forms []variant, cost int) {
 		}
 	}
 	if r == utf8.RuneError {
-		cost += 1000 // See everywhere.
+		cost += 1000 // See needle.matchesInvalid.
 	}
 	return forms, cost
 }
 
-// frequency says about how many of 1000 bytes of a line are this one. English is what it
-// knows, and what a line has besides its text; of other languages it knows that the first byte
-// of a rune tells least.
+// frequency estimates how many of 1000 bytes of a line are b. It knows English text and the parts of a
+// line that are not text. In other languages the first byte of a rune is the most frequent.
 func frequency(b byte) int {
 	const letters = "etaoinsrhldcumfwgpybvkxjqz"
+	perMille := [len(letters)]int{
+		100, 75, 65, 62, 58, 57, 53, 50, 45, 33, 32, 23, 23, 20, 18, 17, 16, 15, 14, 12, 8, 6, 2, 1, 1, 1,
+	}
 	switch i := strings.IndexByte(letters, b|0x20); {
 	case b == ' ':
 		return 170
@@ -185,6 +187,6 @@ func frequency(b byte) int {
 	case b < 'a':
 		return 2
 	default:
-		return [len(letters)]int{100, 75, 65, 62, 58, 57, 53, 50, 45, 33, 32, 23, 23, 20, 18, 17, 16, 15, 14, 12, 8, 6, 2, 1, 1, 1}[i]
+		return perMille[i]
 	}
 }

@@ -11,17 +11,17 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// errLostBefore is why entries are missing that no later process could write either.
-var errLostBefore = errors.New("a process before has lost them")
+// errLostBefore is the reason for missing entries that no later process could write either.
+var errLostBefore = errors.New("a previous process lost them")
 
-// TurnOff ends the log of a directory for a process that keeps none. It adds what the last stop
-// has left out, as CatchUp does, and closes the log: a later process with a log adds nothing that
-// was committed while it was off. Where there is no log, or it is off already, it does nothing. It
-// is to be called before anything else is written to the store.
+// TurnOff turns the log of a directory off, for a process that writes no log. It adds the entries that
+// the last stop has left out, as CatchUp does, and closes the log. A later process with a log adds no
+// entries for messages that were committed while it was off. If there is no log, or it is off already,
+// TurnOff does nothing. Call it before anything else is written to the store.
 //
-// After an error, unless it is that of Open or of ctx, the log stays off all the same and what it
-// lacks stays missing. Entries that cannot be written are an error, too: the next process with a
-// log writes how many they are. Errors: those of Open, CatchUp, Close and of writing files.
+// After an error, except that of Open or of ctx, the log is off all the same and its missing entries stay
+// missing. Entries that could not be written are an error, too. The next process with a log writes a loss
+// entry for them. Errors: those of Open, CatchUp, Close and of writing files.
 func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) error {
 	switch c, _, err := readCheckpoint(filepath.Join(o.Dir, checkpointName)); {
 	case errors.Is(err, fs.ErrNotExist), err == nil && c.Clean && c.Off:
@@ -39,7 +39,8 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := &l.loss; f.missing > 0 {
-		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.missing, cmp.Or(f.cause, errLostBefore)))
+		cause := cmp.Or(f.cause, errLostBefore)
+		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.missing, cause))
 	}
 	l.pending.saved.Clean, l.pending.saved.Off = true, true
 	return errors.Join(err, l.save(true))

@@ -14,55 +14,55 @@ import (
 const (
 	defaultPageSize = 50
 	maxPageSize     = 1000
-	// maxPageBytes bounds a page of more than one interaction, in encoded form.
+	// maxPageBytes is the maximum encoded size of a page with more than one interaction.
 	maxPageBytes = 3 << 20
-	// maxInteractionBytes bounds one that has a page of its own: a larger one is skipped, since
-	// no reply, of 4 MiB at most, could hold it.
+	// maxInteractionBytes is the maximum encoded size of an interaction. A larger one is skipped,
+	// since a reply has at most 4 MiB.
 	maxInteractionBytes = 4<<20 - 64<<10
 )
 
-// ErrPageToken says that a page token was made up, damaged, or given for another query. It is
-// that of the store, which says the same of its lists.
+// ErrPageToken reports that a page token is invalid or belongs to another query. It is the error of the
+// store, which reports the same of its lists.
 var ErrPageToken = store.ErrPageToken
 
-// Page is a part of what was asked for.
+// Page is a page of the result of a query.
 //
-// Pages go on where the one before ended, by file and byte: of files that only grow they give
-// every line once, and of recent spans and searches nothing that came after the first page.
-// When a file is edited between two pages, lines of it may be given twice or not at all, but
-// none that is not in the file, whole, when its page is read.
+// A page begins at the byte of a file where the previous one ended. If files only grow, the pages have
+// every entry once, and those of spans and searches have no entry that was written after the first page.
+// If a file is edited between two pages, its entries may be on two pages or on none. A page never has an
+// entry that is not in the file when the page is read.
 type Page struct {
-	// Interactions are the lines, in the order of the query.
+	// Interactions are the entries, in the order of the query.
 	Interactions []*parleyv1.Interaction
-	// NextPageToken is empty on the last page.
+	// NextPageToken is the token of the next page. It is empty on the last page.
 	NextPageToken string
-	// Skipped counts the lines up to the last interaction of the page, or up to the end if it
-	// is the last page, that cannot be read: not JSON, without a key that is required, longer
-	// than 20 MiB, or larger than a reply. A query knows of those that are not enclosed in
-	// braces and of those that it had to parse, and not of faults in lines that seem to be of
-	// others or without the text. A last line that is just being written does not count.
+	// Skipped is the number of lines that were skipped up to the last interaction of the page, or up
+	// to the end on the last page. Lines are skipped if they are not JSON, lack a required key, are
+	// longer than 20 MiB or larger than a reply. A query counts lines without braces and those that
+	// it must parse. It does not notice errors in lines that seem to belong to others or do not
+	// contain the text. The last line of a file that is being written does not count.
 	Skipped int
 }
 
-// query is what a List or a Search comes down to.
+// query is a List or a Search in a common form.
 type query struct {
 	filter
 
-	first, last day       // whose files are read
-	since       time.Time // of lines; zero: all
+	first, last day       // range of days whose files are read
+	since       time.Time // minimum timestamp of the entries; zero: none
 	backward    bool      // newest first
 	size        int
-	scope       []string // all of it that a page token is bound to
+	scope       []string // what a page token is bound to: all parameters
 }
 
-// place is between two lines. Forward, the line that starts there is the next one, backward
-// the one ahead of it.
+// position is a position between two lines. The next line forward begins there, the next one backward
+// ends there.
 type position struct {
 	day    day
 	offset int64
 }
 
-// start is where the first page begins.
+// start returns the position where the first page begins.
 func (q *query) start() position {
 	if q.backward {
 		return position{q.last, math.MaxInt64}
@@ -70,17 +70,19 @@ func (q *query) start() position {
 	return position{q.first, 0}
 }
 
-// seal makes a page token. It keeps the span of the first page, since that of the next would
-// begin later.
+// sealToken returns a page token. It contains the span of the first page, since the span of a later one
+// would begin later.
 func (q *query) sealToken(p position) string {
 	var b []byte
-	for _, n := range [...]int64{int64(q.first), int64(q.last), q.since.Unix(), int64(q.since.Nanosecond()), int64(p.day), p.offset} {
+	for _, n := range [...]int64{
+		int64(q.first), int64(q.last), q.since.Unix(), int64(q.since.Nanosecond()), int64(p.day), p.offset,
+	} {
 		b = binary.AppendVarint(b, n)
 	}
 	return store.SealToken(b, q.scope...)
 }
 
-// resume goes on from a page token.
+// openToken returns the position of a page token and restores the span of the first page.
 func (q *query) openToken(token string) (position, error) {
 	b, err := store.OpenToken(token, q.scope...)
 	if err != nil {
@@ -102,20 +104,20 @@ func (q *query) openToken(token string) (position, error) {
 	return p, nil
 }
 
-// collector gathers a page.
+// collector collects the interactions of a page.
 type collector struct {
 	query *query
 	page  Page
 	bytes int
-	last  position // behind the last interaction of the page
-	more  bool     // there is one for the next page
-	// skipped counts all unreadable lines, page.Skipped those that belong to the page.
+	last  position // after the last interaction of the page
+	more  bool     // there are interactions for a next page
+	// skipped counts all skipped lines, page.Skipped those that belong to the page.
 	skipped int
 }
 
-// take adds the interaction of a line to the page, unless it belongs to the next one; false
-// if it can be on none.
-func (c *collector) add(d day, at rawLine, interaction *parleyv1.Interaction) bool {
+// add adds the interaction of a line to the page, unless it belongs to the next one. It returns false if
+// the interaction is too large for any page.
+func (c *collector) add(d day, raw rawLine, interaction *parleyv1.Interaction) bool {
 	size := proto.Size(interaction)
 	if size > maxInteractionBytes {
 		return false
@@ -128,8 +130,8 @@ func (c *collector) add(d day, at rawLine, interaction *parleyv1.Interaction) bo
 	c.page.Interactions = append(c.page.Interactions, interaction)
 	c.page.Skipped = c.skipped
 	c.bytes += size
-	if c.last = (position{d, at.next}); c.query.backward {
-		c.last.offset = at.from
+	if c.last = (position{d, raw.next}); c.query.backward {
+		c.last.offset = raw.from
 	}
 	return true
 }

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// progress reports the progress of a CatchUp every progressEvery. The goroutines that read ahead
-// share it.
+// progress logs the progress of a CatchUp every progressEvery. The goroutines that read ahead share it.
 type progress struct {
 	log *Log
 
@@ -18,7 +17,7 @@ type progress struct {
 	read, total   int64     // bytes of the files read so far, and of all files to read
 }
 
-// conversation counts a listed conversation.
+// countConversation counts a listed conversation.
 func (p *progress) countConversation() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,7 +25,7 @@ func (p *progress) countConversation() {
 	p.report()
 }
 
-// files sets the files to read.
+// setFiles sets the files to read.
 func (p *progress) setFiles(dir string, days []day) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +37,7 @@ func (p *progress) setFiles(dir string, days []day) {
 	}
 }
 
-// readTo records that the first bytes of the files, in the order of reading, were read.
+// readTo records that the first bytes of the files were read, in the order of reading.
 func (p *progress) readTo(bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +55,7 @@ func (p *progress) report() {
 		"conversations", p.conversations, "read_bytes", p.read, "total_bytes", p.total)
 }
 
-// watchedFile is a file that is read from its end and reports its reads to progress.
+// progressFile is a file that is read from its end and reports its reads to progress.
 type progressFile struct {
 	*openedFile
 

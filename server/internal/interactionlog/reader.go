@@ -12,32 +12,31 @@ import (
 )
 
 const (
-	// maxScans is how many queries may look through whole files at once; others wait. Each
-	// takes all processors and some megabytes.
+	// maxScans is the maximum number of concurrent queries that scan whole files. Each of them uses all
+	// processors and some megabytes. Other queries wait.
 	maxScans = 2
-	// maxLists is how many others may read at once, which wait for no scan. Each takes one
-	// processor: mostly for a page, but for all of a file whose lines are other tenants'.
+	// maxLists is the maximum number of other concurrent queries, which do not wait for scans. Each uses
+	// one processor, usually for one page, but for a whole file if its lines belong to other tenants.
 	maxLists = 4
-	// writing is how long after a file was last written a last line that cannot be read may
-	// still be growing.
+	// incompleteFor is the time after the last write to a file during which an invalid last line counts
+	// as incomplete, not as skipped.
 	incompleteFor = 10 * time.Second
 )
 
-// What is wrong with a line that may be whole.
+// Reasons for skipping a line that may be a complete entry.
 var (
 	errTooLong  = errors.New("longer than 20 MiB")
 	errTooLarge = errors.New("larger than a reply, 4 MiB")
 )
 
-// reader reads the files of a directory, whoever writes them. It may be used by many
-// goroutines.
+// reader reads the files of a directory, which other processes may write. It is safe for concurrent use.
 type reader struct {
 	dir       string
 	log       *slog.Logger
 	now       func() time.Time
 	pool      sync.Pool     // of *chunk
-	scanSlots chan struct{} // holds a value for each that is under way
-	listSlots chan struct{} // likewise
+	scanSlots chan struct{} // holds a value for each query that scans
+	listSlots chan struct{} // holds a value for each other query
 	indexes   indexState
 	warned    warnedLines
 }
@@ -51,7 +50,7 @@ func newReader(dir string, log *slog.Logger, now func() time.Time) *reader {
 	}
 }
 
-// page answers a query from a page token on.
+// query answers a query from a page token on.
 func (r *reader) query(ctx context.Context, q *query, token string) (*Page, error) {
 	if q.size <= 0 {
 		q.size = defaultPageSize
@@ -101,13 +100,12 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	return c.finish(), nil
 }
 
-// beginScan waits for the turn to look through whole files. end must be called.
+// acquireScan waits for a slot to scan whole files. The caller must call end.
 func (r *reader) acquireScan(ctx context.Context) (end func(), err error) {
 	return acquire(ctx, r.scanSlots)
 }
 
-// enter waits for a turn: until fewer are under way than there is room for. leave must be
-// called.
+// acquire waits for a free slot. The caller must call release.
 func acquire(ctx context.Context, turns chan struct{}) (leave func(), err error) {
 	select {
 	case turns <- struct{}{}:
@@ -117,10 +115,10 @@ func acquire(ctx context.Context, turns chan struct{}) (leave func(), err error)
 	}
 }
 
-// selective reports whether of many lines few may be wanted.
+// selective reports whether the query may want few of many lines.
 func (q *query) selective() bool { return q.conversation != "" || q.text != nil }
 
-// readDay collects lines of a day that start between two places of its file.
+// readDay collects the entries of a day whose lines begin from begin to before end in its file.
 func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end int64) error {
 	f, err := r.openToRead(d.fileName())
 	if f == nil {
@@ -129,24 +127,24 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 	defer func() { _ = f.Close() }()
 	q := c.query
 	faults := faults{day: d, warned: r.warned.ofDay(d)}
-	older := 0 // in a row
+	older := 0 // consecutive
 	s := &section{file: f, size: f.size, first: begin, end: end, backward: q.backward, filter: q.mayMatch}
-	for at, err := range r.candidateLines(ctx, f, d, q, s) {
+	for raw, err := range r.candidateLines(ctx, f, d, q, s) {
 		if err != nil {
 			return err
 		}
-		l, err := parseRaw(at)
+		entry, err := parseRaw(raw)
 		switch {
-		case err != nil && at.open && r.now().Sub(time.Unix(0, f.modified)) < incompleteFor:
+		case err != nil && raw.open && r.now().Sub(time.Unix(0, f.modified)) < incompleteFor:
 			continue
 		case err != nil:
 			c.skipped++
-			faults.add(at.from, err)
+			faults.add(raw.from, err)
 			continue
-		case l.tenant != q.tenant, q.conversation != "" && l.interaction.ConversationId != q.conversation:
+		case entry.tenant != q.tenant, q.conversation != "" && entry.interaction.ConversationId != q.conversation:
 			continue
 		}
-		if !q.since.IsZero() && l.interaction.Timestamp.AsTime().Before(q.since) {
+		if !q.since.IsZero() && entry.interaction.Timestamp.AsTime().Before(q.since) {
 			older++
 			if older == maxOlderInRow {
 				break
@@ -154,12 +152,12 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 			continue
 		}
 		older = 0
-		if !q.text.matches(l.interaction.Content) {
+		if !q.text.matches(entry.interaction.Content) {
 			continue
 		}
-		if !c.add(d, at, l.interaction) {
+		if !c.add(d, raw, entry.interaction) {
 			c.skipped++
-			faults.add(at.from, errTooLarge)
+			faults.add(raw.from, errTooLarge)
 		}
 		if c.more {
 			break
@@ -168,17 +166,19 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 	return r.warnFaults(ctx, f, &faults)
 }
 
-// read parses a line.
-func parseRaw(at rawLine) (*parsedEntry, error) {
-	if at.long {
+// parseRaw parses a line.
+func parseRaw(raw rawLine) (*parsedEntry, error) {
+	if raw.long {
 		return nil, errTooLong
 	}
-	return parseEntry(at.text)
+	return parseEntry(raw.text)
 }
 
-// lines yields those of a file that the query has to parse, by way of an index of sessions or
-// through the whole stretch. One that is still long is longer than any may be.
-func (r *reader) candidateLines(ctx context.Context, f *openedFile, d day, q *query, s *section) iter.Seq2[rawLine, error] {
+// candidateLines yields the lines of a section that the query must parse, with an index of conversations
+// if there is one. Lines that are still marked as long are longer than an entry may be.
+func (r *reader) candidateLines(
+	ctx context.Context, f *openedFile, d day, q *query, s *section,
+) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		if q.conversation != "" {
 			if done := r.indexedLines(ctx, f, d, q.conversation, s, yield); done {
@@ -189,18 +189,18 @@ func (r *reader) candidateLines(ctx context.Context, f *openedFile, d day, q *qu
 	}
 }
 
-// wholeLines is scan with the text of long lines.
+// scanLines is scanShortLines with the text of long lines.
 func (r *reader) scanLines(ctx context.Context, s *section, parallel bool) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		var buffer []byte
-		for at, err := range r.scanShortLines(ctx, s, parallel) {
-			if err == nil && at.long {
-				at, err = readLine(s.file, s.size, at.from, &buffer)
-				if errors.Is(err, errChanged) || err == nil && !at.long && s.filter != nil && !s.filter(at.text) {
+		for raw, err := range r.scanShortLines(ctx, s, parallel) {
+			if err == nil && raw.long {
+				raw, err = readLine(s.file, s.size, raw.from, &buffer)
+				if errors.Is(err, errChanged) || err == nil && !raw.long && s.filter != nil && !s.filter(raw.text) {
 					continue
 				}
 			}
-			if !yield(at, err) || err != nil {
+			if !yield(raw, err) || err != nil {
 				return
 			}
 		}

@@ -185,7 +185,7 @@ func parseModelFile(file string) (parsed modelFile) {
 		if text == "" {
 			continue
 		}
-		if l, err := parseEntry([]byte(text)); err != nil || len(text) > maxLineBytes {
+		if l, err := parseEntry([]byte(text)); err != nil || len(text) > maxEntryBytes {
 			parsed.faults++
 		} else {
 			parsed.lines = append(parsed.lines, l)

@@ -6,22 +6,22 @@ import (
 )
 
 const (
-	// redacted replaces the text that an expression matches.
+	// redacted replaces a text that an expression matches.
 	redacted = "[redacted]"
 	// redactedMark stands for redacted until all expressions were applied, so that no expression
-	// matches in the replacement and lengthens the text again. The byte occurs in no UTF-8 text.
+	// matches in the replacement and lengthens the text. The byte does not occur in UTF-8.
 	redactedMark = "\xff"
-	// maxRedactedBytes is the maximum length of a message. A text that redaction makes longer is
-	// redacted as a whole, since no reply could contain it.
+	// maxRedactedBytes is the maximum size of a message in bytes. A text that redaction makes longer is
+	// replaced completely, since no reply could contain it.
 	maxRedactedBytes = 3 << 20
 )
 
-// redactor takes from messages what must not reach the disk.
+// redactor removes text from messages before they are written.
 type redactor []*regexp.Regexp
 
-// message redacts what its writer chose: the text, the names of agent, tool and model, the
-// types of structured data, and its metadata, keys and values, each for itself. What the server
-// set stays: by its ids a line is found.
+// redactMessage redacts what the author of a message has chosen: the text, the names of agent, tool and
+// model, the types of structured data, and the keys and values of the metadata, each one separately. It
+// does not change what the server has set, since operators find entries by their ids.
 func (r redactor) redactMessage(m *message) {
 	if len(r) == 0 {
 		return
@@ -37,8 +37,8 @@ func (r redactor) redactMessage(m *message) {
 	}
 }
 
-// text is the text with redacted for every match, one expression after the other. A match of
-// nothing is none.
+// redact returns the text with every match replaced, one expression after the other. It ignores empty
+// matches.
 func (r redactor) redact(text []byte) []byte {
 	matched := false
 	for _, expression := range r {

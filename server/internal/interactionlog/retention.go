@@ -7,8 +7,7 @@ import (
 	"path/filepath"
 )
 
-// removeOld removes the files of days that lie more than Options.RetentionDays before today's,
-// with their indexes.
+// removeOld removes the files of days more than Options.RetentionDays before today, with their indexes.
 func (l *Log) removeOld(today day) {
 	if l.options.RetentionDays <= 0 {
 		return
@@ -16,7 +15,7 @@ func (l *Log) removeOld(today day) {
 	entries, err := os.ReadDir(l.options.Dir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			l.options.Log.Warn("interaction log: old files stay", "error", err)
+			l.options.Log.Warn("interaction log: old files not removed", "error", err)
 		}
 		return
 	}
@@ -26,15 +25,15 @@ func (l *Log) removeOld(today day) {
 			continue
 		}
 		if err := l.remove(entry.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			l.options.Log.Warn("interaction log: an old file stays", "error", err)
+			l.options.Log.Warn("interaction log: old file not removed", "error", err)
 			continue
 		}
-		_ = os.Remove(filepath.Join(l.options.Dir, indexName(d))) // Perhaps there is one.
+		_ = os.Remove(filepath.Join(l.options.Dir, indexName(d))) // There may be none.
 		l.options.Log.Info("interaction log: file removed, see --log-retention-days", "file", entry.Name())
 	}
 }
 
-// remove removes a file of the log, not while an Erase puts another one in its place.
+// remove removes a file of the log. It waits while an Erase replaces a file.
 func (l *Log) remove(name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

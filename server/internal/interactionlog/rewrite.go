@@ -14,19 +14,18 @@ import (
 )
 
 const (
-	// unfinishedPrefix and unfinishedSuffix are about the name of a file in that of the one that
-	// is to take its place.
+	// temporaryPrefix and temporarySuffix enclose the name of a file in the name of the one that is
+	// written to replace it.
 	temporaryPrefix, temporarySuffix = ".", ".unfinished"
-	// copyBytes is how much is copied at a time.
+	// copyBytes is the number of bytes that are copied at a time.
 	copyBytes = 256 << 10
-	// lockedBytes is how much of a file may be left to look at while nothing can be appended.
+	// maxLockedBytes is the number of bytes of a file that may remain to be copied under the lock.
 	maxLockedBytes = 256 << 10
-	// maxRounds is how often it is run after a file that grows before that has to wait.
+	// maxUnlockedRounds is the maximum number of rounds in which a growing file is copied without the lock.
 	maxUnlockedRounds = 10
 )
 
-// isUnfinished reports whether a file with that name is to take the place of a day's, or of its
-// index.
+// isTemporary reports whether a name is that of a file written to replace the file of a day or its index.
 func isTemporary(name string) bool {
 	name, unfinished := strings.CutSuffix(name, temporarySuffix)
 	_, isIndex := parseIndexName(name)
@@ -35,21 +34,21 @@ func isTemporary(name string) bool {
 	return unfinished && (isIndex || hidden && isDay)
 }
 
-// rewrite is a file that is written anew.
+// rewrite is the state of rewriting one file.
 type rewrite struct {
 	*erasure
 
 	day    day
 	from   *openedFile
 	path   string
-	to     *os.File // nil: it is not there, or has taken the place of the old one
-	offset int64    // up to where the old file has been looked at
+	to     *os.File // the new file; nil: it is not created yet, or has replaced the old one
+	offset int64    // how much of the old file is processed
 	hash   maphash.Hash
-	// erased counts lines.
+	// erased counts the entries removed.
 	erased int64
 }
 
-// run writes the new file: most of it while lines are appended to the old one.
+// run writes the new file, most of it while entries are appended to the old one.
 func (w *rewrite) run(ctx context.Context) error {
 	unfinished := filepath.Join(w.options.Dir, temporaryPrefix+filepath.Base(w.path)+temporarySuffix)
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -59,7 +58,7 @@ func (w *rewrite) run(ctx context.Context) error {
 	if w.to, err = os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode); err != nil {
 		return err
 	}
-	if err := w.to.Chmod(fileMode); err != nil { // Whatever the umask.
+	if err := w.to.Chmod(fileMode); err != nil { // The umask may have removed permissions.
 		return err
 	}
 	size := w.from.size
@@ -83,7 +82,7 @@ func (w *rewrite) run(ctx context.Context) error {
 	return w.replace(ctx)
 }
 
-// compare reports with errMoved whether somebody has edited the old file in place.
+// compare returns errChanged if the old file was edited in place.
 func (w *rewrite) compare(ctx context.Context) error {
 	var now maphash.Hash
 	now.SetSeed(w.seed)
@@ -96,7 +95,7 @@ func (w *rewrite) compare(ctx context.Context) error {
 	return nil
 }
 
-// size is that of the old file.
+// currentSize returns the size of the old file.
 func (w *rewrite) currentSize() (int64, error) {
 	info, err := w.from.Stat()
 	if err != nil {
@@ -105,8 +104,7 @@ func (w *rewrite) currentSize() (int64, error) {
 	return info.Size(), nil
 }
 
-// advance takes over the lines that have come to their end ahead of a place, and brings them to
-// the disk.
+// copyComplete copies what is retained of the complete lines up to an offset, and makes it durable.
 func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 	end, err := w.lastBreak(size)
 	if err != nil {
@@ -116,7 +114,7 @@ func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 		return err
 	}
 	if still, err := w.lastBreak(end); err != nil || still != end {
-		return cmp.Or(err, errChanged) // From here on compare would find that.
+		return cmp.Or(err, errChanged) // From this offset on, compare detects an edit.
 	}
 	done, err := w.reader.acquireScan(ctx)
 	if err != nil {
@@ -127,8 +125,8 @@ func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 	return cmp.Or(err, w.to.Sync())
 }
 
-// lastBreak is the place behind the last line break ahead of a place, of what is still to be
-// looked at.
+// lastBreak returns the offset after the last line break before end, or w.offset if there is none after
+// that.
 func (w *rewrite) lastBreak(end int64) (int64, error) {
 	for end > w.offset {
 		from := max(w.offset, end-int64(len(w.buffer)))
@@ -146,17 +144,17 @@ func (w *rewrite) lastBreak(end int64) (int64, error) {
 	return w.offset, nil
 }
 
-// take writes what is not erased of the old file up to a size.
+// copyRetained copies the lines of the old file that are not erased, up to a size.
 func (w *rewrite) copyRetained(ctx context.Context, size int64, parallel bool) error {
 	s := &section{file: w.from, size: size, first: w.offset, end: size, filter: w.query.mayMatch}
-	for at, err := range w.entries(w.from, w.reader.scanLines(ctx, s, parallel)) {
+	for raw, err := range w.entries(w.from, w.reader.scanLines(ctx, s, parallel)) {
 		if err == nil {
-			err = w.copy(ctx, w.to, w.offset, at.from)
+			err = w.copy(ctx, w.to, w.offset, raw.from)
 		}
 		if err != nil {
 			return err
 		}
-		w.offset = at.next
+		w.offset = raw.next
 		w.erased++
 	}
 	err := w.copy(ctx, w.to, w.offset, size)
@@ -164,8 +162,8 @@ func (w *rewrite) copyRetained(ctx context.Context, size int64, parallel bool) e
 	return err
 }
 
-// replace takes over what is left of the old file, and puts the new one in its place, while
-// nothing is appended. All of it is on the disk then: the checkpoint may say so.
+// replace copies the rest of the old file and replaces it with the new one, while nothing is appended.
+// The new file is completely durable, so the tail of the old one is no longer pending.
 func (w *rewrite) replace(ctx context.Context) error {
 	w.syncMu.Lock()
 	defer w.syncMu.Unlock()
@@ -173,7 +171,7 @@ func (w *rewrite) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	doubt, err := w.checkFailed(info)
+	lost, err := w.checkFailed(info)
 	if err != nil {
 		return err
 	}
@@ -207,18 +205,19 @@ func (w *rewrite) replace(ctx context.Context) error {
 		return err
 	}
 	w.to = nil
-	if doubt != nil {
-		w.requireCatchUp(doubt)
+	if lost != nil {
+		w.requireCatchUp(lost)
 	}
 	if t := w.pending.days[w.day]; t != nil && os.SameFile(t.file, info) {
 		delete(w.pending.days, w.day)
 	}
-	w.pending.dirChanged = true // Until a sync of the directory has succeeded, and for the checkpoint.
+	w.pending.dirChanged = true // Until a sync of the directory has succeeded, which also saves the checkpoint.
 	return syncDir(w.options.Dir)
 }
 
-// checkFailed checks what a failed sync has left of the old file, since the new one ends that
-// failure. What is appended later has seen no sync. doubt is errDoubt. w.syncing is held.
+// checkFailedSync checks what a failed sync has left of the old file, since the new one is durable and
+// ends that failure. No failed sync covers what is appended later. lost is errEntriesLost. The caller
+// holds w.syncMu.
 func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
 	w.mu.Lock()
 	var failed tail
@@ -236,7 +235,7 @@ func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
 	return nil, err
 }
 
-// copy copies a part of the old file. Errors: errMoved, when it is shorter now.
+// copy copies a part of the old file. It returns errChanged if the file is shorter now.
 func (w *rewrite) copy(ctx context.Context, to io.Writer, from, end int64) error {
 	for from < end {
 		if err := ctx.Err(); err != nil {

@@ -11,53 +11,53 @@ import (
 )
 
 const (
-	// chunkBytes is how much of a file is taken at a time: it stays in the processor's
-	// cache from the read to the last look at it.
+	// chunkBytes is the number of bytes of a file that are processed at a time. They fit in the
+	// processor's cache.
 	chunkBytes = 256 << 10
-	// tailBytes are read behind a chunk for the end of its last line. A line that is longer
-	// is read alone.
+	// tailBytes is the number of bytes that are read after a chunk, for the end of its last line. A
+	// line that is longer is read separately.
 	tailBytes = 64 << 10
-	// maxLineBytes is the maximum length of an entry without its line break. The encoder writes no
-	// longer entry, and readers skip one. A message has at most 3 MiB, and JSON escapes a byte as
-	// at most six. The remaining bytes are for the keys and for redacted metadata.
-	maxLineBytes = 20 << 20
-	// maxScanners bounds the goroutines of a query, each of which holds two chunks.
+	// maxLineBytes is the maximum length of an entry in bytes, without its line break. The encoder
+	// writes no longer entry, and readers skip one. A message has at most 3 MiB, and JSON escapes a
+	// byte as at most six. The remaining bytes are for the keys and for redacted metadata.
+	maxEntryBytes = 20 << 20
+	// maxScanners is the maximum number of goroutines of a query. Each of them uses two chunks.
 	maxScanners = 4
 )
 
 // rawLine is a line of a file.
 type rawLine struct {
-	// from and next are where it and the line after it start in the file.
+	// from and next are the offsets in the file where this line and the next one begin.
 	from, next int64
-	// text is without line break, byte order mark and white space around. It is good until
-	// the next line is asked for.
+	// text has no line break and no byte order mark, and no white space around it. It is valid until
+	// the next line is read.
 	text []byte
-	// long: the text is missing, and to be read with readLine.
+	// long is true if text is missing and must be read with readLine.
 	long bool
-	// open: the last line, which has no line break yet.
+	// open is true for a last line without a line break.
 	open bool
 }
 
-// stretch is a part of a file to scan: the lines that start at first or behind it and ahead
-// of end, from either end, of which those are wanted that the filter does not refuse.
+// section is a part of a file to scan: the lines that begin from first to before end, in either
+// direction, without those that the filter rejects.
 type section struct {
 	file       io.ReaderAt
 	size       int64 // of the file
 	first, end int64
 	backward   bool
-	// wants is called by many goroutines. Nil: all lines.
+	// filter is called concurrently. If nil, all lines are selected.
 	filter func(text []byte) bool
 }
 
-// chunk is the wanted lines that start in one piece of a file. Where pieces begin and end
-// depends on nothing but chunkBytes, so that each can be read without the others.
+// chunk has the selected lines that begin in one chunk of a file. The bounds of chunks depend only on
+// chunkBytes, so that each chunk can be read independently.
 type chunk struct {
-	buffer [1 + chunkBytes + tailBytes]byte // the first is of the piece before
+	buffer [1 + chunkBytes + tailBytes]byte // the first byte belongs to the previous chunk
 	lines  []rawLine
 	err    error
 }
 
-// read fills the chunk with the lines of a piece, given by its number in the file.
+// read fills c with the lines of a chunk, given by its number in the file.
 func (c *chunk) read(s *section, number int64) {
 	c.lines, c.err = c.lines[:0], nil
 	start := number * chunkBytes
@@ -65,7 +65,7 @@ func (c *chunk) read(s *section, number int64) {
 	n, err := s.file.ReadAt(c.buffer[:min(int64(len(c.buffer)), s.size-from)], from)
 	size := s.size
 	if errors.Is(err, io.EOF) {
-		size = from + int64(n) // It was cut off meanwhile.
+		size = from + int64(n) // The file was truncated in the meantime.
 	} else if err != nil {
 		c.err = err
 		return
@@ -74,7 +74,7 @@ func (c *chunk) read(s *section, number int64) {
 	if start > 0 {
 		at = 1 + bytes.IndexByte(data[:min(n, chunkBytes)], '\n')
 		if at == 0 {
-			return // All of it belongs to a line that starts in a piece before.
+			return // All of it belongs to a line that begins in an earlier chunk.
 		}
 	}
 	end := min(start+chunkBytes, s.end)
@@ -90,20 +90,20 @@ func (c *chunk) read(s *section, number int64) {
 			at = n
 		default:
 			line.long = true
-			at = n // Whoever reads it finds its end.
+			at = n // readLine finds the end.
 		}
 		line.next = from + int64(at)
 		if line.from < s.first {
 			continue
 		}
-		if line.text = trim(line.text, line.from); line.long || len(line.text) > 0 && (s.filter == nil || s.filter(line.text)) {
+		line.text = trim(line.text, line.from)
+		if line.long || len(line.text) > 0 && (s.filter == nil || s.filter(line.text)) {
 			c.lines = append(c.lines, line)
 		}
 	}
 }
 
-// trim cuts off what is not the line's: white space, and a byte order mark where a file
-// starts.
+// trim removes white space around a line, and the byte order mark at the beginning of a file.
 func trim(text []byte, from int64) []byte {
 	if from == 0 {
 		text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
@@ -114,25 +114,25 @@ func trim(text []byte, from int64) []byte {
 	return bytes.Trim(text, " \t\r")
 }
 
-// errMoved says that no line starts where one did.
+// errChanged reports that no line begins at an offset where one did.
 var errChanged = errors.New("file changed while it was read")
 
-// readLine reads the line that starts at an offset, into a buffer that grows with it up to
-// maxLineBytes. Of a line that is longer it returns no text, and long. Errors: errMoved.
+// readLine reads the line that begins at an offset, into a buffer that it extends as needed. If the line
+// is longer than maxLineBytes, the result has no text and is long. Errors: errChanged.
 func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, error) {
-	from := max(start-1, 0) // with the line break ahead of it
+	from := max(start-1, 0) // Includes the previous line break.
 	line := rawLine{from: start, next: size}
 	if start >= size {
 		return line, errChanged
 	}
 	for length := int64(4 << 10); ; length *= 4 {
-		length = min(length, 1+maxLineBytes+1, size-from)
+		length = min(length, 1+maxEntryBytes+1, size-from)
 		if int64(len(*buffer)) < length {
 			*buffer = make([]byte, length)
 		}
 		n, err := file.ReadAt((*buffer)[:length], from)
 		if errors.Is(err, io.EOF) {
-			size = from + int64(n) // It was cut off meanwhile.
+			size = from + int64(n) // The file was truncated in the meantime.
 		} else if err != nil {
 			return line, err
 		}
@@ -142,7 +142,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 		text := (*buffer)[start-from : n]
 		end := bytes.IndexByte(text, '\n')
 		switch {
-		case end > maxLineBytes, end < 0 && len(text) > maxLineBytes:
+		case end > maxEntryBytes, end < 0 && len(text) > maxEntryBytes:
 			line.long = true
 			return line, nil
 		case end >= 0:
@@ -157,8 +157,8 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 	}
 }
 
-// scan yields the wanted lines of a stretch, in its direction. With parallel, other
-// goroutines look ahead, which ends with the loop. An error is the last that is yielded.
+// scanShortLines yields the selected lines of a section, in its direction. If parallel, other goroutines
+// read ahead until the loop ends. An error is the last value that it yields.
 func (r *reader) scanShortLines(ctx context.Context, s *section, parallel bool) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		for c := range r.chunks(ctx, s, parallel) {
@@ -179,7 +179,7 @@ func (r *reader) scanShortLines(ctx context.Context, s *section, parallel bool) 
 	}
 }
 
-// chunks yields those of a stretch, in its direction; each is good until the next.
+// chunks yields the chunks of a section, in its direction. A chunk is valid until the next one.
 func (r *reader) chunks(ctx context.Context, s *section, parallel bool) iter.Seq[*chunk] {
 	s.end = min(s.end, s.size)
 	if s.first >= s.end {
@@ -212,11 +212,13 @@ func (r *reader) chunks(ctx context.Context, s *section, parallel bool) iter.Seq
 	}
 }
 
-// lane is a goroutine's share of the chunks: every so many.
+// scanWorker is a goroutine that reads every n-th chunk, of n workers.
 type scanWorker struct{ ready, free chan *chunk }
 
-// readAhead yields chunks that goroutines read, two each at most ahead of the loop.
-func (r *reader) readAhead(ctx context.Context, s *section, scanners, count int64, number func(int64) int64) iter.Seq[*chunk] {
+// readAhead yields chunks that goroutines read. Each goroutine reads at most two chunks ahead.
+func (r *reader) readAhead(
+	ctx context.Context, s *section, scanners, count int64, number func(int64) int64,
+) iter.Seq[*chunk] {
 	return func(yield func(*chunk) bool) {
 		var running sync.WaitGroup
 		within, stop := context.WithCancel(ctx)
@@ -244,7 +246,7 @@ func (r *reader) readAhead(ctx context.Context, s *section, scanners, count int6
 						return
 					case c := <-l.free:
 						c.read(s, number(i))
-						l.ready <- c // There is room for both.
+						l.ready <- c // This does not block: its capacity is that of l.free.
 					}
 				}
 			})
@@ -265,7 +267,7 @@ func (r *reader) readAhead(ctx context.Context, s *section, scanners, count int6
 	}
 }
 
-// chunk returns one to be used, which then goes back to the pool.
+// chunk returns a chunk from the pool. The caller puts it back.
 func (r *reader) chunk() *chunk {
 	if c, ok := r.pool.Get().(*chunk); ok {
 		return c

@@ -59,7 +59,7 @@ func modelLines(file []byte, first, end int64, backward bool) []string {
 		if line.from == 0 {
 			line.text = bytes.TrimPrefix(line.text, []byte("\ufeff"))
 		}
-		if line.long = len(line.text) > maxLineBytes; line.long {
+		if line.long = len(line.text) > maxEntryBytes; line.long {
 			line.open = false
 		}
 		line.text = bytes.Trim(line.text, " \t\r")
@@ -127,7 +127,7 @@ func TestScanAtTheEdges(t *testing.T) {
 
 func TestScanLongLines(t *testing.T) {
 	r := newTestReader(t).reader
-	for _, length := range []int{maxLineBytes - 1, maxLineBytes, maxLineBytes + 1, 2 * maxLineBytes} {
+	for _, length := range []int{maxEntryBytes - 1, maxEntryBytes, maxEntryBytes + 1, 2 * maxEntryBytes} {
 		long := strings.Repeat("x", length)
 		for _, file := range []string{long, "a\n" + long, "a\n" + long + "\nb\n"} {
 			checkScan(t, r, []byte(file), 0, math.MaxInt64)

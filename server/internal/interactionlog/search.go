@@ -5,29 +5,28 @@ import (
 	"strconv"
 )
 
-// defaultDays is how many days a search looks at that names no number.
+// defaultDays is the number of days of a search that names none.
 const defaultDays = 7
 
-// Search says what to find, newest first: the lines whose content holds the text. Of other
-// parts of a line, such as the agent's name, nothing is found. Files are searched by the day
-// of their name, and give their lines from the end.
+// Search selects the entries whose content contains a text, newest first. It does not search other parts
+// of an entry, such as the name of the agent. Files are read by the day of their name, each from its end.
 type Search struct {
-	// Tenant whose lines are searched. Required.
+	// Tenant is the tenant whose entries are searched. Required.
 	Tenant string
-	// Query is the text. Letters are found in upper and lower case, as Unicode's simple case
-	// folding has it: "äpfel" finds "ÄPFEL", "strasse" does not find "straße". Empty: all lines.
+	// Query is the text to find, ignoring case as in Unicode's simple case folding: "äpfel" matches
+	// "ÄPFEL", "strasse" does not match "straße". If empty, all entries match.
 	Query string
-	// Days is how many, the last of them today, in UTC; 7 when 0.
+	// Days is the number of days to search, up to today in UTC. If 0, it is 7.
 	Days int
-	// ConversationID that is searched; empty: all.
+	// ConversationID is the conversation to search. If empty, all are searched.
 	ConversationID string
-	// PageSize is 50 when 0, 1000 at most.
+	// PageSize is the maximum number of entries in a page. If 0, it is 50; the maximum is 1000.
 	PageSize int
-	// PageToken is Page.NextPageToken of the page before; empty: the first page.
+	// PageToken is NextPageToken of the previous page. If empty, the first page is returned.
 	PageToken string
 }
 
-// search returns a page of lines; none is no error. Errors: ErrPageToken, those of ctx and
+// search returns a page of entries. To find none is not an error. Errors: ErrPageToken, those of ctx and
 // of the file system.
 func (r *reader) search(ctx context.Context, s *Search) (*Page, error) {
 	days := s.Days

@@ -10,12 +10,12 @@ import (
 	"os"
 )
 
-// maxRewritten is the maximum of bytes of a file that are written again after a failed sync. If the
+// maxRewritten is the maximum length in bytes of a tail that is written again after a failed sync. If the
 // tail is longer, the next start compares the log with the store instead.
 const maxRewritten = 64 << 20
 
-// errDoubt reports that entries may be missing and that only CatchUp can find them.
-var errEntriesLost = errors.New("entries that were not durable have changed")
+// errEntriesLost reports that entries may be missing and that only CatchUp can find them.
+var errEntriesLost = errors.New("entries that were not durable have changed or are missing")
 
 // tail is the part of a file that may not be durable yet.
 type tail struct {
@@ -23,20 +23,20 @@ type tail struct {
 	file fs.FileInfo
 	// from is the offset of the first entry, to the offset after the last one.
 	from, to int64
-	// entries is how many entries the log has written between from and to.
+	// entries is the number of entries that the log has written between from and to.
 	entries int
-	// failed is true after a sync has failed.
+	// failed is true after a failed sync.
 	failed bool
 }
 
-// mistrust makes the next start find out which entries are missing. l.mu is held.
+// requireCatchUp makes the next start search for missing entries. The caller holds l.mu.
 func (l *Log) requireCatchUp(cause error) {
 	l.pending.needsCatchUp = true
-	l.options.Log.Warn("interaction log may lack entries after a failed sync; the next start adds those of messages that the store retains",
-		"error", cause)
+	const message = "interaction log may lack entries after a failed sync; the next start adds those that the store retains"
+	l.options.Log.Warn(message, "error", cause)
 }
 
-// extend records entries that were written to the end of a file, from an offset. l.mu is held.
+// recordWritten records entries that were appended to a file at an offset. The caller holds l.mu.
 func (l *Log) recordWritten(f *appendFile, from int64, entries int) {
 	p := &l.pending
 	t := p.days[f.day]
@@ -56,8 +56,8 @@ func (l *Log) recordWritten(f *appendFile, from int64, entries int) {
 	t.to, t.entries = f.size, t.entries+entries
 }
 
-// restore puts a tail that could not be made durable back into pending, joined with the entries
-// written since. l.mu is held.
+// restoreTail returns a tail that could not be made durable to pending, joined with the entries written
+// since. The caller holds l.mu.
 func (l *Log) restoreTail(d day, t *tail) {
 	p := &l.pending
 	t.failed = true
@@ -74,10 +74,9 @@ func (l *Log) restoreTail(d day, t *tail) {
 	p.days[d] = t
 }
 
-// sync makes the tail durable. If the file was removed, it does nothing. After a failed sync it
-// first writes the tail again: the system may have dropped data that it could not write, and
-// reports that only once, so a successful sync alone proves nothing. Errors: errDoubt, those of the
-// file.
+// sync makes the tail durable. If the file was removed, it does nothing. After a failed sync it first
+// writes the tail again: the system may have dropped data that it could not write, and reports that only
+// once, so a successful sync alone proves nothing. Errors: errEntriesLost, those of the file.
 func (t *tail) sync(path string) error {
 	flag := os.O_RDONLY
 	if t.failed {
@@ -104,7 +103,7 @@ func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
 	})
 }
 
-// check visits the lines of the tail. Errors: errDoubt, if the file does not contain as many
+// check visits the lines of the tail. It returns errEntriesLost if the file does not contain as many
 // complete entries as the log has written.
 func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at int64) error) error {
 	if !os.SameFile(t.file, info) || info.Size() < t.to || t.to-t.from > maxRewritten {

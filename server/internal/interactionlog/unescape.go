@@ -6,24 +6,24 @@ import (
 	"unicode/utf8"
 )
 
-// What stands where there is no rune.
+// Results of runeAt and runeBefore that are not runes.
 const (
-	// anyRune: an escape that takes more than a look at it, a half of a surrogate pair or one
-	// that is not valid.
+	// unknownRune stands for an escape that runeAt does not decode: half of a surrogate pair, or an
+	// invalid one.
 	unknownRune rune = -1 - iota
-	// noRune: the end.
+	// endOfText stands for the end of the text.
 	endOfText
 )
 
 const (
-	// shortEscapes are those of one letter, and shortRunes what they spell.
+	// shortEscapes are the second bytes of the short escapes. shortRunes are the runes that they spell.
 	shortEscapes = `"\/bfnrt`
 	shortRunes   = "\"\\/\b\f\n\r\t"
 	unicodeBytes = len(`\u0000`)
 )
 
-// runeAt returns the rune that a JSON string has at a place of its raw form, where none but
-// a whole rune or escape starts, and its size there.
+// runeAt returns the rune at an offset in the raw form of a JSON string, and its length there. The offset
+// must be the beginning of a rune or of an escape.
 func runeAt(raw []byte, at int) (r rune, size int) {
 	if at == len(raw) {
 		return endOfText, 0
@@ -38,7 +38,7 @@ func runeAt(raw []byte, at int) (r rune, size int) {
 	}
 }
 
-// unescape returns the rune of the escape that a text begins with.
+// unescape returns the rune of the escape that a text begins with, and the length of the escape.
 func unescape(raw []byte) (r rune, size int) {
 	if len(raw) < 2 {
 		return unknownRune, 0
@@ -59,13 +59,14 @@ func unescape(raw []byte) (r rune, size int) {
 	return r, unicodeBytes
 }
 
-// runeBefore is runeAt for the rune that ends at a place.
+// runeBefore returns the rune that ends at an offset, and its length.
 func runeBefore(raw []byte, at int) (r rune, size int) {
 	if at == 0 {
 		return endOfText, 0
 	}
 	for _, size := range [...]int{2, unicodeBytes} {
-		if from := at - size; from >= 0 && raw[from] == '\\' && (size == 2 || raw[from+1] == 'u') && startsEscape(raw[:from+1]) {
+		from := at - size
+		if from >= 0 && raw[from] == '\\' && (size == 2 || raw[from+1] == 'u') && startsEscape(raw[:from+1]) {
 			return unescape(raw[from:at])
 		}
 	}
@@ -75,8 +76,8 @@ func runeBefore(raw []byte, at int) (r rune, size int) {
 	return utf8.DecodeLastRune(raw[:at])
 }
 
-// escapes reports whether the backslash that a text ends with begins an escape, and is not
-// itself what another one spells.
+// startsEscape reports whether the backslash at the end of a text begins an escape. It does not if an
+// escape of a backslash ends with it.
 func startsEscape(raw []byte) bool {
 	n := 0
 	for n < len(raw) && raw[len(raw)-1-n] == '\\' {

@@ -12,48 +12,48 @@ import (
 )
 
 const (
-	// maxTold is of how many lines of a file operators are told, and maxToldDays of how many
-	// files that is remembered.
+	// maxWarned is the maximum number of skipped lines of a file that are logged. maxWarnedDays is the
+	// maximum number of files for which logged lines are recorded.
 	maxWarned     = 100
 	maxWarnedDays = 1000
 )
 
-// told remembers of which lines operators have been told, by where they start.
+// warnedLines records the skipped lines that were logged, by their offsets.
 type warnedLines struct {
 	mu   sync.Mutex
 	days map[day][]int64
 }
 
-// lines returns those of a day, sorted.
+// ofDay returns the offsets of a day's lines, sorted.
 func (t *warnedLines) ofDay(d day) []int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.days[d])
 }
 
-// add remembers a line; false if it is known, or if there are too many.
+// add records a line. It returns false if the line is recorded already or the limit is reached.
 func (t *warnedLines) add(d day, offset int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := t.days[d]
-	i, known := slices.BinarySearch(lines, offset)
-	if known || len(lines) == maxWarned {
+	i, recorded := slices.BinarySearch(lines, offset)
+	if recorded || len(lines) == maxWarned {
 		return false
 	}
 	if t.days == nil || lines == nil && len(t.days) == maxWarnedDays {
-		t.days = make(map[day][]int64) // Better told twice than remembered for ever.
+		t.days = make(map[day][]int64) // Repeated warnings are better than unlimited memory.
 	}
 	t.days[d] = slices.Insert(lines, i, offset)
 	return true
 }
 
-// fault is what is wrong with a line.
+// fault is a line that is skipped, with the reason.
 type fault struct {
 	offset int64
 	err    error
 }
 
-// faults are those of a file that a query has met and operators know nothing of.
+// faults are the faults of a file that a query has found and that were not logged before.
 type faults struct {
 	day      day
 	warned   []int64
@@ -61,13 +61,13 @@ type faults struct {
 }
 
 func (f *faults) add(offset int64, err error) {
-	if _, known := slices.BinarySearch(f.warned, offset); !known && len(f.warned)+len(f.unwarned) < maxWarned {
+	if _, recorded := slices.BinarySearch(f.warned, offset); !recorded && len(f.warned)+len(f.unwarned) < maxWarned {
 		f.unwarned = append(f.unwarned, fault{offset, err})
 	}
 }
 
-// warn tells operators of faults, with the numbers of the lines, for which the file is read
-// once more, up to the last of them.
+// warnFaults logs faults with the numbers of their lines. For these it reads the file again, up to the
+// last fault.
 func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) error {
 	if len(f.unwarned) == 0 {
 		return nil
@@ -80,7 +80,7 @@ func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) er
 		for at < fault.offset {
 			n, err := file.ReadAt(c.buffer[:min(int64(len(c.buffer)), fault.offset-at)], at)
 			if errors.Is(err, io.EOF) {
-				return ctx.Err() // It was cut off meanwhile, and the line is gone.
+				return ctx.Err() // The file was truncated in the meantime.
 			}
 			if err := cmp.Or(err, ctx.Err()); err != nil {
 				return err
@@ -88,12 +88,13 @@ func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) er
 			number, at = number+bytes.Count(c.buffer[:n], []byte{'\n'}), at+int64(n)
 		}
 		if r.warned.add(f.day, fault.offset) {
-			r.log.Warn("line of the interaction log skipped", "file", filepath.Join(r.dir, f.day.fileName()), "line", number, "error", fault.err)
+			r.log.Warn("line of the interaction log skipped",
+				"file", filepath.Join(r.dir, f.day.fileName()), "line", number, "error", fault.err)
 		}
 	}
 	if count := len(f.warned) + len(f.unwarned); count == maxWarned {
-		r.log.Warn("further lines of the interaction log that cannot be read are skipped silently",
-			"file", filepath.Join(r.dir, f.day.fileName()), "lines_told", count)
+		r.log.Warn("further skipped lines of this file of the interaction log are not logged",
+			"file", filepath.Join(r.dir, f.day.fileName()), "limit", count)
 	}
 	return nil
 }

@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// maxOpen is how many files are kept open: at midnight lines go to two.
+	// maxOpenFiles is the maximum number of open files. Around midnight entries go to two files.
 	maxOpenFiles = 2
-	// maxWriteBytes is when a batch is written in parts, each whole lines.
+	// maxWriteBytes is the size above which a batch is written in parts, each of complete entries.
 	maxWriteBytes = 8 << 20
-	// keptBuffer is the most memory for lines that is kept from one batch to the next.
+	// maxRetainedBuffer is the maximum size of the buffer that is retained between batches.
 	maxRetainedBuffer = 1 << 20
 )
 
-// Committed writes a line for each MESSAGE_APPENDED change: an observer of the store, see
-// [store.Options]. When it returns the lines are with the operating system, and outlast a
-// crash of the process, or they are counted as lost. It waits for no disk but where the system
-// makes a write wait, and at the end of an Erase.
+// Committed writes an entry for each MESSAGE_APPENDED change. It is an observer of the store, see
+// [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
+// the process, or they are counted as lost. It waits for the disk only if the system makes a write wait,
+// and at the end of an Erase.
 func (l *Log) Committed(changes []store.Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.writeBatch(changes)
 }
 
-// commit writes the lines in one write, in two when midnight lies between them. l.mu is held.
+// writeBatch writes the entries in one write, or in two if the batch spans midnight. The caller holds l.mu.
 func (l *Log) writeBatch(changes []store.Change) {
-	l.buffer = append(l.buffer[:0], '\n') // See appendFile.append.
-	lines := l.buffer
+	l.buffer = append(l.buffer[:0], '\n') // The line break that appendFile.append expects.
+	entries := l.buffer
 	var current day
 	var earliest time.Time
 	for i := range changes {
@@ -42,8 +42,8 @@ func (l *Log) writeBatch(changes []store.Change) {
 		if c.Kind != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
 			continue
 		}
-		end := len(lines)
-		longer, at, err := l.encoder.appendEntry(lines, c)
+		end := len(entries)
+		longer, at, err := l.encoder.appendEntry(entries, c)
 		if err != nil {
 			l.recordLoss(1, err)
 			continue
@@ -56,12 +56,12 @@ func (l *Log) writeBatch(changes []store.Change) {
 			l.write(current, longer[:end])
 			longer = append(longer[:1], longer[end:]...)
 		}
-		lines, current = longer, d
+		entries, current = longer, d
 	}
-	if len(lines) > 1 {
-		l.write(current, lines)
+	if len(entries) > 1 {
+		l.write(current, entries)
 	}
-	if l.buffer = lines; cap(lines) > maxRetainedBuffer {
+	if l.buffer = entries; cap(entries) > maxRetainedBuffer {
 		l.buffer = nil
 	}
 	if !earliest.IsZero() {
@@ -69,28 +69,28 @@ func (l *Log) writeBatch(changes []store.Change) {
 	}
 }
 
-// write puts lines, which come behind a line break, into the file of a day, or counts them as
-// lost. While the log fails they must get there all together with a line that says so, else
-// those that find room do, and the others get a second try.
-func (l *Log) write(d day, lines []byte) {
+// write writes entries, which begin with a line break, to the file of a day, or counts them as lost. If
+// the log is failing, all of them must be written with a loss entry. Otherwise a part may be written, and
+// the rest gets a second attempt.
+func (l *Log) write(d day, entries []byte) {
 	if l.loss.missing > 0 {
-		l.writeWithLossEntry(d, lines[1+len(timestampKey):][:len(timestampLayout)], lines)
+		l.writeWithLossEntry(d, entries[1+len(timestampKey):][:len(timestampLayout)], entries)
 		return
 	}
-	n, err := l.append(d, lines, false)
+	n, err := l.append(d, entries, false)
 	if err != nil {
-		rest := lines[n:] // Begins with the line break of the last line that was written.
+		rest := entries[n:] // Begins with the line break of the last entry that was written.
 		n, err = l.append(d, rest, false)
-		lines = rest
+		entries = rest
 	}
 	if err != nil {
-		l.recordLoss(bytes.Count(lines[n+1:], []byte{'\n'}), err)
+		l.recordLoss(bytes.Count(entries[n+1:], []byte{'\n'}), err)
 	}
 }
 
-// append writes lines to the file of a day, as appendFile.append does. After an error the file
-// is opened anew.
-func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
+// append appends entries to the file of a day, as appendFile.append does. After an error it closes the
+// file, so that the next call opens it again.
+func (l *Log) append(d day, entries []byte, all bool) (kept int, err error) {
 	if l.closed {
 		return 0, errClosed
 	}
@@ -98,9 +98,9 @@ func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	kept, err = f.append(size, lines, all)
+	kept, err = f.append(size, entries, all)
 	if kept > 0 {
-		l.recordWritten(f, size, bytes.Count(lines[1:1+kept], []byte{'\n'}))
+		l.recordWritten(f, size, bytes.Count(entries[1:1+kept], []byte{'\n'}))
 	}
 	if err != nil {
 		l.closeFile(f)
@@ -108,8 +108,7 @@ func (l *Log) append(d day, lines []byte, all bool) (kept int, err error) {
 	return kept, err
 }
 
-// file returns the file of a day and its size. It is the one that has the name now, whatever
-// was done to the one before.
+// file returns the file that has the name of a day now, and its size.
 func (l *Log) file(d day) (f *appendFile, size int64, err error) {
 	if i := slices.IndexFunc(l.files, func(f *appendFile) bool { return f.day == d }); i >= 0 {
 		f = l.files[i]
@@ -129,7 +128,7 @@ func (l *Log) file(d day) (f *appendFile, size int64, err error) {
 	return f, f.info.Size(), nil
 }
 
-// letGo closes a file. What was written to it is with the system, which tells nothing new here.
+// closeFile closes a file. An error is of no use: the system has all that was written.
 func (l *Log) closeFile(f *appendFile) {
 	l.files = slices.DeleteFunc(l.files, func(other *appendFile) bool { return other == f })
 	_ = f.Close()
