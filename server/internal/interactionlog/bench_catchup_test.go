@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// BenchmarkCatchUp compares the log with the store after a crash that lost nothing, in turns for
+// BenchmarkCatchUp compares the log with the store after a crash that lost no entry, alternately for
 // some messages and for four times as many. The metric "4x" is the ratio of the two times. The
-// metric "4x/read" is the ratio of the longer time to that of only reading the same file in pieces.
+// metric "4x/read" is the ratio of the longer time to that of only reading the same file in chunks.
 func BenchmarkCatchUp(b *testing.B) {
 	one, four := newTestService(b, logDir(b)), newTestService(b, logDir(b))
 	text := strings.Repeat("all happy families are alike ", 1000) // 29 kB

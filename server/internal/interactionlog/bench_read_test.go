@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// What the files of BenchmarkRead hold: 7 days, in a temporary folder. PARLEY_BENCH_LOG_LINES
-// and PARLEY_BENCH_ROUNDS make it shorter.
+// Contents of the files of BenchmarkRead: 7 days in a temporary directory. PARLEY_BENCH_LOG_LINES and
+// PARLEY_BENCH_ROUNDS override the number of lines and rounds.
 const (
 	benchLines   = 1_000_000
 	benchRounds  = 9
@@ -31,20 +31,20 @@ const (
 	benchSession = "5e551017-0000-4000-8000-000000000100"
 )
 
-// BenchmarkRead measures searches and the listing of a session, in turns with grep -i on the
-// same files, in the C locale and in one of UTF-8 if there is any. The ratios are those of runs
-// in the same round.
+// BenchmarkRead measures searches and the listing of a conversation, alternately with grep -i on the
+// same files, in the C locale and in one with UTF-8 if there is one. The ratios compare runs of the
+// same round.
 func BenchmarkRead(b *testing.B) {
 	const mostMiB = 64
 	if b.N > 1 {
-		b.Skip("takes its own time: use -benchtime 1x")
+		b.Skip("this benchmark times itself; use -benchtime 1x")
 	}
 	lines, rounds := benchSetting(b, "PARLEY_BENCH_LOG_LINES", benchLines), benchSetting(b, "PARLEY_BENCH_ROUNDS", benchRounds)
 	dir := b.TempDir()
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	size := writeBenchFiles(b, dir, dayOf(now), lines)
 	runs := benchRuns(b, dir, now)
-	for round := range rounds + 1 { // The first warms up.
+	for round := range rounds + 1 { // The first round warms up.
 		for _, run := range runs {
 			debug.FreeOSMemory()
 			before := resident(b, true)
@@ -80,22 +80,22 @@ func BenchmarkRead(b *testing.B) {
 		}
 		table.WriteByte('\n')
 	}
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // It would be the duration of the whole run.
 	b.Log(table.String())
 }
 
-// benchRun is something whose time is measured.
+// benchRun is an operation that is measured.
 type benchRun struct {
 	name string
 	do   func()
-	most float64 // milliseconds that are expected; 0: none are
-	grep bool    // of what the last run was that is none
-	// millis that it took, in each round, and how much the process grew by at most.
+	most float64 // expected maximum in milliseconds; 0: none
+	grep bool    // grep for the text of the last run that is not a grep
+	// millis has the time of each round. peak is the maximum growth of the process in MiB.
 	millis []float64
 	peak   float64
 }
 
-// benchRuns are what BenchmarkRead measures.
+// benchRuns returns the operations that BenchmarkRead measures.
 func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 	b.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*"+fileSuffix))
@@ -103,10 +103,10 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 		b.Fatal(err)
 	}
 	r := newReader(dir, slog.New(slog.DiscardHandler), func() time.Time { return now })
-	session := func() {
+	conversation := func() {
 		page, err := r.list(b.Context(), &List{Tenant: "default", ConversationID: benchSession, PageSize: 1000})
 		if err != nil || len(page.Interactions) != 100 {
-			b.Fatalf("session: %d interactions, %v", len(page.Interactions), err)
+			b.Fatalf("conversation: %d interactions, %v", len(page.Interactions), err)
 		}
 	}
 	cold := func() {
@@ -117,7 +117,7 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		session()
+		conversation()
 	}
 	locales := []string{"C"}
 	if name := utf8Locale(b); name != "" {
@@ -149,11 +149,11 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 		}
 	}
 	return append(runs,
-		&benchRun{name: "session of 100, no index yet", do: cold},
-		&benchRun{name: "session of 100", do: session, most: 50})
+		&benchRun{name: "conversation of 100, no index yet", do: cold},
+		&benchRun{name: "conversation of 100", do: conversation, most: 50})
 }
 
-// grep looks for a text, and has its output read to the end.
+// grep searches files for a text and reads all output.
 func grep(b *testing.B, locale, text string, files []string) {
 	b.Helper()
 	cmd := exec.CommandContext(b.Context(), "grep", append([]string{"-ih", "--", text}, files...)...)
@@ -164,7 +164,7 @@ func grep(b *testing.B, locale, text string, files []string) {
 	}
 }
 
-// utf8Locale is one of UTF-8 that the system has; empty: none.
+// utf8Locale returns a locale of the system with UTF-8, or "" if there is none.
 func utf8Locale(b *testing.B) string {
 	b.Helper()
 	names, err := exec.CommandContext(b.Context(), "locale", "-a").Output()
@@ -185,12 +185,12 @@ func median(values []float64) float64 {
 	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 }
 
-// ends are the least and the most of values.
+// ends formats the minimum and the maximum of values.
 func ends(values []float64) string {
 	return fmt.Sprintf("%.2f–%.2f", slices.Min(values), slices.Max(values))
 }
 
-// expectAtMost says whether a value is as expected.
+// expectAtMost appends whether a value is at most as expected.
 func expectAtMost(table *strings.Builder, value, most float64) {
 	verdict := "met"
 	if value > most {
@@ -207,13 +207,13 @@ func benchSetting(b *testing.B, name string, value int) int {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		b.Fatalf("%s=%s is no number", name, text)
+		b.Fatalf("%s=%s is not a positive number", name, text)
 	}
 	return n
 }
 
-// resident is the most memory that the process has had, in bytes, since it was asked last
-// with reset. 0 where that is not known.
+// resident returns the maximum resident memory of the process in bytes since the last call with reset.
+// It returns 0 if the system does not report it.
 func resident(b *testing.B, reset bool) int64 {
 	b.Helper()
 	if runtime.GOOS != "linux" {
@@ -236,18 +236,18 @@ func resident(b *testing.B, reset bool) int64 {
 	return kilobytes << 10
 }
 
-// writeBenchFiles writes so many lines into the files of the days up to one, and returns
-// their size. Sessions have 5 to 60 lines, of which eight are under way at a time; one has 100
-// lines over all days. Twenty lines hold benchRare, and one benchOnce.
+// writeBenchFiles writes lines to the files of the days up to last and returns their total size.
+// Conversations have 5 to 60 lines, and eight of them are active at a time. One has 100 lines over all
+// days. Twenty lines contain benchRare, and one contains benchOnce.
 func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64) {
 	b.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	words := benchWords(random)
-	type session struct {
+	type conversation struct {
 		id         string
 		turn, left int
 	}
-	live := make([]session, 8)
+	live := make([]conversation, 8)
 	number := 0
 	for d := range benchDays {
 		today := last - benchDays + 1 + day(d)
@@ -261,7 +261,7 @@ func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64)
 		for ; number < here; number++ {
 			s := &live[random.IntN(len(live))]
 			if s.left == 0 {
-				*s = session{id: benchID(random), left: 5 + random.IntN(56)}
+				*s = conversation{id: benchID(random), left: 5 + random.IntN(56)}
 			}
 			s.turn, s.left = s.turn+1, s.left-1
 			id, turn := s.id, s.turn
@@ -311,7 +311,7 @@ func benchID(random *rand.Rand) string {
 	return text[:8] + "-" + text[8:12] + "-4" + text[13:16] + "-8" + text[17:20] + "-" + text[20:]
 }
 
-// benchWords are made of the letters of English, as often as they come there.
+// benchWords returns words with the frequencies of letters in English.
 func benchWords(random *rand.Rand) []string {
 	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbbvkxjqz"
 	words := []string{"the", "and", "of", "to", "a", "in", "is", "you", "that", "it"}
@@ -325,7 +325,7 @@ func benchWords(random *rand.Rand) []string {
 	return words
 }
 
-// benchText is prose of 60 to 430 bytes or so, as JSON has it between quotes.
+// benchText returns prose of about 60 to 430 bytes, escaped for a JSON string.
 func benchText(random *rand.Rand, words []string) string {
 	var text strings.Builder
 	for range 8 + random.IntN(60) {
@@ -349,8 +349,8 @@ func benchText(random *rand.Rand, words []string) string {
 	return text.String()
 }
 
-// BenchmarkLongLines measures the memory for lines that are nearly as long as any may be, which
-// have to be parsed.
+// BenchmarkLongLines measures the memory for lines that are almost as long as the limit and must be
+// parsed.
 func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
 	r := newTestReader(b)
@@ -369,6 +369,6 @@ func BenchmarkLongLines(b *testing.B) {
 	}
 	b.ReportMetric(peak, "MiB")
 	if peak > most {
-		b.Errorf("the process grew by %.1f MiB, expected at most %d", peak, most)
+		b.Errorf("process grew by %.1f MiB, want at most %d", peak, most)
 	}
 }

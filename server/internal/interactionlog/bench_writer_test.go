@@ -18,11 +18,11 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// fiveHundred is a text of 500 B.
+// fiveHundred returns a text of 500 B.
 func fiveHundred() string { return strings.Repeat("all happy families are alike. \n", 17)[:500] }
 
-// BenchmarkCommitted writes lines of 500 B messages, in batches as 64 callers make them and one
-// by one, and to a log that fails.
+// BenchmarkCommitted writes entries of 500 B messages, in batches like those of 64 callers, one by one,
+// and to a failing log.
 func BenchmarkCommitted(b *testing.B) {
 	for _, test := range []struct {
 		size  int
@@ -50,8 +50,8 @@ func BenchmarkCommitted(b *testing.B) {
 	}
 }
 
-// BenchmarkAppend has 64 callers append 500 B messages to a store in a file that is observed by
-// a log, and in turns with it to one that is not. "log/plain" is what is left of the speed.
+// BenchmarkAppend has 64 callers append 500 B messages, alternately to a store in a file with a log and
+// to one without. The metric "log/plain" is the ratio of the two rates.
 func BenchmarkAppend(b *testing.B) {
 	const callers, slice = 64, 200 * time.Millisecond
 	stores := map[string]store.Store{}
@@ -97,11 +97,11 @@ func BenchmarkAppend(b *testing.B) {
 	b.ReportMetric(rate("log")/rate("plain"), "log/plain")
 	b.ReportMetric(0, "ns/op")
 	if l.Lost() > 0 {
-		b.Errorf("%d lines are lost", l.Lost())
+		b.Errorf("Lost() = %d, want 0", l.Lost())
 	}
 }
 
-// newLog opens a log until the test ends.
+// newLog opens a log and closes it at the end of the test.
 func newLog(tb testing.TB, o Options) *Log {
 	tb.Helper()
 	if o.Log == nil {

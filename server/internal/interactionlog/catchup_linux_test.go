@@ -21,8 +21,8 @@ func bytesRead(t *testing.T) (n int64) {
 	return n
 }
 
-// reads returns how many bytes a catch-up reads of the day's file after a crash, and the file's
-// size.
+// bytesReadByCatchUp returns how many bytes a CatchUp reads of the day's file after a crash, and the
+// file's size.
 func (s *testService) bytesReadByCatchUp(t *testing.T) (read, size int64) {
 	t.Helper()
 	s.log.crash()
@@ -34,7 +34,7 @@ func (s *testService) bytesReadByCatchUp(t *testing.T) (read, size int64) {
 	return bytesRead(t) - before, info.Size()
 }
 
-// TestCatchUpReadsOnce: CatchUp reads the files once, however many messages it compares.
+// TestCatchUpReadsOnce checks that CatchUp reads the files once, however many messages it compares.
 func TestCatchUpReadsOnce(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.detached = true
@@ -49,12 +49,12 @@ func TestCatchUpReadsOnce(t *testing.T) {
 		t.Errorf("CatchUp read %d bytes of a file of %d, want each byte once", read, size)
 	}
 	if got := fileContents(t, s.dir)[dayOf(noon).fileName()]; len(got) != 501 || got[500] != "missing" {
-		t.Errorf("the file has %d entries, want 501, the last of them the one that was missing", len(got))
+		t.Errorf("file has %d entries, want 501, the last one that was missing", len(got))
 	}
 	must(t, s.log.Close())
 }
 
-// TestCatchUpReadsTheEnd: CatchUp reads only the end of a large file if no entry is missing.
+// TestCatchUpReadsTheEnd checks that CatchUp reads only the end of a large file if no entry is missing.
 func TestCatchUpReadsTheEnd(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	older := sample{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()

@@ -20,16 +20,16 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// service is a store that a log observes. The store outlives the crashes of the log.
+// testService is a store with a log that observes it. The store survives crashes of the log.
 type testService struct {
 	store.Store
 
 	log *testLog
 	dir string
 	tb  testing.TB
-	// deaf: the process dies between the commit and the line.
+	// detached is true if commits do not reach the log, as in a crash between commit and entry.
 	detached bool
-	// holds: changes are held back, to come as one batch.
+	// buffering is true if changes are collected in buffered instead of passed to the log.
 	buffering bool
 	buffered  []store.Change
 	now       time.Time
@@ -52,7 +52,7 @@ func newTestService(tb testing.TB, dir string) *testService {
 	return s
 }
 
-// open opens the log anew.
+// open opens the log again.
 func (s *testService) open() {
 	s.tb.Helper()
 	w := &testLog{tb: s.tb, dir: s.dir, output: new(logOutput)}
@@ -61,7 +61,7 @@ func (s *testService) open() {
 	w.Log, s.log = l, w
 }
 
-// restart has the log crash and catch up.
+// restart crashes the log, opens it and catches up.
 func (s *testService) restart() {
 	s.tb.Helper()
 	s.log.crash()
@@ -70,10 +70,10 @@ func (s *testService) restart() {
 }
 
 func (s *testService) catchUp() error {
-	return s.log.CatchUp(context.Background(), s.Store, "acme", "default", "nobody")
+	return s.log.CatchUp(context.Background(), s.Store, "acme", "default", "empty")
 }
 
-// add appends messages, a millisecond later than those before, as one batch.
+// add appends messages in one batch, a millisecond after the previous ones.
 func (s *testService) add(tenant, id string, texts ...string) {
 	s.tb.Helper()
 	s.now = s.now.Add(time.Millisecond)
@@ -89,11 +89,11 @@ func (s *testService) add(tenant, id string, texts ...string) {
 func (s *testService) wantEntries(lines ...string) {
 	s.tb.Helper()
 	if got := fileContents(s.tb, s.dir)[dayOf(noon).fileName()]; !slices.Equal(got, lines) {
-		s.tb.Errorf("the file says %q, want %q", got, lines)
+		s.tb.Errorf("file = %q, want %q", got, lines)
 	}
 }
 
-// cut takes from the end of the day's file, as a power cut does.
+// truncate removes bytes from the end of the day's file, as a power cut does.
 func (s *testService) truncate(bytes int) {
 	s.tb.Helper()
 	path := filepath.Join(s.dir, dayOf(noon).fileName())
@@ -107,7 +107,7 @@ func logDir(tb testing.TB) string {
 	return filepath.Join(tb.TempDir(), "interactions")
 }
 
-// TestCatchUp adds what a crash has taken, once, and nothing else.
+// TestCatchUp checks that CatchUp adds what a crash has lost, once, and nothing else.
 func TestCatchUp(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one", "two")
@@ -118,8 +118,8 @@ func TestCatchUp(t *testing.T) {
 	s.add("acme", "c1", "six")
 	s.restart()
 	s.wantEntries("one", "two", "three", "four", "five", "six")
-	if said := s.log.output.take(); !strings.Contains(said, "count=4") {
-		t.Errorf("operators read %q", said)
+	if output := s.log.output.take(); !strings.Contains(output, "count=4") {
+		t.Errorf("log output = %q", output)
 	}
 	s.restart()
 	s.detached = false
@@ -129,12 +129,12 @@ func TestCatchUp(t *testing.T) {
 	s.add("acme", "c1", "eight")
 	got := fileContents(t, s.dir)[dayOf(noon).fileName()]
 	if len(got) != 9 || got[6][0] != '!' || got[7] != "seven" || got[8] != "eight" {
-		t.Errorf("the file says %q, want a torn line, then it and the next", got)
+		t.Errorf("file = %q, want a partial line, then it and the next entry", got)
 	}
 	must(t, s.log.Close())
 }
 
-// TestCatchUpWithoutLineBreak takes a last line for whole that lacks nothing else.
+// TestCatchUpWithoutLineBreak checks that a last entry without only its line break is complete.
 func TestCatchUpWithoutLineBreak(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -145,21 +145,21 @@ func TestCatchUpWithoutLineBreak(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestCatchUpClean leaves a log alone that was closed, whatever it lacks, or that is new.
+// TestCatchUpClean checks that CatchUp adds nothing to a log that was closed or is new.
 func TestCatchUpClean(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one", "two")
 	must(t, s.log.Close())
 	s.detached = true
-	s.add("acme", "c1", "not logged") // By a service without a log.
-	s.truncate(10)                    // By hand.
-	torn := fileContents(t, s.dir)
+	s.add("acme", "c1", "not logged") // by a process without a log
+	s.truncate(10)                    // by hand
+	partial := fileContents(t, s.dir)
 	s.open()
 	must(t, s.catchUp())
-	s.restart() // What is not missing does not come back later.
+	s.restart() // What is not missing is not added later either.
 	must(t, s.log.Close())
-	if got := fileContents(t, s.dir); fmt.Sprint(got) != fmt.Sprint(torn) {
-		t.Errorf("the files say %q, said %q", got, torn)
+	if got := fileContents(t, s.dir); fmt.Sprint(got) != fmt.Sprint(partial) {
+		t.Errorf("files = %q, want %q", got, partial)
 	}
 	must(t, os.RemoveAll(s.dir))
 	s.open()
@@ -171,8 +171,8 @@ func TestCatchUpClean(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestCatchUpRemoved has the files removed while the service runs: what they held does not come
-// back but for the last second.
+// TestCatchUpRemoved checks that entries in files that were removed while the service ran are not added
+// again, except those of the last second.
 func TestCatchUpRemoved(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	for i := range 10 {
@@ -187,7 +187,7 @@ func TestCatchUpRemoved(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestCatchUpElsewhere writes no lines for what was forked or imported.
+// TestCatchUpImported checks that CatchUp adds no entries for messages that were forked or imported.
 func TestCatchUpImported(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one", "two")
@@ -196,7 +196,7 @@ func TestCatchUpImported(t *testing.T) {
 	_, err = s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: "new"}})
 	must(t, err)
 	if s.log.pending.exclusionBytes != 0 {
-		t.Error("what is no import is remembered as one")
+		t.Error("an empty conversation has an exclusion")
 	}
 	_, err = s.Create(t.Context(), &store.Create{
 		Tenant: "acme", Messages: snapshot.Messages, Conversation: &parleyv1.Conversation{
@@ -204,10 +204,10 @@ func TestCatchUpImported(t *testing.T) {
 		},
 	})
 	must(t, err)
-	for _, id := range []string{"import", "deaf"} {
+	for _, id := range []string{"import", "detached"} {
 		header := proto.CloneOf(snapshot.Conversation)
 		header.Id, header.Uid = id, id
-		s.detached = id == "deaf"
+		s.detached = id == "detached"
 		_, err = s.Import(t.Context(), &store.Import{Tenant: "acme", Conversation: header, Messages: snapshot.Messages})
 		must(t, err)
 	}
@@ -215,21 +215,21 @@ func TestCatchUpImported(t *testing.T) {
 	s.add("acme", "fork", "three")
 	s.add("acme", "import", "four")
 	s.restart()
-	// Nobody can know of an import that was committed in the instant of the crash.
+	// The log cannot know of an import that was committed in the instant of the crash.
 	s.wantEntries("one", "two", "one", "two", "three", "four")
 
 	s.detached = false
 	s.add("acme", "c1", "five")
 	if s.log.pending.exclusionBytes == 0 {
-		t.Error("the import is forgotten")
+		t.Error("the import has no exclusion")
 	}
-	s.now = s.now.Add(2 * maxImportAhead) // Messages of the import may be dated up to then.
+	s.now = s.now.Add(2 * maxImportAhead) // The maximum time of an imported message has passed.
 	s.add("acme", "c1", "six")
 	must(t, s.log.sync())
 	info, err := os.Stat(s.log.checkpointPath())
 	must(t, err)
 	if info.Size() != checkpointBytes || s.log.pending.exclusionBytes != 0 {
-		t.Errorf("the import is still remembered: %d bytes", info.Size())
+		t.Errorf("checkpoint = %d bytes, want it without exclusions", info.Size())
 	}
 	must(t, s.log.Close())
 }
@@ -242,16 +242,17 @@ func TestCatchUpClockSetBack(t *testing.T) {
 	s.now = s.now.Add(-time.Hour)
 	s.add("acme", "c2", "two")
 	s.detached = true
-	s.add("acme", "c1", "three") // Has the time of the one before.
+	s.add("acme", "c1", "three") // A message is never dated before the previous one.
 	s.add("acme", "c2", "four")
 	s.restart()
 	if got := fileContents(t, s.dir)[dayOf(noon).fileName()]; !slices.Equal(got, []string{"one", "two", "four", "three"}) {
-		t.Errorf("the file says %q", got)
+		t.Errorf("file = %q", got)
 	}
 	must(t, s.log.Close())
 }
 
-// TestCatchUpLost recovers what a failing log had lost when it was closed, as far as it is kept.
+// TestCatchUpAfterLoss checks that CatchUp adds what a failing log had lost when it was closed, if the
+// store retains it.
 func TestCatchUpAfterLoss(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -263,7 +264,7 @@ func TestCatchUpAfterLoss(t *testing.T) {
 	must(t, s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "gone"}))
 	must(t, s.log.Close())
 	s.open()
-	must(t, s.catchUp()) // It still fails.
+	must(t, s.catchUp()) // The log still fails.
 	must(t, s.log.Close(), os.Remove(path), os.Rename(path+".away", path))
 	s.open()
 	must(t, s.catchUp())
@@ -271,7 +272,7 @@ func TestCatchUpAfterLoss(t *testing.T) {
 	s.wantEntries("one", "two", "three", "-1", "five")
 	must(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean || c.Lost != 0 {
-		t.Errorf("the checkpoint is %+v, %v", c, err)
+		t.Errorf("checkpoint = %+v, %v", c, err)
 	}
 }
 
@@ -290,7 +291,8 @@ func (f *failingStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot
 	return f.Store.Read(ctx, r)
 }
 
-// TestCatchUpFails does the rest at the next start, and passes over what is damaged or gone.
+// TestCatchUpFails checks that the next start adds the rest, and that CatchUp skips conversations that
+// are damaged or expired.
 func TestCatchUpFails(t *testing.T) {
 	for _, test := range []struct {
 		err  error
@@ -319,7 +321,7 @@ func TestCatchUpFails(t *testing.T) {
 	}
 }
 
-// TestCheckpointDamaged begins anew where nobody knows what the log lacks.
+// TestCheckpointDamaged checks that a log with a damaged checkpoint adds nothing.
 func TestCheckpointDamaged(t *testing.T) {
 	for _, text := range []string{"", "{", "null", `{"clean":false}`, strings.Repeat("x", 1000)} {
 		s := newTestService(t, logDir(t))
@@ -328,8 +330,8 @@ func TestCheckpointDamaged(t *testing.T) {
 		s.log.crash()
 		must(t, os.WriteFile(s.log.checkpointPath(), []byte(text), 0o644))
 		s.open()
-		if said := s.log.output.take(); !strings.Contains(said, "checkpoint.json") {
-			t.Errorf("%q: operators read %q", text, said)
+		if output := s.log.output.take(); !strings.Contains(output, "checkpoint.json") {
+			t.Errorf("checkpoint %q: log output = %q", text, output)
 		}
 		must(t, s.catchUp())
 		s.detached = false
@@ -340,27 +342,27 @@ func TestCheckpointDamaged(t *testing.T) {
 	}
 }
 
-// TestCatchUpKeepsOrder adds nothing behind a later message of its conversation.
+// TestCatchUpKeepsOrder checks that no entry is added after a later one of its conversation.
 func TestCatchUpKeepsOrder(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	for _, m := range []struct {
 		id, text string
-		deaf     bool
+		detached bool
 	}{
 		{"c1", "one", false}, {"c1", "two", true}, {"c2", "three", true}, {"c1", "four", false}, {"c3", "five", false}, {"c1", "six", true},
 	} {
-		s.detached = m.deaf
+		s.detached = m.detached
 		s.add("acme", m.id, m.text)
 	}
 	s.restart()
 	s.wantEntries("one", "four", "five", "three", "six")
-	if said := s.log.output.take(); !strings.Contains(said, "entries stay missing") || !strings.Contains(said, "count=1") {
-		t.Errorf("operators read %q", said)
+	if output := s.log.output.take(); !strings.Contains(output, "entries stay missing") || !strings.Contains(output, "count=1") {
+		t.Errorf("log output = %q", output)
 	}
 	must(t, s.log.Close())
 }
 
-// TestCatchUpMany goes through more than is looked for at a time.
+// TestCatchUpManyMessages adds more than one batch of messages.
 func TestCatchUpManyMessages(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	text := strings.Repeat("word ", 20_000)
@@ -376,7 +378,7 @@ func TestCatchUpManyMessages(t *testing.T) {
 		seen[n] = true
 	}
 	if len(got) != 100 || len(seen) != 100 {
-		t.Errorf("there are %d lines of %d messages, want 100", len(got), len(seen))
+		t.Errorf("%d entries of %d messages, want 100", len(got), len(seen))
 	}
 	must(t, s.log.Close())
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// note tells the log of the import of a conversation whose tenant has so many bytes.
+// commitImport passes the import of a conversation to the log. Its tenant has so many bytes.
 func (s *testService) commitImport(id string, bytes int) {
 	s.log.Committed([]store.Change{{
 		Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", bytes), ConversationID: id, UID: "u", Time: s.now,
@@ -19,29 +19,29 @@ func (s *testService) commitImport(id string, bytes int) {
 	}})
 }
 
-// remembers fails the test unless the log remembers these imports, of tenants of so many bytes,
-// and no other ones, in a file of the size that it counts.
+// wantExclusions fails the test unless the log has exclusions for exactly these imports, of tenants with
+// so many bytes, and the size that it counts.
 func (s *testService) wantExclusions(bytes int, ids ...string) {
 	s.tb.Helper()
 	found, err := s.log.exclusions()
 	must(s.tb, err)
 	for _, id := range ids {
 		if _, ok := found[exclusion{Tenant: strings.Repeat("t", bytes), ID: id, UID: "u"}]; !ok {
-			s.tb.Errorf("the import of %s is not remembered", id)
+			s.tb.Errorf("no exclusion of the import of %s", id)
 		}
 	}
 	if len(found) != len(ids) {
-		s.tb.Errorf("%d imports are remembered, want %d", len(found), len(ids))
+		s.tb.Errorf("%d exclusions, want %d", len(found), len(ids))
 	}
 	info, err := os.Stat(s.log.checkpointPath())
 	must(s.tb, err)
 	if size := int(info.Size()) - checkpointBytes; size != s.log.pending.exclusionBytes {
-		s.tb.Errorf("the file has %d bytes of imports, the log counts %d", size, s.log.pending.exclusionBytes)
+		s.tb.Errorf("file has %d bytes of exclusions, exclusionBytes = %d", size, s.log.pending.exclusionBytes)
 	}
 }
 
-// TestCompactBesideImports needs no lock to write the new file, and loses nothing that is
-// remembered, and no state of the checkpoint, while it does.
+// TestCompactBesideImports checks that the new file is written without the lock, and that no exclusion
+// and no change of the checkpoint in the meantime is lost.
 func TestCompactBesideImports(t *testing.T) {
 	const size = compactInterval / 4
 	s := newTestService(t, logDir(t))
@@ -53,7 +53,7 @@ func TestCompactBesideImports(t *testing.T) {
 	must(t, s.log.advanceIdle())
 	s.commitImport("b", size)
 	if s.log.pending.exclusionBytes < compactInterval {
-		t.Fatalf("idle or a commit compacts: %d bytes are left", s.log.pending.exclusionBytes)
+		t.Fatalf("exclusionBytes = %d, want no compaction yet", s.log.pending.exclusionBytes)
 	}
 	c, err := s.log.beginCompaction()
 	must(t, err)
@@ -63,18 +63,18 @@ func TestCompactBesideImports(t *testing.T) {
 	s.log.Log.mu.Unlock()
 	s.commitImport("d", size)
 	s.now = s.now.Add(-2 * time.Hour)
-	s.add("acme", "own", "said after the clock was set back")
-	whole := s.log.pending.saved.CompleteUntil
+	s.add("acme", "own", "sent after the clock was set back")
+	until := s.log.pending.saved.CompleteUntil
 	must(t, c.replace(), c.from.Close())
 	s.wantExclusions(size, "a", "b", "c", "d")
-	if found, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !found.CompleteUntil.Equal(whole) {
-		t.Errorf("the checkpoint is %+v, %v, want %v", found, err, whole)
+	if found, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !found.CompleteUntil.Equal(until) {
+		t.Errorf("checkpoint = %+v, %v, want complete until %v", found, err, until)
 	}
 	must(t, s.log.Close())
 }
 
-// TestCompactRemovedFile leaves a file alone that another program has put in the place of the one that
-// was read.
+// TestCompactRemovedFile checks that compaction does not replace a file that another program has put
+// in place of the one that was read.
 func TestCompactRemovedFile(t *testing.T) {
 	const size = compactInterval
 	s := newTestService(t, logDir(t))
@@ -86,12 +86,12 @@ func TestCompactRemovedFile(t *testing.T) {
 	must(t, err, c.write(), os.Remove(s.log.checkpointPath()), c.replace())
 	must(t, s.log.save(true), c.replace(), c.from.Close(), c.to.Close(), os.Remove(c.to.Name()))
 	if found, err := s.log.exclusions(); len(found) != 0 || err != nil {
-		t.Errorf("imports = %v, %v, want none", found, err)
+		t.Errorf("exclusions = %v, %v, want none", found, err)
 	}
 	must(t, s.log.Close())
 }
 
-// TestTooManyImports tells operators once when imports can no longer be remembered.
+// TestTooManyImports checks that the log warns once when it cannot exclude more imports.
 func TestTooManyImports(t *testing.T) {
 	const size = 1 << 20
 	s := newTestService(t, logDir(t))
@@ -99,8 +99,8 @@ func TestTooManyImports(t *testing.T) {
 		s.commitImport(fmt.Sprint(i), size)
 		s.log.maintainOnce()
 	}
-	if said := s.log.output.take(); strings.Count(said, "entries for imported messages") != 1 {
-		t.Errorf("operators read %q, want one warning", said)
+	if output := s.log.output.take(); strings.Count(output, "entries for imported messages") != 1 {
+		t.Errorf("log output = %q, want one warning", output)
 	}
 	must(t, s.log.Close())
 }

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// yesterday has enough lines for an index: many sessions of ten, and broken lines.
+// putYesterday writes a file with enough lines for an index: 100 conversations of ten entries, and
+// invalid lines.
 func putYesterday(t *testing.T, r *testReader) string {
 	t.Helper()
 	var b strings.Builder
@@ -52,19 +53,19 @@ func TestIndex(t *testing.T) {
 	file := putYesterday(t, r)
 	want, skipped := model{tenant: "default", conversation: "s7"}.find(file)
 	if r.indexInfo(t) != nil {
-		t.Fatal("an index that nobody has asked for")
+		t.Fatal("an index exists before the first query")
 	}
 	for range 2 {
 		all, got := r.listAll(t, List{Tenant: "default", ConversationID: "s7", PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" || got != skipped {
-			t.Errorf("skipped %d, want %d, -want +got\n%s", got, skipped, diff)
+			t.Errorf("skipped %d, want %d, (-want +got):\n%s", got, skipped, diff)
 		}
 	}
 	made := r.indexInfo(t)
 	if made == nil || made.Mode() != 0o600 {
-		t.Fatalf("index %v, want mode 0600", made)
+		t.Fatalf("index = %v, want mode 0600", made)
 	}
-	// It is what is used: of a line that it does not know nothing is found.
+	// The query must use the index: it must not find an entry that the index does not list.
 	f, err := r.openToRead("2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -78,11 +79,11 @@ func TestIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := listConversation(t, r, "s7"); len(got) != 0 {
-		t.Errorf("the index is not used: %v", got)
+		t.Errorf("list = %v, want nothing from an empty index", got)
 	}
 }
 
-// changeTime is when a file was last changed, which nobody can set.
+// changeTime returns the time of a file's last change, which no program can set.
 func changeTime(path string) int64 {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -91,7 +92,7 @@ func changeTime(path string) int64 {
 	return stat.Ctim.Nano()
 }
 
-// TestIndexIsMadeAnew whenever the file is another, or the index is damaged.
+// TestIndexIsRebuilt checks that an index is rebuilt if its file has changed.
 func TestIndexIsRebuilt(t *testing.T) {
 	for name, change := range map[string]func(path string, content []byte) error{
 		"line added": func(path string, content []byte) error {
@@ -104,7 +105,7 @@ func TestIndexIsRebuilt(t *testing.T) {
 		"same size and time": func(path string, content []byte) error {
 			changed := []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1))
 			info, err := os.Stat(path)
-			for first := changeTime(path); err == nil && changeTime(path) == first; { // Until the kernel's clock has moved.
+			for first := changeTime(path); err == nil && changeTime(path) == first; { // until the kernel's clock has advanced
 				err = errors.Join(os.WriteFile(path, changed, 0o600), os.Chtimes(path, readNow, info.ModTime()))
 			}
 			return err
@@ -133,14 +134,14 @@ func TestIndexIsRebuilt(t *testing.T) {
 			for _, id := range []string{"s7", "s8"} {
 				want, _ := model{tenant: "default", conversation: id}.find(string(content))
 				if diff := cmp.Diff(want, listConversation(t, r, id)); diff != "" {
-					t.Errorf("session %s: -want +got\n%s", id, diff)
+					t.Errorf("conversation %s (-want +got):\n%s", id, diff)
 				}
 			}
 		})
 	}
 }
 
-// TestDamagedIndex: wherever a bit is wrong, everything is found, and the index made anew.
+// TestDamagedIndex flips bits of an index and checks that a query still finds everything.
 func TestDamagedIndex(t *testing.T) {
 	r := newTestReader(t)
 	file := putYesterday(t, r)
@@ -149,13 +150,13 @@ func TestDamagedIndex(t *testing.T) {
 		t.Fatal(want)
 	}
 	path := filepath.Join(r.dir, ".2026-11-19.sessions")
-	whole, err := os.ReadFile(path)
+	intact, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	damages := [][]byte{nil, whole[:headerBytes], whole[:len(whole)-1], whole[:headerBytes+pageBytes]}
-	for at := 0; at < len(whole); at += 97 {
-		damaged := slices.Clone(whole)
+	damages := [][]byte{nil, intact[:headerBytes], intact[:len(intact)-1], intact[:headerBytes+pageBytes]}
+	for at := 0; at < len(intact); at += 97 {
+		damaged := slices.Clone(intact)
 		damaged[at] ^= 4
 		damages = append(damages, damaged)
 	}
@@ -164,12 +165,12 @@ func TestDamagedIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, listConversation(t, r, "s7")); diff != "" {
-			t.Fatalf("-want +got\n%s", diff)
+			t.Fatalf("(-want +got):\n%s", diff)
 		}
 	}
 }
 
-// TestIndexIsNotTrusted: where it says that a line is, something else may be.
+// TestIndexIsNotTrusted checks queries with an index whose offsets are wrong.
 func TestIndexIsNotTrusted(t *testing.T) {
 	r := newTestReader(t)
 	inner := strings.TrimSuffix(sample{conversation: "s7", content: "inner"}.String(), "\n")
@@ -241,7 +242,7 @@ func TestNoIndex(t *testing.T) {
 	t.Run("cannot be written", func(t *testing.T) {
 		r := newTestReader(t)
 		putYesterday(t, r)
-		// In the place of the unfinished one, not even root can remove this.
+		// Not even root can remove this directory, which has the name of the temporary file.
 		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions"+temporarySuffix, "full"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -267,16 +268,16 @@ func TestNoIndex(t *testing.T) {
 			t.Errorf("%v, index %v", got, r.indexInfo(t))
 		}
 		if kept, err := os.ReadFile(elsewhere); string(kept) != "kept" {
-			t.Errorf("%q, %v", kept, err)
+			t.Errorf("target of the link = %q, %v, want it unchanged", kept, err)
 		}
 	})
 }
 
-// TestIndexIsMadeOnce for many queries at once.
+// TestIndexIsBuiltOnce checks that concurrent queries build an index once.
 func TestIndexIsBuiltOnce(t *testing.T) {
 	r := newTestReader(t)
 	putYesterday(t, r)
-	// Whoever makes it again replaces the file by another one.
+	// Building it again replaces the file with another one.
 	var first os.FileInfo
 	var once sync.Once
 	var running sync.WaitGroup
@@ -291,7 +292,7 @@ func TestIndexIsBuiltOnce(t *testing.T) {
 	}
 	running.Wait()
 	if last := r.indexInfo(t); first == nil || !os.SameFile(first, last) || !first.ModTime().Equal(last.ModTime()) {
-		t.Error("made more than once")
+		t.Error("index was built more than once")
 	}
 }
 
@@ -307,18 +308,18 @@ func TestIndexBuildCanceled(t *testing.T) {
 	stop()
 	r.indexes.building <- struct{}{}
 	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil {
-		t.Error("an index out of nothing")
+		t.Error("indexOf with a canceled context returned an index")
 	}
 	<-r.indexes.building
 	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
-		t.Errorf("index %v, said %s", x, r.output.String())
+		t.Errorf("index = %v, log output = %s", x, r.output.String())
 	}
 	if left, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(left) > 0 || err != nil {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left: %v, %v", left, err)
 	}
 }
 
-// TestIndexOfALongSession is read a part at a time, in both directions.
+// TestIndexOfLongConversation reads an index in several parts, in both directions.
 func TestIndexOfLongConversation(t *testing.T) {
 	r := newTestReader(t)
 	const lines = 2*maxIndexFound + 10
@@ -339,16 +340,16 @@ func TestIndexOfLongConversation(t *testing.T) {
 			slices.Reverse(found)
 		}
 		if diff := cmp.Diff(want, found); diff != "" || got != skipped {
-			t.Errorf("%+v: skipped %d, want %d, -want +got\n%s", l, got, skipped, diff)
+			t.Errorf("%+v: skipped %d, want %d, (-want +got):\n%s", l, got, skipped, diff)
 		}
 	}
 }
 
-// TestIndexOfAnothersSession of the same name: far more lines than are looked up at a time have
-// to be passed over, in both directions.
+// TestIndexOfOtherTenant checks that queries skip entries of another tenant's conversation with the same
+// id, more than the index returns at a time, in both directions.
 func TestIndexOfOtherTenant(t *testing.T) {
 	r := newTestReader(t)
-	theirs := strings.Repeat(sample{tenant: "other"}.String(), maxIndexFound-2) // The next one ends a part.
+	theirs := strings.Repeat(sample{tenant: "other"}.String(), maxIndexFound-2) // The next line begins a new part.
 	r.putFile(t, "2026-11-19", sampleLines("first")+theirs+sampleLines("middle")+theirs+theirs+sampleLines("last"))
 	if got := listConversation(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
 		t.Error(got)

@@ -17,7 +17,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// model is a line as the standard library and the generated code have it.
+// modelInteraction returns the interaction of a message without the encoder and the parser.
 func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 	i := &parleyv1.Interaction{
 		Timestamp: timestamppb.New(m.GetCreateTime().AsTime().Truncate(time.Microsecond)), ConversationId: id,
@@ -73,8 +73,8 @@ func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 	return i
 }
 
-// FuzzEncode has the encoder agree with the generated code on what a message is, and with
-// encoding/json on what a line says.
+// FuzzEncode checks that the encoder agrees with the generated code about messages and with
+// encoding/json about entries.
 func FuzzEncode(f *testing.F) {
 	for _, m := range []*parleyv1.Message{
 		{},
@@ -90,7 +90,7 @@ func FuzzEncode(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(body, "c1")
-		// The store adds its own values behind, and the last ones win.
+		// The store appends its own values, and the last value of a field wins.
 		suffix, err := proto.Marshal(&parleyv1.Message{
 			Sequence: 9, Status: 1, Exchange: 4, CreateTime: timestamppb.New(noon), Usage: &parleyv1.Usage{OutputTokens: 2},
 			ToolResult: &parleyv1.ToolResult{Content: "d"}, Metadata: map[string]string{"user": "Bob"},
@@ -107,7 +107,7 @@ func FuzzEncode(f *testing.F) {
 		var m parleyv1.Message
 		if invalid := proto.Unmarshal(body, &m); invalid != nil {
 			if err == nil && (!utf8.Valid(line) || !json.Valid(line)) {
-				t.Errorf("%x, which is no message, has the line %q", body, line)
+				t.Errorf("invalid message %x has the entry %q", body, line)
 			}
 			return
 		}
@@ -115,13 +115,13 @@ func FuzzEncode(f *testing.F) {
 			t.Fatalf("%x: %v", body, err)
 		}
 		if bytes.IndexByte(line, '\n') != len(line)-1 || !utf8.Valid(line) || !json.Valid(line) {
-			t.Fatalf("not one line of JSON: %q", line)
+			t.Fatalf("entry is not one line of JSON: %q", line)
 		}
 		if year := m.GetCreateTime().AsTime().Year(); year < 1 || year > 9999 {
 			m.CreateTime = timestamppb.New(noon)
 		}
 		if !at.Equal(m.GetCreateTime().AsTime()) {
-			t.Errorf("the time of %x is %v, want %v", body, at, m.GetCreateTime().AsTime())
+			t.Errorf("time of %x = %v, want %v", body, at, m.GetCreateTime().AsTime())
 		}
 		if m.GetRole() < 1 || m.GetRole() > 4 {
 			return
@@ -132,12 +132,12 @@ func FuzzEncode(f *testing.F) {
 		}
 		want := modelInteraction(&m, strings.ToValidUTF8(id, "\ufffd"))
 		if got.tenant != "acme" || !proto.Equal(got.interaction, want) {
-			t.Errorf("%q reads\n%v, want\n%v", line, got.interaction, want)
+			t.Errorf("parseEntry(%q) =\n%v, want\n%v", line, got.interaction, want)
 		}
 	})
 }
 
-// FuzzParseLine reads any line, and wants head and whole to agree.
+// FuzzParseEntry parses any line and checks that a parsed entry can be sent.
 func FuzzParseEntry(f *testing.F) {
 	for _, text := range []string{
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"","metadata":{"a":[{}]}}`,
@@ -149,15 +149,15 @@ func FuzzParseEntry(f *testing.F) {
 		l, err := parseEntry(text)
 		if err != nil {
 			if !errors.Is(err, errInvalid) {
-				t.Errorf("%q: %v, want errLine", text, err)
+				t.Errorf("parseEntry(%q): %v, want errInvalid", text, err)
 			}
 			return
 		}
 		if _, err := proto.Marshal(l.interaction); err != nil {
-			t.Errorf("%q cannot be sent: %v", text, err)
+			t.Errorf("parseEntry(%q) cannot be sent: %v", text, err)
 		}
 		if !l.interaction.GetTimestamp().IsValid() {
-			t.Errorf("%q has the time %v", text, l.interaction.GetTimestamp())
+			t.Errorf("parseEntry(%q) has the time %v", text, l.interaction.GetTimestamp())
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// longestMessages are messages of 3 MiB, the most that a server accepts from clients and agents,
+// longestMessages returns messages of 3 MiB, the maximum that a server accepts from clients and agents,
 // with the longest entries that such messages can have.
 func longestMessages() map[string]*parleyv1.Message {
 	const most = 3 << 20
@@ -22,14 +22,14 @@ func longestMessages() map[string]*parleyv1.Message {
 		metadata[fmt.Sprintf("%02d%s", i, strings.Repeat(",", 62))] = strings.Repeat("[", 1<<10)
 		types[i] = &parleyv1.StructuredData{Type: fmt.Sprintf("%02d%s", i, strings.Repeat("{", 126))}
 	}
-	whole := func(m *parleyv1.Message, unit string) *parleyv1.Message {
+	pad := func(m *parleyv1.Message, unit string) *parleyv1.Message {
 		m.Id, m.Role = "m", parleyv1.Role_ROLE_USER
 		m.Content = strings.Repeat(unit, (most-proto.Size(m)-16)/len(unit))
 		return m
 	}
 	return map[string]*parleyv1.Message{
-		"digits":             whole(new(parleyv1.Message), "7"),
-		"metadata and types": whole(&parleyv1.Message{Metadata: metadata, StructuredData: types}, "\x01"),
+		"digits":             pad(new(parleyv1.Message), "7"),
+		"metadata and types": pad(&parleyv1.Message{Metadata: metadata, StructuredData: types}, "\x01"),
 		"a tool's result": {
 			Id: "m", Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c", Name: "t", Content: strings.Repeat("\x01", most-100)},
 		},
@@ -78,7 +78,7 @@ func TestLongestEntries(t *testing.T) {
 	}
 }
 
-// TestEntryTooLong: an entry that no reader would accept counts as lost.
+// TestEntryTooLong checks that an entry that readers would skip counts as lost.
 func TestEntryTooLong(t *testing.T) {
 	w := newTestLog(t)
 	w.commit(strings.Repeat("\x01", maxEntryBytes/6), "next")
@@ -87,7 +87,7 @@ func TestEntryTooLong(t *testing.T) {
 	}
 }
 
-// TestRedactOnce: no expression matches in the replacement of another one.
+// TestRedactOnce checks that no expression matches in the replacement of another one.
 func TestRedactOnce(t *testing.T) {
 	r := redactor{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z]`), regexp.MustCompile(`.b`)}
 	if got, want := string(r.redact([]byte("1xB"))), redacted+redacted+"B"; got != want {

@@ -19,10 +19,10 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// noon is when the messages of tests are.
+// noon is the time of the messages in tests.
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC)
 
-// appended is the change that a message makes, at noon unless it says otherwise.
+// appended returns the change of appending a message, at noon unless the message has a time.
 func appended(tb testing.TB, tenant, id string, m *parleyv1.Message) store.Change {
 	tb.Helper()
 	if m.CreateTime == nil {
@@ -42,7 +42,7 @@ func framed(body []byte) store.Frame {
 	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
 }
 
-// encoded is the line of a change, without its line break.
+// encoded returns the entry of a change without its line break.
 func encoded(tb testing.TB, e *encoder, c *store.Change) string {
 	tb.Helper()
 	b, _, err := e.appendEntry([]byte("before"), c)
@@ -50,9 +50,9 @@ func encoded(tb testing.TB, e *encoder, c *store.Change) string {
 		tb.Fatal(err)
 	}
 	text, ok := strings.CutPrefix(string(b), "before")
-	text, whole := strings.CutSuffix(text, "\n")
-	if !ok || !whole {
-		tb.Fatalf("not a line behind what was there: %q", b)
+	text, complete := strings.CutSuffix(text, "\n")
+	if !ok || !complete {
+		tb.Fatalf("appendEntry = %q, want the prefix and a line", b)
 	}
 	return text
 }
@@ -112,13 +112,13 @@ func TestEncode(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := appended(t, "acme", "c1", test.message)
 			if diff := cmp.Diff(head+test.want, encoded(t, new(encoder), &c)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestEncodeTime looks at what a line has of a message's time.
+// TestEncodeTime checks the timestamps of entries.
 func TestEncodeTime(t *testing.T) {
 	changed := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, test := range []struct {
@@ -144,12 +144,12 @@ func TestEncodeTime(t *testing.T) {
 	}
 }
 
-// TestEncodeDamage gives what is no message.
+// TestEncodeInvalid encodes bodies that are not messages.
 func TestEncodeInvalid(t *testing.T) {
 	for _, body := range [][]byte{{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b}} {
 		c := &store.Change{ConversationID: "c1", Message: framed(body)}
 		if b, _, err := new(encoder).appendEntry([]byte("before"), c); err == nil || string(b) != "before" {
-			t.Errorf("%x: %q, %v, want an error and nothing added", body, b, err)
+			t.Errorf("appendEntry(%x) = %q, %v, want an error and nothing added", body, b, err)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestRedact(t *testing.T) {
 		t.Errorf("got  %s\nwant %s…", got, want)
 	}
 	if n := strings.Count(got, "k[redacted]"); n != 1 {
-		t.Errorf("%d members have the same key", n)
+		t.Errorf("%d members have the same key, want 1", n)
 	}
 	tool := appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "secret", Content: "1234"}})
 	agent := appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "secret"})
@@ -236,10 +236,10 @@ func TestParseEntry(t *testing.T) {
 	}
 }
 
-// TestLineFaults are told to whoever has edited the line.
+// TestParseEntryErrors checks the texts of errors, which operators who edit files read.
 func TestParseEntryErrors(t *testing.T) {
 	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
-	many := strings.Repeat(",0", maxMetadataValues-2) // Two more are the brackets.
+	many := strings.Repeat(",0", maxMetadataValues-2) // The two brackets count, too.
 	for text, want := range map[string]string{
 		`[]`:                                  "it has the JSON type array, not object",
 		`5`:                                   "it has the JSON type number, not object",
@@ -255,26 +255,26 @@ func TestParseEntryErrors(t *testing.T) {
 			want = errInvalid.Error() + ": " + want
 		}
 		if got := fmt.Sprint(err); got != want && (err != nil || want != "") {
-			t.Errorf("%.100s: %s; want %s", text, got, want)
+			t.Errorf("parseEntry(%.100s): %s, want %s", text, got, want)
 		}
 	}
 }
 
 func TestParseHead(t *testing.T) {
 	c := appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
-	whole := encoded(t, new(encoder), &c)
-	head, ok := parseHead([]byte(whole))
+	line := encoded(t, new(encoder), &c)
+	head, ok := parseHead([]byte(line))
 	if !ok || string(head.timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.conversationID) != "c1" || string(head.tenant) != "default" {
-		t.Errorf("head of %s: %q %q %q, %v", whole, head.timestamp, head.conversationID, head.tenant, ok)
+		t.Errorf("parseHead(%s) = %q %q %q, %v", line, head.timestamp, head.conversationID, head.tenant, ok)
 	}
 	for _, text := range []string{
-		"", "{", `{"timestamp":"`, whole[:40], whole[:60], whole[:75], whole[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],
-		" " + whole, strings.Replace(whole, ".123456Z", ".123Z", 1), strings.Replace(whole, "T12", " 12", 1),
-		strings.Replace(whole, "2026", "26-1", 1), strings.Replace(whole, "c1", `c\u0031`, 1), strings.Replace(whole, `"default"`, `""`, 1),
-		strings.Replace(whole, "default", `d\u0031`, 1), strings.Replace(whole, `"tenant":`, `"tenant": `, 1),
+		"", "{", `{"timestamp":"`, line[:40], line[:60], line[:75], line[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],
+		" " + line, strings.Replace(line, ".123456Z", ".123Z", 1), strings.Replace(line, "T12", " 12", 1),
+		strings.Replace(line, "2026", "26-1", 1), strings.Replace(line, "c1", `c\u0031`, 1), strings.Replace(line, `"default"`, `""`, 1),
+		strings.Replace(line, "default", `d\u0031`, 1), strings.Replace(line, `"tenant":`, `"tenant": `, 1),
 	} {
 		if head, ok := parseHead([]byte(text)); ok {
-			t.Errorf("%q has the head %q", text, head)
+			t.Errorf("parseHead(%q) = %q, want none", text, head)
 		}
 	}
 }

@@ -20,15 +20,15 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// erase erases, and fails the test unless so many lines go.
-func (w *testLog) erase(session string, want int64) {
+// erase erases a conversation and fails the test unless it has so many entries.
+func (w *testLog) erase(conversation string, want int64) {
 	w.tb.Helper()
-	if got, err := w.Erase(context.Background(), "acme", session); got != want || err != nil {
-		w.tb.Errorf("%d lines of %s erased, error %v; want %d", got, session, err, want)
+	if got, err := w.Erase(context.Background(), "acme", conversation); got != want || err != nil {
+		w.tb.Errorf("erased %d entries of %s, %v, want %d", got, conversation, err, want)
 	}
 }
 
-// put writes a file of the directory, and returns what it is.
+// putFile writes a file of the directory and returns its state.
 func (w *testLog) putFile(name, content string) fs.FileInfo {
 	w.tb.Helper()
 	must(w.tb, os.WriteFile(w.path(name), []byte(content), 0o600))
@@ -49,7 +49,7 @@ func (w *testLog) readFile(name string) string {
 	return string(content)
 }
 
-// names are those of the files in the directory.
+// names returns the names of the files in the directory.
 func (w *testLog) names() string {
 	w.tb.Helper()
 	entries, err := os.ReadDir(w.dir)
@@ -61,7 +61,7 @@ func (w *testLog) names() string {
 	return strings.Join(names, " ")
 }
 
-// ours and theirs are lines of the conversation that is erased, and others.
+// matchingLines returns entries of the conversation that is erased. otherLines returns other lines.
 func matchingLines() []string {
 	return []string{
 		sample{conversation: "gone", tenant: "acme", content: "one"}.String(),
@@ -82,17 +82,17 @@ func otherLines() []string {
 	}
 }
 
-// unreadableLines are lines that seem to be of the conversation, and cannot be read.
+// unreadableLines returns lines that seem to belong to the conversation but cannot be parsed.
 func unreadableLines() []string {
 	return []string{
-		sample{conversation: "gone", tenant: "acme", content: "torn"}.String()[:80] + "\n",
+		sample{conversation: "gone", tenant: "acme", content: "partial"}.String()[:80] + "\n",
 		sample{conversation: "gone", tenant: "acme", role: "ghost", content: "no such role"}.String(),
 		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("x", maxEntryBytes)}.String(),
 	}
 }
 
-// TestErase takes what is of the conversation out of every file, and changes nothing else by
-// a byte. What cannot be read stays, and operators are told.
+// TestErase checks that Erase removes the entries of a conversation from every file, changes no other
+// byte, and logs lines that cannot be parsed.
 func TestErase(t *testing.T) {
 	w := newTestLog(t)
 	kept := strings.Join(otherLines(), "")
@@ -117,28 +117,28 @@ func TestErase(t *testing.T) {
 			t.Errorf("%s has %d bytes, want %d: %.200q", name, len(got), len(want), got)
 		}
 		if mode := w.stat(name).Mode(); mode != 0o600 {
-			t.Errorf("%s: mode %s", name, mode)
+			t.Errorf("%s: mode = %s", name, mode)
 		}
 	}
 	if !os.SameFile(untouched, w.stat("2026-11-17.jsonl")) {
 		t.Error("a file without such lines was rewritten")
 	}
 	if got, want := w.names(), "2026-11-16.jsonl 2026-11-17.jsonl 2026-11-18.jsonl 2026-11-19.jsonl 2026-11-20.jsonl checkpoint.json notes.jsonl"; got != want {
-		t.Errorf("files %s, want %s", got, want)
+		t.Errorf("files = %s, want %s", got, want)
 	}
-	said := w.output.take()
-	if strings.Count(said, "level=WARN") != 1 || !strings.Contains(said, "2026-11-20.jsonl lines=3 tenant=acme conversation_id=gone") {
-		t.Errorf("operators read %q", said)
+	output := w.output.take()
+	if strings.Count(output, "level=WARN") != 1 || !strings.Contains(output, "2026-11-20.jsonl lines=3 tenant=acme conversation_id=gone") {
+		t.Errorf("log output = %q", output)
 	}
 	before := w.stat("2026-11-18.jsonl")
 	w.erase("gone", 0)
 	if !os.SameFile(before, w.stat("2026-11-18.jsonl")) {
-		t.Error("to erase again rewrites")
+		t.Error("erasing again rewrote the file")
 	}
-	w.erase("nobody", 0)
+	w.erase("unknown", 0)
 }
 
-// TestEraseRandom compares what is left of random files with what a plain filter leaves.
+// TestEraseRandom compares what is left of random files with the result of a simple filter.
 func TestEraseRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))
 	pieces := append(append(matchingLines()[:3], otherLines()[:3]...), otherLines()[4:]...)
@@ -171,45 +171,44 @@ func TestEraseRandom(t *testing.T) {
 	}
 }
 
-// TestEraseAmongQueries: an index that was made before is of no use, and a query finds all
-// that is left.
+// TestEraseInvalidatesIndex checks that a query does not use an index that was built before an Erase.
 func TestEraseInvalidatesIndex(t *testing.T) {
 	w := newTestLog(t)
 	other := sample{at: "2026-11-18T09:00:00.000000Z", conversation: "kept", tenant: "acme", content: strings.Repeat("x", 1000)}.String()
 	w.putFile("2026-11-18.jsonl", strings.Repeat(matchingLines()[0]+other, 100))
 	must(t, os.Chtimes(w.path("2026-11-18.jsonl"), noon, noon.Add(-time.Hour)))
-	lines := func(session string) int {
+	lines := func(conversation string) int {
 		t.Helper()
-		page, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: session, PageSize: 1000})
+		page, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: conversation, PageSize: 1000})
 		must(t, err)
 		return len(page.Interactions)
 	}
 	if gone, kept := lines("gone"), lines("kept"); gone != 100 || kept != 100 || !strings.Contains(w.names(), ".2026-11-18.sessions") {
-		t.Fatalf("%d and %d lines, files %s", gone, kept, w.names())
+		t.Fatalf("%d and %d entries, files = %s, want 100, 100 and an index", gone, kept, w.names())
 	}
 	w.erase("gone", 100)
 	if gone, kept := lines("gone"), lines("kept"); gone != 0 || kept != 100 {
-		t.Errorf("%d and %d lines", gone, kept)
+		t.Errorf("%d and %d entries, want 0 and 100", gone, kept)
 	}
 }
 
-// TestEraseWhileWriting: writers and two Erases at once lose and double nothing, and keep the
-// order of each conversation.
+// TestEraseWhileWriting checks that concurrent writers and two Erases lose and duplicate no entry, and
+// that the order of each conversation stays.
 func TestEraseWhileWriting(t *testing.T) {
 	w := newTestLog(t)
 	const writers, erasures = 4, 20
-	said := func(session string, n int) store.Change {
-		return appended(t, "acme", session, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", session, n)})
+	change := func(conversation string, n int) store.Change {
+		return appended(t, "acme", conversation, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", conversation, n)})
 	}
 	var writing, erasing sync.WaitGroup
 	var batches [writers]int
-	wanted := make(chan struct{}, 100) // a value for each batch
+	wanted := make(chan struct{}, 100) // one value for each batch
 	for i := range writers {
 		writing.Go(func() {
 			id := fmt.Sprint("kept", i)
 			for range wanted {
 				n := batches[i]
-				w.Committed([]store.Change{said(id, 2*n), said(fmt.Sprint("gone", n%2), n), said(id, 2*n+1)})
+				w.Committed([]store.Change{change(id, 2*n), change(fmt.Sprint("gone", n%2), n), change(id, 2*n+1)})
 				batches[i]++
 			}
 		})
@@ -241,7 +240,7 @@ func TestEraseWhileWriting(t *testing.T) {
 	for _, line := range fileContents(t, w.dir)[dayOf(noon).fileName()] {
 		id, _, _ := strings.Cut(line, " ")
 		if line != fmt.Sprint(id, " ", next[id]) {
-			t.Fatalf("line %q, want number %d", line, next[id])
+			t.Fatalf("entry %q, want number %d", line, next[id])
 		}
 		next[id]++
 	}
@@ -249,15 +248,15 @@ func TestEraseWhileWriting(t *testing.T) {
 	for i, n := range batches {
 		total += n
 		if got := next[fmt.Sprint("kept", i)]; got != 2*n {
-			t.Errorf("%d lines of kept%d, want %d", got, i, 2*n)
+			t.Errorf("%d entries of kept%d, want %d", got, i, 2*n)
 		}
 	}
 	if all := erased[0] + erased[1]; all != int64(total) || w.Lost() != 0 || len(next) != writers {
-		t.Errorf("%d lines erased, want %d; %d lost; conversations %v", all, total, w.Lost(), next)
+		t.Errorf("erased %d entries, want %d; Lost() = %d; conversations %v", all, total, w.Lost(), next)
 	}
 }
 
-// TestEraseEnds leaves no trace when it cannot go on, and none after a crash.
+// TestEraseCleansUp checks that no temporary file is left after an error or a crash.
 func TestEraseCleansUp(t *testing.T) {
 	w := newTestLog(t)
 	content := strings.Repeat(matchingLines()[0]+otherLines()[0], 3)
@@ -265,39 +264,38 @@ func TestEraseCleansUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	unfinished := ".2026-11-20.jsonl" + temporarySuffix
 	if _, err := w.Erase(&hookContext{Context: ctx, trigger: w.path(unfinished), hook: cancel}, "acme", "gone"); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("Erase: %v, want %v", err, context.Canceled)
 	}
 	if names := w.names(); w.readFile("2026-11-20.jsonl") != content || names != "2026-11-20.jsonl checkpoint.json" {
-		t.Errorf("files %s, or another content", names)
+		t.Errorf("files = %s, or the content has changed", names)
 	}
-	w.erasing <- struct{}{} // Another one is under way.
+	w.erasing <- struct{}{} // Another Erase is running.
 	if _, err := w.Erase(ctx, "acme", "gone"); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("Erase: %v, want %v", err, context.Canceled)
 	}
 	<-w.erasing
 
 	w.putFile(unfinished, content[:20])
 	w.putFile("notes"+temporarySuffix, "not ours")
 	w.putFile(".2026-11-20.sessions"+temporarySuffix, "half")
-	w.putFile(".2026-11-19.sessions", "of a file that somebody has removed")
+	w.putFile(".2026-11-19.sessions", "of a file that was removed")
 	w.crash()
 	w = openTestLog(t, w.dir, Options{})
 	if names := w.names(); names != "2026-11-20.jsonl checkpoint.json notes.unfinished" {
-		t.Errorf("files %s after a crash", names)
+		t.Errorf("files after a crash = %s", names)
 	}
 	w.putFile(unfinished, content[:20])
 	w.erase("gone", 3)
 	must(t, w.Close())
 	if _, err := w.Erase(t.Context(), "acme", "gone"); !errors.Is(err, errClosed) {
-		t.Errorf("error %v after Close", err)
+		t.Errorf("Erase after Close: %v, want errClosed", err)
 	}
 	if got := w.readFile("2026-11-20.jsonl"); got != strings.Repeat(otherLines()[0], 3) {
-		t.Errorf("the file says %s", got)
+		t.Errorf("file = %s", got)
 	}
 }
 
-// TestErasedStaysErased: catching up after a crash does not add what was erased, only what was
-// said since.
+// TestCatchUpAfterErase checks that CatchUp does not add erased entries, only later ones.
 func TestCatchUpAfterErase(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -318,8 +316,7 @@ func TestCatchUpAfterErase(t *testing.T) {
 	s.wantEntries("of another tenant")
 }
 
-// TestEraseLarge: how much memory it takes does not depend on the file, and the lock is held for
-// the end of it only.
+// TestEraseLarge erases from a file that is larger than what Erase copies under the lock.
 func TestEraseLarge(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 64 MiB")

@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestImports writes no lines for what was imported, whatever it was elsewhere and whatever
-// follows, but for all that was said here since.
+// TestImports checks that CatchUp adds no entries for imported messages, whatever was imported and
+// whatever follows, but does for messages that were appended later.
 func TestImports(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one", "two", "three")
@@ -27,24 +27,24 @@ func TestImports(t *testing.T) {
 		must(t, err)
 		return snapshot
 	}
-	whole := read("c1")
+	original := read("c1")
 	bring := func(id string, messages store.Frames, change func(*parleyv1.Conversation)) {
 		t.Helper()
-		header := proto.CloneOf(whole.Conversation)
+		header := proto.CloneOf(original.Conversation)
 		header.Id, header.Uid = id, id
 		change(header)
 		_, err := s.Import(t.Context(), &store.Import{Tenant: "acme", Conversation: header, Messages: messages, Overwrite: true})
 		must(t, err)
 	}
-	bring("fork", whole.Messages, func(c *parleyv1.Conversation) {
+	bring("fork", original.Messages, func(c *parleyv1.Conversation) {
 		c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "elsewhere", Sequence: 1}
 	})
 	s.buffering = true
-	bring("batch", whole.Messages, func(*parleyv1.Conversation) {})
+	bring("batch", original.Messages, func(*parleyv1.Conversation) {})
 	s.add("acme", "batch", "four")
 	s.buffering = false
 	s.log.Committed(s.buffered)
-	bring("again", whole.Messages, func(*parleyv1.Conversation) {})
+	bring("again", original.Messages, func(*parleyv1.Conversation) {})
 	bring("again", nil, func(c *parleyv1.Conversation) { c.LastSequence = 1 })
 	s.detached = true
 	s.add("acme", "again", "five")
@@ -54,7 +54,7 @@ func TestImports(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestImportsAfterPowerCut reads what was remembered behind what a power cut has left.
+// TestImportsAfterPowerCut reads exclusions after zeros that a power cut has left.
 func TestImportsAfterPowerCut(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -87,8 +87,8 @@ func (s *testService) importAt(id string, at time.Time) {
 	must(s.tb, err)
 }
 
-// TestImportFromAhead: imported messages that are dated after the clock get no entries, even if a
-// crash comes after the checkpoint has passed the import.
+// TestImportFutureMessages checks that imported messages that are dated after the clock get no entries,
+// even if a crash comes when the checkpoint is after the import.
 func TestImportFutureMessages(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.now = s.now.Add(time.Hour)
@@ -104,15 +104,15 @@ func TestImportFutureMessages(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestEraseFromAhead erases an entry for good that is dated ahead of the clock, since its
-// conversation was imported from such a server, whatever happens between the two.
+// TestEraseFutureEntry checks that an entry that is dated after the clock, because its conversation was
+// imported, stays erased, whatever happens before.
 func TestEraseFutureEntry(t *testing.T) {
 	for name, between := range map[string]func(*testService){
 		"nothing":    func(*testService) {},
 		"a crash":    (*testService).restart,
 		"a restart":  func(s *testService) { must(t, s.log.Close()); s.open(); must(t, s.catchUp()) },
 		"an erasure": func(s *testService) { s.log.erase("another", 0) },
-		"a line that somebody has dated far ahead": func(s *testService) {
+		"a line by hand, dated far after the clock": func(s *testService) {
 			path := s.log.path((dayOf(noon) + 1000).fileName())
 			line := sample{at: "2029-11-20T09:00:00.000000Z", conversation: "elsewhere", tenant: "acme", content: "by hand"}
 			must(t, os.WriteFile(path, []byte(line.String()), fileMode))
@@ -139,7 +139,7 @@ func TestEraseFutureEntry(t *testing.T) {
 	}
 }
 
-// TestEraseOfWhatComes keeps from the log what was said and erased while an Erase was running.
+// TestEraseDuringCommit checks that a message that is committed and erased during an Erase stays erased.
 func TestEraseDuringCommit(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
@@ -155,8 +155,8 @@ func TestEraseDuringCommit(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestRememberTwice keeps the later times of what is remembered twice, though the clock was set
-// back, and of an import the last sequence.
+// TestExclusionTwice checks that the later times of two exclusions count, even if the clock was set back,
+// and the last sequence of two imports.
 func TestExclusionTwice(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	earlier, later := noon.Add(time.Minute), noon.Add(time.Hour)
@@ -172,12 +172,12 @@ func TestExclusionTwice(t *testing.T) {
 	again.Until = later
 	want := map[exclusion]exclusion{first.key(): again, gone.key(): gone}
 	if diff := cmp.Diff(want, found); diff != "" {
-		t.Errorf("imports (-want +got):\n%s", diff)
+		t.Errorf("exclusions (-want +got):\n%s", diff)
 	}
 	must(t, s.log.Close())
 }
 
-// manyImports notes imports that take about 20 MiB to remember, one a second.
+// manyImports commits imports whose exclusions take about 20 MiB, one a second.
 func (s *testService) manyImports() {
 	for i := range 5000 {
 		s.now = s.now.Add(time.Second)
@@ -191,21 +191,21 @@ func (s *testService) manyImports() {
 	}
 }
 
-// TestImportsForEver: the log drops the records of imports that are no longer needed, even if
+// TestCompactContinuousImports checks that exclusions that are no longer needed are dropped, even if
 // imports never pause.
 func TestCompactContinuousImports(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
 	s.manyImports()
 	if bytes := s.log.pending.exclusionBytes; bytes > 2*compactInterval {
-		t.Errorf("records of imports = %d bytes, want at most %d", bytes, 2*compactInterval)
+		t.Errorf("exclusionBytes = %d, want at most %d", bytes, 2*compactInterval)
 	}
 	s.log.erase("gone", 1)
 	found, err := s.log.exclusions()
 	must(t, err)
 	for _, id := range []string{"c4999", "c4950"} {
 		if _, ok := found[exclusion{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
-			t.Errorf("no record of the import of %s", id)
+			t.Errorf("no exclusion of the import of %s", id)
 		}
 	}
 	s.restart()
@@ -213,8 +213,8 @@ func TestCompactContinuousImports(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestEraseDespiteImports: an erasure succeeds although imports have filled their share of the
-// records and the checkpoint cannot advance.
+// TestEraseDespiteImports checks that an erasure succeeds although imports have filled their share of the
+// exclusions and the checkpoint cannot advance.
 func TestEraseDespiteImports(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	gone := strings.Repeat("gone", 50_000) // longer than the space that the imports may leave free
@@ -227,7 +227,7 @@ func TestEraseDespiteImports(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestImportsOfAnEarlierVersion: the log retains the records of an earlier version for a while.
+// TestImportsOfAnEarlierVersion checks that exclusions of an earlier version are retained for a while.
 func TestImportsOfAnEarlierVersion(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.importAt("elsewhere", s.now.Add(50*time.Second))
@@ -245,7 +245,7 @@ func TestImportsOfAnEarlierVersion(t *testing.T) {
 	s.now = s.now.Add(time.Hour)
 	must(t, s.log.advanceIdle())
 	if bytes := s.log.pending.exclusionBytes; bytes != 0 {
-		t.Errorf("records of imports after an hour = %d bytes, want 0", bytes)
+		t.Errorf("exclusionBytes after an hour = %d, want 0", bytes)
 	}
 	must(t, s.log.Close())
 }

@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// childEnv makes the test program a child that keeps a store and a log in its directory.
+	// childEnv makes the test program a child process with a store and a log in its directory.
 	childEnv     = "PARLEY_INTERACTIONLOG_CHILD"
 	childWriters = 16
 )
 
-// openBoth opens the store and the log of a directory, and has the log catch up.
+// openBoth opens the store and the log of a directory and catches up.
 func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
 	l, err := Open(Options{Dir: filepath.Join(dir, "interactions"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -42,8 +42,8 @@ func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
 	return s, l, err
 }
 
-// child appends to one conversation a goroutine, and says so on standard output after each
-// acknowledgement, until it is killed.
+// runChild appends to one conversation per goroutine until it is killed. It writes each acknowledgement
+// to standard output.
 func runChild() int {
 	ctx := context.Background()
 	s, l, err := openBoth(ctx, ".")
@@ -72,8 +72,8 @@ func runChild() int {
 	return 0
 }
 
-// TestKill kills a process that writes, several times: what was acknowledged is in the log as
-// soon as the process is gone, and all that the store keeps once the next one has caught up.
+// TestKill kills a writing process several times. It checks that the log has all acknowledged messages
+// when the process has ended, and all that the store retains when the next one has caught up.
 func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 5 {
@@ -81,15 +81,15 @@ func TestKill(t *testing.T) {
 		logged := checkLog(t, dir, round+1)
 		for id, n := range acknowledged {
 			if logged[id] < n {
-				t.Errorf("%s has %d messages in the log, %d were acknowledged", id, logged[id], n)
+				t.Errorf("%s: %d messages in the log, %d acknowledged", id, logged[id], n)
 			}
 		}
 		checkCatchUp(t, dir, round+1, acknowledged)
 	}
 }
 
-// caughtUp starts the next process, stops it, and checks that the log has all that the store
-// keeps, and that this is at least what was acknowledged. It returns what the log has.
+// checkCatchUp starts and stops the next process. It checks that the log has all messages that the store
+// retains, and at least those that were acknowledged. It returns how many messages the log has.
 func checkCatchUp(t *testing.T, dir string, maxBroken int, acknowledged map[string]int) map[string]int {
 	t.Helper()
 	s, l, err := openBoth(t.Context(), dir)
@@ -99,15 +99,15 @@ func checkCatchUp(t *testing.T, dir string, maxBroken int, acknowledged map[stri
 		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "default", ConversationID: id})
 		must(t, err)
 		if last := int(snapshot.Conversation.GetLastSequence()); last != logged[id] || last < n {
-			t.Errorf("%s has %d messages, %d in the log, and %d were acknowledged", id, last, logged[id], n)
+			t.Errorf("%s: %d messages, %d in the log, %d acknowledged", id, last, logged[id], n)
 		}
 	}
 	must(t, s.Close(), l.Close())
 	return logged
 }
 
-// inLog checks that the log of a directory has the messages of each conversation once and in
-// order, and at most so many broken lines. It returns how many messages there are.
+// checkLog checks that the log of a directory has the messages of each conversation once and in order,
+// and at most maxBroken invalid lines. It returns how many messages there are.
 func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "interactions", "*"+fileSuffix))
@@ -126,24 +126,24 @@ func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 			id, n := l.interaction.GetConversationId(), int(l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
 			last[id]++
 			if n != last[id] {
-				t.Fatalf("%s has message %d where %d should be", id, n, last[id])
+				t.Fatalf("%s: message %d, want %d", id, n, last[id])
 			}
 			if role := l.interaction.GetRole(); (role == parleyv1.Role_ROLE_USER) != (n%2 == 1) {
-				t.Fatalf("message %d of %s is of %v", n, id, role)
+				t.Fatalf("message %d of %s has role %v", n, id, role)
 			}
 		}
 	}
 	if broken > maxBroken {
-		t.Errorf("there are %d broken lines, at most %d", broken, maxBroken)
+		t.Errorf("%d invalid lines, want at most %d", broken, maxBroken)
 	}
 	return last
 }
 
-// killAfter kills a child after so many acknowledgements or, from then on, as soon as it is
-// ready for that, and returns the last sequence that was acknowledged of each conversation.
+// killAfter kills a child after so many acknowledgements, as soon as ready returns true. It returns the
+// last sequence that was acknowledged of each conversation.
 func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[string]int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // The child may never get ready.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // The child may never become ready.
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), childEnv+"=1"), t.Output()

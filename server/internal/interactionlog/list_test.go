@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// some are lines of contents, all else the same.
+// sampleLines returns lines that differ only in their contents.
 func sampleLines(contents ...string) string {
 	var b strings.Builder
 	for _, content := range contents {
@@ -51,7 +51,7 @@ func TestList(t *testing.T) {
 		{"a conversation over midnight", List{ConversationID: "c", Within: 48 * time.Hour}, "midnight 24 h before"},
 		{"an unknown conversation", List{ConversationID: "d"}, ""},
 		{"another tenant's", List{Tenant: "other", Date: "2026-11-19"}, "theirs"},
-		{"a day goes ahead of a span", List{Date: "2026-11-18", Within: time.Hour}, "old before"},
+		{"a day takes precedence over a span", List{Date: "2026-11-18", Within: time.Hour}, "old before"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.list.Tenant == "" {
@@ -67,7 +67,7 @@ func TestList(t *testing.T) {
 		})
 	}
 	if _, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-02-30"}); !errors.Is(err, ErrDate) {
-		t.Errorf("%v for a day that never was", err)
+		t.Errorf("list of an invalid date: %v, want ErrDate", err)
 	}
 }
 
@@ -76,11 +76,11 @@ func TestListWithoutDirectory(t *testing.T) {
 	r.dir = filepath.Join(r.dir, "missing")
 	page, err := r.list(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 0 {
-		t.Errorf("%d interactions, %v", len(page.Interactions), err)
+		t.Errorf("list = %d interactions, %v, want none", len(page.Interactions), err)
 	}
 }
 
-// TestListPassesOver what is no file of a day, without following or waiting.
+// TestListSkipsOtherFiles checks that List skips what is not a file of a day and does not follow links.
 func TestListSkipsOtherFiles(t *testing.T) {
 	r := newTestReader(t)
 	elsewhere := filepath.Join(t.TempDir(), "2026-11-20.jsonl")
@@ -122,7 +122,7 @@ func TestListReadsEditedLines(t *testing.T) {
 	}
 }
 
-// TestLinesOutOfOrder: older lines in a row end a span, fewer do not.
+// TestLinesOutOfOrder checks how many consecutive older entries end a span.
 func TestLinesOutOfOrder(t *testing.T) {
 	older := sample{at: "2026-11-20T01:00:00.000000Z", content: "older"}.String()
 	for count, want := range map[int]string{maxOlderInRow - 1: "new later late", maxOlderInRow: "new"} {
@@ -150,7 +150,7 @@ func TestSkippedLines(t *testing.T) {
 		{"day", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"}) }, "a b c d", 5},
 		{"recent", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default"}) }, "d c b a", 5},
 		{"conversation", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"}) }, "a b c d", 5},
-		// Two are enclosed in braces and without the text.
+		// Two invalid lines have braces and do not contain the text.
 		{"search", func() (*Page, error) { return r.search(t.Context(), &Search{Tenant: "default", Query: "B"}) }, "b", 3},
 	} {
 		page, err := tt.query()
@@ -160,19 +160,19 @@ func TestSkippedLines(t *testing.T) {
 	}
 	r.putFile(t, "2026-11-19", strings.TrimSuffix(sampleLines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
 	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
-		t.Errorf("a line that holds the text and does not end: %v, %v", page, err)
+		t.Errorf("search of a text in a partial line = %v, %v", page, err)
 	}
-	// Warned of once, in any order of reading.
+	// Each line is logged once, in the order of reading.
 	got, want := r.warnings(t), []string{"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9", "2026-11-19.jsonl:1"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("warnings: -want +got\n%s", diff)
+		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 	if strings.Contains(r.output.String(), "xxx") {
-		t.Error("a warning holds the line's text")
+		t.Error("a warning contains the text of a line")
 	}
 }
 
-// TestSkippedLinesByPage: each is counted on one page.
+// TestSkippedLinesByPage checks that each skipped line is counted on one page.
 func TestSkippedLinesByPage(t *testing.T) {
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", "x\n"+sampleLines("a")+"x\ny\n"+sampleLines("b")+"x\n"+sampleLines("c")+"x\n")
@@ -193,39 +193,39 @@ func TestWarningLimit(t *testing.T) {
 		}
 	}
 	if got := len(r.warnings(t)); got != maxWarned+1 {
-		t.Errorf("%d warnings, want %d and one of the rest", got, maxWarned)
+		t.Errorf("%d warnings, want %d and one for the rest", got, maxWarned)
 	}
-	for _, news := range []bool{true, false} {
-		if r.warned.add(dayOf(readNow)+1, 0) != news {
-			t.Errorf("of the first time %t", news)
+	for _, want := range []bool{true, false} {
+		if got := r.warned.add(dayOf(readNow)+1, 0); got != want {
+			t.Errorf("add = %t, want %t", got, want)
 		}
 	}
 	for d := range day(2 * maxWarnedDays) {
 		r.warned.add(d, 1)
 	}
 	if n := len(r.warned.days); n > maxWarnedDays {
-		t.Errorf("remembers %d days", n)
+		t.Errorf("lines of %d days are recorded", n)
 	}
 }
 
-// TestLastLine: while it may still be growing it is no fault, later it is.
+// TestLastLine checks that a partial last line is not counted as skipped while the file is being written.
 func TestLastLine(t *testing.T) {
-	whole := sampleLines("a", "b")
-	for cut := len(sampleLines("a")) + 1; cut < len(whole); cut++ {
+	lines := sampleLines("a", "b")
+	for cut := len(sampleLines("a")) + 1; cut < len(lines); cut++ {
 		r := newTestReader(t)
-		r.putFile(t, "2026-11-20", whole[:cut])
+		r.putFile(t, "2026-11-20", lines[:cut])
 		path := filepath.Join(r.dir, "2026-11-20.jsonl")
 		for _, age := range []time.Duration{0, incompleteFor} {
 			if err := os.Chtimes(path, readNow, readNow.Add(-age)); err != nil {
 				t.Fatal(err)
 			}
 			want, skipped := "a", int(age/incompleteFor)
-			if cut == len(whole)-1 {
+			if cut == len(lines)-1 {
 				want, skipped = "a b", 0 // Only the line break is missing.
 			}
 			page, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"})
 			if err != nil || contents(page) != want || page.Skipped != skipped {
-				t.Fatalf("cut at %d, %s ago: %v, %v; want %q, skipped %d", cut, age, page, err, want, skipped)
+				t.Fatalf("cut at %d, %s ago: list = %v, %v, want %q, skipped %d", cut, age, page, err, want, skipped)
 			}
 		}
 	}
@@ -281,8 +281,8 @@ func TestDefaultTenant(t *testing.T) {
 	}
 }
 
-// TestReadingWhileOthersWrite: whatever piece of a line is there already, only whole lines are
-// read, from the first on, and none is a fault.
+// TestReadDuringWrites checks that readers return only complete entries, from the first one on, and count
+// none as skipped, whatever part of the last one is written.
 func TestReadDuringWrites(t *testing.T) {
 	r := newTestReader(t)
 	r.now = time.Now

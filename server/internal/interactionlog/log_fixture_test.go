@@ -22,7 +22,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// writingLog is a log in a directory, its clock, and what it says to operators.
+// testLog is a log in a directory, with its clock and its log output.
 type testLog struct {
 	*Log
 
@@ -34,7 +34,7 @@ type testLog struct {
 	now time.Time
 }
 
-// said is what a log says to operators, by whichever goroutine.
+// logOutput collects the log output. It is safe for concurrent use.
 type logOutput struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -47,7 +47,7 @@ func (s *logOutput) Write(p []byte) (int, error) {
 	return s.text.Write(p)
 }
 
-// take returns what was said since the last call.
+// take returns the output since the last call.
 func (s *logOutput) take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +56,7 @@ func (s *logOutput) take() string {
 	return text
 }
 
-// newWriting opens a log in a directory that is still to be made.
+// newTestLog opens a log in a directory that does not exist yet.
 func newTestLog(tb testing.TB) *testLog {
 	tb.Helper()
 	return openTestLog(tb, filepath.Join(tb.TempDir(), "data", "interactions"), Options{})
@@ -82,7 +82,7 @@ func (w *testLog) advance(d time.Duration) {
 	w.now = w.now.Add(d)
 }
 
-// say commits messages of a conversation, as one batch, at the time of the clock.
+// commit commits messages of a conversation in one batch at the time of the clock.
 func (w *testLog) commit(texts ...string) {
 	w.tb.Helper()
 	w.Committed(messagesAt(w, w.clock(), texts...))
@@ -93,7 +93,7 @@ func (w *testLog) message(at time.Time, text string) store.Change {
 	return appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
 }
 
-// crash leaves the log as a process does that is killed.
+// crash closes the files of the log without saving anything, as if the process had been killed.
 func (w *testLog) crash() {
 	w.tb.Helper()
 	w.Log.mu.Lock()
@@ -110,8 +110,8 @@ func (w *testLog) crash() {
 	}
 }
 
-// saidBy is what the files of a directory say, by name: of each line the text, or "!" and
-// the line if it cannot be read, or of a line about lost ones "-" and their number.
+// fileContents returns a string for each line of each file, by file name: the text of an entry, "!" and
+// the line if it cannot be parsed, or "-" and the number of lost entries of a loss entry.
 func fileContents(tb testing.TB, dir string) map[string][]string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
@@ -129,7 +129,7 @@ func fileContents(tb testing.TB, dir string) map[string][]string {
 		}
 		found[entry.Name()] = []string{}
 		for line := range strings.Lines(string(text)) {
-			line = strings.TrimSuffix(line, "\n") // The last one may get it from the next.
+			line = strings.TrimSuffix(line, "\n") // The last line may have none yet.
 			l, err := parseEntry([]byte(line))
 			say := "!" + line
 			switch {
@@ -145,16 +145,16 @@ func fileContents(tb testing.TB, dir string) map[string][]string {
 	return found
 }
 
-// wants compares the file of the clock's day with what it should say.
+// wantEntries compares the file of the clock's day with the expected contents.
 func (w *testLog) wantEntries(lines ...string) {
 	w.tb.Helper()
 	got := fileContents(w.tb, w.dir)[dayOf(w.clock()).fileName()]
 	if !slices.Equal(got, lines) {
-		w.tb.Errorf("the file says %q, want %q", got, lines)
+		w.tb.Errorf("file = %q, want %q", got, lines)
 	}
 }
 
-// mode is what rights there are to a file.
+// modeOf returns the permissions of a file.
 func modeOf(tb testing.TB, path string) fs.FileMode {
 	tb.Helper()
 	info, err := os.Lstat(path)
@@ -164,7 +164,7 @@ func modeOf(tb testing.TB, path string) fs.FileMode {
 	return info.Mode().Perm()
 }
 
-// do fails the test at the first error.
+// must fails the test at the first error.
 func must(tb testing.TB, errs ...error) {
 	tb.Helper()
 	if err := cmp.Or(errs...); err != nil {
@@ -174,10 +174,10 @@ func must(tb testing.TB, errs ...error) {
 
 func (w *testLog) path(name string) string { return filepath.Join(w.dir, name) }
 
-// today is the path of the file of the clock's day.
+// today returns the path of the file of the clock's day.
 func (w *testLog) today() string { return w.path(dayOf(w.clock()).fileName()) }
 
-// maintain runs Maintain until the test ends.
+// startMaintain runs Maintain until the test ends.
 func startMaintain(tb testing.TB, l *Log) {
 	tb.Helper()
 	ctx, stop := context.WithCancel(tb.Context())
@@ -189,7 +189,7 @@ func startMaintain(tb testing.TB, l *Log) {
 	})
 }
 
-// messagesAt are the changes that messages of that time make.
+// messagesAt returns the changes of appending messages at a time.
 func messagesAt(w *testLog, at time.Time, texts ...string) []store.Change {
 	w.tb.Helper()
 	var changes []store.Change

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// small is a directory in a file system of 1 MiB.
+// mountSmall returns a directory in a file system of 1 MiB.
 func mountSmall(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,7 +30,7 @@ func mountSmall(t *testing.T) string {
 	return dir
 }
 
-// fill leaves no room in a directory's file system, and returns how to make some again.
+// fillDisk fills the file system of a directory. The result frees the space again.
 func fillDisk(t *testing.T, dir string) (empty func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
@@ -48,8 +48,8 @@ func fillDisk(t *testing.T, dir string) (empty func()) {
 	return func() { must(t, os.Remove(path)) }
 }
 
-// accounted checks that of so many numbered messages each is in the log once and in order, or
-// counted as lost, and that all lines are whole. It returns how many are lost.
+// checkAccounted checks that each of total numbered messages is in the log once and in order, or counted
+// as lost, and that all lines are complete. It returns how many are lost.
 func (w *testLog) checkAccounted(total int) (lost int) {
 	w.tb.Helper()
 	next := 0
@@ -57,26 +57,26 @@ func (w *testLog) checkAccounted(total int) (lost int) {
 		n, err := strconv.Atoi(strings.Fields(say)[0])
 		switch {
 		case err != nil:
-			w.tb.Errorf("a line is %q", say)
+			w.tb.Errorf("line = %q, want an entry", say)
 		case n < 0:
 			next, lost = next-n, lost-n
 		case n != next:
-			w.tb.Fatalf("message %d is where %d should be", n, next)
+			w.tb.Fatalf("message %d, want %d", n, next)
 		default:
 			next++
 		}
 	}
 	if next != total {
-		w.tb.Errorf("the log accounts for %d messages of %d", next, total)
+		w.tb.Errorf("log accounts for %d messages, want %d", next, total)
 	}
 	if int64(lost) != w.Lost() {
-		w.tb.Errorf("%d lines are lost, %d by the log", w.Lost(), lost)
+		w.tb.Errorf("Lost() = %d, the loss entries report %d", w.Lost(), lost)
 	}
 	return lost
 }
 
-// TestFullDisk fills a small file system: what has no room is lost, and counted, and the log
-// goes on by itself when there is room.
+// TestFullDisk fills a small file system. It checks that entries without space are counted as lost and
+// that the log resumes when there is space.
 func TestFullDisk(t *testing.T) {
 	dir := mountSmall(t)
 	w := openTestLog(t, filepath.Join(dir, "interactions"), Options{})
@@ -95,15 +95,15 @@ func TestFullDisk(t *testing.T) {
 	for round := range 8 {
 		lost := w.Lost()
 		empty := fillDisk(t, dir)
-		say(3, 1) // Perhaps there is room in the last page.
+		say(3, 1) // There may be space in the last page.
 		say(40, 7)
 		if w.Lost() == lost {
-			t.Fatal("nothing was lost")
+			t.Fatal("no entry was lost")
 		}
 		info, err := os.Stat(w.today())
 		must(t, err)
 		if text, err := os.ReadFile(w.today()); err != nil || text[info.Size()-1] != '\n' {
-			t.Errorf("the file does not end with a whole line: %v", err)
+			t.Errorf("the file does not end with a complete line: %v", err)
 		}
 		must(t, w.sync())
 		empty()
@@ -113,16 +113,16 @@ func TestFullDisk(t *testing.T) {
 		}
 		say(5, 5)
 		if w.Lost() != lost {
-			t.Errorf("%d lines were lost although there was room", w.Lost()-lost)
+			t.Errorf("%d entries were lost although there was space", w.Lost()-lost)
 		}
 		if got := w.checkAccounted(total); int64(got) != lost {
-			t.Errorf("the log tells of %d lines, want %d", got, lost)
+			t.Errorf("loss entries report %d, want %d", got, lost)
 		}
 	}
 	must(t, w.Close())
 }
 
-// TestLittleRoom has room for a part of what is to be written.
+// TestPartialAppend appends when there is space for only a part.
 func TestPartialAppend(t *testing.T) {
 	const line = "{line}\n"
 	dir := mountSmall(t)
@@ -130,57 +130,57 @@ func TestPartialAppend(t *testing.T) {
 	page := os.Getpagesize()
 	for _, test := range []struct {
 		name     string
-		room     int // behind a torn line
+		room     int // bytes of space, after a partial line
 		all      bool
-		kept     int // of three lines
+		kept     int // of three entries
 		appended string
 	}{
-		{"for a line and a half", 1 + len(line) + 3, false, len(line), "\n" + line},
-		{"for all or nothing", 1 + len(line) + 3, true, 0, ""},
-		{"for a line break", 1, false, 0, "\n"},
-		{"for half a line", 4, false, 0, "\n"},
-		{"for nothing", 0, false, 0, ""},
-		{"for all", 1 + 3*len(line), true, 3 * len(line), "\n" + line + line + line},
+		{"space for an entry and a half", 1 + len(line) + 3, false, len(line), "\n" + line},
+		{"space for an entry, all or nothing", 1 + len(line) + 3, true, 0, ""},
+		{"space for a line break", 1, false, 0, "\n"},
+		{"space for half an entry", 4, false, 0, "\n"},
+		{"no space", 0, false, 0, ""},
+		{"space for all", 1 + 3*len(line), true, 3 * len(line), "\n" + line + line + line},
 	} {
-		torn := strings.Repeat("x", page-test.room)
-		must(t, os.WriteFile(path, []byte(torn), fileMode))
+		partial := strings.Repeat("x", page-test.room)
+		must(t, os.WriteFile(path, []byte(partial), fileMode))
 		empty := fillDisk(t, dir)
 		f, err := openAppend(dir, dayOf(noon))
 		must(t, err)
-		kept, err := f.append(int64(len(torn)), []byte("\n"+line+line+line), test.all)
+		kept, err := f.append(int64(len(partial)), []byte("\n"+line+line+line), test.all)
 		if kept != test.kept || (err == nil) != (kept == 3*len(line)) {
-			t.Errorf("room %s: kept %d bytes, %v, want %d", test.name, kept, err, test.kept)
+			t.Errorf("%s: append = %d, %v, want %d", test.name, kept, err, test.kept)
 		}
 		text, err := os.ReadFile(path)
 		must(t, err, f.Close(), os.Remove(path))
 		if f.size != int64(len(text)) {
-			t.Errorf("room %s: the entries end at %d, want %d", test.name, f.size, len(text))
+			t.Errorf("%s: size = %d, want %d", test.name, f.size, len(text))
 		}
-		if appended := strings.TrimPrefix(string(text), torn); appended != test.appended {
-			t.Errorf("room %s: appended %q, want %q", test.name, appended, test.appended)
+		if appended := strings.TrimPrefix(string(text), partial); appended != test.appended {
+			t.Errorf("%s: appended %q, want %q", test.name, appended, test.appended)
 		}
 		empty()
 	}
 }
 
-// TestFullDiskAtTheStart has not even room for a file.
+// TestFullDiskAtStart opens a log without space for a file.
 func TestFullDiskAtStart(t *testing.T) {
 	dir := mountSmall(t)
 	empty := fillDisk(t, dir)
 	w := openTestLog(t, filepath.Join(dir, "interactions"), Options{})
 	if !strings.Contains(w.output.take(), "no space left") {
-		t.Error("operators are not told")
+		t.Error("the log output does not report the full disk")
 	}
 	w.commit("0", "1")
 	empty()
 	w.commit("2")
 	if lost := w.checkAccounted(3); lost != 2 {
-		t.Errorf("the log tells of %d lines, want 2", lost)
+		t.Errorf("loss entries report %d, want 2", lost)
 	}
 	must(t, w.sync())
 }
 
-// TestFullDiskForMaintain has nobody but Maintain find out that there is room.
+// TestMaintainAfterFullDisk checks that Maintain notices free space without a new message.
 func TestMaintainAfterFullDisk(t *testing.T) {
 	dir := mountSmall(t)
 	w := openTestLog(t, filepath.Join(dir, "interactions"), Options{})
@@ -199,14 +199,14 @@ func TestMaintainAfterFullDisk(t *testing.T) {
 	}; !saved(); {
 		select {
 		case <-deadline:
-			t.Fatal("the log did not go on")
+			t.Fatal("the log did not resume within a minute")
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	w.checkAccounted(51)
 }
 
-// TestEraseFullDisk leaves a file as it is that there is no room to write anew.
+// TestEraseFullDisk checks that Erase does not change a file if there is no space for the new one.
 func TestEraseFullDisk(t *testing.T) {
 	const name = "2026-11-20.jsonl"
 	dir := mountSmall(t)
@@ -215,28 +215,28 @@ func TestEraseFullDisk(t *testing.T) {
 	w.putFile(name, content)
 	empty := fillDisk(t, dir)
 	if n, err := w.Erase(t.Context(), "acme", "gone"); n != 0 || !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("%d lines erased, error %v", n, err)
+		t.Errorf("Erase = %d, %v, want no space", n, err)
 	}
 	if names := w.names(); w.readFile(name) != content || names != name+" "+checkpointName {
-		t.Errorf("files %s, or another content", names)
+		t.Errorf("files = %s, or the content has changed", names)
 	}
 	empty()
 	w.erase("gone", 1000)
 	if w.readFile(name) != strings.Repeat(otherLines()[0], 1000) {
-		t.Error("something else is left")
+		t.Error("the file has not exactly the other entries")
 	}
 }
 
-// TestMend gives the owner back what somebody took from it. It needs a user who is not root,
-// whom no mode keeps out.
+// TestRepairModes checks that the log restores the owner's permissions. It needs a user other than root,
+// since root ignores permissions.
 func TestRepairModes(t *testing.T) {
 	const nobodyID = 65534
 	if os.Getuid() != 0 {
 		testRepairModes(t)
 		return
 	}
-	t.Run("as nobody", func(t *testing.T) {
-		runtime.LockOSThread() // For ever: the thread ends with the goroutine.
+	t.Run("as another user", func(t *testing.T) {
+		runtime.LockOSThread() // The thread ends with the goroutine, since its user id cannot be reset.
 		dir := t.TempDir()
 		for _, path := range []string{filepath.Dir(dir), dir} {
 			must(t, os.Chown(path, nobodyID, nobodyID), os.Chmod(path, 0o755))
@@ -262,14 +262,14 @@ func testRepairModes(t *testing.T) {
 		}
 		w.commit("more")
 		if w.Lost() > 0 {
-			t.Errorf("step %d: %d lines are lost: %v", i, w.Lost(), w.loss.cause)
+			t.Errorf("step %d: Lost() = %d, want 0: %v", i, w.Lost(), w.loss.cause)
 		}
 		if d, f := modeOf(t, w.dir), modeOf(t, w.today()); d != dirMode || f != fileMode {
-			t.Errorf("step %d: modes are %o and %o", i, d, f)
+			t.Errorf("step %d: modes = %o and %o", i, d, f)
 		}
 	}
 	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; !slices.Equal(got, []string{"more", "more"}) {
-		t.Errorf("the file says %q", got)
+		t.Errorf("file = %q", got)
 	}
 	must(t, w.sync(), w.Close())
 }

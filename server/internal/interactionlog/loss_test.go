@@ -11,13 +11,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestNotAFile has other things than a regular file under the name of a day: lines are lost,
-// and counted, until somebody removes it.
+// TestDayIsNotAFile puts something other than a regular file under the name of a day. It checks that
+// entries are counted as lost until it is removed.
 func TestDayIsNotAFile(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		make func(path string) error
-		want string // by operators
+		want string // in the log output
 	}{
 		{"link", func(path string) error { return os.Symlink("target", path) }, "is a link; remove it"},
 		{"dangling link", func(path string) error { return os.Symlink("nothing", path) }, "is a link; remove it"},
@@ -29,19 +29,19 @@ func TestDayIsNotAFile(t *testing.T) {
 			must(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "target"), []byte("precious"), 0o644),
 				test.make(filepath.Join(dir, "2026-11-20.jsonl")))
 			w := openTestLog(t, dir, Options{})
-			if said := w.output.take(); !strings.Contains(said, test.want) || !strings.Contains(said, w.today()) {
-				t.Errorf("at the start operators read %q", said)
+			if output := w.output.take(); !strings.Contains(output, test.want) || !strings.Contains(output, w.today()) {
+				t.Errorf("log output at the start = %q", output)
 			}
 			w.commit("one", "two")
 			w.advance(time.Second)
 			w.commit("three")
 			w.probe()
 			if w.Lost() != 3 {
-				t.Errorf("%d lines are lost, want 3", w.Lost())
+				t.Errorf("Lost() = %d, want 3", w.Lost())
 			}
 			w.reportLoss(nil, false)
-			if said := w.output.take(); !strings.Contains(said, test.want) || !strings.Contains(said, "lost_lines=3") {
-				t.Errorf("operators read %q", said)
+			if output := w.output.take(); !strings.Contains(output, test.want) || !strings.Contains(output, "lost_lines=3") {
+				t.Errorf("log output = %q", output)
 			}
 			must(t, os.Remove(w.today()))
 			w.commit("four")
@@ -49,19 +49,19 @@ func TestDayIsNotAFile(t *testing.T) {
 			text, err := os.ReadFile(w.path("target"))
 			must(t, err)
 			if string(text) != "precious" || modeOf(t, w.path("target")) != 0o644 {
-				t.Errorf("what the link led to is %q", text)
+				t.Errorf("target of the link = %q, want it unchanged", text)
 			}
 			if _, err := os.Lstat(w.path("nothing")); err == nil {
 				t.Error("a link was followed")
 			}
 			if w.Lost() != 3 {
-				t.Errorf("%d lines are lost, want 3", w.Lost())
+				t.Errorf("Lost() = %d, want 3", w.Lost())
 			}
 		})
 	}
 }
 
-// TestNotAFileLater has the day's file replaced by a link while it is written.
+// TestDayBecomesLink replaces the day's file by a link while it is written.
 func TestDayBecomesLink(t *testing.T) {
 	w := newTestLog(t)
 	w.commit("one")
@@ -72,14 +72,14 @@ func TestDayBecomesLink(t *testing.T) {
 	w.wantEntries("one", "-1", "three")
 
 	must(t, os.Rename(w.dir, w.dir+".real"), os.Symlink(w.dir+".real", w.dir))
-	must(t, os.Remove(w.today())) // What is open is the same file still.
+	must(t, os.Remove(w.today())) // The open file is still the same one.
 	w.commit("four")
 	must(t, os.Remove(w.dir), os.Rename(w.dir+".real", w.dir))
 	w.commit("five")
 	w.wantEntries("-1", "five")
 }
 
-// TestLossLine looks at how the log tells of lines that are missing.
+// TestLossEntry checks the bytes of a loss entry.
 func TestLossEntry(t *testing.T) {
 	w := newTestLog(t)
 	must(t, os.Mkdir(w.today(), 0o700))
@@ -94,16 +94,16 @@ func TestLossEntry(t *testing.T) {
 		`"content":"2 lines could not be written since 2026-11-20T12:00:00.123456Z",` +
 		`"metadata":{"turn_number":0,"lost_lines":2,"lost_since":"2026-11-20T12:00:00.123456Z"}}`
 	if diff := cmp.Diff(want, line); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 	page, err := w.List(t.Context(), &List{Tenant: "acme", Date: "2026-11-20"})
 	must(t, err)
 	if len(page.Interactions) != 1 || page.Skipped != 0 {
-		t.Errorf("a tenant sees %v and %d are skipped, want its own line alone", page.Interactions, page.Skipped)
+		t.Errorf("List = %v, %d skipped, want only the tenant's entry", page.Interactions, page.Skipped)
 	}
 }
 
-// TestProbe tells of lost lines although no message comes any more.
+// TestProbe checks that a loss entry is written although no message follows.
 func TestProbe(t *testing.T) {
 	w := newTestLog(t)
 	must(t, os.Mkdir(w.today(), 0o700))
@@ -115,10 +115,10 @@ func TestProbe(t *testing.T) {
 	w.wantEntries("-1")
 }
 
-// TestReport counts what operators are told.
+// TestReport checks when lost entries are logged.
 func TestReport(t *testing.T) {
 	w := newTestLog(t)
-	told := func(want string) {
+	wantLogged := func(want string) {
 		t.Helper()
 		w.reportLoss(nil, false)
 		var got []string
@@ -130,7 +130,7 @@ func TestReport(t *testing.T) {
 			got = append(got, level+lost)
 		}
 		if strings.Join(got, " ") != want {
-			t.Errorf("at %v operators are told %q, want %q", w.clock(), got, want)
+			t.Errorf("log output at %v = %q, want %q", w.clock(), got, want)
 		}
 	}
 	fail := func(lines int) {
@@ -138,41 +138,41 @@ func TestReport(t *testing.T) {
 		defer w.Log.mu.Unlock()
 		w.recordLoss(lines, syscall.EIO)
 	}
-	told("")
+	wantLogged("")
 	fail(1)
-	told("WARN1")
-	told("")
+	wantLogged("WARN1")
+	wantLogged("")
 	fail(2)
 	w.advance(59 * time.Second)
-	told("")
+	wantLogged("")
 	w.advance(time.Second)
 	fail(1)
-	told("WARN3")
+	wantLogged("WARN3")
 	w.commit("again")
-	told("INFO")
-	told("")
+	wantLogged("INFO")
+	wantLogged("")
 	fail(5)
 	w.commit("again")
-	told("")
+	wantLogged("")
 	w.advance(time.Minute)
-	told("WARN5 INFO")
+	wantLogged("WARN5 INFO")
 	w.advance(-time.Hour)
 	fail(1)
-	told("WARN1")
+	wantLogged("WARN1")
 	fail(7)
 	must(t, w.Close())
-	if said := w.output.take(); !strings.Contains(said, "lost_lines=7") {
-		t.Errorf("at the end operators read %q", said)
+	if output := w.output.take(); !strings.Contains(output, "lost_lines=7") {
+		t.Errorf("log output at the end = %q", output)
 	}
 }
 
-// TestReportUnsynced warns of files that cannot be made durable, likewise.
+// TestReportUnsynced checks how often a failed sync is logged.
 func TestReportUnsynced(t *testing.T) {
 	w := newTestLog(t)
 	for i, want := range []int{1, 0, 1} {
 		w.reportLoss(syscall.EIO, false)
 		if got := strings.Count(w.output.take(), "may not survive"); got != want {
-			t.Errorf("report %d warns %d times, want %d", i, got, want)
+			t.Errorf("report %d: %d warnings, want %d", i, got, want)
 		}
 		if i > 0 {
 			w.advance(time.Minute)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// names lists a directory.
+// names returns the names of the files in a directory.
 func names(tb testing.TB, dir string) []string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
@@ -26,8 +26,8 @@ func names(tb testing.TB, dir string) []string {
 	return found
 }
 
-// TestRetention removes the files of old days at the start and at each midnight, and nothing
-// else.
+// TestRetention checks that the files of old days, and nothing else, are removed at the start and at each
+// midnight.
 func TestRetention(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
 	must(t, os.MkdirAll(filepath.Join(dir, "1999-12-01.jsonl"), 0o700))
@@ -42,18 +42,18 @@ func TestRetention(t *testing.T) {
 	slices.Sort(stay)
 	synctest.Test(t, func(t *testing.T) {
 		w := openTestLog(t, dir, Options{RetentionDays: 2})
-		w.options.Now = time.Now // It is the first of January 2000.
+		w.options.Now = time.Now // The clock of synctest starts on 2000-01-01.
 		startMaintain(t, w.Log)
 		check := func() {
 			t.Helper()
 			synctest.Wait()
 			if got := names(t, dir); !slices.Equal(got, stay) {
-				t.Errorf("at %v there are %q, want %q", time.Now(), got, stay)
+				t.Errorf("files at %v = %q, want %q", time.Now(), got, stay)
 			}
 		}
 		check()
-		if said := w.output.take(); strings.Count(said, "file removed") != 2 {
-			t.Errorf("operators read %q, want two removals", said)
+		if output := w.output.take(); strings.Count(output, "file removed") != 2 {
+			t.Errorf("log output = %q, want two removals", output)
 		}
 		<-time.After(24*time.Hour - 1)
 		check()
@@ -63,17 +63,17 @@ func TestRetention(t *testing.T) {
 	})
 }
 
-// TestRetentionOff keeps all.
+// TestRetentionOff checks that all files are retained without Options.RetentionDays.
 func TestRetentionOff(t *testing.T) {
 	w := newTestLog(t)
 	must(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, fileMode))
 	w.removeOld(dayOf(noon))
 	if got := names(t, w.dir); !slices.Contains(got, "1970-01-01.jsonl") {
-		t.Errorf("there are %q", got)
+		t.Errorf("files = %q, want the old one, too", got)
 	}
 }
 
-// TestMaintain makes lines durable within a second, and says so in the checkpoint.
+// TestMaintain checks that entries are durable, and the checkpoint is advanced, within a second.
 func TestMaintain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
 	synctest.Test(t, func(t *testing.T) {
@@ -81,35 +81,35 @@ func TestMaintain(t *testing.T) {
 		w.options.Now = time.Now
 		startMaintain(t, w.Log)
 		start := time.Now()
-		whole := func(want time.Time) {
+		wantUntil := func(want time.Time) {
 			t.Helper()
 			synctest.Wait()
 			c, _, err := readCheckpoint(w.checkpointPath())
 			if err != nil || !c.CompleteUntil.Equal(want) || c.Clean {
-				t.Errorf("at %v the checkpoint is %+v, %v, want %v", time.Now(), c, err, want)
+				t.Errorf("checkpoint at %v = %+v, %v, want complete until %v", time.Now(), c, err, want)
 			}
 		}
-		whole(noon.Add(1)) // The clock of Open.
+		wantUntil(noon.Add(1)) // The clock that Open has read.
 		w.Log.mu.Lock()
 		w.pending.saved.CompleteUntil = start
 		w.Log.mu.Unlock()
 		<-time.After(5500 * time.Millisecond)
 		w.Committed(append(messagesAt(w, start.Add(5*time.Second), "one"), messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
 		<-time.After(time.Second)
-		whole(start.Add(5 * time.Second))
-		// Nothing happens for long.
+		wantUntil(start.Add(5 * time.Second))
+		// The log is idle for a long time.
 		<-time.After(2*idleMargin - 2*time.Second)
-		whole(start.Add(5 * time.Second))
+		wantUntil(start.Add(5 * time.Second))
 		<-time.After(time.Second)
 		synctest.Wait()
 		c, _, err := readCheckpoint(w.checkpointPath())
 		if ago := time.Since(c.CompleteUntil); err != nil || ago < idleMargin || ago > idleMargin+2*time.Second {
-			t.Errorf("at %v the checkpoint is %+v, %v, want a minute ago", time.Now(), c, err)
+			t.Errorf("checkpoint at %v = %+v, %v, want complete until a minute ago", time.Now(), c, err)
 		}
 	})
 }
 
-// TestSyncMeanwhile has an older message come while the files are made durable.
+// TestCommitDuringSync commits an older message while the files are made durable.
 func TestCommitDuringSync(t *testing.T) {
 	w := newTestLog(t)
 	w.advance(time.Hour)
@@ -117,23 +117,23 @@ func TestCommitDuringSync(t *testing.T) {
 	u := w.beginSync()
 	w.Committed(messagesAt(w, noon.Add(time.Minute), "two"))
 	must(t, w.finishSync(u, u.run(w.dir)))
-	if whole := w.pending.saved.CompleteUntil; !whole.Equal(noon.Add(time.Minute)) {
-		t.Errorf("the checkpoint is at %v", whole)
+	if until := w.pending.saved.CompleteUntil; !until.Equal(noon.Add(time.Minute)) {
+		t.Errorf("complete until %v", until)
 	}
 	w.commit("three")
 	must(t, w.sync())
-	if whole := w.pending.saved.CompleteUntil; !whole.Equal(w.clock()) {
-		t.Errorf("the checkpoint is at %v", whole)
+	if until := w.pending.saved.CompleteUntil; !until.Equal(w.clock()) {
+		t.Errorf("complete until %v", until)
 	}
 	w.commit("four")
 	u = w.beginSync()
 	w.advance(time.Minute)
 	w.commit("five")
 	if err := w.finishSync(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
-		t.Errorf("an error of the disk is %v", err)
+		t.Errorf("finishSync = %v, want an error of the disk", err)
 	}
-	if whole := w.pending.saved.CompleteUntil; !whole.Equal(w.clock().Add(-time.Minute)) {
-		t.Errorf("checkpoint after an error of the disk = %v", whole)
+	if until := w.pending.saved.CompleteUntil; !until.Equal(w.clock().Add(-time.Minute)) {
+		t.Errorf("complete until %v after an error of the disk", until)
 	}
 	must(t, w.sync(), w.Close())
 	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || !c.Clean || !c.CompleteUntil.Equal(w.clock()) {
@@ -141,7 +141,7 @@ func TestCommitDuringSync(t *testing.T) {
 	}
 }
 
-// TestConcurrent writes, maintains and reads at once.
+// TestConcurrent writes, maintains and reads concurrently.
 func TestConcurrent(t *testing.T) {
 	w := newTestLog(t)
 	done := make(chan struct{})
@@ -181,6 +181,6 @@ func TestConcurrent(t *testing.T) {
 		count += len(lines)
 	}
 	if count != 600 || w.Lost() != 0 {
-		t.Errorf("there are %d lines, and %d are lost; want 600", count, w.Lost())
+		t.Errorf("%d entries, %d lost, want 600 and 0", count, w.Lost())
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestConversationOverMidnight is written by the clock, into two files, and read as one.
+// TestConversationAcrossMidnight writes a conversation to two files and reads it from both.
 func TestConversationAcrossMidnight(t *testing.T) {
 	w := newTestLog(t)
 	w.advance(12*time.Hour - time.Minute)
@@ -19,7 +19,7 @@ func TestConversationAcrossMidnight(t *testing.T) {
 
 	want := map[string][]string{"2026-11-20.jsonl": {"late", "later"}, "2026-11-21.jsonl": {"early", "in the morning"}}
 	if diff := cmp.Diff(want, fileContents(t, w.dir)); diff != "" {
-		t.Errorf("the files (-want +got):\n%s", diff)
+		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for _, tt := range []struct {
 		name string

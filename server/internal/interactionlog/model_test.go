@@ -15,21 +15,21 @@ import (
 	"pgregory.net/rapid"
 )
 
-// crashes is a service that dies again and again, and what it must not forget.
+// crashModel is a service that crashes repeatedly, with the expected state of its log.
 type crashModel struct {
 	*testService
 
 	t       *rapid.T
 	sent    map[string]int   // messages of each conversation
-	erased  map[string]int   // how many of them were erased
+	erased  map[string]int   // how many of these were erased
 	synced  map[string]int64 // size of each file when it was last made durable
-	durable []byte           // the checkpoint at that time, or one before
-	torn    int              // lines that were left without their end
+	durable []byte           // the checkpoint at that time, or an earlier one
+	partial int              // partial lines that crashes and edits have left
 }
 
-// TestCrashes has every message in the files once and in order, whatever the order in which
-// messages, syncs, editors, crashes, power cuts, and changes of the clock follow. What was erased
-// does not come back, where the clock is not set back.
+// TestCrashes checks that every message is in the files once and in order after any sequence of messages,
+// syncs, edits, crashes, power cuts and changes of the clock. Unless the clock is set back, it also checks
+// that an erased conversation stays erased.
 func TestCrashes(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -56,7 +56,7 @@ func TestCrashes(t *testing.T) {
 					by = max(0, by)
 				}
 				if c.now = c.now.Add(by); by < 0 {
-					// Of a message that is the first to be older than the checkpoint the log must hear.
+					// The log must receive the first message that is older than the checkpoint.
 					c.sent["acme new"+fmt.Sprint(len(c.sent))]++
 					c.add("acme", "new"+fmt.Sprint(len(c.sent)-1), fmt.Sprint("acme new", len(c.sent)-1, " 1"))
 				}
@@ -69,8 +69,8 @@ func TestCrashes(t *testing.T) {
 	})
 }
 
-// append has somebody say something, and perhaps the log not hear of it.
-func (c *crashModel) append(deaf bool) {
+// append appends random messages. If detached, they do not reach the log.
+func (c *crashModel) append(detached bool) {
 	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
 	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
 	var texts []string
@@ -78,26 +78,26 @@ func (c *crashModel) append(deaf bool) {
 		c.sent[tenant+" "+id]++
 		texts = append(texts, fmt.Sprint(tenant, " ", id, " ", c.sent[tenant+" "+id]))
 	}
-	c.detached = deaf
+	c.detached = detached
 	c.add(tenant, id, texts...)
 	c.detached = false
 }
 
-// erase has a conversation forgotten.
+// erase erases a random conversation.
 func (c *crashModel) erase() {
 	tenant := rapid.SampledFrom([]string{"acme", "default"}).Draw(c.t, "tenant")
 	id := rapid.SampledFrom([]string{"a", "b"}).Draw(c.t, "id")
 	key := tenant + " " + id
 	n, err := c.log.Erase(context.Background(), tenant, id)
 	if want := c.sent[key] - c.erased[key]; err != nil || n != int64(want) {
-		c.t.Fatalf("%d lines of %s erased, error %v; want %d", n, key, err, want)
+		c.t.Fatalf("erased %d entries of %s, %v, want %d", n, key, err, want)
 	}
 	c.erased[key] = c.sent[key]
 	must(c.tb, c.log.sync())
 	c.recordDurable()
 }
 
-// sizes of the day files.
+// sizes returns the sizes of the day files.
 func (c *crashModel) sizes() map[string]int64 {
 	sizes := map[string]int64{}
 	for name := range fileContents(c.tb, c.dir) {
@@ -108,7 +108,7 @@ func (c *crashModel) sizes() map[string]int64 {
 	return sizes
 }
 
-// remember what a power cut leaves.
+// recordDurable records what a power cut leaves.
 func (c *crashModel) recordDurable() {
 	var err error
 	c.synced = c.sizes()
@@ -116,18 +116,18 @@ func (c *crashModel) recordDurable() {
 	must(c.tb, err)
 }
 
-// crash kills the process after some commits of which the log has not heard.
+// crash kills the process after some commits that do not reach the log.
 func (c *crashModel) crash() {
-	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
+	for range rapid.IntRange(0, 3).Draw(c.t, "detached commits") {
 		c.append(true)
 	}
 	c.restart()
 	c.recordDurable()
 }
 
-// powerCut takes from the files what was not made durable.
+// powerCut removes random parts of the files that were not made durable.
 func (c *crashModel) powerCut() {
-	for range rapid.IntRange(0, 3).Draw(c.t, "unheard") {
+	for range rapid.IntRange(0, 3).Draw(c.t, "detached commits") {
 		c.append(true)
 	}
 	c.log.crash()
@@ -136,7 +136,7 @@ func (c *crashModel) powerCut() {
 		size := rapid.Int64Range(c.synced[name], sizes[name]).Draw(c.t, name)
 		must(c.tb, os.Truncate(filepath.Join(c.dir, name), size))
 	}
-	c.torn += len(sizes)
+	c.partial += len(sizes)
 	now, _, err := readCheckpoint(c.log.checkpointPath())
 	must(c.tb, err)
 	old := filepath.Join(c.dir, "old")
@@ -152,7 +152,7 @@ func (c *crashModel) powerCut() {
 	c.recordDurable()
 }
 
-// edit leaves a line without its end at the end of a file, behind one that has its own.
+// edit appends a partial line to a file whose last line is complete.
 func (c *crashModel) edit() {
 	names := slices.Sorted(maps.Keys(c.sizes()))
 	if len(names) == 0 {
@@ -162,13 +162,13 @@ func (c *crashModel) edit() {
 	text, err := os.ReadFile(path)
 	must(c.tb, err)
 	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
-		text = append(text, '\n') // As every editor does.
+		text = append(text, '\n') // as editors do
 	}
 	must(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), fileMode))
-	c.torn++
+	c.partial++
 }
 
-// check looks at all files. While the service runs they hold what it was told.
+// check compares all files with the model. While the service runs they have every message it committed.
 func (c *crashModel) check() {
 	found, broken := map[string]int{}, 0
 	files := fileContents(c.tb, c.dir)
@@ -181,11 +181,11 @@ func (c *crashModel) check() {
 			var tenant, id string
 			var n int
 			if _, err := fmt.Sscan(line, &tenant, &id, &n); err != nil {
-				c.t.Fatalf("%s says %q", name, line)
+				c.t.Fatalf("%s: line %q", name, line)
 			}
 			found[tenant+" "+id]++
 			if want := c.erased[tenant+" "+id] + found[tenant+" "+id]; want != n {
-				c.t.Fatalf("%s has message %d of %s %s where %d should be: %q", name, n, tenant, id, want, files)
+				c.t.Fatalf("%s: message %d of %s %s, want %d: %q", name, n, tenant, id, want, files)
 			}
 		}
 	}
@@ -195,12 +195,12 @@ func (c *crashModel) check() {
 		}
 	}
 	if !maps.Equal(found, c.sent) {
-		c.t.Fatalf("the files have so many messages: %v, want %v", found, c.sent)
+		c.t.Fatalf("messages in the files = %v, want %v", found, c.sent)
 	}
-	if broken > c.torn {
-		c.t.Fatalf("%d lines are broken, at most %d", broken, c.torn)
+	if broken > c.partial {
+		c.t.Fatalf("%d invalid lines, want at most %d", broken, c.partial)
 	}
 	if c.log.Lost() != 0 {
-		c.t.Fatalf("%d lines are lost", c.log.Lost())
+		c.t.Fatalf("Lost() = %d, want 0", c.log.Lost())
 	}
 }

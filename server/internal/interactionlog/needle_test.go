@@ -37,17 +37,17 @@ func TestNeedleIgnoresCase(t *testing.T) {
 	} {
 		n := newNeedle(tt.needle)
 		if got := n.matches(tt.text); got != tt.found {
-			t.Errorf("%q in %q: %t", tt.needle, tt.text, got)
+			t.Errorf("needle %q: matches(%q) = %t", tt.needle, tt.text, got)
 		}
 		line := sample{content: tt.text}.String()
 		f := filter{tenant: "default", text: n}
 		if got := f.mayMatch([]byte(line[:len(line)-1])); tt.found && !got {
-			t.Errorf("%q: passed over %s", tt.needle, line)
+			t.Errorf("needle %q: filter rejects %s", tt.needle, line)
 		}
 	}
 }
 
-// TestSpellings are some that are easily mistaken for others.
+// TestFilterEscapes has escapes that are easily mistaken for others.
 func TestFilterEscapes(t *testing.T) {
 	for _, tt := range []struct{ needle, raw string }{
 		{"\ufffd", "\xff"},
@@ -71,41 +71,41 @@ func TestFilterEscapes(t *testing.T) {
 		line := strings.Replace(strings.TrimSuffix(sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
 		l, err := parseEntry([]byte(line))
 		if n := newNeedle(tt.needle); err != nil || !n.matches(l.interaction.Content) {
-			t.Errorf("%q is not in %s, %v", tt.needle, line, err)
+			t.Errorf("needle %q does not match %s, %v", tt.needle, line, err)
 		} else if f := (filter{tenant: "default", text: n}); !f.mayMatch([]byte(line)) {
-			t.Errorf("%q is hidden in %s", tt.needle, line)
+			t.Errorf("needle %q: filter rejects %s", tt.needle, line)
 		}
 	}
 }
 
-// TestFilterRefuses holds the filter to its purpose: lines that are parsed for nothing cost a
-// hundred times as much.
+// TestFilterRefuses checks that the filter rejects lines. To parse a line in vain costs a hundred times as
+// much as to reject it.
 func TestFilterRefuses(t *testing.T) {
-	for _, tt := range []struct{ name, needle, content, session string }{
+	for _, tt := range []struct{ name, needle, content, conversation string }{
 		{"other text", "goals", "goal", ""},
 		{"a key of the line", "timestamp", "x", ""},
 		{"a word of the metadata", "turn_number", "x", ""},
 		{"beside escapes", "xgoals", "\n\"goals\"\\goals\tgoals", ""},
-		{"behind a backslash and the quote at the end", ",", "x\\", ""},
+		{"after a backslash and the quote at the end", ",", "x\\", ""},
 		{"other escape", "\t", "\u0001\n", ""},
-		{"other session", "goals", "goals", "other"},
+		{"other conversation", "goals", "goals", "other"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			line := sample{content: tt.content}.String()
-			f := filter{tenant: "default", text: newNeedle(tt.needle), conversation: tt.session}
+			f := filter{tenant: "default", text: newNeedle(tt.needle), conversation: tt.conversation}
 			if f.mayMatch([]byte(line[:len(line)-1])) {
-				t.Errorf("%q wants %s", tt.needle, line)
+				t.Errorf("needle %q: filter accepts %s", tt.needle, line)
 			}
 		})
 	}
 	line := sample{}.String()
 	if (&filter{tenant: "other"}).mayMatch([]byte(line[:len(line)-1])) {
-		t.Error("wants a line of another tenant")
+		t.Error("filter accepts a line of another tenant")
 	}
 }
 
-// runes that are hard to find: with more than two forms, of different lengths, which JSON
-// escapes or which stand in escapes.
+// hardRune generates runes that are hard to find: runes with more than two cases, with cases of different
+// lengths, runes that JSON escapes and runes that occur in escapes.
 func hardRune() *rapid.Generator[rune] {
 	return rapid.SampledFrom([]rune("kKK\u212AsSſßẞäÄσΣςθΘϑϴ\u0345\u1fbeǅ𐐀𐐨😀日\"\\/\b\f\n\r\t\x01u0nrtbfaAdD41 \ufffdﬅﬆ"))
 }
@@ -114,7 +114,7 @@ func hardText(limit int) *rapid.Generator[string] {
 	return rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(hardRune(), 0, limit).Draw(t, "runes")) })
 }
 
-// recase changes the case of some runes.
+// changeCase changes the case of random runes.
 func changeCase(t *rapid.T, text string) string {
 	return strings.Map(func(r rune) rune {
 		for range rapid.IntRange(0, 3).Draw(t, "folds") {
@@ -124,7 +124,7 @@ func changeCase(t *rapid.T, text string) string {
 	}, text)
 }
 
-// spell writes a JSON string, with escapes where there need be none.
+// encodeJSONString writes a JSON string with random escapes, even unnecessary ones.
 func encodeJSONString(t *rapid.T, text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -137,7 +137,7 @@ func encodeJSONString(t *rapid.T, text string) string {
 		case how == 0 || r < ' ' && short < 0:
 			fmt.Fprintf(&b, `\u%04x`, r)
 		case how == 1 && r == '\ufffd':
-			b.WriteString(`\ud800`) // Half a pair is read so.
+			b.WriteString(`\ud800`) // Half a surrogate pair is read as U+FFFD.
 		case how == 2 && r == '\ufffd':
 			b.WriteByte(0xff)
 		case short >= 0 && (r != '/' || how == 1):
@@ -150,8 +150,8 @@ func encodeJSONString(t *rapid.T, text string) string {
 	return b.String()
 }
 
-// TestNothingIsHidden searches for texts in lines of any spelling: what a naive search finds in
-// the parsed line is not passed over.
+// TestFilterAgreesWithModel searches for texts in lines of any spelling. It checks that the filter accepts
+// a line if a simple search finds the text in the parsed entry.
 func TestFilterAgreesWithModel(t *testing.T) { rapid.Check(t, checkNeedle) }
 
 func FuzzNeedle(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkNeedle)) }
@@ -175,15 +175,15 @@ func checkNeedle(t *rapid.T) {
 	truth := strings.Contains(modelFold(parsed.interaction.Content), modelFold(text))
 	n := newNeedle(text)
 	if got := n.matches(parsed.interaction.Content); got != truth {
-		t.Fatalf("%q in %q: %t, want %t", text, parsed.interaction.Content, got, truth)
+		t.Fatalf("needle %q: matches(%q) = %t, want %t", text, parsed.interaction.Content, got, truth)
 	}
 	f := filter{tenant: "default", text: n}
 	if truth && !f.mayMatch([]byte(line)) {
-		t.Fatalf("%q is hidden in %s", text, line)
+		t.Fatalf("needle %q: filter rejects %s", text, line)
 	}
 }
 
-// naiveFold writes every rune as the least of its forms.
+// modelFold replaces every rune with the smallest of its cases.
 func modelFold(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -196,13 +196,13 @@ func modelFold(text string) string {
 	return b.String()
 }
 
-// TestLongNeedle: neither the needle nor the line is so long that their product is taken.
+// TestLongNeedle checks that a long needle and a long line do not take quadratic time.
 func TestLongNeedle(t *testing.T) {
 	n := newNeedle(strings.Repeat("a", 1<<20) + "b")
 	line := sample{content: strings.Repeat("a", 1<<20)}.String()
 	f := filter{tenant: "default", text: n}
 	if f.mayMatch([]byte(line[:len(line)-1])) && n.matches(line) {
-		t.Error("found what is not there")
+		t.Error("found a text that the line does not contain")
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestTurnOffFullDisk reports entries for which there is no space, and has the next process with
-// a log write how many they are, also if the disk is full at its start or at its end.
+// TestTurnOffFullDisk checks that TurnOff reports entries for which there is no space. The next process
+// with a log writes a loss entry, even if the disk is full at its start or its end.
 func TestTurnOffFullDisk(t *testing.T) {
 	for _, name := range []string{"space again", "full at the start", "full to the end"} {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestTurnOffFullDisk(t *testing.T) {
 			}
 			got := strings.Join(strings.Fields(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " ")), " ")
 			if got != want {
-				t.Errorf("the file says %q, want %q", got, want)
+				t.Errorf("file = %q, want %q", got, want)
 			}
 			must(t, s.log.Close())
 		})

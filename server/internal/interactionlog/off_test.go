@@ -29,7 +29,7 @@ func (s *testService) turnOn() {
 	must(s.tb, s.catchUp())
 }
 
-// TestTurnOff: TurnOff adds the entries that a crash lost and none of the time while the log was
+// TestTurnOff checks that TurnOff adds the entries that a crash lost and none of the time while the log was
 // off, however often processes with and without a log crash.
 func TestTurnOff(t *testing.T) {
 	s := newTestService(t, logDir(t))
@@ -50,8 +50,8 @@ func TestTurnOff(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestTurnOffAhead adds no entries for messages that have come while the log was off, also if they
-// are dated after the clock and a crash comes soon after the log is on again.
+// TestTurnOffFutureMessages checks that no entries are added for messages that were committed while the log
+// was off, even if they are dated after the clock and a crash follows soon after the log is on again.
 func TestTurnOffFutureMessages(t *testing.T) {
 	for name, turnOn := range map[string]func(*testService){
 		"at once": (*testService).turnOn,
@@ -82,7 +82,7 @@ func TestTurnOffFutureMessages(t *testing.T) {
 				must(t, s.turnOff(t.Context(), s.Store))
 			}
 			s.importAt("elsewhere", s.now.Add(50*time.Second))
-			s.add("acme", "elsewhere", "said while it was off")
+			s.add("acme", "elsewhere", "sent while it was off")
 			s.now = s.now.Add(time.Second)
 			turnOn(s)
 			s.detached = true
@@ -95,7 +95,7 @@ func TestTurnOffFutureMessages(t *testing.T) {
 	}
 }
 
-// TestTurnOffNothing leaves alone what is off already, and makes no directory.
+// TestTurnOffTwice checks that TurnOff does nothing if the log is off already, or if there is none.
 func TestTurnOffTwice(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -111,8 +111,8 @@ func TestTurnOffTwice(t *testing.T) {
 	}
 }
 
-// TestTurnOffFails: entries that TurnOff could not add are not added later, unless it was stopped
-// by its context.
+// TestTurnOffFails checks that entries that TurnOff could not add are not added later, unless its context
+// was canceled.
 func TestTurnOffFails(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.detached = true

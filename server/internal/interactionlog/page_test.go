@@ -49,10 +49,10 @@ func TestPageTokenQuery(t *testing.T) {
 		for j, other := range queries {
 			next, err := other(page.NextPageToken)
 			if i == j && (err != nil || contents(next) != "b") {
-				t.Errorf("query %d: second page %v, %v", i, next, err)
+				t.Errorf("query %d: second page = %v, %v", i, next, err)
 			}
 			if i != j && !errors.Is(err, ErrPageToken) {
-				t.Errorf("query %d takes the token of %d: %v, %v", j, i, next, err)
+				t.Errorf("query %d with the token of query %d = %v, %v, want ErrPageToken", j, i, next, err)
 			}
 		}
 	}
@@ -60,15 +60,15 @@ func TestPageTokenQuery(t *testing.T) {
 	wrong := []string{"x", q.sealToken(position{1, 0}), q.sealToken(position{0, -1}), store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...)}
 	for _, token := range wrong {
 		if page, err := list(List{Tenant: "default"})(token); !errors.Is(err, ErrPageToken) {
-			t.Errorf("token %q: %v, %v", token, page, err)
+			t.Errorf("list with token %q = %v, %v, want ErrPageToken", token, page, err)
 		}
 	}
 	if page, err := list(List{Tenant: "default"})(q.sealToken(position{})); err != nil || len(page.Interactions) != 0 {
-		t.Errorf("a span of 1970: %v, %v", page, err)
+		t.Errorf("list of a span in 1970 = %v, %v, want an empty page", page, err)
 	}
 }
 
-// TestLargeLines: one that is larger than a page has one of its own.
+// TestLargeLines checks that an entry that is larger than a page has a page of its own.
 func TestLargeLines(t *testing.T) {
 	r := newTestReader(t)
 	large := strings.Repeat("x", maxPageBytes+1)
@@ -80,17 +80,17 @@ func TestLargeLines(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := contents(page); got != want {
-			t.Errorf("a page of %.10q… (%d bytes), want %.10q… (%d)", got, len(got), want, len(want))
+			t.Errorf("page = %.10q… (%d bytes), want %.10q… (%d)", got, len(got), want, len(want))
 		}
 		list.PageToken = page.NextPageToken
 	}
 	if list.PageToken != "" {
-		t.Error("there is a token at the end")
+		t.Error("the last page has a token")
 	}
 }
 
-// TestPagesGoOnWhileLinesCome: those that came after the first page are on no page of what
-// goes back, and at the end of what goes forward.
+// TestPagesDuringWrites checks that entries written after the first page are on no page of a query that
+// goes backward, and on the last pages of one that goes forward.
 func TestPagesDuringWrites(t *testing.T) {
 	for _, tt := range []struct {
 		name, want string
@@ -118,7 +118,7 @@ func TestPagesDuringWrites(t *testing.T) {
 	}
 }
 
-// TestSpanOfThePages is that of the first one, though time goes on.
+// TestPageTokenKeepsSpan checks that later pages have the span of the first one.
 func TestPageTokenKeepsSpan(t *testing.T) {
 	r := newTestReader(t)
 	now := readNow
@@ -146,17 +146,17 @@ func TestPageTokenKeepsSpan(t *testing.T) {
 			return get(token)
 		})
 		if got := contents(page) + " " + strings.Join(texts(all), " "); got != "c b a" {
-			t.Errorf("%q, want those of the span as it was", got)
+			t.Errorf("pages = %q, want the span of the first page", got)
 		}
 	}
 }
 
-// TestPagesOfAFileThatIsEdited give lines that are there, whole, and end.
+// TestPagesDuringEdits checks that pages have only entries that are in the file, and that they end.
 func TestPagesDuringEdits(t *testing.T) {
 	before := sampleLines("a", "b", "c", "d")
 	for name, after := range map[string]string{
-		"added ahead":    sampleLines("first") + before,
-		"removed ahead":  sampleLines("b", "c", "d"),
+		"added before":   sampleLines("first") + before,
+		"removed before": sampleLines("b", "c", "d"),
 		"changed":        sampleLines("a", "changed", "c", "d"),
 		"cut off":        before[:len(before)/3],
 		"empty":          "",
@@ -191,7 +191,7 @@ func TestPagesDuringEdits(t *testing.T) {
 			})
 			for _, content := range texts(rest) {
 				if !there[content] {
-					t.Errorf("%s, %+v: %q is not in the file", name, l, content)
+					t.Errorf("%s, %+v: entry %q is not in the file", name, l, content)
 				}
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// disk is a file system that can lose its power.
+// testDisk is a file system that can lose its power.
 type testDisk struct {
 	t           *testing.T
 	image, path string
@@ -22,7 +22,7 @@ func newDisk(t *testing.T) *testDisk {
 	d := &testDisk{t: t, image: filepath.Join(dir, "image"), path: filepath.Join(dir, "disk")}
 	must(t, os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, 64<<20), os.Mkdir(d.path, 0o700))
 	if out, err := exec.CommandContext(t.Context(), "mkfs.ext4", "-q", d.image).CombinedOutput(); err != nil {
-		t.Skipf("no file system can be made: %v\n%s", err, out)
+		t.Skipf("cannot create a file system: %v\n%s", err, out)
 	}
 	if err := d.mount(); err != nil {
 		t.Skipf("only root can mount a file system: %v", err)
@@ -35,7 +35,7 @@ func (d *testDisk) mount() error {
 	return exec.CommandContext(d.t.Context(), "mount", "-o", "loop", d.image, d.path).Run()
 }
 
-// cut stops all writing at once: what is not on the disk now never gets there.
+// cutPower stops all writing at once: what is not on the disk now never gets there.
 func (d *testDisk) cutPower() {
 	d.t.Helper()
 	const shutdown, withoutFlush = 0x8004587d, 2
@@ -48,8 +48,8 @@ func (d *testDisk) cutPower() {
 	}
 }
 
-// TestPowerCutAfterCompaction keeps what was remembered of an erasure before the file was replaced
-// that has it, where the system may write a file after its new name.
+// TestPowerCutAfterCompaction checks that an exclusion survives a power cut after its file was replaced, on
+// a file system that may write a file after its new name.
 func TestPowerCutAfterCompaction(t *testing.T) {
 	d := newDisk(t)
 	must(t, syscall.Mount("", d.path, "", syscall.MS_REMOUNT, "noauto_da_alloc"))
@@ -60,7 +60,7 @@ func TestPowerCutAfterCompaction(t *testing.T) {
 	before, err := os.Stat(s.log.checkpointPath())
 	must(t, err, s.log.compact(), s.log.sync())
 	if after, err := os.Stat(s.log.checkpointPath()); err != nil || os.SameFile(before, after) {
-		t.Errorf("the checkpoint has the same file as before, %v", err)
+		t.Errorf("checkpoint was not replaced, %v", err)
 	}
 	d.cutPower()
 	s.log.crash()
@@ -71,20 +71,20 @@ func TestPowerCutAfterCompaction(t *testing.T) {
 	found, err := s.log.exclusions()
 	must(t, err)
 	if _, ok := found[exclusion{Tenant: "acme", ID: "c1"}]; !ok {
-		t.Error("the erasure is not remembered")
+		t.Error("the exclusion of the erased conversation is missing")
 	}
 	must(t, s.log.Close())
 }
 
-// TestPowerCut takes the power from a machine on which a process writes, several times: what the
-// store keeps is in the log once the next process has caught up.
+// TestPowerCut cuts the power of a disk on which a process writes, several times. It checks that the log has
+// all that the store retains when the next process has caught up.
 func TestPowerCut(t *testing.T) {
 	d := newDisk(t)
 	missing := 0
 	for round := range 4 {
-		var first time.Time // that the child's checkpoint has
+		var first time.Time // of the child's checkpoint
 		acknowledged := killAfter(t, d.path, 100+100*round, func() bool {
-			// In every other round something must have been made durable.
+			// In every other round, wait until something was made durable.
 			path := filepath.Join(d.path, "interactions", checkpointName)
 			c, _, err := readCheckpoint(path)
 			must(t, err)
@@ -94,7 +94,7 @@ func TestPowerCut(t *testing.T) {
 			if round%2 == 0 && c.CompleteUntil.Equal(first) {
 				return false
 			}
-			must(t, syncFile(path)) // It may get to the disk at any time, ahead of all else.
+			must(t, syncFile(path)) // The checkpoint may be durable before everything else.
 			d.cutPower()
 			return true
 		})
@@ -105,7 +105,7 @@ func TestPowerCut(t *testing.T) {
 		}
 	}
 	if missing == 0 {
-		t.Error("no power cut took a line: the test shows nothing")
+		t.Error("no power cut lost an entry, so that the test shows nothing")
 	}
-	t.Logf("%d lines were added", missing)
+	t.Logf("%d entries were added", missing)
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestCatchUpProgress: CatchUp reports its progress every second, while it lists conversations and
+// TestCatchUpProgress checks that CatchUp logs its progress every second, while it lists conversations and
 // while it reads files.
 func TestCatchUpProgress(t *testing.T) {
 	s := newTestService(t, logDir(t))
@@ -21,7 +21,7 @@ func TestCatchUpProgress(t *testing.T) {
 	}
 	s.log.crash()
 	s.open()
-	// Each call of the clock takes half a second.
+	// Each call of the clock advances it by half a second.
 	var looks atomic.Int64
 	now := s.now
 	s.log.options.Now = func() time.Time { return now.Add(time.Duration(looks.Add(1)) * time.Second / 2) }

@@ -14,10 +14,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// readNow is the time in the tests of reading.
+// readNow is the current time in the tests of reading.
 var readNow = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// reading is a reader of a directory, with what it says.
+// testReader is a reader of a directory, with its log output.
 type testReader struct {
 	*reader
 
@@ -32,7 +32,7 @@ func newTestReader(tb testing.TB) *testReader {
 	return r
 }
 
-// put writes the file of a day, as of an hour ago; no two are of the same time.
+// putFile writes the file of a day, an hour ago. No two files have the same time.
 func (r *testReader) putFile(tb testing.TB, date, content string) {
 	tb.Helper()
 	path := filepath.Join(r.dir, date+fileSuffix)
@@ -46,10 +46,10 @@ func (r *testReader) putFile(tb testing.TB, date, content string) {
 	}
 }
 
-// entry is a line to write; what is empty gets a value.
+// sample is an entry to write. Empty fields get a default value.
 type sample struct{ at, conversation, tenant, agent, role, content string }
 
-// String is the line as the encoder writes it, with the line break.
+// String returns the entry as the encoder writes it, with the line break.
 func (e sample) String() string {
 	or := func(s *string, value string) {
 		if *s == "" {
@@ -70,7 +70,7 @@ func (e sample) String() string {
 	return string(b) + `","metadata":{"turn_number":1}}` + "\n"
 }
 
-// said returns the lines of a file that were warned of, as "file:line".
+// warnings returns the lines that were logged as skipped, as "file:line".
 func (r *testReader) warnings(t *testing.T) (lines []string) {
 	t.Helper()
 	for text := range strings.Lines(r.output.String()) {
@@ -95,7 +95,7 @@ func contents(page *Page) string {
 	return strings.Join(all, " ")
 }
 
-// listAll returns all pages of a list, and how many lines were skipped.
+// listAll returns all pages of a list and the number of skipped lines.
 func (r *testReader) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction, skipped int) {
 	tb.Helper()
 	return allPages(tb, func(token string) (*Page, error) {
@@ -130,7 +130,7 @@ func allPages(tb testing.TB, get func(token string) (*Page, error)) (all []*parl
 	}
 }
 
-// texts are the contents of interactions.
+// texts returns the contents of interactions.
 func texts(all []*parleyv1.Interaction) []string {
 	found := []string{}
 	for _, i := range all {
@@ -139,14 +139,14 @@ func texts(all []*parleyv1.Interaction) []string {
 	return found
 }
 
-// naive is what a query is to find, by way of parsing every line.
+// model is a query that parses every line.
 type model struct {
 	tenant, conversation, text string
 	since                      time.Time
 	backward                   bool
 }
 
-// of returns what is found in files, given from the oldest on, and how many lines cannot be read.
+// find returns the matching contents of files, which begin with the oldest, and the number of invalid lines.
 func (n model) find(files ...string) (found []string, skipped int) {
 	var parsed []modelFile
 	for _, file := range files {
@@ -173,7 +173,7 @@ func (n model) findIn(files ...modelFile) (found []string, skipped int) {
 	return found, skipped
 }
 
-// naiveFile is what there is to read in a file.
+// modelFile is a file with all of its lines parsed.
 type modelFile struct {
 	lines  []*parsedEntry
 	faults int

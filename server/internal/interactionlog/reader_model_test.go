@@ -13,8 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestReadingAgreesWithANaiveOne over files of lines by the encoder, lines by hand and lines
-// that cannot be read: all queries, page by page, with and without indexes.
+// TestReaderAgreesWithModel runs all queries over files with lines by the encoder, lines by hand and invalid
+// lines, page by page, with and without indexes.
 func TestReaderAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		r := newTestReader(t)
@@ -25,7 +25,7 @@ func TestReaderAgreesWithModel(t *testing.T) {
 			r.putFile(t, (first + day(i)).String(), files[i])
 		}
 		checkReading(t, rt, r, files[:])
-		// Once more, with the indexes made; one is damaged, one not of its file any more.
+		// Repeat this with the indexes. One is damaged, another one is out of date.
 		if path := filepath.Join(r.dir, indexName(first)); rapid.Bool().Draw(rt, "damage") {
 			if index, err := os.ReadFile(path); err == nil {
 				index[rapid.IntRange(0, len(index)-1).Draw(rt, "at")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
@@ -55,50 +55,50 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	text := hardText(2).Draw(rt, "text")
 	same := func(what string, all, want []string, got, skipped int) {
 		if diff := cmp.Diff(want, all); diff != "" {
-			rt.Fatalf("%s: -want +got\n%s", what, diff)
+			rt.Fatalf("%s: (-want +got):\n%s", what, diff)
 		}
 		if got != skipped {
 			rt.Fatalf("%s: skipped %d, want %d", what, got, skipped)
 		}
 	}
-	for _, session := range []string{"", "s", "é"} {
-		n := model{tenant: tenant, conversation: session}
+	for _, conversation := range []string{"", "s", "é"} {
+		n := model{tenant: tenant, conversation: conversation}
 		want, skipped := n.findIn(parsed[2])
-		l := List{Tenant: tenant, ConversationID: session, PageSize: size, Date: (dayOf(readNow) - 1).String()}
+		l := List{Tenant: tenant, ConversationID: conversation, PageSize: size, Date: (dayOf(readNow) - 1).String()}
 		all, got := r.listAll(t, l)
 		same("day", texts(all), want, got, skipped)
 
-		if l.Date = ""; session != "" {
+		if l.Date = ""; conversation != "" {
 			want, skipped = n.findIn(parsed...)
 			all, got = r.listAll(t, l)
-			same("session", texts(all), want, got, skipped)
+			same("conversation", texts(all), want, got, skipped)
 		}
 
 		n.backward, n.since, l.Within = true, since, within
 		want, skipped = n.findIn(recent...)
 		all, got = r.listAll(t, l)
-		same(fmt.Sprintf("%s, session %q", within, session), texts(all), want, got, skipped)
+		same(fmt.Sprintf("%s, conversation %q", within, conversation), texts(all), want, got, skipped)
 
 		n.since, n.text = time.Time{}, text
 		want, _ = n.findIn(parsed[max(0, 4-days):]...)
-		all, _ = r.searchAll(t, Search{Tenant: tenant, Query: text, Days: days, ConversationID: session, PageSize: size})
-		same(fmt.Sprintf("%d days, text %q, session %q", days, text, session), texts(all), want, 0, 0)
+		all, _ = r.searchAll(t, Search{Tenant: tenant, Query: text, Days: days, ConversationID: conversation, PageSize: size})
+		same(fmt.Sprintf("%d days, text %q, conversation %q", days, text, conversation), texts(all), want, 0, 0)
 	}
 }
 
-// drawFile draws a day's file, which is often large enough to be indexed.
+// drawFile draws the file of a day, which is often large enough for an index.
 func drawFile(t *rapid.T) string {
 	var b strings.Builder
 	for range rapid.IntRange(0, 12).Draw(t, "lines") {
 		e := sample{
 			at:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
-			conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "session"),
+			conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "conversation"),
 			tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
 			content:      hardText(6).Draw(t, "content"),
 		}
 		switch rapid.IntRange(0, 29).Draw(t, "kind") {
 		case 0, 1, 2:
-			line, err := json.Marshal(map[string]any{ // By key: not as the encoder writes it, and with other escapes.
+			line, err := json.Marshal(map[string]any{ // Sorted by key, so the spelling differs from the encoder's.
 				"timestamp": e.at, "session_id": e.conversation, "tenant": e.tenant, "role": "tool", "content": e.content, "more": 1,
 			})
 			if err != nil {
@@ -120,44 +120,44 @@ func drawFile(t *rapid.T) string {
 	if rapid.Bool().Draw(t, "large") {
 		b.WriteString(sample{tenant: "filler", content: strings.Repeat("-", minIndexedBytes)}.String())
 	}
-	if file := b.String(); rapid.IntRange(0, 3).Draw(t, "torn") > 0 {
+	if file := b.String(); rapid.IntRange(0, 3).Draw(t, "partial") > 0 {
 		return file
 	}
 	return strings.TrimRight(b.String(), "\r\n")
 }
 
-// FuzzRead reads any bytes, in all ways.
+// FuzzRead runs all queries on a file of any bytes.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(sampleLines("a", "b\n", "ÄPFEL")), "äp", uint32(0))
 	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+sampleLines("\"")), `"`, uint32(chunkBytes))
-	f.Fuzz(func(t *testing.T, file []byte, text string, ahead uint32) {
+	f.Fuzz(func(t *testing.T, file []byte, text string, prefix uint32) {
 		r := newTestReader(t)
 		content := string(file)
-		if ahead%4 == 0 { // Large enough for an index, and about the edge of a chunk.
-			content = strings.Repeat("x", int(ahead%(2*chunkBytes))) + "\n" + content
+		if prefix%4 == 0 { // large enough for an index, and near the end of a chunk
+			content = strings.Repeat("x", int(prefix%(2*chunkBytes))) + "\n" + content
 		}
 		r.putFile(t, "2026-11-19", content)
-		for range 2 { // The second time with an index. Faults in lines that seem to be of others do not count.
+		for range 2 { // The second time there is an index. A conversation's query does not notice errors in other lines.
 			want, skipped := model{tenant: "default", conversation: "s"}.find(content)
 			all, got := r.listAll(t, List{Tenant: "default", ConversationID: "s", PageSize: 2})
 			if diff := cmp.Diff(want, texts(all)); diff != "" || got > skipped {
-				t.Fatalf("session: skipped %d of %d, -want +got\n%s", got, skipped, diff)
+				t.Fatalf("conversation: skipped %d of %d, (-want +got):\n%s", got, skipped, diff)
 			}
 		}
 		want, skipped := model{tenant: "default"}.find(content)
 		all, got := r.listAll(t, List{Tenant: "default", Date: "2026-11-19", PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" || got > skipped {
-			t.Fatalf("day: skipped %d of %d, -want +got\n%s", got, skipped, diff)
+			t.Fatalf("day: skipped %d of %d, (-want +got):\n%s", got, skipped, diff)
 		}
 		want, _ = model{tenant: "default", text: text, backward: true}.find(content)
 		all, _ = r.searchAll(t, Search{Tenant: "default", Query: text, PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" {
-			t.Fatalf("search: -want +got\n%s", diff)
+			t.Fatalf("search: (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// FuzzIndex: whatever stands where an index should, a session is found.
+// FuzzIndex checks that a query finds a conversation whatever bytes are in place of an index.
 func FuzzIndex(f *testing.F) {
 	content := sampleLines("a") + sample{conversation: "t", content: strings.Repeat("-", minIndexedBytes)}.String() + sampleLines("b")
 	path := filepath.Join(f.TempDir(), "index")

@@ -10,7 +10,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestReplace: what has happened since the old file was read is seen while the lock is held.
+// TestReplace checks that replace notices, under the lock, what has happened since the old file was read.
 func TestReplace(t *testing.T) {
 	const name = "2026-11-20.jsonl"
 	tests := map[string]struct {
@@ -44,20 +44,20 @@ func TestReplace(t *testing.T) {
 			must(t, r.copyComplete(t.Context(), f.size), test.happen(w))
 			ctx := &hookContext{Context: t.Context(), trigger: to.Name(), hook: func() {
 				if w.Log.mu.TryLock() {
-					t.Error("the lock is not held")
+					t.Error("mu is not held")
 				}
 			}}
 			if err := r.replace(ctx); !errors.Is(err, test.want) {
-				t.Fatalf("error %v, want %v", err, test.want)
+				t.Fatalf("replace: %v, want %v", err, test.want)
 			}
 			if test.want == nil && !strings.HasPrefix(w.readFile(name), otherLines()[0]) {
-				t.Errorf("the file says %q", w.readFile(name))
+				t.Errorf("file = %q", w.readFile(name))
 			}
 		})
 	}
 }
 
-// rewriting is a context in which something happens once a new file is being written.
+// hookContext is a context that calls hook once, when it is checked and the file trigger exists.
 type hookContext struct {
 	context.Context
 
@@ -65,7 +65,7 @@ type hookContext struct {
 	hook    func()
 }
 
-// Err has it happen.
+// Err calls the hook and implements context.Context.
 func (r *hookContext) Err() error {
 	if _, err := os.Lstat(r.trigger); err == nil && r.hook != nil {
 		happen := r.hook
@@ -75,8 +75,8 @@ func (r *hookContext) Err() error {
 	return r.Context.Err()
 }
 
-// TestEditedWhileErasing: what is done to a file while it is written anew is in the file
-// afterwards, and what is to go is gone.
+// TestEraseDuringEdits checks that edits of a file during an Erase are in the new file, without the entries
+// to remove.
 func TestEraseDuringEdits(t *testing.T) {
 	const name = "2026-11-20.jsonl"
 	gone, kept := matchingLines()[0], otherLines()[0]
@@ -114,7 +114,7 @@ func TestEraseDuringEdits(t *testing.T) {
 	}
 	for what, test := range tests {
 		t.Run(what, func(t *testing.T) {
-			for first := range 100 { // of all that Erase does then, ahead of each
+			for first := range 100 { // of the steps of Erase: edit before each of them
 				step := first
 				w := newTestLog(t)
 				w.putFile(name, content)
@@ -125,7 +125,7 @@ func TestEraseDuringEdits(t *testing.T) {
 					step--
 					if step >= 0 {
 						ctx.hook = edit
-					} else if w.Log.mu.TryLock() { // Else the new file is about to take its place.
+					} else if w.Log.mu.TryLock() { // If the lock is held, the new file is about to replace the old one.
 						w.Log.mu.Unlock()
 						edited = true
 						must(t, test.edit(w))
@@ -135,16 +135,16 @@ func TestEraseDuringEdits(t *testing.T) {
 				n, err := w.Erase(ctx, "acme", "gone")
 				must(t, err)
 				if !edited && first == 0 {
-					t.Fatal("the lock is held all the time")
+					t.Fatal("mu is held during all steps")
 				} else if !edited {
-					return // There are no more steps.
+					return // Erase has no more steps.
 				}
 				got := "none"
 				if lines, ok := fileContents(t, w.dir)[name]; ok {
 					got = strings.Join(lines, "|")
 				}
 				if n != test.erased || got != test.want {
-					t.Errorf("%d lines erased, the file says %q; want %d, %q", n, got, test.erased, test.want)
+					t.Errorf("erased %d entries, file = %q, want %d, %q", n, got, test.erased, test.want)
 				}
 			}
 		})

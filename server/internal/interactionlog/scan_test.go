@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// scanned returns the lines of a stretch as "offset-next text", long ones read alone.
+// scanAll returns the lines of a section as "offset-next text". It reads long ones separately.
 func scanAll(t rapid.TB, r *reader, s *section, parallel bool) []string {
 	lines := []string{}
 	var buffer []byte
@@ -45,7 +45,7 @@ func describe(line rawLine) string {
 	return fmt.Sprintf("%d-%d open=%t %q", line.from, next, line.open, text)
 }
 
-// naiveLines splits a file at line breaks.
+// modelLines splits a file at line breaks.
 func modelLines(file []byte, first, end int64, backward bool) []string {
 	lines := []string{}
 	for at := 0; at < len(file); {
@@ -79,13 +79,13 @@ func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
 		for _, parallel := range []bool{false, true} {
 			s := &section{file: bytes.NewReader(file), size: int64(len(file)), first: first, end: end, backward: backward}
 			if diff := cmp.Diff(want, scanAll(t, r, s, parallel)); diff != "" {
-				t.Fatalf("lines from %d to %d, backward %t, parallel %t: -want +got\n%s", first, end, backward, parallel, diff)
+				t.Fatalf("lines from %d to %d, backward %t, parallel %t: (-want +got):\n%s", first, end, backward, parallel, diff)
 			}
 		}
 	}
 }
 
-// TestScan reads files whose lines end about where chunks do.
+// TestScan reads files whose lines end near the ends of chunks.
 func TestScan(t *testing.T) {
 	r := newTestReader(t).reader
 	rapid.Check(t, func(t *rapid.T) {
@@ -100,7 +100,7 @@ func TestScan(t *testing.T) {
 			letter := rapid.SampledFrom([]byte("abc ")).Draw(t, "letter")
 			file = append(append(file, bytes.Repeat([]byte{letter}, length)...), ends.Draw(t, "end")...)
 		}
-		if rapid.Bool().Draw(t, "torn") {
+		if rapid.Bool().Draw(t, "partial") {
 			file = bytes.TrimRight(file, "\r\n")
 		}
 		place := rapid.Int64Range(0, int64(len(file))+3)
@@ -112,7 +112,7 @@ func TestScan(t *testing.T) {
 	})
 }
 
-// TestScanAtTheEdges has lines start and files end at every place about an edge.
+// TestScanAtTheEdges has lines that begin and files that end at every offset near the end of a chunk.
 func TestScanAtTheEdges(t *testing.T) {
 	r := newTestReader(t).reader
 	for _, edge := range []int{chunkBytes, 2 * chunkBytes, 3 * chunkBytes, chunkBytes + tailBytes, 2*chunkBytes + tailBytes} {
@@ -138,14 +138,14 @@ func TestScanLongLines(t *testing.T) {
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("\xef\xbb\xbfa\r\n\n b\nc"), uint32(0), int64(0), int64(9))
 	f.Add([]byte("\n"), uint32(chunkBytes-1), int64(5), int64(chunkBytes))
-	f.Fuzz(func(t *testing.T, file []byte, ahead uint32, first, end int64) {
-		// What is ahead moves it to an end of a chunk.
-		file = append(bytes.Repeat([]byte{'x'}, int(ahead%(2*chunkBytes))), file...)
+	f.Fuzz(func(t *testing.T, file []byte, prefix uint32, first, end int64) {
+		// The prefix moves the file to the end of a chunk.
+		file = append(bytes.Repeat([]byte{'x'}, int(prefix%(2*chunkBytes))), file...)
 		checkScan(t, newReader(t.TempDir(), nil, nil), file, max(first, 0), end)
 	})
 }
 
-// cutOff is a file that is shorter by now than it was when it was opened.
+// truncatedFile is a file that is shorter than when it was opened.
 type truncatedFile struct{ *bytes.Reader }
 
 func TestScanTruncatedFile(t *testing.T) {
@@ -158,14 +158,14 @@ func TestScanTruncatedFile(t *testing.T) {
 		}
 	}
 	var buffer []byte
-	for name, start := range map[string]int64{"behind the end": int64(len(file)) + 5, "amid a line": 5} {
+	for name, start := range map[string]int64{"after the end": int64(len(file)) + 5, "within a line": 5} {
 		if line, err := readLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, errChanged) {
-			t.Errorf("%s: %+v, %v; want errMoved", name, line, err)
+			t.Errorf("%s: readLine = %+v, %v, want errChanged", name, line, err)
 		}
 	}
 }
 
-// broken is a file that cannot be read behind a place.
+// failingReaderAt fails to read after an offset.
 type failingReaderAt struct {
 	*bytes.Reader
 
@@ -183,27 +183,27 @@ func TestScanStopsAtFirstError(t *testing.T) {
 	r := newTestReader(t).reader
 	file := []byte(strings.Repeat("0123456789\n", chunkBytes))
 	s := section{file: failingReaderAt{bytes.NewReader(file), 2 * chunkBytes}, size: int64(len(file)), end: math.MaxInt64}
-	whole := s
-	whole.file = bytes.NewReader(file)
+	complete := s
+	complete.file = bytes.NewReader(file)
 	for _, parallel := range []bool{false, true} {
 		if err := lastError(t.Context(), r, s, parallel, func() {}); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("parallel %t: %v", parallel, err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		err := lastError(ctx, r, whole, parallel, stop)
+		err := lastError(ctx, r, complete, parallel, stop)
 		stop()
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("parallel %t: %v after the context's end", parallel, err)
+			t.Errorf("parallel %t: %v, want %v after the context has ended", parallel, err, context.Canceled)
 		}
 	}
 }
 
-// lastError scans to the end, and calls a function at each line.
+// lastError scans to the end, calls a function at each line and returns the error.
 func lastError(ctx context.Context, r *reader, s section, parallel bool, each func()) error {
 	var failed error
 	for _, err := range r.scanShortLines(ctx, &s, parallel) {
 		if failed != nil {
-			return errors.New("goes on behind an error")
+			return errors.New("scan continues after an error")
 		}
 		failed = err
 		each()

@@ -40,14 +40,14 @@ func TestSearch(t *testing.T) {
 				tt.search.Tenant, tt.search.PageSize = "default", size
 				all, skipped := r.searchAll(t, tt.search)
 				if diff := cmp.Diff(append([]string{}, want...), texts(all)); diff != "" || skipped != 0 {
-					t.Errorf("pages of %d: skipped %d, -want +got\n%s", size, skipped, diff)
+					t.Errorf("pages of %d: skipped %d, (-want +got):\n%s", size, skipped, diff)
 				}
 			}
 		})
 	}
 }
 
-// TestSearchFollowsEdits: files are the only truth.
+// TestSearchFollowsEdits checks that a search finds what is in the files now.
 func TestSearchFollowsEdits(t *testing.T) {
 	r := newTestReader(t)
 	for _, content := range []string{sampleLines("one goal"), sampleLines("one goal", "a goal more"), sampleLines("a goal more"), sampleLines("a goal MORE", "nothing"), ""} {
@@ -55,12 +55,12 @@ func TestSearchFollowsEdits(t *testing.T) {
 		want, _ := model{tenant: "default", text: "goal", backward: true}.find(content)
 		all, _ := r.searchAll(t, Search{Tenant: "default", Query: "GOAL"})
 		if diff := cmp.Diff(want, texts(all)); diff != "" {
-			t.Errorf("-want +got\n%s", diff)
+			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
 }
 
-// TestSearchesAtOnce: many more than may look through files at once all come to an end.
+// TestConcurrentSearches runs many more searches than may scan files at once.
 func TestConcurrentSearches(t *testing.T) {
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", strings.Repeat(sampleLines(strings.Repeat("x", 1000)), 2000)+sampleLines("goal"))
@@ -86,15 +86,15 @@ func TestSearchCanceled(t *testing.T) {
 	}
 }
 
-// TestQueriesAreBounded: so many at once, of which lists do not wait for scans, nor the other way
-// around. Who waits may leave.
+// TestQueryLimits checks how many queries run concurrently, that lists and scans do not wait for each other,
+// and that a waiting query ends with its context.
 func TestQueryLimits(t *testing.T) {
-	r := newTestReader(t) // Without files: who does not wait never looks at its context.
+	r := newTestReader(t) // Without files, only a query that waits checks its context.
 	scan := func(ctx context.Context) error {
 		_, err := r.search(ctx, &Search{Tenant: "default", Query: "a"})
 		return err
 	}
-	session := func(ctx context.Context) error {
+	conversation := func(ctx context.Context) error {
 		_, err := r.list(ctx, &List{Tenant: "default", ConversationID: "s"})
 		return err
 	}
@@ -112,20 +112,20 @@ func TestQueryLimits(t *testing.T) {
 		turns         chan struct{}
 		waiting, free []func(context.Context) error
 	}{
-		{r.scanSlots, []func(context.Context) error{scan, session}, []func(context.Context) error{day, span}},
-		{r.listSlots, []func(context.Context) error{day, span}, []func(context.Context) error{scan, session}},
+		{r.scanSlots, []func(context.Context) error{scan, conversation}, []func(context.Context) error{day, span}},
+		{r.listSlots, []func(context.Context) error{day, span}, []func(context.Context) error{scan, conversation}},
 	} {
 		for range cap(tt.turns) {
 			tt.turns <- struct{}{}
 		}
 		for i, query := range tt.waiting {
 			if err := query(left); !errors.Is(err, context.Canceled) {
-				t.Errorf("query %d of those that wait: %v", i, err)
+				t.Errorf("waiting query %d: %v, want %v", i, err, context.Canceled)
 			}
 		}
 		for i, query := range tt.free {
 			if err := query(t.Context()); err != nil {
-				t.Errorf("query %d of the others: %v", i, err)
+				t.Errorf("other query %d: %v", i, err)
 			}
 		}
 		var ended sync.WaitGroup
@@ -141,7 +141,7 @@ func TestQueryLimits(t *testing.T) {
 		}
 		ended.Wait()
 		if len(tt.turns) > 0 {
-			t.Error("a turn was not given back")
+			t.Error("a slot was not released")
 		}
 	}
 }

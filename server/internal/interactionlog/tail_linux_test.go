@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestNoFileDescriptor: a sync fails once because no file descriptor is left.
+// TestNoFileDescriptor checks that the log recovers from a sync that failed without a file descriptor.
 func TestNoFileDescriptor(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -24,8 +24,8 @@ func TestNoFileDescriptor(t *testing.T) {
 	s.now = s.now.Add(time.Hour)
 	s.add("acme", "c1", "two")
 	s.log.maintainOnce()
-	if whole := s.log.pending.saved.CompleteUntil; !whole.Equal(s.now) {
-		t.Errorf("log complete until %v after the next sync, want %v", whole, s.now)
+	if until := s.log.pending.saved.CompleteUntil; !until.Equal(s.now) {
+		t.Errorf("log complete until %v after the next sync, want %v", until, s.now)
 	}
 	must(t, s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {

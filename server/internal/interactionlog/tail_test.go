@@ -17,11 +17,11 @@ import (
 func (s *testService) failSync() {
 	s.tb.Helper()
 	if err := s.log.finishSync(s.log.beginSync(), syscall.EIO); !errors.Is(err, syscall.EIO) {
-		s.tb.Fatalf("synced = %v, want %v", err, syscall.EIO)
+		s.tb.Fatalf("finishSync = %v, want %v", err, syscall.EIO)
 	}
 }
 
-// TestFailedSync: after a failed sync the checkpoint stops until a later sync succeeds.
+// TestFailedSync checks that the checkpoint does not advance after a failed sync until one succeeds.
 func TestFailedSync(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -35,13 +35,13 @@ func TestFailedSync(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		s.add("acme", "c2", "more")
 		s.failSync()
-		if whole := s.log.pending.saved.CompleteUntil; whole.Before(before) || whole.After(failed) {
-			t.Errorf("log complete until %v while syncs fail, want %v to %v", whole, before, failed)
+		if until := s.log.pending.saved.CompleteUntil; until.Before(before) || until.After(failed) {
+			t.Errorf("log complete until %v while syncs fail, want %v to %v", until, before, failed)
 		}
 	}
 	must(t, s.log.sync())
-	if whole := s.log.pending.saved.CompleteUntil; !whole.Equal(s.now) {
-		t.Errorf("log complete until %v after a sync, want %v", whole, s.now)
+	if until := s.log.pending.saved.CompleteUntil; !until.Equal(s.now) {
+		t.Errorf("log complete until %v after a sync, want %v", until, s.now)
 	}
 	s.wantEntries("one", "two", "more", "more", "more")
 	must(t, s.log.Close())
@@ -50,8 +50,8 @@ func TestFailedSync(t *testing.T) {
 	}
 }
 
-// TestFailedSyncThenErase ends the doubt after a failed sync, also with a new file that an Erase
-// puts in the place of the one that could not be made durable, unless that one had lost entries.
+// TestFailedSyncThenErase checks that an Erase that replaces a file ends the effect of a failed sync, unless
+// the old file has lost entries.
 func TestFailedSyncThenErase(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
@@ -69,18 +69,18 @@ func TestFailedSyncThenErase(t *testing.T) {
 			s.now = s.now.Add(time.Hour)
 			s.add("acme", "c1", "three")
 			must(t, s.log.sync())
-			if whole := s.log.pending.saved.CompleteUntil; whole.Equal(s.now) == lost || s.log.pending.needsCatchUp != lost {
-				t.Errorf("after a sync the log is complete until %v, now is %v", whole, s.now)
+			if until := s.log.pending.saved.CompleteUntil; until.Equal(s.now) == lost || s.log.pending.needsCatchUp != lost {
+				t.Errorf("log complete until %v after a sync, now is %v", until, s.now)
 			}
 			must(t, s.log.Close())
 			if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean == lost {
-				t.Errorf("after Close the checkpoint is %+v, %v, want clean %t", c, err, !lost)
+				t.Errorf("checkpoint after Close = %+v, %v, want clean %t", c, err, !lost)
 			}
 		})
 	}
 }
 
-// underLock is a context that calls a function each time that it is asked while a lock is held.
+// lockHookContext is a context that calls a function each time that it is checked while a lock is held.
 type lockHookContext struct {
 	context.Context
 
@@ -98,8 +98,8 @@ func (u *lockHookContext) Err() error {
 	return u.Context.Err()
 }
 
-// TestEraseDuringSync replaces no file while a sync of it may be under way: if that failed, the
-// log would take the new file for one that has lost entries.
+// TestEraseDuringSync checks that Erase replaces no file during a sync. Otherwise the log would mistake the new
+// file for one that has lost entries if the sync failed.
 func TestEraseDuringSync(t *testing.T) {
 	w := newTestLog(t)
 	w.putFile("2026-11-20.jsonl", matchingLines()[0]+"half a line")
@@ -108,16 +108,16 @@ func TestEraseDuringSync(t *testing.T) {
 		replaced++
 		if w.syncMu.TryLock() {
 			w.syncMu.Unlock()
-			t.Error("a sync may begin while a file is replaced")
+			t.Error("syncMu is not held while a file is replaced")
 		}
 	}}
 	if n, err := w.Erase(ctx, "acme", "gone"); n != 1 || err != nil || replaced == 0 {
-		t.Errorf("Erase = %d, %v, asked %d times while the file was replaced, want 1 entry and more than once", n, err, replaced)
+		t.Errorf("Erase = %d, %v, context checked %d times under the lock, want 1 entry and more than once", n, err, replaced)
 	}
 	must(t, w.Close())
 }
 
-// TestEraseWhenIdle leaves the checkpoint where it is while nothing is written.
+// TestEraseWhenIdle checks that an Erase does not move the checkpoint of an idle log.
 func TestEraseWhenIdle(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -134,13 +134,13 @@ func TestEraseWhenIdle(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestFailedSyncAtClose leaves what is not durable to the next start.
+// TestFailedSyncAtClose checks that the checkpoint is not clean if entries are not durable at the end.
 func TestFailedSyncAtClose(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	u := s.log.beginSync()
 	_ = s.log.finishSync(u, syscall.EIO)
-	u = s.log.beginSync() // as in Close, whose sync fails too
+	u = s.log.beginSync() // as in Close, whose sync fails, too
 	_ = s.log.finishSync(u, syscall.EIO)
 	s.log.Log.mu.Lock()
 	must(t, s.log.saveClosed())
@@ -151,7 +151,7 @@ func TestFailedSyncAtClose(t *testing.T) {
 	must(t, s.log.Close())
 }
 
-// TestFailedSyncThatLostEntries: the next start adds the entries that the system dropped after a
+// TestFailedSyncThatLostEntries checks that the next start adds the entries that the system dropped after a
 // failed sync, however the file has changed.
 func TestFailedSyncThatLostEntries(t *testing.T) {
 	zero := func(text []byte) []byte {
@@ -194,8 +194,8 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 					s.add("acme", "c3", say)
 				}
 				must(t, s.log.sync())
-				if said := s.log.output.take(); !s.log.pending.needsCatchUp || !strings.Contains(said, "may lack entries") {
-					t.Errorf("log = %q, want a warning", said)
+				if output := s.log.output.take(); !s.log.pending.needsCatchUp || !strings.Contains(output, "may lack entries") {
+					t.Errorf("log = %q, want a warning", output)
 				}
 				if after := s.log.pending.saved.CompleteUntil; !after.Equal(before) {
 					t.Errorf("log complete until %v, want %v as before", after, before)
@@ -215,7 +215,7 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 	}
 }
 
-// remove returns all without one, which must occur once.
+// remove returns all strings except one, which must occur once.
 func remove(t *testing.T, all []string, one string) (others []string) {
 	t.Helper()
 	for _, text := range all {
@@ -229,30 +229,30 @@ func remove(t *testing.T, all []string, one string) (others []string) {
 	return others
 }
 
-// TestFailedSyncOfDirectory leaves the checkpoint unclean until the directory is durable.
+// TestFailedSyncOfDirectory checks that the checkpoint is not clean until the directory is durable.
 func TestFailedSyncOfDirectory(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	u := s.log.beginSync()
-	clear(u.days) // All of the file is durable.
+	clear(u.days) // The file is durable.
 	_ = s.log.finishSync(u, syscall.EIO)
-	if whole := s.log.pending.saved.CompleteUntil; whole.After(s.now) {
-		t.Errorf("the log is complete until %v, want %v at most", whole, s.now)
+	if until := s.log.pending.saved.CompleteUntil; until.After(s.now) {
+		t.Errorf("log complete until %v, want at most %v", until, s.now)
 	}
 	s.log.Log.mu.Lock()
 	must(t, s.log.saveClosed())
 	s.log.Log.mu.Unlock()
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean {
-		t.Errorf("the checkpoint is %+v, %v, want one that is not clean", c, err)
+		t.Errorf("checkpoint = %+v, %v, want one that is not clean", c, err)
 	}
 	must(t, s.log.sync(), s.log.Close())
 	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
-		t.Errorf("after a sync the checkpoint is %+v, %v, want clean", c, err)
+		t.Errorf("checkpoint after a sync = %+v, %v, want clean", c, err)
 	}
 }
 
-// TestFailedSyncWhileWriting leaves an entry to the next start that came during a sync that
-// failed, and that the system has dropped.
+// TestFailedSyncWhileWriting checks that an entry that was written during a failed sync and dropped by the
+// system is missed.
 func TestFailedSyncWhileWriting(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
@@ -267,12 +267,12 @@ func TestFailedSyncWhileWriting(t *testing.T) {
 	_, err = f.WriteAt(make([]byte, 20), info.Size())
 	must(t, err, f.Close(), s.log.sync())
 	if !s.log.pending.needsCatchUp {
-		t.Error("the log takes an entry for durable that the file has lost")
+		t.Error("needsCatchUp = false although the file has lost an entry")
 	}
 	must(t, s.log.Close())
 }
 
-// TestFailedSyncOfMuch leaves a tail to the next start that is too long to be written again.
+// TestFailedSyncOfLongTail checks that a tail that is too long to be written again requires a CatchUp.
 func TestFailedSyncOfLongTail(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	text := strings.Repeat("\x01", 1<<20)
@@ -282,7 +282,7 @@ func TestFailedSyncOfLongTail(t *testing.T) {
 	s.failSync()
 	must(t, s.log.sync())
 	if !s.log.pending.needsCatchUp {
-		t.Error("72 MiB counted as durable that were not written again")
+		t.Error("needsCatchUp = false although 72 MiB were not written again")
 	}
 	must(t, s.log.Close())
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestFirstMessages begins a log. Umasks do not matter.
+// TestModesAndUmask checks the permissions of a new log under different umasks.
 func TestModesAndUmask(t *testing.T) {
 	for _, umask := range []int{0, 0o777} {
 		before := syscall.Umask(umask)
@@ -31,13 +31,13 @@ func TestModesAndUmask(t *testing.T) {
 		w.wantEntries("question", "answer", "more")
 		for path, want := range map[string]fs.FileMode{dir: 0o700, w.today(): 0o600, w.checkpointPath(): 0o600} {
 			if got := modeOf(t, path); got != want {
-				t.Errorf("umask %o: %s has mode %o, want %o", umask, path, got, want)
+				t.Errorf("umask %o: mode of %s = %o, want %o", umask, path, got, want)
 			}
 		}
 	}
 }
 
-// TestCommittedKinds has only messages become lines, and a message that is none stop nothing.
+// TestCommittedKinds checks that only messages become entries, and that the log skips an invalid message.
 func TestCommittedKinds(t *testing.T) {
 	w := newTestLog(t)
 	broken := w.message(noon, "broken")
@@ -48,15 +48,15 @@ func TestCommittedKinds(t *testing.T) {
 		{Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: "c1"},
 	})
 	if w.Lost() != 1 {
-		t.Errorf("%d lines are lost, want that of the message that is none", w.Lost())
+		t.Errorf("Lost() = %d, want 1 for the invalid message", w.Lost())
 	}
 	w.commit("three")
 	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; !slices.Contains(got, "-1") || len(got) != 4 {
-		t.Errorf("the file says %q, want three messages and that one is missing", got)
+		t.Errorf("file = %q, want three messages and a loss entry", got)
 	}
 }
 
-// TestMidnight has a batch lie in two files, and a late message in the one of its own day.
+// TestMidnight checks that a batch goes to two files, and a late message to the file of its day.
 func TestMidnight(t *testing.T) {
 	w := newTestLog(t)
 	midnight := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
@@ -69,14 +69,14 @@ func TestMidnight(t *testing.T) {
 		"2026-11-22.jsonl": {"4", "5"},
 	}
 	if diff := cmp.Diff(want, fileContents(t, w.dir)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if len(w.files) > maxOpenFiles {
-		t.Errorf("%d files are open, at most %d", len(w.files), maxOpenFiles)
+		t.Errorf("%d open files, want at most %d", len(w.files), maxOpenFiles)
 	}
 }
 
-// TestLargeBatch has a batch written in parts and its memory given back.
+// TestLargeBatch checks that a batch is written in parts and its buffer released.
 func TestLargeBatch(t *testing.T) {
 	w := newTestLog(t)
 	text := strings.Repeat("word ", 1<<18)
@@ -88,11 +88,11 @@ func TestLargeBatch(t *testing.T) {
 	w.commit("little")
 	w.wantEntries(append(texts, "little")...)
 	if cap(w.buffer) > maxRetainedBuffer {
-		t.Errorf("%d bytes are kept", cap(w.buffer))
+		t.Errorf("buffer of %d bytes is retained", cap(w.buffer))
 	}
 }
 
-// TestTornLine starts a new line behind one that a crash or an editor has left without its end.
+// TestTornLine checks that a new entry begins on a new line after a partial line of a crash or an editor.
 func TestTornLine(t *testing.T) {
 	w := newTestLog(t)
 	must(t, os.WriteFile(w.today(), []byte(`{"timestamp":"2026`), 0o600))
@@ -106,7 +106,7 @@ func TestTornLine(t *testing.T) {
 	w.commit("three", "four")
 	w.wantEntries(`!{"timestamp":"2026`, "one", "two", "!half", "three", "four")
 
-	// An editor leaves out the last line break, and writes the file anew or over the old one.
+	// Editors omit the last line break, and write a new file or the same one.
 	text, err := os.ReadFile(w.today())
 	must(t, err)
 	must(t, os.WriteFile(w.today(), text[:len(text)-1], 0o600))
@@ -115,17 +115,17 @@ func TestTornLine(t *testing.T) {
 	w.commit("six")
 	w.wantEntries("!{}", "six")
 	if got := modeOf(t, w.today()); got != fileMode {
-		t.Errorf("the new file has mode %o", got)
+		t.Errorf("mode of the new file = %o", got)
 	}
 	must(t, os.Truncate(w.today(), 0))
 	w.commit("seven")
 	w.wantEntries("seven")
 	if w.Lost() != 0 {
-		t.Errorf("%d lines are lost", w.Lost())
+		t.Errorf("Lost() = %d, want 0", w.Lost())
 	}
 }
 
-// TestReplaced has files and the directory moved and removed while they are written.
+// TestReplaced moves and removes files and the directory while they are written.
 func TestReplaced(t *testing.T) {
 	w := newTestLog(t)
 	w.commit("one")
@@ -141,13 +141,12 @@ func TestReplaced(t *testing.T) {
 	must(t, w.sync())
 	for path, want := range map[string]fs.FileMode{w.dir: dirMode, w.today(): fileMode, w.checkpointPath(): fileMode} {
 		if got := modeOf(t, path); got != want {
-			t.Errorf("%s has mode %o, want %o", path, got, want)
+			t.Errorf("mode of %s = %o, want %o", path, got, want)
 		}
 	}
 }
 
-// TestModes takes from others the right to read what there was, and what somebody gives them
-// meanwhile.
+// TestModes checks that the permissions of other users are removed at the start and while the log is written.
 func TestModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
 	must(t, os.Mkdir(dir, 0o755), os.Chmod(dir, 0o755))
@@ -159,16 +158,16 @@ func TestModes(t *testing.T) {
 		t.Helper()
 		for _, name := range names {
 			if got := modeOf(t, w.path(name)); got != 0o600 {
-				t.Errorf("%s has mode %o", name, got)
+				t.Errorf("mode of %s = %o, want 600", name, got)
 			}
 		}
 	}
 	check("2026-11-19.jsonl", "2026-11-20.jsonl")
 	if got := modeOf(t, dir); got != 0o700 {
-		t.Errorf("the directory has mode %o", got)
+		t.Errorf("mode of the directory = %o, want 700", got)
 	}
 	if got := modeOf(t, w.path("notes.txt")); got != 0o644 {
-		t.Errorf("a file that is not of the log has mode %o", got)
+		t.Errorf("mode of another file = %o, want 644", got)
 	}
 	w.commit("one")
 	must(t, os.Chmod(w.today(), 0o666))
@@ -177,7 +176,7 @@ func TestModes(t *testing.T) {
 	w.wantEntries("one", "two")
 }
 
-// TestRefused opens what is no directory of its own.
+// TestRefused opens paths that are not directories.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "real"), 0o755), os.WriteFile(filepath.Join(dir, "file"), nil, 0o644),
@@ -186,37 +185,37 @@ func TestRefused(t *testing.T) {
 		path := filepath.Join(dir, name)
 		l, err := Open(Options{Dir: path, Log: slog.New(slog.DiscardHandler)})
 		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v, %v, want ErrRefused", name, l, err)
+			t.Errorf("Open(%s) = %v, %v, want ErrRefused", name, l, err)
 		}
 	}
 	if got := modeOf(t, filepath.Join(dir, "real")); got != 0o755 {
-		t.Errorf("what the link leads to has mode %o", got)
+		t.Errorf("mode of the link's target = %o, want 755", got)
 	}
 	w := newTestLog(t)
 	if _, err := Open(Options{Dir: w.dir, Log: slog.New(slog.DiscardHandler)}); !errors.Is(err, ErrInUse) {
-		t.Errorf("opened twice: %v, want ErrInUse", err)
+		t.Errorf("second Open: %v, want ErrInUse", err)
 	}
 }
 
-// TestClosed has nothing written to a log that has ended.
+// TestClosed checks that entries are lost after Close.
 func TestClosed(t *testing.T) {
 	w := newTestLog(t)
 	w.commit("one")
 	must(t, w.Close(), w.Close())
 	w.commit("two", "three")
 	if w.Lost() != 2 {
-		t.Errorf("%d lines are lost, want 2", w.Lost())
+		t.Errorf("Lost() = %d, want 2", w.Lost())
 	}
 	w.wantEntries("one")
 }
 
-// TestOpenFiles counts the descriptors of a log over many days.
+// TestOpenFiles counts the file descriptors of a log over many days.
 func TestOpenFiles(t *testing.T) {
 	w := newTestLog(t)
 	count := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
-			t.Skipf("descriptors cannot be counted: %v", err)
+			t.Skipf("cannot count file descriptors: %v", err)
 		}
 		return len(entries)
 	}
@@ -230,11 +229,11 @@ func TestOpenFiles(t *testing.T) {
 	}
 	must(t, w.sync())
 	if now := count(); now > before+maxOpenFiles {
-		t.Errorf("%d files are open, %d were", now, before)
+		t.Errorf("%d open files, %d before", now, before)
 	}
 }
 
-// TestRetry writes in a file opened anew what a file refuses.
+// TestRetry checks that a failed write is repeated in the file opened again.
 func TestRetry(t *testing.T) {
 	w := newTestLog(t)
 	w.commit("one")
@@ -242,6 +241,6 @@ func TestRetry(t *testing.T) {
 	w.commit("two", "three")
 	w.wantEntries("one", "two", "three")
 	if w.Lost() != 0 {
-		t.Errorf("%d lines are lost", w.Lost())
+		t.Errorf("Lost() = %d, want 0", w.Lost())
 	}
 }
