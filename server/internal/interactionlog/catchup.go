@@ -46,12 +46,12 @@ const (
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
 	l.mu.Lock()
-	since, unsure, off, before := l.pending.saved.CompleteUntil, l.pending.needsCatchUp, l.pending.saved.Off, l.lost.Load()
+	since, needed, off, before := l.pending.saved.CompleteUntil, l.pending.needsCatchUp, l.pending.saved.Off, l.lost.Load()
 	l.mu.Unlock()
 	if off {
 		return l.excludeWhileOff(ctx, s, since, tenants)
 	}
-	if !unsure {
+	if !needed {
 		return nil
 	}
 	c, err := l.newCatchUp(s, since)
@@ -103,10 +103,10 @@ func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Tim
 func (l *Log) finishCatchUp(added int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p, f := &l.pending, &l.loss
+	p, loss := &l.pending, &l.loss
 	if left := p.previousLoss.lost - int64(added); left > 0 {
-		f.missing += left
-		f.since = p.previousLoss.since
+		loss.missing += left
+		loss.since = p.previousLoss.since
 	}
 	p.previousLoss.lost, p.needsCatchUp = 0, false
 	p.dirChanged = true // The next sync then writes the checkpoint.
@@ -157,12 +157,12 @@ type entryKey struct {
 
 // newCatchUp returns a catchUp for the messages that were committed since a time.
 func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
-	imports, err := l.exclusions()
+	exclusions, err := l.exclusions()
 	if err != nil {
 		return nil, err
 	}
 	return &catchUp{
-		log: l, store: s, since: since, exclusions: imports, seed: maphash.MakeSeed(), missing: make(map[uint64]struct{}),
+		log: l, store: s, since: since, exclusions: exclusions, seed: maphash.MakeSeed(), missing: make(map[uint64]struct{}),
 		progress: progress{log: l, due: l.options.Now().Add(progressEvery)},
 	}, nil
 }

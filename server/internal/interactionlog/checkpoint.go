@@ -40,8 +40,9 @@ type checkpoint struct {
 // pending is the state that a crash may lose. Log.mu guards it.
 type pending struct {
 	saved checkpoint // as it is in the file
-	// needsCatchUp is true if the files may lack entries that were written before saved.CompleteUntil
-	// or that a failed sync has lost. Only CatchUp can find them.
+	// needsCatchUp is true if entries since saved.CompleteUntil may be missing that this process has
+	// not counted as lost: after an unclean stop of the previous process, or after a failed sync. Only
+	// CatchUp can find them, so the checkpoint does not advance.
 	needsCatchUp bool
 	// days has the parts of the files that may not be durable yet, by day. earliest is the earliest
 	// time of their entries, newest the earliest time in the newest batch.
@@ -196,7 +197,7 @@ func (l *Log) beginSync() *syncRound {
 	return r
 }
 
-// run makes all parts durable that it can and keeps the others in u. It returns the errors of the
+// run makes all parts durable that it can and keeps the others in r. It returns the errors of the
 // others.
 func (r *syncRound) run(dir string) error {
 	var err error
@@ -220,7 +221,7 @@ func (r *syncRound) run(dir string) error {
 }
 
 // finishSync advances the checkpoint, but not to the time of an entry that was written in the
-// meantime or is not durable. The next sync retries the parts that are left in u.
+// meantime or is not durable. The next sync retries the parts that are left in r.
 func (l *Log) finishSync(r *syncRound, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -240,7 +241,7 @@ func (l *Log) finishSync(r *syncRound, err error) error {
 	if !p.earliest.IsZero() && p.earliest.Before(r.completeUntil) {
 		r.completeUntil = p.earliest
 	}
-	// Records of imports before the checkpoint have been removed, so the checkpoint never moves back here.
+	// Exclusions that end before the checkpoint have been dropped, so the checkpoint must not move back here.
 	if !p.needsCatchUp && l.loss.missing == 0 && r.completeUntil.After(p.saved.CompleteUntil) {
 		p.saved.CompleteUntil = r.completeUntil
 	}

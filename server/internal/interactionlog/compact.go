@@ -68,19 +68,19 @@ func (l *Log) beginCompaction() (*compaction, error) {
 
 // write writes the new file and makes it durable, since an erasure relies on it.
 func (c *compaction) write() error {
-	found, err := readExclusions(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
+	exclusions, err := readExclusions(io.NewSectionReader(c.from, checkpointBytes, c.read-checkpointBytes))
 	if err != nil {
 		return err
 	}
 	text := c.text
-	for _, i := range found {
-		if i.Until.IsZero() {
-			i.Until = c.exclusionsUntil
+	for _, e := range exclusions {
+		if e.Until.IsZero() {
+			e.Until = c.exclusionsUntil
 		}
-		if c.completeUntil.After(i.Until) {
+		if c.completeUntil.After(e.Until) {
 			continue
 		}
-		line, err := json.Marshal(i)
+		line, err := json.Marshal(e)
 		if err != nil {
 			return err
 		}
@@ -105,8 +105,8 @@ func (c *compaction) replace() error {
 	if err != nil {
 		return err
 	}
-	named, err := os.Lstat(c.checkpointPath())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && (!os.SameFile(info, named) || info.Size() < c.read) {
+	current, err := os.Lstat(c.checkpointPath())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (!os.SameFile(info, current) || info.Size() < c.read) {
 		return nil
 	} else if err != nil {
 		return err

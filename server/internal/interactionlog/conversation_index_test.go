@@ -307,11 +307,11 @@ func TestIndexBuildCanceled(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r.indexes.building <- struct{}{}
-	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil {
+	if x := r.indexOf(ctx, f, dayOf(readNow)-1); x != nil {
 		t.Error("indexOf with a canceled context returned an index")
 	}
 	<-r.indexes.building
-	if x := r.reader.indexOf(ctx, f, dayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
+	if x := r.indexOf(ctx, f, dayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
 		t.Errorf("index = %v, log output = %s", x, r.output.String())
 	}
 	if left, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(left) > 0 || err != nil {

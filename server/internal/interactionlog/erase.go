@@ -167,11 +167,11 @@ func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error)
 
 // contains reports whether a file has an entry of the conversation.
 func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, error) {
-	end, err := e.reader.acquireScan(ctx)
+	release, err := e.reader.acquireScan(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer end()
+	defer release()
 	s := &section{file: f, size: f.size, end: f.size, filter: e.query.mayMatch}
 	e.mentions = 0
 	for _, err := range e.entries(f, e.reader.candidateLines(ctx, f, d, e.query, s)) {

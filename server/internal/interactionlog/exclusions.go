@@ -40,8 +40,8 @@ type exclusion struct {
 }
 
 // key returns an exclusion with only the fields that identify the conversation.
-func (i exclusion) key() exclusion {
-	return exclusion{Tenant: i.Tenant, ID: i.ID, UID: i.UID}
+func (e exclusion) key() exclusion {
+	return exclusion{Tenant: e.Tenant, ID: e.ID, UID: e.UID}
 }
 
 // excludeImport adds an exclusion for a CREATED change if it is an import. then has the changes that
@@ -70,13 +70,13 @@ func (l *Log) excludeImport(c *store.Change, following []store.Change) {
 }
 
 // addExclusion appends an exclusion to the file of the checkpoint. The caller holds l.mu.
-func (l *Log) addExclusion(i exclusion) error {
-	text, err := json.Marshal(i)
+func (l *Log) addExclusion(e exclusion) error {
+	text, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
 	p, most := &l.pending, maxExclusionBytes
-	if i.Erased.IsZero() {
+	if e.Erased.IsZero() {
 		most /= 2
 	}
 	if p.exclusionBytes+len(text) > most {
@@ -84,8 +84,8 @@ func (l *Log) addExclusion(i exclusion) error {
 	}
 	text = append(append([]byte{'\n'}, text...), '\n') // A crash may have cut off the previous one.
 	p.exclusionBytes += len(text)
-	if i.Until.After(p.exclusionsUntil) {
-		p.exclusionsUntil = i.Until
+	if e.Until.After(p.exclusionsUntil) {
+		p.exclusionsUntil = e.Until
 	}
 	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
@@ -108,23 +108,23 @@ func (l *Log) exclusions() (map[exclusion]exclusion, error) {
 }
 
 func readExclusions(r io.Reader) (map[exclusion]exclusion, error) {
-	found := map[exclusion]exclusion{}
+	exclusions := map[exclusion]exclusion{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxExclusionBytes+1) // A power cut may leave zeros without a line break.
 	for lines.Scan() {
-		var i exclusion
-		if json.Unmarshal(lines.Bytes(), &i) != nil {
+		var e exclusion
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
 			continue // A crash has cut it off.
 		}
 		// If a conversation was imported twice, the last sequence counts, even if it is lower.
-		known := found[i.key()]
-		if known.Erased.After(i.Erased) {
-			i.Erased = known.Erased
+		known := exclusions[e.key()]
+		if known.Erased.After(e.Erased) {
+			e.Erased = known.Erased
 		}
-		if known.Until.After(i.Until) {
-			i.Until = known.Until
+		if known.Until.After(e.Until) {
+			e.Until = known.Until
 		}
-		found[i.key()] = i
+		exclusions[e.key()] = e
 	}
-	return found, lines.Err()
+	return exclusions, lines.Err()
 }

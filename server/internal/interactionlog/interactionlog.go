@@ -11,7 +11,7 @@
 //
 //	timestamp   "2026-11-20T09:30:00.123456Z": when the message was committed, in UTC
 //	session_id  id of the conversation
-//	tenant      tenant of the conversation; an entry without one belongs to "default"
+//	tenant      of the conversation; an entry without one belongs to "default"
 //	agent       of a user: the message's metadata user, or else "User"; otherwise the name of the
 //	            agent; of a tool's result without an agent: the name of the tool
 //	role        "user", "assistant", "system" or "tool"

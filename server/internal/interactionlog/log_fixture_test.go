@@ -131,15 +131,15 @@ func fileContents(tb testing.TB, dir string) map[string][]string {
 		for line := range strings.Lines(string(text)) {
 			line = strings.TrimSuffix(line, "\n") // The last line may have none yet.
 			l, err := parseEntry([]byte(line))
-			say := "!" + line
+			text := "!" + line
 			switch {
 			case err != nil:
 			case l.tenant == reservedID:
-				say = fmt.Sprint("-", l.interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
+				text = fmt.Sprint("-", l.interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
 			default:
-				say = l.interaction.GetContent()
+				text = l.interaction.GetContent()
 			}
-			found[entry.Name()] = append(found[entry.Name()], say)
+			found[entry.Name()] = append(found[entry.Name()], text)
 		}
 	}
 	return found

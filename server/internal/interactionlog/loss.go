@@ -35,11 +35,11 @@ func (l *Log) recordLoss(entries int, cause error) {
 	if entries == 0 {
 		return
 	}
-	f := &l.loss
-	if f.missing == 0 {
-		f.since = l.options.Now()
+	loss := &l.loss
+	if loss.missing == 0 {
+		loss.since = l.options.Now()
 	}
-	f.missing, f.unwarned, f.cause = f.missing+int64(entries), f.unwarned+int64(entries), cause
+	loss.missing, loss.unwarned, loss.cause = loss.missing+int64(entries), loss.unwarned+int64(entries), cause
 	l.lost.Add(int64(entries))
 }
 
@@ -62,17 +62,17 @@ func (l *Log) writeWithLossEntry(d day, timestamp, entries []byte) {
 
 // appendEntry appends the loss entry. Its timestamp is that of the entry after it, so that both belong
 // to the same day.
-func (f *lossState) appendEntry(b, timestamp []byte) []byte {
-	text := fmt.Sprintf("%d lines could not be written since %s", f.missing, f.since.UTC().Format(timestampLayout))
-	if cause, ok := errors.AsType[syscall.Errno](f.cause); ok {
+func (s *lossState) appendEntry(b, timestamp []byte) []byte {
+	text := fmt.Sprintf("%d lines could not be written since %s", s.missing, s.since.UTC().Format(timestampLayout))
+	if cause, ok := errors.AsType[syscall.Errno](s.cause); ok {
 		text += ": " + cause.Error()
 	}
 	b = append(append(b, timestampKey...), timestamp...)
 	b = append(append(b, conversationKey...), reservedID...)
 	b = append(append(b, tenantKey...), reservedID...)
 	b = appendText(append(b, `","agent":"parley","role":"system","content":"`...), []byte(text))
-	b = strconv.AppendInt(append(b, `","metadata":{"turn_number":0,"lost_lines":`...), f.missing, 10)
-	b = appendTimestamp(append(b, `,"lost_since":"`...), f.since.UTC())
+	b = strconv.AppendInt(append(b, `","metadata":{"turn_number":0,"lost_lines":`...), s.missing, 10)
+	b = appendTimestamp(append(b, `,"lost_since":"`...), s.since.UTC())
 	return append(b, "\"}}\n"...)
 }
 
@@ -87,20 +87,20 @@ func (l *Log) probe() {
 }
 
 // reportLoss logs lost entries and an error of making files durable, each at most once a minute unless
-// last is set. It also logs when the log is written again.
-func (l *Log) reportLoss(unsynced error, last bool) {
+// final is set. It also logs when the log is written again.
+func (l *Log) reportLoss(unsynced error, final bool) {
 	l.mu.Lock()
-	f, now := &l.loss, l.options.Now()
-	due := last || f.warnedAt.IsZero() || now.Sub(f.warnedAt) >= warnEvery || now.Before(f.warnedAt)
-	lost, cause := f.unwarned, f.cause
+	loss, now := &l.loss, l.options.Now()
+	due := final || loss.warnedAt.IsZero() || now.Sub(loss.warnedAt) >= warnEvery || now.Before(loss.warnedAt)
+	lost, cause := loss.unwarned, loss.cause
 	warn := due && lost > 0
 	if warn {
-		f.unwarned, f.warned = 0, true
+		loss.unwarned, loss.warned = 0, true
 	}
-	recovered := f.warned && f.missing == 0
-	f.warned = f.warned && !recovered
+	recovered := loss.warned && loss.missing == 0
+	loss.warned = loss.warned && !recovered
 	if warn || due && unsynced != nil {
-		f.warnedAt = now
+		loss.warnedAt = now
 	}
 	l.mu.Unlock()
 	if warn {

@@ -53,11 +53,11 @@ func fillDisk(t *testing.T, dir string) (empty func()) {
 func (w *testLog) checkAccounted(total int) (lost int) {
 	w.tb.Helper()
 	next := 0
-	for _, say := range fileContents(w.tb, w.dir)[dayOf(noon).fileName()] {
-		n, err := strconv.Atoi(strings.Fields(say)[0])
+	for _, line := range fileContents(w.tb, w.dir)[dayOf(noon).fileName()] {
+		n, err := strconv.Atoi(strings.Fields(line)[0])
 		switch {
 		case err != nil:
-			w.tb.Errorf("line = %q, want an entry", say)
+			w.tb.Errorf("line = %q, want an entry", line)
 		case n < 0:
 			next, lost = next-n, lost-n
 		case n != next:
@@ -81,7 +81,7 @@ func TestFullDisk(t *testing.T) {
 	dir := mountSmall(t)
 	w := openTestLog(t, filepath.Join(dir, "interactions"), Options{})
 	total := 0
-	say := func(batches, size int) {
+	commit := func(batches, size int) {
 		for range batches {
 			var texts []string
 			for range size {
@@ -91,12 +91,12 @@ func TestFullDisk(t *testing.T) {
 			w.commit(texts...)
 		}
 	}
-	say(10, 5)
+	commit(10, 5)
 	for round := range 8 {
 		lost := w.Lost()
 		empty := fillDisk(t, dir)
-		say(3, 1) // There may be space in the last page.
-		say(40, 7)
+		commit(3, 1) // There may be space in the last page.
+		commit(40, 7)
 		if w.Lost() == lost {
 			t.Fatal("no entry was lost")
 		}
@@ -111,7 +111,7 @@ func TestFullDisk(t *testing.T) {
 		if round%2 == 0 {
 			w.probe()
 		}
-		say(5, 5)
+		commit(5, 5)
 		if w.Lost() != lost {
 			t.Errorf("%d entries were lost although there was space", w.Lost()-lost)
 		}
@@ -130,7 +130,7 @@ func TestPartialAppend(t *testing.T) {
 	page := os.Getpagesize()
 	for _, test := range []struct {
 		name     string
-		room     int // bytes of space, after a partial line
+		space    int // bytes of space, after a partial line
 		all      bool
 		kept     int // of three entries
 		appended string
@@ -142,7 +142,7 @@ func TestPartialAppend(t *testing.T) {
 		{"no space", 0, false, 0, ""},
 		{"space for all", 1 + 3*len(line), true, 3 * len(line), "\n" + line + line + line},
 	} {
-		partial := strings.Repeat("x", page-test.room)
+		partial := strings.Repeat("x", page-test.space)
 		must(t, os.WriteFile(path, []byte(partial), fileMode))
 		empty := fillDisk(t, dir)
 		f, err := openAppend(dir, dayOf(noon))

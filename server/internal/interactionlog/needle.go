@@ -140,7 +140,7 @@ func fold(r rune) rune {
 
 // variantsOf returns the encodings of a rune in all cases, and the estimated cost of searching for them.
 func variantsOf(r rune) (forms []variant, cost int) {
-	const pass = 20 // for searching a byte that does not occur
+	const missCost = 20 // for searching a byte that does not occur
 	for other := r; ; {
 		var best variant
 		least := int(^uint(0) >> 1)
@@ -150,7 +150,7 @@ func variantsOf(r rune) (forms []variant, cost int) {
 			}
 		}
 		if !slices.Contains(forms, best) {
-			forms, cost = append(forms, best), cost+least+pass
+			forms, cost = append(forms, best), cost+least+missCost
 		}
 		if other = unicode.SimpleFold(other); other == r {
 			break

@@ -38,9 +38,9 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f := &l.loss; f.missing > 0 {
-		cause := cmp.Or(f.cause, errLostBefore)
-		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", f.missing, cause))
+	if loss := &l.loss; loss.missing > 0 {
+		cause := cmp.Or(loss.cause, errLostBefore)
+		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", loss.missing, cause))
 	}
 	l.pending.saved.Clean, l.pending.saved.Off = true, true
 	return errors.Join(err, l.save(true))

@@ -63,15 +63,15 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 			return nil, err
 		}
 	}
-	turns := r.listSlots
+	slots := r.listSlots
 	if q.selective() {
-		turns = r.scanSlots
+		slots = r.scanSlots
 	}
-	leave, err := acquire(ctx, turns)
+	release, err := acquire(ctx, slots)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer release()
 	days, err := r.days(q.first, q.last)
 	if err != nil {
 		return nil, err
@@ -82,12 +82,12 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	c := &collector{query: q}
 	for _, d := range days {
 		begin, end := int64(0), int64(math.MaxInt64)
-		switch passed := d < from.day; {
+		switch older := d < from.day; {
 		case d == from.day && q.backward:
 			end = from.offset
 		case d == from.day:
 			begin = from.offset
-		case passed != q.backward:
+		case older != q.backward:
 			continue
 		}
 		if err := r.readDay(ctx, c, d, begin, end); err != nil {
@@ -100,16 +100,16 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	return c.finish(), nil
 }
 
-// acquireScan waits for a slot to scan whole files. The caller must call end.
-func (r *reader) acquireScan(ctx context.Context) (end func(), err error) {
+// acquireScan waits for a slot to scan whole files. The caller must call release.
+func (r *reader) acquireScan(ctx context.Context) (release func(), err error) {
 	return acquire(ctx, r.scanSlots)
 }
 
 // acquire waits for a free slot. The caller must call release.
-func acquire(ctx context.Context, turns chan struct{}) (leave func(), err error) {
+func acquire(ctx context.Context, slots chan struct{}) (release func(), err error) {
 	select {
-	case turns <- struct{}{}:
-		return func() { <-turns }, nil
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

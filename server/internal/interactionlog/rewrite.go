@@ -113,15 +113,15 @@ func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 	if err := w.copy(ctx, &w.hash, w.offset, end); err != nil {
 		return err
 	}
-	if still, err := w.lastBreak(end); err != nil || still != end {
+	if last, err := w.lastBreak(end); err != nil || last != end {
 		return cmp.Or(err, errChanged) // From this offset on, compare detects an edit.
 	}
-	done, err := w.reader.acquireScan(ctx)
+	release, err := w.reader.acquireScan(ctx)
 	if err != nil {
 		return err
 	}
 	err = w.copyRetained(ctx, end, true)
-	done()
+	release()
 	return cmp.Or(err, w.to.Sync())
 }
 
@@ -183,13 +183,13 @@ func (w *rewrite) replace(ctx context.Context) error {
 	if info, err = w.from.Stat(); err != nil {
 		return err
 	}
-	named, err := os.Lstat(w.path)
+	current, err := os.Lstat(w.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return errChanged
 	case err != nil:
 		return err
-	case !os.SameFile(info, named), info.Size() < w.offset:
+	case !os.SameFile(info, current), info.Size() < w.offset:
 		return errChanged
 	}
 	if err := w.copyRetained(ctx, info.Size(), false); err != nil {

@@ -178,8 +178,8 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 			return errors.Join(os.WriteFile(path+".new", zero(text), fileMode), os.Rename(path+".new", path))
 		}, "! two one"},
 	} {
-		for _, say := range []string{"", "three"} {
-			t.Run(fmt.Sprint(test.name, say), func(t *testing.T) {
+		for _, extra := range []string{"", "three"} {
+			t.Run(fmt.Sprint(test.name, extra), func(t *testing.T) {
 				s := newTestService(t, logDir(t))
 				s.add("acme", "c1", "one")
 				s.add("acme", "c2", "two")
@@ -189,9 +189,9 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				must(t, err, test.change(path, text))
 				before := s.log.pending.saved.CompleteUntil
 				want := strings.Fields(test.want)
-				if say != "" {
+				if extra != "" {
 					s.now = s.now.Add(time.Minute)
-					s.add("acme", "c3", say)
+					s.add("acme", "c3", extra)
 				}
 				must(t, s.log.sync())
 				if output := s.log.output.take(); !s.log.pending.needsCatchUp || !strings.Contains(output, "may lack entries") {
@@ -204,8 +204,8 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				s.open()
 				must(t, s.catchUp(), s.log.Close())
 				got := strings.Fields(strings.ReplaceAll(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " "), "\x00", ""))
-				if say != "" {
-					got = remove(t, got, say)
+				if extra != "" {
+					got = remove(t, got, extra)
 				}
 				if strings.Join(got, " ") != strings.Join(want, " ") {
 					t.Errorf("file = %q, want %q", got, want)
