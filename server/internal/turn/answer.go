@@ -15,10 +15,10 @@ import (
 )
 
 // tooLargeError is the cause of a turn whose answer grew beyond a limit.
-type tooLargeError struct{ beyond string }
+type tooLargeError struct{ limit string }
 
 // Error says beyond which: "is larger than 1048576 bytes".
-func (e *tooLargeError) Error() string { return e.beyond }
+func (e *tooLargeError) Error() string { return e.limit }
 
 var (
 	errTooManyMessages = &tooLargeError{fmt.Sprintf("has more than %d messages", maxAnswerMessages)}
@@ -47,50 +47,50 @@ const maxMessageValues = 64
 type answer struct {
 	turnID string
 	limit  int
-	events *events
+	events *eventLog
 
 	mu       sync.Mutex
 	messages []*parleyv1.Message
-	marks    []*storev1.MessageEvents // one a message
+	indexes  []*storev1.MessageEvents // one a message
 	// current is being written, or will be: it is open, the last of messages, once it says
 	// something.
-	current *parleyv1.Message
-	open    bool
-	text    strings.Builder // content of current
-	bytes   int             // of all that is kept
-	values  int             // structured data, calls and results
-	calls   calls           // of all its messages
-	changes int             // of the messages
-	pieces  int             // that the agent has sent
+	current     *parleyv1.Message
+	currentOpen bool
+	text        strings.Builder // content of current
+	bytes       int             // of all that is kept
+	values      int             // structured data, calls and results
+	calls       callTracker     // of all its messages
+	changes     int             // of the messages
+	pieces      int             // that the agent has sent
 	// The answer was released: the messages are those of the finished event.
 	released bool
 }
 
-func newAnswer(turnID string, limit int, e *events) *answer {
+func newAnswer(turnID string, limit int, e *eventLog) *answer {
 	return &answer{turnID: turnID, limit: limit, events: e}
 }
 
 // by says who answers, before the first piece.
-func (a *answer) by(agent string) {
+func (a *answer) setAgent(agent string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.next(agent)
+	a.startMessage(agent)
 }
 
 // next begins another message, by that agent.
-func (a *answer) next(agent string) {
-	if a.open {
+func (a *answer) startMessage(agent string) {
+	if a.currentOpen {
 		a.current.Content = a.text.String()
 	} else {
-		a.handBack()
+		a.moveReportBack()
 	}
 	a.text.Reset()
-	a.open, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
+	a.currentOpen, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
 // handBack gives what was reported of a current message that says nothing, as behind an
 // agent's last result, to the last one that the agent has written.
-func (a *answer) handBack() {
+func (a *answer) moveReportBack() {
 	for _, m := range slices.Backward(a.messages) {
 		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT {
 			continue
@@ -107,7 +107,7 @@ func (a *answer) handBack() {
 // add takes the next piece. At the limit it keeps what fits and returns a tooLargeError; of a
 // piece that breaks a rule it keeps nothing and returns an agent.Error. Text, which is most
 // of what comes, is not held to any rule.
-func (a *answer) add(piece *parleyv1.RespondResponse) error {
+func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pieces++
@@ -116,36 +116,36 @@ func (a *answer) add(piece *parleyv1.RespondResponse) error {
 		a.changes++
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
-		note := cut(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
+		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
 		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil // No part of the answer.
 	case nil:
 		return nil // Empty, or of a kind that this server does not know.
 	}
-	if err := a.check(piece); err != nil {
+	if err := a.checkPiece(piece); err != nil {
 		return err
 	}
 	a.changes++
-	return a.addOther(piece)
+	return a.addNonText(piece)
 }
 
 // addText adds to the current message, as much as the limit allows.
 func (a *answer) addText(text string) error {
 	var err error
 	if a.bytes+len(text) > a.limit {
-		text, err = cut(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
+		text, err = truncate(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
 	}
 	if text == "" {
 		return err
 	}
-	if err := a.begin(); err != nil {
+	if err := a.openMessage(); err != nil {
 		return err
 	}
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
 	index := a.events.addText(text, int32(offset))
-	mark := a.mark()
+	mark := a.currentIndexes()
 	if mark.LastText = index; offset == 0 {
 		mark.FirstText = index
 	}
@@ -157,8 +157,8 @@ func (a *answer) tooManyBytes() error {
 }
 
 // begin makes the current message one of the answer: it has something to say.
-func (a *answer) begin() error {
-	if a.open {
+func (a *answer) openMessage() error {
+	if a.currentOpen {
 		return nil
 	}
 	if len(a.messages) == maxAnswerMessages {
@@ -170,35 +170,35 @@ func (a *answer) begin() error {
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
 	}
-	a.open, a.messages, a.marks = true, append(a.messages, a.current), append(a.marks, mark)
+	a.currentOpen, a.messages, a.indexes = true, append(a.messages, a.current), append(a.indexes, mark)
 	return nil
 }
 
 // mark is that of the newest message.
-func (a *answer) mark() *storev1.MessageEvents { return a.marks[len(a.marks)-1] }
+func (a *answer) currentIndexes() *storev1.MessageEvents { return a.indexes[len(a.indexes)-1] }
 
 // finish ends the answer and returns its messages, and the events that told of each. Where
 // it is not whole, the last message of an agent is INCOMPLETE. They may be read by others
 // from now on, and are only to be changed by number.
-func (a *answer) finish(whole bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
+func (a *answer) finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.next("")
+	a.startMessage("")
 	for _, m := range a.messages {
 		m.Id = uuid.NewString()
 	}
-	if !whole {
+	if !complete {
 		markIncomplete(a.messages)
 	}
-	return a.messages, a.marks
+	return a.messages, a.indexes
 }
 
 // number gives messages what the store gave them.
-func (a *answer) number(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
+func (a *answer) setStored(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, n := range numbers {
-		number(messages[i], n)
+		setStoredFields(messages[i], n)
 	}
 }
 
@@ -214,7 +214,7 @@ func (a *answer) hasOpenCalls() bool {
 func (a *answer) release(marks []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.released, a.messages, a.marks, a.current, a.calls = true, nil, marks, nil, calls{}
+	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, marks, nil, callTracker{}
 	a.text.Reset()
 }
 
@@ -229,37 +229,37 @@ func markIncomplete(messages []*parleyv1.Message) {
 }
 
 // soFar is an answer as far as it has arrived.
-type soFar struct {
-	messages []*parleyv1.Message // the last one of an agent is INCOMPLETE
-	marks    []*storev1.MessageEvents
-	last     int32 // index of the newest event, finished aside
-	changes  int   // so far
+type partialAnswer struct {
+	messages  []*parleyv1.Message // the last one of an agent is INCOMPLETE
+	indexes   []*storev1.MessageEvents
+	lastIndex int32 // index of the newest event, finished aside
+	changes   int   // so far
 }
 
 // soFar copies what has arrived; nil when nothing has been added since that many changes.
-func (a *answer) soFar(since int) *soFar {
+func (a *answer) snapshot(since int) *partialAnswer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.changes == since {
 		return nil
 	}
-	so := &soFar{last: a.events.told(), changes: a.changes}
+	partial := &partialAnswer{lastIndex: a.events.lastBeforeFinished(), changes: a.changes}
 	if a.released {
-		so.messages, so.marks = a.events.finished().GetFinished().GetMessages(), a.marks
-		return so
+		partial.messages, partial.indexes = a.events.finished().GetFinished().GetMessages(), a.indexes
+		return partial
 	}
 	for i, m := range a.messages {
-		so.messages, so.marks = append(so.messages, proto.CloneOf(m)), append(so.marks, proto.CloneOf(a.marks[i]))
+		partial.messages, partial.indexes = append(partial.messages, proto.CloneOf(m)), append(partial.indexes, proto.CloneOf(a.indexes[i]))
 	}
-	if a.open {
-		so.messages[len(so.messages)-1].Content = a.text.String()
+	if a.currentOpen {
+		partial.messages[len(partial.messages)-1].Content = a.text.String()
 	}
-	markIncomplete(so.messages)
-	return so
+	markIncomplete(partial.messages)
+	return partial
 }
 
 // plain is what is left of an answer that the store does not take: its text.
-func plain(messages []*parleyv1.Message, marks []*storev1.MessageEvents) (texts []*parleyv1.Message, textMarks []*storev1.MessageEvents) {
+func textOnly(messages []*parleyv1.Message, indexes []*storev1.MessageEvents) (texts []*parleyv1.Message, textIndexes []*storev1.MessageEvents) {
 	for i, m := range messages {
 		if m.GetContent() == "" {
 			continue
@@ -267,16 +267,16 @@ func plain(messages []*parleyv1.Message, marks []*storev1.MessageEvents) (texts 
 		texts = append(texts, &parleyv1.Message{
 			Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"), TurnId: m.GetTurnId(),
 		})
-		textMarks = append(textMarks, &storev1.MessageEvents{
-			AnswerStarted: marks[i].GetAnswerStarted(), FirstText: marks[i].GetFirstText(), LastText: marks[i].GetLastText(),
+		textIndexes = append(textIndexes, &storev1.MessageEvents{
+			AnswerStarted: indexes[i].GetAnswerStarted(), FirstText: indexes[i].GetFirstText(), LastText: indexes[i].GetLastText(),
 		})
 	}
 	markIncomplete(texts)
-	return texts, textMarks
+	return texts, textIndexes
 }
 
 // cut shortens a text to so many bytes, at a rune.
-func cut(text string, limit int) string {
+func truncate(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}

@@ -9,10 +9,10 @@ func BenchmarkTextPiece(b *testing.B) {
 	piece := text("a piece, ")
 	b.ReportAllocs()
 	for n := 0; n < b.N; n += pieces {
-		a := newAnswer("t", 1<<20, newEvents("t", key{}, nil))
-		a.by("main")
+		a := newAnswer("t", 1<<20, newEventLog("t", key{}, nil))
+		a.setAgent("main")
 		for range pieces {
-			if err := a.add(piece); err != nil {
+			if err := a.addPiece(piece); err != nil {
 				b.Fatal(err)
 			}
 		}

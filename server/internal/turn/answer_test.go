@@ -12,7 +12,7 @@ import (
 
 // What an agent reports behind its last result, without another word, is of the last message
 // that it has written; another agent's report is not.
-func TestReportsBehindAResult(t *testing.T) {
+func TestUsageAfterLastResult(t *testing.T) {
 	usage := func(model string) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: model}}}
 	}
@@ -30,9 +30,9 @@ func TestReportsBehindAResult(t *testing.T) {
 		{"another agent's", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), handoff("b"), usage("n"), reason}, []string{"m ", " "}},
 	}
 	for _, test := range tests {
-		f := newFixture(t, map[string]agent.Agent{"main": says(test.pieces...)}, nil)
+		f := newFixture(t, map[string]agent.Agent{"main": respondWith(test.pieces...)}, nil)
 		var got []string
-		for _, m := range finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetMessages() {
+		for _, m := range readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetMessages() {
 			got = append(got, m.GetUsage().GetModel()+" "+m.GetFinishReason())
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
@@ -42,7 +42,7 @@ func TestReportsBehindAResult(t *testing.T) {
 }
 
 // Whoever asks is told which limit an answer has gone past.
-func TestWhichLimit(t *testing.T) {
+func TestLimitErrors(t *testing.T) {
 	tests := []struct {
 		name   string
 		pieces func(i int) *parleyv1.RespondResponse
@@ -68,8 +68,8 @@ func TestWhichLimit(t *testing.T) {
 		for i := range 2 * maxAnswerValues {
 			pieces = append(pieces, test.pieces(i))
 		}
-		f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
-		got := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetError()
+		f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
+		got := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetError()
 		if want := "the answer of agent main " + test.want + "; what fits is kept"; got.GetMessage() != want || got.GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
 			t.Errorf("%s: failed with %v, want %q", test.name, got, want)
 		}

@@ -16,12 +16,12 @@ import (
 
 // Promise 5: the user's message is durable before the agent is called, and the answer
 // before the final event is sent.
-func TestUserFirst(t *testing.T) {
+func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 	var f *fixture
 	seen := make(chan []string, 1)
 	f = newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			seen <- f.kept(t)
+			seen <- f.stored(t)
 			yield(text("hi"), nil)
 		})}, nil)
 	for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}) {
@@ -34,7 +34,7 @@ func TestUserFirst(t *testing.T) {
 				t.Errorf("user_message lacks what the store gave it: %v", m)
 			}
 		case event.GetFinished() != nil:
-			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.kept(t)); diff != "" {
+			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.stored(t)); diff != "" {
 				t.Errorf("kept when finished was sent (-want +got):\n%s", diff)
 			}
 		}
@@ -44,7 +44,7 @@ func TestUserFirst(t *testing.T) {
 	}
 }
 
-func TestHistoryIsGivenToTheAgent(t *testing.T) {
+func TestAgentReceivesHistory(t *testing.T) {
 	var got []*parleyv1.RespondRequest
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
@@ -80,11 +80,11 @@ func TestHistoryIsGivenToTheAgent(t *testing.T) {
 
 // Promise 6, as far as the turn has it: whatever cuts an answer off, what had arrived is
 // kept as INCOMPLETE and the turn says why.
-func TestPartialAnswersAreKept(t *testing.T) {
+func TestPartialAnswersAreStored(t *testing.T) {
 	note := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}}
 	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
 		return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			says(pieces...)(nil, nil, yield)
+			respondWith(pieces...)(nil, nil, yield)
 			yield(nil, &agent.Error{Message: "exit code 3: no such key", Retryable: true})
 		}
 	}
@@ -96,18 +96,18 @@ func TestPartialAnswersAreKept(t *testing.T) {
 		state  parleyv1.TurnState
 		want   []string
 	}{
-		{"whole", says(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
-		{"nothing", says(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},
+		{"whole", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
+		{"nothing", respondWith(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},
 		{"fails", failing(text("a")), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"fails without a word", failing(), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
 		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
 			panic("oh")
 		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
-		{"cannot be stored", says(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"too large", says(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
+		{"cannot be stored", respondWith(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{"too large", respondWith(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
 		{"fails after a handoff", failing(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}}), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"notes are no answer", says(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
-		{"silent", hangs("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{"notes are no answer", respondWith(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
+		{"silent", hangAfter("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			ticker := time.NewTicker(40 * time.Second)
 			defer ticker.Stop()
@@ -130,22 +130,22 @@ func TestPartialAnswersAreKept(t *testing.T) {
 						o.MaxAnswerBytes = test.limit
 					}
 				})
-				end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+				end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason || got.GetFinishTime() == nil {
 					t.Errorf("turn %v, want %v %q", got, test.state, test.reason)
 				}
-				if diff := cmp.Diff(test.want, f.kept(t)); diff != "" {
+				if diff := cmp.Diff(test.want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 				// The conversation is usable: the next turn begins.
-				finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"}))
+				readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"}))
 			})
 		})
 	}
 }
 
 // Promise 7: a reader that leaves does not end the turn.
-func TestLeavingIsNotCancelling(t *testing.T) {
+func TestDisconnectDoesNotCancel(t *testing.T) {
 	said, goOn := make(chan struct{}, 1), make(chan struct{})
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
@@ -161,7 +161,7 @@ func TestLeavingIsNotCancelling(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	q := &store.Request{ID: "r", Method: "Chat"}
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-	events, err := begun(t, f.Chat(ctx, tenant, request, q))
+	events, err := awaitFirst(t, f.Chat(ctx, tenant, request, q))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestLeavingIsNotCancelling(t *testing.T) {
 		t.Errorf("the reader that left got %v", last)
 	}
 	// Somebody with the same request id joins the running turn, from its first event on.
-	joined, err := f.ask(t, request, q)
+	joined, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,23 +184,23 @@ func TestLeavingIsNotCancelling(t *testing.T) {
 	if !all[0].GetStarted().GetReplayed() {
 		t.Error("the joiner's started event is not marked as replayed")
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.kept(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 	// And after the end, the same is replayed: event by event, and later from the store.
-	again, err := f.ask(t, request, q)
+	again, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if replayed := collect(t, again); len(replayed) != len(all) || !replayed[0].GetStarted().GetReplayed() {
 		t.Errorf("replayed after the end: %v, want %v", replayed, all)
 	}
-	f.forgetAll()
-	again, err = f.ask(t, request, q)
+	f.releaseAll()
+	again, err = f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	replayed := merges(t, again)
+	replayed := collectMerged(t, again)
 	if len(replayed) != 3 || replayed[1].GetIndex() != all[2].GetIndex() || replayed[2].GetIndex() != all[3].GetIndex() || !replayed[0].GetStarted().GetReplayed() || replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||
 		replayed[1].GetTextDelta().GetText() != "first second" || replayed[2].GetFinished().GetTurn().GetId() != all[0].GetTurnId() {
 		t.Errorf("replayed from the store: %v", replayed)
@@ -208,22 +208,22 @@ func TestLeavingIsNotCancelling(t *testing.T) {
 }
 
 // saves tells what is saved of running turns.
-type saves struct {
+type savingStore struct {
 	store.Store
 	saved chan *store.Progress
 }
 
-func (s saves) SaveProgress(ctx context.Context, p *store.Progress) error {
+func (s savingStore) SaveProgress(ctx context.Context, p *store.Progress) error {
 	err := s.Store.SaveProgress(ctx, p)
 	s.saved <- p
 	return err
 }
 
-func TestProgressIsSavedEverySecond(t *testing.T) {
+func TestProgressIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saved := make(chan *store.Progress, 10)
-		f := newFixture(t, map[string]agent.Agent{"main": hangs("half", nil)}, func(o *Options) {
-			o.Store = saves{o.Store, saved}
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", nil)}, func(o *Options) {
+			o.Store = savingStore{o.Store, saved}
 		})
 		begun := time.Now() // the clock of synctest
 		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
@@ -231,10 +231,10 @@ func TestProgressIsSavedEverySecond(t *testing.T) {
 		if got := p.Messages[0]; got.GetContent() != "half" || got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 			t.Errorf("saved %v", p)
 		}
-		if took := time.Since(begun); took != saveEvery {
-			t.Errorf("saved after %v, want %v", took, saveEvery)
+		if took := time.Since(begun); took != saveInterval {
+			t.Errorf("saved after %v, want %v", took, saveInterval)
 		}
-		<-time.After(10 * saveEvery)
+		<-time.After(10 * saveInterval)
 		synctest.Wait()
 		if len(saved) != 0 {
 			t.Error("saved again although nothing came")
@@ -242,17 +242,17 @@ func TestProgressIsSavedEverySecond(t *testing.T) {
 	})
 }
 
-func TestToolsAndHandoffMakeMessages(t *testing.T) {
+func TestToolsAndHandoffCreateMessages(t *testing.T) {
 	call := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "find"}}}
 	result := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}}}
 	next := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "second"}}
 	f := newFixture(t, map[string]agent.Agent{
-		"main": says(text("looking"), call, result, text("there"), next, text("more")),
-		"asks": says(call),
+		"main": respondWith(text("looking"), call, result, text("there"), next, text("more")),
+		"asks": respondWith(call),
 	}, nil)
 	events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	end := events[len(events)-1].GetFinished()
-	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.kept(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 || end.GetMessages()[3].GetAgent() != "second" {
@@ -267,27 +267,27 @@ func TestToolsAndHandoffMakeMessages(t *testing.T) {
 	if opened != 2 {
 		t.Errorf("%d answer_started events, want 2", opened)
 	}
-	asks := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
+	asks := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
 	if asks.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
 		t.Errorf("turn with an open call ended %v", asks.GetTurn().GetState())
 	}
 }
 
-func TestMessagesOfATurnAreBounded(t *testing.T) {
+func TestMaxAnswerMessages(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	for range 2 * maxAnswerMessages {
 		pieces = append(pieces, text("x"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}})
 	}
-	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
-	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
+	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if n := len(end.GetMessages()); n != maxAnswerMessages || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
 		t.Errorf("%d messages, turn %v", n, end.GetTurn())
 	}
 }
 
 // usage and a handoff behind the last words make no message of their own.
-func TestNothingIsAnnouncedThatDoesNotCome(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"),
+func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"),
 		&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}},
 		&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: "m"}}},
 	)}, nil)
@@ -299,9 +299,9 @@ func TestNothingIsAnnouncedThatDoesNotCome(t *testing.T) {
 }
 
 // Readers of a turn that is silent are told every 15 s that it still runs.
-func TestSilenceIsTold(t *testing.T) {
+func TestKeepAlives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, map[string]agent.Agent{"main": hangs("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })
 		begun, told := time.Now(), []time.Duration(nil)
 		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
 			if err != nil {

@@ -10,21 +10,21 @@ import (
 
 // maxTold is how many open calls somebody is told who has named none of them; a history may
 // have hundreds of thousands.
-const maxTold = 64
+const maxListedCalls = 64
 
 // calls are the tool calls of messages, added in their order, and which of them are open, by
 // the rule of ToolResult.call_id. The zero value has no calls.
-type calls struct {
-	all  []toolCall
+type callTracker struct {
+	all  []trackedCall
 	open map[string][]int // of all, by id, each of one message; the first one gets the next result
 }
 
 // maxNumberBytes is the most that the store adds to a message's encoded form: its numbers, its
 // time, and what frames it.
-const maxNumberBytes = 64
+const maxStoredFieldBytes = 64
 
 // toolCall is one of calls.
-type toolCall struct {
+type trackedCall struct {
 	*parleyv1.ToolCall
 
 	message int // index of the one that asks for it
@@ -33,29 +33,29 @@ type toolCall struct {
 
 // callsOf returns the calls of messages and, for each message, the index of the one whose
 // call it answers, -1 when there is none.
-func callsOf(messages []*parleyv1.Message) (c *calls, answers []int) {
-	c, answers = new(calls), make([]int, len(messages))
+func trackCalls(messages []*parleyv1.Message) (c *callTracker, resolvedBy []int) {
+	c, resolvedBy = new(callTracker), make([]int, len(messages))
 	for i, m := range messages {
-		answers[i] = -1
+		resolvedBy[i] = -1
 		c.add(i, m.GetToolCalls()...)
 		if m.GetToolResult() == nil {
 			continue
 		}
-		if one := c.answer(m.GetToolResult().GetCallId()); one != nil {
-			answers[i] = one.message
+		if call := c.resolve(m.GetToolResult().GetCallId()); call != nil {
+			resolvedBy[i] = call.message
 		}
 	}
-	return c, answers
+	return c, resolvedBy
 }
 
 // add adds calls of the message of that index. Those of an older message are over whose ids
 // they have.
-func (c *calls) add(message int, asked ...*parleyv1.ToolCall) {
+func (c *callTracker) add(message int, added ...*parleyv1.ToolCall) {
 	if c.open == nil {
 		c.open = make(map[string][]int)
 	}
-	for _, one := range asked {
-		id := one.GetId()
+	for _, call := range added {
+		id := call.GetId()
 		if same := c.open[id]; len(same) > 0 && c.all[same[0]].message != message {
 			for _, i := range same {
 				c.all[i].open = false
@@ -63,36 +63,36 @@ func (c *calls) add(message int, asked ...*parleyv1.ToolCall) {
 			delete(c.open, id)
 		}
 		c.open[id] = append(c.open[id], len(c.all))
-		c.all = append(c.all, toolCall{ToolCall: one, message: message, open: true})
+		c.all = append(c.all, trackedCall{ToolCall: call, message: message, open: true})
 	}
 }
 
 // isOpen reports whether a call of that id is open.
-func (c *calls) isOpen(id string) bool { return len(c.open[id]) > 0 }
+func (c *callTracker) isOpen(id string) bool { return len(c.open[id]) > 0 }
 
 // answer adds the result of a call, and returns that; nil when none of the id is open.
-func (c *calls) answer(id string) *toolCall {
+func (c *callTracker) resolve(id string) *trackedCall {
 	if !c.isOpen(id) {
 		return nil
 	}
-	one := &c.all[c.open[id][0]]
-	one.open = false
+	call := &c.all[c.open[id][0]]
+	call.open = false
 	if c.open[id] = c.open[id][1:]; len(c.open[id]) == 0 {
 		delete(c.open, id)
 	}
-	return one
+	return call
 }
 
 // has reports whether there is a call of that id, open or not.
-func (c *calls) has(id string) bool {
-	return slices.ContainsFunc(c.all, func(one toolCall) bool { return one.GetId() == id })
+func (c *callTracker) has(id string) bool {
+	return slices.ContainsFunc(c.all, func(one trackedCall) bool { return one.GetId() == id })
 }
 
 // openIDs are the ids of the newest open calls, maxTold at most, the oldest first.
-func (c *calls) openIDs() []string {
+func (c *callTracker) openIDs() []string {
 	var ids []string
 	for _, one := range slices.Backward(c.all) {
-		if one.open && len(ids) < maxTold {
+		if one.open && len(ids) < maxListedCalls {
 			ids = append(ids, one.GetId())
 		}
 	}
@@ -101,12 +101,12 @@ func (c *calls) openIDs() []string {
 }
 
 // answeredBy returns the call that each result answers in a history, or a NoOpenCallError.
-func answeredBy(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]*toolCall, error) {
-	c, _ := callsOf(history)
+func matchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]*trackedCall, error) {
+	c, _ := trackCalls(history)
 	open := c.openIDs()
-	answered := make([]*toolCall, len(results))
+	answered := make([]*trackedCall, len(results))
 	for i, r := range results {
-		if answered[i] = c.answer(r.GetCallId()); answered[i] == nil {
+		if answered[i] = c.resolve(r.GetCallId()); answered[i] == nil {
 			return nil, &NoOpenCallError{CallID: r.GetCallId(), Answered: c.has(r.GetCallId()), Open: open}
 		}
 	}
@@ -115,12 +115,12 @@ func answeredBy(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]
 
 // mayStore returns a NoRoomError when, to keep these inputs, the store would drop a call that
 // they answer. Bytes are the most that it keeps of a conversation; 0 is any number.
-func mayStore(inputs []*parleyv1.Message, answered []*toolCall, found *store.Snapshot, bytes int) error {
+func checkRetention(inputs []*parleyv1.Message, answered []*trackedCall, found *store.Snapshot, bytes int) error {
 	count, size, limit := found.Messages.Count()+len(inputs), len(found.Messages), found.Conversation.GetRetention().GetMaxMessages()
 	for _, m := range inputs {
-		size += proto.Size(m) + maxNumberBytes
+		size += proto.Size(m) + maxStoredFieldBytes
 	}
-	oldest := slices.MinFunc(answered, func(a, b *toolCall) int { return a.message - b.message })
+	oldest := slices.MinFunc(answered, func(a, b *trackedCall) int { return a.message - b.message })
 	dropped := 0
 	for frame := range found.Messages.All() {
 		many, large := count > int(limit), bytes > 0 && size > bytes

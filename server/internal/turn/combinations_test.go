@@ -17,86 +17,86 @@ import (
 
 // What may happen to a turn.
 const (
-	left        = "its only reader leaves"
-	deadline    = "its caller's deadline"
-	cancelled   = "CancelTurn of another client"
-	interrupted = "an INTERRUPT of another client"
-	stop        = "a stop of the server"
-	deleted     = "the end of its conversation"
+	readerLeaves        = "its only reader leaves"
+	callerDeadline      = "its caller's deadline"
+	turnCancelled       = "CancelTurn of another client"
+	turnInterrupted     = "an INTERRUPT of another client"
+	serverStops         = "a stop of the server"
+	conversationDeleted = "the end of its conversation"
 )
 
 // combination is a turn, what it asked for, and what happens to it.
 type combination struct {
-	busy    parleyv1.OnBusy
-	leaving parleyv1.OnDisconnect
-	happens string
-	waiting bool // when it happens
+	onBusy       parleyv1.OnBusy
+	onDisconnect parleyv1.OnDisconnect
+	event        string
+	waiting      bool // when it happens
 }
 
 // end is what becomes of a turn.
-type end struct {
+type expectedEnd struct {
 	state  string   // in which it ends; empty: nobody knows it
 	reason string   // of its error
 	err    error    // that the stream ends with
-	kept   []string // of what it asked and was told
+	stored []string // of what it asked and was told
 }
 
 // want is the rule: leaving, cancelling and interrupting are three things, and on_busy has a
 // say in no more than whether a turn waits, and where.
-func (c combination) want() end {
-	goesOn := end{state: "COMPLETED", kept: []string{"user: q", "assistant: half whole"}}
+func (c combination) want() expectedEnd {
+	continues := expectedEnd{state: "COMPLETED", stored: []string{"user: q", "assistant: half whole"}}
 	if c.waiting {
-		goesOn.kept[1] = "assistant: whole"
+		continues.stored[1] = "assistant: whole"
 		switch {
-		case c.busy != parleyv1.OnBusy_ON_BUSY_QUEUE && c.busy != parleyv1.OnBusy_ON_BUSY_INTERRUPT:
-			return end{err: &store.BusyError{}}
-		case c.happens == interrupted && c.busy == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
+		case c.onBusy != parleyv1.OnBusy_ON_BUSY_QUEUE && c.onBusy != parleyv1.OnBusy_ON_BUSY_INTERRUPT:
+			return expectedEnd{err: &store.BusyError{}}
+		case c.event == turnInterrupted && c.onBusy == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 			// It was the first, so it stays ahead and is cut off as soon as it has begun.
-			return end{state: "INTERRUPTED", reason: "INTERRUPTED", kept: []string{"user: q"}}
-		case c.happens == interrupted:
-			return goesOn
+			return expectedEnd{state: "INTERRUPTED", reason: "INTERRUPTED", stored: []string{"user: q"}}
+		case c.event == turnInterrupted:
+			return continues
 		}
 	}
-	var cut end
-	switch c.happens {
-	case left, deadline:
+	var cut expectedEnd
+	switch c.event {
+	case readerLeaves, callerDeadline:
 		cut.err = context.Canceled
-		if c.happens == deadline {
+		if c.event == callerDeadline {
 			cut.err = context.DeadlineExceeded
 		}
 		switch {
 		case c.waiting:
 			return cut
-		case c.leaving != parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL:
-			goesOn.err = cut.err
-			return goesOn
+		case c.onDisconnect != parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL:
+			continues.err = cut.err
+			return continues
 		}
 		cut.state, cut.reason = "CANCELLED", "CANCELLED"
-	case cancelled:
-		cut = end{state: "CANCELLED", reason: "CANCELLED"}
-	case interrupted:
-		cut = end{state: "INTERRUPTED", reason: "INTERRUPTED"}
-	case stop:
-		cut = end{state: "INTERRUPTED", reason: "SHUTTING_DOWN"}
+	case turnCancelled:
+		cut = expectedEnd{state: "CANCELLED", reason: "CANCELLED"}
+	case turnInterrupted:
+		cut = expectedEnd{state: "INTERRUPTED", reason: "INTERRUPTED"}
+	case serverStops:
+		cut = expectedEnd{state: "INTERRUPTED", reason: "SHUTTING_DOWN"}
 		if c.waiting {
-			cut = end{err: ErrShuttingDown}
+			cut = expectedEnd{err: ErrShuttingDown}
 		}
-	case deleted:
-		return end{err: ErrConversationGone}
+	case conversationDeleted:
+		return expectedEnd{err: ErrConversationGone}
 	}
 	if !c.waiting { // Else nothing is stored: it has not begun.
-		cut.kept = []string{"user: q", "assistant: half  …"}
+		cut.stored = []string{"user: q", "assistant: half  …"}
 	}
 	return cut
 }
 
-func TestBusyLeavingCancelling(t *testing.T) {
+func TestBusyDisconnectCancel(t *testing.T) {
 	for busy := range parleyv1.OnBusy_name {
 		for leaving := range parleyv1.OnDisconnect_name {
-			for _, happens := range []string{left, deadline, cancelled, interrupted, stop, deleted} {
+			for _, happens := range []string{readerLeaves, callerDeadline, turnCancelled, turnInterrupted, serverStops, conversationDeleted} {
 				for _, waiting := range []bool{false, true} {
 					c := combination{parleyv1.OnBusy(busy), parleyv1.OnDisconnect(leaving), happens, waiting}
-					t.Run(fmt.Sprintf("%v/%v/%s/waiting=%t", c.busy, c.leaving, happens, waiting), func(t *testing.T) {
+					t.Run(fmt.Sprintf("%v/%v/%s/waiting=%t", c.onBusy, c.onDisconnect, happens, waiting), func(t *testing.T) {
 						synctest.Test(t, c.test)
 					})
 				}
@@ -106,46 +106,46 @@ func TestBusyLeavingCancelling(t *testing.T) {
 }
 
 func (c combination) test(t *testing.T) {
-	f, p := newPuppet(t, nil)
+	f, p := newControlled(t, nil)
 	if c.waiting {
 		// Stubborn, so that what interrupts has to wait, too.
-		f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "ahead", Metadata: stubborn})
+		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "ahead", Metadata: ignoreCancel})
 	}
-	r := read(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
-		if c.happens == deadline {
+	r := startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+		if c.event == callerDeadline {
 			limited, end := context.WithTimeout(ctx, 10*time.Second)
 			t.Cleanup(end)
 			ctx = limited
 		}
-		return f.Chat(ctx, tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", OnBusy: c.busy, OnDisconnect: c.leaving}, nil)
+		return f.Chat(ctx, tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", OnBusy: c.onBusy, OnDisconnect: c.onDisconnect}, nil)
 	})
-	p.last().say("half ")
-	c.happen(t, f, r)
+	p.lastRun().sendText("half ")
+	c.trigger(t, f, r)
 	synctest.Wait()
-	for one := range p.all() {
-		one.say("whole")
-		one.end()
+	for one := range p.allRuns() {
+		one.sendText("whole")
+		one.complete()
 	}
 	c.check(t, f, r)
 }
 
 // happen lets happen what is to happen to the turn of r.
-func (c combination) happen(t *testing.T, f *fixture, r *reader) {
+func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 	t.Helper()
-	switch c.happens {
-	case left:
-		r.leave()
-	case deadline:
+	switch c.event {
+	case readerLeaves:
+		r.disconnect()
+	case callerDeadline:
 		<-time.After(10 * time.Second)
-	case cancelled:
+	case turnCancelled:
 		go f.Cancel(t.Context(), tenant, "c", r.turnID()) //nolint:errcheck // the turn says it
-	case interrupted:
-		f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
-	case stop:
+	case turnInterrupted:
+		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
+	case serverStops:
 		ctx, now := context.WithCancel(t.Context())
 		now()
 		go f.Stop(ctx)
-	case deleted:
+	case conversationDeleted:
 		if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 			t.Fatal(err)
 		}
@@ -155,15 +155,15 @@ func (c combination) happen(t *testing.T, f *fixture, r *reader) {
 // history is what is kept of all turns, given what is kept of the one in question.
 func (c combination) history(kept []string) []string {
 	other := []string{}
-	if c.happens == interrupted {
+	if c.event == turnInterrupted {
 		other = []string{"user: other", "assistant: whole"}
 	}
 	if !c.waiting {
 		return slices.Concat(kept, other)
 	}
 	ahead := []string{"user: ahead", "assistant: half whole"}
-	waits := c.busy == parleyv1.OnBusy_ON_BUSY_QUEUE
-	if c.busy == parleyv1.OnBusy_ON_BUSY_INTERRUPT || c.happens == interrupted || c.happens == stop {
+	waits := c.onBusy == parleyv1.OnBusy_ON_BUSY_QUEUE
+	if c.onBusy == parleyv1.OnBusy_ON_BUSY_INTERRUPT || c.event == turnInterrupted || c.event == serverStops {
 		ahead[1] += " …"
 	}
 	if waits {
@@ -178,22 +178,22 @@ func (c combination) check(t *testing.T, f *fixture, r *reader) {
 	want := c.want()
 	if busy := new(store.BusyError); errors.As(want.err, &busy) {
 		if !errors.As(r.err, &busy) || len(r.events) != 0 {
-			t.Errorf("read %q and %v, want none and that the conversation is busy", r.seen(), r.err)
+			t.Errorf("read %q and %v, want none and that the conversation is busy", r.received(), r.err)
 		}
-	} else if !errors.Is(r.err, want.err) || !r.over {
+	} else if !errors.Is(r.err, want.err) || !r.ended {
 		t.Errorf("the stream ended with %v, want %v", r.err, want.err)
 	}
-	if got := r.finished(); want.err == nil && !want.is(got) {
+	if got := r.finished(); want.err == nil && !want.matches(got) {
 		t.Errorf("the stream ended with %v, want %s %q", got, want.state, want.reason)
 	}
 	switch got, err := f.Get(t.Context(), tenant, "c", r.turnID()); {
 	case want.state == "" && err == nil:
 		t.Errorf("there is %v, want no turn", got)
-	case want.state != "" && (err != nil || !want.is(got)):
+	case want.state != "" && (err != nil || !want.matches(got)):
 		t.Errorf("there is %v (%v), want %s %q", got, err, want.state, want.reason)
 	}
-	if c.happens != deleted {
-		if diff := cmp.Diff(c.history(want.kept), f.kept(t)); diff != "" {
+	if c.event != conversationDeleted {
+		if diff := cmp.Diff(c.history(want.stored), f.stored(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)
 		}
 	} else if _, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"}); !errors.Is(err, store.ErrNotFound) {
@@ -205,6 +205,6 @@ func (c combination) check(t *testing.T, f *fixture, r *reader) {
 }
 
 // is tells whether the turn ended so.
-func (e end) is(turn *parleyv1.Turn) bool {
+func (e expectedEnd) matches(turn *parleyv1.Turn) bool {
 	return stateName(turn.GetState()) == e.state && turn.GetError().GetReason() == e.reason && turn.GetFinishTime() != nil
 }

@@ -11,16 +11,16 @@ import (
 // Get returns a turn of a conversation: store.ErrNotFound when there is no such
 // conversation, NotFoundError when it has no such turn.
 func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	turns, err := m.all(ctx, key{tenant, conversationID})
+	turns, err := m.allTurns(ctx, key{tenant, conversationID})
 	if err != nil {
 		return nil, err
 	}
 	if turn := findTurn(turns, turnID); turn != nil {
 		return turn, nil
 	}
-	if t := m.neverBegun(key{tenant, conversationID}, turnID); t != nil {
+	if t := m.cancelledBeforeStart(key{tenant, conversationID}, turnID); t != nil {
 		<-t.done // It is about to be.
-		return t.final, nil
+		return t.finalTurn, nil
 	}
 	return nil, &NotFoundError{TurnID: turnID}
 }
@@ -28,18 +28,18 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 // List returns the newest turns of a conversation, newest first, 32 at most; those that wait
 // are the newest, the last in line first.
 func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
-	turns, err := m.all(ctx, key{tenant, conversationID})
+	turns, err := m.allTurns(ctx, key{tenant, conversationID})
 	if err != nil {
 		return nil, err
 	}
 	slices.Reverse(turns)
-	return turns[:min(len(turns), maxTurns)], nil
+	return turns[:min(len(turns), maxListedTurns)], nil
 }
 
 // all are the turns of a conversation that the store keeps, and those that wait.
-func (m *Manager) all(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
+func (m *Manager) allTurns(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
 	// Ahead of the store: a turn that begins meanwhile is then in both, not in neither.
-	waiting := m.waiting(at)
+	waiting := m.queuedTurns(at)
 	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true})
 	if err != nil {
 		return nil, err
@@ -54,14 +54,14 @@ func (m *Manager) all(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
 }
 
 // waiting are the turns of a conversation that have not begun, in line.
-func (m *Manager) waiting(at key) []*parleyv1.Turn {
+func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var turns []*parleyv1.Turn
-	if l := m.lines[at]; l != nil {
-		for _, t := range l.all() {
+	if l := m.queues[at]; l != nil {
+		for _, t := range l.turns() {
 			if !t.ended && t.uid == "" {
-				turns = append(turns, t.waiting())
+				turns = append(turns, t.queuedTurn())
 			}
 		}
 	}
@@ -69,10 +69,10 @@ func (m *Manager) waiting(at key) []*parleyv1.Turn {
 }
 
 // neverBegun returns a turn that was cancelled while it waited.
-func (m *Manager) neverBegun(at key, turnID string) *live {
+func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t := m.turns[turnID]; t != nil && t.line.key == at && t.ended && t.uid == "" {
+	if t := m.turns[turnID]; t != nil && t.queue.key == at && t.ended && t.uid == "" {
 		return t
 	}
 	return nil
@@ -82,39 +82,39 @@ func (m *Manager) neverBegun(at key, turnID string) *live {
 // cancelled: its answer may have been whole already. A turn that has ended it only returns.
 // Errors: those of Get, and store.BusyError when the turn is not this server's to end.
 func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	if t := m.cancel(key{tenant, conversationID}, turnID); t != nil {
+	if t := m.cancelTurn(key{tenant, conversationID}, turnID); t != nil {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		if t.final != nil {
-			return t.final, nil
+		if t.finalTurn != nil {
+			return t.finalTurn, nil
 		}
 	}
 	turn, err := m.Get(ctx, tenant, conversationID, turnID)
 	if err != nil || turn.GetFinishTime() != nil {
 		return turn, err
 	}
-	reclaimed, err := m.reclaim(ctx, key{tenant, conversationID}, turnID)
+	ended, err := m.endIfAbandoned(ctx, key{tenant, conversationID}, turnID)
 	switch {
 	case err != nil:
 		return nil, err
-	case !reclaimed:
+	case !ended:
 		return nil, &store.BusyError{TurnID: turnID}
 	}
 	return m.Get(ctx, tenant, conversationID, turnID)
 }
 
 // cancel cancels a live turn; nil when there is none that has not ended.
-func (m *Manager) cancel(at key, turnID string) *live {
+func (m *Manager) cancelTurn(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.turns[turnID]
-	if t == nil || t.line.key != at || t.ended {
+	if t == nil || t.queue.key != at || t.ended {
 		return nil
 	}
-	if !m.withdraw(t, errCancelled) {
+	if !m.removeWaiting(t, errCancelled) {
 		t.cancel(errCancelled)
 	}
 	return t

@@ -17,13 +17,13 @@ import (
 
 // CancelTurn works for many at once and any number of times: all are told the turn as it
 // ended, whether it ran or waited.
-func TestCancelledByMany(t *testing.T) {
+func TestCancelConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		runs := asks("q", 0)
-		runs.Metadata = stubborn
-		readers := []*reader{f.begin(t, runs), f.begin(t, asks("waits", queue))}
-		p.last().say("half")
+		f, p := newControlled(t, nil)
+		runs := chatRequest("q", 0)
+		runs.Metadata = ignoreCancel
+		readers := []*reader{f.startChat(t, runs), f.startChat(t, chatRequest("waits", onBusyQueue))}
+		p.lastRun().sendText("half")
 		type answer struct {
 			turn *parleyv1.Turn
 			err  error
@@ -39,7 +39,7 @@ func TestCancelledByMany(t *testing.T) {
 			}
 			synctest.Wait()
 			if r == readers[0] {
-				p.last().end() // The agent heeds it only now.
+				p.lastRun().complete() // The agent heeds it only now.
 			}
 			for range 20 {
 				a := <-answers
@@ -48,37 +48,37 @@ func TestCancelledByMany(t *testing.T) {
 					t.Fatalf("cancelled: %v (-want +got):\n%s", a.err, diff)
 				}
 			}
-			if again := f.cancelled(t, r.turnID()); stateName(again.GetState()) != "CANCELLED" {
+			if again := f.mustCancel(t, r.turnID()); stateName(again.GetState()) != "CANCELLED" {
 				t.Errorf("cancelled again: %v", again)
 			}
 		}
-		if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
+		if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)
 		}
 	})
 }
 
 // What has ended is not cancelled any more, and whoever cancels need not wait.
-func TestCancelTooLateAndTooLong(t *testing.T) {
+func TestCancelAfterTheEndAndWithDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		r := f.begin(t, asks("q", 0))
-		p.last().end()
+		f, p := newControlled(t, nil)
+		r := f.startChat(t, chatRequest("q", 0))
+		p.lastRun().complete()
 		for range 2 {
-			if turn := f.cancelled(t, r.turnID()); stateName(turn.GetState()) != "COMPLETED" {
+			if turn := f.mustCancel(t, r.turnID()); stateName(turn.GetState()) != "COMPLETED" {
 				t.Errorf("cancelled after its end: %v", turn)
 			}
-			f.forgetAll()
+			f.releaseAll()
 		}
-		slow := asks("slow", 0)
-		slow.Metadata = stubborn
-		r = f.begin(t, slow)
+		slow := chatRequest("slow", 0)
+		slow.Metadata = ignoreCancel
+		r = f.startChat(t, slow)
 		ctx, leave := context.WithTimeout(t.Context(), time.Second)
 		defer leave()
 		if _, err := f.Cancel(ctx, tenant, "c", r.turnID()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("cancelled for a second: %v", err)
 		}
-		p.last().end()
+		p.lastRun().complete()
 		if got := r.finished(); stateName(got.GetState()) != "CANCELLED" {
 			t.Errorf("ended %v", got)
 		}
@@ -95,35 +95,35 @@ func TestCancelTooLateAndTooLong(t *testing.T) {
 
 // A turn that was cancelled while it waited for the first one of its conversation is not
 // forgotten because somebody else finds no conversation yet.
-func TestCancelledAheadOfTheConversation(t *testing.T) {
+func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		f, p := newPuppet(t, func(o *Options) { o.Store = gated{o.Store, gate} })
-		f.begin(t, asks("first", 0))
-		request := asks("q", queue)
+		f, p := newControlled(t, func(o *Options) { o.Store = gatedStore{o.Store, gate} })
+		f.startChat(t, chatRequest("first", 0))
+		request := chatRequest("q", onBusyQueue)
 		request.RequestId = "r"
-		waits := f.begin(t, request)
-		f.cancel(key{tenant, "c"}, waits.turnID())
+		waits := f.startChat(t, request)
+		f.cancelTurn(key{tenant, "c"}, waits.turnID())
 		synctest.Wait()
-		f.begin(t, asks("other", queue))
+		f.startChat(t, chatRequest("other", onBusyQueue))
 		close(gate)
 		synctest.Wait()
-		if turn := f.cancelled(t, waits.turnID()); stateName(turn.GetState()) != "CANCELLED" {
+		if turn := f.mustCancel(t, waits.turnID()); stateName(turn.GetState()) != "CANCELLED" {
 			t.Errorf("cancelled again: %v", turn)
 		}
-		if again := f.begin(t, request); again.turnID() != waits.turnID() || again.err != nil {
-			t.Errorf("asked again: %q, %v", again.seen(), again.err)
+		if again := f.startChat(t, request); again.turnID() != waits.turnID() || again.err != nil {
+			t.Errorf("asked again: %q, %v", again.received(), again.err)
 		}
-		p.last().end()
+		p.lastRun().complete()
 	})
 }
 
 // A reader may leave between two events as well as while it waits for one.
-func TestLeavingBetweenEvents(t *testing.T) {
+func TestDisconnectBetweenEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
+		f, p := newControlled(t, nil)
 		for _, leaving := range []parleyv1.OnDisconnect{parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE, parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL} {
-			request := asks("q", 0)
+			request := chatRequest("q", 0)
 			request.OnDisconnect = leaving
 			for _, err := range f.Chat(t.Context(), tenant, request, nil) {
 				if err != nil {
@@ -132,7 +132,7 @@ func TestLeavingBetweenEvents(t *testing.T) {
 				break
 			}
 			synctest.Wait()
-			if ran := p.last().end(); ran != (leaving == parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE) {
+			if ran := p.lastRun().complete(); ran != (leaving == parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE) {
 				t.Errorf("%v: the agent was at work: %t", leaving, ran)
 			}
 		}
@@ -141,9 +141,9 @@ func TestLeavingBetweenEvents(t *testing.T) {
 
 // The on_disconnect that counts is that of the first caller; and CANCEL acts when the last
 // one has left, whatever brought that one there.
-func TestOnDisconnectIsOfTheFirst(t *testing.T) {
+func TestFirstRequestDecidesOnDisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
+		f, p := newControlled(t, nil)
 		for _, stays := range []bool{true, false} {
 			first := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels", OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL}
 			second := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels"}
@@ -151,15 +151,15 @@ func TestOnDisconnectIsOfTheFirst(t *testing.T) {
 				first, second = second, first
 				first.RequestId, second.RequestId = "stays", "stays"
 			}
-			one := f.begin(t, first)
-			readers := []*reader{one, f.begin(t, second), f.resume(t, one.turnID(), 0)}
+			one := f.startChat(t, first)
+			readers := []*reader{one, f.startChat(t, second), f.startResume(t, one.turnID(), 0)}
 			for i, r := range readers {
 				if turn, err := f.Get(t.Context(), tenant, "c", one.turnID()); stateName(turn.GetState()) != "RUNNING" {
 					t.Errorf("with %d readers left: %v (%v)", len(readers)-i, turn, err)
 				}
-				r.leave()
+				r.disconnect()
 			}
-			if ran := p.last().end(); ran != stays {
+			if ran := p.lastRun().complete(); ran != stays {
 				t.Errorf("the agent was at work when all had left: %t, want %t", ran, stays)
 			}
 		}
@@ -168,27 +168,27 @@ func TestOnDisconnectIsOfTheFirst(t *testing.T) {
 
 // No turn can be reached through another conversation, be it of another tenant, of another
 // name, or one that has taken the name of the turn's own.
-func TestTurnsOfOthers(t *testing.T) {
+func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		ended := f.begin(t, asks("q", 0))
-		p.last().end()
-		slow := asks("slow", 0)
-		slow.Metadata = stubborn
-		runs, waits := f.begin(t, slow), f.begin(t, asks("waits", queue))
-		withdrawn := f.begin(t, asks("withdrawn", queue))
-		f.cancelled(t, withdrawn.turnID())
+		f, p := newControlled(t, nil)
+		ended := f.startChat(t, chatRequest("q", 0))
+		p.lastRun().complete()
+		slow := chatRequest("slow", 0)
+		slow.Metadata = ignoreCancel
+		runs, waits := f.startChat(t, slow), f.startChat(t, chatRequest("waits", onBusyQueue))
+		withdrawn := f.startChat(t, chatRequest("withdrawn", onBusyQueue))
+		f.mustCancel(t, withdrawn.turnID())
 		elsewhere := func(tenant, id string, r *reader) {
 			t.Helper()
 			ctx, end := context.WithTimeout(t.Context(), time.Second)
 			defer end()
-			if _, err := drained(f.Resume(ctx, tenant, id, r.turnID(), 0)); !lost(err) {
+			if _, err := readAll(f.Resume(ctx, tenant, id, r.turnID(), 0)); !isMissingTurn(err) {
 				t.Errorf("resumed in %s of %s: %v", id, tenant, err)
 			}
-			if got, err := f.Get(ctx, tenant, id, r.turnID()); !lost(err) {
+			if got, err := f.Get(ctx, tenant, id, r.turnID()); !isMissingTurn(err) {
 				t.Errorf("there is in %s of %s: %v, %v", id, tenant, got, err)
 			}
-			if got, err := f.Cancel(ctx, tenant, id, r.turnID()); !lost(err) {
+			if got, err := f.Cancel(ctx, tenant, id, r.turnID()); !isMissingTurn(err) {
 				t.Errorf("cancelled in %s of %s: %v, %v", id, tenant, got, err)
 			}
 		}
@@ -201,23 +201,23 @@ func TestTurnsOfOthers(t *testing.T) {
 				elsewhere(at.tenant, at.id, r)
 			}
 		}
-		if runs.over || waits.over {
+		if runs.ended || waits.ended {
 			t.Errorf("they ended with %v and %v", runs.err, waits.err)
 		}
 		if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 			t.Fatal(err)
 		}
-		next := f.begin(t, asks("next", 0)) // The agent of the one that ran is still at work.
+		next := f.startChat(t, chatRequest("next", 0)) // The agent of the one that ran is still at work.
 		for _, r := range []*reader{ended, waits, withdrawn} {
 			elsewhere(tenant, "c", r)
 		}
-		if r := f.resume(t, runs.turnID(), 0); !lost(r.err) {
-			t.Errorf("resumed although its conversation is gone: %q, %v", r.seen(), r.err)
+		if r := f.startResume(t, runs.turnID(), 0); !isMissingTurn(r.err) {
+			t.Errorf("resumed although its conversation is gone: %q, %v", r.received(), r.err)
 		}
-		if f.Running() != 2 || next.over {
+		if f.Running() != 2 || next.ended {
 			t.Errorf("%d turns run, the next one's stream ended with %v", f.Running(), next.err)
 		}
-		p.runs[1].end()
+		p.runs[1].complete()
 		if !errors.Is(runs.err, ErrConversationGone) || f.Running() != 1 {
 			t.Errorf("the one that ran ended with %v, %d turns run", runs.err, f.Running())
 		}
@@ -226,8 +226,8 @@ func TestTurnsOfOthers(t *testing.T) {
 
 // A turn of an earlier version has no indexes in the store. It can be replayed whole, and
 // nobody goes on from within it.
-func TestTurnsWithoutEvents(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says()}, nil)
+func TestReplayWithoutStoredIndexes(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith()}, nil)
 	answer := []*parleyv1.Message{
 		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "look", ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}}},
 		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}},
@@ -243,29 +243,29 @@ func TestTurnsWithoutEvents(t *testing.T) {
 		}
 	}
 	resume := func(after int32) ([]*parleyv1.TurnEvent, error) {
-		return drained(f.Resume(t.Context(), tenant, "c", "old", after))
+		return readAll(f.Resume(t.Context(), tenant, "c", "old", after))
 	}
 	all, err := resume(0)
 	if err == nil {
-		err = wholeAnswer(all, answer)
+		err = checkAnswer(all, answer)
 	}
 	if err != nil || len(all) != 7 || all[6].GetIndex() != 7 {
-		t.Fatalf("replayed %q: %v", described(all), err)
+		t.Fatalf("replayed %q: %v", describeAll(all), err)
 	}
 	for after := int32(1); after <= 8; after++ {
 		got, err := resume(after)
 		switch {
-		case after == 1 && (err != nil || unlike(all[1:], got) != ""):
-			t.Errorf("behind started: %q, %v", described(got), err)
+		case after == 1 && (err != nil || diffEvents(all[1:], got) != ""):
+			t.Errorf("behind started: %q, %v", describeAll(got), err)
 		case after == 7 && (err != nil || got != nil):
-			t.Errorf("behind the end: %q, %v", described(got), err)
+			t.Errorf("behind the end: %q, %v", describeAll(got), err)
 		case after != 1 && after != 7 && !errors.As(err, new(*EventsGoneError)):
-			t.Errorf("behind %d: %q, %v", after, described(got), err)
+			t.Errorf("behind %d: %q, %v", after, describeAll(got), err)
 		}
 	}
 	// Nothing of it is left in the history.
-	f.shorten(t, "c", 0)
+	f.trimHistory(t, "c", 0)
 	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil || all[1].GetFinished().GetMessages() != nil {
-		t.Errorf("replayed %q, %v", described(all), err)
+		t.Errorf("replayed %q, %v", describeAll(all), err)
 	}
 }

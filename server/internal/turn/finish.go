@@ -18,26 +18,26 @@ const storeRetry = 100 * time.Millisecond
 // end without it. It always asks the store, even if the conversation was reported as deleted: only
 // the store knows whether the turn still runs there, and a turn that is not ended keeps its
 // conversation busy until the next start.
-func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
+func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
-	messages, t.marks.Messages = t.answer.finish(cause == nil)
+	messages, t.eventIndexes.Messages = t.answer.finish(cause == nil)
 	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
 	if cause == nil && t.answer.hasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
-	result, err := t.commit(messages, end)
-	if err != nil && ofTheAnswer(err) {
+	result, err := t.commitEnd(messages, end)
+	if err != nil && isAnswerError(err) {
 		// The text is kept, and the conversation is usable again.
 		t.log.Error("answer could not be stored as it is", "error", err)
-		messages, t.marks.Messages = plain(messages, t.marks.GetMessages())
-		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, unstorable()
-		result, err = t.commit(messages, end)
+		messages, t.eventIndexes.Messages = textOnly(messages, t.eventIndexes.GetMessages())
+		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
+		result, err = t.commitEnd(messages, end)
 	}
-	if err != nil && ofTheAnswer(err) {
+	if err != nil && isAnswerError(err) {
 		t.log.Error("not even the text of the answer could be stored", "error", err)
-		messages, t.marks.Messages = nil, nil
-		result, err = t.commit(nil, end)
+		messages, t.eventIndexes.Messages = nil, nil
+		result, err = t.commitEnd(nil, end)
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
@@ -47,7 +47,7 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 		t.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
-	t.answer.number(messages, result.Appended)
+	t.answer.setStored(messages, result.Appended)
 	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
 	if e := end.GetError(); e != nil {
 		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
@@ -59,7 +59,7 @@ func (t *live) finish(cause error) (*parleyv1.TurnFinished, error) {
 
 // ofTheAnswer reports whether the store may take another answer where this one failed. It
 // knows its own errors; what else there is says that a message cannot be encoded.
-func ofTheAnswer(err error) bool {
+func isAnswerError(err error) bool {
 	for _, known := range []error{
 		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed, store.ErrClosed,
 	} {
@@ -73,23 +73,23 @@ func ofTheAnswer(err error) bool {
 // commit ends the turn in the store, and tries again while the store cannot take it: too
 // many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
 // the turn is then left to the next start, with what was saved of it.
-func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
-	told := false
+func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+	logged := false
 	for {
-		t.marks.Finished = t.events.promise()
-		result, err := t.m.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
-			Tenant: t.line.tenant, ConversationID: t.line.id, Messages: messages, End: end, Events: t.marks,
+		t.eventIndexes.Finished = t.events.reserveFinished()
+		result, err := t.manager.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
+			Tenant: t.queue.tenant, ConversationID: t.queue.id, Messages: messages, End: end, Events: t.eventIndexes,
 		})
 		full := errors.Is(err, store.ErrNoSpace)
-		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.m.stop.Err() != nil {
+		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.manager.ctx.Err() != nil {
 			return result, err
 		}
-		t.events.retract()
+		t.events.releaseReserved()
 		var stop <-chan struct{}
 		if full {
-			stop = t.m.stop.Done()
-			if !told {
-				told = true
+			stop = t.manager.ctx.Done()
+			if !logged {
+				logged = true
 				t.log.Warn("the answer waits for room on the disk", "error", err)
 			}
 		}
@@ -101,7 +101,7 @@ func (t *live) commit(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.
 }
 
 // number gives a message what the store gave it.
-func number(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
+func setStoredFields(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
 	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
 	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE

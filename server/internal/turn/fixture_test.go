@@ -31,7 +31,7 @@ func text(s string) *parleyv1.RespondResponse {
 }
 
 // says answers with these pieces.
-func says(pieces ...*parleyv1.RespondResponse) agentFunc {
+func respondWith(pieces ...*parleyv1.RespondResponse) agentFunc {
 	return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 		for _, p := range pieces {
 			if !yield(p, nil) {
@@ -42,13 +42,13 @@ func says(pieces ...*parleyv1.RespondResponse) agentFunc {
 }
 
 // hangs says a word, tells that it did, and waits for its context.
-func hangs(word string, said chan<- struct{}) agentFunc {
+func hangAfter(word string, sent chan<- struct{}) agentFunc {
 	return func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 		if word != "" && !yield(text(word), nil) {
 			return
 		}
-		if said != nil {
-			said <- struct{}{}
+		if sent != nil {
+			sent <- struct{}{}
 		}
 		<-ctx.Done()
 		yield(nil, context.Cause(ctx))
@@ -96,7 +96,7 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 // chat returns the events of a turn of which there has been one.
 func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*parleyv1.TurnEvent, error] {
 	t.Helper()
-	events, err := f.ask(t, request, nil)
+	events, err := f.tryChat(t, request, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +104,13 @@ func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*p
 }
 
 // ask is Chat up to its first event, or the error that comes instead.
-func (f *fixture) ask(t *testing.T, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+func (f *fixture) tryChat(t *testing.T, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
-	return begun(t, f.Chat(t.Context(), tenant, request, q))
+	return awaitFirst(t, f.Chat(t.Context(), tenant, request, q))
 }
 
 // begun waits for the first event. The test reads the rest, or leaves with its end.
-func begun(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+func awaitFirst(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
 	next, stop := iter.Pull2(events)
 	t.Cleanup(stop)
@@ -128,7 +128,7 @@ func begun(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq
 }
 
 // finished reads a turn to its end.
-func finished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parleyv1.TurnFinished {
+func readFinished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parleyv1.TurnFinished {
 	t.Helper()
 	all := collect(t, events)
 	end := all[len(all)-1].GetFinished()
@@ -139,7 +139,7 @@ func finished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parle
 }
 
 // merges collects events of which some may be merged.
-func merges(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
+func collectMerged(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
 	t.Helper()
 	var all []*parleyv1.TurnEvent
 	last := int32(0)
@@ -171,7 +171,7 @@ func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parl
 }
 
 // kept returns the messages of conversation c as "role status content".
-func (f *fixture) kept(t *testing.T) []string {
+func (f *fixture) stored(t *testing.T) []string {
 	t.Helper()
 	return f.history(t, "c")
 }
@@ -196,18 +196,18 @@ func (f *fixture) history(t *testing.T, id string) []string {
 			t.Errorf("message %d of %s has sequence %d, want %d", i, id, m.GetSequence(), want)
 		}
 	}
-	return lines(messages)
+	return describeMessages(messages)
 }
 
 // lines describes messages.
-func lines(messages []*parleyv1.Message) []string {
-	var lines []string
+func describeMessages(messages []*parleyv1.Message) []string {
+	var described []string
 	for _, m := range messages {
-		line := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() + m.GetToolResult().GetContent()
+		description := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() + m.GetToolResult().GetContent()
 		if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
-			line += " …"
+			description += " …"
 		}
-		lines = append(lines, line)
+		described = append(described, description)
 	}
-	return lines
+	return described
 }

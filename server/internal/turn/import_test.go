@@ -14,7 +14,7 @@ import (
 )
 
 // importOver imports conversation c over itself in its present state.
-func (f *fixture) importOver(t *testing.T) {
+func (f *fixture) importOverItself(t *testing.T) {
 	t.Helper()
 	exported, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
 	if err != nil {
@@ -28,7 +28,7 @@ func (f *fixture) importOver(t *testing.T) {
 }
 
 // wantFree fails the test if a turn runs in conversation c or if a new turn cannot run.
-func (f *fixture) wantFree(t *testing.T, p *puppet) {
+func (f *fixture) wantFree(t *testing.T, p *controlledAgent) {
 	t.Helper()
 	header, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})
 	if err != nil {
@@ -37,59 +37,59 @@ func (f *fixture) wantFree(t *testing.T, p *puppet) {
 	if running := header.Conversation.GetActiveTurnId(); running != "" || f.Running() != 0 {
 		t.Errorf("turn %q runs in the store and %d turns in the manager, want none", running, f.Running())
 	}
-	next := f.begin(t, asks("next", 0))
+	next := f.startChat(t, chatRequest("next", 0))
 	if next.err != nil {
 		t.Errorf("next turn: %v", next.err)
 		return
 	}
-	p.last().end()
+	p.lastRun().complete()
 	if next.err != nil || stateName(next.finished().GetState()) != "COMPLETED" {
-		t.Errorf("next turn = %q, %v", next.seen(), next.err)
+		t.Errorf("next turn = %q, %v", next.received(), next.err)
 	}
 }
 
 // An import that overwrites the conversation while a turn is about to begin creates another
 // conversation. The first turn of a queue begins and ends in the new one. A turn that waited for
 // another turn does not begin.
-func TestImportBeforeATurnBegins(t *testing.T) {
+func TestImportBeforeStart(t *testing.T) {
 	for name, waits := range map[string]bool{"the first in the queue": false, "after another": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := new(hooked)
-				f, p := newPuppet(t, func(o *Options) {
+				h := new(hookStore)
+				f, p := newControlled(t, func(o *Options) {
 					h.Store = o.Store
 					o.Store = h
 				})
-				before := f.begin(t, asks("before", 0))
-				once := sync.OnceFunc(func() { f.importOver(t) })
+				before := f.startChat(t, chatRequest("before", 0))
+				once := sync.OnceFunc(func() { f.importOverItself(t) })
 				var r *reader
 				if waits {
-					r = f.begin(t, asks("q", queue))
+					r = f.startChat(t, chatRequest("q", onBusyQueue))
 					h.begin = func(*store.Append) { once() }
-					p.last().end()
+					p.lastRun().complete()
 					synctest.Wait()
 				} else {
-					p.last().end()
+					p.lastRun().complete()
 					h.begin = func(*store.Append) { once() }
-					r = f.begin(t, asks("q", 0))
-					p.last().say("a")
-					p.last().end()
+					r = f.startChat(t, chatRequest("q", 0))
+					p.lastRun().sendText("a")
+					p.lastRun().complete()
 				}
 				if before.err != nil {
-					t.Errorf("previous turn = %q, %v", before.seen(), before.err)
+					t.Errorf("previous turn = %q, %v", before.received(), before.err)
 				}
 				want := []string{"user: before"}
 				if waits {
 					if !errors.Is(r.err, ErrConversationGone) {
-						t.Errorf("Chat = %q, %v, want ErrConversationGone", r.seen(), r.err)
+						t.Errorf("Chat = %q, %v, want ErrConversationGone", r.received(), r.err)
 					}
 				} else {
 					want = append(want, "user: q", "assistant: a")
 					if r.err != nil || stateName(r.finished().GetState()) != "COMPLETED" {
-						t.Errorf("Chat = %q, %v, want a complete answer", r.seen(), r.err)
+						t.Errorf("Chat = %q, %v, want a complete answer", r.received(), r.err)
 					}
 				}
-				if diff := cmp.Diff(want, f.kept(t)); diff != "" {
+				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 				f.wantFree(t, p)
@@ -99,12 +99,12 @@ func TestImportBeforeATurnBegins(t *testing.T) {
 }
 
 // blind is a store that does not find the conversation on the first read of the complete history.
-type blind struct {
+type blindStore struct {
 	store.Store
 	once sync.Once
 }
 
-func (b *blind) Read(ctx context.Context, r *store.Read) (found *store.Snapshot, err error) {
+func (b *blindStore) Read(ctx context.Context, r *store.Read) (found *store.Snapshot, err error) {
 	found, err = b.Store.Read(ctx, r)
 	if r.Newest < 0 {
 		b.once.Do(func() { found, err = nil, store.ErrNotFound })
@@ -114,7 +114,7 @@ func (b *blind) Read(ctx context.Context, r *store.Read) (found *store.Snapshot,
 
 // TestGoneIsForTheStoreToSay: the manager ends a turn that has begun in the store, even if its
 // conversation seems to be deleted: the store decides.
-func TestGoneIsForTheStoreToSay(t *testing.T) {
+func TestStoreDecidesWhetherTurnRuns(t *testing.T) {
 	for name, test := range map[string]struct {
 		blind bool
 		then  func(f *fixture)
@@ -126,16 +126,16 @@ func TestGoneIsForTheStoreToSay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newPuppet(t, func(o *Options) {
+				f, p := newControlled(t, func(o *Options) {
 					if test.blind {
-						o.Store = &blind{Store: o.Store}
+						o.Store = &blindStore{Store: o.Store}
 					}
 				})
-				r := f.begin(t, asks("q", 0))
+				r := f.startChat(t, chatRequest("q", 0))
 				test.then(f)
 				synctest.Wait()
 				if r.err != nil || stateName(r.finished().GetState()) != "INTERRUPTED" || !r.finished().GetError().GetRetryable() {
-					t.Errorf("Chat = %q, %v, want an interrupted turn", r.seen(), r.err)
+					t.Errorf("Chat = %q, %v, want an interrupted turn", r.received(), r.err)
 				}
 				f.wantFree(t, p)
 			})

@@ -15,7 +15,7 @@ import (
 )
 
 // heap returns the bytes of live objects.
-func heap() int {
+func heapBytes() int {
 	runtime.GC()
 	runtime.GC() // The second run frees what finalizers and pools held.
 	var stats runtime.MemStats
@@ -27,7 +27,7 @@ func heap() int {
 const maxMemoryRatio = 1.5
 
 // wantMemory compares the counted bytes with the growth of the heap.
-func wantMemory(t *testing.T, counted, grown int) {
+func checkMemory(t *testing.T, counted, grown int) {
 	t.Helper()
 	if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
 		t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
@@ -36,7 +36,7 @@ func wantMemory(t *testing.T, counted, grown int) {
 
 // nulls returns a value of n of the smallest parts, which takes twenty times its encoded size in
 // memory.
-func nulls(n int) *parleyv1.StructuredData {
+func nullValues(n int) *parleyv1.StructuredData {
 	list := &structpb.ListValue{}
 	for range n {
 		list.Values = append(list.Values, structpb.NewNullValue())
@@ -46,9 +46,9 @@ func nulls(n int) *parleyv1.StructuredData {
 
 // TestKeptMemory: Promise 12: the counted memory of retained turns is their real memory, whatever
 // they consist of.
-func TestKeptMemory(t *testing.T) {
+func TestMemoryOfRetainedTurns(t *testing.T) {
 	data := func(n int) *parleyv1.RespondResponse {
-		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: nulls(n)}}
+		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: nullValues(n)}}
 	}
 	for _, test := range []struct {
 		name  string
@@ -62,7 +62,7 @@ func TestKeptMemory(t *testing.T) {
 		{"long texts", 5, 10, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 50_000)) }, nil},
 		{"more text than is kept of events", 3, 16, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil},
 		{"notes", 5, 1000, func(i int) *parleyv1.RespondResponse { return note(fmt.Sprint("step ", i)) }, nil},
-		{"a question of many values", 4, 1, func(int) *parleyv1.RespondResponse { return text("a") }, nulls(10_000)},
+		{"a question of many values", 4, 1, func(int) *parleyv1.RespondResponse { return text("a") }, nullValues(10_000)},
 		{"an answer of many values", 4, 1, func(int) *parleyv1.RespondResponse { return data(10_000) }, nil},
 		{"small values", 10, 60, func(int) *parleyv1.RespondResponse { return data(1) }, nil},
 		{"calls", 5, 500, func(i int) *parleyv1.RespondResponse { return call(fmt.Sprint(i)) }, nil},
@@ -87,31 +87,31 @@ func TestKeptMemory(t *testing.T) {
 				if test.asked != nil {
 					request.StructuredData = []*parleyv1.StructuredData{test.asked}
 				}
-				_, err := drained(f.Chat(t.Context(), tenant, request, nil))
+				_, err := readAll(f.Chat(t.Context(), tenant, request, nil))
 				if errors.As(err, new(*EventsGoneError)) { // The agent was faster than its reader.
-					_, err = drained(f.Resume(t.Context(), tenant, request.GetConversationId(), "", 0))
+					_, err = readAll(f.Resume(t.Context(), tenant, request.GetConversationId(), "", 0))
 				}
 				if err != nil {
 					t.Fatal(err)
 				}
 			}
-			counted, full := f.keptFor, heap()
-			if n := f.Manager.kept.Len(); n != test.turns {
+			counted, full := f.retainedBytes, heapBytes()
+			if n := f.Manager.retained.Len(); n != test.turns {
 				t.Fatalf("retained turns = %d, want %d", n, test.turns)
 			}
-			f.forgetAll()
-			wantMemory(t, counted, full-heap())
+			f.releaseAll()
+			checkMemory(t, counted, full-heapBytes())
 		})
 	}
 }
 
 // TestMemoryOfEvents: Promise 12, for a running turn.
-func TestMemoryOfEvents(t *testing.T) {
-	e := newEvents("turn", key{}, nil)
-	empty := heap()
+func TestEventLogMemory(t *testing.T) {
+	e := newEventLog("turn", key{}, nil)
+	empty := heapBytes()
 	for range 5 {
-		e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: nulls(10_000)}})
+		e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: nullValues(10_000)}})
 	}
-	wantMemory(t, e.bytes, heap()-empty)
+	checkMemory(t, e.bytes, heapBytes()-empty)
 	runtime.KeepAlive(e)
 }

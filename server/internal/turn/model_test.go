@@ -35,20 +35,20 @@ type model struct {
 	*fixture
 
 	t       *testing.T
-	puppet  *puppet
+	puppet  *controlledAgent
 	oracle  *oracle
 	turns   []*oracleTurn
 	byID    map[string]*oracleTurn
 	reads   []*oracleRead
-	cancels []*cancelling
+	cancels []*cancelCall
 }
 
 // cancelling is a CancelTurn.
-type cancelling struct {
-	turn *oracleTurn
-	got  *parleyv1.Turn
-	err  error
-	over bool
+type cancelCall struct {
+	turn     *oracleTurn
+	got      *parleyv1.Turn
+	err      error
+	returned bool
 }
 
 // TestModel compares random steps with what the oracle says of them. That includes: one turn
@@ -58,12 +58,12 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
 			t.Helper()
-			f, p := newPuppet(t, func(o *Options) { o.MaxTurns = 2 })
+			f, p := newControlled(t, func(o *Options) { o.MaxTurns = 2 })
 			m := &model{fixture: f, t: t, puppet: p, oracle: newOracle(2), byID: make(map[string]*oracleTurn)}
 			rt.Repeat(map[string]func(*rapid.T){
 				"":        m.check,
 				"chat":    m.chat,
-				"queue":   m.queue,
+				"queue":   m.queueMany,
 				"say":     func(rt *rapid.T) { m.step(rt, "say") },
 				"call":    func(rt *rapid.T) { m.step(rt, "call") },
 				"end":     func(rt *rapid.T) { m.step(rt, "end") },
@@ -73,7 +73,7 @@ func TestModel(t *testing.T) {
 				"cancel":  m.cancel,
 				"get":     m.get,
 				"delete":  m.delete,
-				"forget":  func(*rapid.T) { m.forgetAll(); m.oracle.forget() },
+				"forget":  func(*rapid.T) { m.releaseAll(); m.oracle.releaseAll() },
 				"restart": m.restart,
 			})
 			m.restart(rt)
@@ -96,38 +96,38 @@ func (m *model) chat(rt *rapid.T) {
 		OnDisconnect:   parleyv1.OnDisconnect(rapid.Int32Range(0, 2).Draw(rt, "on_disconnect")),
 	}
 	if rapid.Bool().Draw(rt, "stubborn") {
-		r.Metadata = stubborn
+		r.Metadata = ignoreCancel
 	}
 	if rapid.IntRange(0, 2).Draw(rt, "results") == 0 {
-		m.answer(rt, r)
+		m.addResults(rt, r)
 	}
-	m.ask(r)
+	m.sendChat(r)
 }
 
 // answer has a request bring results of calls, open ones or not, beside the words or instead.
-func (m *model) answer(rt *rapid.T, r *parleyv1.ChatRequest) {
+func (m *model) addResults(rt *rapid.T, r *parleyv1.ChatRequest) {
 	for _, id := range rapid.SliceOfNDistinct(callIDs, 1, 2, rapid.ID).Draw(rt, "results of") {
 		r.ToolResults = append(r.ToolResults, &parleyv1.ToolResult{CallId: id, Content: "result " + id})
 	}
 	if rapid.Bool().Draw(rt, "only results") {
 		r.Content = ""
 	}
-	line := m.oracle.lines[r.GetConversationId()]
-	if line != nil && len(line.waiting) > 0 && line.waiting[0].interrupts() && r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
+	queue := m.oracle.queues[r.GetConversationId()]
+	if queue != nil && len(queue.waiting) > 0 && queue.waiting[0].interrupts() && r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
 		r.OnBusy = parleyv1.OnBusy_ON_BUSY_QUEUE // It would wait for that one before it is looked at.
 	}
 }
 
 // queue has many come at once.
-func (m *model) queue(rt *rapid.T) {
+func (m *model) queueMany(rt *rapid.T) {
 	id := conversationIDs.Draw(rt, "conversation")
 	for i := range rapid.IntRange(2, 20).Draw(rt, "n") {
-		m.ask(&parleyv1.ChatRequest{ConversationId: id, Content: fmt.Sprint(i), OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+		m.sendChat(&parleyv1.ChatRequest{ConversationId: id, Content: fmt.Sprint(i), OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
 	}
 }
 
 // ask sends a request and has its answer compared with the oracle's.
-func (m *model) ask(r *parleyv1.ChatRequest) {
+func (m *model) sendChat(r *parleyv1.ChatRequest) {
 	live, stored, joined, err := m.oracle.chat(r)
 	one := &oracleRead{replayed: joined}
 	switch {
@@ -138,7 +138,7 @@ func (m *model) ask(r *parleyv1.ChatRequest) {
 	default:
 		m.oracle.attach(live, 0, one)
 	}
-	one.reader = m.begin(m.t, r)
+	one.reader = m.startChat(m.t, r)
 	m.reads = append(m.reads, one)
 	if live != nil && !joined {
 		live.id = one.turnID()
@@ -166,7 +166,7 @@ func (m *model) step(rt *rapid.T, what string) {
 	case "say":
 		word := rapid.StringMatching(`[a-zé]{1,3} `).Draw(rt, "word")
 		t.say(word)
-		t.agent.say(word)
+		t.agent.sendText(word)
 	case "call":
 		id := callIDs.Draw(rt, "id")
 		if slices.Contains(t.open, id) {
@@ -176,7 +176,7 @@ func (m *model) step(rt *rapid.T, what string) {
 		t.agent.do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
 	case "end":
 		m.oracle.end(t, "COMPLETED")
-		t.agent.end()
+		t.agent.complete()
 	case "fail":
 		m.oracle.end(t, "FAILED")
 		t.agent.fail()
@@ -184,7 +184,7 @@ func (m *model) step(rt *rapid.T, what string) {
 }
 
 // runs tells whether the turn's agent is at work.
-func (t *oracleTurn) runs() bool { return t.asked && t.state == "" && t.err == nil }
+func (t *oracleTurn) runs() bool { return t.agentCalled && t.state == "" && t.err == nil }
 
 func (m *model) leave(rt *rapid.T) {
 	var some []*oracleRead
@@ -197,8 +197,8 @@ func (m *model) leave(rt *rapid.T) {
 		rt.Skip("nobody reads")
 	}
 	one := some[rapid.IntRange(0, len(some)-1).Draw(rt, "reader")]
-	m.oracle.left(one)
-	one.leave()
+	m.oracle.disconnect(one)
+	one.disconnect()
 }
 
 func (m *model) resume(rt *rapid.T) {
@@ -225,17 +225,17 @@ func (m *model) resume(rt *rapid.T) {
 	default:
 		m.oracle.attach(live, after, one)
 	}
-	one.reader = read(m.t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+	one.reader = startReading(m.t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return m.Resume(ctx, tenant, id, turnID, int32(after))
 	})
 	m.reads = append(m.reads, one)
 }
 
 func (m *model) cancel(rt *rapid.T) {
-	c := &cancelling{turn: m.pick(rt, func(*oracleTurn) bool { return true })}
+	c := &cancelCall{turn: m.pick(rt, func(*oracleTurn) bool { return true })}
 	id := c.turn.request.GetConversationId()
 	if other := conversationIDs.Draw(rt, "conversation"); other < id { // It has no such turn.
-		if _, err := m.Cancel(m.t.Context(), tenant, other, c.turn.id); !lost(err) {
+		if _, err := m.Cancel(m.t.Context(), tenant, other, c.turn.id); !isMissingTurn(err) {
 			rt.Errorf("turn of %s, cancelled in %s: %v", id, other, err)
 		}
 		return
@@ -244,7 +244,7 @@ func (m *model) cancel(rt *rapid.T) {
 	m.cancels = append(m.cancels, c)
 	go func() {
 		c.got, c.err = m.Cancel(m.t.Context(), tenant, id, c.turn.id)
-		c.over = true
+		c.returned = true
 	}()
 	synctest.Wait()
 }
@@ -252,7 +252,7 @@ func (m *model) cancel(rt *rapid.T) {
 func (m *model) get(rt *rapid.T) {
 	t := m.pick(rt, func(*oracleTurn) bool { return true })
 	got, err := m.Get(m.t.Context(), tenant, t.request.GetConversationId(), t.id)
-	if want := m.oracle.known(t); want == "" && !lost(err) || want != "" && stateName(got.GetState()) != want {
+	if want := m.oracle.state(t); want == "" && !isMissingTurn(err) || want != "" && stateName(got.GetState()) != want {
 		rt.Errorf("turn %s is %v (%v), want %q", t.id, got, err, want)
 	}
 }
@@ -271,7 +271,7 @@ func (m *model) delete(rt *rapid.T) {
 
 // restart stops the manager and begins with another on the same store.
 func (m *model) restart(rt *rapid.T) {
-	m.oracle.close()
+	m.oracle.stopAll()
 	ctx, now := context.WithCancel(m.t.Context())
 	now()
 	stopped := false
@@ -287,12 +287,12 @@ func (m *model) restart(rt *rapid.T) {
 	for _, t := range m.turns {
 		if t.runs() {
 			m.oracle.end(t, "COMPLETED")
-			t.agent.end()
+			t.agent.complete()
 		}
 	}
-	if !stopped || len(m.Manager.turns)+len(m.lines)+len(m.running)+m.Manager.kept.Len()+m.keptFor != 0 {
-		rt.Fatalf("stopped: %t, and there is %v, %v, %v, %d", stopped, m.Manager.turns, m.lines, m.running, m.keptFor)
+	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.Manager.retained.Len()+m.retainedBytes != 0 {
+		rt.Fatalf("stopped: %t, and there is %v, %v, %v, %d", stopped, m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
 	}
-	m.oracle.lines = make(map[string]*oracleLine)
+	m.oracle.queues = make(map[string]*oracleQueue)
 	m.Manager = New(m.t.Context(), m.o)
 }

@@ -14,14 +14,14 @@ import (
 
 func (m *model) checkReads(rt *rapid.T) {
 	for _, r := range m.reads {
-		if diff := cmp.Diff(r.want, r.seen(), cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(r.want, r.received(), cmpopts.EquateEmpty()); diff != "" {
 			rt.Errorf("a reader (-want +got):\n%s", diff)
 		}
-		if r.over != r.wantOver || kind(r.err) != kind(r.wantErr) {
-			rt.Errorf("the stream is over: %t with %v, want %t with %v", r.over, r.err, r.wantOver, r.wantErr)
+		if r.ended != r.wantEnded || errorKind(r.err) != errorKind(r.wantErr) {
+			rt.Errorf("the stream is over: %t with %v, want %t with %v", r.ended, r.err, r.wantEnded, r.wantErr)
 		}
 	}
-	m.reads = slices.DeleteFunc(m.reads, func(r *oracleRead) bool { return r.wantOver })
+	m.reads = slices.DeleteFunc(m.reads, func(r *oracleRead) bool { return r.wantEnded })
 }
 
 func (m *model) check(rt *rapid.T) {
@@ -30,21 +30,21 @@ func (m *model) check(rt *rapid.T) {
 	live := m.oracle.running
 	for _, id := range []string{"a", "b", "c"} {
 		m.checkConversation(rt, id)
-		if l := m.oracle.lines[id]; l != nil {
+		if l := m.oracle.queues[id]; l != nil {
 			live += len(l.waiting) + len(l.ended)
 		}
 	}
 	if len(m.Manager.turns) != live || m.Running() != m.oracle.running {
 		rt.Errorf("%d turns, of which %d run, want %d, of which %d run", len(m.Manager.turns), m.Running(), live, m.oracle.running)
 	}
-	m.cancels = slices.DeleteFunc(m.cancels, func(c *cancelling) bool {
-		if want := c.turn.state != "" || c.turn.err != nil; c.over != want {
-			rt.Errorf("CancelTurn of %s is over: %t, want %t", c.turn.id, c.over, want)
+	m.cancels = slices.DeleteFunc(m.cancels, func(c *cancelCall) bool {
+		if want := c.turn.state != "" || c.turn.err != nil; c.returned != want {
+			rt.Errorf("CancelTurn of %s is over: %t, want %t", c.turn.id, c.returned, want)
 		}
-		if c.over && (c.err != nil || stateName(c.got.GetState()) != c.turn.state) && !lost(c.err) {
+		if c.returned && (c.err != nil || stateName(c.got.GetState()) != c.turn.state) && !isMissingTurn(c.err) {
 			rt.Errorf("CancelTurn returned %v (%v), want it as it ended, %s", c.got, c.err, c.turn.state)
 		}
-		return c.over
+		return c.returned
 	})
 }
 
@@ -55,14 +55,14 @@ func (m *model) checkAgents(rt *rapid.T) {
 		m.byID[one.request.GetTurnId()].agent = one
 	}
 	for _, t := range m.turns {
-		if t.asked != (t.agent != nil) {
-			rt.Errorf("the agent of turn %s was asked: %t, want %t", t.id, t.agent != nil, t.asked)
+		if t.agentCalled != (t.agent != nil) {
+			rt.Errorf("the agent of turn %s was asked: %t, want %t", t.id, t.agent != nil, t.agentCalled)
 		}
-		if t.asked {
+		if t.agentCalled {
 			asked++
 		}
 	}
-	if n := m.puppet.count(); n != asked {
+	if n := m.puppet.runCount(); n != asked {
 		rt.Errorf("agents were asked %d times, want %d", n, asked)
 	}
 }
@@ -85,7 +85,7 @@ func (m *model) checkConversation(rt *rapid.T, id string) {
 		states = append(states, turn.GetId()+" "+stateName(turn.GetState()))
 	}
 	for _, t := range slices.Backward(m.oracle.list(id)) {
-		wantStates = append(wantStates, t.id+" "+m.oracle.known(t))
+		wantStates = append(wantStates, t.id+" "+m.oracle.state(t))
 	}
 	if diff := cmp.Diff(wantStates[:min(32, len(wantStates))], states); diff != "" {
 		rt.Errorf("turns of %s (-want +got):\n%s", id, diff)
@@ -93,13 +93,13 @@ func (m *model) checkConversation(rt *rapid.T, id string) {
 }
 
 // lost tells whether an error says that there is no such turn.
-func lost(err error) bool {
+func isMissingTurn(err error) bool {
 	var turn *NotFoundError
 	return errors.As(err, &turn) || errors.Is(err, store.ErrNotFound)
 }
 
 // kind is what an error says, without the particulars.
-func kind(err error) string {
+func errorKind(err error) string {
 	switch {
 	case errors.As(err, new(*store.BusyError)):
 		return "busy"

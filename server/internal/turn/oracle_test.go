@@ -14,7 +14,7 @@ import (
 type oracle struct {
 	maxTurns      int
 	running       int // lines in which a turn runs
-	lines         map[string]*oracleLine
+	queues        map[string]*oracleQueue
 	conversations map[string]*oracleConversation
 }
 
@@ -27,7 +27,7 @@ type oracleConversation struct {
 }
 
 // oracleLine is the turns of a conversation that can be followed.
-type oracleLine struct {
+type oracleQueue struct {
 	running *oracleTurn
 	waiting []*oracleTurn
 	ended   []*oracleTurn
@@ -35,18 +35,18 @@ type oracleLine struct {
 
 // oracleTurn is a turn.
 type oracleTurn struct {
-	request  *parleyv1.ChatRequest
-	in       *oracleConversation // since it has begun
-	line     *oracleLine
-	id       string // as the manager calls it
-	position int
-	asked    bool // its agent was asked
-	agent    *run
-	cut      string // why it is to end, if it is
-	text     string
-	open     []string // ids of the agent's calls
-	state    string   // empty: it has not ended
-	err      error    // that its streams end with instead
+	request      *parleyv1.ChatRequest
+	conversation *oracleConversation // since it has begun
+	queue        *oracleQueue
+	id           string // as the manager calls it
+	position     int
+	agentCalled  bool // its agent was asked
+	agent        *agentRun
+	stopState    string // why it is to end, if it is
+	text         string
+	open         []string // ids of the agent's calls
+	state        string   // empty: it has not ended
+	err          error    // that its streams end with instead
 
 	log       []string      // its events
 	readers   []*oracleRead // that are attached
@@ -55,27 +55,27 @@ type oracleTurn struct {
 }
 
 func newOracle(maxTurns int) *oracle {
-	return &oracle{maxTurns: maxTurns, lines: make(map[string]*oracleLine), conversations: make(map[string]*oracleConversation)}
+	return &oracle{maxTurns: maxTurns, queues: make(map[string]*oracleQueue), conversations: make(map[string]*oracleConversation)}
 }
 
 // chat says what becomes of a request: the turn that it is attached to, one that is only in
 // the store, or an error.
 func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bool, err error) {
-	line, c := o.lines[r.GetConversationId()], o.conversations[r.GetConversationId()]
-	if first := o.find(line, c, r.GetRequestId()); first != nil {
+	queue, c := o.queues[r.GetConversationId()], o.conversations[r.GetConversationId()]
+	if first := o.find(queue, c, r.GetRequestId()); first != nil {
 		switch {
-		case saysOf(first.request) != saysOf(r):
+		case requestText(first.request) != requestText(r):
 			return nil, nil, true, store.ErrRequestReused
-		case slices.Contains(line.all(), first):
+		case slices.Contains(queue.turns(), first):
 			return first, nil, true, nil
 		case c == nil || !slices.Contains(c.turns, first):
 			return nil, nil, true, &EventsGoneError{}
 		}
 		return nil, first, true, nil
 	}
-	if line != nil && line.running != nil {
+	if queue != nil && queue.running != nil {
 		queued, interrupting := 0, 0
-		for _, w := range line.waiting {
+		for _, w := range queue.waiting {
 			if w.interrupts() {
 				interrupting++
 			} else {
@@ -91,7 +91,7 @@ func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bo
 			if interrupting == 64 {
 				return nil, nil, false, ErrQueueFull
 			}
-			if err := o.hopeless(r); err != nil {
+			if err := o.refusal(r); err != nil {
 				return nil, nil, false, err
 			}
 		default:
@@ -99,41 +99,41 @@ func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bo
 		}
 	} else if o.running == o.maxTurns {
 		return nil, nil, false, ErrTooManyTurns
-	} else if err := o.hopeless(r); err != nil {
+	} else if err := o.refusal(r); err != nil {
 		return nil, nil, false, err
 	}
-	if line == nil {
-		line = new(oracleLine)
-		o.lines[r.GetConversationId()] = line
+	if queue == nil {
+		queue = new(oracleQueue)
+		o.queues[r.GetConversationId()] = queue
 	}
-	t = &oracleTurn{request: r, line: line}
-	if line.running == nil {
+	t = &oracleTurn{request: r, queue: queue}
+	if queue.running == nil {
 		o.running++
-		line.running = t
-		o.begin(t)
+		queue.running = t
+		o.start(t)
 		return t, nil, false, nil
 	}
-	at := len(line.waiting)
+	at := len(queue.waiting)
 	if t.interrupts() {
-		at = slices.IndexFunc(line.waiting, func(w *oracleTurn) bool { return !w.interrupts() })
+		at = slices.IndexFunc(queue.waiting, func(w *oracleTurn) bool { return !w.interrupts() })
 		if at < 0 {
-			at = len(line.waiting)
+			at = len(queue.waiting)
 		}
 	}
-	line.waiting = slices.Insert(line.waiting, at, t)
-	line.count()
+	queue.waiting = slices.Insert(queue.waiting, at, t)
+	queue.reportPositions()
 	if t.interrupts() {
-		o.stop(line.running, "INTERRUPTED")
+		o.stop(queue.running, "INTERRUPTED")
 	}
 	return t, nil, false, nil
 }
 
 // find is the turn that a request_id began.
-func (o *oracle) find(line *oracleLine, c *oracleConversation, id string) *oracleTurn {
+func (o *oracle) find(queue *oracleQueue, c *oracleConversation, id string) *oracleTurn {
 	if id == "" {
 		return nil
 	}
-	for _, t := range line.all() {
+	for _, t := range queue.turns() {
 		if t.request.GetRequestId() == id {
 			return t
 		}
@@ -144,19 +144,19 @@ func (o *oracle) find(line *oracleLine, c *oracleConversation, id string) *oracl
 	return c.requests[id]
 }
 
-func (l *oracleLine) all() []*oracleTurn {
+func (l *oracleQueue) turns() []*oracleTurn {
 	if l == nil {
 		return nil
 	}
-	all := slices.Concat(l.ended, l.waiting)
+	turns := slices.Concat(l.ended, l.waiting)
 	if l.running != nil {
-		all = append(all, l.running)
+		turns = append(turns, l.running)
 	}
-	return all
+	return turns
 }
 
 // count tells those who wait where that is news.
-func (l *oracleLine) count() {
+func (l *oracleQueue) reportPositions() {
 	for i, t := range l.waiting {
 		if t.position != i+1 {
 			t.position = i + 1
@@ -166,7 +166,7 @@ func (l *oracleLine) count() {
 }
 
 // hopeless says why a request cannot begin a turn as things are.
-func (o *oracle) hopeless(r *parleyv1.ChatRequest) error {
+func (o *oracle) refusal(r *parleyv1.ChatRequest) error {
 	if len(r.GetToolResults()) == 0 {
 		return nil
 	}
@@ -191,14 +191,14 @@ func (c *oracleConversation) answer(r *parleyv1.ChatRequest) {
 }
 
 // begin begins the running turn of a line.
-func (o *oracle) begin(t *oracleTurn) {
+func (o *oracle) start(t *oracleTurn) {
 	id := t.request.GetConversationId()
 	c, created := o.conversations[id], ""
 	if c == nil {
 		c, created = &oracleConversation{requests: make(map[string]*oracleTurn)}, " created"
 		o.conversations[id] = c
 	}
-	t.in = c
+	t.conversation = c
 	c.answer(t.request)
 	if t.request.GetContent() != "" {
 		c.history = append(c.history, "user: "+t.request.GetContent())
@@ -210,11 +210,11 @@ func (o *oracle) begin(t *oracleTurn) {
 		c.requests[t.request.GetRequestId()] = t
 	}
 	t.add("started %q%s", t.request.GetContent(), created)
-	if len(t.line.waiting) > 0 && t.line.waiting[0].interrupts() {
+	if len(t.queue.waiting) > 0 && t.queue.waiting[0].interrupts() {
 		o.stop(t, "INTERRUPTED")
 		return
 	}
-	t.asked = true
+	t.agentCalled = true
 }
 
 // say is what the agent says.
@@ -233,51 +233,51 @@ func (t *oracleTurn) call(id string) {
 }
 
 // stop cuts a running turn off; the first reason counts.
-func (o *oracle) stop(t *oracleTurn, why string) {
-	if t.cut != "" {
+func (o *oracle) stop(t *oracleTurn, state string) {
+	if t.stopState != "" {
 		return
 	}
-	if t.cut = why; !t.asked || t.request.GetMetadata() == nil {
-		o.end(t, why)
+	if t.stopState = state; !t.agentCalled || t.request.GetMetadata() == nil {
+		o.end(t, state)
 	}
 }
 
 // end ends a running turn, whose agent has stopped, and lets the next one begin.
 func (o *oracle) end(t *oracleTurn, state string) {
-	if t.cut != "" {
-		state = t.cut
+	if t.stopState != "" {
+		state = t.stopState
 	}
 	if state == "COMPLETED" && len(t.open) > 0 {
 		state = "INPUT_REQUIRED"
 	}
-	if t.in == o.conversations[t.request.GetConversationId()] {
+	if t.conversation == o.conversations[t.request.GetConversationId()] {
 		t.state = state
 		if t.text != "" || len(t.open) > 0 {
 			line := "assistant: " + t.text
 			if state != "COMPLETED" && state != "INPUT_REQUIRED" {
 				line += " …"
 			}
-			t.in.history = append(t.in.history, line)
+			t.conversation.history = append(t.conversation.history, line)
 		}
 		// Those of an older answer are over.
-		t.in.open = append(slices.DeleteFunc(t.in.open, func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
+		t.conversation.open = append(slices.DeleteFunc(t.conversation.open, func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
 		t.add("finished %s", state)
-		t.line.keep(t)
+		t.queue.retain(t)
 	} else {
 		t.err = ErrConversationGone
 	}
 	t.release()
-	o.advance(t.line)
+	o.startNext(t.queue)
 }
 
 // advance lets the next turn of a line begin that can.
-func (o *oracle) advance(line *oracleLine) {
-	for line.running = nil; len(line.waiting) > 0; line.running = nil {
-		next := line.waiting[0]
-		line.running, line.waiting = next, line.waiting[1:]
-		line.count()
-		if next.err = o.hopeless(next.request); next.err == nil {
-			o.begin(next)
+func (o *oracle) startNext(queue *oracleQueue) {
+	for queue.running = nil; len(queue.waiting) > 0; queue.running = nil {
+		next := queue.waiting[0]
+		queue.running, queue.waiting = next, queue.waiting[1:]
+		queue.reportPositions()
+		if next.err = o.refusal(next.request); next.err == nil {
+			o.start(next)
 			return
 		}
 		next.release()
@@ -286,28 +286,28 @@ func (o *oracle) advance(line *oracleLine) {
 }
 
 // keep keeps what can be followed of a turn that has ended.
-func (l *oracleLine) keep(t *oracleTurn) {
+func (l *oracleQueue) retain(t *oracleTurn) {
 	if l.ended = append(l.ended, t); len(l.ended) > 32 {
 		l.ended = l.ended[1:]
 	}
 }
 
 // withdraw takes a turn out of the line that waits there.
-func (t *oracleTurn) withdraw(err error) {
-	t.line.waiting = slices.DeleteFunc(t.line.waiting, func(w *oracleTurn) bool { return w == t })
+func (t *oracleTurn) removeWaiting(err error) {
+	t.queue.waiting = slices.DeleteFunc(t.queue.waiting, func(w *oracleTurn) bool { return w == t })
 	if t.err = err; err == nil {
 		t.state = "CANCELLED"
 		t.add("finished CANCELLED")
-		t.line.keep(t)
+		t.queue.retain(t)
 	}
 	t.release()
-	t.line.count()
+	t.queue.reportPositions()
 }
 
 // disperse withdraws all that wait, the last one first: nobody moves up.
-func (l *oracleLine) disperse(why error) {
+func (l *oracleQueue) removeAllWaiting(cause error) {
 	for len(l.waiting) > 0 {
-		l.waiting[len(l.waiting)-1].withdraw(why)
+		l.waiting[len(l.waiting)-1].removeWaiting(cause)
 	}
 }
 
@@ -315,22 +315,22 @@ func (l *oracleLine) disperse(why error) {
 func (o *oracle) cancel(t *oracleTurn) {
 	switch {
 	case t.state != "" || t.err != nil:
-	case t.in == nil:
-		t.withdraw(nil)
+	case t.conversation == nil:
+		t.removeWaiting(nil)
 	default:
 		o.stop(t, "CANCELLED")
 	}
 }
 
 // left is what becomes of the turn that somebody leaves.
-func (o *oracle) left(r *oracleRead) {
+func (o *oracle) disconnect(r *oracleRead) {
 	t := r.turn
-	r.turn, r.wantErr, r.wantOver = nil, context.Canceled, true
+	r.turn, r.wantErr, r.wantEnded = nil, context.Canceled, true
 	t.readers = slices.DeleteFunc(t.readers, func(other *oracleRead) bool { return other == r })
 	switch {
 	case len(t.readers) > 0:
-	case t.in == nil:
-		t.withdraw(errLeft)
+	case t.conversation == nil:
+		t.removeWaiting(errDisconnected)
 	case t.request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL:
 		o.stop(t, "CANCELLED")
 	}
@@ -339,33 +339,33 @@ func (o *oracle) left(r *oracleRead) {
 // delete is the end of a conversation.
 func (o *oracle) delete(id string) {
 	delete(o.conversations, id)
-	line := o.lines[id]
-	delete(o.lines, id)
-	if line == nil {
+	queue := o.queues[id]
+	delete(o.queues, id)
+	if queue == nil {
 		return
 	}
-	line.ended = nil
-	line.disperse(ErrConversationGone)
-	if line.running != nil {
-		o.stop(line.running, "gone")
+	queue.ended = nil
+	queue.removeAllWaiting(ErrConversationGone)
+	if queue.running != nil {
+		o.stop(queue.running, "gone")
 	}
 }
 
 // forget is the end of all that is kept of ended turns.
-func (o *oracle) forget() {
-	for id, line := range o.lines {
-		if line.ended = nil; line.running == nil {
-			delete(o.lines, id)
+func (o *oracle) releaseAll() {
+	for id, queue := range o.queues {
+		if queue.ended = nil; queue.running == nil {
+			delete(o.queues, id)
 		}
 	}
 }
 
 // close is a stop of the manager, as far as agents heed it.
-func (o *oracle) close() {
-	for _, line := range o.lines {
-		line.disperse(ErrShuttingDown)
-		if line.running != nil {
-			o.stop(line.running, "INTERRUPTED")
+func (o *oracle) stopAll() {
+	for _, queue := range o.queues {
+		queue.removeAllWaiting(ErrShuttingDown)
+		if queue.running != nil {
+			o.stop(queue.running, "INTERRUPTED")
 		}
 	}
 }
@@ -378,14 +378,14 @@ func (t *oracleTurn) interrupts() bool {
 func (t *oracleTurn) add(format string, args ...any) {
 	t.log = append(t.log, fmt.Sprintf("%d ", len(t.log)+1)+fmt.Sprintf(format, args...))
 	for _, r := range t.readers {
-		r.want = append(r.want, r.told(t.log[len(t.log)-1:])...)
+		r.want = append(r.want, r.asReceived(t.log[len(t.log)-1:])...)
 	}
 }
 
 // release ends the streams of all who are attached.
 func (t *oracleTurn) release() {
 	for _, r := range t.readers {
-		r.wantErr, r.wantOver, r.turn = t.err, true, nil
+		r.wantErr, r.wantEnded, r.turn = t.err, true, nil
 	}
 	t.readers = nil
 }

@@ -13,15 +13,15 @@ import (
 type oracleRead struct {
 	*reader
 
-	turn     *oracleTurn // to which it is attached; nil: none
-	replayed bool
-	want     []string
-	wantErr  error
-	wantOver bool
+	turn      *oracleTurn // to which it is attached; nil: none
+	replayed  bool
+	want      []string
+	wantErr   error
+	wantEnded bool
 }
 
 // told is how the reader reads events.
-func (r *oracleRead) told(log []string) []string {
+func (r *oracleRead) asReceived(log []string) []string {
 	log = slices.Clone(log)
 	for i, line := range log {
 		if r.replayed && strings.Contains(line, " started ") {
@@ -37,19 +37,19 @@ func (o *oracle) attach(t *oracleTurn, after int, r *oracleRead) {
 		r.refuse(&EventsGoneError{})
 		return
 	}
-	r.want = r.told(t.log[after:])
+	r.want = r.asReceived(t.log[after:])
 	if t.state != "" {
-		r.wantOver = true
+		r.wantEnded = true
 		return
 	}
 	r.turn, t.readers = t, append(t.readers, r)
 }
 
-func (r *oracleRead) refuse(err error) { r.wantErr, r.wantOver = err, true }
+func (r *oracleRead) refuse(err error) { r.wantErr, r.wantEnded = err, true }
 
 // replay has a reader read what the store keeps of a turn.
 func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
-	r.wantOver = true
+	r.wantEnded = true
 	switch last := len(t.log); {
 	case after == last && after > 0:
 	case after > last || after > 0 && after >= t.firstText && after < t.lastText:
@@ -61,7 +61,7 @@ func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
 			case index == t.lastText:
 				r.want = append(r.want, fmt.Sprintf("%d text %q at 0", index, t.text))
 			case index < t.firstText || index > t.lastText || !strings.Contains(line, " text "):
-				r.want = append(r.want, r.told([]string{line})...)
+				r.want = append(r.want, r.asReceived([]string{line})...)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func (o *oracle) resume(id string, t *oracleTurn) (live, stored *oracleTurn, err
 		t = c.turns[len(c.turns)-1]
 	}
 	switch {
-	case slices.Contains(o.lines[id].all(), t):
+	case slices.Contains(o.queues[id].turns(), t):
 		return t, nil, nil
 	case slices.Contains(c.turns, t):
 		return nil, t, nil
@@ -92,22 +92,22 @@ func (o *oracle) list(id string) []*oracleTurn {
 		return nil
 	}
 	turns := c.turns
-	if l := o.lines[id]; l != nil {
+	if l := o.queues[id]; l != nil {
 		turns = slices.Concat(turns, l.waiting)
 	}
 	return turns
 }
 
 // known is the state of a turn that can be asked for; empty: it cannot.
-func (o *oracle) known(t *oracleTurn) string {
+func (o *oracle) state(t *oracleTurn) string {
 	id := t.request.GetConversationId()
 	switch c := o.conversations[id]; {
 	case c == nil:
-	case t.in == nil && t.line == o.lines[id] && slices.Contains(t.line.waiting, t):
+	case t.conversation == nil && t.queue == o.queues[id] && slices.Contains(t.queue.waiting, t):
 		return "QUEUED"
-	case t.in == nil && t.line == o.lines[id] && slices.Contains(t.line.ended, t):
+	case t.conversation == nil && t.queue == o.queues[id] && slices.Contains(t.queue.ended, t):
 		return t.state
-	case t.in == c && slices.Contains(c.turns, t):
+	case t.conversation == c && slices.Contains(c.turns, t):
 		return cmp.Or(t.state, "RUNNING")
 	}
 	return ""

@@ -21,7 +21,7 @@ const (
 )
 
 // outcome says how a turn ends whose agent stopped for this reason; nil is a whole answer.
-func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
+func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	var failure *agent.Error
 	var large *tooLargeError
 	failed := parleyv1.TurnState_TURN_STATE_FAILED
@@ -29,10 +29,10 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	case cause == nil:
 		return parleyv1.TurnState_TURN_STATE_COMPLETED, nil
 	case errors.Is(cause, ErrShuttingDown):
-		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, stopped()
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, interruptedByStop()
 	case errors.Is(cause, errCancelled):
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{Code: codeCancelled, Reason: "CANCELLED", Message: "the turn was cancelled"}
-	case errors.Is(cause, errLeft):
+	case errors.Is(cause, errDisconnected):
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{
 			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader left, and the turn was to stop with it",
 		}
@@ -43,19 +43,19 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 		}
 	case errors.Is(cause, errInterrupted):
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later turn was to take its place"}
-	case errors.Is(cause, errUnreadable):
+	case errors.Is(cause, errHistoryUnreadable):
 		t.log.Error("turn failed", "error", cause)
 		return failed, &parleyv1.TurnError{
 			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; the log of the server says why", Retryable: true,
 		}
-	case errors.Is(cause, errLate):
-		return failed, timedOut(fmt.Sprintf("agent %s did not finish within %s", t.entry.Name, t.m.o.TurnTimeout))
-	case errors.Is(cause, errIdle):
-		return failed, timedOut(fmt.Sprintf("agent %s sent nothing for %s", t.entry.Name, t.m.o.IdleTimeout))
+	case errors.Is(cause, errTurnTimeout):
+		return failed, timeoutError(fmt.Sprintf("agent %s did not finish within %s", t.agent.Name, t.manager.o.TurnTimeout))
+	case errors.Is(cause, errIdleTimeout):
+		return failed, timeoutError(fmt.Sprintf("agent %s sent nothing for %s", t.agent.Name, t.manager.o.IdleTimeout))
 	case errors.As(cause, &large):
 		return failed, &parleyv1.TurnError{
 			Code: codeResourceExhausted, Reason: "AGENT_OUTPUT_TOO_LARGE",
-			Message: fmt.Sprintf("the answer of agent %s %v; what fits is kept", t.entry.Name, large),
+			Message: fmt.Sprintf("the answer of agent %s %v; what fits is kept", t.agent.Name, large),
 		}
 	case errors.As(cause, &failure):
 		if failure.Detail != "" {
@@ -63,30 +63,30 @@ func (t *live) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 		}
 		return failed, &parleyv1.TurnError{
 			Code: codeUnavailable, Reason: "AGENT_FAILED",
-			Message: fmt.Sprintf("agent %s failed: %s", t.entry.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,
+			Message: fmt.Sprintf("agent %s failed: %s", t.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,
 		}
 	}
 	// Not an error that was made for people: it is in the log only.
 	t.log.Error("agent failed", "error", cause)
 	return failed, &parleyv1.TurnError{
-		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.entry.Name), Retryable: true,
+		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.agent.Name), Retryable: true,
 	}
 }
 
 // unstorable is why a turn failed whose answer the store did not take.
-func unstorable() *parleyv1.TurnError {
+func storeFailure() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
 		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; the log of the server says why", Retryable: true,
 	}
 }
 
-func timedOut(message string) *parleyv1.TurnError {
+func timeoutError(message string) *parleyv1.TurnError {
 	return &parleyv1.TurnError{Code: codeDeadlineExceeded, Reason: "AGENT_TIMEOUT", Message: message, Retryable: true}
 }
 
 // stopped is why a turn ended that a stop of the server cut off, or that a start found
 // running after a crash.
-func stopped() *parleyv1.TurnError {
+func interruptedByStop() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
 		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was whole", Retryable: true,
 	}

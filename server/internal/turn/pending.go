@@ -11,22 +11,22 @@ import (
 // results of their own. The answer of a turn that did not complete is none: its last message
 // by an agent is INCOMPLETE, and what it had said before, say by another agent, goes with it,
 // up to the newest result that it had.
-func pendingIn(history []*parleyv1.Message) (*parleyv1.Message, error) {
-	failed := "" // The turn of an answer that is not whole.
+func pendingMessage(history []*parleyv1.Message) (*parleyv1.Message, error) {
+	incompleteTurn := "" // The turn of an answer that is not whole.
 	for i, m := range slices.Backward(history) {
 		turnID := m.GetTurnId()
 		switch m.GetRole() {
 		case parleyv1.Role_ROLE_USER:
 			return m, nil
 		case parleyv1.Role_ROLE_TOOL:
-			if turnID == "" || turnID == failed || cutOff(history[:i], turnID) {
+			if turnID == "" || turnID == incompleteTurn || endsIncomplete(history[:i], turnID) {
 				return m, nil
 			}
 			return nil, ErrNothingToAnswer
 		case parleyv1.Role_ROLE_ASSISTANT:
 			if incomplete(m) {
-				failed = turnID
-			} else if failed == "" || turnID != failed {
+				incompleteTurn = turnID
+			} else if incompleteTurn == "" || turnID != incompleteTurn {
 				return nil, ErrNothingToAnswer
 			}
 		default:
@@ -37,7 +37,7 @@ func pendingIn(history []*parleyv1.Message) (*parleyv1.Message, error) {
 
 // cutOff reports whether the answer of a turn is not whole whose last message, a result,
 // follows these.
-func cutOff(messages []*parleyv1.Message, turnID string) bool {
+func endsIncomplete(messages []*parleyv1.Message, turnID string) bool {
 	for _, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
 			return incomplete(m) && m.GetTurnId() == turnID

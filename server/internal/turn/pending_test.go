@@ -16,7 +16,7 @@ import (
 // what is appended, "fails:words", "cancels:words", "calls:id" and so on for a turn that
 // asks "q" and ends so, "again:words" for another one that answers what is pending and fails,
 // "cleared:" for the end of all messages so far.
-func past(t *testing.T, f *fixture, p *puppet, words ...string) {
+func addHistory(t *testing.T, f *fixture, p *controlledAgent, words ...string) {
 	t.Helper()
 	failure := &agent.Error{Message: "out of order"}
 	broken := map[string]error{"breaks": failure, "finds": failure, "goes on": failure}
@@ -31,43 +31,43 @@ func past(t *testing.T, f *fixture, p *puppet, words ...string) {
 			continue
 		}
 		if kind == "cleared" {
-			f.shorten(t, "c", 0)
+			f.trimHistory(t, "c", 0)
 			continue
 		}
-		request := asks("q", 0)
+		request := chatRequest("q", 0)
 		if kind == "again" {
 			request.Content, request.AnswerPending = "", true
 		}
-		r := f.begin(t, request)
+		r := f.startChat(t, request)
 		if words != "" && kind != "calls" && kind != "breaks" {
-			p.last().say(words)
+			p.lastRun().sendText(words)
 		}
 		switch kind {
 		case "completes":
-			p.last().end()
+			p.lastRun().complete()
 		case "fails", "again":
-			p.last().fail()
+			p.lastRun().fail()
 		case "cancels":
-			f.cancelled(t, r.turnID())
+			f.mustCancel(t, r.turnID())
 		case "hands":
-			p.last().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("more")}})
-			p.last().fail()
+			p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("more")}})
+			p.lastRun().fail()
 		case "calls", "breaks":
 			for id := range strings.FieldsSeq(words) {
-				p.last().do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
+				p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
 			}
-			p.last().do(step{end: kind == "calls", err: broken[kind]})
+			p.lastRun().do(step{end: kind == "calls", err: broken[kind]})
 		case "finds", "goes on", "closes":
-			p.last().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "found")}})
+			p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "found")}})
 			if kind == "goes on" {
-				p.last().say("so")
+				p.lastRun().sendText("so")
 			}
-			p.last().do(step{end: kind == "closes", err: broken[kind]})
+			p.lastRun().do(step{end: kind == "closes", err: broken[kind]})
 		default:
 			t.Fatalf("what is %q?", word)
 		}
 		if r.finished() == nil {
-			t.Fatalf("%s: %q, %v", word, r.seen(), r.err)
+			t.Fatalf("%s: %q, %v", word, r.received(), r.err)
 		}
 	}
 }
@@ -123,21 +123,21 @@ func TestAnswerPending(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newPuppet(t, nil)
-				past(t, f, p, test.past...)
-				before, asked := f.kept(t), p.count()
-				r := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: test.window})
+				f, p := newControlled(t, nil)
+				addHistory(t, f, p, test.past...)
+				before, asked := f.stored(t), p.runCount()
+				r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: test.window})
 				if test.given == nil {
-					if !errors.Is(r.err, ErrNothingToAnswer) || len(r.events) != 0 || p.count() != asked {
-						t.Errorf("read %q, %v", r.seen(), r.err)
+					if !errors.Is(r.err, ErrNothingToAnswer) || len(r.events) != 0 || p.runCount() != asked {
+						t.Errorf("read %q, %v", r.received(), r.err)
 					}
 				} else {
-					given := p.last().request.GetMessages()
-					if diff := cmp.Diff(test.given, lines(given)); diff != "" {
+					given := p.lastRun().request.GetMessages()
+					if diff := cmp.Diff(test.given, describeMessages(given)); diff != "" {
 						t.Errorf("the agent was given (-want +got):\n%s", diff)
 					}
-					p.last().say("yes")
-					p.last().end()
+					p.lastRun().sendText("yes")
+					p.lastRun().complete()
 					started := r.events[0].GetStarted()
 					if started.GetUserMessage() != nil || int(started.GetHistoryCount()) != len(given)-1 || r.finished().GetInputSequence() != given[len(given)-1].GetSequence() {
 						t.Errorf("started %v, finished %v", started, r.finished())
@@ -145,7 +145,7 @@ func TestAnswerPending(t *testing.T) {
 					before = append(before, "assistant: yes")
 				}
 				// What was asked is not stored again, and an answer that was cut off stays.
-				if diff := cmp.Diff(before, f.kept(t)); diff != "" {
+				if diff := cmp.Diff(before, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 			})
@@ -154,7 +154,7 @@ func TestAnswerPending(t *testing.T) {
 }
 
 // An imported history may lack what the turn of a result had said.
-func TestPendingOfAnotherTurn(t *testing.T) {
+func TestPendingMessageOfAnotherTurn(t *testing.T) {
 	history := []*parleyv1.Message{
 		{Role: parleyv1.Role_ROLE_USER},
 		{Role: parleyv1.Role_ROLE_ASSISTANT, TurnId: "a", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
@@ -162,23 +162,23 @@ func TestPendingOfAnotherTurn(t *testing.T) {
 	}
 	for _, kept := range [][]*parleyv1.Message{history, history[:1:1], history[2:]} {
 		kept = append(kept, history[2])
-		if got, err := pendingIn(kept); !errors.Is(err, ErrNothingToAnswer) {
-			t.Errorf("in %q it is %v, %v", lines(kept), got, err)
+		if got, err := pendingMessage(kept); !errors.Is(err, ErrNothingToAnswer) {
+			t.Errorf("in %q it is %v, %v", describeMessages(kept), got, err)
 		}
 	}
 }
 
-func TestNothingPendingAnywhere(t *testing.T) {
+func TestAnswerPendingWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, _ := newPuppet(t, nil)
+		f, _ := newControlled(t, nil)
 		request := &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true}
-		if r := f.begin(t, request); !errors.Is(r.err, store.ErrNotFound) {
+		if r := f.startChat(t, request); !errors.Is(r.err, store.ErrNotFound) {
 			t.Errorf("without a conversation: %v", r.err)
 		}
 		if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
 			t.Fatal(err)
 		}
-		if r := f.begin(t, request); !errors.Is(r.err, ErrNothingToAnswer) {
+		if r := f.startChat(t, request); !errors.Is(r.err, ErrNothingToAnswer) {
 			t.Errorf("without a message: %v", r.err)
 		}
 	})
@@ -186,7 +186,7 @@ func TestNothingPendingAnywhere(t *testing.T) {
 
 // Between the moment in which a turn reads what it is to answer and the one in which it
 // begins, something else may be appended.
-func TestPendingChanges(t *testing.T) {
+func TestPendingMessageChangesBeforeStart(t *testing.T) {
 	user := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "newer"}
 	reply := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "a"}
 	tests := []struct {
@@ -206,29 +206,29 @@ func TestPendingChanges(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var h *hooked
-				f, p := newPuppet(t, func(o *Options) {
-					h = &hooked{Store: o.Store}
+				var h *hookStore
+				f, p := newControlled(t, func(o *Options) {
+					h = &hookStore{Store: o.Store}
 					o.Store = h
 				})
-				past(t, f, p, "fails:") // The conversation is at version 2.
-				asked := p.count()
+				addHistory(t, f, p, "fails:") // The conversation is at version 2.
+				asked := p.runCount()
 				h.begin = func(*store.Append) {
 					h.begin = nil
 					if test.comes != nil {
 						f.append(t, test.comes...)
 					}
 				}
-				r := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, IfVersion: test.ifVersion})
+				r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, IfVersion: test.ifVersion})
 				if mismatch := errors.As(r.err, new(*store.VersionError)); mismatch != test.version || !mismatch && !errors.Is(r.err, test.err) {
 					t.Fatalf("got %v, want %v", r.err, test.err)
 				}
 				if r.err == nil {
-					if diff := cmp.Diff(test.given, lines(p.last().request.GetMessages())); diff != "" {
+					if diff := cmp.Diff(test.given, describeMessages(p.lastRun().request.GetMessages())); diff != "" {
 						t.Errorf("the agent was given (-want +got):\n%s", diff)
 					}
-				} else if p.count() != asked || f.Running() != 0 {
-					t.Errorf("the agent was asked %d times, %d turns run", p.count()-asked, f.Running())
+				} else if p.runCount() != asked || f.Running() != 0 {
+					t.Errorf("the agent was asked %d times, %d turns run", p.runCount()-asked, f.Running())
 				}
 			})
 		})
@@ -237,41 +237,41 @@ func TestPendingChanges(t *testing.T) {
 
 // A retry of answer_pending is the turn that the first one began, also when that is no
 // longer kept, although there is nothing to answer any more.
-func TestPendingRetried(t *testing.T) {
+func TestAnswerPendingRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		past(t, f, p, "fails:")
+		f, p := newControlled(t, nil)
+		addHistory(t, f, p, "fails:")
 		request := &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, RequestId: "r"}
-		first, joined := f.begin(t, request), f.begin(t, request)
-		p.last().say("yes")
-		p.last().end()
-		again := f.begin(t, request)
-		f.forgetAll()
-		stored := f.begin(t, request)
+		first, joined := f.startChat(t, request), f.startChat(t, request)
+		p.lastRun().sendText("yes")
+		p.lastRun().complete()
+		again := f.startChat(t, request)
+		f.releaseAll()
+		stored := f.startChat(t, request)
 		want := []string{`1 started "" replayed`, `2 text "yes" at 0`, "3 finished COMPLETED"}
 		for i, r := range []*reader{joined, again, stored} {
-			if diff := cmp.Diff(want, r.seen()); diff != "" || r.err != nil || r.turnID() != first.turnID() {
+			if diff := cmp.Diff(want, r.received()); diff != "" || r.err != nil || r.turnID() != first.turnID() {
 				t.Errorf("retry %d, %v (-want +got):\n%s", i+1, r.err, diff)
 			}
 		}
-		if diff := cmp.Diff([]string{"user: q", "assistant: yes"}, f.kept(t)); diff != "" || p.count() != 2 {
-			t.Errorf("the agent was asked %d times; kept (-want +got):\n%s", p.count(), diff)
+		if diff := cmp.Diff([]string{"user: q", "assistant: yes"}, f.stored(t)); diff != "" || p.runCount() != 2 {
+			t.Errorf("the agent was asked %d times; kept (-want +got):\n%s", p.runCount(), diff)
 		}
 	})
 }
 
 // What answers in a conversation is for that one, not for another that has its id, and by
 // chance its version, by the time that the turn begins.
-func TestAnotherConversationOfTheID(t *testing.T) {
-	for _, request := range []*parleyv1.ChatRequest{brings("", "1"), brings("and words", "1"), {ConversationId: "c", AnswerPending: true}} {
+func TestIDReusedBeforeStart(t *testing.T) {
+	for _, request := range []*parleyv1.ChatRequest{resultsRequest("", "1"), resultsRequest("and words", "1"), {ConversationId: "c", AnswerPending: true}} {
 		synctest.Test(t, func(t *testing.T) {
-			var h *hooked
-			f, p := newPuppet(t, func(o *Options) {
-				h = &hooked{Store: o.Store}
+			var h *hookStore
+			f, p := newControlled(t, func(o *Options) {
+				h = &hookStore{Store: o.Store}
 				o.Store = h
 			})
 			conversation := func(words string) {
-				f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}, calling("1 find"))
+				f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}, callMessage("1 find"))
 				if request.GetAnswerPending() {
 					f.append(t, &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}})
 				}
@@ -284,11 +284,11 @@ func TestAnotherConversationOfTheID(t *testing.T) {
 					t.Error(err)
 				}
 				conversation("another")
-				remade = f.kept(t)
+				remade = f.stored(t)
 			}
-			r := f.begin(t, request)
-			if diff := cmp.Diff(remade, f.kept(t)); diff != "" || !errors.Is(r.err, ErrConversationGone) || p.count() > 0 {
-				t.Errorf("%v: read %q, %v; %d agents were asked, kept (-remade +kept):\n%s", request, r.seen(), r.err, p.count(), diff)
+			r := f.startChat(t, request)
+			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationGone) || p.runCount() > 0 {
+				t.Errorf("%v: read %q, %v; %d agents were asked, kept (-remade +kept):\n%s", request, r.received(), r.err, p.runCount(), diff)
 			}
 		})
 	}

@@ -13,44 +13,44 @@ import (
 
 // check holds a piece to the rules of the API, and to those that the answer so far makes: one
 // that went past them could not be exported and imported again, or answered.
-func (a *answer) check(piece *parleyv1.RespondResponse) error {
+func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
 	faults, err := rules.Check(piece)
 	switch {
 	case err != nil:
 		return err
 	case len(faults) > 0:
-		return breach(faults[0])
+		return ruleError(faults[0])
 	}
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_StructuredData:
 		if len(a.current.GetStructuredData()) == maxMessageValues {
-			return breach(rules.Fault{Field: "structured_data", Rule: fmt.Sprintf("a message has at most %d values", maxMessageValues)})
+			return ruleError(rules.Fault{Field: "structured_data", Rule: fmt.Sprintf("a message has at most %d values", maxMessageValues)})
 		}
 	case *parleyv1.RespondResponse_ToolCall:
 		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
-			return breach(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which is open", id)})
+			return ruleError(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which is open", id)})
 		}
 	case *parleyv1.RespondResponse_ToolResult:
 		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
-			return breach(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that is open", id)})
+			return ruleError(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that is open", id)})
 		}
 	}
 	return nil
 }
 
 // breach tells people which rule an agent has broken. It would break it again.
-func breach(fault rules.Fault) error {
+func ruleError(fault rules.Fault) error {
 	return &agent.Error{Message: "it sent what the rules of the API do not allow: " + fault.String()}
 }
 
 // addOther takes a piece that is neither text nor a note.
-func (a *answer) addOther(piece *parleyv1.RespondResponse) error {
+func (a *answer) addNonText(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Summary:
-		a.current.Summary = cut(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
+		a.current.Summary = truncate(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
 		return nil
 	case *parleyv1.RespondResponse_NextAgent:
-		a.next(cut(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
+		a.startMessage(truncate(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
 		return nil
 	}
 	if a.bytes += proto.Size(piece); a.bytes > a.limit {
@@ -82,17 +82,17 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_ToolResult:
 		event.Event, field = &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}, "tool_result"
 	}
-	n := newEntry(event)
-	if n.kind == noEntry {
-		return breach(rules.Fault{Field: field, Rule: "is not valid UTF-8"})
+	n := encodeEvent(event)
+	if n.kind == noEvent {
+		return ruleError(rules.Fault{Field: field, Rule: "is not valid UTF-8"})
 	}
 	if event.GetToolResult() != nil {
 		return a.addResult(n, event)
 	}
-	if err := a.begin(); err != nil {
+	if err := a.openMessage(); err != nil {
 		return err
 	}
-	index, mark := a.events.addEntry(n, event), a.mark()
+	index, mark := a.events.addEncoded(n, event), a.currentIndexes()
 	if call := event.GetToolCall(); call != nil {
 		a.current.ToolCalls = append(a.current.ToolCalls, call)
 		a.calls.add(len(a.messages)-1, call)
@@ -105,16 +105,16 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 }
 
 // addResult ends the current message and adds one of its own.
-func (a *answer) addResult(n entry, event *parleyv1.TurnEvent) error {
+func (a *answer) addResult(n encodedEvent, event *parleyv1.TurnEvent) error {
 	if len(a.messages) == maxAnswerMessages {
 		return errTooManyMessages
 	}
 	result, by := event.GetToolResult(), a.current.GetAgent()
-	a.next(by)
-	a.calls.answer(result.GetCallId())
+	a.startMessage(by)
+	a.calls.resolve(result.GetCallId())
 	a.messages = append(a.messages, &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_TOOL, ToolResult: result, Agent: by, TurnId: a.turnID,
 	})
-	a.marks = append(a.marks, &storev1.MessageEvents{ToolResult: a.events.addEntry(n, event)})
+	a.indexes = append(a.indexes, &storev1.MessageEvents{ToolResult: a.events.addEncoded(n, event)})
 	return nil
 }

@@ -41,7 +41,7 @@ func nested(levels int) *structpb.Value {
 
 // A piece that breaks a rule fails the turn, which names the rule and the field. What came
 // before it is kept, and nothing of the piece.
-func TestPiecesAreHeldToTheRules(t *testing.T) {
+func TestPiecesThatBreakRules(t *testing.T) {
 	type pieces = []*parleyv1.RespondResponse
 	null, long := structpb.NewNullValue(), strings.Repeat("x", 129)
 	toolCall := func(c *parleyv1.ToolCall) pieces {
@@ -85,8 +85,8 @@ func TestPiecesAreHeldToTheRules(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			rest := slices.Concat(pieces{text("before ")}, test.pieces[:len(test.pieces)-1])
 			last := test.pieces[len(test.pieces)-1]
-			f := newFixture(t, map[string]agent.Agent{"main": says(append(rest, last, text("after"))...), "good": says(rest...)}, nil)
-			good := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "good", Content: "q", Agent: "good"}))
+			f := newFixture(t, map[string]agent.Agent{"main": respondWith(append(rest, last, text("after"))...), "good": respondWith(rest...)}, nil)
+			good := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "good", Content: "q", Agent: "good"}))
 			if good.GetTurn().GetError() != nil {
 				t.Fatalf("what comes ahead of it: %v", good.GetTurn())
 			}
@@ -104,7 +104,7 @@ func TestPiecesAreHeldToTheRules(t *testing.T) {
 					break
 				}
 			}
-			if diff := cmp.Diff(kept, f.kept(t)); diff != "" {
+			if diff := cmp.Diff(kept, f.stored(t)); diff != "" {
 				t.Errorf("kept (-want +got):\n%s", diff)
 			}
 		})
@@ -113,11 +113,11 @@ func TestPiecesAreHeldToTheRules(t *testing.T) {
 
 // Whatever an agent sends, what is kept of it could have been sent by a client, and every
 // result in it answers a call.
-func TestWhatIsKeptObeysTheRules(t *testing.T) {
+func TestStoredAnswersObeyRules(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			says(pieces...)(ctx, r, yield)
+			respondWith(pieces...)(ctx, r, yield)
 		})}, nil)
 	short := rapid.SampledFrom([]string{"1", "2", "3", "1", "2", "3", "1", "2", "3", "", strings.Repeat("x", 129), "\xff"})
 	value := rapid.SampledFrom([]*structpb.Value{nested(0), nested(16), nested(0), nested(17), {}, nil, structpb.NewNumberValue(math.NaN())})
@@ -147,7 +147,7 @@ func TestWhatIsKeptObeysTheRules(t *testing.T) {
 		}
 		conversations++
 		id := fmt.Sprint("c", conversations)
-		kept := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetMessages()
+		kept := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetMessages()
 		if len(kept) == 0 {
 			return
 		}
@@ -155,17 +155,17 @@ func TestWhatIsKeptObeysTheRules(t *testing.T) {
 		if err != nil || len(faults) > 0 {
 			rt.Errorf("kept %v: %v, %v", kept, faults, err)
 		}
-		_, answers := callsOf(kept)
+		_, answers := trackCalls(kept)
 		for i, m := range kept {
 			if m.GetToolResult() != nil && answers[i] < 0 {
-				rt.Errorf("message %d of %q answers no call", i, lines(kept))
+				rt.Errorf("message %d of %q answers no call", i, describeMessages(kept))
 			}
 		}
 	})
 }
 
 // What is as large as the rules allow, and what is not known, is no fault.
-func TestPiecesThatAreFine(t *testing.T) {
+func TestValidPieces(t *testing.T) {
 	long := strings.Repeat("x", 128)
 	unknown := &parleyv1.RespondResponse{}
 	unknown.ProtoReflect().SetUnknown([]byte{0xf2, 0x07, 0x01, 'x'}) // field 126
@@ -183,19 +183,19 @@ func TestPiecesThatAreFine(t *testing.T) {
 		handoff(long), text("whole"),
 	}
 	pieces = append(pieces, slices.Repeat([]*parleyv1.RespondResponse{data("t", structpb.NewNullValue())}, 64)...)
-	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
-	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
+	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if stateName(end.GetTurn().GetState()) != "COMPLETED" {
 		t.Errorf("ended %v", end.GetTurn())
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"}, f.kept(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 }
 
 // A turn waits for the results of calls as long as one of its answer has none, whoever made
 // it and whatever followed.
-func TestOpenCallsNeedInput(t *testing.T) {
+func TestOpenCallsRequireInput(t *testing.T) {
 	type pieces = []*parleyv1.RespondResponse
 	tests := []struct {
 		name   string
@@ -216,13 +216,13 @@ func TestOpenCallsNeedInput(t *testing.T) {
 		{"a call of the other", pieces{text("a"), handoff("other"), call("1")}, true},
 	}
 	for i, test := range tests {
-		f := newFixture(t, map[string]agent.Agent{"main": says(test.pieces...)}, nil)
+		f := newFixture(t, map[string]agent.Agent{"main": respondWith(test.pieces...)}, nil)
 		id := fmt.Sprint("c", i)
 		want := "COMPLETED"
 		if test.open {
 			want = "INPUT_REQUIRED"
 		}
-		turn := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetTurn()
+		turn := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetTurn()
 		if got := stateName(turn.GetState()); got != want || turn.GetError() != nil {
 			t.Errorf("%s: ended %s, %v, want %s", test.name, got, turn.GetError(), want)
 		}

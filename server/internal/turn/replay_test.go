@@ -20,9 +20,9 @@ import (
 
 // speaker draws what an agent says in a turn, which breaks no rule: calls that are open have
 // ids of their own, and results answer them.
-type speaker struct{ open []string }
+type pieceGenerator struct{ open []string }
 
-func (s *speaker) draw(rt *rapid.T) []*parleyv1.RespondResponse {
+func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 	word := rapid.StringOfN(rapid.SampledFrom([]rune("ab é日")), 0, 5, -1)
 	kinds := map[string]func() *parleyv1.RespondResponse{
 		"text": func() *parleyv1.RespondResponse { return text(word.Draw(rt, "text")) },
@@ -83,7 +83,7 @@ func handoff(name string) *parleyv1.RespondResponse {
 }
 
 // drained is a sequence read to its end.
-func drained(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.TurnEvent, err error) {
+func readAll(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.TurnEvent, err error) {
 	for event, err := range events {
 		if err != nil {
 			return all, err
@@ -94,7 +94,7 @@ func drained(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.Turn
 }
 
 // perMessage parts the events that tell of messages by message.
-func perMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
+func splitByMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
 	for _, e := range all {
 		var opens bool
 		switch e.GetEvent().(type) {
@@ -115,13 +115,13 @@ func perMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
 
 // recorded is what a store can replay of a turn behind an index, or that it cannot: made
 // from what the first reader saw. The store no longer has the first messages of the answer.
-func recorded(all []*parleyv1.TurnEvent, dropped int, after int32) (want []*parleyv1.TurnEvent, gone bool) {
+func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want []*parleyv1.TurnEvent, gone bool) {
 	start, end := 0, all[len(all)-1]
 	for all[start].GetStarted() == nil {
 		start++
 	}
-	want = append(want, marked(all[start], true))
-	for i, events := range perMessage(all) {
+	want = append(want, markReplayed(all[start], true))
+	for i, events := range splitByMessage(all) {
 		if i < dropped {
 			gone = gone || after < events[len(events)-1].GetIndex()
 			continue
@@ -150,7 +150,7 @@ func recorded(all []*parleyv1.TurnEvent, dropped int, after int32) (want []*parl
 }
 
 // unlike tells in what events of one turn differ, but for what a replay tells as it is now.
-func unlike(want, got []*parleyv1.TurnEvent) string {
+func diffEvents(want, got []*parleyv1.TurnEvent) string {
 	equal := slices.EqualFunc(want, got, func(w, g *parleyv1.TurnEvent) bool {
 		if g.GetStarted() != nil {
 			g = proto.CloneOf(g)
@@ -171,19 +171,19 @@ func TestReplay(t *testing.T) {
 	var failure error
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			says(pieces...)(nil, nil, yield)
+			respondWith(pieces...)(nil, nil, yield)
 			if failure != nil {
 				yield(nil, failure)
 			}
 		})}, nil)
 	conversations := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		if pieces, failure = new(speaker).draw(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
+		if pieces, failure = new(pieceGenerator).draw(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
 			failure = &agent.Error{Message: "out of order"}
 		}
 		conversations++
 		request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", conversations), Content: "q", RequestId: "r"}
-		all, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
+		all, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -191,30 +191,30 @@ func TestReplay(t *testing.T) {
 			last := all[len(all)-1].GetIndex()
 			for after := range last + 2 {
 				want, gone := rule(after)
-				got, err := drained(f.Resume(t.Context(), tenant, request.GetConversationId(), "", after))
+				got, err := readAll(f.Resume(t.Context(), tenant, request.GetConversationId(), "", after))
 				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
 					rt.Errorf("%s from %d: %v, want that it is gone: %t", name, after, err, gone)
-				} else if diff := unlike(want, got); err == nil && diff != "" {
+				} else if diff := diffEvents(want, got); err == nil && diff != "" {
 					rt.Errorf("%s from %d (-want +got):\n%s", name, after, diff)
 				}
 			}
 			want, _ := rule(0)
-			got, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
-			if diff := unlike(want, got); err != nil || diff != "" {
+			got, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
+			if diff := diffEvents(want, got); err != nil || diff != "" {
 				rt.Errorf("%s, asked again: %v (-want +got):\n%s", name, err, diff)
 			}
 		}
 		check("live", func(after int32) ([]*parleyv1.TurnEvent, bool) {
-			replayed := append([]*parleyv1.TurnEvent{marked(all[0], true)}, all[1:]...)
+			replayed := append([]*parleyv1.TurnEvent{markReplayed(all[0], true)}, all[1:]...)
 			return replayed[min(int(after), len(all)):], int(after) > len(all)
 		})
-		f.forgetAll()
-		check("from the store", func(after int32) ([]*parleyv1.TurnEvent, bool) { return recorded(all, 0, after) })
+		f.releaseAll()
+		check("from the store", func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(all, 0, after) })
 
 		// The history loses its first messages: the question, then of the answer.
 		messages := all[len(all)-1].GetFinished().GetMessages()
 		dropped := rapid.IntRange(0, len(messages)).Draw(rt, "dropped")
-		f.shorten(t, request.GetConversationId(), len(messages)-dropped)
+		f.trimHistory(t, request.GetConversationId(), len(messages)-dropped)
 		shorter := make([]*parleyv1.TurnEvent, 0, len(all))
 		for _, e := range all {
 			e = proto.CloneOf(e)
@@ -226,12 +226,12 @@ func TestReplay(t *testing.T) {
 			}
 			shorter = append(shorter, e)
 		}
-		check(fmt.Sprintf("without %d messages", dropped), func(after int32) ([]*parleyv1.TurnEvent, bool) { return recorded(shorter, dropped, after) })
+		check(fmt.Sprintf("without %d messages", dropped), func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(shorter, dropped, after) })
 	})
 }
 
 // shorten leaves a conversation its newest messages only.
-func (f *fixture) shorten(t *testing.T, id string, newest int) {
+func (f *fixture) trimHistory(t *testing.T, id string, newest int) {
 	t.Helper()
 	update := &store.Update{Tenant: tenant, ConversationID: id}
 	if newest == 0 {

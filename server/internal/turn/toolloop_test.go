@@ -16,10 +16,10 @@ import (
 
 // newKeeper is newPuppet whose store keeps so many messages of a conversation, and so many
 // bytes of them; 0 is the default.
-func newKeeper(t *testing.T, messages, bytes int) (*fixture, *puppet) {
+func newLimitedStore(t *testing.T, messages, bytes int) (*fixture, *controlledAgent) {
 	t.Helper()
 	s := memstore.New(store.Options{MaxMessages: messages, MaxConversationBytes: bytes})
-	f, p := newPuppet(t, func(o *Options) {
+	f, p := newControlled(t, func(o *Options) {
 		if err := o.Store.Close(); err != nil {
 			t.Error(err)
 		}
@@ -31,45 +31,45 @@ func newKeeper(t *testing.T, messages, bytes int) (*fixture, *puppet) {
 
 // One question takes more calls than the history keeps: the agent is given all that is kept
 // of the exchange, from a message with calls on, although the question is not.
-func TestToolLoopOutgrowsTheHistory(t *testing.T) {
+func TestToolLoopLongerThanRetention(t *testing.T) {
 	const rounds, calls = 8, 3
 	one := &parleyv1.ContextWindow{MaxMessages: 1}
 	for _, window := range []*parleyv1.ContextWindow{nil, one, {MaxMessages: 10, CacheStable: true}} {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, failing %t", window, fails), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					f, p := newKeeper(t, 20, 0)
-					request := asks("q", 0)
+					f, p := newLimitedStore(t, 20, 0)
+					request := chatRequest("q", 0)
 					for round := range rounds {
 						request.Window = window
-						f.begin(t, request)
+						f.startChat(t, request)
 						if fails {
-							p.last().fail()
-							f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: window})
+							p.lastRun().fail()
+							f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, Window: window})
 						}
-						given := p.last().request.GetMessages()
+						given := p.lastRun().request.GetMessages()
 						for _, m := range agent.Answered(given)[1:] {
 							if m.GetRole() == parleyv1.Role_ROLE_USER {
 								t.Errorf("round %d: a result without its call: %v", round, m)
 							}
 						}
-						if first := given[0]; round > 0 && len(f.kept(t)) == 20 && len(first.GetToolCalls()) == 0 {
+						if first := given[0]; round > 0 && len(f.stored(t)) == 20 && len(first.GetToolCalls()) == 0 {
 							t.Errorf("round %d begins with %v", round, first)
 						}
-						kept := f.kept(t)
+						kept := f.stored(t)
 						for len(kept) == 20 && strings.HasPrefix(kept[0], "tool") {
 							kept = kept[1:]
 						}
-						if diff := cmp.Diff(kept, lines(given)); diff != "" {
+						if diff := cmp.Diff(kept, describeMessages(given)); diff != "" {
 							t.Errorf("round %d: the agent was given (-kept +given):\n%s", round, diff)
 						}
 						var ids []string
 						for i := range calls {
 							ids = append(ids, fmt.Sprintf("%d.%d", round, i))
-							p.last().do(step{pieces: []*parleyv1.RespondResponse{call(ids[i])}})
+							p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call(ids[i])}})
 						}
-						p.last().end()
-						request = brings("", ids...)
+						p.lastRun().complete()
+						request = resultsRequest("", ids...)
 					}
 				})
 			})
@@ -78,7 +78,7 @@ func TestToolLoopOutgrowsTheHistory(t *testing.T) {
 }
 
 // Results that would push the calls out which they answer are refused, and nothing is stored.
-func TestResultsThatLeaveNoRoomForTheirCalls(t *testing.T) {
+func TestResultsThatEvictTheirCalls(t *testing.T) {
 	large := strings.Repeat("x", 2<<10)
 	tests := []struct {
 		name            string
@@ -100,20 +100,20 @@ func TestResultsThatLeaveNoRoomForTheirCalls(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newKeeper(t, test.messages, test.bytes)
-				past(t, f, p, test.past...)
-				before, asked := f.kept(t), p.count()
-				request := brings(test.words, test.ids...)
+				f, p := newLimitedStore(t, test.messages, test.bytes)
+				addHistory(t, f, p, test.past...)
+				before, asked := f.stored(t), p.runCount()
+				request := resultsRequest(test.words, test.ids...)
 				for _, r := range request.GetToolResults() {
 					r.Content += test.content
 				}
-				r := f.begin(t, request)
+				r := f.startChat(t, request)
 				got, _ := errors.AsType[*NoRoomError](r.err)
 				switch {
-				case !cmp.Equal(test.want, got), test.want == nil && p.count() != asked+1:
-					t.Errorf("read %q, %v; want %v", r.seen(), r.err, test.want)
-				case test.want != nil && (!cmp.Equal(before, f.kept(t)) || p.count() != asked):
-					t.Errorf("%d agents were asked, kept %q", p.count()-asked, f.kept(t))
+				case !cmp.Equal(test.want, got), test.want == nil && p.runCount() != asked+1:
+					t.Errorf("read %q, %v; want %v", r.received(), r.err, test.want)
+				case test.want != nil && (!cmp.Equal(before, f.stored(t)) || p.runCount() != asked):
+					t.Errorf("%d agents were asked, kept %q", p.runCount()-asked, f.stored(t))
 				}
 			})
 		})
@@ -121,15 +121,15 @@ func TestResultsThatLeaveNoRoomForTheirCalls(t *testing.T) {
 }
 
 // Results that will be refused cut nothing off.
-func TestResultsWithoutRoomDoNotInterrupt(t *testing.T) {
+func TestRefusedResultsDoNotInterrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newKeeper(t, 3, 0)
-		past(t, f, p, "calls:1 2")
-		other := f.begin(t, asks("meanwhile", 0))
-		request := brings("", "1", "2")
-		request.OnBusy = interrupt
-		if r := f.begin(t, request); !errors.As(r.err, new(*NoRoomError)) || other.over {
-			t.Errorf("read %q, %v; the other turn is over: %t", r.seen(), r.err, other.over)
+		f, p := newLimitedStore(t, 3, 0)
+		addHistory(t, f, p, "calls:1 2")
+		other := f.startChat(t, chatRequest("meanwhile", 0))
+		request := resultsRequest("", "1", "2")
+		request.OnBusy = onBusyInterrupt
+		if r := f.startChat(t, request); !errors.As(r.err, new(*NoRoomError)) || other.ended {
+			t.Errorf("read %q, %v; the other turn is over: %t", r.received(), r.err, other.ended)
 		}
 	})
 }

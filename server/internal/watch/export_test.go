@@ -15,11 +15,11 @@ func NewSmall(o Options, count, bytes int) *Hub {
 
 // Kept counts the changes and the events that are kept, and returns what is counted as their
 // bytes.
-func (h *Hub) Kept() (changes, changeBytes, events, eventBytes int) {
+func (h *Hub) Retained() (changes, changeBytes, events, eventBytes int) {
 	count := func(f *feed) (int, int) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return len(f.kept), f.bytes
+		return len(f.retained), f.bytes
 	}
 	changes, changeBytes = count(h.changes)
 	events, eventBytes = count(h.events)
@@ -29,24 +29,24 @@ func (h *Hub) Kept() (changes, changeBytes, events, eventBytes int) {
 // Readers counts the keys under which readers are found, and the readers under them.
 func (h *Hub) Readers() (keys, readers int) {
 	for _, f := range []*feed{h.changes, h.events} {
-		f.reading.Lock()
-		keys += len(f.idle) + len(f.byID)
-		for _, all := range f.idle {
+		f.readersMu.Lock()
+		keys += len(f.idleByTenant) + len(f.byConversation)
+		for _, all := range f.idleByTenant {
 			readers += len(all)
 		}
-		for _, all := range f.byID {
+		for _, all := range f.byConversation {
 			readers += len(all)
 		}
-		f.reading.Unlock()
+		f.readersMu.Unlock()
 	}
 	return keys, readers
 }
 
 // DelayTelling keeps the readers of changes from being told of any, as a scheduler that has
 // better things to do would, until the returned function is called.
-func (h *Hub) DelayTelling() (tell func()) {
+func (h *Hub) DelayNotifications() (tell func()) {
 	h.changes.mu.Lock()
 	defer h.changes.mu.Unlock()
-	h.changes.telling = true
-	return func() { go h.changes.tell(math.MaxInt) }
+	h.changes.notifying = true
+	return func() { go h.changes.notify(math.MaxInt) }
 }

@@ -11,7 +11,7 @@ import (
 // wait for long. A reader is handed maxBatchBytes, since it may be slow and holds them
 // meanwhile.
 const (
-	maxLooks      = 1024
+	maxScanned    = 1024
 	maxBatchBytes = 32 << 10
 )
 
@@ -23,25 +23,25 @@ type feed struct {
 	maxEntries, maxBytes int
 	readers              atomic.Int64
 	last                 atomic.Uint64 // position of the newest entry; rises under mu
-	told                 atomic.Uint64 // position up to which readers know of entries; rises under reading
+	notified             atomic.Uint64 // position up to which readers know of entries; rises under reading
 
-	mu      sync.Mutex // guards what writers need
-	kept    []*entry
-	bytes   int
-	telling bool // a goroutine is at tell
+	mu        sync.Mutex // guards what writers need
+	retained  []*entry
+	bytes     int
+	notifying bool // a goroutine is at tell
 
-	reading sync.Mutex // guards the readers; taken ahead of mu
+	readersMu sync.Mutex // guards the readers; taken ahead of mu
 	// idle are those of all of a tenant that are idle: of the others there may be thousands
 	// that are slow, and need not be told.
-	idle map[string][]*reader
+	idleByTenant map[string][]*reader
 	// byID are those that name the conversation.
-	byID map[conversation]map[*reader]struct{}
+	byConversation map[conversation]map[*reader]struct{}
 }
 
 func newFeed(maxEntries, maxBytes int) *feed {
 	return &feed{
 		maxEntries: maxEntries, maxBytes: maxBytes,
-		idle: make(map[string][]*reader), byID: make(map[conversation]map[*reader]struct{}),
+		idleByTenant: make(map[string][]*reader), byConversation: make(map[conversation]map[*reader]struct{}),
 	}
 }
 
@@ -49,19 +49,19 @@ func newFeed(maxEntries, maxBytes int) *feed {
 type reader struct {
 	tenant string
 	ids    map[string]struct{} // nil: all of the tenant
-	woken  chan struct{}       // gets a value when there may be more to read
+	wake   chan struct{}       // gets a value when there may be more to read
 	// wakeOnly: it is woken by every change, and reads none.
 	wakeOnly bool
 
 	position uint64 // of the last entry that it has passed
 	// idle: it has passed all entries that it was told of; what was added since is either
 	// not for it or not told of yet. An idle reader cannot fall behind.
-	idle bool
-	slot int // in feed.idle, if it is idle and of all
+	idle      bool
+	idleIndex int // in feed.idle, if it is idle and of all
 }
 
 func newReader(tenant string, ids []string, woken chan struct{}) *reader {
-	r := &reader{tenant: tenant, woken: woken}
+	r := &reader{tenant: tenant, wake: woken}
 	if len(ids) > 0 {
 		r.ids = make(map[string]struct{}, len(ids))
 		for _, id := range ids {
@@ -72,10 +72,10 @@ func newReader(tenant string, ids []string, woken chan struct{}) *reader {
 }
 
 func (r *reader) wants(e *entry) bool {
-	if e.of.tenant != r.tenant {
+	if e.conversation.tenant != r.tenant {
 		return false
 	}
-	_, named := r.ids[e.of.id]
+	_, named := r.ids[e.conversation.id]
 	return named || r.ids == nil
 }
 
@@ -85,30 +85,30 @@ func (f *feed) add(entries ...*entry) {
 	defer f.mu.Unlock()
 	for _, e := range entries {
 		e.position = f.last.Add(1)
-		f.kept = append(f.kept, e)
+		f.retained = append(f.retained, e)
 		f.bytes += e.size
-		f.trim()
+		f.trimLocked()
 	}
 	// Not in this goroutine, which is the store's writer: there may be thousands to wake.
-	if !f.telling && f.readers.Load() > 0 {
-		f.telling = true
-		go f.tell(math.MaxInt)
+	if !f.notifying && f.readers.Load() > 0 {
+		f.notifying = true
+		go f.notify(math.MaxInt)
 	}
 }
 
 // trim drops the oldest entries beyond the limits. Under mu, which it lets go of where
 // readers must be told of an entry before it is dropped: an idle one would else get a GAP
 // although nothing is lost that it wanted.
-func (f *feed) trim() {
-	for len(f.kept) > f.maxEntries || f.bytes > f.maxBytes && len(f.kept) > 1 {
-		if oldest := f.kept[0]; oldest.position <= f.told.Load() || f.readers.Load() == 0 {
+func (f *feed) trimLocked() {
+	for len(f.retained) > f.maxEntries || f.bytes > f.maxBytes && len(f.retained) > 1 {
+		if oldest := f.retained[0]; oldest.position <= f.notified.Load() || f.readers.Load() == 0 {
 			f.bytes -= oldest.size
-			f.kept[0] = nil
-			f.kept = f.kept[1:]
+			f.retained[0] = nil
+			f.retained = f.retained[1:]
 			continue
 		}
 		f.mu.Unlock()
-		f.tell(1)
+		f.notify(1)
 		f.mu.Lock()
 	}
 }
@@ -117,24 +117,24 @@ func (f *feed) trim() {
 func (f *feed) end() uint64 { return f.last.Load() }
 
 // listened reports whether there are readers.
-func (f *feed) listened() bool { return f.readers.Load() > 0 }
+func (f *feed) hasReaders() bool { return f.readers.Load() > 0 }
 
 // after returns entries behind a position, and whether those right behind it are kept no
 // more. Under mu.
-func (f *feed) after(position uint64) (entries []*entry, lost bool) {
+func (f *feed) entriesAfterLocked(position uint64) (entries []*entry, lost bool) {
 	behind := f.last.Load() - position
-	if behind > uint64(len(f.kept)) {
+	if behind > uint64(len(f.retained)) {
 		return nil, true
 	}
-	entries = f.kept[uint64(len(f.kept))-behind:]
-	return entries[:min(len(entries), maxLooks)], false
+	entries = f.retained[uint64(len(f.retained))-behind:]
+	return entries[:min(len(entries), maxScanned)], false
 }
 
 // tell tells the readers of what was added, so many times maxLooks entries at most.
-func (f *feed) tell(times int) {
+func (f *feed) notify(batches int) {
 	var wake []chan struct{}
-	for more := true; more && times > 0; times-- {
-		wake, more = f.tellSome(wake[:0])
+	for more := true; more && batches > 0; batches-- {
+		wake, more = f.notifyBatch(wake[:0])
 		for _, woken := range wake {
 			select {
 			case woken <- struct{}{}:
@@ -145,65 +145,65 @@ func (f *feed) tell(times int) {
 }
 
 // tellSome tells of some entries, and returns whom to wake.
-func (f *feed) tellSome(wake []chan struct{}) (_ []chan struct{}, more bool) {
-	f.reading.Lock()
-	defer f.reading.Unlock()
+func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) {
+	f.readersMu.Lock()
+	defer f.readersMu.Unlock()
 	f.mu.Lock()
-	entries, _ := f.after(f.told.Load())
+	entries, _ := f.entriesAfterLocked(f.notified.Load())
 	if len(entries) == 0 {
-		f.telling = false
+		f.notifying = false
 		f.mu.Unlock()
 		return wake, false
 	}
 	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
-	spans := make(map[string]span) // of tenants: the readers of all are told once
+	spans := make(map[string]positions) // of tenants: the readers of all are told once
 	for _, e := range entries {
-		of, ok := spans[e.of.tenant]
+		of, ok := spans[e.conversation.tenant]
 		if !ok {
 			of.first = e.position
 		}
 		of.last = e.position
-		spans[e.of.tenant] = of
-		for r := range f.byID[e.of] {
-			if r.wakeOnly || r.tell(span{e.position, e.position}) {
-				wake = append(wake, r.woken)
+		spans[e.conversation.tenant] = of
+		for r := range f.byConversation[e.conversation] {
+			if r.wakeOnly || r.notify(positions{e.position, e.position}) {
+				wake = append(wake, r.wake)
 			}
 		}
 	}
 	for tenant, of := range spans {
-		wake = f.tellIdle(tenant, of, wake)
+		wake = f.notifyIdle(tenant, of, wake)
 	}
-	f.told.Store(entries[len(entries)-1].position)
+	f.notified.Store(entries[len(entries)-1].position)
 	return wake, true
 }
 
 // span is the positions from an entry to a later one.
-type span struct{ first, last uint64 }
+type positions struct{ first, last uint64 }
 
 // tellIdle tells the readers of all of a tenant; those that have to look are idle no more.
-func (f *feed) tellIdle(tenant string, of span, wake []chan struct{}) []chan struct{} {
-	all := f.idle[tenant]
+func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []chan struct{} {
+	all := f.idleByTenant[tenant]
 	still := all[:0]
 	for _, r := range all {
-		if r.tell(of) {
-			wake = append(wake, r.woken)
+		if r.notify(of) {
+			wake = append(wake, r.wake)
 		} else {
-			r.slot = len(still)
+			r.idleIndex = len(still)
 			still = append(still, r)
 		}
 	}
 	clear(all[len(still):])
-	if f.idle[tenant] = still; len(still) == 0 {
-		delete(f.idle, tenant)
+	if f.idleByTenant[tenant] = still; len(still) == 0 {
+		delete(f.idleByTenant, tenant)
 	}
 	return wake
 }
 
 // tell notes that the first and the last of some entries may be for the reader, and reports
 // whether that is news to it.
-func (r *reader) tell(of span) bool {
+func (r *reader) notify(of positions) bool {
 	if !r.idle || of.last <= r.position {
 		return false // It is reading, or has read that.
 	}
@@ -212,44 +212,44 @@ func (r *reader) tell(of span) bool {
 }
 
 // rest makes a reader idle. Under reading.
-func (f *feed) rest(r *reader) {
+func (f *feed) setIdle(r *reader) {
 	if r.idle = true; r.ids == nil {
-		r.slot = len(f.idle[r.tenant])
-		f.idle[r.tenant] = append(f.idle[r.tenant], r)
+		r.idleIndex = len(f.idleByTenant[r.tenant])
+		f.idleByTenant[r.tenant] = append(f.idleByTenant[r.tenant], r)
 	}
 }
 
 // rouse makes a reader idle no more. Under reading.
-func (f *feed) rouse(r *reader) {
+func (f *feed) setActive(r *reader) {
 	if r.idle && r.ids == nil {
-		all := f.idle[r.tenant]
+		all := f.idleByTenant[r.tenant]
 		end := len(all) - 1
-		all[r.slot], all[end].slot = all[end], r.slot
+		all[r.idleIndex], all[end].idleIndex = all[end], r.idleIndex
 		all[end] = nil
-		if f.idle[r.tenant] = all[:end]; end == 0 {
-			delete(f.idle, r.tenant)
+		if f.idleByTenant[r.tenant] = all[:end]; end == 0 {
+			delete(f.idleByTenant, r.tenant)
 		}
 	}
 	r.idle = false
 }
 
 // join adds a reader, which goes on from what the feed has come to; it returns that position.
-func (f *feed) join(r *reader) (position uint64) {
-	f.reading.Lock()
-	defer f.reading.Unlock()
+func (f *feed) addReader(r *reader) (position uint64) {
+	f.readersMu.Lock()
+	defer f.readersMu.Unlock()
 	first := f.readers.Add(1) == 1 // Ahead of the look at the end: what is added behind it is told.
 	position = f.last.Load()
 	if first {
-		f.told.Store(position) // Nobody was told while there was nobody.
+		f.notified.Store(position) // Nobody was told while there was nobody.
 	}
 	r.position = position
-	f.rest(r)
+	f.setIdle(r)
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
-		if f.byID[of] == nil {
-			f.byID[of] = make(map[*reader]struct{})
+		if f.byConversation[of] == nil {
+			f.byConversation[of] = make(map[*reader]struct{})
 		}
-		f.byID[of][r] = struct{}{}
+		f.byConversation[of][r] = struct{}{}
 	}
 	return position
 }
@@ -257,29 +257,29 @@ func (f *feed) join(r *reader) (position uint64) {
 // rewind takes a reader that has joined back to an earlier position, if all that came after
 // it is kept.
 func (f *feed) rewind(r *reader, position uint64) bool {
-	f.reading.Lock()
-	defer f.reading.Unlock()
+	f.readersMu.Lock()
+	defer f.readersMu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, lost := f.after(position); lost {
+	if _, lost := f.entriesAfterLocked(position); lost {
 		return false
 	}
-	f.rouse(r)
+	f.setActive(r)
 	r.position = position
 	return true
 }
 
 // part removes a reader.
-func (f *feed) part(r *reader) {
-	f.reading.Lock()
-	defer f.reading.Unlock()
+func (f *feed) removeReader(r *reader) {
+	f.readersMu.Lock()
+	defer f.readersMu.Unlock()
 	f.readers.Add(-1)
-	f.rouse(r)
+	f.setActive(r)
 	for id := range r.ids {
 		of := conversation{r.tenant, id}
-		delete(f.byID[of], r)
-		if len(f.byID[of]) == 0 {
-			delete(f.byID, of)
+		delete(f.byConversation[of], r)
+		if len(f.byConversation[of]) == 0 {
+			delete(f.byConversation, of)
 		}
 	}
 }
@@ -289,7 +289,7 @@ type batch struct {
 	entries []*entry
 	// position: all entries up to there were returned or are not for the reader.
 	position uint64
-	lost     bool // some are kept no more; the reader stands at the end
+	gap      bool // some are kept no more; the reader stands at the end
 	more     bool // there are more to look at, of those asked for
 	idle     bool // there are no more at all: the reader will be woken
 }
@@ -298,27 +298,27 @@ type batch struct {
 // that is for the reader, wherever that is: while the reader is slow, what is for others may
 // be dropped.
 func (f *feed) next(r *reader, through uint64) batch {
-	f.reading.Lock()
-	defer f.reading.Unlock()
+	f.readersMu.Lock()
+	defer f.readersMu.Unlock()
 	if r.idle {
-		r.position = max(r.position, f.told.Load()) // What it was not woken for is not for it.
+		r.position = max(r.position, f.notified.Load()) // What it was not woken for is not for it.
 		if through <= r.position {
 			return batch{position: r.position, idle: true}
 		}
-		f.rouse(r)
+		f.setActive(r)
 	}
 	var b batch
 	for size := 0; ; {
-		behind, lost := f.look(r.position)
+		behind, lost := f.entriesAfter(r.position)
 		if lost && len(b.entries) > 0 { // First these, then the GAP.
 			b.position, b.more = r.position, true
 			return b
 		}
 		if lost {
-			b.lost, r.position = true, f.end()
+			b.gap, r.position = true, f.end()
 		}
 		if len(behind) == 0 {
-			f.rest(r)
+			f.setIdle(r)
 			b.position, b.idle = r.position, true
 			return b
 		}
@@ -336,9 +336,9 @@ func (f *feed) next(r *reader, through uint64) batch {
 }
 
 // look is after for whoever does not hold mu.
-func (f *feed) look(position uint64) (entries []*entry, lost bool) {
+func (f *feed) entriesAfter(position uint64) (entries []*entry, lost bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	entries, lost = f.after(position)
+	entries, lost = f.entriesAfterLocked(position)
 	return slices.Clone(entries), lost
 }

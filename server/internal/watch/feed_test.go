@@ -9,13 +9,13 @@ import (
 
 // A reader is handed little at a time, since it may be slow, and all of it in the end; where
 // it stops, what is for others may be dropped without its losing anything.
-func TestWhatAReaderIsHanded(t *testing.T) {
+func TestBatchLimits(t *testing.T) {
 	const kept, mine = 5000, 200
 	for _, size := range []int{0, 1 << 10, 100 << 10} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			f := newFeed(kept, 1<<30)
 			r := newReader("t", nil, make(chan struct{}, 1))
-			f.join(r)
+			f.addReader(r)
 			add := func(tenant string, n int) {
 				for range n {
 					f.add(changeEntry(&store.Change{Tenant: tenant, ConversationID: "c", Message: make(store.Frame, size)}))
@@ -25,11 +25,11 @@ func TestWhatAReaderIsHanded(t *testing.T) {
 				add("t", 1)
 				add("others", 15) // Most of a look is for others.
 			}
-			add("others", maxLooks)
+			add("others", maxScanned)
 			got := 0
 			for more := true; more; {
 				b := f.next(r, f.end())
-				if b.lost {
+				if b.gap {
 					t.Fatalf("after %d: lost", got)
 				}
 				bytes := 0
@@ -47,7 +47,7 @@ func TestWhatAReaderIsHanded(t *testing.T) {
 				t.Errorf("handed %d, want %d", got, mine)
 			}
 			add("others", 2*kept)
-			if b := f.next(r, f.end()); b.lost || len(b.entries) > 0 {
+			if b := f.next(r, f.end()); b.gap || len(b.entries) > 0 {
 				t.Errorf("after nothing but others: %+v", b)
 			}
 		})

@@ -22,14 +22,14 @@ import (
 )
 
 // errLeft is why the context of a client ends that has left.
-var errLeft = errors.New("the client has left")
+var errDisconnected = errors.New("the client has left")
 
 // client reads what a watcher yields, in a goroutine, unless it stalls.
 type client struct {
-	w     *watch.Watcher
-	gate  chan struct{} // holds a value while the client reads
-	leave context.CancelCauseFunc
-	ended chan struct{} // closed when the watcher has come to an end and is stopped
+	w       *watch.Watcher
+	reading chan struct{} // holds a value while the client reads
+	cancel  context.CancelCauseFunc
+	ended   chan struct{} // closed when the watcher has come to an end and is stopped
 
 	mu      sync.Mutex
 	changes []*parleyv1.ConversationChange
@@ -37,7 +37,7 @@ type client struct {
 }
 
 // begin begins a watch that must not be refused.
-func begin(t *testing.T, h *watch.Hub, o watch.Watch) *watch.Watcher {
+func startWatch(t *testing.T, h *watch.Hub, o watch.Watch) *watch.Watcher {
 	t.Helper()
 	w, err := h.Watch(o)
 	if err != nil {
@@ -48,20 +48,20 @@ func begin(t *testing.T, h *watch.Hub, o watch.Watch) *watch.Watcher {
 
 // follow begins a watch, and reads what it yields until the client leaves or stop is closed,
 // or the test is over.
-func follow(t *testing.T, h *watch.Hub, o watch.Watch, stop <-chan struct{}) *client {
+func startClient(t *testing.T, h *watch.Hub, o watch.Watch, stop <-chan struct{}) *client {
 	t.Helper()
-	c := &client{w: begin(t, h, o), gate: make(chan struct{}, 1), ended: make(chan struct{})}
-	c.gate <- struct{}{}
+	c := &client{w: startWatch(t, h, o), reading: make(chan struct{}, 1), ended: make(chan struct{})}
+	c.reading <- struct{}{}
 	var ctx context.Context
-	ctx, c.leave = context.WithCancelCause(t.Context())
+	ctx, c.cancel = context.WithCancelCause(t.Context())
 	t.Cleanup(func() { <-c.ended })
 	go func() {
 		defer close(c.ended)
 		defer c.w.Stop()
 		for response, err := range c.w.All(ctx, stop) {
 			select {
-			case <-c.gate:
-				c.gate <- struct{}{}
+			case <-c.reading:
+				c.reading <- struct{}{}
 			case <-ctx.Done():
 			}
 			c.receive(response, err)
@@ -98,12 +98,12 @@ func decode(response *parleyv1.WatchConversationsResponse) (*parleyv1.Conversati
 }
 
 // stall has the client read no more until goOn is called.
-func (c *client) stall() { <-c.gate }
+func (c *client) pauseReading() { <-c.reading }
 
-func (c *client) goOn() { c.gate <- struct{}{} }
+func (c *client) resumeReading() { c.reading <- struct{}{} }
 
 // take returns what has come since the last take, once all goroutines have come to rest.
-func (c *client) take() []*parleyv1.ConversationChange {
+func (c *client) received() []*parleyv1.ConversationChange {
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,8 +115,8 @@ func (c *client) take() []*parleyv1.ConversationChange {
 // want checks what has come since the last look, and returns the cursor of the last of it.
 func (c *client) want(t *testing.T, want ...string) (cursor string) {
 	t.Helper()
-	changes := c.take()
-	if d := cmp.Diff(want, brief(changes)); d != "" {
+	changes := c.received()
+	if d := cmp.Diff(want, describe(changes)); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
 	}
 	if len(changes) == 0 {
@@ -126,8 +126,8 @@ func (c *client) want(t *testing.T, want ...string) (cursor string) {
 }
 
 // end has the client leave, and returns why its watcher came to an end.
-func (c *client) end() error {
-	c.leave(errLeft)
+func (c *client) disconnect() error {
+	c.cancel(errDisconnected)
 	<-c.ended
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +146,7 @@ func position(t *testing.T, cursor string) int {
 
 // brief says of each change its kind, its conversation and its version; of an event of a
 // turn its index, or that it is the last one.
-func brief(changes []*parleyv1.ConversationChange) []string {
+func describe(changes []*parleyv1.ConversationChange) []string {
 	var lines []string
 	for _, c := range changes {
 		line := strings.TrimPrefix(c.GetKind().String(), "CHANGE_KIND_")
@@ -164,7 +164,7 @@ func brief(changes []*parleyv1.ConversationChange) []string {
 }
 
 // appended is the change that appends a message with this content.
-func appended(tenant, id string, version int32, content string) store.Change {
+func appendedChange(tenant, id string, version int32, content string) store.Change {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Sequence: version, Content: content}
 	body, err := proto.Marshal(m)
 	if err != nil {
@@ -180,7 +180,7 @@ func appended(tenant, id string, version int32, content string) store.Change {
 // commit commits messages with these versions, one after the other.
 func commit(h *watch.Hub, tenant, id string, versions ...int32) {
 	for _, version := range versions {
-		h.Committed([]store.Change{appended(tenant, id, version, "hello")})
+		h.Committed([]store.Change{appendedChange(tenant, id, version, "hello")})
 	}
 }
 

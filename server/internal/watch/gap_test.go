@@ -14,7 +14,7 @@ import (
 
 // TestACursorThatIsTooOld: a GAP comes first of all, then a heartbeat with the cursor that
 // the stream goes on from.
-func TestACursorThatIsTooOld(t *testing.T) {
+func TestCursorTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
 		var cursors []string
@@ -24,8 +24,8 @@ func TestACursorThatIsTooOld(t *testing.T) {
 		}
 		for i, cursor := range cursors {
 			for _, ids := range [][]string{nil, {"a"}, {"b"}} {
-				c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: cursor}, nil)
-				got, want := c.take(), []string{"HEARTBEAT"}
+				c := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: cursor}, nil)
+				got, want := c.received(), []string{"HEARTBEAT"}
 				at := cursor
 				if i < len(cursors)-4 {
 					at, want = h.Cursor(), []string{"GAP", "HEARTBEAT"}
@@ -34,34 +34,34 @@ func TestACursorThatIsTooOld(t *testing.T) {
 						want = append(want, fmt.Sprint("MESSAGE_APPENDED a ", version))
 					}
 				}
-				if d := cmp.Diff(want, brief(got)); d != "" {
+				if d := cmp.Diff(want, describe(got)); d != "" {
 					t.Fatalf("cursor %d, ids %v (-want +got):\n%s", i, ids, d)
 				}
 				if got[0].GetCursor() != at {
 					t.Errorf("cursor %d: %v comes first, the hub is at %s", i, got[0], h.Cursor())
 				}
-				_ = c.end()
+				_ = c.disconnect()
 			}
 		}
 	})
 }
 
-func TestAStalledWatcherGetsAGapAndGoesOn(t *testing.T) {
+func TestSlowWatcherReceivesGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
-		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		c := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		c.want(t, "HEARTBEAT")
-		c.stall()
+		c.pauseReading()
 		commit(h, "t", "a", 1) // It is on its way.
 		synctest.Wait()
 		commit(h, "t", "a", 2, 3, 4, 5)
-		c.goOn()
+		c.resumeReading()
 		c.want(t, "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3", "MESSAGE_APPENDED a 4", "MESSAGE_APPENDED a 5")
-		c.stall()
+		c.pauseReading()
 		commit(h, "t", "a", 6)
 		synctest.Wait()
 		commit(h, "t", "a", 7, 8, 9, 10, 11)
-		c.goOn()
+		c.resumeReading()
 		if cursor := c.want(t, "MESSAGE_APPENDED a 6", "GAP"); cursor != h.Cursor() {
 			t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
 		}
@@ -72,20 +72,20 @@ func TestAStalledWatcherGetsAGapAndGoesOn(t *testing.T) {
 
 // TestOthersMakeNoGap: who waits for a conversation in which nothing happens has missed
 // nothing, even while it does not read.
-func TestOthersMakeNoGap(t *testing.T) {
+func TestChangesOfOthersCauseNoGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 4
 		h := watch.NewSmall(watch.Options{}, limit, 1<<20)
-		idle := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}, TurnEvents: true}, nil)
-		tenant := follow(t, h, watch.Watch{Tenant: "quiet"}, nil)
-		stalled := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		idle := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}, TurnEvents: true}, nil)
+		tenant := startClient(t, h, watch.Watch{Tenant: "quiet"}, nil)
+		stalled := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
 		for _, c := range []*client{idle, tenant, stalled} {
 			c.want(t, "HEARTBEAT")
 		}
 		commit(h, "t", "quiet", 1)
 		idle.want(t, "MESSAGE_APPENDED quiet 1")
 		stalled.want(t, "MESSAGE_APPENDED quiet 1")
-		stalled.stall()
+		stalled.pauseReading()
 		commit(h, "t", "quiet", 2) // It is on its way.
 		idle.want(t, "MESSAGE_APPENDED quiet 2")
 		for range int32(10) {
@@ -95,7 +95,7 @@ func TestOthersMakeNoGap(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		stalled.goOn()
+		stalled.resumeReading()
 		stalled.want(t, "MESSAGE_APPENDED quiet 2")
 		commit(h, "t", "quiet", 3)
 		idle.want(t, "MESSAGE_APPENDED quiet 3")
@@ -107,14 +107,14 @@ func TestOthersMakeNoGap(t *testing.T) {
 
 // TestABatchLargerThanWhatIsKept is a GAP for those who want something of it, and nothing for
 // the others.
-func TestABatchLargerThanWhatIsKept(t *testing.T) {
+func TestBatchLargerThanFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 4
 		h := watch.NewSmall(watch.Options{}, limit, 1<<20)
-		quiet := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
-		tenant := follow(t, h, watch.Watch{Tenant: "quiet"}, nil)
-		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
-		all := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		quiet := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		tenant := startClient(t, h, watch.Watch{Tenant: "quiet"}, nil)
+		one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
+		all := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		changed, stop := subscribe(t, h, "t", "a")
 		defer stop()
 		for _, c := range []*client{quiet, tenant, one, all} {
@@ -122,7 +122,7 @@ func TestABatchLargerThanWhatIsKept(t *testing.T) {
 		}
 		var batch []store.Change
 		for version := range int32(2*limit + 1) {
-			batch = append(batch, appended("t", "a", version, ""))
+			batch = append(batch, appendedChange("t", "a", version, ""))
 		}
 		h.Committed(batch)
 		for _, c := range []*client{one, all} {
@@ -130,12 +130,12 @@ func TestABatchLargerThanWhatIsKept(t *testing.T) {
 				t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
 			}
 		}
-		if !woken(changed) {
+		if !isWoken(changed) {
 			t.Error("who waits for a change is not woken")
 		}
 		quiet.want(t)
 		tenant.want(t)
-		h.Committed([]store.Change{appended("t", "a", 100, ""), appended("t", "quiet", 1, ""), appended("quiet", "a", 1, "")})
+		h.Committed([]store.Change{appendedChange("t", "a", 100, ""), appendedChange("t", "quiet", 1, ""), appendedChange("quiet", "a", 1, "")})
 		quiet.want(t, "MESSAGE_APPENDED quiet 1")
 		tenant.want(t, "MESSAGE_APPENDED a 1")
 		one.want(t, "MESSAGE_APPENDED a 100")

@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-func TestWhatIsKeptIsBounded(t *testing.T) {
+func TestFeedLimits(t *testing.T) {
 	const message = 1 << 10
 	tests := []struct {
 		name         string
@@ -31,10 +31,10 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := watch.NewSmall(watch.Options{}, test.count, test.bytes)
-				follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil) // Whoever reads does not add to it.
+				startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil) // Whoever reads does not add to it.
 				content := strings.Repeat("x", test.size)
 				check := func() {
-					changes, changeBytes, events, eventBytes := h.Kept()
+					changes, changeBytes, events, eventBytes := h.Retained()
 					if changes > test.count || changeBytes > test.bytes && changes > 1 || changeBytes < changes*test.size {
 						t.Fatalf("%d changes and %d bytes are kept", changes, changeBytes)
 					}
@@ -45,17 +45,17 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 				event := textEvent(1)
 				event.GetTextDelta().Text = content
 				for i := range test.number {
-					h.Committed([]store.Change{appended("t", "a", int32(i), content)})
+					h.Committed([]store.Change{appendedChange("t", "a", int32(i), content)})
 					h.TurnEvent("t", "a", event)
 					check()
 				}
-				if changes, _, events, _ := h.Kept(); changes != test.want || events != test.want {
+				if changes, _, events, _ := h.Retained(); changes != test.want || events != test.want {
 					t.Errorf("%d changes and %d events are kept, want %d", changes, events, test.want)
 				}
 				// A batch is as bounded.
 				batch := make([]store.Change, test.number)
 				for i := range batch {
-					batch[i] = appended("t", "a", int32(i), content)
+					batch[i] = appendedChange("t", "a", int32(i), content)
 				}
 				h.Committed(batch)
 				check()
@@ -70,7 +70,7 @@ func TestTooManyWatchers(t *testing.T) {
 	var ends []func()
 	for i := range limit {
 		if i%2 == 0 {
-			ends = append(ends, begin(t, h, watch.Watch{Tenant: fmt.Sprint(i), TurnEvents: true}).Stop)
+			ends = append(ends, startWatch(t, h, watch.Watch{Tenant: fmt.Sprint(i), TurnEvents: true}).Stop)
 			continue
 		}
 		_, stop := subscribe(t, h, fmt.Sprint(i), "a")
@@ -89,7 +89,7 @@ func TestTooManyWatchers(t *testing.T) {
 	for _, end := range ends[:2] {
 		end()
 		end() // Which counts once.
-		begin(t, h, watch.Watch{Tenant: "t"})
+		startWatch(t, h, watch.Watch{Tenant: "t"})
 		refuse()
 	}
 }
@@ -103,7 +103,7 @@ func TestTooManyIDs(t *testing.T) {
 	}
 	var all []*watch.Watcher
 	for range watch.MaxWatchedIDs / each {
-		all = append(all, begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}))
+		all = append(all, startWatch(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}))
 	}
 	refused := func(o watch.Watch) {
 		t.Helper()
@@ -112,12 +112,12 @@ func TestTooManyIDs(t *testing.T) {
 		}
 	}
 	refused(watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}})
-	begin(t, h, watch.Watch{Tenant: "t"}).Stop() // It names none.
+	startWatch(t, h, watch.Watch{Tenant: "t"}).Stop() // It names none.
 	all[0].Stop()
 	_, stop := subscribe(t, h, "t", "a") // Nor does one that waits, or the same one again.
 	defer stop()
-	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: slices.Concat(ids, ids)}).Stop()
-	begin(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}).Stop()
+	startWatch(t, h, watch.Watch{Tenant: "t", ConversationIDs: slices.Concat(ids, ids)}).Stop()
+	startWatch(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}).Stop()
 	for _, w := range all {
 		w.Stop()
 	}
@@ -141,7 +141,7 @@ func TestTenThousandWatchers(t *testing.T) {
 			if i >= 100 { // Most watch one conversation, and every tenth waits for the same.
 				o.ConversationIDs = []string{fmt.Sprint("c", i), "all"}
 			}
-			clients[i] = follow(t, h, o, stop)
+			clients[i] = startClient(t, h, o, stop)
 		}
 		synctest.Wait()
 		if n := runtime.NumGoroutine() - before; n > total {
@@ -156,7 +156,7 @@ func TestTenThousandWatchers(t *testing.T) {
 		if n := runtime.NumGoroutine() - before; n > total {
 			t.Errorf("%d goroutines for %d watchers that wait", n, total)
 		}
-		h.Committed([]store.Change{appended("t0", "all", 1, ""), appended("t1", "c100", 2, "")})
+		h.Committed([]store.Change{appendedChange("t0", "all", 1, ""), appendedChange("t1", "c100", 2, "")})
 		synctest.Wait()
 		for i, c := range clients {
 			var want []string
@@ -172,14 +172,14 @@ func TestTenThousandWatchers(t *testing.T) {
 		for _, c := range clients {
 			<-c.ended
 		}
-		if keys, readers := h.Readers(); keys != 0 || readers != 0 || h.Watchers() != 0 || h.Listening() {
+		if keys, readers := h.Readers(); keys != 0 || readers != 0 || h.Watchers() != 0 || h.HasSubscribers() {
 			t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, h.Watchers())
 		}
 	})
 }
 
 // TestWritersWaitForNobody: not for a watcher whose client never reads, however much comes.
-func TestWritersWaitForNobody(t *testing.T) {
+func TestWritersDoNotWaitForWatchers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 10, 1<<20)
 		var stuck []*client
@@ -188,14 +188,14 @@ func TestWritersWaitForNobody(t *testing.T) {
 			if i%3 == 0 {
 				o.ConversationIDs = []string{"a"}
 			}
-			c := follow(t, h, o, nil)
+			c := startClient(t, h, o, nil)
 			if i%5 != 0 { // Some do not even take the first heartbeat.
 				c.want(t, "HEARTBEAT")
 			}
-			c.stall()
+			c.pauseReading()
 			stuck = append(stuck, c)
 		}
-		reads := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		reads := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		for version := range int32(1000) {
 			commit(h, "t", "a", version)
 			h.TurnEvent("t", "a", textEvent(version))
@@ -203,12 +203,12 @@ func TestWritersWaitForNobody(t *testing.T) {
 				synctest.Wait() // The one that reads keeps up.
 			}
 		}
-		got := brief(reads.take())
+		got := describe(reads.received())
 		if len(got) != 1001 || got[1000] != "MESSAGE_APPENDED a 999" {
 			t.Errorf("who reads got %d changes, the last is %s", len(got), got[len(got)-1])
 		}
 		for _, c := range append(stuck, reads) {
-			if err := c.end(); !errors.Is(err, errLeft) {
+			if err := c.disconnect(); !errors.Is(err, errDisconnected) {
 				t.Errorf("a watcher ended with %v", err)
 			}
 		}

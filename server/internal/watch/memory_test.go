@@ -16,7 +16,7 @@ import (
 )
 
 // heap returns the bytes of live objects.
-func heap() int {
+func heapBytes() int {
 	runtime.GC()
 	runtime.GC() // The second run frees what finalizers and pools held.
 	var stats runtime.MemStats
@@ -40,7 +40,7 @@ func heavyEvent(index int32) *parleyv1.TurnEvent {
 }
 
 // updated is a change of a header with the given number of labels.
-func updated(version int32, labels int) store.Change {
+func updatedChange(version int32, labels int) store.Change {
 	c := &parleyv1.Conversation{
 		Id: "c", Uid: strings.Clone("00000000-0000-4000-8000-000000000000"), Version: version, LastSequence: version,
 		CreateTime: timestamppb.Now(), UpdateTime: timestamppb.Now(), ExpireTime: timestamppb.Now(), LastAppendTime: timestamppb.Now(),
@@ -56,7 +56,7 @@ func updated(version int32, labels int) store.Change {
 
 // TestMemoryOfWhatIsKept: the counted memory of changes retained for watchers is their real memory,
 // for every kind of change, whether a watcher has received it or not.
-func TestMemoryOfWhatIsKept(t *testing.T) {
+func TestMemoryOfRetainedEntries(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		count int
@@ -64,22 +64,22 @@ func TestMemoryOfWhatIsKept(t *testing.T) {
 	}{
 		{"values in turns", 200, func(h *watch.Hub, i int) { h.TurnEvent("t", "c", heavyEvent(int32(i))) }},
 		{"texts in turns", 5000, func(h *watch.Hub, i int) { h.TurnEvent("t", "c", textEvent(int32(i))) }},
-		{"headers", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updated(int32(i), 0)}) }},
-		{"headers with labels", 2000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updated(int32(i), 64)}) }},
-		{"short messages", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{appended("t", "c", int32(i), "hello")}) }},
+		{"headers", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updatedChange(int32(i), 0)}) }},
+		{"headers with labels", 2000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updatedChange(int32(i), 64)}) }},
+		{"short messages", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{appendedChange("t", "c", int32(i), "hello")}) }},
 		{"long messages", 500, func(h *watch.Hub, i int) {
-			h.Committed([]store.Change{appended("t", "c", int32(i), strings.Repeat("x", 10_000))})
+			h.Committed([]store.Change{appendedChange("t", "c", int32(i), strings.Repeat("x", 10_000))})
 		}},
 	} {
 		for _, watched := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, watched %t", test.name, watched), func(t *testing.T) {
 				h := watch.New(watch.Options{})
-				before := heap()
+				before := heapBytes()
 				if watched {
-					w := begin(t, h, watch.Watch{Tenant: "t", TurnEvents: true})
+					w := startWatch(t, h, watch.Watch{Tenant: "t", TurnEvents: true})
 					for i := range test.count {
 						test.add(h, i)
-						for _, err := range w.All(t.Context(), closed()) {
+						for _, err := range w.All(t.Context(), closedChannel()) {
 							if err != nil {
 								t.Fatal(err)
 							}
@@ -91,8 +91,8 @@ func TestMemoryOfWhatIsKept(t *testing.T) {
 						test.add(h, i)
 					}
 				}
-				grown := heap() - before
-				_, changes, _, events := h.Kept()
+				grown := heapBytes() - before
+				_, changes, _, events := h.Retained()
 				counted := changes + events
 				if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
 					t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
@@ -103,7 +103,7 @@ func TestMemoryOfWhatIsKept(t *testing.T) {
 	}
 }
 
-func closed() <-chan struct{} {
+func closedChannel() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c

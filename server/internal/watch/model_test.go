@@ -15,7 +15,7 @@ import (
 )
 
 // happening is a change, or an event of a turn. Both have positions of their own, from 1.
-type happening struct {
+type modelEntry struct {
 	tenant, id string
 	position   int
 	after      int // of an event: the position of the newest change
@@ -27,8 +27,8 @@ type model struct {
 
 	t       *testing.T
 	limit   int // of changes that are kept, and of events
-	changes []happening
-	events  []happening
+	changes []modelEntry
+	events  []modelEntry
 	all     []*modelWatcher
 	cursors []string // that any watcher was given
 }
@@ -37,18 +37,18 @@ type model struct {
 type modelWatcher struct {
 	*client
 
-	of       watch.Watch
-	stalled  bool
-	begun    bool        // It has had its first heartbeat.
-	lost     bool        // A GAP must come first of all.
-	changes  []happening // to come
-	events   []happening
-	cursor   string // the last that it was given
-	position int    // of it
+	options     watch.Watch
+	paused      bool
+	started     bool         // It has had its first heartbeat.
+	gapExpected bool         // A GAP must come first of all.
+	changes     []modelEntry // to come
+	events      []modelEntry
+	cursor      string // the last that it was given
+	position    int    // of it
 }
 
-func (w *modelWatcher) wants(h happening) bool {
-	return h.tenant == w.of.Tenant && (len(w.of.ConversationIDs) == 0 || slices.Contains(w.of.ConversationIDs, h.id))
+func (w *modelWatcher) wants(h modelEntry) bool {
+	return h.tenant == w.options.Tenant && (len(w.options.ConversationIDs) == 0 || slices.Contains(w.options.ConversationIDs, h.id))
 }
 
 // TestModel compares random steps with what a naive model says of them: a watcher sees each
@@ -62,14 +62,14 @@ func TestModel(t *testing.T) {
 			m := &model{Hub: watch.NewSmall(watch.Options{}, limit, 1<<30), t: t, limit: limit}
 			rt.Repeat(map[string]func(*rapid.T){
 				"":       m.check,
-				"commit": m.commit,
+				"commit": m.commitBatch,
 				"event":  m.event,
-				"watch":  m.watch,
+				"watch":  m.startWatching,
 				"resume": m.resume,
-				"stall":  m.stall,
-				"go on":  m.goOn,
-				"leave":  m.leave,
-				"wait":   m.wait,
+				"stall":  m.pauseReading,
+				"go on":  m.resumeReading,
+				"leave":  m.disconnect,
+				"wait":   m.waitForHeartbeats,
 			})
 			for _, w := range m.all {
 				m.end(rt, w)
@@ -102,11 +102,11 @@ func anyTenant(rt *rapid.T) string { return rapid.SampledFrom([]string{"t", "u"}
 func anyID(rt *rapid.T) string { return rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "id") }
 
 // commit commits a batch that is not larger than what is kept.
-func (m *model) commit(rt *rapid.T) {
+func (m *model) commitBatch(rt *rapid.T) {
 	batch := make([]store.Change, rapid.IntRange(1, m.limit).Draw(rt, "n"))
 	for i := range batch {
-		h := happening{tenant: anyTenant(rt), id: anyID(rt), position: len(m.changes) + 1}
-		batch[i] = appended(h.tenant, h.id, int32(h.position), "")
+		h := modelEntry{tenant: anyTenant(rt), id: anyID(rt), position: len(m.changes) + 1}
+		batch[i] = appendedChange(h.tenant, h.id, int32(h.position), "")
 		m.changes = append(m.changes, h)
 		for _, w := range m.all {
 			if w.wants(h) {
@@ -119,13 +119,13 @@ func (m *model) commit(rt *rapid.T) {
 
 // event has something happen in a turn.
 func (m *model) event(rt *rapid.T) {
-	if !m.Listening() {
+	if !m.HasSubscribers() {
 		rt.Skip("as turns do")
 	}
-	h := happening{tenant: anyTenant(rt), id: anyID(rt), position: len(m.events) + 1, after: len(m.changes)}
+	h := modelEntry{tenant: anyTenant(rt), id: anyID(rt), position: len(m.events) + 1, after: len(m.changes)}
 	m.events = append(m.events, h)
 	for _, w := range m.all {
-		if w.of.TurnEvents && w.wants(h) {
+		if w.options.TurnEvents && w.wants(h) {
 			w.events = append(w.events, h)
 		}
 	}
@@ -133,8 +133,8 @@ func (m *model) event(rt *rapid.T) {
 }
 
 // watch watches from now on.
-func (m *model) watch(rt *rapid.T) {
-	m.begin(watch.Watch{
+func (m *model) startWatching(rt *rapid.T) {
+	m.addWatcher(watch.Watch{
 		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"),
 		ConversationIDs: rapid.SampledFrom([][]string{nil, nil, {"a"}, {"b", "c"}, {"a", "a"}, {"nobody"}}).Draw(rt, "ids"),
 	})
@@ -149,17 +149,17 @@ func (m *model) resume(rt *rapid.T) {
 		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"), Cursor: rapid.SampledFrom(m.cursors).Draw(rt, "cursor"),
 		ConversationIDs: rapid.SampledFrom([][]string{nil, {"a"}, {"b", "c"}}).Draw(rt, "ids"),
 	}
-	m.begin(o)
+	m.addWatcher(o)
 }
 
-func (m *model) begin(o watch.Watch) {
-	w := &modelWatcher{of: o, client: follow(m.t, m.Hub, o, nil), position: len(m.changes)}
+func (m *model) addWatcher(o watch.Watch) {
+	w := &modelWatcher{options: o, client: startClient(m.t, m.Hub, o, nil), position: len(m.changes)}
 	m.all = append(m.all, w)
 	if o.Cursor == "" {
 		return
 	}
 	at := position(m.t, o.Cursor)
-	if w.lost = at < len(m.changes)-m.limit; w.lost {
+	if w.gapExpected = at < len(m.changes)-m.limit; w.gapExpected {
 		return
 	}
 	w.position = at
@@ -170,10 +170,10 @@ func (m *model) begin(o watch.Watch) {
 	}
 }
 
-func (m *model) any(rt *rapid.T, stalled bool) *modelWatcher {
+func (m *model) pickWatcher(rt *rapid.T, stalled bool) *modelWatcher {
 	var some []*modelWatcher
 	for _, w := range m.all {
-		if w.stalled == stalled {
+		if w.paused == stalled {
 			some = append(some, w)
 		}
 	}
@@ -183,40 +183,40 @@ func (m *model) any(rt *rapid.T, stalled bool) *modelWatcher {
 	return some[rapid.IntRange(0, len(some)-1).Draw(rt, "watcher")]
 }
 
-func (m *model) stall(rt *rapid.T) {
-	w := m.any(rt, false)
-	w.stall()
-	w.stalled = true
+func (m *model) pauseReading(rt *rapid.T) {
+	w := m.pickWatcher(rt, false)
+	w.pauseReading()
+	w.paused = true
 }
 
-func (m *model) goOn(rt *rapid.T) {
-	w := m.any(rt, true)
-	w.goOn()
-	w.stalled = false
+func (m *model) resumeReading(rt *rapid.T) {
+	w := m.pickWatcher(rt, true)
+	w.resumeReading()
+	w.paused = false
 }
 
 // leave has a client leave, which then or later resumes from the cursor that it had.
-func (m *model) leave(rt *rapid.T) {
-	w := m.any(rt, rapid.Bool().Draw(rt, "stalled"))
+func (m *model) disconnect(rt *rapid.T) {
+	w := m.pickWatcher(rt, rapid.Bool().Draw(rt, "stalled"))
 	m.end(rt, w)
 	m.all = slices.DeleteFunc(m.all, func(other *modelWatcher) bool { return other == w })
 	if cursor := w.cursor; cursor != "" && rapid.Bool().Draw(rt, "comes back") {
-		w.of.Cursor = cursor
-		m.begin(w.of)
+		w.options.Cursor = cursor
+		m.addWatcher(w.options)
 	}
 }
 
 func (m *model) end(rt *rapid.T, w *modelWatcher) {
-	_ = w.end()
-	m.see(rt, w)
+	_ = w.disconnect()
+	m.checkReceived(rt, w)
 }
 
 // wait lets it be silent for so long that there are heartbeats.
-func (m *model) wait(rt *rapid.T) {
-	<-time.After(heartbeatEvery)
+func (m *model) waitForHeartbeats(rt *rapid.T) {
+	<-time.After(heartbeatInterval)
 	m.check(rt)
 	for i, w := range m.all {
-		if !w.stalled && w.position != len(m.changes) {
+		if !w.paused && w.position != len(m.changes) {
 			rt.Fatalf("watcher %d stands at %d, after %d changes", i, w.position, len(m.changes))
 		}
 	}
@@ -225,40 +225,40 @@ func (m *model) wait(rt *rapid.T) {
 // check waits for all goroutines to come to rest, and looks at what every client has got.
 func (m *model) check(rt *rapid.T) {
 	for i, w := range m.all {
-		m.see(rt, w)
-		if !w.stalled && (!w.begun || w.lost || len(w.changes)+len(w.events) > 0) {
+		m.checkReceived(rt, w)
+		if !w.paused && (!w.started || w.gapExpected || len(w.changes)+len(w.events) > 0) {
 			rt.Fatalf("watcher %d has still to see %v and %v", i, w.changes, w.events)
 		}
 	}
 }
 
 // see checks what a client has got.
-func (m *model) see(rt *rapid.T, w *modelWatcher) {
-	for _, c := range w.take() {
+func (m *model) checkReceived(rt *rapid.T, w *modelWatcher) {
+	for _, c := range w.received() {
 		at := position(m.t, c.GetCursor())
 		if at < w.position && w.cursor != "" {
 			rt.Fatalf("%v goes back from %d to %d", c, w.position, at)
 		}
-		if !w.begun && at != w.position {
+		if !w.started && at != w.position {
 			rt.Fatalf("%v goes on from %d, not from %d", c, at, w.position)
 		}
-		if !w.begun && (c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP) != w.lost {
-			rt.Fatalf("%v comes first from cursor %s, which is lost: %t", c, w.of.Cursor, w.lost)
+		if !w.started && (c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP) != w.gapExpected {
+			rt.Fatalf("%v comes first from cursor %s, which is lost: %t", c, w.options.Cursor, w.gapExpected)
 		}
 		w.cursor, w.position = c.GetCursor(), at
 		m.cursors = append(m.cursors, c.GetCursor())
 		switch c.GetKind() {
 		case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT:
-			w.begun = true
+			w.started = true
 		case parleyv1.ChangeKind_CHANGE_KIND_GAP:
-			m.seeGap(rt, w)
+			m.checkGap(rt, w)
 		case parleyv1.ChangeKind_CHANGE_KIND_TURN:
 			if after := m.events[c.GetTurnEvent().GetIndex()-1].after; len(w.changes) > 0 && w.changes[0].position <= after {
 				rt.Fatalf("%v comes ahead of %v, which happened before", c, w.changes[0])
 			}
 			w.events = next(rt, w.events, c, int(c.GetTurnEvent().GetIndex()))
 		default:
-			if e := w.events; len(e) > 0 && !m.isGone(e, m.events) && e[0].after < int(c.GetVersion()) {
+			if e := w.events; len(e) > 0 && !m.isDropped(e, m.events) && e[0].after < int(c.GetVersion()) {
 				rt.Fatalf("%v comes ahead of %v, which happened before", c, e[0])
 			}
 			w.changes = next(rt, w.changes, c, int(c.GetVersion()))
@@ -271,7 +271,7 @@ func (m *model) see(rt *rapid.T, w *modelWatcher) {
 }
 
 // next checks that what comes is what had to come next.
-func next(rt *rapid.T, to []happening, c *parleyv1.ConversationChange, position int) (rest []happening) {
+func next(rt *rapid.T, to []modelEntry, c *parleyv1.ConversationChange, position int) (rest []modelEntry) {
 	if len(to) == 0 || to[0].id != c.GetConversationId() || to[0].position != position {
 		rt.Fatalf("%v comes instead of %v", c, to)
 	}
@@ -279,18 +279,18 @@ func next(rt *rapid.T, to []happening, c *parleyv1.ConversationChange, position 
 }
 
 // isGone reports whether what had to come next is no longer kept.
-func (m *model) isGone(to, of []happening) bool {
+func (m *model) isDropped(to, of []modelEntry) bool {
 	return len(to) > 0 && to[0].position <= len(of)-m.limit
 }
 
 // seeGap checks that something had to be missing, and notes that it is.
-func (m *model) seeGap(rt *rapid.T, w *modelWatcher) {
+func (m *model) checkGap(rt *rapid.T, w *modelWatcher) {
 	switch {
-	case w.lost:
-		w.lost = false
-	case m.isGone(w.changes, m.changes) && w.position == len(m.changes):
+	case w.gapExpected:
+		w.gapExpected = false
+	case m.isDropped(w.changes, m.changes) && w.position == len(m.changes):
 		w.changes = nil
-	case m.isGone(w.events, m.events):
+	case m.isDropped(w.events, m.events):
 		w.events = nil
 	default:
 		rt.Fatalf("a GAP at %d after %d changes and %d events, though %v and %v are kept", w.position, len(m.changes), len(m.events), w.changes, w.events)

@@ -18,22 +18,22 @@ import (
 )
 
 // patience is how long what has to come may take. Only a failing test takes so long.
-const patience = time.Minute
+const stressTimeout = time.Minute
 
 // storm is a hub under load: writers take turns as those of a store do, and conversations,
 // which are of one tenant, count their versions.
-type storm struct {
+type stressTest struct {
 	*watch.Hub
 
-	ids      []string
-	final    int32 // version of each conversation at the end
-	mayGap   bool
-	order    sync.Mutex // of commits
-	versions map[string]*atomic.Int32
+	ids         []string
+	final       int32 // version of each conversation at the end
+	gapsAllowed bool
+	order       sync.Mutex // of commits
+	versions    map[string]*atomic.Int32
 }
 
-func newStorm(h *watch.Hub, final int32, mayGap bool) *storm {
-	s := &storm{Hub: h, ids: []string{"a", "b", "c", "d", "e", "f"}, final: final, mayGap: mayGap, versions: make(map[string]*atomic.Int32)}
+func newStressTest(h *watch.Hub, final int32, mayGap bool) *stressTest {
+	s := &stressTest{Hub: h, ids: []string{"a", "b", "c", "d", "e", "f"}, final: final, gapsAllowed: mayGap, versions: make(map[string]*atomic.Int32)}
 	for _, id := range s.ids {
 		s.versions[id] = new(atomic.Int32)
 	}
@@ -41,7 +41,7 @@ func newStorm(h *watch.Hub, final int32, mayGap bool) *storm {
 }
 
 // write commits batches until all conversations have their final version.
-func (s *storm) write() {
+func (s *stressTest) writeAll() {
 	for done := false; !done; {
 		s.order.Lock()
 		done = true
@@ -49,7 +49,7 @@ func (s *storm) write() {
 		for _, i := range rand.Perm(len(s.ids))[:3] {
 			id := s.ids[i]
 			if v := s.versions[id]; v.Load() < s.final {
-				batch = append(batch, appended("t", id, v.Add(1), ""))
+				batch = append(batch, appendedChange("t", id, v.Add(1), ""))
 			}
 		}
 		for _, v := range s.versions {
@@ -58,14 +58,14 @@ func (s *storm) write() {
 		s.Committed(batch)
 		s.order.Unlock()
 		s.Committed(nil)
-		if s.Listening() {
+		if s.HasSubscribers() {
 			s.TurnEvent("t", s.ids[0], textEvent(1))
 		}
 	}
 }
 
 // seen is what a client knows of a conversation.
-type seen struct {
+type knownState struct {
 	version int32 // as it has come
 	read    int32 // as the state was read behind a GAP
 	gap     bool  // What comes next may be any later version.
@@ -73,11 +73,11 @@ type seen struct {
 
 // visit follows some conversations from a cursor to the end of all, leaving and coming back
 // on the way, and says what was wrong.
-func (s *storm) visit(ctx context.Context, cursor string, ids []string, events bool) error {
-	known := make(map[string]*seen)
+func (s *stressTest) watchToEnd(ctx context.Context, cursor string, ids []string, events bool) error {
+	known := make(map[string]*knownState)
 	for _, id := range s.ids {
 		if ids == nil || slices.Contains(ids, id) {
-			known[id] = new(seen)
+			known[id] = new(knownState)
 		}
 	}
 	isOver := func() bool {
@@ -100,7 +100,7 @@ func (s *storm) visit(ctx context.Context, cursor string, ids []string, events b
 			if err := errors.Join(err, failed); err != nil {
 				return err
 			}
-			if err := s.see(known, change); err != nil {
+			if err := s.checkChange(known, change); err != nil {
 				return err
 			}
 			cursor = change.GetCursor()
@@ -120,7 +120,7 @@ func (s *storm) visit(ctx context.Context, cursor string, ids []string, events b
 }
 
 // see checks that a change is the next one of its conversation.
-func (s *storm) see(known map[string]*seen, c *parleyv1.ConversationChange) error {
+func (s *stressTest) checkChange(known map[string]*knownState, c *parleyv1.ConversationChange) error {
 	switch c.GetKind() {
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
 		of, version := known[c.GetConversationId()], c.GetVersion()
@@ -129,7 +129,7 @@ func (s *storm) see(known map[string]*seen, c *parleyv1.ConversationChange) erro
 		}
 		of.version, of.gap = version, false
 	case parleyv1.ChangeKind_CHANGE_KIND_GAP:
-		if !s.mayGap {
+		if !s.gapsAllowed {
 			return fmt.Errorf("%v, and everything is kept", c)
 		}
 		for id, of := range known {
@@ -139,7 +139,7 @@ func (s *storm) see(known map[string]*seen, c *parleyv1.ConversationChange) erro
 	return nil
 }
 
-func TestStorm(t *testing.T) {
+func TestStress(t *testing.T) {
 	tests := []struct {
 		name   string
 		hub    *watch.Hub
@@ -150,8 +150,8 @@ func TestStorm(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := newStorm(test.hub, 1000, test.mayGap)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			s := newStressTest(test.hub, 1000, test.mayGap)
+			ctx, cancel := context.WithTimeout(t.Context(), stressTimeout)
 			defer cancel()
 			start := s.Cursor()
 			var writers, all sync.WaitGroup
@@ -162,19 +162,19 @@ func TestStorm(t *testing.T) {
 					ids = nil
 				}
 				all.Go(func() {
-					if err := s.visit(ctx, start, ids, i%2 == 0); err != nil {
+					if err := s.watchToEnd(ctx, start, ids, i%2 == 0); err != nil {
 						t.Errorf("watcher %d: %v", i, err)
 					}
 				})
 			}
 			for _, id := range s.ids {
-				all.Go(func() { s.wait(ctx, t, id) })
+				all.Go(func() { s.waitForVersions(ctx, t, id) })
 			}
 			for range 2 {
-				all.Go(func() { s.comeAndGo(writing, t) })
+				all.Go(func() { s.startAndStop(writing, t) })
 			}
 			for range 4 {
-				writers.Go(s.write)
+				writers.Go(s.writeAll)
 			}
 			writers.Wait()
 			written()
@@ -187,7 +187,7 @@ func TestStorm(t *testing.T) {
 }
 
 // wait waits for versions as readers of a summary do: none is missed.
-func (s *storm) wait(ctx context.Context, t *testing.T, id string) {
+func (s *stressTest) waitForVersions(ctx context.Context, t *testing.T, id string) {
 	t.Helper()
 	for known := int32(0); known < s.final; {
 		changed, stop, err := s.Subscribe("t", id)
@@ -212,7 +212,7 @@ func (s *storm) wait(ctx context.Context, t *testing.T, id string) {
 }
 
 // comeAndGo begins watches and ends them at once, or with the first changes.
-func (s *storm) comeAndGo(writing context.Context, t *testing.T) {
+func (s *stressTest) startAndStop(writing context.Context, t *testing.T) {
 	t.Helper()
 	for i := 0; writing.Err() == nil; i++ {
 		w, err := s.Watch(watch.Watch{Tenant: "t", TurnEvents: i%2 == 0})
@@ -239,7 +239,7 @@ func (s *storm) comeAndGo(writing context.Context, t *testing.T) {
 
 // TestWatchesThatBeginWhileChangesCome is for the race detector: nothing is done between the
 // beginning of a watch and its end, so that no lock comes between.
-func TestWatchesThatBeginWhileChangesCome(t *testing.T) {
+func TestStartAndStopDuringWrites(t *testing.T) {
 	h := watch.New(watch.Options{})
 	writing, written := context.WithCancel(t.Context())
 	var writer sync.WaitGroup
@@ -251,7 +251,7 @@ func TestWatchesThatBeginWhileChangesCome(t *testing.T) {
 		}
 	})
 	for i := range 2000 {
-		w := begin(t, h, watch.Watch{Tenant: "t", TurnEvents: i%2 == 0})
+		w := startWatch(t, h, watch.Watch{Tenant: "t", TurnEvents: i%2 == 0})
 		for range 20 {
 			runtime.Gosched()
 		}

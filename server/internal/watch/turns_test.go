@@ -15,21 +15,21 @@ import (
 	"github.com/parleyhq/parley/server/internal/watch"
 )
 
-func TestTurnEventsGoToThoseWhoWantThem(t *testing.T) {
+func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
-		plain := follow(t, h, watch.Watch{Tenant: "t"}, nil)
-		if h.Listening() {
+		plain := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
+		if h.HasSubscribers() {
 			t.Error("somebody listens, and nobody has asked for events")
 		}
-		all := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
-		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
-		other := follow(t, h, watch.Watch{Tenant: "u", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		all := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		other := startClient(t, h, watch.Watch{Tenant: "u", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
 		everybody := []*client{plain, all, one, other}
 		for _, c := range everybody {
 			c.want(t, "HEARTBEAT")
 		}
-		if !h.Listening() {
+		if !h.HasSubscribers() {
 			t.Error("nobody listens")
 		}
 		commit(h, "t", "a", 1)
@@ -41,8 +41,8 @@ func TestTurnEventsGoToThoseWhoWantThem(t *testing.T) {
 			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: "a", Time: timestamppb.Now(),
 			Payload: &parleyv1.ConversationChange_TurnEvent{TurnEvent: event},
 		}
-		got := one.take()
-		if d := cmp.Diff([]string{"MESSAGE_APPENDED a 1", "TURN a 1"}, brief(got)); d != "" {
+		got := one.received()
+		if d := cmp.Diff([]string{"MESSAGE_APPENDED a 1", "TURN a 1"}, describe(got)); d != "" {
 			t.Fatalf("(-want +got):\n%s", d)
 		}
 		if d := cmp.Diff(want, got[1], protocmp.Transform()); d != "" {
@@ -52,13 +52,13 @@ func TestTurnEventsGoToThoseWhoWantThem(t *testing.T) {
 		all.want(t, "MESSAGE_APPENDED a 1", "TURN a 1", "TURN b 2")
 		other.want(t, "TURN a 3")
 		for _, c := range []*client{all, one, other} {
-			_ = c.end()
+			_ = c.disconnect()
 		}
-		if h.Listening() {
+		if h.HasSubscribers() {
 			t.Error("somebody still listens")
 		}
 		// Whoever comes later gets what comes later.
-		all = follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true, Cursor: want.GetCursor()}, nil)
+		all = startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true, Cursor: want.GetCursor()}, nil)
 		all.want(t, "HEARTBEAT")
 		h.TurnEvent("t", "b", textEvent(4))
 		all.want(t, "TURN b 4")
@@ -67,13 +67,13 @@ func TestTurnEventsGoToThoseWhoWantThem(t *testing.T) {
 
 // TestTheAnswerComesAheadOfTheEnd: a turn's last event follows the commit of its answer, and
 // so do watchers see it, whichever of the two they are told of first.
-func TestTheAnswerComesAheadOfTheEnd(t *testing.T) {
+func TestAnswerPrecedesFinishedEvent(t *testing.T) {
 	t.Run("told late", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := watch.New(watch.Options{})
-			c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+			c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 			c.want(t, "HEARTBEAT")
-			tell := h.DelayTelling()
+			tell := h.DelayNotifications()
 			commit(h, "t", "a", 1)
 			h.TurnEvent("t", "a", finishedEvent(1))
 			synctest.Wait()
@@ -84,13 +84,13 @@ func TestTheAnswerComesAheadOfTheEnd(t *testing.T) {
 	t.Run("often", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := watch.New(watch.Options{})
-			c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+			c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 			c.want(t, "HEARTBEAT")
 			for version := range int32(1000) {
 				h.TurnEvent("t", "a", textEvent(1))
 				commit(h, "t", "a", version)
 				h.TurnEvent("t", "a", finishedEvent(2))
-				got := brief(c.take())
+				got := describe(c.received())
 				answer, end := slices.Index(got, fmt.Sprint("MESSAGE_APPENDED a ", version)), slices.Index(got, "TURN a finished")
 				if len(got) != 3 || answer < 0 || end < answer || slices.Index(got, "TURN a 1") > end {
 					t.Fatalf("turn %d: %q", version, got)
@@ -101,7 +101,7 @@ func TestTheAnswerComesAheadOfTheEnd(t *testing.T) {
 }
 
 // TestAnEventWaitsForAllChangesBeforeIt: also for more than are looked at in one go.
-func TestAnEventWaitsForAllChangesBeforeIt(t *testing.T) {
+func TestEventFollowsAllEarlierChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 5000
 		h := watch.New(watch.Options{})
@@ -112,7 +112,7 @@ func TestAnEventWaitsForAllChangesBeforeIt(t *testing.T) {
 		}
 		commit(h, "t", "a", 1)
 		for _, o := range []watch.Watch{all, one} {
-			w := begin(t, h, o)
+			w := startWatch(t, h, o)
 			h.TurnEvent("t", "a", finishedEvent(1))
 			var changes []*parleyv1.ConversationChange
 			for response, err := range w.All(t.Context(), nil) {
@@ -125,7 +125,7 @@ func TestAnEventWaitsForAllChangesBeforeIt(t *testing.T) {
 				}
 			}
 			w.Stop()
-			got, want := brief(changes), total+3
+			got, want := describe(changes), total+3
 			if o.ConversationIDs != nil {
 				want = 3
 			}
@@ -138,11 +138,11 @@ func TestAnEventWaitsForAllChangesBeforeIt(t *testing.T) {
 
 // TestResumeFromTheCursorOfAnEvent: it is that of the change before, so that whoever goes on
 // from it gets each change that the first watcher got later, and no other.
-func TestResumeFromTheCursorOfAnEvent(t *testing.T) {
+func TestResumeFromCursorOfEvent(t *testing.T) {
 	for _, ids := range [][]string{nil, {"a"}, {"a", "c"}} {
 		synctest.Test(t, func(t *testing.T) {
 			h := watch.New(watch.Options{})
-			c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, TurnEvents: true}, nil)
+			c := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, TurnEvents: true}, nil)
 			for i := range int32(60) {
 				id := []string{"a", "b", "c"}[i%3]
 				if i%7 < 3 {
@@ -154,7 +154,7 @@ func TestResumeFromTheCursorOfAnEvent(t *testing.T) {
 					synctest.Wait()
 				}
 			}
-			got := c.take()
+			got := c.received()
 			last := -1
 			for i, change := range got {
 				at := position(t, change.GetCursor())
@@ -163,40 +163,40 @@ func TestResumeFromTheCursorOfAnEvent(t *testing.T) {
 				}
 				last = at
 				isEvent := func(line string) bool { return line[:4] == "TURN" }
-				want := append([]string{"HEARTBEAT"}, slices.DeleteFunc(brief(got[i+1:]), isEvent)...)
-				again := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(), TurnEvents: i%2 == 0}, nil)
-				if d := cmp.Diff(want, brief(again.take())); d != "" {
+				want := append([]string{"HEARTBEAT"}, slices.DeleteFunc(describe(got[i+1:]), isEvent)...)
+				again := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(), TurnEvents: i%2 == 0}, nil)
+				if d := cmp.Diff(want, describe(again.received())); d != "" {
 					t.Errorf("from the cursor of %v (-want +got):\n%s", change, d)
 				}
-				_ = again.end()
+				_ = again.disconnect()
 			}
 		})
 	}
 }
 
 // TestEventsThatAreGone: a GAP says so, and no change is lost or doubled for that.
-func TestEventsThatAreGone(t *testing.T) {
+func TestGapForDroppedEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
-		c := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		c.want(t, "HEARTBEAT")
-		c.stall()
+		c.pauseReading()
 		h.TurnEvent("t", "a", textEvent(1)) // It is on its way.
 		synctest.Wait()
 		commit(h, "t", "a", 1, 2)
 		for i := range int32(5) {
 			h.TurnEvent("t", "a", textEvent(2+i))
 		}
-		c.goOn()
-		got := c.take()
-		lines := brief(got)
+		c.resumeReading()
+		got := c.received()
+		lines := describe(got)
 		gap := slices.Index(lines, "GAP")
 		if gap < 1 {
 			t.Fatalf("no GAP: %q", lines)
 		}
-		again := follow(t, h, watch.Watch{Tenant: "t", Cursor: got[gap].GetCursor()}, nil)
+		again := startClient(t, h, watch.Watch{Tenant: "t", Cursor: got[gap].GetCursor()}, nil)
 		again.want(t, append([]string{"HEARTBEAT"}, lines[gap+1:]...)...)
-		_ = again.end()
+		_ = again.disconnect()
 		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"}, slices.Delete(lines, gap, gap+1)); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)
 		}
@@ -209,32 +209,32 @@ func TestEventsThatAreGone(t *testing.T) {
 
 // TestEventsAreKeptFromOthers: those who do not want events are not woken by them, and the end of
 // a watch ends that of events.
-func TestEventsAreKeptFromOthers(t *testing.T) {
+func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		changed, stop := subscribe(t, h, "t", "a")
 		defer stop()
-		c := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		c := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
 		before := h.Cursor()
 		h.TurnEvent("t", "a", textEvent(1))
 		c.want(t, "HEARTBEAT", "TURN a 1")
-		if woken(changed) || h.Cursor() != before {
+		if isWoken(changed) || h.Cursor() != before {
 			t.Error("an event of a turn passes for a change")
 		}
-		_ = c.end()
+		_ = c.disconnect()
 		if _, readers := h.Readers(); readers != 1 {
 			t.Errorf("%d readers are left beside the one that waits", readers-1)
 		}
 		// Events come in the time of the hub's clock, however late they are read.
-		c = follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		c = startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		c.want(t, "HEARTBEAT")
-		c.stall()
+		c.pauseReading()
 		at := time.Now()
 		h.TurnEvent("t", "a", textEvent(2))
 		h.TurnEvent("t", "a", textEvent(3))
 		<-time.After(time.Hour)
-		c.goOn()
-		for _, change := range c.take() {
+		c.resumeReading()
+		for _, change := range c.received() {
 			if got := change.GetTime().AsTime(); !got.Equal(at) {
 				t.Errorf("%v is of %v, want %v", change, got, at)
 			}

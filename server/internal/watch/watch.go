@@ -54,7 +54,7 @@ type Options struct {
 type Hub struct {
 	options Options
 	// start names this run of the server in cursors: positions are counted anew in each.
-	start [8]byte
+	serverStart [8]byte
 	// changes are those of the store; events are of turns and not in any cursor.
 	changes, events *feed
 
@@ -69,7 +69,7 @@ func New(o Options) *Hub {
 		o.MaxWatchers = defaultMaxWatchers
 	}
 	h := &Hub{options: o, changes: newFeed(maxChanges, maxChangeBytes), events: newFeed(maxEvents, maxEventBytes)}
-	_, _ = rand.Read(h.start[:]) // never fails, see crypto/rand
+	_, _ = rand.Read(h.serverStart[:]) // never fails, see crypto/rand
 	return h
 }
 
@@ -84,7 +84,7 @@ func (h *Hub) Committed(changes []store.Change) {
 }
 
 // Listening reports whether anybody wants TurnEvents.
-func (h *Hub) Listening() bool { return h.events.listened() }
+func (h *Hub) HasSubscribers() bool { return h.events.hasReaders() }
 
 // TurnEvent takes the next event of a turn, which is not to be changed any more. It waits
 // for no watcher.
@@ -97,19 +97,19 @@ func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent
 func (h *Hub) Cursor() string { return h.cursor(h.changes.end()) }
 
 func (h *Hub) cursor(position uint64) string {
-	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.start[:len(h.start):len(h.start)], position))
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.serverStart[:len(h.serverStart):len(h.serverStart)], position))
 }
 
 // position takes a cursor apart; known is false when it is from before the server's start.
 func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || len(b) != len(h.start)+8 {
+	if err != nil || len(b) != len(h.serverStart)+8 {
 		return 0, false, ErrCursor
 	}
-	if [8]byte(b) != h.start {
+	if [8]byte(b) != h.serverStart {
 		return 0, false, nil
 	}
-	position = binary.BigEndian.Uint64(b[len(h.start):])
+	position = binary.BigEndian.Uint64(b[len(h.serverStart):])
 	if position > h.changes.end() {
 		return 0, false, ErrCursor
 	}
@@ -117,7 +117,7 @@ func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
 }
 
 // enter counts a watcher that names so many ids, if there is room for it.
-func (h *Hub) enter(ids int) error {
+func (h *Hub) register(ids int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers >= h.options.MaxWatchers || h.ids+ids > maxWatchedIDs {
@@ -128,7 +128,7 @@ func (h *Hub) enter(ids int) error {
 	return nil
 }
 
-func (h *Hub) leave(ids int) {
+func (h *Hub) unregister(ids int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.watchers--
@@ -145,14 +145,14 @@ func (h *Hub) Watchers() int {
 // Subscribe returns a channel that gets a value after changes of a conversation, one for
 // any number of them. Read the conversation after subscribing, then wait. Stop ends it.
 func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func(), err error) {
-	if err := h.enter(0); err != nil {
+	if err := h.register(0); err != nil {
 		return nil, nil, err
 	}
 	r := newReader(tenant, []string{id}, make(chan struct{}, 1))
 	r.wakeOnly = true
-	h.changes.join(r)
-	return r.woken, sync.OnceFunc(func() {
-		h.changes.part(r)
-		h.leave(0)
+	h.changes.addReader(r)
+	return r.wake, sync.OnceFunc(func() {
+		h.changes.removeReader(r)
+		h.unregister(0)
 	}), nil
 }

@@ -13,7 +13,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // woken reports whether there is a value, once all goroutines have come to rest.
-func woken(c <-chan struct{}) bool {
+func isWoken(c <-chan struct{}) bool {
 	synctest.Wait()
 	select {
 	case <-c:
@@ -32,7 +32,7 @@ func subscribe(t *testing.T, h *watch.Hub, tenant, id string) (changed <-chan st
 	return changed, stop
 }
 
-func TestSubscribersAreWokenForTheirConversationOnly(t *testing.T) {
+func TestSubscribeWakesForOneConversation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		mine, stop := subscribe(t, h, "t", "c")
@@ -40,14 +40,14 @@ func TestSubscribersAreWokenForTheirConversationOnly(t *testing.T) {
 		foreign, stopForeign := subscribe(t, h, "u", "c")
 		// Any number of changes make one value, and nobody has to be reading.
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}, {Tenant: "t", ConversationID: "c"}})
-		if !woken(mine) || woken(mine) {
+		if !isWoken(mine) || isWoken(mine) {
 			t.Error("two changes did not make one value")
 		}
-		if woken(other) || woken(foreign) {
+		if isWoken(other) || isWoken(foreign) {
 			t.Error("woken by a change of another conversation")
 		}
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-		if !woken(mine) {
+		if !isWoken(mine) {
 			t.Error("not woken again")
 		}
 		if n := h.Watchers(); n != 3 {
@@ -60,13 +60,13 @@ func TestSubscribersAreWokenForTheirConversationOnly(t *testing.T) {
 			t.Errorf("%d watchers after all have stopped", n)
 		}
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-		if woken(mine) {
+		if isWoken(mine) {
 			t.Error("woken after stopping")
 		}
 	})
 }
 
-func TestCursorsNameThePositionAndTheStart(t *testing.T) {
+func TestCursorHasPositionAndServerStart(t *testing.T) {
 	h := watch.New(watch.Options{})
 	before := h.Cursor()
 	if again := h.Cursor(); again != before {

@@ -11,10 +11,10 @@ import (
 )
 
 // heartbeatEvery is how long a watcher may hear nothing.
-const heartbeatEvery = 15 * time.Second
+const heartbeatInterval = 15 * time.Second
 
 // yielder takes what a stream is to send; false: no more.
-type yielder = func(*parleyv1.WatchConversationsResponse, error) bool
+type yieldFunc = func(*parleyv1.WatchConversationsResponse, error) bool
 
 // Watch says what to watch.
 type Watch struct {
@@ -30,12 +30,12 @@ type Watch struct {
 
 // Watcher follows what a Watch asks for. It is for one goroutine.
 type Watcher struct {
-	hub     *Hub
-	changes *reader
-	events  *reader // nil: not wanted
-	lost    bool    // what came after the cursor is kept no more
-	at      uint64  // position of the last cursor that was given
-	stop    func()
+	hub      *Hub
+	changes  *reader
+	events   *reader // nil: not wanted
+	gap      bool    // what came after the cursor is kept no more
+	position uint64  // position of the last cursor that was given
+	stop     func()
 }
 
 // Watch begins to watch: what happens from now on is not missed, nor what has happened
@@ -51,25 +51,25 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 	woken := make(chan struct{}, 1)
 	w := &Watcher{hub: h, changes: newReader(o.Tenant, o.ConversationIDs, woken)}
 	ids := len(w.changes.ids)
-	if err := h.enter(ids); err != nil {
+	if err := h.register(ids); err != nil {
 		return nil, err
 	}
 	if o.TurnEvents {
 		w.events = newReader(o.Tenant, o.ConversationIDs, woken)
-		h.events.join(w.events)
+		h.events.addReader(w.events)
 	}
-	w.at = h.changes.join(w.changes)
+	w.position = h.changes.addReader(w.changes)
 	if o.Cursor != "" {
-		if w.lost = !known || !h.changes.rewind(w.changes, position); !w.lost {
-			w.at = position
+		if w.gap = !known || !h.changes.rewind(w.changes, position); !w.gap {
+			w.position = position
 		}
 	}
 	w.stop = func() {
-		h.changes.part(w.changes)
+		h.changes.removeReader(w.changes)
 		if w.events != nil {
-			h.events.part(w.events)
+			h.events.removeReader(w.events)
 		}
-		h.leave(ids)
+		h.unregister(ids)
 	}
 	return w, nil
 }
@@ -89,36 +89,36 @@ func (w *Watcher) Stop() {
 // What is yielded is shared, is not to be changed, and holds its change in wire form: it can
 // be sent, but its fields cannot be read before it has been.
 func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
-	return func(yield yielder) {
-		if w.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+	return func(yield yieldFunc) {
+		if w.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return
 		}
-		if !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT), nil) {
+		if !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT), nil) {
 			return
 		}
-		silence := time.NewTimer(heartbeatEvery)
-		defer silence.Stop()
-		for beat := false; ; {
-			sent, idle, ok := w.drain(yield)
-			if beat && ok && !sent {
-				ok, sent = yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT), nil), true
+		heartbeat := time.NewTimer(heartbeatInterval)
+		defer heartbeat.Stop()
+		for due := false; ; {
+			sent, idle, ok := w.yieldPending(yield)
+			if due && ok && !sent {
+				ok, sent = yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT), nil), true
 			}
 			if !ok {
 				return
 			}
 			if sent {
-				silence.Reset(heartbeatEvery)
+				heartbeat.Reset(heartbeatInterval)
 			}
-			if beat = false; !idle {
+			if due = false; !idle {
 				select {
-				case w.changes.woken <- struct{}{}: // There is more at once.
+				case w.changes.wake <- struct{}{}: // There is more at once.
 				default:
 				}
 			}
 			select {
-			case <-w.changes.woken:
-			case <-silence.C:
-				beat = true // Once it is sure that nothing came just now.
+			case <-w.changes.wake:
+			case <-heartbeat.C:
+				due = true // Once it is sure that nothing came just now.
 			case <-stop:
 				return
 			case <-ctx.Done():
@@ -131,39 +131,39 @@ func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parl
 
 // drain yields what there is, in the order in which it happened, and reports whether that was
 // anything, whether the watcher will be woken when there is more, and whether to go on.
-func (w *Watcher) drain(yield yielder) (sent, idle, ok bool) {
+func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 	changes, events := w.hub.changes.end(), w.hub.events.end() // What is behind these is for the next time.
 	idle = true
 	for more := w.events != nil; more; {
 		b := w.hub.events.next(w.events, events)
-		if b.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+		if b.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return true, false, false
 		}
 		for _, e := range b.entries {
-			if _, _, ok := w.drainChanges(e.after, yield); !ok || !w.yield(e, yield) {
+			if _, _, ok := w.yieldChanges(e.afterChange, yield); !ok || !w.yieldEntry(e, yield) {
 				return true, false, false
 			}
 		}
-		sent, idle, more = sent || b.lost || len(b.entries) > 0, b.idle, b.more
+		sent, idle, more = sent || b.gap || len(b.entries) > 0, b.idle, b.more
 	}
-	sentToo, idleToo, ok := w.drainChanges(changes, yield)
+	sentToo, idleToo, ok := w.yieldChanges(changes, yield)
 	return sent || sentToo, idle && idleToo, ok
 }
 
 // drainChanges yields the changes up to a position.
-func (w *Watcher) drainChanges(through uint64, yield yielder) (sent, idle, ok bool) {
+func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok bool) {
 	for {
 		b := w.hub.changes.next(w.changes, through)
-		w.at = b.position
-		if b.lost && !yield(w.mark(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+		w.position = b.position
+		if b.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return true, false, false
 		}
 		for _, e := range b.entries {
-			if !w.yield(e, yield) {
+			if !w.yieldEntry(e, yield) {
 				return true, false, false
 			}
 		}
-		sent = sent || b.lost || len(b.entries) > 0
+		sent = sent || b.gap || len(b.entries) > 0
 		if !b.more {
 			return sent, b.idle, true
 		}
@@ -171,14 +171,14 @@ func (w *Watcher) drainChanges(through uint64, yield yielder) (sent, idle, ok bo
 }
 
 // yield yields an entry.
-func (w *Watcher) yield(e *entry, yield yielder) bool {
-	response, err := e.response(w.hub, w.at)
+func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
+	response, err := e.encodeOnce(w.hub, w.position)
 	return yield(response, err) && err == nil
 }
 
 // mark is a response without a change of a conversation.
-func (w *Watcher) mark(kind parleyv1.ChangeKind) *parleyv1.WatchConversationsResponse {
+func (w *Watcher) newChange(kind parleyv1.ChangeKind) *parleyv1.WatchConversationsResponse {
 	return &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{
-		Cursor: w.hub.cursor(w.at), Kind: kind, Time: timestamppb.Now(),
+		Cursor: w.hub.cursor(w.position), Kind: kind, Time: timestamppb.Now(),
 	}}
 }

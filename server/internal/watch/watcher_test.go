@@ -20,21 +20,21 @@ import (
 )
 
 // heartbeatEvery is what the API promises.
-const heartbeatEvery = 15 * time.Second
+const heartbeatInterval = 15 * time.Second
 
-func TestFirstComesAHeartbeat(t *testing.T) {
+func TestHeartbeatComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		commit(h, "t", "a", 1, 2)
-		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		c := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		want := []*parleyv1.ConversationChange{{
 			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, Time: timestamppb.Now(),
 		}}
-		if d := cmp.Diff(want, c.take(), protocmp.Transform()); d != "" {
+		if d := cmp.Diff(want, c.received(), protocmp.Transform()); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 		// What is committed between the two is not missed.
-		w := begin(t, h, watch.Watch{Tenant: "t"})
+		w := startWatch(t, h, watch.Watch{Tenant: "t"})
 		defer w.Stop()
 		commit(h, "t", "a", 3)
 		for response, err := range w.All(t.Context(), nil) {
@@ -45,21 +45,21 @@ func TestFirstComesAHeartbeat(t *testing.T) {
 			break
 		}
 		c.want(t, "MESSAGE_APPENDED a 3")
-		if err := c.end(); !errors.Is(err, errLeft) {
+		if err := c.disconnect(); !errors.Is(err, errDisconnected) {
 			t.Errorf("the watcher ended with %v", err)
 		}
 	})
 }
 
 // TestChangesAsTheyAreSent: each kind with what the API says that it has.
-func TestChangesAsTheyAreSent(t *testing.T) {
+func TestResponseOfEachKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
-		c := follow(t, h, watch.Watch{Tenant: "t"}, nil)
+		c := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		c.want(t, "HEARTBEAT")
 		at := time.Unix(5, 7)
 		header := &parleyv1.Conversation{Id: "a", Version: 3, Title: "tïtle", Labels: map[string]string{"k": "v"}}
-		message := appended("t", "a", 4, strings.Repeat("ä", 1000))
+		message := appendedChange("t", "a", 4, strings.Repeat("ä", 1000))
 		message.Time = at
 		empty := store.Change{Tenant: "t", ConversationID: "a", Version: 9, Time: at, Kind: message.Kind, Message: store.Frame{2<<3 | 2, 0}}
 		committed := []store.Change{message, empty}
@@ -91,28 +91,28 @@ func TestChangesAsTheyAreSent(t *testing.T) {
 			}
 			want = append(want, one)
 		}
-		if d := cmp.Diff(want, c.take(), protocmp.Transform()); d != "" {
+		if d := cmp.Diff(want, c.received(), protocmp.Transform()); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	})
 }
 
-func TestAWatcherSeesWhatItAskedFor(t *testing.T) {
+func TestWatcherSelectsConversations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		many := make([]string, 1000)
 		for i := range many {
 			many[i] = fmt.Sprint(i)
 		}
-		all := follow(t, h, watch.Watch{Tenant: "t"}, nil)
-		other := follow(t, h, watch.Watch{Tenant: "u"}, nil)
-		one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
-		some := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: append([]string{"b", "a"}, many...)}, nil)
-		twice := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"c", "c"}}, nil)
-		none := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"nobody"}}, nil)
+		all := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
+		other := startClient(t, h, watch.Watch{Tenant: "u"}, nil)
+		one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}}, nil)
+		some := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: append([]string{"b", "a"}, many...)}, nil)
+		twice := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"c", "c"}}, nil)
+		none := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"nobody"}}, nil)
 		h.Committed([]store.Change{
-			appended("t", "a", 1, ""), appended("u", "a", 2, ""), appended("t", "b", 3, ""),
-			appended("t", "c", 4, ""), appended("t", "a", 5, ""), appended("", "a", 6, ""),
+			appendedChange("t", "a", 1, ""), appendedChange("u", "a", 2, ""), appendedChange("t", "b", 3, ""),
+			appendedChange("t", "c", 4, ""), appendedChange("t", "a", 5, ""), appendedChange("", "a", 6, ""),
 		})
 		const first, a1, b3, c4, a5 = "HEARTBEAT", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED b 3", "MESSAGE_APPENDED c 4", "MESSAGE_APPENDED a 5"
 		all.want(t, first, a1, b3, c4, a5)
@@ -122,7 +122,7 @@ func TestAWatcherSeesWhatItAskedFor(t *testing.T) {
 		twice.want(t, first, c4)
 		none.want(t, first)
 		for _, c := range []*client{all, other, one, some, twice, none} {
-			if err := c.end(); !errors.Is(err, errLeft) {
+			if err := c.disconnect(); !errors.Is(err, errDisconnected) {
 				t.Errorf("a watcher ended with %v", err)
 			}
 		}
@@ -147,21 +147,21 @@ func TestResumeFromEveryCursor(t *testing.T) {
 			cursors = append(cursors, h.Cursor())
 		}
 		for i, cursor := range cursors {
-			rest := follow(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
-			got := rest.take()
+			rest := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
+			got := rest.received()
 			if got[0].GetCursor() != cursor {
 				t.Errorf("the heartbeat has cursor %s, the request had %s", got[0].GetCursor(), cursor)
 			}
-			if d := cmp.Diff(append([]string{"HEARTBEAT"}, of[i:]...), brief(got)); d != "" {
+			if d := cmp.Diff(append([]string{"HEARTBEAT"}, of[i:]...), describe(got)); d != "" {
 				t.Errorf("from cursor %d (-want +got):\n%s", i, d)
 			}
-			one := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"b"}, Cursor: cursor}, nil)
+			one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"b"}, Cursor: cursor}, nil)
 			ofOne := slices.DeleteFunc(slices.Clone(of[i:]), func(line string) bool { return !strings.Contains(line, " b ") })
-			if d := cmp.Diff(append([]string{"HEARTBEAT"}, ofOne...), brief(one.take())); d != "" {
+			if d := cmp.Diff(append([]string{"HEARTBEAT"}, ofOne...), describe(one.received())); d != "" {
 				t.Errorf("of b, from cursor %d (-want +got):\n%s", i, d)
 			}
 			for _, c := range []*client{rest, one} {
-				_ = c.end()
+				_ = c.disconnect()
 			}
 		}
 	})
@@ -170,12 +170,12 @@ func TestResumeFromEveryCursor(t *testing.T) {
 func TestHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
-		quiet := follow(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
-		all := follow(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
+		quiet := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"quiet"}}, nil)
+		all := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		last := quiet.want(t, "HEARTBEAT")
 		all.want(t, "HEARTBEAT")
 		pass := func(d time.Duration) { <-time.After(d) }
-		pass(heartbeatEvery - 1)
+		pass(heartbeatInterval - 1)
 		quiet.want(t)
 		all.want(t)
 		commit(h, "t", "a", 1)
@@ -186,27 +186,27 @@ func TestHeartbeats(t *testing.T) {
 		if next == last || next != h.Cursor() {
 			t.Errorf("the cursor went from %s to %s, the hub is at %s", last, next, h.Cursor())
 		}
-		pass(heartbeatEvery - 2)
+		pass(heartbeatInterval - 2)
 		all.want(t) // Not silent for so long.
 		h.TurnEvent("t", "a", textEvent(1))
 		all.want(t, "TURN a 1")
 		pass(2)
 		all.want(t)
 		quiet.want(t, "HEARTBEAT")
-		pass(heartbeatEvery - 2)
+		pass(heartbeatInterval - 2)
 		all.want(t, "HEARTBEAT")
 		for range 3 {
-			pass(heartbeatEvery)
+			pass(heartbeatInterval)
 			all.want(t, "HEARTBEAT")
 			quiet.want(t, "HEARTBEAT")
 		}
 		// A client that did not read for hours gets what there is, and no more heartbeat than it needs.
-		all.stall()
+		all.pauseReading()
 		commit(h, "t", "a", 2, 3)
 		pass(time.Hour)
-		all.goOn()
+		all.resumeReading()
 		all.want(t, "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3")
-		pass(heartbeatEvery)
+		pass(heartbeatInterval)
 		all.want(t, "HEARTBEAT")
 	})
 }
@@ -239,9 +239,9 @@ func TestCursors(t *testing.T) {
 		other := watch.New(watch.Options{})
 		commit(other, "t", "a", 1, 2, 3)
 		for _, cursor := range []string{other.Cursor(), watch.New(watch.Options{}).Cursor()} {
-			c := follow(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
-			got := c.take()
-			if d := cmp.Diff([]string{"GAP", "HEARTBEAT"}, brief(got)); d != "" {
+			c := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
+			got := c.received()
+			if d := cmp.Diff([]string{"GAP", "HEARTBEAT"}, describe(got)); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
 			for _, change := range got {
@@ -249,30 +249,30 @@ func TestCursors(t *testing.T) {
 					t.Errorf("%v, the hub is at %s", change, h.Cursor())
 				}
 			}
-			_ = c.end()
+			_ = c.disconnect()
 		}
 	})
 }
 
-func TestTheEndOfAWatcher(t *testing.T) {
+func TestWatcherEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		stop := make(chan struct{})
-		idle, busy := follow(t, h, watch.Watch{Tenant: "t"}, stop), follow(t, h, watch.Watch{Tenant: "t"}, stop)
-		left := follow(t, h, watch.Watch{Tenant: "t"}, stop)
-		if err := left.end(); !errors.Is(err, errLeft) {
+		idle, busy := startClient(t, h, watch.Watch{Tenant: "t"}, stop), startClient(t, h, watch.Watch{Tenant: "t"}, stop)
+		left := startClient(t, h, watch.Watch{Tenant: "t"}, stop)
+		if err := left.disconnect(); !errors.Is(err, errDisconnected) {
 			t.Errorf("the client left, and the watcher ended with %v", err)
 		}
 		idle.want(t, "HEARTBEAT")
 		busy.want(t, "HEARTBEAT")
-		busy.stall()
+		busy.pauseReading()
 		commit(h, "t", "a", 1)
 		synctest.Wait()
 		close(stop)
 		<-idle.ended
-		busy.goOn()
+		busy.resumeReading()
 		<-busy.ended
-		late := follow(t, h, watch.Watch{Tenant: "t"}, stop)
+		late := startClient(t, h, watch.Watch{Tenant: "t"}, stop)
 		<-late.ended
 		for _, c := range []*client{idle, busy, late} {
 			if c.err != nil {

@@ -29,20 +29,20 @@ import (
 // and last how many there are in all: store.Snapshot.Offsets. It is used with cache_stable
 // under max_bytes alone; nil is unknown, and a start does not stay as long.
 func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) int {
-	found := starts(messages, w)
+	found := candidates(messages, w)
 	switch {
 	case len(found) == 0:
 		return len(messages)
 	case w.GetCacheStable() && bounded(w):
-		g := grid{messages, offsets, w}
-		return g.steady(found)
+		g := stableStart{messages, offsets, w}
+		return g.chooseStart(found)
 	default:
 		return found[len(found)-1].index
 	}
 }
 
 // start is a place where a window may begin.
-type start struct {
+type candidate struct {
 	index     int
 	exchanges int // in the window
 }
@@ -54,10 +54,10 @@ type start struct {
 // earlier call of its id: the first one met on the way back. A result whose call is not in
 // the history at all never finds it, so that no window holds it: the call may have been
 // dropped with older messages, and a model refuses a result that it did not ask for.
-func starts(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []start {
+func candidates(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []candidate {
 	var (
-		found []start
-		size  usage
+		found []candidate
+		size  windowSize
 		unmet = map[string]bool{} // ids of results whose call has not come yet
 	)
 	for i, m := range slices.Backward(messages) {
@@ -72,18 +72,18 @@ func starts(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []start {
 			unmet[m.GetToolResult().GetCallId()] = true
 		}
 		if m.GetRole() == parleyv1.Role_ROLE_USER && len(unmet) == 0 {
-			found = append(found, start{index: i, exchanges: size.exchanges})
+			found = append(found, candidate{index: i, exchanges: size.exchanges})
 		}
 	}
 	return found
 }
 
 // usage is what a window holds, in the units of its bounds.
-type usage struct {
+type windowSize struct {
 	messages, exchanges, bytes int
 }
 
-func (u *usage) add(m *parleyv1.Message, w *parleyv1.ContextWindow) {
+func (u *windowSize) add(m *parleyv1.Message, w *parleyv1.ContextWindow) {
 	u.messages++
 	if m.GetRole() == parleyv1.Role_ROLE_USER {
 		u.exchanges++
@@ -93,7 +93,7 @@ func (u *usage) add(m *parleyv1.Message, w *parleyv1.ContextWindow) {
 	}
 }
 
-func (u *usage) fits(w *parleyv1.ContextWindow) bool {
+func (u *windowSize) fits(w *parleyv1.ContextWindow) bool {
 	return within(u.messages, w.GetMaxMessages()) &&
 		within(u.exchanges, w.GetMaxExchanges()) &&
 		within(u.bytes, w.GetMaxBytes())

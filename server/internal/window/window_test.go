@@ -101,7 +101,7 @@ func TestStart(t *testing.T) {
 
 // lawful restates the laws the slow way, from the front: for every result the nearest
 // earlier call of its id is looked up.
-func lawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) bool {
+func isLawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) bool {
 	if messages[from].GetRole() != parleyv1.Role_ROLE_USER {
 		return false
 	}
@@ -111,7 +111,7 @@ func lawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) b
 		if messages[i].GetRole() == parleyv1.Role_ROLE_USER {
 			exchanges++
 		}
-		if messages[i].GetRole() == parleyv1.Role_ROLE_TOOL && callOf(messages, i) < from {
+		if messages[i].GetRole() == parleyv1.Role_ROLE_TOOL && callIndex(messages, i) < from {
 			return false
 		}
 	}
@@ -121,7 +121,7 @@ func lawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) b
 }
 
 // callOf returns where the call is that a result answers, -1 if nowhere.
-func callOf(messages []*parleyv1.Message, result int) int {
+func callIndex(messages []*parleyv1.Message, result int) int {
 	id := messages[result].GetToolResult().GetCallId()
 	for i, m := range slices.Backward(messages[:result]) {
 		if slices.ContainsFunc(m.GetToolCalls(), func(c *parleyv1.ToolCall) bool { return c.GetId() == id }) {
@@ -131,9 +131,9 @@ func callOf(messages []*parleyv1.Message, result int) int {
 	return -1
 }
 
-func largest(messages []*parleyv1.Message, w *parleyv1.ContextWindow) int {
+func largestStart(messages []*parleyv1.Message, w *parleyv1.ContextWindow) int {
 	for i := range messages {
-		if lawful(messages, i, w) {
+		if isLawful(messages, i, w) {
 			return i
 		}
 	}
@@ -152,10 +152,10 @@ func exchanges(messages []*parleyv1.Message) int {
 
 // Few ids, so that they are reused; results and calls in any order, some without the
 // other.
-var words = rapid.SampledFrom([]string{"u", "u", "u", "a", "a", "s", "c1", "c2", "c3", "r1", "r2", "r3"})
+var messageKinds = rapid.SampledFrom([]string{"u", "u", "u", "a", "a", "s", "c1", "c2", "c3", "r1", "r2", "r3"})
 
 func drawHistory(t *rapid.T) []*parleyv1.Message {
-	messages := history(rapid.SliceOfN(words, 0, 40).Draw(t, "words")...)
+	messages := history(rapid.SliceOfN(messageKinds, 0, 40).Draw(t, "words")...)
 	for _, m := range messages {
 		m.Content = rapid.StringN(0, 20, -1).Draw(t, "content")
 	}
@@ -183,7 +183,7 @@ func drawOffsets(t *rapid.T, messages []*parleyv1.Message) []int64 {
 
 // cutShort says what a steady window has too little of, in place of the largest; "" for
 // nothing.
-func cutShort(got, full []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) string {
+func missingPart(got, full []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) string {
 	has, fits := exchanges(got), exchanges(full)
 	if offsets == nil || w.GetMaxExchanges() > 0 || w.GetMaxMessages() > 0 {
 		if 2*has < fits {
@@ -209,16 +209,16 @@ func checkLaws(t *rapid.T) {
 	before := &parleyv1.ListMessagesResponse{Messages: messages}
 	copied, copiedOffsets := proto.CloneOf(before), slices.Clone(offsets)
 
-	full := largest(messages, w)
+	full := largestStart(messages, w)
 	if got := Start(messages, offsets, w); got != full {
 		t.Fatalf("Start = %d, want %d: the largest lawful window", got, full)
 	}
 	w.CacheStable = true
 	got := Start(messages, offsets, w)
-	if got < len(messages) && !lawful(messages, got, w) {
+	if got < len(messages) && !isLawful(messages, got, w) {
 		t.Fatalf("cache stable: Start = %d is not lawful", got)
 	}
-	if lack := cutShort(messages[got:], messages[full:], offsets, w); lack != "" {
+	if lack := missingPart(messages[got:], messages[full:], offsets, w); lack != "" {
 		t.Fatalf("cache stable: %s, want about half", lack)
 	}
 	if !bounded(w) && got != full {
@@ -229,13 +229,13 @@ func checkLaws(t *rapid.T) {
 	}
 }
 
-func TestStartKeepsTheLaws(t *testing.T) { rapid.Check(t, checkLaws) }
+func TestStartObeysLaws(t *testing.T) { rapid.Check(t, checkLaws) }
 
 func FuzzStart(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkLaws)) }
 
 // A store drops its oldest messages when it likes; that must not move a window that does
 // not reach them.
-func TestStartDoesNotDependOnOlderMessages(t *testing.T) {
+func TestStartIgnoresOlderMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		messages, w := drawHistory(t), drawWindow(t)
 		offsets := offsetsOf(0, messages)

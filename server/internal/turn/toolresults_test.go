@@ -15,7 +15,7 @@ import (
 )
 
 // brings is a request of conversation c with a result for each id, and words if there are any.
-func brings(words string, ids ...string) *parleyv1.ChatRequest {
+func resultsRequest(words string, ids ...string) *parleyv1.ChatRequest {
 	r := &parleyv1.ChatRequest{ConversationId: "c", Content: words}
 	for _, id := range ids {
 		r.ToolResults = append(r.ToolResults, &parleyv1.ToolResult{CallId: id, Content: "of " + id})
@@ -24,7 +24,7 @@ func brings(words string, ids ...string) *parleyv1.ChatRequest {
 }
 
 // calling is a message of an agent that calls tools, each "id" or "id name".
-func calling(calls ...string) *parleyv1.Message {
+func callMessage(calls ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "I call"}
 	for _, one := range calls {
 		id, name, _ := strings.Cut(one, " ")
@@ -61,18 +61,18 @@ func TestToolResults(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newPuppet(t, nil)
-				past(t, f, p, test.past...)
-				before := f.kept(t)
-				request := brings(test.words, test.ids...)
+				f, p := newControlled(t, nil)
+				addHistory(t, f, p, test.past...)
+				before := f.stored(t)
+				request := resultsRequest(test.words, test.ids...)
 				request.Window, request.RequestId, request.Metadata = test.window, "r", map[string]string{"from": "a test"}
-				r := f.begin(t, request)
-				given := p.last().request.GetMessages()
-				if diff := cmp.Diff(test.given, lines(given)); diff != "" {
+				r := f.startChat(t, request)
+				given := p.lastRun().request.GetMessages()
+				if diff := cmp.Diff(test.given, describeMessages(given)); diff != "" {
 					t.Errorf("the agent was given (-want +got):\n%s", diff)
 				}
-				p.last().say("yes")
-				p.last().end()
+				p.lastRun().sendText("yes")
+				p.lastRun().complete()
 
 				input := given[len(given)-1]
 				started := r.events[0].GetStarted()
@@ -84,15 +84,15 @@ func TestToolResults(t *testing.T) {
 					t.Errorf("started %v, finished %v, input %v", started, turn, input)
 				}
 				want := slices.Concat(before, test.given[len(test.given)-test.inputs:], []string{"assistant: yes"})
-				if diff := cmp.Diff(want, f.kept(t)); diff != "" {
+				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 				// A retry is that turn again, while it is kept and from the store.
-				again := f.begin(t, request)
-				f.forgetAll()
-				stored := f.begin(t, request)
+				again := f.startChat(t, request)
+				f.releaseAll()
+				stored := f.startChat(t, request)
 				for _, retry := range []*reader{again, stored} {
-					if diff := cmp.Diff([]string{fmt.Sprintf("1 started %q replayed", test.words), `2 text "yes" at 0`, "3 finished COMPLETED"}, retry.seen()); diff != "" || retry.err != nil {
+					if diff := cmp.Diff([]string{fmt.Sprintf("1 started %q replayed", test.words), `2 text "yes" at 0`, "3 finished COMPLETED"}, retry.received()); diff != "" || retry.err != nil {
 						t.Errorf("retry, %v (-want +got):\n%s", retry.err, diff)
 					}
 					if user := retry.events[0].GetStarted().GetUserMessage(); (user != nil) != (test.words != "") {
@@ -105,7 +105,7 @@ func TestToolResults(t *testing.T) {
 }
 
 // What answers no open call is refused, with the calls that are open, and nothing is stored.
-func TestResultsOfNoCall(t *testing.T) {
+func TestResultsWithoutOpenCall(t *testing.T) {
 	tests := []struct {
 		name string
 		past []string
@@ -124,19 +124,19 @@ func TestResultsOfNoCall(t *testing.T) {
 		for _, words := range []string{"", "and words"} {
 			t.Run(test.name+words, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					f, p := newPuppet(t, nil)
-					past(t, f, p, test.past...)
-					before, asked := f.kept(t), p.count()
-					r := f.begin(t, brings(words, test.ids...))
+					f, p := newControlled(t, nil)
+					addHistory(t, f, p, test.past...)
+					before, asked := f.stored(t), p.runCount()
+					r := f.startChat(t, resultsRequest(words, test.ids...))
 					var got *NoOpenCallError
 					if !errors.As(r.err, &got) || len(r.events) != 0 {
-						t.Fatalf("read %q, %v", r.seen(), r.err)
+						t.Fatalf("read %q, %v", r.received(), r.err)
 					}
 					if diff := cmp.Diff(test.want, *got); diff != "" {
 						t.Errorf("refused with (-want +got):\n%s", diff)
 					}
-					if diff := cmp.Diff(before, f.kept(t)); diff != "" || p.count() != asked || f.Running() != 0 {
-						t.Errorf("the agent was asked %d times, %d turns run; kept (-want +got):\n%s", p.count()-asked, f.Running(), diff)
+					if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != asked || f.Running() != 0 {
+						t.Errorf("the agent was asked %d times, %d turns run; kept (-want +got):\n%s", p.runCount()-asked, f.Running(), diff)
 					}
 				})
 			})
@@ -145,32 +145,32 @@ func TestResultsOfNoCall(t *testing.T) {
 }
 
 // Results make no conversation.
-func TestResultsNowhere(t *testing.T) {
+func TestResultsWithoutConversation(t *testing.T) {
 	for _, must := range []bool{false, true} {
-		f, _ := newPuppet(t, nil)
-		request := brings("and words", "1")
+		f, _ := newControlled(t, nil)
+		request := resultsRequest("and words", "1")
 		request.MustExist = must
-		if _, err := f.ask(t, request, nil); !errors.Is(err, store.ErrNotFound) || f.kept(t) != nil {
-			t.Errorf("must_exist %t: %v, kept %q", must, err, f.kept(t))
+		if _, err := f.tryChat(t, request, nil); !errors.Is(err, store.ErrNotFound) || f.stored(t) != nil {
+			t.Errorf("must_exist %t: %v, kept %q", must, err, f.stored(t))
 		}
 	}
 }
 
 // The calls of an id in the newest message that has some are answered, the first one first,
 // and name the tool where the result does not. Those that an older message asked for are over.
-func TestResultsAreNamed(t *testing.T) {
+func TestResultsReceiveToolNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		past(t, f, p, "user:q")
-		f.append(t, calling("1 old", "2 other"), calling("1 new", "1 newer"))
-		request := brings("", "1", "2")
+		f, p := newControlled(t, nil)
+		addHistory(t, f, p, "user:q")
+		f.append(t, callMessage("1 old", "2 other"), callMessage("1 new", "1 newer"))
+		request := resultsRequest("", "1", "2")
 		request.ToolResults[1].Name = "my own"
-		f.begin(t, request)
-		p.last().end()
-		f.begin(t, brings("", "1"))
-		p.last().end()
+		f.startChat(t, request)
+		p.lastRun().complete()
+		f.startChat(t, resultsRequest("", "1"))
+		p.lastRun().complete()
 		var names []string
-		for _, m := range p.last().request.GetMessages() {
+		for _, m := range p.lastRun().request.GetMessages() {
 			if m.GetToolResult() != nil {
 				names = append(names, m.GetToolResult().GetName())
 			}
@@ -179,21 +179,21 @@ func TestResultsAreNamed(t *testing.T) {
 			t.Errorf("names (-want +got):\n%s", diff)
 		}
 		// A retry does not go to the call that nobody has answered.
-		before, asked := f.kept(t), p.count()
-		r := f.begin(t, brings("", "1"))
+		before, asked := f.stored(t), p.runCount()
+		r := f.startChat(t, resultsRequest("", "1"))
 		var got *NoOpenCallError
 		if !errors.As(r.err, &got) || !cmp.Equal(NoOpenCallError{CallID: "1", Answered: true}, *got) {
-			t.Errorf("read %q, %v", r.seen(), r.err)
+			t.Errorf("read %q, %v", r.received(), r.err)
 		}
-		if diff := cmp.Diff(before, f.kept(t)); diff != "" || p.count() != asked {
-			t.Errorf("%d agents were asked, kept (-want +got):\n%s", p.count()-asked, diff)
+		if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != asked {
+			t.Errorf("%d agents were asked, kept (-want +got):\n%s", p.runCount()-asked, diff)
 		}
 	})
 }
 
 // Between the moment in which a turn looks for the calls and the one in which it begins,
 // something else may be appended.
-func TestCallsChange(t *testing.T) {
+func TestCallsChangeBeforeStart(t *testing.T) {
 	result := &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "another"}}
 	words := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
 	tests := []struct {
@@ -204,7 +204,7 @@ func TestCallsChange(t *testing.T) {
 		version   bool     // because of the version
 	}{
 		{"a result of the call", result, nil, nil, false},
-		{"a call of that id", calling("1 again"), nil, []string{"user: q", "assistant: ", "assistant: I call", "tool: of 1"}, false},
+		{"a call of that id", callMessage("1 again"), nil, []string{"user: q", "assistant: ", "assistant: I call", "tool: of 1"}, false},
 		{"words", words, nil, []string{"user: q", "assistant: ", "user: hello", "tool: of 1"}, false},
 		{"words, under if_version", words, new(int32(2)), nil, true},
 		{"nothing, under if_version", nil, new(int32(2)), []string{"user: q", "assistant: ", "tool: of 1"}, false},
@@ -213,33 +213,33 @@ func TestCallsChange(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var h *hooked
-				f, p := newPuppet(t, func(o *Options) {
-					h = &hooked{Store: o.Store}
+				var h *hookStore
+				f, p := newControlled(t, func(o *Options) {
+					h = &hookStore{Store: o.Store}
 					o.Store = h
 				})
-				past(t, f, p, "calls:1") // The conversation is at version 2.
-				asked := p.count()
+				addHistory(t, f, p, "calls:1") // The conversation is at version 2.
+				asked := p.runCount()
 				h.begin = func(*store.Append) {
 					h.begin = nil
 					if test.comes != nil {
 						f.append(t, test.comes)
 					}
 				}
-				request := brings("", "1")
+				request := resultsRequest("", "1")
 				request.IfVersion = test.ifVersion
-				r := f.begin(t, request)
+				r := f.startChat(t, request)
 				switch {
 				case test.given != nil:
-					given := p.last().request.GetMessages()
-					if diff := cmp.Diff(test.given, lines(given)); diff != "" || r.err != nil {
+					given := p.lastRun().request.GetMessages()
+					if diff := cmp.Diff(test.given, describeMessages(given)); diff != "" || r.err != nil {
 						t.Errorf("%v; the agent was given (-want +got):\n%s", r.err, diff)
 					}
 					if name := given[len(given)-1].GetToolResult().GetName(); test.comes.GetToolCalls() != nil && name != "again" {
 						t.Errorf("the result is of %q", name)
 					}
-				case errors.As(r.err, new(*store.VersionError)) != test.version, errors.As(r.err, new(*NoOpenCallError)) == test.version, p.count() != asked:
-					t.Errorf("got %v, %d agents asked", r.err, p.count()-asked)
+				case errors.As(r.err, new(*store.VersionError)) != test.version, errors.As(r.err, new(*NoOpenCallError)) == test.version, p.runCount() != asked:
+					t.Errorf("got %v, %d agents asked", r.err, p.runCount()-asked)
 				}
 			})
 		})
@@ -247,35 +247,35 @@ func TestCallsChange(t *testing.T) {
 }
 
 // What waits is held against the calls that there are when its turn comes.
-func TestResultsInLine(t *testing.T) {
+func TestQueuedResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		first := f.begin(t, asks("q", 0))
-		if r := f.begin(t, brings("", "1")); !errors.As(r.err, new(*store.BusyError)) {
+		f, p := newControlled(t, nil)
+		first := f.startChat(t, chatRequest("q", 0))
+		if r := f.startChat(t, resultsRequest("", "1")); !errors.As(r.err, new(*store.BusyError)) {
 			t.Errorf("while it runs: %v", r.err)
 		}
 		// One that would be refused cuts nothing off, even where the call is on its way.
-		p.last().do(step{pieces: []*parleyv1.RespondResponse{call("1"), call("2")}})
-		eager := brings("", "1")
-		eager.OnBusy = interrupt
-		if r := f.begin(t, eager); !errors.As(r.err, new(*NoOpenCallError)) || first.over {
-			t.Errorf("interrupting: %v; the first turn is over: %t", r.err, first.over)
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1"), call("2")}})
+		eager := resultsRequest("", "1")
+		eager.OnBusy = onBusyInterrupt
+		if r := f.startChat(t, eager); !errors.As(r.err, new(*NoOpenCallError)) || first.ended {
+			t.Errorf("interrupting: %v; the first turn is over: %t", r.err, first.ended)
 		}
 		queued := [3]*reader{}
 		for i, ids := range [][]string{{"1"}, {"1", "2"}, {"2"}} {
-			request := brings("", ids...)
-			request.OnBusy = queue
-			queued[i] = f.begin(t, request)
+			request := resultsRequest("", ids...)
+			request.OnBusy = onBusyQueue
+			queued[i] = f.startChat(t, request)
 		}
-		p.last().end()
+		p.lastRun().complete()
 		if state := stateName(first.finished().GetState()); state != "INPUT_REQUIRED" {
 			t.Errorf("the first turn ended %s", state)
 		}
 		// Now the calls are there, and one may be cut off for the other.
-		eager = brings("", "2")
-		eager.OnBusy = interrupt
-		last := f.begin(t, eager)
-		p.last().end()
+		eager = resultsRequest("", "2")
+		eager.OnBusy = onBusyInterrupt
+		last := f.startChat(t, eager)
+		p.lastRun().complete()
 		if !errors.As(queued[1].err, new(*NoOpenCallError)) || !errors.As(queued[2].err, new(*NoOpenCallError)) {
 			t.Errorf("what others had answered: %v, %v", queued[1].err, queued[2].err)
 		}
@@ -283,72 +283,72 @@ func TestResultsInLine(t *testing.T) {
 		if diff := cmp.Diff([]string{"INTERRUPTED", "COMPLETED"}, got); diff != "" {
 			t.Errorf("turns ended (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: of 1", "tool: of 2"}, f.kept(t)); diff != "" {
+		if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: of 1", "tool: of 2"}, f.stored(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)
 		}
 	})
 }
 
 // A turn that a crash left running may have had the call: it is ended first.
-func TestResultsAfterACrash(t *testing.T) {
+func TestResultsAfterCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var m *mortal
-		var full *refusing
-		f, p := newPuppet(t, func(o *Options) {
-			m = &mortal{Store: o.Store}
-			full = &refusing{Store: m}
+		var m *crashStore
+		var full *refusingStore
+		f, p := newControlled(t, func(o *Options) {
+			m = &crashStore{Store: o.Store}
+			full = &refusingStore{Store: m}
 			o.Store = full
 		})
-		f.begin(t, asks("q", 0))
-		p.last().do(step{pieces: []*parleyv1.RespondResponse{call("1")}})
-		<-time.After(saveEvery)
+		f.startChat(t, chatRequest("q", 0))
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1")}})
+		<-time.After(saveInterval)
 		synctest.Wait()
 		full.refusals = []error{store.ErrClosed, store.ErrNoSpace} // of the stop, of the start
 		f.crash(t, m)
-		if r := f.begin(t, brings("", "1")); r.err != nil || r.over {
-			t.Errorf("read %q, %v", r.seen(), r.err)
+		if r := f.startChat(t, resultsRequest("", "1")); r.err != nil || r.ended {
+			t.Errorf("read %q, %v", r.received(), r.err)
 		}
-		if diff := cmp.Diff([]string{"user: q", "assistant:  …", "tool: of 1"}, f.kept(t)); diff != "" {
+		if diff := cmp.Diff([]string{"user: q", "assistant:  …", "tool: of 1"}, f.stored(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)
 		}
 	})
 }
 
 // Of two that interrupt with the result of one call, one does, and the other cuts nothing off.
-func TestInterruptsOfOneCall(t *testing.T) {
+func TestTwoInterruptsWithOneResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		past(t, f, p, "calls:1")
-		slow := asks("ahead", 0)
-		slow.Metadata = stubborn
-		f.begin(t, slow)
+		f, p := newControlled(t, nil)
+		addHistory(t, f, p, "calls:1")
+		slow := chatRequest("ahead", 0)
+		slow.Metadata = ignoreCancel
+		f.startChat(t, slow)
 		var both []*reader
 		for range 2 {
-			request := brings("", "1")
-			request.OnBusy = interrupt
-			both = append(both, f.begin(t, request))
+			request := resultsRequest("", "1")
+			request.OnBusy = onBusyInterrupt
+			both = append(both, f.startChat(t, request))
 		}
-		p.last().end()
+		p.lastRun().complete()
 		synctest.Wait()
-		if both[0].err != nil || both[0].over || !errors.As(both[1].err, new(*NoOpenCallError)) {
-			t.Errorf("the one got %q, %v; the other %q, %v", both[0].seen(), both[0].err, both[1].seen(), both[1].err)
+		if both[0].err != nil || both[0].ended || !errors.As(both[1].err, new(*NoOpenCallError)) {
+			t.Errorf("the one got %q, %v; the other %q, %v", both[0].received(), both[0].err, both[1].received(), both[1].err)
 		}
 	})
 }
 
 // A turn that runs or waits holds no history that was read for it: it may be one of 3 MiB.
-func TestTurnsHoldNoHistory(t *testing.T) {
+func TestTurnsReleaseHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		past(t, f, p, "calls:1 2")
-		first, second := brings("", "1"), brings("", "2")
-		first.OnBusy, second.OnBusy = interrupt, queue
-		f.begin(t, first)
-		f.begin(t, second)
+		f, p := newControlled(t, nil)
+		addHistory(t, f, p, "calls:1 2")
+		first, second := resultsRequest("", "1"), resultsRequest("", "2")
+		first.OnBusy, second.OnBusy = onBusyInterrupt, onBusyQueue
+		f.startChat(t, first)
+		f.startChat(t, second)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for _, one := range f.turns {
-			if one.found != nil {
+			if one.conversation != nil {
 				t.Errorf("the turn with %v holds what was read", one.request)
 			}
 		}

@@ -16,18 +16,18 @@ import (
 
 // puppet is an agent whose every step the test decides. Tests that use it run in a bubble
 // of synctest: what they do has had all its effects before they go on.
-type puppet struct {
-	released chan struct{} // closed at the test's end: nobody is stubborn any more
+type controlledAgent struct {
+	testEnded chan struct{} // closed at the test's end: nobody is stubborn any more
 
 	mu   sync.Mutex
-	runs []*run // in the order in which they began
+	runs []*agentRun // in the order in which they began
 }
 
 // run is one answer of a puppet.
-type run struct {
+type agentRun struct {
 	request *parleyv1.RespondRequest
 	steps   chan step
-	over    chan struct{}
+	ended   chan struct{}
 }
 
 // step is what a puppet does next: it says pieces, then goes on, ends well or fails.
@@ -38,19 +38,19 @@ type step struct {
 }
 
 // newPuppet makes a manager whose default agent is a puppet.
-func newPuppet(t *testing.T, change func(*Options)) (*fixture, *puppet) {
+func newControlled(t *testing.T, change func(*Options)) (*fixture, *controlledAgent) {
 	t.Helper()
-	p := &puppet{released: make(chan struct{})}
+	p := &controlledAgent{testEnded: make(chan struct{})}
 	f := newFixture(t, map[string]agent.Agent{"main": p}, change)
-	t.Cleanup(func() { close(p.released) })
+	t.Cleanup(func() { close(p.testEnded) })
 	return f, p
 }
 
-func (p *puppet) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (p *controlledAgent) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		one := &run{request: r, steps: make(chan step), over: make(chan struct{})}
-		defer close(one.over)
-		released, done := p.released, ctx.Done()
+		one := &agentRun{request: r, steps: make(chan step), ended: make(chan struct{})}
+		defer close(one.ended)
+		released, done := p.testEnded, ctx.Done()
 		if stubborn := r.GetMessages()[len(r.GetMessages())-1].GetMetadata()["stubborn"]; stubborn != "" {
 			done = nil // Not until it is told.
 		}
@@ -81,10 +81,10 @@ func (p *puppet) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.S
 	}
 }
 
-func (*puppet) Close() error { return nil }
+func (*controlledAgent) Close() error { return nil }
 
 // last is the newest run.
-func (p *puppet) last() *run {
+func (p *controlledAgent) lastRun() *agentRun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.runs) == 0 {
@@ -94,10 +94,10 @@ func (p *puppet) last() *run {
 }
 
 // all yields every run, those that begin meanwhile included.
-func (p *puppet) all() iter.Seq[*run] {
-	return func(yield func(*run) bool) {
-		for i := range maxTurnsInAll {
-			if i == p.count() || !yield(p.runs[i]) {
+func (p *controlledAgent) allRuns() iter.Seq[*agentRun] {
+	return func(yield func(*agentRun) bool) {
+		for i := range maxRunningTotal {
+			if i == p.runCount() || !yield(p.runs[i]) {
 				return
 			}
 		}
@@ -105,25 +105,25 @@ func (p *puppet) all() iter.Seq[*run] {
 }
 
 // count is how many runs there were.
-func (p *puppet) count() int {
+func (p *controlledAgent) runCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.runs)
 }
 
 // do has the run take a step; it reports whether the run had not ended.
-func (r *run) do(s step) bool {
+func (r *agentRun) do(s step) bool {
 	defer synctest.Wait()
 	select {
 	case r.steps <- s:
 		return true
-	case <-r.over:
+	case <-r.ended:
 		return false
 	}
 }
 
 // say has the run say words, each a piece.
-func (r *run) say(words ...string) {
+func (r *agentRun) sendText(words ...string) {
 	var s step
 	for _, word := range words {
 		s.pieces = append(s.pieces, text(word))
@@ -132,24 +132,24 @@ func (r *run) say(words ...string) {
 }
 
 // end has the run end well.
-func (r *run) end() bool { return r.do(step{end: true}) }
+func (r *agentRun) complete() bool { return r.do(step{end: true}) }
 
 // fail has the run fail.
-func (r *run) fail() { r.do(step{err: &agent.Error{Message: "out of order"}}) }
+func (r *agentRun) fail() { r.do(step{err: &agent.Error{Message: "out of order"}}) }
 
 // stubborn marks a request whose agent does not heed that it is cut off.
-var stubborn = map[string]string{"stubborn": "yes"}
+var ignoreCancel = map[string]string{"stubborn": "yes"}
 
 // reader reads a turn in a goroutine of its own.
 type reader struct {
 	cancel context.CancelFunc
 	events []*parleyv1.TurnEvent
 	err    error
-	over   bool
+	ended  bool
 }
 
 // read begins to read and returns when nothing more comes for now.
-func read(ctx context.Context, open func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error]) *reader {
+func startReading(ctx context.Context, open func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error]) *reader {
 	r := new(reader)
 	ctx, r.cancel = context.WithCancel(ctx)
 	go func() {
@@ -160,29 +160,29 @@ func read(ctx context.Context, open func(ctx context.Context) iter.Seq2[*parleyv
 			}
 			r.events = append(r.events, event)
 		}
-		r.over = true
+		r.ended = true
 	}()
 	synctest.Wait()
 	return r
 }
 
 // leave breaks the stream.
-func (r *reader) leave() {
+func (r *reader) disconnect() {
 	r.cancel()
 	synctest.Wait()
 }
 
 // begin begins to read a turn of Chat; a request without a request_id has none to find
 // again.
-func (f *fixture) begin(t *testing.T, request *parleyv1.ChatRequest) *reader {
+func (f *fixture) startChat(t *testing.T, request *parleyv1.ChatRequest) *reader {
 	t.Helper()
-	return read(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
-		return f.Chat(ctx, tenant, request, requestOf(request))
+	return startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+		return f.Chat(ctx, tenant, request, storeRequest(request))
 	})
 }
 
 // cancelled is a turn of conversation c that is cancelled.
-func (f *fixture) cancelled(t *testing.T, turnID string) *parleyv1.Turn {
+func (f *fixture) mustCancel(t *testing.T, turnID string) *parleyv1.Turn {
 	t.Helper()
 	turn, err := f.Cancel(t.Context(), tenant, "c", turnID)
 	if err != nil {
@@ -193,25 +193,25 @@ func (f *fixture) cancelled(t *testing.T, turnID string) *parleyv1.Turn {
 }
 
 // resume begins to read a turn of conversation c from an index on.
-func (f *fixture) resume(t *testing.T, turnID string, after int32) *reader {
+func (f *fixture) startResume(t *testing.T, turnID string, after int32) *reader {
 	t.Helper()
-	return read(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+	return startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return f.Resume(ctx, tenant, "c", turnID, after)
 	})
 }
 
 // requestOf is how rpc tells a retry, as far as it depends on the content.
-func requestOf(r *parleyv1.ChatRequest) *store.Request {
+func storeRequest(r *parleyv1.ChatRequest) *store.Request {
 	if r.GetRequestId() == "" {
 		return nil
 	}
 	q := &store.Request{ID: r.GetRequestId(), Method: "Chat"}
-	copy(q.Digest[:], saysOf(r))
+	copy(q.Digest[:], requestText(r))
 	return q
 }
 
 // saysOf is what two requests with one request_id must have in common.
-func saysOf(r *parleyv1.ChatRequest) string {
+func requestText(r *parleyv1.ChatRequest) string {
 	said := r.GetContent()
 	for _, result := range r.GetToolResults() {
 		said += " " + result.GetCallId()
@@ -236,9 +236,9 @@ func (r *reader) finished() *parleyv1.Turn {
 }
 
 // seen describes the events that were read, with their indexes.
-func (r *reader) seen() []string { return described(r.events) }
+func (r *reader) received() []string { return describeAll(r.events) }
 
-func described(events []*parleyv1.TurnEvent) []string {
+func describeAll(events []*parleyv1.TurnEvent) []string {
 	var lines []string
 	for _, e := range events {
 		lines = append(lines, fmt.Sprintf("%d %s", e.GetIndex(), describe(e)))

@@ -16,55 +16,55 @@ import (
 
 // eventByEvent tells whether a turn whose text came in two pieces can still be followed from
 // within its text. It can be replayed whole in any case.
-func (f *fixture) eventByEvent(t *testing.T, id, turnID string) bool {
+func (f *fixture) retainsEvents(t *testing.T, id, turnID string) bool {
 	t.Helper()
-	if _, err := drained(f.Resume(t.Context(), tenant, id, turnID, 0)); err != nil {
+	if _, err := readAll(f.Resume(t.Context(), tenant, id, turnID, 0)); err != nil {
 		t.Errorf("conversation %s: %v", id, err)
 	}
-	_, err := drained(f.Resume(t.Context(), tenant, id, turnID, 2))
+	_, err := readAll(f.Resume(t.Context(), tenant, id, turnID, 2))
 	if err != nil && !errors.As(err, new(*EventsGoneError)) {
 		t.Errorf("conversation %s: %v", id, err)
 	}
 	return err == nil
 }
 
-func TestKeptForTenMinutes(t *testing.T) {
+func TestRetentionTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
-		first := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
+		f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
+		first := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
 		<-time.After(time.Second)
-		second := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
+		second := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId()
 		<-time.After(10*time.Minute - time.Second - 1)
 		synctest.Wait()
-		if !f.eventByEvent(t, "c", first) || !f.eventByEvent(t, "c", second) {
+		if !f.retainsEvents(t, "c", first) || !f.retainsEvents(t, "c", second) {
 			t.Error("gone before its time")
 		}
 		<-time.After(1)
 		synctest.Wait()
-		if f.eventByEvent(t, "c", first) || !f.eventByEvent(t, "c", second) {
+		if f.retainsEvents(t, "c", first) || !f.retainsEvents(t, "c", second) {
 			t.Error("only the first one's time is over")
 		}
 		<-time.After(time.Second)
 		synctest.Wait()
-		if f.eventByEvent(t, "c", second) {
+		if f.retainsEvents(t, "c", second) {
 			t.Error("kept beyond its time")
 		}
-		if len(f.turns)+len(f.lines)+f.Manager.kept.Len()+f.keptFor != 0 {
-			t.Errorf("there is %v, %v, %d bytes", f.turns, f.lines, f.keptFor)
+		if len(f.turns)+len(f.queues)+f.Manager.retained.Len()+f.retainedBytes != 0 {
+			t.Errorf("there is %v, %v, %d bytes", f.turns, f.queues, f.retainedBytes)
 		}
 	})
 }
 
 // What a reader follows already is not taken from it.
-func TestForgottenWhileRead(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
-	finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+func TestReleaseDoesNotDisturbReaders(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
+	readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	read := 0
 	for _, err := range f.Resume(t.Context(), tenant, "c", "", 0) {
 		if err != nil {
 			t.Error(err)
 		}
-		f.forgetAll()
+		f.releaseAll()
 		read++
 	}
 	if read != 4 {
@@ -73,45 +73,45 @@ func TestForgottenWhileRead(t *testing.T) {
 }
 
 // Promise 12, for all turns together: the oldest go first when they take too much memory.
-func TestKeptBytes(t *testing.T) {
+func TestMaxRetainedBytes(t *testing.T) {
 	large := strings.Repeat("x", 1<<20-2)
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"), text(large))}, nil)
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"), text(large))}, nil)
 	const one = 2 << 20 // The large text is in its own event and in the finished event.
 	var ids []string
-	for i := range maxKeptBytes/one + 20 {
+	for i := range maxRetainedBytes/one + 20 {
 		ids = append(ids, fmt.Sprint("c", i))
-		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
-		if f.keptFor > maxKeptBytes {
-			t.Fatalf("%d bytes are kept of %d turns", f.keptFor, f.Manager.kept.Len())
+		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
+		if f.retainedBytes > maxRetainedBytes {
+			t.Fatalf("%d bytes are kept of %d turns", f.retainedBytes, f.Manager.retained.Len())
 		}
 	}
-	kept := f.Manager.kept.Len()
-	if kept < maxKeptBytes/one*9/10 || kept > maxKeptBytes/one {
-		t.Errorf("%d turns are kept, each of %d bytes and a little more, want %d bytes", kept, one, maxKeptBytes)
+	kept := f.Manager.retained.Len()
+	if kept < maxRetainedBytes/one*9/10 || kept > maxRetainedBytes/one {
+		t.Errorf("%d turns are kept, each of %d bytes and a little more, want %d bytes", kept, one, maxRetainedBytes)
 	}
 	for i, id := range ids {
-		if got, want := f.eventByEvent(t, id, ""), i >= len(ids)-kept; got != want {
+		if got, want := f.retainsEvents(t, id, ""), i >= len(ids)-kept; got != want {
 			t.Errorf("turn %d of %d, of which %d are kept, is kept: %t", i+1, len(ids), kept, got)
 		}
 	}
-	f.forgetAll()
-	if f.keptFor != 0 {
-		t.Errorf("%d bytes are kept of no turn", f.keptFor)
+	f.releaseAll()
+	if f.retainedBytes != 0 {
+		t.Errorf("%d bytes are kept of no turn", f.retainedBytes)
 	}
 }
 
 // No conversation has more kept turns than the store remembers, whether they ran or not.
-func TestKeptTurnsOfAConversation(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
+func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	var ids []string
-	for range maxTurns + 3 {
-		ids = append(ids, finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
+	for range maxListedTurns + 3 {
+		ids = append(ids, readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
 	}
-	if len(f.turns) != maxTurns {
-		t.Errorf("%d turns are kept, want %d", len(f.turns), maxTurns)
+	if len(f.turns) != maxListedTurns {
+		t.Errorf("%d turns are kept, want %d", len(f.turns), maxListedTurns)
 	}
 	for i, id := range ids {
-		_, err := drained(f.Resume(t.Context(), tenant, "c", id, 2))
+		_, err := readAll(f.Resume(t.Context(), tenant, "c", id, 2))
 		if i < 3 && !errors.As(err, new(*NotFoundError)) || i >= 3 && err != nil {
 			t.Errorf("turn %d: %v", i+1, err)
 		}
@@ -119,25 +119,25 @@ func TestKeptTurnsOfAConversation(t *testing.T) {
 }
 
 // The store remembers a request longer than its turn when others come without a request_id.
-func TestRequestThatOutlivesItsTurn(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, nil)
+func TestRequestIDOutlivesTurn(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, nil)
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-	if _, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request))); err != nil {
+	if _, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request))); err != nil {
 		t.Fatal(err)
 	}
-	for range maxTurns {
-		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other"}))
+	for range maxListedTurns {
+		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other"}))
 	}
-	written := len(f.kept(t))
-	events, err := drained(f.Chat(t.Context(), tenant, request, requestOf(request)))
-	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 || len(f.kept(t)) != written {
-		t.Errorf("asked again: %q, %v, %d messages were written", described(events), err, len(f.kept(t))-written)
+	written := len(f.stored(t))
+	events, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
+	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 || len(f.stored(t)) != written {
+		t.Errorf("asked again: %q, %v, %d messages were written", describeAll(events), err, len(f.stored(t))-written)
 	}
 }
 
 // The turns of a conversation go with it, whatever ends it; its id taken again begins anew,
 // with the same request_id, too.
-func TestForgottenWithTheConversation(t *testing.T) {
+func TestReleaseWithConversation(t *testing.T) {
 	tests := []struct {
 		name string
 		ends func(t *testing.T, f *fixture)
@@ -174,32 +174,32 @@ func TestForgottenWithTheConversation(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newPuppet(t, nil)
+				f, p := newControlled(t, nil)
 				f.store = memstore.New(store.Options{
 					TTL: time.Minute, MaxConversations: 1, Observe: func(changes []store.Change) { f.Committed(changes) },
 				})
 				f.o.Store = f.store
 				request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-				first := f.begin(t, request)
+				first := f.startChat(t, request)
 				// One that never begins is kept, too.
-				waits := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
-				f.cancelled(t, waits.turnID())
-				p.last().end()
+				waits := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+				f.mustCancel(t, waits.turnID())
+				p.lastRun().complete()
 				test.ends(t, f)
 				for _, old := range []*reader{first, waits} {
-					if r := f.resume(t, old.turnID(), 0); !lost(r.err) {
-						t.Errorf("resumed: %q, %v", r.seen(), r.err)
+					if r := f.startResume(t, old.turnID(), 0); !isMissingTurn(r.err) {
+						t.Errorf("resumed: %q, %v", r.received(), r.err)
 					}
-					if got, err := f.Get(t.Context(), tenant, "c", old.turnID()); !lost(err) {
+					if got, err := f.Get(t.Context(), tenant, "c", old.turnID()); !isMissingTurn(err) {
 						t.Errorf("there is %v (%v)", got, err)
 					}
 				}
 				for i, id := range []string{"r", "w"} {
-					again := f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
-					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.count() != i+2 {
-						t.Errorf("asked again with %s: %q, %v, the agent was asked %d times", id, again.seen(), again.err, p.count())
+					again := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
+					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.runCount() != i+2 {
+						t.Errorf("asked again with %s: %q, %v, the agent was asked %d times", id, again.received(), again.err, p.runCount())
 					}
-					p.last().end()
+					p.lastRun().complete()
 				}
 				if len(f.turns) != 2 {
 					t.Errorf("%d turns are kept, want the new ones", len(f.turns))
@@ -210,31 +210,31 @@ func TestForgottenWithTheConversation(t *testing.T) {
 }
 
 // A conversation may go when its turn has just ended, which is then not kept.
-func TestForgottenWhileItEnds(t *testing.T) {
+func TestDeleteDuringEnd(t *testing.T) {
 	var f *fixture
-	f = newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) {
-		o.Store = &hooked{Store: o.Store, end: func(*store.Append) {
+	f = newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) {
+		o.Store = &hookStore{Store: o.Store, end: func(*store.Append) {
 			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 				t.Error(err)
 			}
 		}}
 	})
-	finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-	if len(f.turns)+len(f.lines)+f.keptFor != 0 {
-		t.Errorf("there is %v, %v, %d bytes", f.turns, f.lines, f.keptFor)
+	readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if len(f.turns)+len(f.queues)+f.retainedBytes != 0 {
+		t.Errorf("there is %v, %v, %d bytes", f.turns, f.queues, f.retainedBytes)
 	}
 }
 
 // What is told of a conversation that is gone by now is not taken for what has its id.
-func TestLateChangesForgetNothing(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"), text("b"))}, nil)
-	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+func TestChangesOfOtherConversationsReleaseNothing(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
+	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	f.Committed([]store.Change{
 		{Tenant: tenant, ConversationID: "c", UID: "old", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED},
 		{Tenant: "other", ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED},
 		{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_CLEARED},
 	})
-	if !f.eventByEvent(t, "c", end.GetTurn().GetId()) {
+	if !f.retainsEvents(t, "c", end.GetTurn().GetId()) {
 		t.Error("forgotten")
 	}
 	f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})

@@ -12,20 +12,20 @@ import (
 )
 
 // slow is a store in which some writes wait for a gate, as on a disk that hangs.
-type slow struct {
+type slowStore struct {
 	store.Store
 	gate      chan struct{}
 	end, save bool // which writes wait: the end of a turn; the answer so far
 }
 
-func (s *slow) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+func (s *slowStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	if a.End != nil && s.end {
 		<-s.gate
 	}
 	return s.Store.Append(ctx, a)
 }
 
-func (s *slow) SaveProgress(ctx context.Context, p *store.Progress) error {
+func (s *slowStore) SaveProgress(ctx context.Context, p *store.Progress) error {
 	if s.save {
 		<-s.gate
 	}
@@ -33,10 +33,10 @@ func (s *slow) SaveProgress(ctx context.Context, p *store.Progress) error {
 }
 
 // newSlow returns a manager on a slow store.
-func newSlow(t *testing.T, s *slow) (*fixture, *puppet) {
+func newSlowStore(t *testing.T, s *slowStore) (*fixture, *controlledAgent) {
 	t.Helper()
 	s.gate = make(chan struct{})
-	return newPuppet(t, func(o *Options) {
+	return newControlled(t, func(o *Options) {
 		s.Store = o.Store
 		o.Store = s
 	})
@@ -44,27 +44,27 @@ func newSlow(t *testing.T, s *slow) (*fixture, *puppet) {
 
 // TestSilenceOfASlowStore: readers receive an event every 15 s while the store hangs. A client
 // treats a stream as broken that is silent for longer.
-func TestSilenceOfASlowStore(t *testing.T) {
-	for name, s := range map[string]*slow{
+func TestKeepAlivesWhileTheStoreHangs(t *testing.T) {
+	for name, s := range map[string]*slowStore{
 		"the end hangs":                {end: true},
 		"the answer so far hangs":      {save: true},
 		"the answer so far, then ends": {save: true, end: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f, p := newSlow(t, s)
+				f, p := newSlowStore(t, s)
 				f.o.IdleTimeout, f.o.TurnTimeout = time.Hour, time.Hour
-				r := f.begin(t, asks("q", 0))
-				p.last().say("yes")
+				r := f.startChat(t, chatRequest("q", 0))
+				p.lastRun().sendText("yes")
 				<-time.After(5 * time.Minute)
-				p.last().end()
+				p.lastRun().complete()
 				<-time.After(5 * time.Minute)
 				close(s.gate)
 				synctest.Wait()
 				// A sign may be late by silenceStep.
 				signs := len(r.events) - len([]string{"started", "text", "finished"})
 				if signs < 38 || signs > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
-					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.seen(), r.err)
+					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.received(), r.err)
 				}
 			})
 		})
@@ -74,13 +74,13 @@ func TestSilenceOfASlowStore(t *testing.T) {
 // TestResumeFromTheSilenceOfASlowStore: the store receives the index of the finished event before
 // it hangs. No event that readers receive in the meantime has that index. A client can resume after
 // any event, whether the turn is still in memory or is read from the store.
-func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
+func TestResumeAfterTheStoreHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &slow{end: true}
-		f, p := newSlow(t, s)
-		r := f.begin(t, asks("q", 0))
-		p.last().say("yes")
-		p.last().end()
+		s := &slowStore{end: true}
+		f, p := newSlowStore(t, s)
+		r := f.startChat(t, chatRequest("q", 0))
+		p.lastRun().sendText("yes")
+		p.lastRun().complete()
 		<-time.After(time.Minute)
 		close(s.gate)
 		synctest.Wait()
@@ -92,21 +92,21 @@ func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
 		}
 		last := seen[len(seen)-1].GetIndex()
 		for _, event := range seen[:len(seen)-1] {
-			if got := f.resume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
-				t.Errorf("resumed after %d = %q, %v", event.GetIndex(), got.seen(), got.err)
+			if got := f.startResume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
+				t.Errorf("resumed after %d = %q, %v", event.GetIndex(), got.received(), got.err)
 			}
 		}
-		if got := f.resume(t, turnID, last); got.err != nil || got.events != nil {
-			t.Errorf("resumed after the last = %q, %v", got.seen(), got.err)
+		if got := f.startResume(t, turnID, last); got.err != nil || got.events != nil {
+			t.Errorf("resumed after the last = %q, %v", got.received(), got.err)
 		}
-		f.forgetAll()
+		f.releaseAll()
 		for _, event := range seen[:len(seen)-1] {
-			got := f.resume(t, turnID, event.GetIndex())
+			got := f.startResume(t, turnID, event.GetIndex())
 			if errors.As(got.err, new(*EventsGoneError)) {
-				got = f.resume(t, turnID, 0)
+				got = f.startResume(t, turnID, 0)
 			}
 			if got.err != nil || got.finished() == nil {
-				t.Errorf("resumed from the store after %d = %q, %v", event.GetIndex(), got.seen(), got.err)
+				t.Errorf("resumed from the store after %d = %q, %v", event.GetIndex(), got.received(), got.err)
 			}
 		}
 	})
@@ -114,23 +114,23 @@ func TestResumeFromTheSilenceOfASlowStore(t *testing.T) {
 
 // TestRefusedAfterTheSilenceOfASlowStore: a store that hangs and then refuses the answer receives
 // the right index on the second attempt.
-func TestRefusedAfterTheSilenceOfASlowStore(t *testing.T) {
+func TestStoreHangsThenRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &slow{end: true}
-		f, p := newSlow(t, s)
-		s.Store = &refusing{Store: s.Store, refusals: []error{store.ErrOverloaded}}
-		r := f.begin(t, asks("q", 0))
-		p.last().say("yes")
-		p.last().end()
+		s := &slowStore{end: true}
+		f, p := newSlowStore(t, s)
+		s.Store = &refusingStore{Store: s.Store, refusals: []error{store.ErrOverloaded}}
+		r := f.startChat(t, chatRequest("q", 0))
+		p.lastRun().sendText("yes")
+		p.lastRun().complete()
 		<-time.After(time.Minute)
 		close(s.gate)
 		<-time.After(time.Second)
 		synctest.Wait()
 		end := r.events[len(r.events)-1]
-		f.forgetAll()
-		got := f.resume(t, r.turnID(), 0)
+		f.releaseAll()
+		got := f.startResume(t, r.turnID(), 0)
 		if got.finished() == nil || got.events[len(got.events)-1].GetIndex() != end.GetIndex() {
-			t.Errorf("replayed %q, want the end at %d", got.seen(), end.GetIndex())
+			t.Errorf("replayed %q, want the end at %d", got.received(), end.GetIndex())
 		}
 	})
 }

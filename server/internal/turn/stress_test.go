@@ -16,24 +16,24 @@ import (
 )
 
 // storm is many clients that do at once whatever comes into their heads.
-type storm struct {
+type stressTest struct {
 	*fixture
 
-	mu      sync.Mutex
-	asked   map[string]int // of agents, by conversation and what they were asked
-	working map[string]int // agents, by conversation
-	ids     []string       // of turns that somebody has heard of
+	mu           sync.Mutex
+	agentCalls   map[string]int // of agents, by conversation and what they were asked
+	activeAgents map[string]int // agents, by conversation
+	ids          []string       // of turns that somebody has heard of
 }
 
 // TestStorm has what TestModel does happen at once. What each client reads is whole, the
 // history is one exchange after the other, no agent was asked the same thing twice, and
 // nothing is left.
-func TestStorm(t *testing.T) {
-	s := &storm{asked: make(map[string]int), working: make(map[string]int)}
+func TestStress(t *testing.T) {
+	s := &stressTest{agentCalls: make(map[string]int), activeAgents: make(map[string]int)}
 	s.fixture = newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			question := r.GetMessages()[len(r.GetMessages())-1].GetContent()
-			defer s.works(t, r.GetConversation().GetUid(), question)()
+			defer s.trackAgent(t, r.GetConversation().GetUid(), question)()
 			for _, piece := range []string{"about ", question, ": ", "no", "thing"} {
 				runtime.Gosched()
 				if ctx.Err() != nil {
@@ -47,81 +47,81 @@ func TestStorm(t *testing.T) {
 	var all sync.WaitGroup
 	for client := range clients {
 		all.Go(func() {
-			dice := rand.New(rand.NewPCG(uint64(client), 1))
+			random := rand.New(rand.NewPCG(uint64(client), 1))
 			for i := range steps {
-				s.step(t, dice, fmt.Sprintf("%d/%d", client, i))
+				s.step(t, random, fmt.Sprintf("%d/%d", client, i))
 			}
 		})
 	}
 	all.Wait()
 	s.check(t)
 	s.Stop(t.Context())
-	if n := len(s.turns) + len(s.lines) + len(s.running) + s.Manager.kept.Len() + s.keptFor + s.runningInAll; n != 0 {
-		t.Errorf("there is %v, %v, %v, %d bytes", s.turns, s.lines, s.running, s.keptFor)
+	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.Manager.retained.Len() + s.retainedBytes + s.runningTotal; n != 0 {
+		t.Errorf("there is %v, %v, %v, %d bytes", s.turns, s.queues, s.runningByTenant, s.retainedBytes)
 	}
 }
 
 // works notes that an agent is at work, until the function that it returns is called.
-func (s *storm) works(t *testing.T, uid, question string) (done func()) {
+func (s *stressTest) trackAgent(t *testing.T, uid, question string) (done func()) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked[uid+question]++
-	if s.asked[uid+question] > 1 {
+	s.agentCalls[uid+question]++
+	if s.agentCalls[uid+question] > 1 {
 		t.Errorf("an agent was asked %q again", question)
 	}
-	s.working[uid]++
-	if s.working[uid] > 1 {
-		t.Errorf("%d agents are at work in one conversation", s.working[uid])
+	s.activeAgents[uid]++
+	if s.activeAgents[uid] > 1 {
+		t.Errorf("%d agents are at work in one conversation", s.activeAgents[uid])
 	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.working[uid]--
+		s.activeAgents[uid]--
 	}
 }
 
-func (s *storm) step(t *testing.T, dice *rand.Rand, question string) {
+func (s *stressTest) step(t *testing.T, random *rand.Rand, question string) {
 	t.Helper()
-	id := []string{"a", "b", "c"}[dice.IntN(3)]
-	switch dice.IntN(40) {
+	id := []string{"a", "b", "c"}[random.IntN(3)]
+	switch random.IntN(40) {
 	case 0:
 		err := s.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: id})
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			t.Error(err)
 		}
 	case 1:
-		s.forgetAll()
+		s.releaseAll()
 	case 2, 3, 4, 5, 6:
 		s.mu.Lock()
 		turnID := ""
 		if len(s.ids) > 0 {
-			turnID = s.ids[len(s.ids)-1-dice.IntN(min(5, len(s.ids)))]
+			turnID = s.ids[len(s.ids)-1-random.IntN(min(5, len(s.ids)))]
 		}
 		s.mu.Unlock()
-		if turn, err := s.Cancel(t.Context(), tenant, id, turnID); err == nil && turn.GetFinishTime() == nil || err != nil && !lost(err) {
+		if turn, err := s.Cancel(t.Context(), tenant, id, turnID); err == nil && turn.GetFinishTime() == nil || err != nil && !isMissingTurn(err) {
 			t.Errorf("cancelled: %v (%v)", turn, err)
 		}
 	default:
 		request := &parleyv1.ChatRequest{
-			ConversationId: id, Content: question, OnBusy: parleyv1.OnBusy(dice.IntN(4)), OnDisconnect: parleyv1.OnDisconnect(dice.IntN(3)),
+			ConversationId: id, Content: question, OnBusy: parleyv1.OnBusy(random.IntN(4)), OnDisconnect: parleyv1.OnDisconnect(random.IntN(3)),
 		}
-		if dice.IntN(3) == 0 {
-			request.RequestId = fmt.Sprint("r", dice.IntN(8))
+		if random.IntN(3) == 0 {
+			request.RequestId = fmt.Sprint("r", random.IntN(8))
 			request.Content = fmt.Sprintf("%s in %s", request.GetRequestId(), id)
 		}
-		s.converse(t, dice, request)
+		s.chatAndReconnect(t, random, request)
 	}
 }
 
 // converse asks, and may leave and come back.
-func (s *storm) converse(t *testing.T, dice *rand.Rand, request *parleyv1.ChatRequest) {
+func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *parleyv1.ChatRequest) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	var read []*parleyv1.TurnEvent
-	turnID, last, patience := "", int32(0), dice.IntN(8)
-	events := s.Chat(ctx, tenant, request, requestOf(request))
+	turnID, last, eventsToRead := "", int32(0), random.IntN(8)
+	events := s.Chat(ctx, tenant, request, storeRequest(request))
 	for range 100 {
 		var failed error
 		for event, err := range events {
@@ -142,8 +142,8 @@ func (s *storm) converse(t *testing.T, dice *rand.Rand, request *parleyv1.ChatRe
 			if event.GetQueued() == nil {
 				read = append(read, event)
 			}
-			patience--
-			if patience == 0 {
+			eventsToRead--
+			if eventsToRead == 0 {
 				leave()
 			}
 		}
@@ -151,7 +151,7 @@ func (s *storm) converse(t *testing.T, dice *rand.Rand, request *parleyv1.ChatRe
 		case finished && read[0].GetFinished() != nil: // It was cancelled before it had begun.
 			return
 		case finished:
-			if err := wholeAnswer(read, read[len(read)-1].GetFinished().GetMessages()); err != nil {
+			if err := checkAnswer(read, read[len(read)-1].GetFinished().GetMessages()); err != nil {
 				t.Errorf("turn %s: %v", turnID, err)
 			}
 			return
@@ -160,7 +160,7 @@ func (s *storm) converse(t *testing.T, dice *rand.Rand, request *parleyv1.ChatRe
 		case errors.As(failed, new(*EventsGoneError)) && turnID != "":
 			read, last = nil, 0
 			events = s.Resume(t.Context(), tenant, request.GetConversationId(), turnID, 0)
-		case expected(failed):
+		case isExpected(failed):
 			return
 		default:
 			t.Errorf("turn %s, after %d events: %v", turnID, len(read), failed)
@@ -171,16 +171,16 @@ func (s *storm) converse(t *testing.T, dice *rand.Rand, request *parleyv1.ChatRe
 }
 
 // expected tells whether a client may be told so in a storm.
-func expected(err error) bool {
+func isExpected(err error) bool {
 	for _, one := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationGone, context.Canceled} {
 		if errors.Is(err, one) {
 			return true
 		}
 	}
-	return lost(err) || errors.As(err, new(*store.BusyError)) || errors.As(err, new(*EventsGoneError))
+	return isMissingTurn(err) || errors.As(err, new(*store.BusyError)) || errors.As(err, new(*EventsGoneError))
 }
 
-func (s *storm) check(t *testing.T) {
+func (s *stressTest) check(t *testing.T) {
 	t.Helper()
 	for _, id := range []string{"a", "b", "c"} {
 		asked, before := make(map[string]bool), ""

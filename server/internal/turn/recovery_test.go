@@ -24,28 +24,28 @@ import (
 
 // mortal is a store that can be cut off in the middle of everything, as if its process had
 // been killed. It knows of one running turn.
-type mortal struct {
+type crashStore struct {
 	store.Store
-	dead  atomic.Bool
-	saved *store.Progress
+	crashed  atomic.Bool
+	progress *store.Progress
 }
 
-func (m *mortal) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
-	if m.dead.Load() {
+func (m *crashStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if m.crashed.Load() {
 		return nil, store.ErrClosed
 	}
 	result, err := m.Store.Append(ctx, a)
 	if err == nil && a.Begin != nil {
-		m.saved = &store.Progress{Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(), Events: proto.CloneOf(a.Events)}
+		m.progress = &store.Progress{Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(), Events: proto.CloneOf(a.Events)}
 	}
 	if err == nil && a.End != nil {
-		m.saved = nil
+		m.progress = nil
 	}
 	return result, err
 }
 
-func (m *mortal) SaveProgress(ctx context.Context, p *store.Progress) error {
-	if m.dead.Load() {
+func (m *crashStore) SaveProgress(ctx context.Context, p *store.Progress) error {
+	if m.crashed.Load() {
 		return store.ErrClosed
 	}
 	saved := *p
@@ -53,26 +53,26 @@ func (m *mortal) SaveProgress(ctx context.Context, p *store.Progress) error {
 	for _, message := range p.Messages {
 		saved.Messages = append(saved.Messages, proto.CloneOf(message))
 	}
-	m.saved = &saved
+	m.progress = &saved
 	return m.Store.SaveProgress(ctx, p)
 }
 
-func (m *mortal) Abandoned(context.Context, string) (turns []store.Progress, next string, err error) {
-	if m.saved != nil {
-		turns = append(turns, *m.saved)
+func (m *crashStore) Abandoned(context.Context, string) (turns []store.Progress, next string, err error) {
+	if m.progress != nil {
+		turns = append(turns, *m.progress)
 	}
 	return turns, "", nil
 }
 
 // crash kills the manager and begins with another, on what the store has.
-func (f *fixture) crash(t *testing.T, m *mortal) {
+func (f *fixture) crash(t *testing.T, m *crashStore) {
 	t.Helper()
-	m.dead.Store(true)
+	m.crashed.Store(true)
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
 	synctest.Wait()
-	m.dead.Store(false)
+	m.crashed.Store(false)
 	f.Manager = New(t.Context(), f.o)
 	if err := f.Recover(t.Context()); err != nil {
 		t.Fatal(err)
@@ -82,21 +82,21 @@ func (f *fixture) crash(t *testing.T, m *mortal) {
 // TestResumeAfterACrash: whatever an agent says, whenever it is saved, whenever the server is
 // killed: a reader that had seen no more than was saved goes on from there, all others are
 // told to begin again, and nobody takes the end for something that it has seen.
-func TestResumeAfterACrash(t *testing.T) {
+func TestResumeAfterCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
 			t.Helper()
-			var m *mortal
-			f, p := newPuppet(t, func(o *Options) {
-				m = &mortal{Store: o.Store}
+			var m *crashStore
+			f, p := newControlled(t, func(o *Options) {
+				m = &crashStore{Store: o.Store}
 				o.Store = m
 			})
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-			r := f.begin(t, request)
-			var s speaker
+			r := f.startChat(t, request)
+			var s pieceGenerator
 			say := func() (news bool) { // A note is no part of the answer, and none to save.
 				for _, piece := range s.draw(rt) {
-					p.last().do(step{pieces: []*parleyv1.RespondResponse{piece}})
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{piece}})
 					news = news || piece.GetProgress() == nil
 				}
 				return news
@@ -104,7 +104,7 @@ func TestResumeAfterACrash(t *testing.T) {
 			kept := len(r.events)
 			for range rapid.IntRange(0, 2).Draw(rt, "saves") {
 				news := say()
-				<-time.After(saveEvery)
+				<-time.After(saveInterval)
 				synctest.Wait()
 				if news {
 					kept = len(r.events)
@@ -114,7 +114,7 @@ func TestResumeAfterACrash(t *testing.T) {
 			seen := r.events
 			f.crash(t, m)
 
-			all, err := drained(f.Resume(t.Context(), tenant, "c", "", 0))
+			all, err := readAll(f.Resume(t.Context(), tenant, "c", "", 0))
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -127,23 +127,23 @@ func TestResumeAfterACrash(t *testing.T) {
 			}
 			told := slices.Concat(seen[:kept], []*parleyv1.TurnEvent{end})
 			for after := range int32(len(seen)) + 2 {
-				want, gone := recorded(told, 0, after)
+				want, gone := expectedReplay(told, 0, after)
 				gone = gone || int(after) > kept
-				got, err := drained(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
+				got, err := readAll(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
 				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
 					rt.Errorf("from %d of %d, of which %d were saved: %v, want that it is gone: %t", after, len(seen), kept, err, gone)
-				} else if diff := unlike(want, got); err == nil && diff != "" {
+				} else if diff := diffEvents(want, got); err == nil && diff != "" {
 					rt.Errorf("from %d (-want +got):\n%s", after, diff)
 				}
 			}
-			if got, err := drained(f.Resume(t.Context(), tenant, "c", "", end.GetIndex())); len(got) != 0 || err != nil {
+			if got, err := readAll(f.Resume(t.Context(), tenant, "c", "", end.GetIndex())); len(got) != 0 || err != nil {
 				rt.Errorf("behind the end: %v, %v", got, err)
 			}
-			if again := f.begin(t, request); again.err != nil || unlike(all, again.events) != "" || p.count() != 1 {
-				rt.Errorf("asked again: %v, %v, the agent was asked %d times", again.seen(), again.err, p.count())
+			if again := f.startChat(t, request); again.err != nil || diffEvents(all, again.events) != "" || p.runCount() != 1 {
+				rt.Errorf("asked again: %v, %v, the agent was asked %d times", again.received(), again.err, p.runCount())
 			}
-			if next := f.begin(t, asks("next", 0)); next.err != nil || next.events[0].GetStarted() == nil {
-				rt.Errorf("the next turn: %v, %v", next.seen(), next.err)
+			if next := f.startChat(t, chatRequest("next", 0)); next.err != nil || next.events[0].GetStarted() == nil {
+				rt.Errorf("the next turn: %v, %v", next.received(), next.err)
 			}
 		})
 	})
@@ -151,7 +151,7 @@ func TestResumeAfterACrash(t *testing.T) {
 
 // Promise 6 and 1, as far as the turn has them: text that was saved survives a kill, once in
 // the history, marked as cut off; a turn that waited was not promised anything.
-func TestRecoverFromAFile(t *testing.T) {
+func TestRecoverFromFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "parley.db")
 		var f *fixture
@@ -165,20 +165,20 @@ func TestRecoverFromAFile(t *testing.T) {
 			}
 			return s
 		}
-		m := &mortal{Store: open()}
-		f, p := newPuppet(t, func(o *Options) { o.Store = m })
+		m := &crashStore{Store: open()}
+		f, p := newControlled(t, func(o *Options) { o.Store = m })
 		request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-		first := f.begin(t, request)
-		waiting := asks("waits", queue)
+		first := f.startChat(t, request)
+		waiting := chatRequest("waits", onBusyQueue)
 		waiting.RequestId = "w"
-		f.begin(t, waiting)
-		p.last().say("saved ")
-		<-time.After(saveEvery)
+		f.startChat(t, waiting)
+		p.lastRun().sendText("saved ")
+		<-time.After(saveInterval)
 		synctest.Wait()
-		p.last().say("lost")
-		silent := f.begin(t, &parleyv1.ChatRequest{ConversationId: "silent", Content: "q"})
+		p.lastRun().sendText("lost")
+		silent := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "silent", Content: "q"})
 
-		m.dead.Store(true)
+		m.crashed.Store(true)
 		ctx, now := context.WithCancel(t.Context())
 		now()
 		f.Stop(ctx)
@@ -191,7 +191,7 @@ func TestRecoverFromAFile(t *testing.T) {
 		if err := f.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{"user: q", "assistant: saved  …"}, f.kept(t)); diff != "" {
+		if diff := cmp.Diff([]string{"user: q", "assistant: saved  …"}, f.stored(t)); diff != "" {
 			t.Errorf("kept (-want +got):\n%s", diff)
 		}
 		for id, turnID := range map[string]string{"c": first.turnID(), "silent": silent.turnID()} {
@@ -200,26 +200,26 @@ func TestRecoverFromAFile(t *testing.T) {
 				t.Errorf("the turn of %s is %v (%v)", id, turn, err)
 			}
 		}
-		want := []string{`1 started "q" created replayed`, `2 text "saved " at 0`, fmt.Sprintf("%d finished INTERRUPTED", 2+lostEvents)}
-		if diff := cmp.Diff(want, f.begin(t, request).seen()); diff != "" || p.count() != 2 {
-			t.Errorf("the agent was asked %d times; asked again (-want +got):\n%s", p.count(), diff)
+		want := []string{`1 started "q" created replayed`, `2 text "saved " at 0`, fmt.Sprintf("%d finished INTERRUPTED", 2+lostIndexGap)}
+		if diff := cmp.Diff(want, f.startChat(t, request).received()); diff != "" || p.runCount() != 2 {
+			t.Errorf("the agent was asked %d times; asked again (-want +got):\n%s", p.runCount(), diff)
 		}
-		if again := f.begin(t, waiting); again.err != nil || again.events[0].GetStarted() == nil || p.count() != 3 {
-			t.Errorf("what had waited was asked again: %q, %v", again.seen(), again.err)
+		if again := f.startChat(t, waiting); again.err != nil || again.events[0].GetStarted() == nil || p.runCount() != 3 {
+			t.Errorf("what had waited was asked again: %q, %v", again.received(), again.err)
 		}
 	})
 }
 
 // pages are turns that ran, one a page.
-type pages struct {
+type pagedStore struct {
 	store.Store
-	turns []store.Progress
-	fails map[string]error // by turn
-	asked []string
+	turns     []store.Progress
+	fails     map[string]error // by turn
+	requested []string
 }
 
-func (p *pages) Abandoned(_ context.Context, after string) (turns []store.Progress, next string, err error) {
-	p.asked = append(p.asked, after)
+func (p *pagedStore) Abandoned(_ context.Context, after string) (turns []store.Progress, next string, err error) {
+	p.requested = append(p.requested, after)
 	if len(p.turns) == 0 {
 		return nil, "", nil
 	}
@@ -230,7 +230,7 @@ func (p *pages) Abandoned(_ context.Context, after string) (turns []store.Progre
 	return turns, next, nil
 }
 
-func (p *pages) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+func (p *pagedStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	if a.End != nil && p.fails[a.End.GetId()] != nil {
 		return nil, p.fails[a.End.GetId()]
 	}
@@ -240,8 +240,8 @@ func (p *pages) Append(ctx context.Context, a *store.Append) (*store.Result, err
 // Recover takes page after page; what has ended, has gone, or cannot be ended stops it from
 // ending the others no more than what an earlier version saved without events.
 func TestRecoverPages(t *testing.T) {
-	p := &pages{fails: map[string]error{"damaged": store.ErrCorrupt, "full": store.ErrNoSpace}}
-	f := newFixture(t, map[string]agent.Agent{"main": says()}, func(o *Options) {
+	p := &pagedStore{fails: map[string]error{"damaged": store.ErrCorrupt, "full": store.ErrNoSpace}}
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith()}, func(o *Options) {
 		p.Store = o.Store
 		o.Store = p
 	})
@@ -271,7 +271,7 @@ func TestRecoverPages(t *testing.T) {
 	if err := f.Recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(append([]string{""}, names[1:]...), p.asked); diff != "" {
+	if diff := cmp.Diff(append([]string{""}, names[1:]...), p.requested); diff != "" {
 		t.Errorf("asked for pages behind (-want +got):\n%s", diff)
 	}
 	for name, want := range map[string]string{"first": "INTERRUPTED", "ended": "COMPLETED", "damaged": "RUNNING", "full": "RUNNING", "last": "INTERRUPTED"} {
@@ -282,8 +282,8 @@ func TestRecoverPages(t *testing.T) {
 			t.Errorf("turn %s: kept %q", name, f.history(t, name))
 		}
 	}
-	for name, last := range map[string]int32{"first": 3, "last": 2 + lostEvents} {
-		events, err := drained(f.Resume(t.Context(), tenant, name, "", 0))
+	for name, last := range map[string]int32{"first": 3, "last": 2 + lostIndexGap} {
+		events, err := readAll(f.Resume(t.Context(), tenant, name, "", 0))
 		if err != nil || len(events) != 3 || events[2].GetIndex() != last {
 			t.Errorf("turn %s: %v, %v", name, events, err)
 		}
@@ -293,7 +293,7 @@ func TestRecoverPages(t *testing.T) {
 	if _, err := f.Cancel(t.Context(), tenant, "full", "full"); !errors.As(err, &busy) || busy.TurnID != "full" {
 		t.Errorf("cancelled: %v", err)
 	}
-	if _, err := drained(f.Resume(t.Context(), tenant, "full", "", 0)); !errors.As(err, &busy) {
+	if _, err := readAll(f.Resume(t.Context(), tenant, "full", "", 0)); !errors.As(err, &busy) {
 		t.Errorf("resumed: %v", err)
 	}
 

@@ -11,7 +11,7 @@ import (
 
 // TestOpenExchange: in a history of words, "u" is of a user, "a" of an agent, with the calls
 // behind it, "r" and "o" are results of a call, the second one by the agent itself.
-func TestOpenExchange(t *testing.T) {
+func TestOpenExchangeStart(t *testing.T) {
 	tests := []struct {
 		name    string
 		history string // with the input
@@ -46,7 +46,7 @@ func TestOpenExchange(t *testing.T) {
 			m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER}
 			switch word[0] {
 			case 'a':
-				m = calling(strings.Split(word[1:], "")...)
+				m = callMessage(strings.Split(word[1:], "")...)
 			case 'r', 'o':
 				m.Role, m.ToolResult = parleyv1.Role_ROLE_TOOL, &parleyv1.ToolResult{CallId: word[1:]}
 				if word[0] == 'o' {
@@ -56,7 +56,7 @@ func TestOpenExchange(t *testing.T) {
 			messages = append(messages, m)
 		}
 		last := len(messages) - 1
-		if got := openExchange(messages[:last], messages[last]); got != test.want {
+		if got := openExchangeStart(messages[:last], messages[last]); got != test.want {
 			t.Errorf("%s, %q: begins at %d, want %d", test.name, test.history, got, test.want)
 		}
 	}
@@ -86,7 +86,7 @@ func TestCacheStable(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := newFixture(t, map[string]agent.Agent{"main": main}, func(o *Options) { o.Agents = set })
-		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Window: test.request}))
+		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Window: test.request}))
 		if got.GetCacheStable() != test.want {
 			t.Errorf("%s: cache_stable %t, want %t", test.name, got.GetCacheStable(), test.want)
 		}

@@ -10,22 +10,22 @@ import (
 )
 
 // recording is what the store kept of a turn that has ended.
-type recording struct {
-	started  *parleyv1.TurnStarted
-	finished *parleyv1.TurnFinished
-	answer   []*parleyv1.Message // as far as it is still in the history
-	marks    []*storev1.MessageEvents
-	events   *storev1.TurnEvents
-	gone     int32 // index of the last event that told of a message which is not in answer
+type storedTurn struct {
+	started        *parleyv1.TurnStarted
+	finished       *parleyv1.TurnFinished
+	answer         []*parleyv1.Message // as far as it is still in the history
+	indexes        []*storev1.MessageEvents
+	turnEvents     *storev1.TurnEvents
+	missingThrough int32 // index of the last event that told of a message which is not in answer
 }
 
-func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
+func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) {
 	kept, err := s.Messages.Messages()
 	if err != nil {
 		return nil, err
 	}
 	s.Conversation.SystemPrompt = "" // The event only reports a change.
-	r := &recording{started: &parleyv1.TurnStarted{Conversation: s.Conversation, Agent: turn.GetAgent(), Replayed: true}}
+	r := &storedTurn{started: &parleyv1.TurnStarted{Conversation: s.Conversation, Agent: turn.GetAgent(), Replayed: true}}
 	first, last := turn.GetFirstAnswerSequence(), turn.GetLastAnswerSequence()
 	answer := make(map[int32]*parleyv1.Message)
 	for _, m := range kept {
@@ -38,28 +38,28 @@ func newRecording(s *store.Snapshot, turn *parleyv1.Turn) (*recording, error) {
 	}
 	i := slices.IndexFunc(s.Events, func(e *storev1.TurnEvents) bool { return e.GetTurnId() == turn.GetId() })
 	if i >= 0 {
-		r.events = s.Events[i]
+		r.turnEvents = s.Events[i]
 	} else {
-		r.events = countOff(answer, first, last)
+		r.turnEvents = assignIndexes(answer, first, last)
 	}
-	for i, mark := range r.events.GetMessages() {
+	for i, mark := range r.turnEvents.GetMessages() {
 		if m := answer[first+int32(i)]; m != nil {
-			r.answer, r.marks = append(r.answer, m), append(r.marks, mark)
+			r.answer, r.indexes = append(r.answer, m), append(r.indexes, mark)
 		} else {
-			r.gone = max(r.gone, lastOf(mark))
+			r.missingThrough = max(r.missingThrough, lastEventIndex(mark))
 		}
 	}
-	if r.events.GetAnswerPending() {
+	if r.turnEvents.GetAnswerPending() {
 		r.started.UserMessage = nil
 	}
-	r.started.HistoryCount, r.started.Created = r.events.GetHistoryCount(), r.events.GetCreated()
-	r.finished = &parleyv1.TurnFinished{Turn: turn, Messages: r.answer, ConversationVersion: r.events.GetConversationVersion()}
+	r.started.HistoryCount, r.started.Created = r.turnEvents.GetHistoryCount(), r.turnEvents.GetCreated()
+	r.finished = &parleyv1.TurnFinished{Turn: turn, Messages: r.answer, ConversationVersion: r.turnEvents.GetConversationVersion()}
 	return r, nil
 }
 
 // countOff gives the events of a turn indexes of which the store knows none: one that an
 // earlier version kept. Nobody can go on from within it.
-func countOff(answer map[int32]*parleyv1.Message, first, last int32) *storev1.TurnEvents {
+func assignIndexes(answer map[int32]*parleyv1.Message, first, last int32) *storev1.TurnEvents {
 	e, index := &storev1.TurnEvents{Started: 1, LostAfter: 1}, int32(1)
 	next := func() int32 { index++; return index }
 	for at := first; at <= last; at++ {
@@ -88,49 +88,49 @@ func countOff(answer map[int32]*parleyv1.Message, first, last int32) *storev1.Tu
 
 // after returns the events behind an index. The text of a message comes in one piece, so
 // there is no going on from within it.
-func (r *recording) after(index int32) ([]*parleyv1.TurnEvent, error) {
-	finished, lost := r.events.GetFinished(), r.events.GetLostAfter()
-	within := index > finished || index < r.gone || lost > 0 && index > lost
-	for _, mark := range r.marks {
-		within = within || index >= mark.GetFirstText() && index < mark.GetLastText()
+func (r *storedTurn) eventsAfter(index int32) ([]*parleyv1.TurnEvent, error) {
+	finished, lost := r.turnEvents.GetFinished(), r.turnEvents.GetLostAfter()
+	unavailable := index > finished || index < r.missingThrough || lost > 0 && index > lost
+	for _, mark := range r.indexes {
+		unavailable = unavailable || index >= mark.GetFirstText() && index < mark.GetLastText()
 	}
 	switch {
 	case index == 0:
 	case index == finished:
 		return nil, nil
-	case within:
+	case unavailable:
 		return nil, &EventsGoneError{After: index, Oldest: 1, Last: finished}
 	}
 	turnID := r.finished.GetTurn().GetId()
-	all := []*parleyv1.TurnEvent{{TurnId: turnID, Index: r.events.GetStarted(), Event: &parleyv1.TurnEvent_Started{Started: r.started}}}
-	all = append(all, merged(turnID, r.answer, r.marks)...)
+	all := []*parleyv1.TurnEvent{{TurnId: turnID, Index: r.turnEvents.GetStarted(), Event: &parleyv1.TurnEvent_Started{Started: r.started}}}
+	all = append(all, mergedEvents(turnID, r.answer, r.indexes)...)
 	all = append(all, &parleyv1.TurnEvent{TurnId: turnID, Index: finished, Event: &parleyv1.TurnEvent_Finished{Finished: r.finished}})
 	return slices.DeleteFunc(all, func(e *parleyv1.TurnEvent) bool { return e.GetIndex() <= index }), nil
 }
 
 // merged are the events that told of messages, the text of each in one piece, in the order
 // of their indexes.
-func merged(turnID string, messages []*parleyv1.Message, marks []*storev1.MessageEvents) []*parleyv1.TurnEvent {
+func mergedEvents(turnID string, messages []*parleyv1.Message, allIndexes []*storev1.MessageEvents) []*parleyv1.TurnEvent {
 	var events []*parleyv1.TurnEvent
 	add := func(index int32, e *parleyv1.TurnEvent) {
 		e.TurnId, e.Index = turnID, index
 		events = append(events, e)
 	}
 	for i, m := range messages {
-		mark := marks[i]
-		if index := mark.GetAnswerStarted(); index > 0 {
+		indexes := allIndexes[i]
+		if index := indexes.GetAnswerStarted(); index > 0 {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: m.GetAgent()}}})
 		}
-		if index := mark.GetLastText(); index > 0 {
+		if index := indexes.GetLastText(); index > 0 {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: m.GetContent()}}})
 		}
-		for j, index := range mark.GetStructuredData() {
+		for j, index := range indexes.GetStructuredData() {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: m.GetStructuredData()[j]}})
 		}
-		for j, index := range mark.GetToolCalls() {
+		for j, index := range indexes.GetToolCalls() {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: m.GetToolCalls()[j]}})
 		}
-		if index := mark.GetToolResult(); index > 0 {
+		if index := indexes.GetToolResult(); index > 0 {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{ToolResult: m.GetToolResult()}})
 		}
 	}
@@ -139,9 +139,9 @@ func merged(turnID string, messages []*parleyv1.Message, marks []*storev1.Messag
 }
 
 // lastOf is the index of the last event that told of a message.
-func lastOf(mark *storev1.MessageEvents) int32 {
-	last := max(mark.GetAnswerStarted(), mark.GetLastText(), mark.GetToolResult())
-	for _, indexes := range [][]int32{mark.GetStructuredData(), mark.GetToolCalls()} {
+func lastEventIndex(indexes *storev1.MessageEvents) int32 {
+	last := max(indexes.GetAnswerStarted(), indexes.GetLastText(), indexes.GetToolResult())
+	for _, indexes := range [][]int32{indexes.GetStructuredData(), indexes.GetToolCalls()} {
 		if n := len(indexes); n > 0 {
 			last = max(last, indexes[n-1])
 		}

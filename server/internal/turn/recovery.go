@@ -14,7 +14,7 @@ import (
 // lostEvents is how far the index of the finished event is from the last one saved in a turn
 // that a crash cut off: more than an agent says between two saves, so that no reader takes
 // it for an event that it has seen.
-const lostEvents = 1 << 20
+const lostIndexGap = 1 << 20
 
 // Recover ends the turns that a crash left running, with what had been saved of their
 // answers. Call it before serving.
@@ -25,7 +25,7 @@ func (m *Manager) Recover(ctx context.Context) error {
 			return fmt.Errorf("find abandoned turns: %w", err)
 		}
 		for i := range abandoned {
-			if _, err := m.recover(ctx, &abandoned[i]); err != nil {
+			if _, err := m.endAbandoned(ctx, &abandoned[i]); err != nil {
 				return err
 			}
 		}
@@ -37,15 +37,15 @@ func (m *Manager) Recover(ctx context.Context) error {
 
 // reclaim ends a turn that no server answers any more and that could not be ended when this
 // one started, say because the disk was full. It says whether it did.
-func (m *Manager) reclaim(ctx context.Context, at key, turnID string) (bool, error) {
+func (m *Manager) endIfAbandoned(ctx context.Context, at key, turnID string) (bool, error) {
 	for after := ""; ; {
 		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
 		if err != nil {
 			return false, fmt.Errorf("find abandoned turns: %w", err)
 		}
 		for i := range abandoned {
-			if p := &abandoned[i]; p.TurnID == turnID && p.Tenant == at.tenant && p.ConversationID == at.id {
-				return m.recover(ctx, p)
+			if progress := &abandoned[i]; progress.TurnID == turnID && progress.Tenant == at.tenant && progress.ConversationID == at.id {
+				return m.endAbandoned(ctx, progress)
 			}
 		}
 		if after = next; after == "" {
@@ -55,20 +55,20 @@ func (m *Manager) reclaim(ctx context.Context, at key, turnID string) (bool, err
 }
 
 // recover ends a turn that a crash left running, and says whether the store has it ended.
-func (m *Manager) recover(ctx context.Context, p *store.Progress) (bool, error) {
-	for _, message := range p.Messages {
+func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (bool, error) {
+	for _, message := range progress.Messages {
 		if message.GetId() == "" {
 			message.Id = uuid.NewString()
 		}
 	}
 	_, err := m.o.Store.Append(ctx, &store.Append{
-		Tenant: p.Tenant, ConversationID: p.ConversationID, Messages: p.Messages, Events: broken(p.Events),
-		End: &parleyv1.Turn{Id: p.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: stopped()},
+		Tenant: progress.Tenant, ConversationID: progress.ConversationID, Messages: progress.Messages, Events: completeIndexes(progress.Events),
+		End: &parleyv1.Turn{Id: progress.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: interruptedByStop()},
 	})
-	log := m.o.Log.With("tenant", p.Tenant, "conversation_id", p.ConversationID, "turn_id", p.TurnID)
+	log := m.o.Log.With("tenant", progress.Tenant, "conversation_id", progress.ConversationID, "turn_id", progress.TurnID)
 	switch {
 	case err == nil:
-		log.Warn("turn interrupted by a stop of the server", "saved_messages", len(p.Messages))
+		log.Warn("turn interrupted by a stop of the server", "saved_messages", len(progress.Messages))
 		return true, nil
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		return true, nil
@@ -77,15 +77,15 @@ func (m *Manager) recover(ctx context.Context, p *store.Progress) (bool, error) 
 		log.Error("turn could not be ended", "error", err)
 		return false, nil
 	}
-	return false, fmt.Errorf("end turn %s of conversation %q: %w", p.TurnID, p.ConversationID, err)
+	return false, fmt.Errorf("end turn %s of conversation %q: %w", progress.TurnID, progress.ConversationID, err)
 }
 
 // broken completes the events of a turn that a crash cut off.
-func broken(e *storev1.TurnEvents) *storev1.TurnEvents {
+func completeIndexes(e *storev1.TurnEvents) *storev1.TurnEvents {
 	if e == nil {
 		return nil
 	}
 	e.LostAfter = max(e.GetLostAfter(), e.GetStarted())
-	e.Finished = e.GetLostAfter() + lostEvents
+	e.Finished = e.GetLostAfter() + lostIndexGap
 	return e
 }

@@ -12,19 +12,19 @@ import (
 )
 
 // errUnreadable is the cause of a turn whose conversation the store could not read.
-var errUnreadable = errors.New("history could not be read")
+var errHistoryUnreadable = errors.New("history could not be read")
 
 // prepare reads the history, tells readers that the turn has started, and makes the
 // agent's request.
-func (t *live) prepare() (*parleyv1.RespondRequest, error) {
-	started := &parleyv1.TurnStarted{Conversation: t.result.Conversation, Agent: t.entry.Name, Created: t.result.Created}
+func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
+	started := &parleyv1.TurnStarted{Conversation: t.startResult.Conversation, Agent: t.agent.Name, Created: t.startResult.Created}
 	started.Conversation.SystemPrompt = "" // The event only reports a change.
 	if !t.request.GetAnswerPending() && t.input.GetRole() == parleyv1.Role_ROLE_USER {
 		started.UserMessage = t.input
 	}
 	c, history, err := t.history()
 	started.HistoryCount = int32(len(history))
-	t.marks.HistoryCount = started.GetHistoryCount()
+	t.eventIndexes.HistoryCount = started.GetHistoryCount()
 	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
 	if err != nil {
 		return nil, err
@@ -33,26 +33,26 @@ func (t *live) prepare() (*parleyv1.RespondRequest, error) {
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
 		Conversation: c, Messages: append(history, t.input),
-		SystemPrompt: t.systemPrompt(c), Agent: t.entry.Name, TurnId: t.id, CacheStable: t.bounds().GetCacheStable(),
+		SystemPrompt: t.systemPrompt(c), Agent: t.agent.Name, TurnId: t.id, CacheStable: t.windowBounds().GetCacheStable(),
 	}, nil
 }
 
 // history returns the conversation and what the agent is given of it ahead of the input.
-func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
-	snapshot, err := t.m.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
-		Tenant: t.line.tenant, ConversationID: t.line.id, Newest: -1,
+func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
+	snapshot, err := t.manager.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
+		Tenant: t.queue.tenant, ConversationID: t.queue.id, Newest: -1,
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, nil, ErrConversationGone
 	case err != nil:
-		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
-	case snapshot.Conversation.GetUid() != t.result.Conversation.GetUid():
+		return nil, nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
+	case snapshot.Conversation.GetUid() != t.startResult.Conversation.GetUid():
 		return nil, nil, ErrConversationGone
 	}
 	kept, err := snapshot.Messages.Messages()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", errUnreadable, err)
+		return nil, nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
 	}
 	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
 }
@@ -60,24 +60,24 @@ func (t *live) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
 // window is the history that the agent is given ahead of the input. What follows the input,
 // from others or from a turn that did not complete, is none; the exchange that the input
 // goes on with is not cut. Offsets are those of the messages kept.
-func (t *live) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
+func (t *liveTurn) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
 	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
-	open := openExchange(history, t.input)
-	return history[window.Start(history[:open], offsets[:open+1], t.bounds()):]
+	exchange := openExchangeStart(history, t.input)
+	return history[window.Start(history[:exchange], offsets[:exchange+1], t.windowBounds()):]
 }
 
 // bounds are the request's, else the agent's; nil: none.
-func (t *live) bounds() *parleyv1.ContextWindow {
+func (t *liveTurn) windowBounds() *parleyv1.ContextWindow {
 	if w := t.request.GetWindow(); w != nil {
 		return w
 	}
-	return t.entry.Window
+	return t.agent.Window
 }
 
 // openExchange returns where the exchange begins that the input goes on with, so that the
 // calls are in it which it has results of; behind the history when the input begins one.
 // Results that came with the input, or from others just ahead of it, are part of the input.
-func openExchange(history []*parleyv1.Message, input *parleyv1.Message) int {
+func openExchangeStart(history []*parleyv1.Message, input *parleyv1.Message) int {
 	first := len(history)
 	for first > 0 && history[first-1].GetRole() == parleyv1.Role_ROLE_TOOL && history[first-1].GetTurnId() == "" {
 		first--
@@ -85,27 +85,27 @@ func openExchange(history []*parleyv1.Message, input *parleyv1.Message) int {
 	if input.GetRole() != parleyv1.Role_ROLE_TOOL && first == len(history) {
 		return first
 	}
-	_, answers := callsOf(append(slices.Clip(history), input))
-	open := exchangeOf(history[:first], answers)
-	for i := len(history); i >= open; i-- {
-		if asked := answers[i]; asked >= 0 && asked < open {
-			open = exchangeOf(history[:asked+1], answers)
+	_, calls := trackCalls(append(slices.Clip(history), input))
+	start := lastExchangeStart(history[:first], calls)
+	for i := len(history); i >= start; i-- {
+		if call := calls[i]; call >= 0 && call < start {
+			start = lastExchangeStart(history[:call+1], calls)
 		}
 	}
-	return open
+	return start
 }
 
 // exchangeOf returns where the exchange begins that messages end with: at the newest message
 // of a user. A long one may have outgrown what is kept: then at the oldest message that is
 // not the result of a call which is gone, or behind all of them. Answers are those of callsOf.
-func exchangeOf(messages []*parleyv1.Message, answers []int) int {
+func lastExchangeStart(messages []*parleyv1.Message, calls []int) int {
 	for i, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_USER {
 			return i
 		}
 	}
 	for i, m := range messages {
-		if m.GetRole() != parleyv1.Role_ROLE_TOOL || answers[i] >= 0 {
+		if m.GetRole() != parleyv1.Role_ROLE_TOOL || calls[i] >= 0 {
 			return i
 		}
 	}
@@ -113,12 +113,12 @@ func exchangeOf(messages []*parleyv1.Message, answers []int) int {
 }
 
 // systemPrompt is the request's, else the conversation's, else the agent's.
-func (t *live) systemPrompt(c *parleyv1.Conversation) string {
+func (t *liveTurn) systemPrompt(c *parleyv1.Conversation) string {
 	switch {
 	case t.request.SystemPrompt != nil:
 		return t.request.GetSystemPrompt()
 	case c.GetSystemPrompt() != "":
 		return c.GetSystemPrompt()
 	}
-	return t.entry.SystemPrompt
+	return t.agent.SystemPrompt
 }

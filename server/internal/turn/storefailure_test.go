@@ -15,36 +15,36 @@ import (
 
 // A turn that could not be ended when the server started, because the disk was full, is
 // ended when somebody meets it: by the next Chat, or by CancelTurn.
-func TestReclaim(t *testing.T) {
+func TestEndAbandonedOnUse(t *testing.T) {
 	for _, by := range []string{"Chat", "CancelTurn"} {
 		t.Run(by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var m *mortal
-				var full *refusing
-				f, p := newPuppet(t, func(o *Options) {
-					m = &mortal{Store: o.Store}
-					full = &refusing{Store: m}
+				var m *crashStore
+				var full *refusingStore
+				f, p := newControlled(t, func(o *Options) {
+					m = &crashStore{Store: o.Store}
+					full = &refusingStore{Store: m}
 					o.Store = full
 				})
-				first := f.begin(t, asks("q", 0))
-				p.last().say("half")
-				<-time.After(saveEvery)
+				first := f.startChat(t, chatRequest("q", 0))
+				p.lastRun().sendText("half")
+				<-time.After(saveInterval)
 				synctest.Wait()
 				full.refusals = []error{store.ErrClosed, store.ErrNoSpace} // of the stop, of the start
 				f.crash(t, m)
 
 				want := []string{"user: q", "assistant: half …"}
 				if by == "CancelTurn" {
-					if turn := f.cancelled(t, first.turnID()); stateName(turn.GetState()) != "INTERRUPTED" {
+					if turn := f.mustCancel(t, first.turnID()); stateName(turn.GetState()) != "INTERRUPTED" {
 						t.Errorf("cancelled: %v", turn)
 					}
 				} else {
-					if next := f.begin(t, asks("next", 0)); next.err != nil || next.over {
-						t.Errorf("the next turn: %q, %v", next.seen(), next.err)
+					if next := f.startChat(t, chatRequest("next", 0)); next.err != nil || next.ended {
+						t.Errorf("the next turn: %q, %v", next.received(), next.err)
 					}
 					want = append(want, "user: next")
 				}
-				if diff := cmp.Diff(want, f.kept(t)); diff != "" {
+				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
 			})
@@ -53,9 +53,9 @@ func TestReclaim(t *testing.T) {
 }
 
 // unreadable is a store that cannot read messages.
-type unreadable struct{ store.Store }
+type unreadableStore struct{ store.Store }
 
-func (u unreadable) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+func (u unreadableStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	if r.Newest != 0 {
 		return nil, store.ErrCorrupt
 	}
@@ -64,7 +64,7 @@ func (u unreadable) Read(ctx context.Context, r *store.Read) (*store.Snapshot, e
 
 // A turn whose history cannot be read fails with a reason, and its conversation goes on.
 func TestUnreadableHistory(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) { o.Store = unreadable{o.Store} })
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) { o.Store = unreadableStore{o.Store} })
 	for range 2 {
 		events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 		turn := events[len(events)-1].GetFinished().GetTurn()
@@ -75,13 +75,13 @@ func TestUnreadableHistory(t *testing.T) {
 }
 
 // Promise 12, for what of an answer is no text.
-func TestValuesOfATurnAreBounded(t *testing.T) {
+func TestMaxAnswerValues(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	for i := range maxAnswerValues + 10 {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: fmt.Sprint(i), Name: "n"}}})
 	}
-	f := newFixture(t, map[string]agent.Agent{"main": says(pieces...)}, nil)
-	end := finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
+	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
 		t.Errorf("%d calls, turn %v", n, end.GetTurn())
 	}

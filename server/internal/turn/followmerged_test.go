@@ -14,7 +14,7 @@ import (
 
 // wholeAnswer checks that events tell of these messages, whole, each thing once, under
 // rising indexes; whoever reads them need not have seen anything before.
-func wholeAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) error {
+func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) error {
 	last := int32(0)
 	for i, e := range events {
 		if e.GetIndex() <= last {
@@ -25,27 +25,27 @@ func wholeAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 			return fmt.Errorf("event %d of %d is %s", i+1, len(events), describe(e))
 		}
 	}
-	parts := perMessage(events)
+	parts := splitByMessage(events)
 	if len(parts) != len(messages) {
 		return fmt.Errorf("the events tell of %d messages, want %d", len(parts), len(messages))
 	}
 	for i, part := range parts {
-		told, want := new(parleyv1.Message), messages[i]
+		got, want := new(parleyv1.Message), messages[i]
 		for _, e := range part {
 			switch s := e.GetEvent().(type) {
 			case *parleyv1.TurnEvent_TextDelta:
-				if int(s.TextDelta.GetOffset()) != len(told.GetContent()) {
-					return fmt.Errorf("event %d: text at %d follows %d bytes", e.GetIndex(), s.TextDelta.GetOffset(), len(told.GetContent()))
+				if int(s.TextDelta.GetOffset()) != len(got.GetContent()) {
+					return fmt.Errorf("event %d: text at %d follows %d bytes", e.GetIndex(), s.TextDelta.GetOffset(), len(got.GetContent()))
 				}
-				told.Content += s.TextDelta.GetText()
+				got.Content += s.TextDelta.GetText()
 			case *parleyv1.TurnEvent_ToolCall:
-				told.ToolCalls = append(told.ToolCalls, s.ToolCall)
+				got.ToolCalls = append(got.ToolCalls, s.ToolCall)
 			case *parleyv1.TurnEvent_ToolResult:
-				told.ToolResult = s.ToolResult
+				got.ToolResult = s.ToolResult
 			}
 		}
-		if told.GetContent() != want.GetContent() || len(told.GetToolCalls()) != len(want.GetToolCalls()) || !proto.Equal(told.GetToolResult(), want.GetToolResult()) {
-			return fmt.Errorf("the events tell of %v, want %v", told, want)
+		if got.GetContent() != want.GetContent() || len(got.GetToolCalls()) != len(want.GetToolCalls()) || !proto.Equal(got.GetToolResult(), want.GetToolResult()) {
+			return fmt.Errorf("the events tell of %v, want %v", got, want)
 		}
 	}
 	return nil
@@ -53,7 +53,7 @@ func wholeAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 
 // flood pushes all earlier events out of what is kept, without words. Nobody who reads falls
 // behind.
-func (r *run) flood() {
+func (r *agentRun) flood() {
 	var chunk []*parleyv1.RespondResponse
 	for range maxEventBytes / maxNoteBytes / 4 {
 		chunk = append(chunk, note(strings.Repeat("x", maxNoteBytes)))
@@ -65,44 +65,44 @@ func (r *run) flood() {
 
 // TestCatchUp: whoever begins to read when the first events are no longer kept gets what has
 // been said in one piece, then what is said; and so does who comes after the end.
-func TestCatchUp(t *testing.T) {
+func TestFollowMerged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
 			t.Helper()
-			f, p := newPuppet(t, nil)
+			f, p := newControlled(t, nil)
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
-			readers := []*reader{f.begin(t, request)}
+			readers := []*reader{f.startChat(t, request)}
 			calls, floods := 0, 0
 			for range rapid.IntRange(1, 10).Draw(rt, "steps") {
 				switch rapid.SampledFrom([]string{"text", "tool", "next", "flood", "join", "resume"}).Draw(rt, "step") {
 				case "text":
-					p.last().say("x", "y ")
+					p.lastRun().sendText("x", "y ")
 				case "tool":
 					calls++
-					p.last().do(step{pieces: []*parleyv1.RespondResponse{call(fmt.Sprint(calls)), result(fmt.Sprint(calls), "found")}})
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call(fmt.Sprint(calls)), result(fmt.Sprint(calls), "found")}})
 				case "next":
-					p.last().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("z")}})
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("z")}})
 				case "flood":
 					floods++
 					if floods <= 2 {
-						p.last().flood()
+						p.lastRun().flood()
 					}
 				case "join":
-					readers = append(readers, f.begin(t, request))
+					readers = append(readers, f.startChat(t, request))
 				case "resume":
-					readers = append(readers, f.resume(t, "", 0))
+					readers = append(readers, f.startResume(t, "", 0))
 				}
 			}
-			p.last().end()
+			p.lastRun().complete()
 			messages := readers[0].events[len(readers[0].events)-1].GetFinished().GetMessages()
-			readers = append(readers, f.begin(t, request), f.resume(t, "", 0))
+			readers = append(readers, f.startChat(t, request), f.startResume(t, "", 0))
 			for i, r := range readers {
-				if err := errors.Join(r.err, wholeAnswer(r.events, messages)); err != nil {
+				if err := errors.Join(r.err, checkAnswer(r.events, messages)); err != nil {
 					rt.Errorf("reader %d of %d read %d events: %v", i+1, len(readers), len(r.events), err)
 				}
 			}
 			// From within the lost events there is no going on.
-			if r := f.resume(t, "", 1); errors.As(r.err, new(*EventsGoneError)) != (floods > 0) {
+			if r := f.startResume(t, "", 1); errors.As(r.err, new(*EventsGoneError)) != (floods > 0) {
 				rt.Errorf("resumed from 1: %d events, %v", len(r.events), r.err)
 			}
 		})
@@ -110,17 +110,17 @@ func TestCatchUp(t *testing.T) {
 }
 
 // A reader catches up while the turn ends: neither disturbs the other.
-func TestCatchUpAtTheEnd(t *testing.T) {
+func TestFollowMergedDuringEnd(t *testing.T) {
 	for range 5 {
 		synctest.Test(t, func(t *testing.T) {
-			f, p := newPuppet(t, nil)
-			f.begin(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
-			p.last().say("x", "y")
-			p.last().flood()
-			one := p.last()
+			f, p := newControlled(t, nil)
+			f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+			p.lastRun().sendText("x", "y")
+			p.lastRun().flood()
+			one := p.lastRun()
 			go func() { one.steps <- step{end: true} }()
-			r := f.resume(t, "", 0)
-			if err := errors.Join(r.err, wholeAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages())); err != nil {
+			r := f.startResume(t, "", 0)
+			if err := errors.Join(r.err, checkAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages())); err != nil {
 				t.Error(err)
 			}
 		})
@@ -129,21 +129,21 @@ func TestCatchUpAtTheEnd(t *testing.T) {
 
 // A turn may have moved in its line so often that it has lost events before it began: there
 // is nothing to catch up with then.
-func TestCatchUpInLine(t *testing.T) {
+func TestFollowMergedWhileQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newPuppet(t, nil)
-		f.begin(t, asks("ahead", 0))
-		id := f.begin(t, asks("q", queue)).turnID()
+		f, p := newControlled(t, nil)
+		f.startChat(t, chatRequest("ahead", 0))
+		id := f.startChat(t, chatRequest("q", onBusyQueue)).turnID()
 		f.mu.Lock()
 		for range maxEvents {
-			f.turns[id].tellPosition()
+			f.turns[id].reportPosition()
 		}
 		f.mu.Unlock()
 		synctest.Wait()
-		r := f.resume(t, id, 0)
-		p.last().end()
-		p.last().say("yes")
-		p.last().end()
+		r := f.startResume(t, id, 0)
+		p.lastRun().complete()
+		p.lastRun().sendText("yes")
+		p.lastRun().complete()
 		for i, e := range r.events {
 			if e.GetEvent() == nil {
 				t.Fatalf("event %d of %d is %v", i+1, len(r.events), e)

@@ -9,25 +9,25 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func addNote(e *events, text string) {
+func addNote(e *eventLog, text string) {
 	e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: text}}})
 }
 
-func addText(e *events, text string) { e.addText(text, 0) }
+func addText(e *eventLog, text string) { e.addText(text, 0) }
 
 // Promise 12, for one turn: whatever an agent sends, so much is kept of its events, and a
 // reader that comes too late is told.
-func TestEventsAreBounded(t *testing.T) {
+func TestEventLogLimits(t *testing.T) {
 	tests := []struct {
 		name   string
-		add    func(e *events, text string)
+		add    func(e *eventLog, text string)
 		count  int
 		text   string
 		oldest int32
 	}{
 		{"texts by number", addText, maxEvents + 10, "", 11},
 		{"texts by bytes", addText, 3, strings.Repeat("x", maxEventBytes-100), 3},
-		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+entryBytes)},
+		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+eventOverheadBytes)},
 		{"one text alone is kept", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
 		{"notes by number", addNote, maxEvents + 10, "", 11},
 		{"notes by bytes", addNote, 3, strings.Repeat("x", maxEventBytes-100), 3},
@@ -35,7 +35,7 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			e := newEvents("turn", key{}, nil)
+			e := newEventLog("turn", key{}, nil)
 			for range test.count {
 				test.add(e, test.text)
 			}
@@ -63,9 +63,9 @@ func TestEventsAreBounded(t *testing.T) {
 }
 
 // Many readers from many points see the same events, without gap or double.
-func TestEventsForManyReaders(t *testing.T) {
+func TestEventLogConcurrentReaders(t *testing.T) {
 	const total, readers = 1000, 20
-	e := newEvents("turn", key{}, nil)
+	e := newEventLog("turn", key{}, nil)
 	add := func(from, to int32) {
 		for i := from; i < to; i++ {
 			e.addText("x", i)

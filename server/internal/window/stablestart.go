@@ -11,10 +11,10 @@ import (
 const onGrid = 64
 
 // grid says which starts of a window stay for long.
-type grid struct {
+type stableStart struct {
 	messages []*parleyv1.Message
 	offsets  []int64
-	window   *parleyv1.ContextWindow
+	bounds   *parleyv1.ContextWindow
 }
 
 // steady chooses, out of the starts found, one that stays for many turns, so that a
@@ -43,11 +43,11 @@ type grid struct {
 //     where half the bytes are not half the exchanges.
 //
 // A tool result that arrives after the next user message can move the start out of turn.
-func (g *grid) steady(found []start) int {
+func (g *stableStart) chooseStart(found []candidate) int {
 	largest := found[len(found)-1]
 	best, highest := 0, -1
 	for i, s := range slices.Backward(found) {
-		if !g.enough(s, largest) {
+		if !g.isLargeEnough(s, largest) {
 			break
 		}
 		next := len(g.messages)
@@ -65,13 +65,13 @@ func (g *grid) steady(found []start) int {
 // the exchanges at least. Under max_bytes alone it has half the bytes or a quarter of the
 // bound. A largest window that fills three quarters thus leaves half the bound to choose
 // from, which always holds a point of the grid, so that the window chosen lacks no more.
-func (g *grid) enough(s, largest start) bool {
-	if !g.inBytes() {
+func (g *stableStart) isLargeEnough(s, largest candidate) bool {
+	if !g.usesBytes() {
 		return 2*s.exchanges >= largest.exchanges
 	}
 	from, end := g.offsets[s.index], g.offsets[len(g.messages)]
 	lacks, left := from-g.offsets[largest.index], end-from
-	return left >= lacks || 4*left >= int64(g.window.GetMaxBytes())
+	return left >= lacks || 4*left >= int64(g.bounds.GetMaxBytes())
 }
 
 // rank says how well the window may start at one message, when the next start is at
@@ -79,15 +79,15 @@ func (g *grid) enough(s, largest start) bool {
 // exchange ranks highest, so that the step is as long as can be. Otherwise the rank is how
 // round the number of exchanges left out is, in trailing zero bits, for want of a step
 // that fits what is not known in advance.
-func (g *grid) rank(first, next int) int {
+func (g *stableStart) rank(first, next int) int {
 	m, on := g.messages[first], false
 	exchanges, sequence := int64(m.GetExchange())-1, int64(m.GetSequence())-1
-	switch w := g.window; {
+	switch w := g.bounds; {
 	case w.GetMaxExchanges() > 0:
 		on = crosses(exchanges, exchanges+1, half(w.GetMaxExchanges()))
 	case w.GetMaxMessages() > 0:
 		on = crosses(sequence, sequence+int64(next-first), half(w.GetMaxMessages()))
-	case g.inBytes():
+	case g.usesBytes():
 		on = crosses(g.offsets[first], g.offsets[next], half(w.GetMaxBytes()))
 	}
 	if on {
@@ -97,8 +97,8 @@ func (g *grid) rank(first, next int) int {
 }
 
 // inBytes reports whether bytes are what the grid is reckoned in.
-func (g *grid) inBytes() bool {
-	return g.offsets != nil && g.window.GetMaxExchanges() == 0 && g.window.GetMaxMessages() == 0
+func (g *stableStart) usesBytes() bool {
+	return g.offsets != nil && g.bounds.GetMaxExchanges() == 0 && g.bounds.GetMaxMessages() == 0
 }
 
 // half is half a bound, rounded up.

@@ -23,12 +23,12 @@ import (
 )
 
 // maxTurnsInAll bounds the running turns of all tenants together.
-const maxTurnsInAll = 1024
+const maxRunningTotal = 1024
 
 // Audience is told what happens in turns; package watch is.
-type Audience interface {
+type EventSink interface {
 	// Listening reports whether it wants to be told.
-	Listening() bool
+	HasSubscribers() bool
 	// TurnEvent takes the next event of a turn, which is not to be changed any more. It must
 	// not block and must not call the manager.
 	TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent)
@@ -38,7 +38,7 @@ type Audience interface {
 type Options struct {
 	Store    store.Store
 	Agents   *agent.Set
-	Audience Audience
+	Audience EventSink
 	Log      *slog.Logger
 	// TurnTimeout bounds a whole turn, IdleTimeout the time between two pieces. Waiting in
 	// line is no part of either.
@@ -56,27 +56,27 @@ type Options struct {
 type Manager struct {
 	o Options
 
-	mu           sync.Mutex
-	closed       bool
-	turns        map[string]*live // by id: those that wait, run, or have ended and are kept
-	lines        map[key]*line
-	running      map[string]int // lines in which a turn runs, by tenant
-	runningInAll int            // lines in which a turn runs
-	idle         chan struct{}  // closed when closed and no turn runs
-	kept         *list.List     // of *live that have ended, in the order of their ends
-	keptFor      int            // what they hold in memory, in bytes
+	mu              sync.Mutex
+	stopping        bool
+	turns           map[string]*liveTurn // by id: those that wait, run, or have ended and are kept
+	queues          map[key]*queue
+	runningByTenant map[string]int // lines in which a turn runs, by tenant
+	runningTotal    int            // lines in which a turn runs
+	idle            chan struct{}  // closed when closed and no turn runs
+	retained        *list.List     // of *live that have ended, in the order of their ends
+	retainedBytes   int            // what they hold in memory, in bytes
 
-	stop    context.Context //nolint:containedctx // the manager's own life, not a call's
-	stopped context.CancelCauseFunc
+	ctx    context.Context //nolint:containedctx // the manager's own life, not a call's
+	cancel context.CancelCauseFunc
 }
 
 // New returns a manager without turns. Ctx is the manager's life: when it ends, so do the
 // turns.
 func New(ctx context.Context, o Options) *Manager {
-	stop, stopped := context.WithCancelCause(ctx)
+	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, turns: make(map[string]*live), lines: make(map[key]*line), running: make(map[string]int),
-		idle: make(chan struct{}), kept: list.New(), stop: stop, stopped: stopped,
+		o: o, turns: make(map[string]*liveTurn), queues: make(map[key]*queue), runningByTenant: make(map[string]int),
+		idle: make(chan struct{}), retained: list.New(), ctx: managerCtx, cancel: cancel,
 	}
 }
 
@@ -88,11 +88,11 @@ func New(ctx context.Context, o Options) *Manager {
 // dropped with its last reader.
 func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		t, joined, err := m.enter(ctx, tenant, request, q)
+		t, attached, err := m.admit(ctx, tenant, request, q)
 		if err == nil {
-			err = t.follow(ctx, 0, joined, yield)
+			err = t.follow(ctx, 0, attached, yield)
 		}
-		m.conclude(ctx, key{tenant, request.GetConversationId()}, err, yield)
+		m.endSequence(ctx, key{tenant, request.GetConversationId()}, err, yield)
 	}
 }
 
@@ -102,23 +102,23 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		at := key{tenant, conversationID}
-		m.conclude(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
+		m.endSequence(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
 	}
 }
 
 // conclude ends a sequence that ended with err so far: with the turn that a request began when
 // it came first, if that is what err says.
-func (m *Manager) conclude(ctx context.Context, at key, err error, yield yielder) {
-	if first, ok := errors.AsType[*seenError](err); ok {
+func (m *Manager) endSequence(ctx context.Context, at key, err error, yield yieldFunc) {
+	if repeated, ok := errors.AsType[*repeatedRequestError](err); ok {
 		err = &NotFoundError{}
-		if first.TurnID != "" {
-			err = m.replay(ctx, at, first.TurnID, 0, yield)
+		if repeated.TurnID != "" {
+			err = m.replay(ctx, at, repeated.TurnID, 0, yield)
 		}
-		if _, gone := errors.AsType[*NotFoundError](err); gone {
+		if _, notFound := errors.AsType[*NotFoundError](err); notFound {
 			err = &EventsGoneError{} // The store remembers the request longer than the turn.
 		}
 	}
-	if err != nil && !errors.Is(err, errStopYielding) {
+	if err != nil && !errors.Is(err, errReaderStopped) {
 		yield(nil, err)
 	}
 }
@@ -144,14 +144,14 @@ func Inputs(r *parleyv1.ChatRequest) []*parleyv1.Message {
 }
 
 // known reports whether a request may name this agent, or none.
-func (m *Manager) known(name string) bool {
+func (m *Manager) isConfigured(name string) bool {
 	_, ok := m.o.Agents.Get(name)
 	return ok || name == ""
 }
 
 // choose names the agent that answers: the request's, else the holder of the routing
 // lease, else the conversation's, else the default.
-func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation) (*agent.Entry, error) {
+func (m *Manager) chooseAgent(request *parleyv1.ChatRequest, c *parleyv1.Conversation) (*agent.Entry, error) {
 	name := cmp.Or(request.GetAgent(), c.GetActiveAgent().GetAgent(), c.GetAgent())
 	if name == "" {
 		return m.o.Agents.Default(), nil
@@ -166,35 +166,35 @@ func (m *Manager) choose(request *parleyv1.ChatRequest, c *parleyv1.Conversation
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.runningInAll
+	return m.runningTotal
 }
 
 // Stop takes no more turns and drops those that wait; it waits for those that run until
 // ctx ends, then cuts them off and returns when their answers, as far as they had come, are
 // durable.
 func (m *Manager) Stop(ctx context.Context) {
-	m.close()
+	m.stopAccepting()
 	select {
 	case <-m.idle:
 	case <-ctx.Done():
-		m.stopped(ErrShuttingDown)
+		m.cancel(ErrShuttingDown)
 		<-m.idle
 	}
-	m.stopped(ErrShuttingDown)
-	m.forgetAll()
+	m.cancel(ErrShuttingDown)
+	m.releaseAll()
 }
 
-func (m *Manager) close() {
+func (m *Manager) stopAccepting() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.stopping {
 		return
 	}
-	m.closed = true
-	for _, l := range m.lines {
-		m.disperse(l, ErrShuttingDown)
+	m.stopping = true
+	for _, l := range m.queues {
+		m.removeAllWaiting(l, ErrShuttingDown)
 	}
-	if m.runningInAll == 0 {
+	if m.runningTotal == 0 {
 		close(m.idle)
 	}
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-func TestWhoAnswers(t *testing.T) {
-	names := func(name string) agentFunc { return says(text(name)) }
+func TestAgentChoice(t *testing.T) {
+	names := func(name string) agentFunc { return respondWith(text(name)) }
 	f := newFixture(t, map[string]agent.Agent{"main": names("main"), "writer": names("writer"), "reviewer": names("reviewer")}, nil)
 	chat := func(request *parleyv1.ChatRequest) (string, error) {
 		request.ConversationId, request.Content = "c", "q"
-		events, err := f.ask(t, request, nil)
+		events, err := f.tryChat(t, request, nil)
 		if err != nil {
 			return "", err
 		}
-		m := finished(t, events).GetMessages()[0]
+		m := readFinished(t, events).GetMessages()[0]
 		if m.GetAgent() != m.GetContent() {
 			t.Errorf("message of %s says it is of %s", m.GetContent(), m.GetAgent())
 		}
@@ -45,7 +45,7 @@ func TestWhoAnswers(t *testing.T) {
 	expect(&parleyv1.ChatRequest{}, "reviewer")
 	expect(&parleyv1.ChatRequest{Agent: "main"}, "main")
 	update(store.Update{Lease: &store.Lease{Agent: "elsewhere"}})
-	before := len(f.kept(t))
+	before := len(f.stored(t))
 	var notConfigured *AgentNotConfiguredError
 	if _, err := chat(&parleyv1.ChatRequest{}); !errors.As(err, &notConfigured) || notConfigured.Agent != "elsewhere" {
 		t.Errorf("lease of an agent that is not here: %v", err)
@@ -54,46 +54,46 @@ func TestWhoAnswers(t *testing.T) {
 	if _, err := chat(&parleyv1.ChatRequest{Agent: "nobody"}); !errors.As(err, &unknown) || len(unknown.Known) != 3 {
 		t.Errorf("unknown agent in the request: %v", err)
 	}
-	if after := len(f.kept(t)); after != before {
+	if after := len(f.stored(t)); after != before {
 		t.Errorf("refused calls wrote %d messages", after-before)
 	}
 }
 
 // A retry is told the first result, although its agent is no longer configured.
-func TestReplayWithoutItsAgent(t *testing.T) {
-	before := newFixture(t, map[string]agent.Agent{"main": says(text("x")), "writer": says(text("a"))}, nil)
+func TestRetryAfterTheAgentWasRemoved(t *testing.T) {
+	before := newFixture(t, map[string]agent.Agent{"main": respondWith(text("x")), "writer": respondWith(text("a"))}, nil)
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Agent: "writer", RequestId: "r"}
 	q := &store.Request{ID: "r", Method: "Chat"}
-	events, err := before.ask(t, request, q)
+	events, err := before.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	finished(t, events)
-	after := newFixture(t, map[string]agent.Agent{"main": says(text("x"))}, func(o *Options) { o.Store = before.store })
-	events, err = after.ask(t, request, q)
+	readFinished(t, events)
+	after := newFixture(t, map[string]agent.Agent{"main": respondWith(text("x"))}, func(o *Options) { o.Store = before.store })
+	events, err = after.tryChat(t, request, q)
 	if err != nil {
 		t.Fatalf("retry: %v", err)
 	}
-	if m := finished(t, events).GetMessages(); len(m) != 1 || m[0].GetAgent() != "writer" {
+	if m := readFinished(t, events).GetMessages(); len(m) != 1 || m[0].GetAgent() != "writer" {
 		t.Errorf("replayed %v", m)
 	}
 }
 
 func TestBusyAndLimits(t *testing.T) {
 	said := make(chan struct{}, 2)
-	f := newFixture(t, map[string]agent.Agent{"main": hangs("a", said)}, func(o *Options) { o.MaxTurns = 2 })
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", said)}, func(o *Options) { o.MaxTurns = 2 })
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"})
 	<-said
 	var busy *store.BusyError
-	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
 		t.Errorf("second chat on a busy conversation: %v", err)
 	}
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
 	<-said
-	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
 		t.Errorf("second chat on a busy conversation of a full house: %v", err)
 	}
-	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
 		t.Errorf("third turn of two: %v", err)
 	}
 	if n := f.Running(); n != 2 {
@@ -101,9 +101,9 @@ func TestBusyAndLimits(t *testing.T) {
 	}
 }
 
-func TestDeleteEndsTheTurn(t *testing.T) {
+func TestDeleteEndsTurn(t *testing.T) {
 	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangs("a", said)}, nil)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", said)}, nil)
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 	<-said
 	if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
@@ -120,31 +120,31 @@ func TestDeleteEndsTheTurn(t *testing.T) {
 	if !errors.Is(last, ErrConversationGone) {
 		t.Errorf("the stream ended with %v", last)
 	}
-	if kept := f.kept(t); len(kept) != 0 {
+	if kept := f.stored(t); len(kept) != 0 {
 		t.Errorf("the new conversation has %q", kept)
 	}
 }
 
 // raced calls deleted when an append has committed and before it returns.
-type raced struct {
+type commitHookStore struct {
 	store.Store
-	deleted func()
+	afterCommit func()
 }
 
-func (r raced) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+func (r commitHookStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	result, err := r.Store.Append(ctx, a)
 	if a.Begin != nil && err == nil {
-		r.deleted()
+		r.afterCommit()
 	}
 	return result, err
 }
 
 // A conversation may go, and its id be taken again, between the commit that begins a turn
 // and the moment in which the turn learns of it.
-func TestDeleteWhileTheTurnBegins(t *testing.T) {
+func TestDeleteDuringStart(t *testing.T) {
 	var f *fixture
-	f = newFixture(t, map[string]agent.Agent{"main": hangs("a", nil)}, func(o *Options) {
-		o.Store = raced{o.Store, func() {
+	f = newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) {
+		o.Store = commitHookStore{o.Store, func() {
 			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 				t.Error(err)
 			}
@@ -163,20 +163,20 @@ func TestDeleteWhileTheTurnBegins(t *testing.T) {
 }
 
 // Whoever has read the last event finds the place free.
-func TestPlacesAreFreeAfterTheLastEvent(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": says(text("a"))}, func(o *Options) { o.MaxTurns = 1 })
+func TestCapacityIsFreeAfterFinished(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) { o.MaxTurns = 1 })
 	for range 200 {
-		finished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	}
 }
 
 // refusing takes the end of a turn only at the third try.
-type refusing struct {
+type refusingStore struct {
 	store.Store
 	refusals []error
 }
 
-func (r *refusing) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+func (r *refusingStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	if a.End != nil && len(r.refusals) > 0 {
 		err := r.refusals[0]
 		r.refusals = r.refusals[1:]
@@ -186,27 +186,27 @@ func (r *refusing) Append(ctx context.Context, a *store.Append) (*store.Result, 
 }
 
 // A store that is overloaded in the middle of a stop loses no answer.
-func TestStopInsistsOnKeeping(t *testing.T) {
+func TestStopRetriesAnOverloadedStore(t *testing.T) {
 	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangs("half", said)}, func(o *Options) {
-		o.Store = &refusing{o.Store, []error{store.ErrOverloaded, store.ErrOverloaded}}
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {
+		o.Store = &refusingStore{o.Store, []error{store.ErrOverloaded, store.ErrOverloaded}}
 	})
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 	<-said
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
-	finished(t, events)
-	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
+	readFinished(t, events)
+	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 }
 
 // On a full disk a stop leaves the turn to the next start, with what was saved of it.
-func TestStopOnAFullDiskLeavesTheTurn(t *testing.T) {
+func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
 	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangs("half", said)}, func(o *Options) {
-		o.Store = &refusing{o.Store, []error{store.ErrNoSpace, store.ErrNoSpace}}
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {
+		o.Store = &refusingStore{o.Store, []error{store.ErrNoSpace, store.ErrNoSpace}}
 	})
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 	<-said
@@ -226,22 +226,22 @@ func TestStopOnAFullDiskLeavesTheTurn(t *testing.T) {
 	}
 }
 
-func TestStopKeepsWhatHadArrived(t *testing.T) {
+func TestStopStoresPartialAnswer(t *testing.T) {
 	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangs("half", said)}, nil)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, nil)
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 	<-said
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
-	if _, err := f.ask(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
 		t.Errorf("chat after the stop: %v", err)
 	}
-	end := finished(t, events)
+	end := readFinished(t, events)
 	if end.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || !end.GetTurn().GetError().GetRetryable() {
 		t.Errorf("turn %v, want INTERRUPTED", end.GetTurn())
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.kept(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 }

@@ -1,0 +1,285 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+// A request that would be refused when its turn comes does not cut another off.
+func TestRefusedInterruptCancelsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		first := f.startChat(t, chatRequest("ahead", 0))
+		p.lastRun().sendText("half")
+		version := first.events[0].GetStarted().GetConversation().GetVersion()
+
+		late := chatRequest("late", onBusyInterrupt)
+		late.IfVersion = new(version + 7)
+		wrong := &store.VersionError{}
+		if r := f.startChat(t, late); !errors.As(r.err, &wrong) || wrong.Current != version || r.events != nil {
+			t.Errorf("the wrong version: %q, %v", r.received(), r.err)
+		}
+		if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{
+			{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "answered elsewhere"},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		if r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, OnBusy: onBusyInterrupt}); !errors.Is(r.err, ErrNothingToAnswer) {
+			t.Errorf("nothing to answer: %q, %v", r.received(), r.err)
+		}
+		if _, err := f.store.Update(t.Context(), &store.Update{Tenant: tenant, ConversationID: "c", Lease: &store.Lease{Agent: "elsewhere"}}); err != nil {
+			t.Fatal(err)
+		}
+		if r := f.startChat(t, chatRequest("q", onBusyInterrupt)); !errors.As(r.err, new(*AgentNotConfiguredError)) {
+			t.Errorf("an agent that is not here: %q, %v", r.received(), r.err)
+		}
+		if first.ended {
+			t.Fatalf("the running turn was cut off: %q", first.received())
+		}
+
+		right := chatRequest("right", onBusyInterrupt)
+		right.Agent, right.IfVersion = "main", new(version+2)
+		if r := f.startChat(t, right); r.err != nil || r.ended || stateName(first.finished().GetState()) != "INTERRUPTED" {
+			t.Errorf("the right version: %q, %v; the first ended %v", r.received(), r.err, first.finished())
+		}
+	})
+}
+
+// Of two that interrupt what they saw at the same version, one does.
+func TestTwoInterruptsAtOneVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		slow := chatRequest("ahead", 0)
+		slow.Metadata = ignoreCancel
+		first := f.startChat(t, slow)
+		version := first.events[0].GetStarted().GetConversation().GetVersion()
+		var both []*reader
+		for range 2 {
+			request := chatRequest("instead", onBusyInterrupt)
+			request.IfVersion = new(version)
+			both = append(both, f.startChat(t, request))
+		}
+		p.lastRun().complete()
+		synctest.Wait()
+		wrong := new(store.VersionError)
+		if both[0].err != nil || both[0].ended || !errors.As(both[1].err, &wrong) || wrong.Current <= version {
+			t.Errorf("the one got %q, %v; the other %q, %v", both[0].received(), both[0].err, both[1].received(), both[1].err)
+		}
+	})
+}
+
+// hesitant does something between a read and what comes of it.
+type readHookStore struct {
+	store.Store
+	afterRead func()
+}
+
+func (h *readHookStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	found, err := h.Store.Read(ctx, r)
+	if then := h.afterRead; then != nil {
+		h.afterRead = nil
+		then()
+	}
+	return found, err
+}
+
+// A version that was read before the running turn began is held against nothing.
+func TestInterruptWithStaleVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(readHookStore)
+		f, p := newControlled(t, func(o *Options) {
+			h.Store = o.Store
+			o.Store = h
+		})
+		finishing := f.startChat(t, chatRequest("before", 0))
+		p.lastRun().complete()
+		synctest.Wait()
+		version := finishing.events[len(finishing.events)-1].GetFinished().GetConversationVersion()
+		request := chatRequest("instead", onBusyInterrupt)
+		request.IfVersion = &version
+		h.afterRead = func() {
+			if _, err := f.tryChat(t, chatRequest("ahead", 0), nil); err != nil {
+				t.Error(err)
+			}
+		}
+		late := f.startChat(t, request)
+		if !errors.As(late.err, new(*store.VersionError)) || f.Running() != 1 || len(f.stored(t)) != 2 {
+			t.Errorf("it got %q, %v; %d turns run; kept %q", late.received(), late.err, f.Running(), f.stored(t))
+		}
+	})
+}
+
+// Turns that wait go along with their conversation also when it is deleted between two of
+// them.
+func TestDeleteBetweenTurns(t *testing.T) {
+	for _, anew := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var h *hookStore
+			f, p := newControlled(t, func(o *Options) {
+				h = &hookStore{Store: o.Store}
+				o.Store = h
+			})
+			f.startChat(t, chatRequest("ahead", 0))
+			waits := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
+			once := sync.OnceFunc(func() {
+				if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
+					t.Error(err)
+				}
+				if anew {
+					if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			h.begin = func(*store.Append) { once() }
+			p.lastRun().complete()
+			synctest.Wait()
+			for _, w := range waits {
+				if !errors.Is(w.err, ErrConversationGone) {
+					t.Errorf("the conversation was deleted, and %q ended with %v", w.received(), w.err)
+				}
+			}
+			if f.Running() != 0 || f.stored(t) != nil || p.runCount() != 1 {
+				t.Errorf("%d turns run, %d agents were asked; kept %q", f.Running(), p.runCount(), f.stored(t))
+			}
+		})
+	}
+}
+
+// TestExpiryBetweenTurns: queued turns end with their conversation, even if it expires between two
+// of them, before the store reports it. The id is free: the next request creates another
+// conversation.
+func TestExpiryBetweenTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = time.Minute
+		h := new(hookStore)
+		f, p := newControlled(t, func(o *Options) { o.Store = h })
+		f.store = memstore.New(store.Options{TTL: ttl, Observe: func(c []store.Change) { f.Committed(c) }})
+		h.Store = f.store
+		first := f.startChat(t, chatRequest("first", 0))
+		waits := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
+		once := sync.OnceFunc(func() { <-time.After(ttl) })
+		h.begin = func(*store.Append) { once() }
+		p.lastRun().complete()
+		<-time.After(2 * ttl)
+		synctest.Wait()
+		for _, w := range waits {
+			if !errors.Is(w.err, ErrConversationGone) {
+				t.Errorf("after the conversation expired, %q ended with %v", w.received(), w.err)
+			}
+		}
+		if first.err != nil || f.Running() != 0 || p.runCount() != 1 {
+			t.Errorf("first turn ended with %v; %d turns run, %d agents were called", first.err, f.Running(), p.runCount())
+		}
+		next := f.startChat(t, chatRequest("next", 0))
+		p.lastRun().complete()
+		if next.err != nil || !next.events[0].GetStarted().GetCreated() {
+			t.Errorf("next turn = %q, %v, want one in a new conversation", next.received(), next.err)
+		}
+		if diff := cmp.Diff([]string{"user: next"}, f.stored(t)); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// An id that is taken again, after the conversation has expired, has no part in the turns of
+// the one before, whether its end has been told yet or not.
+func TestRequestIDsOfADeletedConversation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		gate, hold := make(chan struct{}), false
+		f.store = memstore.New(store.Options{TTL: time.Minute, Observe: func(c []store.Change) {
+			if hold {
+				<-gate
+			}
+			f.Committed(c)
+		}})
+		f.o.Store = f.store
+		request := chatRequest("q", 0)
+		request.RequestId = "r"
+		f.startChat(t, request)
+		p.lastRun().sendText("old answer")
+		p.lastRun().complete()
+		<-time.After(time.Minute)
+
+		other := chatRequest("other", 0)
+		other.RequestId, other.MustExist = "r", true
+		if r := f.startChat(t, other); !errors.Is(r.err, store.ErrNotFound) {
+			t.Errorf("other words under the request of a conversation that has expired: %q, %v", r.received(), r.err)
+		}
+		hold = true
+		var appended sync.WaitGroup
+		appended.Go(func() {
+			_, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "new"}}})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		entered, joined, err := f.admit(t.Context(), tenant, request, storeRequest(request))
+		if err != nil || joined {
+			t.Errorf("the request in the new conversation joins the turn of the old one: %t, %v", joined, err)
+		}
+		hold = false
+		close(gate)
+		appended.Wait()
+		r := startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] { return entered.events.read(ctx, 0) })
+		defer f.detachReader(entered)
+		p.lastRun().complete()
+		if r.err != nil || r.events[0].GetStarted().GetReplayed() {
+			t.Errorf("the request in the new conversation: %q, %v", r.received(), r.err)
+		}
+		if diff := cmp.Diff([]string{"user: new", "user: q"}, f.stored(t)); diff != "" {
+			t.Errorf("kept (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What readers do not hear of breaks no silence.
+func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		r := f.startChat(t, chatRequest("q", 0))
+		for range 9 {
+			<-time.After(6 * time.Second)
+			p.lastRun().sendText("")
+		}
+		if notes := len(r.events) - 1; notes != 3 {
+			t.Errorf("%d notes in 54 s, want 3: %q", notes, r.received())
+		}
+	})
+}
+
+// Turns that are cancelled all at once while they wait can be found as long as they are kept.
+func TestCancelManyQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newControlled(t, nil)
+		slow := chatRequest("ahead", 0)
+		slow.Metadata = ignoreCancel
+		f.startChat(t, slow)
+		var waits []string
+		for range maxInterrupting {
+			waits = append(waits, f.startChat(t, chatRequest("w", onBusyInterrupt)).turnID())
+		}
+		for _, id := range waits {
+			f.cancelTurn(key{tenant, "c"}, id)
+		}
+		synctest.Wait()
+		for i, id := range waits {
+			turn, err := f.Cancel(t.Context(), tenant, "c", id)
+			if kept := i >= len(waits)-maxListedTurns; kept != (err == nil) || kept && stateName(turn.GetState()) != "CANCELLED" {
+				t.Errorf("cancelled again, number %d of %d: %v, %v", i+1, len(waits), turn, err)
+			}
+		}
+	})
+}
