@@ -72,7 +72,7 @@ func TestToolResultsRefused(t *testing.T) {
 		return err
 	}
 	got := wantError(t, ask(resultOf("1", ""), resultOf("x", "")), codes.FailedPrecondition, "NOTHING_TO_ANSWER")
-	if want := `tool_results: "x" is no call of the history; these wait for a result: ["1" "2"]`; got.text != want || got.metadata["open_call_ids"] != "1, 2" {
+	if want := `tool_results: "x" is not a call in the history; these calls wait for a result: ["1" "2"]`; got.text != want || got.metadata["open_call_ids"] != "1, 2" {
 		t.Errorf("refused with %q, %v, want %q", got.text, got.metadata, want)
 	}
 	got = wantError(t, ask(resultOf("1", ""), resultOf("1", "")), codes.InvalidArgument, "INVALID_REQUEST")

@@ -10,25 +10,25 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// undecidedError says that it is still open whether the turn ahead begins at all.
+// startPendingError reports that it is not yet known whether the previous turn starts.
 type startPendingError struct{ decided <-chan struct{} }
 
-// Error says so.
-func (*startPendingError) Error() string { return "a turn is about to begin" }
+// Error implements error.
+func (*startPendingError) Error() string { return "the previous turn is about to start" }
 
-// errStale reports that the running turn began after the conversation was read. The next read
-// includes what that turn has written.
-var errStaleSnapshot = errors.New("the conversation was read too early")
+// errStaleSnapshot reports that the running turn started after the conversation was read. The next
+// read includes the messages of that turn.
+var errStaleSnapshot = errors.New("the running turn started after the conversation was read")
 
-// enter gives a request its turn: a new one, or the one that q began when it came first,
-// which is then joined. The caller is attached to it and has to follow it. A turn that is
-// only in the store is a seenError.
+// admit returns the turn of a request: a new turn, or the turn that the same request already
+// started, to which it attaches the caller. The caller must follow the turn. If the earlier turn is
+// only in the store, admit returns a repeatedRequestError.
 func (m *Manager) admit(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (t *liveTurn, attached bool, err error) {
 	at := key{tenant, request.GetConversationId()}
 	for {
 		t, attached, err := m.tryAdmit(ctx, at, request, q)
 		if errors.Is(err, errStaleSnapshot) {
-			continue // Only another turn that begins after the next read can make that read stale too.
+			continue // A new read can become stale only if another turn starts after it.
 		}
 		pending, ok := errors.AsType[*startPendingError](err)
 		if !ok {
@@ -43,7 +43,7 @@ func (m *Manager) admit(ctx context.Context, tenant string, request *parleyv1.Ch
 }
 
 func (m *Manager) tryAdmit(ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request) (t *liveTurn, attached bool, err error) {
-	uid := m.conversationUID(at) // Taken before the read: a read that does not find this conversation proves its end.
+	uid := m.conversationUID(at) // Get the uid before the read: if the read does not find this conversation, the conversation has ended.
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && dependsOnHistory(request) {
@@ -59,7 +59,7 @@ func (m *Manager) tryAdmit(ctx context.Context, at key, request *parleyv1.ChatRe
 		return nil, false, &repeatedRequestError{found.Seen}
 	}
 	if uid != "" && uid != found.Conversation.GetUid() {
-		// The store reports this end too, but that of an ephemeral conversation only at the sweep.
+		// The store reports this end as well, but for an ephemeral conversation only at the sweep.
 		m.conversationDeleted(&store.Change{Tenant: at.tenant, ConversationID: at.id, UID: uid})
 	}
 	if !m.isConfigured(request.GetAgent()) {
@@ -72,8 +72,8 @@ func (m *Manager) tryAdmit(ctx context.Context, at key, request *parleyv1.ChatRe
 	return m.enqueueOrAttach(at, proto.CloneOf(request), q, found, refusal)
 }
 
-// hopeless says why a request would be refused when it begins: nothing is to be cut off for
-// one that is.
+// interruptRefusal returns why the request would be refused at its start. Such a request must not
+// interrupt the running turn.
 func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.Snapshot) error {
 	if version := found.Conversation.GetVersion(); request.IfVersion != nil && request.GetIfVersion() != version {
 		return &store.VersionError{Current: version}
@@ -99,8 +99,8 @@ func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.S
 	return checkRetention(Inputs(request), answered, found, m.o.MaxConversationBytes)
 }
 
-// uidOf returns the uid of the conversation in which the turns of an id run. It is empty if there
-// are no turns or the first one has not begun.
+// conversationUID returns the uid of the conversation in which the turns of an id run. It is empty
+// if there are no turns or the first one has not started.
 func (m *Manager) conversationUID(at key) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,8 +114,9 @@ func (m *Manager) conversationUID(at key) string {
 	}
 }
 
-// admit puts a new turn into its line, if the request may have one, or joins the one that
-// there is by now. A request that is hopeless does not interrupt another.
+// enqueueOrAttach adds a new turn to its queue, or attaches the caller to the turn that the same
+// request started in the meantime. If refusal is not nil, the request must not interrupt a running
+// turn.
 func (m *Manager) enqueueOrAttach(at key, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot, refusal error) (t *liveTurn, attached bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -139,9 +140,9 @@ func (m *Manager) enqueueOrAttach(at key, request *parleyv1.ChatRequest, q *stor
 			return nil, false, refusal
 		}
 	case m.runningByTenant[at.tenant] >= m.o.MaxTurns:
-		return nil, false, fmt.Errorf("%w: %d of this tenant, the limit is %d", ErrTooManyTurns, m.runningByTenant[at.tenant], m.o.MaxTurns)
+		return nil, false, fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, m.runningByTenant[at.tenant], m.o.MaxTurns)
 	case m.runningTotal >= maxRunningTotal:
-		return nil, false, fmt.Errorf("%w: %d in all", ErrTooManyTurns, m.runningTotal)
+		return nil, false, fmt.Errorf("%w: the server has %d (limit %d)", ErrTooManyTurns, m.runningTotal, maxRunningTotal)
 	}
 	if l == nil {
 		l = &queue{key: at}

@@ -11,11 +11,10 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// errUnreadable is the cause of a turn whose conversation the store could not read.
-var errHistoryUnreadable = errors.New("history could not be read")
+// errHistoryUnreadable is the cause of a turn whose history the store could not read.
+var errHistoryUnreadable = errors.New("the history could not be read")
 
-// prepare reads the history, tells readers that the turn has started, and makes the
-// agent's request.
+// agentRequest reads the history, adds the started event and returns the request for the agent.
 func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
 	started := &parleyv1.TurnStarted{Conversation: t.startResult.Conversation, Agent: t.agent.Name, Created: t.startResult.Created}
 	started.Conversation.SystemPrompt = "" // The event only reports a change.
@@ -37,7 +36,7 @@ func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
 	}, nil
 }
 
-// history returns the conversation and what the agent is given of it ahead of the input.
+// history returns the conversation and the messages before the input that the agent receives.
 func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
 	snapshot, err := t.manager.o.Store.Read(context.WithoutCancel(t.ctx), &store.Read{
 		Tenant: t.queue.tenant, ConversationID: t.queue.id, Newest: -1,
@@ -57,16 +56,16 @@ func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error
 	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
 }
 
-// window is the history that the agent is given ahead of the input. What follows the input,
-// from others or from a turn that did not complete, is none; the exchange that the input
-// goes on with is not cut. Offsets are those of the messages kept.
+// window returns the messages before the input that the agent receives. It excludes messages after
+// the input, which come from other writers or from an incomplete turn. It never cuts the exchange
+// to which the input belongs. offsets are those of the stored messages.
 func (t *liveTurn) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
 	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
 	exchange := openExchangeStart(history, t.input)
 	return history[window.Start(history[:exchange], offsets[:exchange+1], t.windowBounds()):]
 }
 
-// bounds are the request's, else the agent's; nil: none.
+// windowBounds returns the bounds of the request, else those of the agent, else nil.
 func (t *liveTurn) windowBounds() *parleyv1.ContextWindow {
 	if w := t.request.GetWindow(); w != nil {
 		return w
@@ -74,9 +73,10 @@ func (t *liveTurn) windowBounds() *parleyv1.ContextWindow {
 	return t.agent.Window
 }
 
-// openExchange returns where the exchange begins that the input goes on with, so that the
-// calls are in it which it has results of; behind the history when the input begins one.
-// Results that came with the input, or from others just ahead of it, are part of the input.
+// openExchangeStart returns the index at which the exchange of the input starts, so that the
+// exchange includes every call that the input has results of. If the input starts a new exchange,
+// the index is len(history). Tool results directly before the input that do not come from a turn
+// belong to the input.
 func openExchangeStart(history []*parleyv1.Message, input *parleyv1.Message) int {
 	first := len(history)
 	for first > 0 && history[first-1].GetRole() == parleyv1.Role_ROLE_TOOL && history[first-1].GetTurnId() == "" {
@@ -95,9 +95,10 @@ func openExchangeStart(history []*parleyv1.Message, input *parleyv1.Message) int
 	return start
 }
 
-// exchangeOf returns where the exchange begins that messages end with: at the newest message
-// of a user. A long one may have outgrown what is kept: then at the oldest message that is
-// not the result of a call which is gone, or behind all of them. Answers are those of callsOf.
+// lastExchangeStart returns the index at which the last exchange of messages starts: its user
+// message. If the user message is no longer stored, it returns the index of the oldest message that
+// is not the result of a call that is no longer stored, or len(messages). calls are the indexes
+// from trackCalls.
 func lastExchangeStart(messages []*parleyv1.Message, calls []int) int {
 	for i, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_USER {
@@ -112,7 +113,7 @@ func lastExchangeStart(messages []*parleyv1.Message, calls []int) int {
 	return len(messages)
 }
 
-// systemPrompt is the request's, else the conversation's, else the agent's.
+// systemPrompt returns the prompt of the request, else of the conversation, else of the agent.
 func (t *liveTurn) systemPrompt(c *parleyv1.Conversation) string {
 	switch {
 	case t.request.SystemPrompt != nil:

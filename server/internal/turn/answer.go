@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// tooLargeError is the cause of a turn whose answer grew beyond a limit.
+// tooLargeError is the cause of a turn whose answer exceeded a limit.
 type tooLargeError struct{ limit string }
 
-// Error says beyond which: "is larger than 1048576 bytes".
+// Error names the limit, for example "is larger than 1048576 bytes".
 func (e *tooLargeError) Error() string { return e.limit }
 
 var (
@@ -25,15 +25,15 @@ var (
 	errTooManyValues   = &tooLargeError{fmt.Sprintf("has more than %d values, calls and results", maxAnswerValues)}
 )
 
-// The limits of Message.summary and Message.agent, and of a note.
+// Limits in bytes of Message.summary, Message.agent and the text of a progress event.
 const (
 	maxSummaryBytes = 500
 	maxAgentBytes   = 128
 	maxNoteBytes    = 1 << 10
 )
 
-// The bounds of one turn: so many messages fit a finished event, and so many values, calls
-// and results have indexes that a conversation can carry along for its newest turns.
+// Limits of one turn. This number of messages fits in a finished event. This number of values,
+// calls and results have event indexes that a conversation can store for its newest turns.
 const (
 	maxAnswerMessages = 100
 	maxAnswerValues   = 1000
@@ -42,8 +42,8 @@ const (
 // maxMessageValues is the limit of Message.structured_data.
 const maxMessageValues = 64
 
-// answer is what an agent has said so far: the messages of the turn and the events that
-// tell of them. The agent's pieces come from one goroutine; progress is read by another.
+// answer is the answer of an agent as far as it has arrived: the messages of the turn and the
+// indexes of their events. One goroutine adds pieces; others may read at the same time.
 type answer struct {
 	turnID string
 	limit  int
@@ -51,18 +51,18 @@ type answer struct {
 
 	mu       sync.Mutex
 	messages []*parleyv1.Message
-	indexes  []*storev1.MessageEvents // one a message
-	// current is being written, or will be: it is open, the last of messages, once it says
-	// something.
+	indexes  []*storev1.MessageEvents // one for each message
+	// current is the message to which the next piece belongs. If currentOpen is set, it is the last
+	// of messages. It is opened by its first text or value.
 	current     *parleyv1.Message
 	currentOpen bool
 	text        strings.Builder // content of current
-	bytes       int             // of all that is kept
-	values      int             // structured data, calls and results
-	calls       callTracker     // of all its messages
-	changes     int             // of the messages
-	pieces      int             // that the agent has sent
-	// The answer was released: the messages are those of the finished event.
+	bytes       int             // size of everything that is stored
+	values      int             // number of values, calls and results
+	calls       callTracker     // of all messages
+	changes     int             // number of changes of the messages
+	pieces      int             // number of pieces that the agent has sent
+	// released is set after release: the messages are those of the finished event.
 	released bool
 }
 
@@ -70,14 +70,14 @@ func newAnswer(turnID string, limit int, e *eventLog) *answer {
 	return &answer{turnID: turnID, limit: limit, events: e}
 }
 
-// by says who answers, before the first piece.
+// setAgent sets the agent that answers. Call it before the first piece.
 func (a *answer) setAgent(agent string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.startMessage(agent)
 }
 
-// next begins another message, by that agent.
+// startMessage starts another message of this agent.
 func (a *answer) startMessage(agent string) {
 	if a.currentOpen {
 		a.current.Content = a.text.String()
@@ -88,8 +88,8 @@ func (a *answer) startMessage(agent string) {
 	a.currentOpen, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
-// handBack gives what was reported of a current message that says nothing, as behind an
-// agent's last result, to the last one that the agent has written.
+// moveReportBack moves summary, finish reason and usage of a current message without content to the
+// last message of the same agent. Agents report these after their last tool result.
 func (a *answer) moveReportBack() {
 	for _, m := range slices.Backward(a.messages) {
 		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT {
@@ -104,9 +104,9 @@ func (a *answer) moveReportBack() {
 	}
 }
 
-// add takes the next piece. At the limit it keeps what fits and returns a tooLargeError; of a
-// piece that breaks a rule it keeps nothing and returns an agent.Error. Text, which is most
-// of what comes, is not held to any rule.
+// addPiece adds the next piece. If the piece exceeds a limit, addPiece adds the part that fits and
+// returns a tooLargeError. If the piece breaks a rule, it adds nothing and returns an agent.Error.
+// Text, the most frequent kind, is not checked against rules.
 func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,9 +118,9 @@ func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_Progress:
 		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
 		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
-		return nil // No part of the answer.
+		return nil // A progress text is not part of the answer.
 	case nil:
-		return nil // Empty, or of a kind that this server does not know.
+		return nil // The piece is empty or of a kind that this server does not know.
 	}
 	if err := a.checkPiece(piece); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 	return a.addNonText(piece)
 }
 
-// addText adds to the current message, as much as the limit allows.
+// addText adds text to the current message, up to the limit.
 func (a *answer) addText(text string) error {
 	var err error
 	if a.bytes+len(text) > a.limit {
@@ -156,7 +156,7 @@ func (a *answer) tooManyBytes() error {
 	return &tooLargeError{fmt.Sprintf("is larger than %d bytes", a.limit)}
 }
 
-// begin makes the current message one of the answer: it has something to say.
+// openMessage adds the current message to the answer, since it has content now.
 func (a *answer) openMessage() error {
 	if a.currentOpen {
 		return nil
@@ -174,12 +174,12 @@ func (a *answer) openMessage() error {
 	return nil
 }
 
-// mark is that of the newest message.
+// currentIndexes returns the event indexes of the newest message.
 func (a *answer) currentIndexes() *storev1.MessageEvents { return a.indexes[len(a.indexes)-1] }
 
-// finish ends the answer and returns its messages, and the events that told of each. Where
-// it is not whole, the last message of an agent is INCOMPLETE. They may be read by others
-// from now on, and are only to be changed by number.
+// finish ends the answer and returns its messages and the indexes of their events. If the answer is
+// not complete, the last message of an agent is INCOMPLETE. Other goroutines may read the messages
+// from now on; only setStored may change them.
 func (a *answer) finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -193,7 +193,7 @@ func (a *answer) finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageE
 	return a.messages, a.indexes
 }
 
-// number gives messages what the store gave them.
+// setStored sets the fields that the store assigned to messages.
 func (a *answer) setStored(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -202,15 +202,16 @@ func (a *answer) setStored(messages []*parleyv1.Message, numbers []*parleyv1.App
 	}
 }
 
-// hasOpenCalls reports whether a call of the answer is open, whichever agent made it.
+// hasOpenCalls reports whether a call of the answer has no result, regardless of the agent that
+// made it.
 func (a *answer) hasOpenCalls() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.calls.open) > 0
 }
 
-// release releases the messages and the state that made them, once there is a finished event, which
-// has the stored messages in encoded form. marks are the marks of those messages.
+// release releases the messages, since the finished event has them in encoded form. indexes are the
+// event indexes of these messages.
 func (a *answer) release(marks []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -218,7 +219,7 @@ func (a *answer) release(marks []*storev1.MessageEvents) {
 	a.text.Reset()
 }
 
-// markIncomplete marks the last message of an agent as cut off.
+// markIncomplete sets the last message of an agent to INCOMPLETE.
 func markIncomplete(messages []*parleyv1.Message) {
 	for _, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
@@ -228,15 +229,16 @@ func markIncomplete(messages []*parleyv1.Message) {
 	}
 }
 
-// soFar is an answer as far as it has arrived.
+// partialAnswer is a copy of an answer as far as it has arrived.
 type partialAnswer struct {
-	messages  []*parleyv1.Message // the last one of an agent is INCOMPLETE
+	messages  []*parleyv1.Message // the last message of an agent is INCOMPLETE
 	indexes   []*storev1.MessageEvents
-	lastIndex int32 // index of the newest event, finished aside
-	changes   int   // so far
+	lastIndex int32 // index of the newest event before a finished event
+	changes   int   // answer.changes at the time of the copy
 }
 
-// soFar copies what has arrived; nil when nothing has been added since that many changes.
+// snapshot copies the answer as far as it has arrived. It returns nil if the answer has not changed
+// since it had this number of changes.
 func (a *answer) snapshot(since int) *partialAnswer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -258,7 +260,7 @@ func (a *answer) snapshot(since int) *partialAnswer {
 	return partial
 }
 
-// plain is what is left of an answer that the store does not take: its text.
+// textOnly returns the text of an answer that the store refused.
 func textOnly(messages []*parleyv1.Message, indexes []*storev1.MessageEvents) (texts []*parleyv1.Message, textIndexes []*storev1.MessageEvents) {
 	for i, m := range messages {
 		if m.GetContent() == "" {
@@ -275,7 +277,7 @@ func textOnly(messages []*parleyv1.Message, indexes []*storev1.MessageEvents) (t
 	return texts, textIndexes
 }
 
-// cut shortens a text to so many bytes, at a rune.
+// truncate shortens text to at most limit bytes without cutting a UTF-8 sequence.
 func truncate(text string, limit int) string {
 	if len(text) <= limit {
 		return text

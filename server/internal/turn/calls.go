@@ -8,31 +8,31 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxTold is how many open calls somebody is told who has named none of them; a history may
-// have hundreds of thousands.
+// maxListedCalls limits the open calls that an error lists. A history may have hundreds of
+// thousands.
 const maxListedCalls = 64
 
-// calls are the tool calls of messages, added in their order, and which of them are open, by
-// the rule of ToolResult.call_id. The zero value has no calls.
+// callTracker tracks the tool calls of messages and which of them are open, by the rule of
+// ToolResult.call_id. Add the messages in their order. The zero value has no calls.
 type callTracker struct {
 	all  []trackedCall
-	open map[string][]int // of all, by id, each of one message; the first one gets the next result
+	open map[string][]int // indexes in all, by call id; those of one id are calls of one message, and the first receives the next result
 }
 
-// maxNumberBytes is the most that the store adds to a message's encoded form: its numbers, its
-// time, and what frames it.
+// maxStoredFieldBytes is the maximum that the store adds to the encoded size of a message: numbers,
+// time and frame.
 const maxStoredFieldBytes = 64
 
-// toolCall is one of calls.
+// trackedCall is a call of a callTracker.
 type trackedCall struct {
 	*parleyv1.ToolCall
 
-	message int // index of the one that asks for it
+	message int // index of the message that has the call
 	open    bool
 }
 
-// callsOf returns the calls of messages and, for each message, the index of the one whose
-// call it answers, -1 when there is none.
+// trackCalls returns the calls of messages. For each message it also returns the index of the
+// message whose call it resolves, -1 if there is none.
 func trackCalls(messages []*parleyv1.Message) (c *callTracker, resolvedBy []int) {
 	c, resolvedBy = new(callTracker), make([]int, len(messages))
 	for i, m := range messages {
@@ -48,8 +48,8 @@ func trackCalls(messages []*parleyv1.Message) (c *callTracker, resolvedBy []int)
 	return c, resolvedBy
 }
 
-// add adds calls of the message of that index. Those of an older message are over whose ids
-// they have.
+// add adds calls of the message with this index. Open calls of older messages with the same ids are
+// closed.
 func (c *callTracker) add(message int, added ...*parleyv1.ToolCall) {
 	if c.open == nil {
 		c.open = make(map[string][]int)
@@ -67,10 +67,10 @@ func (c *callTracker) add(message int, added ...*parleyv1.ToolCall) {
 	}
 }
 
-// isOpen reports whether a call of that id is open.
+// isOpen reports whether a call with this id is open.
 func (c *callTracker) isOpen(id string) bool { return len(c.open[id]) > 0 }
 
-// answer adds the result of a call, and returns that; nil when none of the id is open.
+// resolve adds the result of a call and returns the call, nil if no call with this id is open.
 func (c *callTracker) resolve(id string) *trackedCall {
 	if !c.isOpen(id) {
 		return nil
@@ -83,12 +83,12 @@ func (c *callTracker) resolve(id string) *trackedCall {
 	return call
 }
 
-// has reports whether there is a call of that id, open or not.
+// has reports whether there is a call with this id, open or not.
 func (c *callTracker) has(id string) bool {
 	return slices.ContainsFunc(c.all, func(one trackedCall) bool { return one.GetId() == id })
 }
 
-// openIDs are the ids of the newest open calls, maxTold at most, the oldest first.
+// openIDs returns the ids of the newest open calls, oldest first, at most maxListedCalls.
 func (c *callTracker) openIDs() []string {
 	var ids []string
 	for _, one := range slices.Backward(c.all) {
@@ -100,7 +100,7 @@ func (c *callTracker) openIDs() []string {
 	return ids
 }
 
-// answeredBy returns the call that each result answers in a history, or a NoOpenCallError.
+// matchResults returns the call in a history that each result resolves, or a NoOpenCallError.
 func matchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) ([]*trackedCall, error) {
 	c, _ := trackCalls(history)
 	open := c.openIDs()
@@ -113,8 +113,8 @@ func matchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) (
 	return answered, nil
 }
 
-// mayStore returns a NoRoomError when, to keep these inputs, the store would drop a call that
-// they answer. Bytes are the most that it keeps of a conversation; 0 is any number.
+// checkRetention returns a NoRoomError if the store, to retain these inputs, would drop a call that
+// they resolve. maxBytes is the limit of a conversation; 0 means no limit.
 func checkRetention(inputs []*parleyv1.Message, answered []*trackedCall, found *store.Snapshot, bytes int) error {
 	count, size, limit := found.Messages.Count()+len(inputs), len(found.Messages), found.Conversation.GetRetention().GetMaxMessages()
 	for _, m := range inputs {

@@ -8,8 +8,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Get returns a turn of a conversation: store.ErrNotFound when there is no such
-// conversation, NotFoundError when it has no such turn.
+// Get returns a turn of a conversation. Errors: store.ErrNotFound if the conversation does not
+// exist, NotFoundError if it has no such turn.
 func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
 	turns, err := m.allTurns(ctx, key{tenant, conversationID})
 	if err != nil {
@@ -19,14 +19,14 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 		return turn, nil
 	}
 	if t := m.cancelledBeforeStart(key{tenant, conversationID}, turnID); t != nil {
-		<-t.done // It is about to be.
+		<-t.done // The turn is about to end.
 		return t.finalTurn, nil
 	}
 	return nil, &NotFoundError{TurnID: turnID}
 }
 
-// List returns the newest turns of a conversation, newest first, 32 at most; those that wait
-// are the newest, the last in line first.
+// List returns the newest turns of a conversation, newest first, at most 32. Queued turns come
+// first, starting with the last one in the queue.
 func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
 	turns, err := m.allTurns(ctx, key{tenant, conversationID})
 	if err != nil {
@@ -36,9 +36,10 @@ func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*p
 	return turns[:min(len(turns), maxListedTurns)], nil
 }
 
-// all are the turns of a conversation that the store keeps, and those that wait.
+// allTurns returns the stored and the queued turns of a conversation, oldest first.
 func (m *Manager) allTurns(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
-	// Ahead of the store: a turn that begins meanwhile is then in both, not in neither.
+	// Read the queue before the store: a turn that starts in between is then in both, not in
+	// neither.
 	waiting := m.queuedTurns(at)
 	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true})
 	if err != nil {
@@ -53,7 +54,7 @@ func (m *Manager) allTurns(ctx context.Context, at key) ([]*parleyv1.Turn, error
 	return turns, nil
 }
 
-// waiting are the turns of a conversation that have not begun, in line.
+// queuedTurns returns the turns of a conversation that have not started.
 func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,7 +69,7 @@ func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 	return turns
 }
 
-// neverBegun returns a turn that was cancelled while it waited.
+// cancelledBeforeStart returns a turn that was cancelled while it waited, nil if there is none.
 func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -78,9 +79,9 @@ func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	return nil
 }
 
-// Cancel ends a turn that runs or waits, and returns it as it ended, which need not be
-// cancelled: its answer may have been whole already. A turn that has ended it only returns.
-// Errors: those of Get, and store.BusyError when the turn is not this server's to end.
+// Cancel cancels a running or queued turn and returns it as it ended. The turn may have another
+// state than CANCELLED if its answer was already complete. Cancel does not change a turn that has
+// ended. Errors: those of Get, and store.BusyError if another server runs the turn.
 func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
 	if t := m.cancelTurn(key{tenant, conversationID}, turnID); t != nil {
 		select {
@@ -106,7 +107,7 @@ func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID str
 	return m.Get(ctx, tenant, conversationID, turnID)
 }
 
-// cancel cancels a live turn; nil when there is none that has not ended.
+// cancelTurn cancels a turn in memory and returns it, nil if there is none that has not ended.
 func (m *Manager) cancelTurn(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,119 +6,118 @@ import (
 	"strings"
 )
 
-// What Chat may answer, beside the errors of the store.
+// Errors of Chat, in addition to those of the store.
 var (
-	// ErrShuttingDown: the server takes no more turns.
+	// ErrShuttingDown reports that the server accepts no new turns.
 	ErrShuttingDown = errors.New("the server is shutting down")
-	// ErrTooManyTurns: as many turns run as may.
+	// ErrTooManyTurns reports that the limit of running turns is reached.
 	ErrTooManyTurns = errors.New("too many turns are running")
-	// ErrQueueFull: as many turns wait for the conversation as may.
-	ErrQueueFull = errors.New("too many turns wait for the conversation")
-	// ErrNothingToAnswer: the history does not end with anything that waits for an answer.
-	ErrNothingToAnswer = errors.New("the history ends with nothing that waits for an answer")
-	// ErrConversationGone: the conversation was deleted before its turn had ended.
-	ErrConversationGone = errors.New("the conversation was deleted before the turn had ended")
+	// ErrQueueFull reports that the limit of waiting turns of the conversation is reached.
+	ErrQueueFull = errors.New("too many turns wait in the conversation")
+	// ErrNothingToAnswer reports that no message of the history needs an answer.
+	ErrNothingToAnswer = errors.New("the history has no message that needs an answer")
+	// ErrConversationGone reports that the conversation was deleted before its turn ended.
+	ErrConversationGone = errors.New("the conversation was deleted before the turn ended")
 )
 
-// UnknownAgentError says that a request names an agent that there is not.
+// UnknownAgentError reports that a request names an agent that is not configured.
 type UnknownAgentError struct {
 	Agent string
 	Known []string
 }
 
-// Error lists the agents there are.
+// Error lists the configured agents.
 func (e *UnknownAgentError) Error() string {
-	return fmt.Sprintf("unknown agent %q; this server has: %s", e.Agent, strings.Join(e.Known, ", "))
+	return fmt.Sprintf("unknown agent %q; configured agents: %s", e.Agent, strings.Join(e.Known, ", "))
 }
 
-// AgentNotConfiguredError says that the routing lease or the conversation names an agent
-// that this server lacks.
+// AgentNotConfiguredError reports that the routing lease or the conversation names an agent that is
+// not configured on this server.
 type AgentNotConfiguredError struct {
 	Agent string
 	Known []string
 }
 
-// Error says what to do about it.
+// Error lists the configured agents.
 func (e *AgentNotConfiguredError) Error() string {
-	return fmt.Sprintf("the conversation is routed to agent %q, which this server does not have; "+
-		"name one of these in the request, or route it elsewhere: %s", e.Agent, strings.Join(e.Known, ", "))
+	return fmt.Sprintf("the conversation is routed to agent %q, which is not configured on this server; "+
+		"name another agent in the request or change the routing; configured agents: %s", e.Agent, strings.Join(e.Known, ", "))
 }
 
-// NotFoundError says that a conversation has no turn of that id, or no longer.
+// NotFoundError reports that a conversation does not have the turn, or no longer has it.
 type NotFoundError struct {
-	// TurnID is empty where any turn was asked for.
+	// TurnID is empty if the request did not name a turn.
 	TurnID string
 }
 
-// Error says which.
+// Error implements error.
 func (e *NotFoundError) Error() string {
 	if e.TurnID == "" {
 		return "the conversation has no turn"
 	}
-	return fmt.Sprintf("turn %q is not, or no longer, among the newest of the conversation", e.TurnID)
+	return fmt.Sprintf("turn %q is not among the newest turns of the conversation", e.TurnID)
 }
 
-// EventsGoneError says that a reader asks for events that cannot be read.
+// EventsGoneError reports that the requested events cannot be read.
 type EventsGoneError struct {
-	// After is the index that the reader named.
+	// After is the index in the request.
 	After int32
-	// Oldest index from which the turn can be read on; 0 when the turn itself is no longer
-	// kept.
+	// Oldest is the smallest index from which the turn can be read, 0 if the turn is no longer
+	// stored.
 	Oldest int32
-	// Last index that there is so far.
+	// Last is the index of the newest event.
 	Last int32
 }
 
-// Error says where to go on.
+// Error says from which index to read instead.
 func (e *EventsGoneError) Error() string {
 	switch {
 	case e.Oldest == 0:
-		return "the turn is no longer kept; its answer may be in the history"
+		return "the turn is no longer stored; its answer may be in the history"
 	case e.After > e.Last:
-		return fmt.Sprintf("after_index %d: the newest event is %d; the whole turn is behind 0", e.After, e.Last)
+		return fmt.Sprintf("after_index %d is greater than the newest index %d; use 0 to read the complete turn", e.After, e.Last)
 	}
-	return fmt.Sprintf("after_index %d: the events behind it are no longer kept one by one; the whole turn is behind 0, its texts merged", e.After)
+	return fmt.Sprintf("after_index %d: the events after it are no longer stored one by one; use 0 to read the complete turn with merged texts", e.After)
 }
 
-// NoOpenCallError says that a tool result answers no open call.
+// NoOpenCallError reports that a tool result does not match an open call.
 type NoOpenCallError struct {
-	// CallID is the one that the result names.
+	// CallID is the id in the result.
 	CallID string
-	// Answered: the newest call of that id has its result.
+	// Answered reports whether the newest call with this id already has a result.
 	Answered bool
-	// Open are the ids of the open calls, the newest 64, oldest first.
+	// Open contains the ids of the newest 64 open calls, oldest first.
 	Open []string
 }
 
-// Error lists the calls there are.
+// Error lists the open calls.
 func (e *NoOpenCallError) Error() string {
-	is, others := "is no call of the history", "none waits for a result"
+	problem, open := "is not a call in the history", "no call waits for a result"
 	if e.Answered {
-		is = "is a call that has its result; answer_pending has that answered again if need be"
+		problem = "is a call that already has a result; use answer_pending to have it answered again"
 	}
 	if len(e.Open) > 0 {
-		others = fmt.Sprintf("these wait for a result: %q", e.Open)
+		open = fmt.Sprintf("these calls wait for a result: %q", e.Open)
 	}
-	return fmt.Sprintf("%q %s; %s", e.CallID, is, others)
+	return fmt.Sprintf("%q %s; %s", e.CallID, problem, open)
 }
 
-// NoRoomError says that a conversation cannot keep tool results beside the calls that they
-// answer.
+// NoRoomError reports that a conversation cannot retain both tool results and the calls that they
+// resolve.
 type NoRoomError struct {
-	// CallID is of a call that would be dropped.
+	// CallID is the id of a call that would be dropped.
 	CallID string
-	// MaxMessages is how many messages the conversation keeps.
+	// MaxMessages is the message limit of the conversation.
 	MaxMessages int32
-	// MaxBytes is how many bytes of messages any conversation keeps, where they are too many
-	// for that; else 0.
+	// MaxBytes is the byte limit of a conversation, 0 if only MaxMessages would be exceeded.
 	MaxBytes int
 }
 
-// Error says what to do about it.
+// Error says which limit to raise.
 func (e *NoRoomError) Error() string {
 	if e.MaxBytes > 0 {
-		return fmt.Sprintf("to store these would drop call %.64q, which they answer: a conversation keeps %d bytes of messages; shorten them", e.CallID, e.MaxBytes)
+		return fmt.Sprintf("storing the tool results would drop their call %.64q: a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)
 	}
-	return fmt.Sprintf("to store these would drop call %.64q, which they answer: the conversation keeps max_messages, which is %d; "+
+	return fmt.Sprintf("storing the tool results would drop their call %.64q: the conversation retains %d messages; "+
 		"raise its retention.max_messages with UpdateConversation", e.CallID, e.MaxMessages)
 }

@@ -10,62 +10,62 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The bounds of the events kept of one turn; the oldest go first. A reader that falls
-// behind them gets an EventsGoneError, the turn is not slowed down. A finished event, whose
-// messages are those of the answer, does not count.
+// Limits of the retained events of one turn. When a limit is reached, the oldest events are
+// dropped. A reader that needs dropped events receives an EventsGoneError; readers never slow down
+// the turn. A finished event does not count, since its messages are those of the answer.
 const (
 	maxEvents     = 16_384
 	maxEventBytes = 2 << 20
-	// entryBytes is the memory of an event besides its data: its entry, in a list that grows in
-	// steps, and the rounding of its data.
+	// eventOverheadBytes is the memory of an event without its data: its entry in a list that grows
+	// in steps, and the rounding of its data.
 	eventOverheadBytes = 40
 )
 
-// readBatch is how many events a reader takes at a time.
+// readBatch is the maximum number of events that a reader copies under the lock.
 const readBatch = 256
 
-// events is what happened in a turn so far. Any number of goroutines read.
+// eventLog is the list of events of a turn. It is safe for concurrent use.
 type eventLog struct {
 	turnID       string
 	conversation key
-	sink         EventSink // nil: none
+	sink         EventSink // nil if there is no sink
 
 	mu           sync.Mutex
 	retained     []encodedEvent
 	bytes        int
-	startedEvent encodedEvent // the started event, always retained
-	startedIndex int32        // its index, 0 before it
-	// next is the index that the next event gets, from 1.
+	startedEvent encodedEvent // retained even if it was dropped from the list
+	startedIndex int32        // 0 before the started event
+	// next is the index of the next event, from 1.
 	next int32
-	// promised is the index of the finished event that the store was given; 0 if it was given none.
+	// reservedIndex is the index of the finished event that the store has received, 0 if none.
 	reservedIndex int32
-	// more is closed when there is more to read, or the end is reached; nil when nobody waits
-	// for that.
+	// changed is closed when there are new events or the log ends. It is nil if no reader waits.
 	changed chan struct{}
 	done    bool
-	// err is why the readers' streams end; nil after a finished event.
+	// err ends the sequences of the readers. It is nil after a finished event.
 	err error
 }
 
-// entry is a retained event in encoded form, from which each reader decodes a message. A turn has
-// thousands of texts, and a value may be a tree of 100,000 objects. In this form an event is one
-// object for the garbage collector, and its counted size is the size that it takes.
+// encodedEvent is a retained event in encoded form. Each reader decodes it into a new message. A
+// turn has thousands of texts, and a value may be a tree of 100,000 objects. In encoded form an
+// event is one object for the garbage collector, and its counted size is its real size.
 type encodedEvent struct {
-	data   string // a text, or an encoded TurnEvent without its turn and index
-	offset int32  // offset of a text in its message
+	data   string // a text, or an encoded TurnEvent without turn_id and index
+	offset int32  // byte offset of a text in its message
 	kind   eventKind
 }
 
 type eventKind uint8
 
 const (
-	noEvent eventKind = iota // no event has this index
+	noEvent eventKind = iota // the index is unused
 	textEvent
 	protoEvent
 	finishedEvent
 )
 
-// newEntry encodes an event. It returns the zero entry if a string in the event is not UTF-8.
+// encodeEvent encodes an event. It returns the zero encodedEvent if a string in the event is not
+// UTF-8.
 func encodeEvent(event *parleyv1.TurnEvent) encodedEvent {
 	data, err := proto.Marshal(event)
 	switch {
@@ -81,13 +81,14 @@ func newEventLog(turnID string, of key, audience EventSink) *eventLog {
 	return &eventLog{turnID: turnID, conversation: of, sink: audience, next: 1}
 }
 
-// add appends an event that can be encoded, sets its turn and its index, and wakes the readers.
+// add appends an event and wakes the readers. It sets the event's turn id and index. The event must
+// be valid UTF-8.
 func (e *eventLog) add(event *parleyv1.TurnEvent) (index int32) {
-	return e.addEncoded(encodeEvent(event), event) // Encode before the lock: this may take milliseconds.
+	return e.addEncoded(encodeEvent(event), event) // Encode before locking, since it may take milliseconds.
 }
 
-// addEntry appends an encoded event. event is the same event decoded; if nil, addEntry decodes it
-// if needed.
+// addEncoded appends an encoded event. event is the same event in decoded form; if nil, addEncoded
+// decodes it when a sink needs it.
 func (e *eventLog) addEncoded(n encodedEvent, event *parleyv1.TurnEvent) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,27 +98,27 @@ func (e *eventLog) addEncoded(n encodedEvent, event *parleyv1.TurnEvent) (index 
 	return e.appendLocked(n, event)
 }
 
-// addText adds a piece of text, which begins at that byte of its message.
+// addText appends a piece of text that starts at this byte offset of its message.
 func (e *eventLog) addText(text string, offset int32) (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.appendLocked(encodedEvent{data: text, offset: offset, kind: textEvent}, nil)
 }
 
-// addSign appends an empty progress event, which shows readers that the turn continues.
+// addKeepAlive appends an empty progress event, which shows readers that the turn continues.
 func (e *eventLog) addKeepAlive() (index int32) {
 	event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}
 	n := encodeEvent(event)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.next == e.reservedIndex {
-		e.appendLocked(encodedEvent{}, nil) // Skip the promised index: a reader that resumes after it would miss the end.
+		e.appendLocked(encodedEvent{}, nil) // Skip the reserved index: a reader that resumes after it would miss the finished event.
 	}
 	return e.appendLocked(n, event)
 }
 
-// promise returns the index of the finished event for the store. If readers are sent a sign after
-// that, the finished event has a later index, and no event has this one.
+// reserveFinished returns the index of the finished event for the store. If a keep-alive is added
+// afterwards, the finished event gets a later index and the reserved index stays unused.
 func (e *eventLog) reserveFinished() (finished int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,14 +126,15 @@ func (e *eventLog) reserveFinished() (finished int32) {
 	return e.reservedIndex
 }
 
-// retract withdraws the promised index, since the store has not stored the answer.
+// releaseReserved releases the reserved index, since the store has not stored the answer.
 func (e *eventLog) releaseReserved() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reservedIndex = 0
 }
 
-// keep appends an entry; see addEntry.
+// appendLocked appends an encoded event and sends it to the sink. The caller holds mu. See
+// addEncoded.
 func (e *eventLog) appendLocked(n encodedEvent, event *parleyv1.TurnEvent) (index int32) {
 	index = e.next
 	e.next++
@@ -154,7 +156,7 @@ func (e *eventLog) appendLocked(n encodedEvent, event *parleyv1.TurnEvent) (inde
 	return index
 }
 
-// size is what counts as the bytes of the event.
+// size returns the size in bytes that counts toward maxEventBytes.
 func (n encodedEvent) size() int {
 	if n.kind == finishedEvent {
 		return 0
@@ -162,19 +164,20 @@ func (n encodedEvent) size() int {
 	return len(n.data) + eventOverheadBytes
 }
 
-// message decodes the event into a new message for one reader.
+// decode returns the event as a new message for one reader.
 func (n encodedEvent) decode(turnID string, index int32) *parleyv1.TurnEvent {
 	event := new(parleyv1.TurnEvent)
 	if n.kind == textEvent {
 		event.Event = &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: n.data, Offset: n.offset}}
 	} else {
-		_ = proto.Unmarshal([]byte(n.data), event) // cannot fail: newEntry encoded it
+		_ = proto.Unmarshal([]byte(n.data), event) // cannot fail: encodeEvent encoded it
 	}
 	event.TurnId, event.Index = turnID, index
 	return event
 }
 
-// end lets readers go once they have read everything; err is nil after a finished event.
+// end ends the log. Readers receive the remaining events and then err, which is nil after a
+// finished event.
 func (e *eventLog) end(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -189,7 +192,7 @@ func (e *eventLog) wakeReaders() {
 	}
 }
 
-// started returns the started event; nil if there was none.
+// started returns the started event, nil if there is none.
 func (e *eventLog) started() *parleyv1.TurnEvent {
 	e.mu.Lock()
 	begun, index := e.startedEvent, e.startedIndex
@@ -200,7 +203,7 @@ func (e *eventLog) started() *parleyv1.TurnEvent {
 	return begun.decode(e.turnID, index)
 }
 
-// finished returns the finished event; nil if there was none.
+// finished returns the finished event, nil if there is none.
 func (e *eventLog) finished() *parleyv1.TurnEvent {
 	e.mu.Lock()
 	var end encodedEvent
@@ -215,14 +218,14 @@ func (e *eventLog) finished() *parleyv1.TurnEvent {
 	return end.decode(e.turnID, index)
 }
 
-// last is the index of the newest event, 0 before the first.
+// lastIndex returns the index of the newest event, 0 if there is none.
 func (e *eventLog) lastIndex() int32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.next - 1
 }
 
-// told is the index of the newest event ahead of a finished one.
+// lastBeforeFinished returns the index of the newest event that is not a finished event.
 func (e *eventLog) lastBeforeFinished() int32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -232,7 +235,7 @@ func (e *eventLog) lastBeforeFinished() int32 {
 	return e.next - 1
 }
 
-// memory returns about how many bytes the events take.
+// memory returns the approximate memory of the events in bytes.
 func (e *eventLog) memory() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -243,8 +246,8 @@ func (e *eventLog) memory() int {
 	return total
 }
 
-// after returns the kept events behind an index. When there are none it returns a channel
-// that is closed when there are, nil at the end.
+// after returns retained events after an index, at most readBatch. If there are none, it returns a
+// channel that is closed when there are. At the end of the log it returns neither.
 func (e *eventLog) after(index int32) (batch []encodedEvent, more <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -265,7 +268,7 @@ func (e *eventLog) after(index int32) (batch []encodedEvent, more <-chan struct{
 	return nil, e.changed, nil
 }
 
-// read yields the events after an index until the turn ends, an error occurs or ctx ends.
+// read yields the events after an index until the log ends or ctx ends.
 func (e *eventLog) read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for {

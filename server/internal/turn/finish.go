@@ -10,12 +10,12 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// storeRetry is how long a turn waits before it offers its answer to a store again that
-// was overloaded or out of space.
+// storeRetry is the time before a turn retries to store its answer in a store that is overloaded or
+// out of space.
 const storeRetry = 100 * time.Millisecond
 
-// finish makes the answer durable. It returns what to tell readers, or why their streams
-// end without it. It always asks the store, even if the conversation was reported as deleted: only
+// finish stores the answer. It returns the finished event, or the error with which the streams of
+// readers end. It always calls the store, even if the conversation was reported as deleted: only
 // the store knows whether the turn still runs there, and a turn that is not ended keeps its
 // conversation busy until the next start.
 func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
@@ -28,14 +28,14 @@ func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 	}
 	result, err := t.commitEnd(messages, end)
 	if err != nil && isAnswerError(err) {
-		// The text is kept, and the conversation is usable again.
-		t.log.Error("answer could not be stored as it is", "error", err)
+		// Store the text alone, so that it is not lost and the conversation can be used again.
+		t.log.Error("answer refused by the store, storing its text", "error", err)
 		messages, t.eventIndexes.Messages = textOnly(messages, t.eventIndexes.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
 		result, err = t.commitEnd(messages, end)
 	}
 	if err != nil && isAnswerError(err) {
-		t.log.Error("not even the text of the answer could be stored", "error", err)
+		t.log.Error("text of the answer refused by the store, ending the turn without it", "error", err)
 		messages, t.eventIndexes.Messages = nil, nil
 		result, err = t.commitEnd(nil, end)
 	}
@@ -57,8 +57,8 @@ func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 	}, nil
 }
 
-// ofTheAnswer reports whether the store may take another answer where this one failed. It
-// knows its own errors; what else there is says that a message cannot be encoded.
+// isAnswerError reports whether the store may accept another answer after this error. Errors other
+// than those of the store mean that a message cannot be encoded.
 func isAnswerError(err error) bool {
 	for _, known := range []error{
 		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed, store.ErrClosed,
@@ -70,9 +70,9 @@ func isAnswerError(err error) bool {
 	return true
 }
 
-// commit ends the turn in the store, and tries again while the store cannot take it: too
-// many writes wait, or the disk is full. On a full disk the server's stop ends the trying;
-// the turn is then left to the next start, with what was saved of it.
+// commitEnd ends the turn in the store. It retries while the store is overloaded or the disk is
+// full. If the server stops while the disk is full, commitEnd returns; the next start ends the turn
+// with the saved part of its answer.
 func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	logged := false
 	for {
@@ -90,7 +90,7 @@ func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (
 			stop = t.manager.ctx.Done()
 			if !logged {
 				logged = true
-				t.log.Warn("the answer waits for room on the disk", "error", err)
+				t.log.Warn("disk full, answer waits", "error", err)
 			}
 		}
 		select {
@@ -100,7 +100,7 @@ func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (
 	}
 }
 
-// number gives a message what the store gave it.
+// setStoredFields sets the fields of a message that the store assigned.
 func setStoredFields(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
 	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
 	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {

@@ -15,16 +15,16 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// silence is how long nothing may be heard of a turn before its readers are told that it
-// still waits or runs: see TurnQueued and TurnProgress.
+// keepAliveInterval is the maximum time without an event for readers. After this time they receive
+// TurnQueued or TurnProgress.
 const keepAliveInterval = 15 * time.Second
 
-// silenceStep is how often a turn checks when its readers last received an event.
+// keepAliveCheckInterval is how often a turn checks when its readers last received an event.
 const keepAliveCheckInterval = 500 * time.Millisecond
 
-// live is a turn that waits, runs, or has ended and is kept.
+// liveTurn is a turn that waits, runs, or has ended and is retained.
 type liveTurn struct {
-	// These never change.
+	// These fields never change.
 
 	manager      *Manager
 	queue        *queue
@@ -32,41 +32,41 @@ type liveTurn struct {
 	accepted     time.Time
 	events       *eventLog
 	answer       *answer
-	mayStart     chan struct{}   // closed when it may begin
-	startDecided chan struct{}   // closed when it has begun, or will not
-	done         chan struct{}   // closed after its last event
-	ctx          context.Context //nolint:containedctx // the turn's own life, within the manager's
+	mayStart     chan struct{}   // closed when the turn may start
+	startDecided chan struct{}   // closed when it is known whether the turn starts
+	done         chan struct{}   // closed after the last event
+	ctx          context.Context //nolint:containedctx // the context of the turn, derived from the manager's
 	cancel       context.CancelCauseFunc
 
-	// These are its own goroutine's.
+	// These fields belong to the turn's goroutine.
 
 	log          *slog.Logger
-	conversation *store.Snapshot // the conversation, if it was read just now; nil once the turn has begun
+	conversation *store.Snapshot // read for this turn; nil after the start
 	agent        *agent.Entry
-	inputs       []*parleyv1.Message // what is stored as the turn begins
-	input        *parleyv1.Message   // what is answered, numbered once it is stored
-	startResult  *store.Result       // what the store said when the turn began
+	inputs       []*parleyv1.Message // messages to be stored at the start
+	input        *parleyv1.Message   // the message to be answered; has its sequence after the start
+	startResult  *store.Result       // the store's result of the start
 	eventIndexes *storev1.TurnEvents
-	finalTurn    *parleyv1.Turn // as it ended, for all once done is closed; nil: it did not
+	finalTurn    *parleyv1.Turn // the turn as it ended, valid after done is closed; nil if it did not end
 
-	// The manager's mu guards the rest, until the turn has ended.
+	// Manager.mu guards the following fields until the turn has ended.
 
 	request         *parleyv1.ChatRequest
 	requestKey      *store.Request
-	hadToWait       bool // it had to wait
+	hadToWait       bool // the turn was not first in its queue
 	readers         int
-	position        int      // in line, from 1
-	removalCause    error    // why it is out of the line before it could begin
-	uid             string   // of the conversation, empty until the turn has begun
-	version         int32    // of the conversation, as the turn began
-	deletedUIDs     []string // uids of conversations of that id deleted meanwhile
+	position        int      // in the queue, from 1
+	removalCause    error    // why the turn was removed from the queue before its start
+	uid             string   // of the conversation; empty before the start
+	version         int32    // of the conversation at the start
+	deletedUIDs     []string // uids of conversations with this id that were deleted during the start
 	ended           bool
-	retainedBytes   int           // bytes that it takes once it has ended
-	retainedElement *list.Element // of Manager.kept
+	retainedBytes   int           // memory of the turn after its end
+	retainedElement *list.Element // in Manager.retained
 	releaseTimer    *time.Timer
 }
 
-// newLive makes a turn of which the store does not know yet, with one reader.
+// newLiveTurn returns a turn with one reader. The store does not know the turn yet.
 func newLiveTurn(m *Manager, l *queue, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *liveTurn {
 	t := &liveTurn{
 		manager: m, queue: l, id: uuid.NewString(), request: request, requestKey: q, conversation: found, accepted: time.Now(), readers: 1,
@@ -79,18 +79,18 @@ func newLiveTurn(m *Manager, l *queue, request *parleyv1.ChatRequest, q *store.R
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
 	t.events = newEventLog(t.id, l.key, m.o.Audience)
 	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
-	// Not of the call's life: leaving is not cancelling.
+	// The context is not derived from the call's: the turn continues when its caller leaves.
 	t.ctx, t.cancel = context.WithCancelCause(m.ctx)
 	return t
 }
 
-// release gives back what a turn that has ended does not need.
+// dropReferences releases the memory that a turn does not need after its end.
 func (t *liveTurn) dropReferences() {
 	t.request, t.conversation, t.startResult, t.agent, t.inputs, t.input = nil, nil, nil, nil, nil, nil
 }
 
-// fromHistory reports whether a request asks to go on with what the history holds, which
-// then has to be looked at: to answer what is pending there, or to give open calls results.
+// dependsOnHistory reports whether a request depends on stored messages: answer_pending needs the
+// pending message, and tool results need open calls.
 func dependsOnHistory(r *parleyv1.ChatRequest) bool {
 	return r.GetAnswerPending() || len(r.GetToolResults()) > 0
 }
@@ -99,7 +99,7 @@ func (t *liveTurn) interrupts() bool {
 	return t.request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 }
 
-// run takes the turn to its end.
+// run runs the turn from the queue to its end. It is the turn's goroutine.
 func (t *liveTurn) run() {
 	defer close(t.done)
 	err := t.waitForStart()
@@ -111,7 +111,7 @@ func (t *liveTurn) run() {
 		return
 	}
 	request, err := t.agentRequest()
-	stop := t.startKeepAlive() // Not earlier: the store records the index of the started event, which a sign would change.
+	stop := t.startKeepAlive() // Start after agentRequest: the store records the index of the started event, which a keep-alive would change.
 	if err == nil {
 		err = t.respond(request)
 	}
@@ -121,13 +121,13 @@ func (t *liveTurn) run() {
 	t.endStreams(finished, err)
 }
 
-// end ends the turn and the streams of its readers, with a finished event or with an error.
+// endStreams ends the turn and the streams of its readers, with a finished event or an error.
 func (t *liveTurn) endStreams(finished *parleyv1.TurnFinished, err error) {
 	var lastEvent encodedEvent
 	if err == nil {
 		lastEvent = encodeEvent(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
-	// Before the last event: a client that has received it may begin the next turn at once.
+	// Do this before the last event: a client that receives it may start the next turn at once.
 	t.manager.finishTurn(t, lastEvent)
 	if err == nil {
 		t.events.addEncoded(lastEvent, nil)
@@ -136,7 +136,7 @@ func (t *liveTurn) endStreams(finished *parleyv1.TurnFinished, err error) {
 	t.events.end(err)
 }
 
-// wait returns when the turn may begin, or why it is not to.
+// waitForStart waits until the turn may start. It returns an error if the turn must not start.
 func (t *liveTurn) waitForStart() error {
 	if !t.hadToWait {
 		return nil
@@ -152,8 +152,8 @@ func (t *liveTurn) waitForStart() error {
 			t.reportPosition()
 			t.manager.mu.Unlock()
 		case <-t.ctx.Done():
-			// What is cut off when it may begin already begins, and ends at once: its words
-			// are stored.
+			// A turn that is cancelled when it may already start does start, and ends at once. Its
+			// messages are stored.
 			if err := t.manager.removeCancelled(t); err != nil {
 				return err
 			}
@@ -163,7 +163,8 @@ func (t *liveTurn) waitForStart() error {
 	}
 }
 
-// gaveUp withdraws a turn whose life has ended, and says why; nil: it may begin.
+// removeCancelled removes a cancelled turn from its queue and returns the cause. It returns nil if
+// the turn may start.
 func (m *Manager) removeCancelled(t *liveTurn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -171,15 +172,16 @@ func (m *Manager) removeCancelled(t *liveTurn) error {
 	return t.removalCause
 }
 
-// tellPosition tells readers how many turns are ahead. Under the manager's mu.
+// reportPosition reports the turn's position in the queue to its readers. The caller holds
+// Manager.mu.
 func (t *liveTurn) reportPosition() {
 	if t.removalCause == nil && t.position > 0 {
 		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: int32(t.position)}}})
 	}
 }
 
-// refuse ends a turn that does not begin. One that was cancelled has an end like others,
-// which the store does not know.
+// endWithoutStart ends a turn that does not start. A turn that was cancelled ends with a finished
+// event, although the store does not know the turn.
 func (t *liveTurn) endWithoutStart(err error) {
 	var finished *parleyv1.TurnFinished
 	if errors.Is(err, errCancelled) {
@@ -192,15 +194,16 @@ func (t *liveTurn) endWithoutStart(err error) {
 	close(t.startDecided)
 }
 
-// Memory in bytes of a turn that has ended, besides its events, as measured: liveBytes for each turn,
-// messageBytes for each message of the answer and valueBytes for each of its values.
+// Memory in bytes of a turn that has ended, without its events, as measured: turnOverheadBytes for
+// each turn, messageOverheadBytes for each message of the answer and valueOverheadBytes for each of
+// its values.
 const (
 	turnOverheadBytes    = 2 << 10
 	messageOverheadBytes = 192
 	valueOverheadBytes   = 8
 )
 
-// memoryWith returns about how many bytes a turn takes that has ended with this event.
+// retainedSize returns the approximate memory in bytes of a turn that has ended with this event.
 func (t *liveTurn) retainedSize(finished encodedEvent) int {
 	total := turnOverheadBytes + t.events.memory() + len(finished.data)
 	for _, mark := range t.eventIndexes.GetMessages() {
@@ -209,7 +212,7 @@ func (t *liveTurn) retainedSize(finished encodedEvent) int {
 	return total
 }
 
-// waiting describes a turn that has not begun.
+// queuedTurn describes a turn that has not started.
 func (t *liveTurn) queuedTurn() *parleyv1.Turn {
 	return &parleyv1.Turn{
 		Id: t.id, ConversationId: t.queue.id, RequestId: t.request.GetRequestId(), Agent: t.request.GetAgent(),

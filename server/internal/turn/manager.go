@@ -1,10 +1,14 @@
-// Package turn runs Chat turns from the request to the durable answer. Begin with
-// [Manager.Chat].
+// Package turn runs Chat turns from the request to the durable answer.
 //
-// A turn runs in a goroutine of its own, whoever reads it: it outlives the stream that
-// began it. The turns of a conversation stand in a line, and one runs at a time. Readers
-// follow a turn's list of events, which is kept for a while after its end; the store holds
-// what must not be lost, and what is no longer in a list is replayed from there.
+// Each turn runs in its own goroutine and continues when the stream that started it ends. The turns
+// of a conversation form a queue, and one of them runs at a time. Readers follow the turn's list of
+// events, which is retained for a while after the turn has ended. The store holds everything that
+// must not be lost; a turn whose events are no longer retained is replayed from there.
+//
+// One lock guards the queues: [Manager]'s mu. The list of events and the answer of a turn have
+// their own locks.
+//
+// Start at [Manager.Chat].
 package turn
 
 import (
@@ -22,56 +26,55 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxTurnsInAll bounds the running turns of all tenants together.
+// maxRunningTotal limits the running turns of all tenants together.
 const maxRunningTotal = 1024
 
-// Audience is told what happens in turns; package watch is.
+// EventSink receives the events of turns. Package watch implements it.
 type EventSink interface {
-	// Listening reports whether it wants to be told.
+	// HasSubscribers reports whether the sink needs events.
 	HasSubscribers() bool
-	// TurnEvent takes the next event of a turn, which is not to be changed any more. It must
-	// not block and must not call the manager.
+	// TurnEvent receives the next event of a turn. The event is not changed afterwards. TurnEvent
+	// must not block and must not call the manager.
 	TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent)
 }
 
-// Options of a Manager; all are required but Audience and MaxConversationBytes.
+// Options configures a Manager. All fields are required except Audience and MaxConversationBytes.
 type Options struct {
 	Store    store.Store
 	Agents   *agent.Set
 	Audience EventSink
 	Log      *slog.Logger
-	// TurnTimeout bounds a whole turn, IdleTimeout the time between two pieces. Waiting in
-	// line is no part of either.
+	// TurnTimeout limits a turn, IdleTimeout the time between two pieces of the agent. Both count
+	// from the start of the turn; the time in the queue is not included.
 	TurnTimeout, IdleTimeout time.Duration
-	// MaxAnswerBytes bounds what is kept of an answer.
+	// MaxAnswerBytes limits the size of the stored answer.
 	MaxAnswerBytes int
-	// MaxTurns bounds the running turns of a tenant.
+	// MaxTurns limits the running turns of a tenant.
 	MaxTurns int
-	// MaxConversationBytes is the store's own option: tool results that would push the calls
-	// out which they answer are refused. 0: what has so many bytes is not known.
+	// MaxConversationBytes is the limit of the store. Tool results are refused if storing them
+	// would drop the calls that they answer. If 0, the limit is unknown and not checked.
 	MaxConversationBytes int
 }
 
-// Manager runs turns. Make one with New; end it with Stop.
+// Manager runs turns. Create a Manager with New and end it with Stop.
 type Manager struct {
 	o Options
 
 	mu              sync.Mutex
 	stopping        bool
-	turns           map[string]*liveTurn // by id: those that wait, run, or have ended and are kept
+	turns           map[string]*liveTurn // by turn id: waiting, running and retained turns
 	queues          map[key]*queue
-	runningByTenant map[string]int // lines in which a turn runs, by tenant
-	runningTotal    int            // lines in which a turn runs
-	idle            chan struct{}  // closed when closed and no turn runs
-	retained        *list.List     // of *live that have ended, in the order of their ends
-	retainedBytes   int            // what they hold in memory, in bytes
+	runningByTenant map[string]int // queues with a running turn, by tenant
+	runningTotal    int            // queues with a running turn
+	idle            chan struct{}  // closed when stopping is true and no turn runs
+	retained        *list.List     // elements are *liveTurn, in the order in which they ended
+	retainedBytes   int            // memory of the retained turns
 
 	ctx    context.Context //nolint:containedctx // the manager's own life, not a call's
 	cancel context.CancelCauseFunc
 }
 
-// New returns a manager without turns. Ctx is the manager's life: when it ends, so do the
-// turns.
+// New returns a manager without turns. When ctx ends, the running turns end too.
 func New(ctx context.Context, o Options) *Manager {
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
@@ -80,12 +83,14 @@ func New(ctx context.Context, o Options) *Manager {
 	}
 }
 
-// Chat begins the turn that a valid request asks for, whose conversation_id is filled in,
-// and yields its events; or those of the turn that q, which may be nil, began when it came
-// first. The sequence ends after a finished event, or with an error: one of the store or of
-// this package, or ctx's. Without a started event nothing was written. Leaving the sequence
-// does not end the turn unless the request says so; a turn that still waits in line is
-// dropped with its last reader.
+// Chat starts the turn of a valid request and yields its events. The request must have a
+// conversation_id. If q identifies a request that already started a turn, Chat yields the events of
+// that turn; q may be nil.
+//
+// The sequence ends after a finished event or with an error: an error of the store, of this
+// package, or the cause of ctx. If there was no started event, nothing was written. A caller that
+// stops reading does not end the turn unless on_disconnect is CANCEL. A queued turn is dropped when
+// its last reader leaves.
 func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		t, attached, err := m.admit(ctx, tenant, request, q)
@@ -96,9 +101,9 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 	}
 }
 
-// Resume yields the events of a turn behind an index; 0 is all. An empty turnID is the
-// running turn, else the newest. The sequence ends like Chat's; beside the errors of Chat
-// there are NotFoundError and EventsGoneError.
+// Resume yields the events of a turn after an index; 0 yields all. If turnID is empty, Resume reads
+// the running turn, or the newest turn if none runs. The sequence ends like that of Chat. It can
+// also end with NotFoundError or EventsGoneError.
 func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		at := key{tenant, conversationID}
@@ -106,8 +111,8 @@ func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID str
 	}
 }
 
-// conclude ends a sequence that ended with err so far: with the turn that a request began when
-// it came first, if that is what err says.
+// endSequence ends a sequence. If err says that the request already started a turn, it yields the
+// events of that turn. It yields any other error.
 func (m *Manager) endSequence(ctx context.Context, at key, err error, yield yieldFunc) {
 	if repeated, ok := errors.AsType[*repeatedRequestError](err); ok {
 		err = &NotFoundError{}
@@ -115,7 +120,7 @@ func (m *Manager) endSequence(ctx context.Context, at key, err error, yield yiel
 			err = m.replay(ctx, at, repeated.TurnID, 0, yield)
 		}
 		if _, notFound := errors.AsType[*NotFoundError](err); notFound {
-			err = &EventsGoneError{} // The store remembers the request longer than the turn.
+			err = &EventsGoneError{} // The store retains request ids longer than turns.
 		}
 	}
 	if err != nil && !errors.Is(err, errReaderStopped) {
@@ -123,9 +128,9 @@ func (m *Manager) endSequence(ctx context.Context, at key, err error, yield yiel
 	}
 }
 
-// Inputs are the messages that a request has stored, without their ids: one for each of its
-// tool results, in their order, then the user's, if it has one; none with answer_pending. The
-// last one is what the turn answers.
+// Inputs returns the messages that a request stores, without ids: one for each tool result, in
+// order, then the user message if there is one. It returns none if answer_pending is set. The turn
+// answers the last message.
 func Inputs(r *parleyv1.ChatRequest) []*parleyv1.Message {
 	if r.GetAnswerPending() {
 		return nil
@@ -143,14 +148,14 @@ func Inputs(r *parleyv1.ChatRequest) []*parleyv1.Message {
 	return inputs
 }
 
-// known reports whether a request may name this agent, or none.
+// isConfigured reports whether the agent is configured. The empty name counts as configured.
 func (m *Manager) isConfigured(name string) bool {
 	_, ok := m.o.Agents.Get(name)
 	return ok || name == ""
 }
 
-// choose names the agent that answers: the request's, else the holder of the routing
-// lease, else the conversation's, else the default.
+// chooseAgent returns the agent that answers: that of the request, of the routing lease, of the
+// conversation, or the default, in this order.
 func (m *Manager) chooseAgent(request *parleyv1.ChatRequest, c *parleyv1.Conversation) (*agent.Entry, error) {
 	name := cmp.Or(request.GetAgent(), c.GetActiveAgent().GetAgent(), c.GetAgent())
 	if name == "" {
@@ -162,16 +167,15 @@ func (m *Manager) chooseAgent(request *parleyv1.ChatRequest, c *parleyv1.Convers
 	return nil, &AgentNotConfiguredError{Agent: name, Known: m.o.Agents.Names()}
 }
 
-// Running counts the turns that run.
+// Running returns the number of running turns.
 func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.runningTotal
 }
 
-// Stop takes no more turns and drops those that wait; it waits for those that run until
-// ctx ends, then cuts them off and returns when their answers, as far as they had come, are
-// durable.
+// Stop refuses new turns and drops queued turns. It waits for running turns until ctx ends, then
+// cancels them. It returns when their partial answers are durable.
 func (m *Manager) Stop(ctx context.Context) {
 	m.stopAccepting()
 	select {

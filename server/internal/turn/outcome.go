@@ -9,8 +9,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// Codes of google.rpc.Code, which a TurnError carries as numbers. The packages that name
-// them belong to the rpc room.
+// Codes of google.rpc.Code, which a TurnError has as numbers. Only package rpc imports the package
+// that defines them.
 const (
 	codeCancelled         = 1
 	codeDeadlineExceeded  = 4
@@ -20,7 +20,8 @@ const (
 	codeUnavailable       = 14
 )
 
-// outcome says how a turn ends whose agent stopped for this reason; nil is a whole answer.
+// outcome returns the state and the error of a turn that ends for this cause. A nil cause means a
+// complete answer.
 func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	var failure *agent.Error
 	var large *tooLargeError
@@ -34,19 +35,19 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{Code: codeCancelled, Reason: "CANCELLED", Message: "the turn was cancelled"}
 	case errors.Is(cause, errDisconnected):
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{
-			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader left, and the turn was to stop with it",
+			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader disconnected and on_disconnect is CANCEL",
 		}
 	case errors.Is(cause, ErrConversationGone):
-		// This is stored only if the store has the conversation and the turn after all.
+		// This is stored only if the store still has the conversation and the turn.
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
 			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran", Retryable: true,
 		}
 	case errors.Is(cause, errInterrupted):
-		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later turn was to take its place"}
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later request interrupted the turn"}
 	case errors.Is(cause, errHistoryUnreadable):
 		t.log.Error("turn failed", "error", cause)
 		return failed, &parleyv1.TurnError{
-			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; the log of the server says why", Retryable: true,
+			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; see the server log", Retryable: true,
 		}
 	case errors.Is(cause, errTurnTimeout):
 		return failed, timeoutError(fmt.Sprintf("agent %s did not finish within %s", t.agent.Name, t.manager.o.TurnTimeout))
@@ -55,7 +56,7 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 	case errors.As(cause, &large):
 		return failed, &parleyv1.TurnError{
 			Code: codeResourceExhausted, Reason: "AGENT_OUTPUT_TOO_LARGE",
-			Message: fmt.Sprintf("the answer of agent %s %v; what fits is kept", t.agent.Name, large),
+			Message: fmt.Sprintf("the answer of agent %s %v; the part within the limit is stored", t.agent.Name, large),
 		}
 	case errors.As(cause, &failure):
 		if failure.Detail != "" {
@@ -66,17 +67,17 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 			Message: fmt.Sprintf("agent %s failed: %s", t.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,
 		}
 	}
-	// Not an error that was made for people: it is in the log only.
+	// The text of an unknown error may contain internals, so it goes to the log only.
 	t.log.Error("agent failed", "error", cause)
 	return failed, &parleyv1.TurnError{
 		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.agent.Name), Retryable: true,
 	}
 }
 
-// unstorable is why a turn failed whose answer the store did not take.
+// storeFailure is the error of a turn whose answer the store refused.
 func storeFailure() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
-		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; the log of the server says why", Retryable: true,
+		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; see the server log", Retryable: true,
 	}
 }
 
@@ -84,10 +85,9 @@ func timeoutError(message string) *parleyv1.TurnError {
 	return &parleyv1.TurnError{Code: codeDeadlineExceeded, Reason: "AGENT_TIMEOUT", Message: message, Retryable: true}
 }
 
-// stopped is why a turn ended that a stop of the server cut off, or that a start found
-// running after a crash.
+// interruptedByStop is the error of a turn that was cut off by a stop or a crash of the server.
 func interruptedByStop() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
-		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was whole", Retryable: true,
+		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was complete", Retryable: true,
 	}
 }

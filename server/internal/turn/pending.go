@@ -6,13 +6,15 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// pendingIn returns the message of a history that waits for an answer: the newest of a user
-// or of a tool, unless an answer follows it, or it is the last word of one: agents have
-// results of their own. The answer of a turn that did not complete is none: its last message
-// by an agent is INCOMPLETE, and what it had said before, say by another agent, goes with it,
-// up to the newest result that it had.
+// pendingMessage returns the message of a history that needs an answer, or ErrNothingToAnswer. It
+// is the newest message of a user or a tool without a complete answer after it. A tool result that
+// an agent stored at the end of a complete turn needs no answer.
+//
+// The answer of a turn is incomplete if its last message of an agent is INCOMPLETE. Then the
+// earlier messages of the same turn do not count as an answer either, even those of another agent,
+// back to the newest tool result.
 func pendingMessage(history []*parleyv1.Message) (*parleyv1.Message, error) {
-	incompleteTurn := "" // The turn of an answer that is not whole.
+	incompleteTurn := "" // the id of the turn whose answer is incomplete
 	for i, m := range slices.Backward(history) {
 		turnID := m.GetTurnId()
 		switch m.GetRole() {
@@ -35,8 +37,8 @@ func pendingMessage(history []*parleyv1.Message) (*parleyv1.Message, error) {
 	return nil, ErrNothingToAnswer
 }
 
-// cutOff reports whether the answer of a turn is not whole whose last message, a result,
-// follows these.
+// endsIncomplete reports whether the turn's answer is incomplete. The last message of the turn is a
+// tool result, and messages are those before it.
 func endsIncomplete(messages []*parleyv1.Message, turnID string) bool {
 	for _, m := range slices.Backward(messages) {
 		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {

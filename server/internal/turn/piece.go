@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// check holds a piece to the rules of the API, and to those that the answer so far makes: one
-// that went past them could not be exported and imported again, or answered.
+// checkPiece checks a piece against the rules of the API and against the answer so far. A piece
+// that breaks a rule could not be exported, imported again or answered.
 func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
 	faults, err := rules.Check(piece)
 	switch {
@@ -28,22 +28,23 @@ func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
 		}
 	case *parleyv1.RespondResponse_ToolCall:
 		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
-			return ruleError(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is that of another call of the answer, which is open", id)})
+			return ruleError(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is already the id of an open call of the answer", id)})
 		}
 	case *parleyv1.RespondResponse_ToolResult:
 		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
-			return ruleError(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is no call of the answer that is open", id)})
+			return ruleError(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is not an open call of the answer", id)})
 		}
 	}
 	return nil
 }
 
-// breach tells people which rule an agent has broken. It would break it again.
+// ruleError returns the error of an agent that broke a rule. It is not retryable, since the agent
+// would break the rule again.
 func ruleError(fault rules.Fault) error {
-	return &agent.Error{Message: "it sent what the rules of the API do not allow: " + fault.String()}
+	return &agent.Error{Message: "it sent a piece that breaks an API rule: " + fault.String()}
 }
 
-// addOther takes a piece that is neither text nor a note.
+// addNonText adds a piece that is neither text nor progress.
 func (a *answer) addNonText(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Summary:
@@ -71,7 +72,7 @@ func (a *answer) addNonText(piece *parleyv1.RespondResponse) error {
 	return a.addValue(piece)
 }
 
-// addValue takes structured data, a call or a result, of each of which an event tells.
+// addValue adds structured data, a call or a result, and its event.
 func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	event, field := new(parleyv1.TurnEvent), ""
 	switch p := piece.GetPiece().(type) {
@@ -104,7 +105,7 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	return nil
 }
 
-// addResult ends the current message and adds one of its own.
+// addResult ends the current message and adds the result as a message of its own.
 func (a *answer) addResult(n encodedEvent, event *parleyv1.TurnEvent) error {
 	if len(a.messages) == maxAnswerMessages {
 		return errTooManyMessages

@@ -8,37 +8,39 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// How many turns of a conversation may wait. Those that interrupt wait for the turn ahead
-// to end, which takes no longer than an agent takes to stop.
+// Limits of waiting turns in a conversation. Interrupting turns have a higher limit, since they
+// wait only until the agent of the running turn stops.
 const (
 	maxQueued       = 16
 	maxInterrupting = 64
 )
 
-// key names a conversation.
+// key identifies a conversation.
 type key struct{ tenant, id string }
 
-// line is the turns of one conversation. The manager's mu guards what is in it.
+// queue holds the turns of one conversation. Manager.mu guards its fields.
 type queue struct {
 	key
-	// running is the turn that the others wait for: from before its first commit until it has
-	// ended in the store. It holds one of the places that Options.MaxTurns counts, and hands
-	// it on to the next one.
+	// running is the turn at the head of the queue, from before its first commit until its end is
+	// stored. It counts toward Options.MaxTurns. When it ends, the next waiting turn takes over its
+	// capacity.
 	running *liveTurn
-	// waiting are the others: those that interrupt, then those that queue, each in the order
-	// in which they came.
+	// waiting holds the other turns: first those that interrupt, then the rest, each group in the
+	// order of arrival.
 	waiting []*liveTurn
-	// ended can still be followed, oldest first.
+	// ended holds the retained turns, oldest first.
 	ended []*liveTurn
-	// uid is that of the conversation, once a turn has begun and as long as others wait for
-	// it: they begin in the same one, or not at all.
+	// uid is the conversation's uid. It is set when a turn has ended while others wait. The waiting
+	// turns start in this conversation or not at all.
 	uid string
-	// gone: the conversation was deleted. Its id may be taken again, with another line.
+	// deleted is set when the conversation is deleted. A new conversation with the same id has
+	// another queue.
 	deleted bool
 }
 
-// join attaches a reader to the turn that a request began; nil when there is none. One that
-// has ended is joined only if it never began, or began in the conversation with that uid.
+// attachToRequest attaches a reader to the turn that the request q started and returns the turn,
+// nil if there is none. A turn that has ended qualifies if it never started or if it started in the
+// conversation with this uid.
 func (l *queue) attachToRequest(q *store.Request, uid string) (*liveTurn, error) {
 	if l == nil || q == nil {
 		return nil, nil //nolint:nilnil // there is none
@@ -56,7 +58,7 @@ func (l *queue) attachToRequest(q *store.Request, uid string) (*liveTurn, error)
 	return nil, nil //nolint:nilnil // there is none
 }
 
-// all are the turns of the line, the oldest first.
+// turns returns all turns of the queue, oldest first.
 func (l *queue) turns() []*liveTurn {
 	turns := slices.Clone(l.ended)
 	if l.running != nil {
@@ -65,8 +67,8 @@ func (l *queue) turns() []*liveTurn {
 	return append(turns, l.waiting...)
 }
 
-// mayWait says whether a request may wait for the running turn. While it is open whether
-// that one begins at all, a request that does not wait has to ask again.
+// checkBusy reports whether a request may wait for the running turn. It returns a startPendingError
+// if the request must not wait and it is unknown whether the running turn starts.
 func (l *queue) checkBusy(mode parleyv1.OnBusy) error {
 	interrupting := 0
 	for _, t := range l.waiting {
@@ -91,10 +93,10 @@ func (l *queue) checkBusy(mode parleyv1.OnBusy) error {
 	return nil
 }
 
-// wait puts a turn into the line. One that interrupts goes ahead of those that queue, and
-// cuts the running one off once that has begun: its words are stored all the same.
+// enqueue adds a turn to the queue. An interrupting turn goes before turns that do not interrupt.
+// It cancels the running turn if that has started; the messages of the running turn remain stored.
 func (l *queue) enqueue(t *liveTurn) {
-	t.hadToWait, t.conversation = true, nil // What was read is old by then.
+	t.hadToWait, t.conversation = true, nil // The snapshot is outdated when the turn starts.
 	at := len(l.waiting)
 	if t.interrupts() {
 		at = 0
@@ -109,8 +111,9 @@ func (l *queue) enqueue(t *liveTurn) {
 	l.reportPositions()
 }
 
-// mayInterrupt says whether what a request was held against is what there is: the running
-// turn as it began, and nobody ahead who is to change that. Else it has to look again.
+// checkSnapshot reports whether the snapshot against which an interrupting request was validated is
+// still current: it must include the start of the running turn, and no other interrupting turn may
+// wait. If not, the request must be validated again.
 func (l *queue) checkSnapshot(found *store.Snapshot) error {
 	if l.running.uid == "" {
 		return &startPendingError{l.running.startDecided}
@@ -124,7 +127,7 @@ func (l *queue) checkSnapshot(found *store.Snapshot) error {
 	return nil
 }
 
-// tellPositions tells the turns that wait how many are ahead of them, where that is news.
+// reportPositions reports new positions to the readers of waiting turns.
 func (l *queue) reportPositions() {
 	for i, t := range l.waiting {
 		if t.position != i+1 {
@@ -134,7 +137,8 @@ func (l *queue) reportPositions() {
 	}
 }
 
-// withdraw takes a turn out of the line that still waits there, and says whether it did.
+// removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the
+// turn was waiting.
 func (m *Manager) removeWaiting(t *liveTurn, cause error) bool {
 	i := slices.Index(t.queue.waiting, t)
 	if i < 0 {
@@ -144,7 +148,7 @@ func (m *Manager) removeWaiting(t *liveTurn, cause error) bool {
 	t.removalCause = cause
 	t.cancel(cause)
 	if errors.Is(cause, errCancelled) {
-		m.retain(t, turnOverheadBytes+t.events.memory()) // Without it, a retry of the request would begin the turn again.
+		m.retain(t, turnOverheadBytes+t.events.memory()) // Otherwise a retry of the request would start the turn again.
 	} else {
 		delete(m.turns, t.id)
 	}
@@ -152,14 +156,15 @@ func (m *Manager) removeWaiting(t *liveTurn, cause error) bool {
 	return true
 }
 
-// disperse withdraws all that wait in a line.
+// removeAllWaiting removes all waiting turns of a queue, the last one first, so that no position
+// changes.
 func (m *Manager) removeAllWaiting(l *queue, cause error) {
 	for len(l.waiting) > 0 {
 		m.removeWaiting(l.waiting[len(l.waiting)-1], cause)
 	}
 }
 
-// detach tells that a reader of the turn has left.
+// detachReader removes a reader from the turn.
 func (m *Manager) detachReader(t *liveTurn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +172,7 @@ func (m *Manager) detachReader(t *liveTurn) {
 	m.cancelIfUnread(t)
 }
 
-// deserted does what is to be done about a turn without readers.
+// cancelIfUnread drops or cancels a turn that has no readers, if its request requires it.
 func (m *Manager) cancelIfUnread(t *liveTurn) {
 	if t.readers > 0 || t.ended || m.removeWaiting(t, errDroppedFromQueue) {
 		return
@@ -177,11 +182,11 @@ func (m *Manager) cancelIfUnread(t *liveTurn) {
 	}
 }
 
-// leave removes a turn that has ended from its queue and lets the next one run. If it has a
-// finished event, the turn is retained for readers.
+// finishTurn removes a turn that has ended from its queue and starts the next one. If the turn has
+// a finished event, it is retained for readers.
 func (m *Manager) finishTurn(t *liveTurn, finished encodedEvent) {
 	t.cancel(nil)
-	retainedBytes := t.retainedSize(finished) // Before the lock, since it takes a while.
+	retainedBytes := t.retainedSize(finished) // Calculate this before locking, since it takes a while.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := t.queue
@@ -189,7 +194,7 @@ func (m *Manager) finishTurn(t *liveTurn, finished encodedEvent) {
 		m.startNext(l)
 	}
 	switch {
-	case t.removalCause != nil: // That has been seen to.
+	case t.removalCause != nil: // removeWaiting has retained or deleted the turn.
 	case finished.kind != noEvent && !l.deleted && !m.stopping:
 		m.retain(t, retainedBytes)
 	default:
@@ -200,7 +205,7 @@ func (m *Manager) finishTurn(t *liveTurn, finished encodedEvent) {
 	t.dropReferences()
 }
 
-// advance lets the next turn of a line run.
+// startNext starts the next turn of a queue. If there is none, it frees the capacity.
 func (m *Manager) startNext(l *queue) {
 	if l.running.uid != "" {
 		l.uid = l.running.uid
@@ -224,15 +229,15 @@ func (m *Manager) startNext(l *queue) {
 	}
 }
 
-// tidy drops a line in which nothing is left.
+// removeIfEmpty deletes a queue that has no turns.
 func (m *Manager) removeIfEmpty(l *queue) {
 	if l.running == nil && len(l.waiting)+len(l.ended) == 0 && m.queues[l.key] == l {
 		delete(m.queues, l.key)
 	}
 }
 
-// Committed takes the store's changes: a conversation that is gone takes its turns along.
-// It does not block.
+// Committed receives the changes of the store. If a conversation is deleted, Committed ends its
+// turns. It does not block.
 func (m *Manager) Committed(changes []store.Change) {
 	for i := range changes {
 		switch changes[i].Kind {
@@ -251,7 +256,7 @@ func (m *Manager) conversationDeleted(c *store.Change) {
 		return
 	}
 	for _, t := range slices.Clone(l.ended) {
-		if c.UID == "" || t.uid == "" || t.uid == c.UID { // A damaged one has no uid.
+		if c.UID == "" || t.uid == "" || t.uid == c.UID { // A damaged conversation has no uid.
 			m.release(t)
 		}
 	}
@@ -266,14 +271,14 @@ func (m *Manager) conversationDeleted(c *store.Change) {
 			t.deletedUIDs = append(t.deletedUIDs, l.uid)
 			m.closeQueue(l)
 		}
-	default: // The store is still being asked; begun will know.
+	default: // The store has not answered yet; recordStart will compare the uid.
 		t.deletedUIDs = append(t.deletedUIDs, c.UID)
 	}
 }
 
-// shut ends a line whose conversation is gone. Its id may be taken again at once, by a
-// conversation with a line of its own. A turn of which the store is still being asked ends
-// when it answers.
+// closeQueue ends all turns of a queue whose conversation was deleted. A new conversation with the
+// same id has another queue. If the store has not yet answered whether the running turn starts,
+// that turn ends after the answer.
 func (m *Manager) closeQueue(l *queue) {
 	l.deleted = true
 	m.removeAllWaiting(l, ErrConversationGone)

@@ -11,13 +11,13 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// lostEvents is how far the index of the finished event is from the last one saved in a turn
-// that a crash cut off: more than an agent says between two saves, so that no reader takes
-// it for an event that it has seen.
+// lostIndexGap is the distance between the last saved event index of a turn that a crash cut off
+// and the index of its finished event. It is larger than the number of events between two saves, so
+// that no reader has already received an event with that index.
 const lostIndexGap = 1 << 20
 
-// Recover ends the turns that a crash left running, with what had been saved of their
-// answers. Call it before serving.
+// Recover ends the turns that a crash left running and stores the saved parts of their answers.
+// Call it before serving.
 func (m *Manager) Recover(ctx context.Context) error {
 	for after := ""; ; {
 		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
@@ -35,8 +35,8 @@ func (m *Manager) Recover(ctx context.Context) error {
 	}
 }
 
-// reclaim ends a turn that no server answers any more and that could not be ended when this
-// one started, say because the disk was full. It says whether it did.
+// endIfAbandoned ends a turn that no server runs and that this server could not end at its start,
+// for example because the disk was full. It reports whether the turn has ended.
 func (m *Manager) endIfAbandoned(ctx context.Context, at key, turnID string) (bool, error) {
 	for after := ""; ; {
 		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
@@ -54,7 +54,8 @@ func (m *Manager) endIfAbandoned(ctx context.Context, at key, turnID string) (bo
 	}
 }
 
-// recover ends a turn that a crash left running, and says whether the store has it ended.
+// endAbandoned ends a turn that a crash left running. It reports whether the turn has ended in the
+// store.
 func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (bool, error) {
 	for _, message := range progress.Messages {
 		if message.GetId() == "" {
@@ -73,14 +74,14 @@ func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (b
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		return true, nil
 	case errors.Is(err, store.ErrCorrupt), errors.Is(err, store.ErrNoSpace):
-		// The others can be served, and conversations deleted to make room.
+		// Continue: the other conversations can be served, and deleting some frees space.
 		log.Error("turn could not be ended", "error", err)
 		return false, nil
 	}
 	return false, fmt.Errorf("end turn %s of conversation %q: %w", progress.TurnID, progress.ConversationID, err)
 }
 
-// broken completes the events of a turn that a crash cut off.
+// completeIndexes completes the event indexes of a turn that a crash cut off.
 func completeIndexes(e *storev1.TurnEvents) *storev1.TurnEvents {
 	if e == nil {
 		return nil

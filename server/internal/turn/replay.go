@@ -9,21 +9,21 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// errStopYielding says that a reader has left the sequence.
-var errReaderStopped = errors.New("the reader has left")
+// errReaderStopped reports that the reader has stopped reading.
+var errReaderStopped = errors.New("the reader stopped reading")
 
-// seenError says that a request began a turn which is in the store.
+// repeatedRequestError reports that the request already started a turn, which is in the store.
 type repeatedRequestError struct{ *store.Seen }
 
-// Error says so.
+// Error implements error.
 func (e *repeatedRequestError) Error() string {
-	return "turn " + e.TurnID + " was begun by this request"
+	return "this request already started turn " + e.TurnID
 }
 
-// yielder takes events; false: no more.
+// yieldFunc receives events. It returns false to stop.
 type yieldFunc = func(*parleyv1.TurnEvent, error) bool
 
-// follow yields the turn's events behind an index to a reader that is attached to it.
+// follow yields the turn's events after an index to an attached reader, and detaches the reader.
 func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield yieldFunc) error {
 	defer t.manager.detachReader(t)
 	for event, err := range t.events.read(ctx, after) {
@@ -40,8 +40,8 @@ func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield
 	return nil
 }
 
-// catchUp yields what has happened so far with merged texts, since the first events are no
-// longer kept, and then what follows.
+// followMerged yields the answer so far with merged texts, since the first events are no longer
+// retained, and then the following events.
 func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
 	partial := t.answer.snapshot(-1)
 	events := mergedEvents(t.id, partial.messages, partial.indexes)
@@ -64,7 +64,8 @@ func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldF
 	return nil
 }
 
-// marked marks a started event for a reader that did not begin the turn. The caller owns the event.
+// markReplayed marks a started event for a reader that did not start the turn. The caller owns the
+// event.
 func markReplayed(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent {
 	if started := event.GetStarted(); replayed && started != nil {
 		started.Replayed = true
@@ -72,8 +73,8 @@ func markReplayed(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent 
 	return event
 }
 
-// replay yields the events of a turn behind an index: of a live one, else what the store
-// kept. An empty turnID is the running turn, else the newest.
+// replay yields the events of a turn after an index, from memory if the turn is retained and else
+// from the store. If turnID is empty, it uses currentTurnID.
 func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32, yield yieldFunc) error {
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true}
 	snapshot, err := m.o.Store.Read(ctx, read)
@@ -95,7 +96,7 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	case turn == nil:
 		return &NotFoundError{TurnID: turnID}
 	case turn.GetFinishTime() == nil:
-		return &store.BusyError{TurnID: turnID} // The store could not take its end: the next start will see to it.
+		return &store.BusyError{TurnID: turnID} // The store could not end the turn. The next start will end it.
 	}
 	r, err := newStoredTurn(snapshot, turn)
 	if err != nil {
@@ -110,7 +111,7 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	return err
 }
 
-// newest is the running turn of a conversation, else the newest; empty: it had none.
+// currentTurnID returns the id of the running turn, else of the newest turn, else "".
 func currentTurnID(s *store.Snapshot) string {
 	if id := s.Conversation.GetActiveTurnId(); id != "" {
 		return id
@@ -130,8 +131,8 @@ func findTurn(turns []*parleyv1.Turn, id string) *parleyv1.Turn {
 	return nil
 }
 
-// attach attaches a reader to a live turn of the conversation with that uid; nil when there
-// is none.
+// attach attaches a reader to a turn in memory. It returns nil if there is none or if it belongs to
+// an earlier conversation with the same id, one with another uid.
 func (m *Manager) attach(at key, turnID, uid string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()

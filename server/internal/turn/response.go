@@ -12,33 +12,33 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// saveEvery is how often an answer is saved. A crash may cost a second of it, which this and
-// the time that a commit takes stay below.
+// saveInterval is the time between two saves of a partial answer. A crash may lose one second of an
+// answer; this interval and the time of a commit stay below that.
 const saveInterval = 500 * time.Millisecond
 
-// Why a running turn is cut off, as the cause of its context's end, beside ErrShuttingDown
-// and ErrConversationGone.
+// Causes that cancel a running turn, in addition to ErrShuttingDown and ErrConversationGone.
 var (
-	errIdleTimeout  = errors.New("the agent was silent for too long")
-	errTurnTimeout  = errors.New("the agent took too long")
+	errIdleTimeout  = errors.New("the agent sent nothing for idle_timeout")
+	errTurnTimeout  = errors.New("the agent did not finish within turn_timeout")
 	errCancelled    = errors.New("the turn was cancelled")
-	errDisconnected = errors.New("the last reader has left")
-	errInterrupted  = errors.New("a later turn is to take its place")
+	errDisconnected = errors.New("the last reader disconnected")
+	errInterrupted  = errors.New("a later request interrupts the turn")
 )
 
-// errDropped is why a turn does not begin: its last reader has left while it waited.
-var errDroppedFromQueue = errors.New("nobody waits for the turn any more")
+// errDroppedFromQueue is the cause of a queued turn that does not start because its last reader
+// left.
+var errDroppedFromQueue = errors.New("the turn has no readers")
 
-// respond has the agent answer and returns why it ended; nil when the answer is whole.
+// respond calls the agent and returns why the answer ended, nil if it is complete.
 func (t *liveTurn) respond(request *parleyv1.RespondRequest) (err error) {
 	defer func() {
-		// An agent's fault is not to end the other turns.
+		// A panic of an agent must not end the other turns.
 		if fault := recover(); fault != nil {
 			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
 		}
 	}()
 	if cause := context.Cause(t.ctx); cause != nil {
-		return cause // The agent need not begin.
+		return cause // Do not call the agent.
 	}
 	stop := t.startSaving()
 	defer stop()
@@ -61,15 +61,16 @@ func (t *liveTurn) respond(request *parleyv1.RespondRequest) (err error) {
 	return context.Cause(t.ctx)
 }
 
-// saveRegularly saves the answer so far every saveEvery until stop is called. stop waits for the
+// startSaving saves the partial answer every saveInterval until stop is called. stop waits for the
 // last save.
 func (t *liveTurn) startSaving() (stop func()) {
 	saved := 0
 	return runEvery(saveInterval, func() { saved = t.save(saved) })
 }
 
-// breakSilence sends readers a sign when they have received no event for silence, until stop is
-// called. It uses its own goroutine, since both the agent and the store may be slow.
+// startKeepAlive adds a keep-alive event whenever readers have received no event for
+// keepAliveInterval, until stop is called. It uses its own goroutine, since both the agent and the
+// store may be slow.
 func (t *liveTurn) startKeepAlive() (stop func()) {
 	lastIndex, lastTime := t.events.lastIndex(), time.Now()
 	return runEvery(keepAliveCheckInterval, func() {
@@ -82,8 +83,8 @@ func (t *liveTurn) startKeepAlive() (stop func()) {
 	})
 }
 
-// every calls do at an interval, in its own goroutine, until stop is called. stop returns when the
-// goroutine has ended.
+// runEvery calls do at an interval, in its own goroutine, until stop is called. stop returns when
+// the goroutine has ended.
 func runEvery(interval time.Duration, do func()) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -102,7 +103,8 @@ func runEvery(interval time.Duration, do func()) (stop func()) {
 	return func() { close(done); <-stopped }
 }
 
-// save stores what has arrived if anything has since that many changes.
+// save stores the partial answer if it has changed since it had this number of changes. It returns
+// the number of changes that are saved.
 func (t *liveTurn) save(since int) int {
 	partial := t.answer.snapshot(since)
 	if partial == nil {
@@ -115,7 +117,7 @@ func (t *liveTurn) save(since int) int {
 	})
 	if err != nil {
 		if t.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
-			t.log.Warn("answer so far could not be saved", "error", err)
+			t.log.Warn("partial answer could not be saved", "error", err)
 		}
 		return since
 	}

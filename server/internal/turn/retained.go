@@ -5,18 +5,19 @@ import (
 	"time"
 )
 
-// Turns that have ended can be followed event by event for keepFor, and as long as all of
-// them take no more memory than maxKeptBytes; the oldest go first. What is no longer kept
-// is replayed from the store, with merged texts.
+// Turns that have ended are retained for retainFor, so that readers receive each event. All
+// retained turns together use at most maxRetainedBytes; the oldest are released first. A released
+// turn is replayed from the store, with merged texts.
 const (
 	retainFor        = 10 * time.Minute
 	maxRetainedBytes = 128 << 20
 )
 
-// maxTurns of a conversation are kept, as many as a store keeps.
+// maxListedTurns is the number of turns that are listed and retained for a conversation. It equals
+// the number that a store retains.
 const maxListedTurns = 32
 
-// keep keeps a turn that has ended, and takes so many bytes.
+// retain retains a turn that has ended and uses size bytes. The caller holds mu.
 func (m *Manager) retain(t *liveTurn, size int) {
 	t.ended = true
 	t.retainedBytes = size
@@ -36,7 +37,8 @@ func (m *Manager) retain(t *liveTurn, size int) {
 	}
 }
 
-// forget drops a turn that has ended; readers who follow it already are not disturbed.
+// release releases a retained turn. Readers that already follow it are not disturbed. The caller
+// holds mu.
 func (m *Manager) release(t *liveTurn) {
 	if t.retainedElement == nil {
 		return
@@ -50,7 +52,7 @@ func (m *Manager) release(t *liveTurn) {
 	m.removeIfEmpty(t.queue)
 }
 
-// forgetAll drops all turns that have ended.
+// releaseAll releases all retained turns.
 func (m *Manager) releaseAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,7 +61,7 @@ func (m *Manager) releaseAll() {
 	}
 }
 
-// oldest is the one that ended first of those that are kept; there is one.
+// oldestRetained returns the retained turn that ended first. There must be one.
 func (m *Manager) oldestRetained() *liveTurn {
-	return m.retained.Front().Value.(*liveTurn) //nolint:errcheck,forcetypeassert // nothing else is in it
+	return m.retained.Front().Value.(*liveTurn) //nolint:errcheck,forcetypeassert // the list contains nothing else
 }

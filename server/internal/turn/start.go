@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// begin has the store begin the turn.
+// start commits the start of the turn.
 func (t *liveTurn) start() error {
 	uid, err := t.manager.checkStart(t)
 	if err != nil {
@@ -39,7 +39,7 @@ func (t *liveTurn) start() error {
 		for i, n := range result.Appended {
 			setStoredFields(t.inputs[i], n)
 		}
-		t.conversation = nil // A history of megabytes, perhaps, while the agent takes its time.
+		t.conversation = nil // The history may have megabytes; do not hold it while the agent answers.
 		t.startResult, t.log = result, t.log.With("agent", t.agent.Name)
 		t.eventIndexes = a.Events
 		t.eventIndexes.Created = result.Created
@@ -49,10 +49,11 @@ func (t *liveTurn) start() error {
 	}
 }
 
-// again says whether to try once more to begin.
+// retryStart reports whether to commit the start again after err. It returns the error with which
+// the turn ends if not.
 func (t *liveTurn) retryStart(err error) (bool, error) {
 	if _, changed := errors.AsType[*store.VersionError](err); changed && t.ifVersion() == nil {
-		return true, nil // What is to be answered may have changed as well.
+		return true, nil // The messages to be answered may have changed.
 	}
 	if busy, ok := errors.AsType[*store.BusyError](err); ok {
 		ended, err := t.manager.endIfAbandoned(context.WithoutCancel(t.ctx), t.queue.key, busy.TurnID)
@@ -63,8 +64,9 @@ func (t *liveTurn) retryStart(err error) (bool, error) {
 	return false, err
 }
 
-// ifVersion is the version that the conversation must have when the turn begins. A turn that
-// interrupts was held against it when it came: the one that it cut off has added to it.
+// ifVersion returns the version that the conversation must have at the start, nil if any. An
+// interrupting turn was validated when it was admitted; the turn that it interrupted has changed
+// the version since.
 func (t *liveTurn) ifVersion() *int32 {
 	if t.hadToWait && t.interrupts() {
 		return nil
@@ -72,8 +74,8 @@ func (t *liveTurn) ifVersion() *int32 {
 	return t.request.IfVersion
 }
 
-// beginning is what the store is to do to begin the turn, in the conversation with that uid; if
-// that is empty, in whichever has the id.
+// startAppend returns the append that starts the turn in the conversation with this uid. If uid is
+// empty, any conversation with the id qualifies.
 func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 	needsHistory := dependsOnHistory(t.request)
 	if t.conversation == nil || needsHistory {
@@ -90,7 +92,7 @@ func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 		Tenant: t.queue.tenant, ConversationID: t.queue.id, UID: uid, Messages: t.inputs,
 		Request: t.requestKey, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.agent.Name},
-		// Created is what a crash would leave; the store's result will say for certain.
+		// A crash would leave this value of Created. The result of the store replaces it.
 		Events: &storev1.TurnEvents{Started: t.events.lastIndex() + 1, AnswerPending: t.request.GetAnswerPending(), Created: t.conversation.Conversation == nil},
 	}
 	if t.hadToWait {
@@ -104,8 +106,9 @@ func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 	return a, nil
 }
 
-// goOn has the turn begin with what the history holds, and only while that is as it was
-// read, whatever comes in between: another conversation of the id may have the same version.
+// bindToHistory completes an append that depends on stored messages. The append succeeds only if
+// the conversation is unchanged since it was read. It includes the uid, because a new conversation
+// with the same id may have the same version.
 func (t *liveTurn) bindToHistory(a *store.Append) error {
 	c := t.conversation.Conversation
 	if a.UID != "" && a.UID != c.GetUid() {
@@ -113,7 +116,7 @@ func (t *liveTurn) bindToHistory(a *store.Append) error {
 	}
 	a.UID = c.GetUid()
 	if running := c.GetActiveTurnId(); running != "" {
-		return &store.BusyError{TurnID: running} // What it leaves is not there yet.
+		return &store.BusyError{TurnID: running} // The messages of that turn are not stored yet.
 	}
 	version := c.GetVersion()
 	if a.IfVersion != nil && *a.IfVersion != version {
@@ -135,7 +138,7 @@ func (t *liveTurn) bindToHistory(a *store.Append) error {
 		return err
 	}
 	for i, call := range answered {
-		// Anew each time: before, it may have been another call.
+		// Clone the result for each attempt: an earlier attempt may have named another call.
 		named := proto.CloneOf(results[i])
 		named.Name = cmp.Or(named.GetName(), call.GetName())
 		t.inputs[i].ToolResult = named
@@ -143,8 +146,8 @@ func (t *liveTurn) bindToHistory(a *store.Append) error {
 	return checkRetention(t.inputs, answered, t.conversation, t.manager.o.MaxConversationBytes)
 }
 
-// find reads the conversation in which the turn is to begin. One that is to go on with the
-// history needs its messages, and cannot begin without it.
+// readConversation reads the conversation in which the turn is to start. If needsHistory is set, it
+// also reads the messages and fails if the conversation does not exist.
 func (t *liveTurn) readConversation(needsHistory bool) error {
 	read := &store.Read{Tenant: t.queue.tenant, ConversationID: t.queue.id, Request: t.requestKey}
 	if needsHistory {
@@ -163,8 +166,8 @@ func (t *liveTurn) readConversation(needsHistory bool) error {
 	return nil
 }
 
-// mayBegin says whether a turn whose time has come may begin, and in which conversation: that
-// of the turns ahead; empty for the first of a line.
+// checkStart reports whether a turn may still start. It returns the uid of the conversation in
+// which earlier turns of the queue ran, empty for the first turn.
 func (m *Manager) checkStart(t *liveTurn) (uid string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,20 +178,20 @@ func (m *Manager) checkStart(t *liveTurn) (uid string, err error) {
 		err = errDroppedFromQueue
 	}
 	if err != nil {
-		t.requestKey = nil // Nobody is to find it any more.
+		t.requestKey = nil // No request can attach to this turn any more.
 		delete(m.turns, t.id)
 	}
 	return t.queue.uid, err
 }
 
-// begun notes what the store gave the turn, and what has come up since it was asked.
+// recordStart records the result of the start and handles what happened during the start.
 func (m *Manager) recordStart(t *liveTurn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t.uid, t.version = t.startResult.Conversation.GetUid(), t.startResult.Conversation.GetVersion()
 	switch {
 	case slices.Contains(t.deletedUIDs, t.uid):
-		m.closeQueue(t.queue) // Again, if need be: this turn runs now.
+		m.closeQueue(t.queue) // The running turn has a uid only now, so that closeQueue cancels it.
 	case len(t.queue.waiting) > 0 && t.queue.waiting[0].interrupts():
 		t.cancel(errInterrupted)
 	default:

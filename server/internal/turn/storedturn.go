@@ -9,14 +9,14 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// recording is what the store kept of a turn that has ended.
+// storedTurn is what the store retains of a turn that has ended.
 type storedTurn struct {
 	started        *parleyv1.TurnStarted
 	finished       *parleyv1.TurnFinished
-	answer         []*parleyv1.Message // as far as it is still in the history
+	answer         []*parleyv1.Message // the part of the answer that is still in the history
 	indexes        []*storev1.MessageEvents
 	turnEvents     *storev1.TurnEvents
-	missingThrough int32 // index of the last event that told of a message which is not in answer
+	missingThrough int32 // index of the last event of a message that is not in answer
 }
 
 func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) {
@@ -57,8 +57,8 @@ func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) 
 	return r, nil
 }
 
-// countOff gives the events of a turn indexes of which the store knows none: one that an
-// earlier version kept. Nobody can go on from within it.
+// assignIndexes returns event indexes for a turn of an earlier version, which stored none. A reader
+// cannot resume within such a turn.
 func assignIndexes(answer map[int32]*parleyv1.Message, first, last int32) *storev1.TurnEvents {
 	e, index := &storev1.TurnEvents{Started: 1, LostAfter: 1}, int32(1)
 	next := func() int32 { index++; return index }
@@ -86,8 +86,8 @@ func assignIndexes(answer map[int32]*parleyv1.Message, first, last int32) *store
 	return e
 }
 
-// after returns the events behind an index. The text of a message comes in one piece, so
-// there is no going on from within it.
+// eventsAfter returns the events after an index. The text of a message is one event, so a reader
+// cannot resume within a text.
 func (r *storedTurn) eventsAfter(index int32) ([]*parleyv1.TurnEvent, error) {
 	finished, lost := r.turnEvents.GetFinished(), r.turnEvents.GetLostAfter()
 	unavailable := index > finished || index < r.missingThrough || lost > 0 && index > lost
@@ -108,8 +108,8 @@ func (r *storedTurn) eventsAfter(index int32) ([]*parleyv1.TurnEvent, error) {
 	return slices.DeleteFunc(all, func(e *parleyv1.TurnEvent) bool { return e.GetIndex() <= index }), nil
 }
 
-// merged are the events that told of messages, the text of each in one piece, in the order
-// of their indexes.
+// mergedEvents returns the events of messages in the order of their indexes. The text of each
+// message is one event.
 func mergedEvents(turnID string, messages []*parleyv1.Message, allIndexes []*storev1.MessageEvents) []*parleyv1.TurnEvent {
 	var events []*parleyv1.TurnEvent
 	add := func(index int32, e *parleyv1.TurnEvent) {
@@ -138,7 +138,7 @@ func mergedEvents(turnID string, messages []*parleyv1.Message, allIndexes []*sto
 	return events
 }
 
-// lastOf is the index of the last event that told of a message.
+// lastEventIndex returns the index of the last event of a message.
 func lastEventIndex(indexes *storev1.MessageEvents) int32 {
 	last := max(indexes.GetAnswerStarted(), indexes.GetLastText(), indexes.GetToolResult())
 	for _, indexes := range [][]int32{indexes.GetStructuredData(), indexes.GetToolCalls()} {
