@@ -9,12 +9,13 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// TestOpenExchange: in a history of words, "u" is of a user, "a" of an agent, with the calls
-// behind it, "r" and "o" are results of a call, the second one by the agent itself.
+// TestOpenExchangeStart: a history is written in short. "u" is a user message. "a12" is a message
+// of an agent with the calls 1 and 2. "r1" and "o1" are results of call 1, by the client and by the
+// agent itself.
 func TestOpenExchangeStart(t *testing.T) {
 	tests := []struct {
 		name    string
-		history string // with the input
+		history string // the last message is the input
 		want    int
 	}{
 		{"a question", "u", 0},
@@ -62,7 +63,7 @@ func TestOpenExchangeStart(t *testing.T) {
 	}
 }
 
-// What the agent is told of the window's start is what the window in force says.
+// TestCacheStable: the request to the agent has cache_stable if the window in use has it.
 func TestCacheStable(t *testing.T) {
 	stable, bound := &parleyv1.ContextWindow{MaxExchanges: 3, CacheStable: true}, &parleyv1.ContextWindow{MaxExchanges: 3}
 	tests := []struct {

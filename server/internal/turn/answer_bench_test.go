@@ -2,10 +2,10 @@ package turn
 
 import "testing"
 
-// BenchmarkTextPiece is what a piece of text costs a turn, apart from what its readers and the
-// store do. Nothing but text is held to rules, so it must not notice them.
+// BenchmarkTextPiece measures what a piece of text costs a turn, without its readers and the store.
+// Text is not checked against rules, so rules must not add to it.
 func BenchmarkTextPiece(b *testing.B) {
-	const pieces = 10_000 // An answer; its events are the newest of them.
+	const pieces = 10_000 // one answer; the event log retains the newest of its events
 	piece := text("a piece, ")
 	b.ReportAllocs()
 	for n := 0; n < b.N; n += pieces {

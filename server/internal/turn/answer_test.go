@@ -10,8 +10,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// What an agent reports behind its last result, without another word, is of the last message
-// that it has written; another agent's report is not.
+// TestUsageAfterLastResult: usage and finish reason that an agent reports after its last tool
+// result belong to the last message that it has written, but not if another agent reports them.
 func TestUsageAfterLastResult(t *testing.T) {
 	usage := func(model string) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: model}}}
@@ -20,7 +20,7 @@ func TestUsageAfterLastResult(t *testing.T) {
 	tests := []struct {
 		name   string
 		pieces []*parleyv1.RespondResponse
-		want   []string // model and reason of each message
+		want   []string // model and finish reason of each message
 	}{
 		{"usage and reason", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), reason}, []string{"m stop", " "}},
 		{"the last one counts", []*parleyv1.RespondResponse{call("1"), usage("a"), reason, result("1", ""), usage("b")}, []string{"b stop", " "}},
@@ -41,7 +41,7 @@ func TestUsageAfterLastResult(t *testing.T) {
 	}
 }
 
-// Whoever asks is told which limit an answer has gone past.
+// TestLimitErrors: the error of a turn names the limit that the answer has exceeded.
 func TestLimitErrors(t *testing.T) {
 	tests := []struct {
 		name   string

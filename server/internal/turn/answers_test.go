@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Promise 5: the user's message is durable before the agent is called, and the answer
-// before the final event is sent.
+// TestUserMessageIsStoredBeforeTheAgentRuns checks guarantee 5: the user's message is durable
+// before the agent is called, and the answer before the finished event is sent.
 func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 	var f *fixture
 	seen := make(chan []string, 1)
@@ -78,8 +78,8 @@ func TestAgentReceivesHistory(t *testing.T) {
 	}
 }
 
-// Promise 6, as far as the turn has it: whatever cuts an answer off, what had arrived is
-// kept as INCOMPLETE and the turn says why.
+// TestPartialAnswersAreStored checks guarantee 6 for the turn: whatever ends an answer, the part
+// that has arrived is stored as INCOMPLETE and the turn has the reason.
 func TestPartialAnswersAreStored(t *testing.T) {
 	note := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}}
 	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
@@ -137,14 +137,14 @@ func TestPartialAnswersAreStored(t *testing.T) {
 				if diff := cmp.Diff(test.want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
-				// The conversation is usable: the next turn begins.
+				// The conversation is usable: the next turn starts.
 				readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"}))
 			})
 		})
 	}
 }
 
-// Promise 7: a reader that leaves does not end the turn.
+// TestDisconnectDoesNotCancel checks guarantee 7: a reader that leaves does not end the turn.
 func TestDisconnectDoesNotCancel(t *testing.T) {
 	said, goOn := make(chan struct{}, 1), make(chan struct{})
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
@@ -174,7 +174,7 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 	if !errors.Is(last, context.Canceled) {
 		t.Errorf("the reader that left got %v", last)
 	}
-	// Somebody with the same request id joins the running turn, from its first event on.
+	// A retry of the request attaches to the running turn and receives its first event too.
 	joined, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.stored(t)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
-	// And after the end, the same is replayed: event by event, and later from the store.
+	// After the end, a retry receives each event, and later a replay from the store.
 	again, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 	}
 }
 
-// saves tells what is saved of running turns.
+// savingStore sends each saved partial answer to a channel.
 type savingStore struct {
 	store.Store
 	saved chan *store.Progress
@@ -225,7 +225,7 @@ func TestProgressIsSaved(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", nil)}, func(o *Options) {
 			o.Store = savingStore{o.Store, saved}
 		})
-		begun := time.Now() // the clock of synctest
+		begun := time.Now() // the fake clock of synctest
 		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 		p := <-saved
 		if got := p.Messages[0]; got.GetContent() != "half" || got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
@@ -285,7 +285,8 @@ func TestMaxAnswerMessages(t *testing.T) {
 	}
 }
 
-// usage and a handoff behind the last words make no message of their own.
+// TestHandoffWithoutTextCreatesNoMessage: usage and a handoff after the last text create no
+// message.
 func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"),
 		&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}},
@@ -298,7 +299,7 @@ func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 	}
 }
 
-// Readers of a turn that is silent are told every 15 s that it still runs.
+// TestKeepAlives: readers of a silent turn receive an event every 15 s.
 func TestKeepAlives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })

@@ -15,7 +15,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// What may happen to a turn.
+// Events that can happen to a turn.
 const (
 	readerLeaves        = "its only reader leaves"
 	callerDeadline      = "its caller's deadline"
@@ -25,24 +25,24 @@ const (
 	conversationDeleted = "the end of its conversation"
 )
 
-// combination is a turn, what it asked for, and what happens to it.
+// combination is a turn, its request, and an event that happens to it.
 type combination struct {
 	onBusy       parleyv1.OnBusy
 	onDisconnect parleyv1.OnDisconnect
 	event        string
-	waiting      bool // when it happens
+	waiting      bool // the turn is queued when the event happens
 }
 
-// end is what becomes of a turn.
+// expectedEnd is the expected end of a turn.
 type expectedEnd struct {
-	state  string   // in which it ends; empty: nobody knows it
-	reason string   // of its error
-	err    error    // that the stream ends with
-	stored []string // of what it asked and was told
+	state  string // empty if the turn is unknown afterwards
+	reason string // reason of the turn's error
+	err    error // with which the stream ends
+	stored []string // the stored messages of the turn
 }
 
-// want is the rule: leaving, cancelling and interrupting are three things, and on_busy has a
-// say in no more than whether a turn waits, and where.
+// want returns the expected end. Disconnecting, cancelling and interrupting are independent;
+// on_busy only decides whether a turn waits, and where.
 func (c combination) want() expectedEnd {
 	continues := expectedEnd{state: "COMPLETED", stored: []string{"user: q", "assistant: half whole"}}
 	if c.waiting {
@@ -51,7 +51,7 @@ func (c combination) want() expectedEnd {
 		case c.onBusy != parleyv1.OnBusy_ON_BUSY_QUEUE && c.onBusy != parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 			return expectedEnd{err: &store.BusyError{}}
 		case c.event == turnInterrupted && c.onBusy == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
-			// It was the first, so it stays ahead and is cut off as soon as it has begun.
+			// The turn was first, so it stays first and is interrupted as soon as it has started.
 			return expectedEnd{state: "INTERRUPTED", reason: "INTERRUPTED", stored: []string{"user: q"}}
 		case c.event == turnInterrupted:
 			return continues
@@ -84,7 +84,7 @@ func (c combination) want() expectedEnd {
 	case conversationDeleted:
 		return expectedEnd{err: ErrConversationGone}
 	}
-	if !c.waiting { // Else nothing is stored: it has not begun.
+	if !c.waiting { // A queued turn has not started, so nothing is stored.
 		cut.stored = []string{"user: q", "assistant: half  …"}
 	}
 	return cut
@@ -108,7 +108,7 @@ func TestBusyDisconnectCancel(t *testing.T) {
 func (c combination) test(t *testing.T) {
 	f, p := newControlled(t, nil)
 	if c.waiting {
-		// Stubborn, so that what interrupts has to wait, too.
+		// The first agent ignores cancellation, so that an interrupting turn waits too.
 		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "ahead", Metadata: ignoreCancel})
 	}
 	r := startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -129,7 +129,7 @@ func (c combination) test(t *testing.T) {
 	c.check(t, f, r)
 }
 
-// happen lets happen what is to happen to the turn of r.
+// trigger makes the event happen to the turn of r.
 func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 	t.Helper()
 	switch c.event {
@@ -152,7 +152,7 @@ func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 	}
 }
 
-// history is what is kept of all turns, given what is kept of the one in question.
+// history returns the stored messages of all turns, given those of the tested turn.
 func (c combination) history(kept []string) []string {
 	other := []string{}
 	if c.event == turnInterrupted {
@@ -167,12 +167,12 @@ func (c combination) history(kept []string) []string {
 		ahead[1] += " …"
 	}
 	if waits {
-		return slices.Concat(ahead, other, kept) // What interrupts goes ahead of what queues.
+		return slices.Concat(ahead, other, kept) // An interrupting turn goes before queued ones.
 	}
 	return slices.Concat(ahead, kept, other)
 }
 
-// check compares what became of the turn of r with what the rule says.
+// check compares the end of the turn of r with the expected end.
 func (c combination) check(t *testing.T, f *fixture, r *reader) {
 	t.Helper()
 	want := c.want()
@@ -204,7 +204,7 @@ func (c combination) check(t *testing.T, f *fixture, r *reader) {
 	}
 }
 
-// is tells whether the turn ended so.
+// matches reports whether the turn has ended as expected.
 func (e expectedEnd) matches(turn *parleyv1.Turn) bool {
 	return stateName(turn.GetState()) == e.state && turn.GetError().GetReason() == e.reason && turn.GetFinishTime() != nil
 }

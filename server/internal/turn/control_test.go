@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
-// CancelTurn works for many at once and any number of times: all are told the turn as it
-// ended, whether it ran or waited.
+// TestCancelConcurrently: any number of clients can cancel a turn, more than once. All receive the
+// turn as it ended, whether it was running or queued.
 func TestCancelConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -39,7 +39,7 @@ func TestCancelConcurrently(t *testing.T) {
 			}
 			synctest.Wait()
 			if r == readers[0] {
-				p.lastRun().complete() // The agent heeds it only now.
+				p.lastRun().complete() // The agent stops only now.
 			}
 			for range 20 {
 				a := <-answers
@@ -58,7 +58,8 @@ func TestCancelConcurrently(t *testing.T) {
 	})
 }
 
-// What has ended is not cancelled any more, and whoever cancels need not wait.
+// TestCancelAfterTheEndAndWithDeadline: a turn that has ended is not changed by CancelTurn, and
+// CancelTurn returns when its context ends.
 func TestCancelAfterTheEndAndWithDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -93,8 +94,9 @@ func TestCancelAfterTheEndAndWithDeadline(t *testing.T) {
 	})
 }
 
-// A turn that was cancelled while it waited for the first one of its conversation is not
-// forgotten because somebody else finds no conversation yet.
+// TestCancelQueuedBeforeConversationExists: a turn that was cancelled while it waited for the first
+// turn of its conversation stays retained, even if another request does not find the conversation
+// yet.
 func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -118,7 +120,8 @@ func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 	})
 }
 
-// A reader may leave between two events as well as while it waits for one.
+// TestDisconnectBetweenEvents: a reader may leave between two events as well as while it waits for
+// one.
 func TestDisconnectBetweenEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -139,8 +142,8 @@ func TestDisconnectBetweenEvents(t *testing.T) {
 	})
 }
 
-// The on_disconnect that counts is that of the first caller; and CANCEL acts when the last
-// one has left, whatever brought that one there.
+// TestFirstRequestDecidesOnDisconnect: the on_disconnect of the first caller counts. CANCEL takes
+// effect when the last reader leaves, whether it came by Chat or by ResumeTurn.
 func TestFirstRequestDecidesOnDisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -166,8 +169,8 @@ func TestFirstRequestDecidesOnDisconnect(t *testing.T) {
 	})
 }
 
-// No turn can be reached through another conversation, be it of another tenant, of another
-// name, or one that has taken the name of the turn's own.
+// TestTurnIsUnreachableThroughOtherConversations: a turn is found only in its own conversation, not
+// in one of another tenant, with another id, or with the same id after a delete.
 func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -207,7 +210,7 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 		if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 			t.Fatal(err)
 		}
-		next := f.startChat(t, chatRequest("next", 0)) // The agent of the one that ran is still at work.
+		next := f.startChat(t, chatRequest("next", 0)) // The agent of the running turn has not stopped yet.
 		for _, r := range []*reader{ended, waits, withdrawn} {
 			elsewhere(tenant, "c", r)
 		}
@@ -224,8 +227,8 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 	})
 }
 
-// A turn of an earlier version has no indexes in the store. It can be replayed whole, and
-// nobody goes on from within it.
+// TestReplayWithoutStoredIndexes: a turn of an earlier version has no event indexes in the store.
+// It can be replayed from the start, but not resumed within.
 func TestReplayWithoutStoredIndexes(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith()}, nil)
 	answer := []*parleyv1.Message{
@@ -263,7 +266,7 @@ func TestReplayWithoutStoredIndexes(t *testing.T) {
 			t.Errorf("behind %d: %q, %v", after, describeAll(got), err)
 		}
 	}
-	// Nothing of it is left in the history.
+	// Remove all messages of the turn from the history.
 	f.trimHistory(t, "c", 0)
 	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil || all[1].GetFinished().GetMessages() != nil {
 		t.Errorf("replayed %q, %v", describeAll(all), err)

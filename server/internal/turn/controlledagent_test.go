@@ -14,30 +14,30 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// puppet is an agent whose every step the test decides. Tests that use it run in a bubble
-// of synctest: what they do has had all its effects before they go on.
+// controlledAgent is an agent whose steps the test controls. Tests that use it run in a synctest
+// bubble: each step returns when all its effects have happened.
 type controlledAgent struct {
-	testEnded chan struct{} // closed at the test's end: nobody is stubborn any more
+	testEnded chan struct{} // closed at the end of the test; agents then stop even with ignoreCancel
 
 	mu   sync.Mutex
-	runs []*agentRun // in the order in which they began
+	runs []*agentRun // in the order of their starts
 }
 
-// run is one answer of a puppet.
+// agentRun is one call of a controlledAgent.
 type agentRun struct {
 	request *parleyv1.RespondRequest
 	steps   chan step
 	ended   chan struct{}
 }
 
-// step is what a puppet does next: it says pieces, then goes on, ends well or fails.
+// step is the next step of a run: it sends pieces, and then continues, completes or fails.
 type step struct {
 	pieces []*parleyv1.RespondResponse
 	end    bool
 	err    error
 }
 
-// newPuppet makes a manager whose default agent is a puppet.
+// newControlled returns a manager whose default agent is a controlledAgent.
 func newControlled(t *testing.T, change func(*Options)) (*fixture, *controlledAgent) {
 	t.Helper()
 	p := &controlledAgent{testEnded: make(chan struct{})}
@@ -52,7 +52,7 @@ func (p *controlledAgent) Respond(ctx context.Context, r *parleyv1.RespondReques
 		defer close(one.ended)
 		released, done := p.testEnded, ctx.Done()
 		if stubborn := r.GetMessages()[len(r.GetMessages())-1].GetMetadata()["stubborn"]; stubborn != "" {
-			done = nil // Not until it is told.
+			done = nil // Do not stop until the test says so.
 		}
 		p.mu.Lock()
 		p.runs = append(p.runs, one)
@@ -83,7 +83,7 @@ func (p *controlledAgent) Respond(ctx context.Context, r *parleyv1.RespondReques
 
 func (*controlledAgent) Close() error { return nil }
 
-// last is the newest run.
+// lastRun returns the newest run.
 func (p *controlledAgent) lastRun() *agentRun {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *controlledAgent) lastRun() *agentRun {
 	return p.runs[len(p.runs)-1]
 }
 
-// all yields every run, those that begin meanwhile included.
+// allRuns yields every run, including those that start during the iteration.
 func (p *controlledAgent) allRuns() iter.Seq[*agentRun] {
 	return func(yield func(*agentRun) bool) {
 		for i := range maxRunningTotal {
@@ -104,14 +104,14 @@ func (p *controlledAgent) allRuns() iter.Seq[*agentRun] {
 	}
 }
 
-// count is how many runs there were.
+// runCount returns the number of runs.
 func (p *controlledAgent) runCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.runs)
 }
 
-// do has the run take a step; it reports whether the run had not ended.
+// do makes the run take a step. It reports whether the run had not ended.
 func (r *agentRun) do(s step) bool {
 	defer synctest.Wait()
 	select {
@@ -122,7 +122,7 @@ func (r *agentRun) do(s step) bool {
 	}
 }
 
-// say has the run say words, each a piece.
+// sendText makes the run send texts, each as a piece.
 func (r *agentRun) sendText(words ...string) {
 	var s step
 	for _, word := range words {
@@ -131,16 +131,16 @@ func (r *agentRun) sendText(words ...string) {
 	r.do(s)
 }
 
-// end has the run end well.
+// complete makes the run complete.
 func (r *agentRun) complete() bool { return r.do(step{end: true}) }
 
-// fail has the run fail.
+// fail makes the run fail.
 func (r *agentRun) fail() { r.do(step{err: &agent.Error{Message: "out of order"}}) }
 
-// stubborn marks a request whose agent does not heed that it is cut off.
+// ignoreCancel is the metadata of a request whose agent ignores cancellation.
 var ignoreCancel = map[string]string{"stubborn": "yes"}
 
-// reader reads a turn in a goroutine of its own.
+// reader reads a turn in its own goroutine.
 type reader struct {
 	cancel context.CancelFunc
 	events []*parleyv1.TurnEvent
@@ -148,7 +148,7 @@ type reader struct {
 	ended  bool
 }
 
-// read begins to read and returns when nothing more comes for now.
+// startReading starts a reader and returns when it waits for the next event.
 func startReading(ctx context.Context, open func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error]) *reader {
 	r := new(reader)
 	ctx, r.cancel = context.WithCancel(ctx)
@@ -166,14 +166,14 @@ func startReading(ctx context.Context, open func(ctx context.Context) iter.Seq2[
 	return r
 }
 
-// leave breaks the stream.
+// disconnect cancels the stream.
 func (r *reader) disconnect() {
 	r.cancel()
 	synctest.Wait()
 }
 
-// begin begins to read a turn of Chat; a request without a request_id has none to find
-// again.
+// startChat starts a Chat and a reader of its events. A request without request_id cannot be
+// repeated.
 func (f *fixture) startChat(t *testing.T, request *parleyv1.ChatRequest) *reader {
 	t.Helper()
 	return startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -181,7 +181,7 @@ func (f *fixture) startChat(t *testing.T, request *parleyv1.ChatRequest) *reader
 	})
 }
 
-// cancelled is a turn of conversation c that is cancelled.
+// mustCancel cancels a turn of conversation c and returns it.
 func (f *fixture) mustCancel(t *testing.T, turnID string) *parleyv1.Turn {
 	t.Helper()
 	turn, err := f.Cancel(t.Context(), tenant, "c", turnID)
@@ -192,7 +192,7 @@ func (f *fixture) mustCancel(t *testing.T, turnID string) *parleyv1.Turn {
 	return turn
 }
 
-// resume begins to read a turn of conversation c from an index on.
+// startResume starts a reader of a turn of conversation c after an index.
 func (f *fixture) startResume(t *testing.T, turnID string, after int32) *reader {
 	t.Helper()
 	return startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -200,7 +200,8 @@ func (f *fixture) startResume(t *testing.T, turnID string, after int32) *reader 
 	})
 }
 
-// requestOf is how rpc tells a retry, as far as it depends on the content.
+// storeRequest returns the identification of a request as package rpc makes it, as far as it
+// depends on the content.
 func storeRequest(r *parleyv1.ChatRequest) *store.Request {
 	if r.GetRequestId() == "" {
 		return nil
@@ -210,7 +211,7 @@ func storeRequest(r *parleyv1.ChatRequest) *store.Request {
 	return q
 }
 
-// saysOf is what two requests with one request_id must have in common.
+// requestText returns what two requests with the same request_id must have in common.
 func requestText(r *parleyv1.ChatRequest) string {
 	said := r.GetContent()
 	for _, result := range r.GetToolResults() {
@@ -219,7 +220,7 @@ func requestText(r *parleyv1.ChatRequest) string {
 	return said
 }
 
-// turnID is that of the turn that is read; empty when nothing has come of it.
+// turnID returns the id of the turn, empty before the first event.
 func (r *reader) turnID() string {
 	if len(r.events) == 0 {
 		return ""
@@ -227,7 +228,7 @@ func (r *reader) turnID() string {
 	return r.events[0].GetTurnId()
 }
 
-// finished is the turn as it ended, nil when it has not.
+// finished returns the turn as it ended, nil if it has not ended.
 func (r *reader) finished() *parleyv1.Turn {
 	if len(r.events) == 0 {
 		return nil
@@ -235,7 +236,7 @@ func (r *reader) finished() *parleyv1.Turn {
 	return r.events[len(r.events)-1].GetFinished().GetTurn()
 }
 
-// seen describes the events that were read, with their indexes.
+// received describes the received events with their indexes.
 func (r *reader) received() []string { return describeAll(r.events) }
 
 func describeAll(events []*parleyv1.TurnEvent) []string {

@@ -15,7 +15,8 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// A request that would be refused when its turn comes does not cut another off.
+// TestRefusedInterruptCancelsNothing: a request that would be refused at its start does not
+// interrupt the running turn.
 func TestRefusedInterruptCancelsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -55,7 +56,8 @@ func TestRefusedInterruptCancelsNothing(t *testing.T) {
 	})
 }
 
-// Of two that interrupt what they saw at the same version, one does.
+// TestTwoInterruptsAtOneVersion: of two interrupting requests with the same if_version, one
+// succeeds.
 func TestTwoInterruptsAtOneVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -78,7 +80,7 @@ func TestTwoInterruptsAtOneVersion(t *testing.T) {
 	})
 }
 
-// hesitant does something between a read and what comes of it.
+// readHookStore calls afterRead once after a read.
 type readHookStore struct {
 	store.Store
 	afterRead func()
@@ -93,7 +95,8 @@ func (h *readHookStore) Read(ctx context.Context, r *store.Read) (*store.Snapsho
 	return found, err
 }
 
-// A version that was read before the running turn began is held against nothing.
+// TestInterruptWithStaleVersion: if_version is not compared with a conversation that was read
+// before the running turn started.
 func TestInterruptWithStaleVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := new(readHookStore)
@@ -119,8 +122,8 @@ func TestInterruptWithStaleVersion(t *testing.T) {
 	})
 }
 
-// Turns that wait go along with their conversation also when it is deleted between two of
-// them.
+// TestDeleteBetweenTurns: queued turns end with their conversation, even if it is deleted between
+// two of them.
 func TestDeleteBetweenTurns(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -192,8 +195,8 @@ func TestExpiryBetweenTurns(t *testing.T) {
 	})
 }
 
-// An id that is taken again, after the conversation has expired, has no part in the turns of
-// the one before, whether its end has been told yet or not.
+// TestRequestIDsOfADeletedConversation: a new conversation with the id of an expired one does not
+// share its turns, whether the store has reported the expiry or not.
 func TestRequestIDsOfADeletedConversation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -245,7 +248,7 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 	})
 }
 
-// What readers do not hear of breaks no silence.
+// TestKeepAlivesIgnoreEmptyPieces: pieces without events for readers do not replace keep-alives.
 func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -260,7 +263,8 @@ func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
 	})
 }
 
-// Turns that are cancelled all at once while they wait can be found as long as they are kept.
+// TestCancelManyQueued: turns that are cancelled together while they wait can be found as long as
+// they are retained.
 func TestCancelManyQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _ := newControlled(t, nil)

@@ -15,12 +15,12 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// maxReads is the maximum of reads of the store in one Chat: it must wait and not poll.
+// maxReads limits the reads of the store in one Chat: it must wait and not poll.
 const maxReads = 8
 
 var errPolled = errors.New("the store is read in a loop")
 
-// counting is a store that fails when it is read in a loop.
+// countingStore fails when it is read in a loop.
 type countingStore struct {
 	store.Store
 	reads atomic.Int32
@@ -33,8 +33,8 @@ func (c *countingStore) Read(ctx context.Context, r *store.Read) (*store.Snapsho
 	return c.Store.Read(ctx, r)
 }
 
-// ephemeralFixture is a manager on a store that reports the end of an ephemeral conversation only
-// at the sweep.
+// ephemeralFixture returns a manager on a store that reports the end of an ephemeral conversation
+// only at the sweep.
 func ephemeralFixture(t *testing.T) (*fixture, *controlledAgent, *countingStore) {
 	t.Helper()
 	f, p := newControlled(t, nil)
@@ -44,7 +44,7 @@ func ephemeralFixture(t *testing.T) (*fixture, *controlledAgent, *countingStore)
 	return f, p, c
 }
 
-// holds makes conversation c ephemeral.
+// holdEphemeral makes conversation c ephemeral.
 func (f *fixture) holdEphemeral(t *testing.T) {
 	t.Helper()
 	if err := f.store.Hold(t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: []string{"c"}}); err != nil {
@@ -52,7 +52,7 @@ func (f *fixture) holdEphemeral(t *testing.T) {
 	}
 }
 
-// disconnects advances the clock to the end of the ephemeral conversation c. It does not sweep.
+// expireEphemeral advances the clock to the end of the ephemeral conversation c. It does not sweep.
 func (f *fixture) expireEphemeral(t *testing.T) {
 	t.Helper()
 	const after = time.Second
@@ -63,9 +63,9 @@ func (f *fixture) expireEphemeral(t *testing.T) {
 	synctest.Wait()
 }
 
-// TestChatAfterTheEphemeralTime: the id of an ephemeral conversation is free from the end of its
-// time: Chat answers at once as for any id without a conversation, before the sweep and while the
-// old turn still runs.
+// TestChatAfterEphemeralExpiry: the id of an ephemeral conversation is free from its expiry. Chat
+// answers at once as for any id without a conversation, before the sweep and while the old turn
+// still runs.
 func TestChatAfterEphemeralExpiry(t *testing.T) {
 	for busy, name := range parleyv1.OnBusy_name {
 		onBusy := parleyv1.OnBusy(busy)
@@ -131,8 +131,8 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 
 func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
 
-// TestOldTurnEndsWhenTheIDIsTaken: the server stops the agent of the old turn as soon as the id is
-// taken again.
+// TestOldTurnEndsWhenIDIsReused: the server stops the agent of the old turn as soon as the id is
+// used again.
 func TestOldTurnEndsWhenIDIsReused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, _ := ephemeralFixture(t)
@@ -151,8 +151,8 @@ func TestOldTurnEndsWhenIDIsReused(t *testing.T) {
 	})
 }
 
-// A request that comes between two turns of an expired ephemeral conversation does not queue with
-// the turns of that conversation.
+// TestChatBetweenTurnsAfterEphemeralExpiry: a request that comes between two turns of an expired
+// ephemeral conversation does not queue with the turns of that conversation.
 func TestChatBetweenTurnsAfterEphemeralExpiry(t *testing.T) {
 	for _, busy := range []parleyv1.OnBusy{0, onBusyQueue, onBusyInterrupt} {
 		synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,8 @@ func addNote(e *eventLog, text string) {
 
 func addText(e *eventLog, text string) { e.addText(text, 0) }
 
-// Promise 12, for one turn: whatever an agent sends, so much is kept of its events, and a
-// reader that comes too late is told.
+// TestEventLogLimits checks guarantee 12 for one turn: the retained events are limited, and a
+// reader that needs dropped events receives an error.
 func TestEventLogLimits(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -62,7 +62,8 @@ func TestEventLogLimits(t *testing.T) {
 	}
 }
 
-// Many readers from many points see the same events, without gap or double.
+// TestEventLogConcurrentReaders: readers from different indexes receive the same events, without a
+// gap or a duplicate.
 func TestEventLogConcurrentReaders(t *testing.T) {
 	const total, readers = 1000, 20
 	e := newEventLog("turn", key{}, nil)
@@ -71,7 +72,7 @@ func TestEventLogConcurrentReaders(t *testing.T) {
 			e.addText("x", i)
 		}
 	}
-	add(0, readers) // Nobody begins behind the newest.
+	add(0, readers) // No reader starts after the newest event.
 	read := make(chan error)
 	for from := range int32(readers) {
 		go func() {

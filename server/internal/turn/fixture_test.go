@@ -17,7 +17,7 @@ import (
 
 const tenant = "t"
 
-// agentFunc is an agent in one function.
+// agentFunc is an agent made from a function.
 type agentFunc func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool)
 
 func (f agentFunc) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
@@ -30,7 +30,7 @@ func text(s string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
 }
 
-// says answers with these pieces.
+// respondWith returns an agent that answers with these pieces.
 func respondWith(pieces ...*parleyv1.RespondResponse) agentFunc {
 	return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 		for _, p := range pieces {
@@ -41,7 +41,7 @@ func respondWith(pieces ...*parleyv1.RespondResponse) agentFunc {
 	}
 }
 
-// hangs says a word, tells that it did, and waits for its context.
+// hangAfter returns an agent that sends a text, signals sent, and waits for its context.
 func hangAfter(word string, sent chan<- struct{}) agentFunc {
 	return func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 		if word != "" && !yield(text(word), nil) {
@@ -55,7 +55,7 @@ func hangAfter(word string, sent chan<- struct{}) agentFunc {
 	}
 }
 
-// fixture is a manager on a store, in memory unless the test says otherwise.
+// fixture is a manager on a store, by default in memory.
 type fixture struct {
 	*Manager
 	store  store.Store
@@ -93,7 +93,7 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 	return f
 }
 
-// chat returns the events of a turn of which there has been one.
+// chat starts a turn and returns its events. It fails the test if there is no first event.
 func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*parleyv1.TurnEvent, error] {
 	t.Helper()
 	events, err := f.tryChat(t, request, nil)
@@ -103,13 +103,14 @@ func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*p
 	return events
 }
 
-// ask is Chat up to its first event, or the error that comes instead.
+// tryChat returns the events of Chat, or the error that it yields first.
 func (f *fixture) tryChat(t *testing.T, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
 	return awaitFirst(t, f.Chat(t.Context(), tenant, request, q))
 }
 
-// begun waits for the first event. The test reads the rest, or leaves with its end.
+// awaitFirst waits for the first event and returns the sequence with it. The sequence ends with the
+// test.
 func awaitFirst(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
 	next, stop := iter.Pull2(events)
@@ -127,7 +128,7 @@ func awaitFirst(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (ite
 	}, nil
 }
 
-// finished reads a turn to its end.
+// readFinished reads a turn to its end and returns its finished event.
 func readFinished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *parleyv1.TurnFinished {
 	t.Helper()
 	all := collect(t, events)
@@ -138,7 +139,7 @@ func readFinished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *p
 	return end
 }
 
-// merges collects events of which some may be merged.
+// collectMerged collects events of which some may be merged.
 func collectMerged(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
 	t.Helper()
 	var all []*parleyv1.TurnEvent
@@ -170,14 +171,14 @@ func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parl
 	return all
 }
 
-// kept returns the messages of conversation c as "role status content".
+// stored returns the messages of conversation c as "role: content", with "…" if incomplete.
 func (f *fixture) stored(t *testing.T) []string {
 	t.Helper()
 	return f.history(t, "c")
 }
 
-// history returns the messages of a conversation in that form, none when it does not exist.
-// No sequence may be missing.
+// history returns the messages of a conversation in that form, nil if it does not exist. It fails
+// the test if a sequence is missing.
 func (f *fixture) history(t *testing.T, id string) []string {
 	t.Helper()
 	snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
@@ -199,7 +200,7 @@ func (f *fixture) history(t *testing.T, id string) []string {
 	return describeMessages(messages)
 }
 
-// lines describes messages.
+// describeMessages describes messages.
 func describeMessages(messages []*parleyv1.Message) []string {
 	var described []string
 	for _, m := range messages {

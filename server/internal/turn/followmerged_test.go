@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// wholeAnswer checks that events tell of these messages, whole, each thing once, under
-// rising indexes; whoever reads them need not have seen anything before.
+// checkAnswer checks that events describe exactly these messages, completely and under increasing
+// indexes, from started to finished.
 func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) error {
 	last := int32(0)
 	for i, e := range events {
@@ -51,8 +51,7 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 	return nil
 }
 
-// flood pushes all earlier events out of what is kept, without words. Nobody who reads falls
-// behind.
+// flood sends progress until all earlier events are dropped. It does not outrun the readers.
 func (r *agentRun) flood() {
 	var chunk []*parleyv1.RespondResponse
 	for range maxEventBytes / maxNoteBytes / 4 {
@@ -63,8 +62,8 @@ func (r *agentRun) flood() {
 	}
 }
 
-// TestCatchUp: whoever begins to read when the first events are no longer kept gets what has
-// been said in one piece, then what is said; and so does who comes after the end.
+// TestFollowMerged: a reader that starts when the first events are no longer retained receives the
+// texts so far merged, then the following events. A reader that starts after the end does too.
 func TestFollowMerged(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
@@ -101,7 +100,7 @@ func TestFollowMerged(t *testing.T) {
 					rt.Errorf("reader %d of %d read %d events: %v", i+1, len(readers), len(r.events), err)
 				}
 			}
-			// From within the lost events there is no going on.
+			// A reader cannot resume within dropped events.
 			if r := f.startResume(t, "", 1); errors.As(r.err, new(*EventsGoneError)) != (floods > 0) {
 				rt.Errorf("resumed from 1: %d events, %v", len(r.events), r.err)
 			}
@@ -109,7 +108,7 @@ func TestFollowMerged(t *testing.T) {
 	})
 }
 
-// A reader catches up while the turn ends: neither disturbs the other.
+// TestFollowMergedDuringEnd: a reader may read merged texts while the turn ends.
 func TestFollowMergedDuringEnd(t *testing.T) {
 	for range 5 {
 		synctest.Test(t, func(t *testing.T) {
@@ -127,8 +126,8 @@ func TestFollowMergedDuringEnd(t *testing.T) {
 	}
 }
 
-// A turn may have moved in its line so often that it has lost events before it began: there
-// is nothing to catch up with then.
+// TestFollowMergedWhileQueued: a turn may have dropped events before it starts, if its position
+// changed often. Then there is no text to merge.
 func TestFollowMergedWhileQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)

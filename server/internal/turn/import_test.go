@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// importOver imports conversation c over itself in its present state.
+// importOverItself exports conversation c and imports it over itself.
 func (f *fixture) importOverItself(t *testing.T) {
 	t.Helper()
 	exported, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
@@ -48,9 +48,9 @@ func (f *fixture) wantFree(t *testing.T, p *controlledAgent) {
 	}
 }
 
-// An import that overwrites the conversation while a turn is about to begin creates another
-// conversation. The first turn of a queue begins and ends in the new one. A turn that waited for
-// another turn does not begin.
+// TestImportBeforeStart: an import that overwrites the conversation while a turn is about to start
+// creates another conversation. The first turn of a queue starts and ends in the new one. A turn
+// that waited for another turn does not start.
 func TestImportBeforeStart(t *testing.T) {
 	for name, waits := range map[string]bool{"the first in the queue": false, "after another": true} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestImportBeforeStart(t *testing.T) {
 	}
 }
 
-// blind is a store that does not find the conversation on the first read of the complete history.
+// blindStore does not find the conversation on the first read of the complete history.
 type blindStore struct {
 	store.Store
 	once sync.Once
@@ -112,8 +112,8 @@ func (b *blindStore) Read(ctx context.Context, r *store.Read) (found *store.Snap
 	return found, err
 }
 
-// TestGoneIsForTheStoreToSay: the manager ends a turn that has begun in the store, even if its
-// conversation seems to be deleted: the store decides.
+// TestStoreDecidesWhetherTurnRuns: the manager ends a turn that has started in the store, even if
+// its conversation seems to be deleted: the store decides.
 func TestStoreDecidesWhetherTurnRuns(t *testing.T) {
 	for name, test := range map[string]struct {
 		blind bool

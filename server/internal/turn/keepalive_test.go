@@ -11,11 +11,11 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// slow is a store in which some writes wait for a gate, as on a disk that hangs.
+// slowStore is a store in which some writes wait for a gate, as on a disk that hangs.
 type slowStore struct {
 	store.Store
 	gate      chan struct{}
-	end, save bool // which writes wait: the end of a turn; the answer so far
+	end, save bool // which writes wait: the end of a turn; the partial answer
 }
 
 func (s *slowStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
@@ -32,7 +32,7 @@ func (s *slowStore) SaveProgress(ctx context.Context, p *store.Progress) error {
 	return s.Store.SaveProgress(ctx, p)
 }
 
-// newSlow returns a manager on a slow store.
+// newSlowStore returns a manager on a slowStore.
 func newSlowStore(t *testing.T, s *slowStore) (*fixture, *controlledAgent) {
 	t.Helper()
 	s.gate = make(chan struct{})
@@ -42,8 +42,8 @@ func newSlowStore(t *testing.T, s *slowStore) (*fixture, *controlledAgent) {
 	})
 }
 
-// TestSilenceOfASlowStore: readers receive an event every 15 s while the store hangs. A client
-// treats a stream as broken that is silent for longer.
+// TestKeepAlivesWhileTheStoreHangs: readers receive an event every 15 s while the store hangs. A
+// client treats a stream as broken that is silent for longer.
 func TestKeepAlivesWhileTheStoreHangs(t *testing.T) {
 	for name, s := range map[string]*slowStore{
 		"the end hangs":                {end: true},
@@ -61,7 +61,7 @@ func TestKeepAlivesWhileTheStoreHangs(t *testing.T) {
 				<-time.After(5 * time.Minute)
 				close(s.gate)
 				synctest.Wait()
-				// A sign may be late by silenceStep.
+				// A keep-alive may be late by keepAliveCheckInterval.
 				signs := len(r.events) - len([]string{"started", "text", "finished"})
 				if signs < 38 || signs > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
 					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.received(), r.err)
@@ -71,9 +71,9 @@ func TestKeepAlivesWhileTheStoreHangs(t *testing.T) {
 	}
 }
 
-// TestResumeFromTheSilenceOfASlowStore: the store receives the index of the finished event before
-// it hangs. No event that readers receive in the meantime has that index. A client can resume after
-// any event, whether the turn is still in memory or is read from the store.
+// TestResumeAfterTheStoreHung: the store receives the index of the finished event before it hangs.
+// No event that readers receive in the meantime has that index. A client can resume after any
+// event, whether the turn is still in memory or is read from the store.
 func TestResumeAfterTheStoreHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slowStore{end: true}
@@ -112,8 +112,8 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 	})
 }
 
-// TestRefusedAfterTheSilenceOfASlowStore: a store that hangs and then refuses the answer receives
-// the right index on the second attempt.
+// TestStoreHangsThenRefuses: a store that hangs and then refuses the answer receives the right
+// index on the second attempt.
 func TestStoreHangsThenRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slowStore{end: true}

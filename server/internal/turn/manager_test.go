@@ -59,7 +59,8 @@ func TestAgentChoice(t *testing.T) {
 	}
 }
 
-// A retry is told the first result, although its agent is no longer configured.
+// TestRetryAfterTheAgentWasRemoved: a retry receives the first result, even if its agent is no
+// longer configured.
 func TestRetryAfterTheAgentWasRemoved(t *testing.T) {
 	before := newFixture(t, map[string]agent.Agent{"main": respondWith(text("x")), "writer": respondWith(text("a"))}, nil)
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Agent: "writer", RequestId: "r"}
@@ -109,7 +110,7 @@ func TestDeleteEndsTurn(t *testing.T) {
 	if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 		t.Fatal(err)
 	}
-	// The id is taken again at once: the old turn must not end up in it.
+	// The id is used again at once; the old turn must not be stored in the new conversation.
 	if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,8 @@ func TestDeleteEndsTurn(t *testing.T) {
 	}
 }
 
-// raced calls deleted when an append has committed and before it returns.
+// commitHookStore calls afterCommit when an append that starts a turn has committed, before it
+// returns.
 type commitHookStore struct {
 	store.Store
 	afterCommit func()
@@ -139,8 +141,8 @@ func (r commitHookStore) Append(ctx context.Context, a *store.Append) (*store.Re
 	return result, err
 }
 
-// A conversation may go, and its id be taken again, between the commit that begins a turn
-// and the moment in which the turn learns of it.
+// TestDeleteDuringStart: a conversation may be deleted, and its id used again, between the commit
+// that starts a turn and the return of that commit.
 func TestDeleteDuringStart(t *testing.T) {
 	var f *fixture
 	f = newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) {
@@ -162,7 +164,7 @@ func TestDeleteDuringStart(t *testing.T) {
 	}
 }
 
-// Whoever has read the last event finds the place free.
+// TestCapacityIsFreeAfterFinished: a client that has read the last event can start the next turn.
 func TestCapacityIsFreeAfterFinished(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) { o.MaxTurns = 1 })
 	for range 200 {
@@ -170,7 +172,7 @@ func TestCapacityIsFreeAfterFinished(t *testing.T) {
 	}
 }
 
-// refusing takes the end of a turn only at the third try.
+// refusingStore refuses the end of a turn with these errors, one for each attempt.
 type refusingStore struct {
 	store.Store
 	refusals []error
@@ -185,7 +187,7 @@ func (r *refusingStore) Append(ctx context.Context, a *store.Append) (*store.Res
 	return r.Store.Append(ctx, a)
 }
 
-// A store that is overloaded in the middle of a stop loses no answer.
+// TestStopRetriesAnOverloadedStore: a store that is overloaded during a stop loses no answer.
 func TestStopRetriesAnOverloadedStore(t *testing.T) {
 	said := make(chan struct{}, 1)
 	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {
@@ -202,7 +204,8 @@ func TestStopRetriesAnOverloadedStore(t *testing.T) {
 	}
 }
 
-// On a full disk a stop leaves the turn to the next start, with what was saved of it.
+// TestStopOnAFullDiskLeavesTurnRunning: if the disk is full, a stop leaves the turn to the next
+// start, with the saved part of its answer.
 func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
 	said := make(chan struct{}, 1)
 	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {

@@ -14,10 +14,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// heap returns the bytes of live objects.
+// heapBytes returns the size of live objects.
 func heapBytes() int {
 	runtime.GC()
-	runtime.GC() // The second run frees what finalizers and pools held.
+	runtime.GC() // The second run frees objects of finalizers and pools.
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int(stats.HeapAlloc)
@@ -26,7 +26,7 @@ func heapBytes() int {
 // maxMemoryRatio is the maximum ratio of counted to live bytes, and of live to counted bytes.
 const maxMemoryRatio = 1.5
 
-// wantMemory compares the counted bytes with the growth of the heap.
+// checkMemory compares the counted bytes with the growth of the heap.
 func checkMemory(t *testing.T, counted, grown int) {
 	t.Helper()
 	if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
@@ -34,8 +34,8 @@ func checkMemory(t *testing.T, counted, grown int) {
 	}
 }
 
-// nulls returns a value of n of the smallest parts, which takes twenty times its encoded size in
-// memory.
+// nullValues returns a value of n of the smallest parts, which takes twenty times its encoded size
+// in memory.
 func nullValues(n int) *parleyv1.StructuredData {
 	list := &structpb.ListValue{}
 	for range n {
@@ -44,8 +44,8 @@ func nullValues(n int) *parleyv1.StructuredData {
 	return &parleyv1.StructuredData{Type: "t", Value: structpb.NewListValue(list)}
 }
 
-// TestKeptMemory: Promise 12: the counted memory of retained turns is their real memory, whatever
-// they consist of.
+// TestMemoryOfRetainedTurns checks guarantee 12: the counted memory of retained turns is their real
+// memory, whatever they consist of.
 func TestMemoryOfRetainedTurns(t *testing.T) {
 	data := func(n int) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: nullValues(n)}}
@@ -105,7 +105,7 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 	}
 }
 
-// TestMemoryOfEvents: Promise 12, for a running turn.
+// TestEventLogMemory checks guarantee 12 for a running turn.
 func TestEventLogMemory(t *testing.T) {
 	e := newEventLog("turn", key{}, nil)
 	empty := heapBytes()

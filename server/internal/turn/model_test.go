@@ -14,23 +14,23 @@ import (
 	"pgregory.net/rapid"
 )
 
-// bubble runs one case of a property in a bubble of synctest.
+// bubble runs one case of a property in a synctest bubble.
 func bubble(t *testing.T, rt *rapid.T, run func(t *testing.T)) {
 	t.Helper()
 	var failed any
 	synctest.Test(t, func(t *testing.T) {
-		defer func() { failed = recover() }() // It is for rapid, which waits outside.
+		defer func() { failed = recover() }() // Pass the panic to rapid, which waits outside.
 		run(t)
 	})
 	if fmt.Sprintf("%T", failed) == "rapid.invalidData" {
-		rt.SkipNow() // Not from the same line: rapid tells failures apart by it.
+		rt.SkipNow() // Skip from another line: rapid distinguishes failures by line.
 	}
 	if failed != nil {
 		panic(failed)
 	}
 }
 
-// model does to a manager what it tells its oracle.
+// model performs each random step on a manager and on an oracle.
 type model struct {
 	*fixture
 
@@ -43,7 +43,7 @@ type model struct {
 	cancels []*cancelCall
 }
 
-// cancelling is a CancelTurn.
+// cancelCall is a call of CancelTurn.
 type cancelCall struct {
 	turn     *oracleTurn
 	got      *parleyv1.Turn
@@ -51,9 +51,9 @@ type cancelCall struct {
 	returned bool
 }
 
-// TestModel compares random steps with what the oracle says of them. That includes: one turn
-// runs at a time in each conversation, the history is each question and its answer, an agent
-// runs once a turn, indexes rise by one, and so on.
+// TestModel compares the manager with the oracle after random steps: one turn runs at a time in
+// each conversation, the history alternates between questions and answers, an agent runs once for
+// each turn, indexes increase by one, and so on.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
@@ -104,7 +104,7 @@ func (m *model) chat(rt *rapid.T) {
 	m.sendChat(r)
 }
 
-// answer has a request bring results of calls, open ones or not, beside the words or instead.
+// addResults adds tool results to a request, for open and other calls, with or without text.
 func (m *model) addResults(rt *rapid.T, r *parleyv1.ChatRequest) {
 	for _, id := range rapid.SliceOfNDistinct(callIDs, 1, 2, rapid.ID).Draw(rt, "results of") {
 		r.ToolResults = append(r.ToolResults, &parleyv1.ToolResult{CallId: id, Content: "result " + id})
@@ -114,11 +114,11 @@ func (m *model) addResults(rt *rapid.T, r *parleyv1.ChatRequest) {
 	}
 	queue := m.oracle.queues[r.GetConversationId()]
 	if queue != nil && len(queue.waiting) > 0 && queue.waiting[0].interrupts() && r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
-		r.OnBusy = parleyv1.OnBusy_ON_BUSY_QUEUE // It would wait for that one before it is looked at.
+		r.OnBusy = parleyv1.OnBusy_ON_BUSY_QUEUE // The request would wait for that turn before it is validated.
 	}
 }
 
-// queue has many come at once.
+// queueMany sends many requests at once.
 func (m *model) queueMany(rt *rapid.T) {
 	id := conversationIDs.Draw(rt, "conversation")
 	for i := range rapid.IntRange(2, 20).Draw(rt, "n") {
@@ -126,7 +126,7 @@ func (m *model) queueMany(rt *rapid.T) {
 	}
 }
 
-// ask sends a request and has its answer compared with the oracle's.
+// sendChat sends a request and sets what the oracle expects.
 func (m *model) sendChat(r *parleyv1.ChatRequest) {
 	live, stored, joined, err := m.oracle.chat(r)
 	one := &oracleRead{replayed: joined}
@@ -146,7 +146,7 @@ func (m *model) sendChat(r *parleyv1.ChatRequest) {
 	}
 }
 
-// pick draws one of the turns of which ok holds.
+// pick draws one of the turns for which ok returns true.
 func (m *model) pick(rt *rapid.T, ok func(t *oracleTurn) bool) *oracleTurn {
 	var some []*oracleTurn
 	for _, t := range m.turns {
@@ -183,7 +183,7 @@ func (m *model) step(rt *rapid.T, what string) {
 	}
 }
 
-// runs tells whether the turn's agent is at work.
+// runs reports whether the turn's agent is active.
 func (t *oracleTurn) runs() bool { return t.agentCalled && t.state == "" && t.err == nil }
 
 func (m *model) leave(rt *rapid.T) {
@@ -234,7 +234,7 @@ func (m *model) resume(rt *rapid.T) {
 func (m *model) cancel(rt *rapid.T) {
 	c := &cancelCall{turn: m.pick(rt, func(*oracleTurn) bool { return true })}
 	id := c.turn.request.GetConversationId()
-	if other := conversationIDs.Draw(rt, "conversation"); other < id { // It has no such turn.
+	if other := conversationIDs.Draw(rt, "conversation"); other < id { // This conversation has no such turn.
 		if _, err := m.Cancel(m.t.Context(), tenant, other, c.turn.id); !isMissingTurn(err) {
 			rt.Errorf("turn of %s, cancelled in %s: %v", id, other, err)
 		}
@@ -269,7 +269,7 @@ func (m *model) delete(rt *rapid.T) {
 	synctest.Wait()
 }
 
-// restart stops the manager and begins with another on the same store.
+// restart stops the manager and starts another one on the same store.
 func (m *model) restart(rt *rapid.T) {
 	m.oracle.stopAll()
 	ctx, now := context.WithCancel(m.t.Context())

@@ -48,7 +48,7 @@ func (m *model) check(rt *rapid.T) {
 	})
 }
 
-// checkAgents finds out which run is of which turn, and that there is one a turn.
+// checkAgents assigns agent runs to turns and checks that each turn has one.
 func (m *model) checkAgents(rt *rapid.T) {
 	asked := 0
 	for _, one := range m.puppet.runs {
@@ -92,13 +92,13 @@ func (m *model) checkConversation(rt *rapid.T, id string) {
 	}
 }
 
-// lost tells whether an error says that there is no such turn.
+// isMissingTurn reports whether an error says that the turn does not exist.
 func isMissingTurn(err error) bool {
 	var turn *NotFoundError
 	return errors.As(err, &turn) || errors.Is(err, store.ErrNotFound)
 }
 
-// kind is what an error says, without the particulars.
+// errorKind returns the kind of an error without its details.
 func errorKind(err error) string {
 	switch {
 	case errors.As(err, new(*store.BusyError)):

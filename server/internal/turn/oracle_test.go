@@ -9,24 +9,24 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// oracle says what a Manager has to do, one step after the other: TestModel compares the
-// two. It knows nothing of goroutines, contexts and stores.
+// oracle predicts the behaviour of a Manager, one step after the other, for TestModel. It has no
+// goroutines, contexts or stores.
 type oracle struct {
 	maxTurns      int
-	running       int // lines in which a turn runs
+	running       int // queues with a running turn
 	queues        map[string]*oracleQueue
 	conversations map[string]*oracleConversation
 }
 
-// oracleConversation is what the store has of one.
+// oracleConversation is a stored conversation.
 type oracleConversation struct {
 	history  []string
-	open     []string      // ids of calls, oldest first
+	open     []string // call ids, oldest first
 	turns    []*oracleTurn // oldest first
 	requests map[string]*oracleTurn
 }
 
-// oracleLine is the turns of a conversation that can be followed.
+// oracleQueue holds the turns of a conversation that readers can follow.
 type oracleQueue struct {
 	running *oracleTurn
 	waiting []*oracleTurn
@@ -36,21 +36,21 @@ type oracleQueue struct {
 // oracleTurn is a turn.
 type oracleTurn struct {
 	request      *parleyv1.ChatRequest
-	conversation *oracleConversation // since it has begun
+	conversation *oracleConversation // nil before the start
 	queue        *oracleQueue
-	id           string // as the manager calls it
+	id           string // assigned by the manager
 	position     int
-	agentCalled  bool // its agent was asked
+	agentCalled  bool // its agent was called
 	agent        *agentRun
-	stopState    string // why it is to end, if it is
+	stopState    string // the state in which it must end, if it is cut off
 	text         string
-	open         []string // ids of the agent's calls
-	state        string   // empty: it has not ended
-	err          error    // that its streams end with instead
+	open         []string // ids of the agent's open calls
+	state        string // empty before the end
+	err          error // with which its streams end instead
 
-	log       []string      // its events
-	readers   []*oracleRead // that are attached
-	firstText int           // index of the event
+	log       []string // its events
+	readers   []*oracleRead // attached readers
+	firstText int // index of the event
 	lastText  int
 }
 
@@ -58,7 +58,7 @@ func newOracle(maxTurns int) *oracle {
 	return &oracle{maxTurns: maxTurns, queues: make(map[string]*oracleQueue), conversations: make(map[string]*oracleConversation)}
 }
 
-// chat says what becomes of a request: the turn that it is attached to, one that is only in
+// chat returns the result of a request: the turn to which it is attached, a turn that is only in
 // the store, or an error.
 func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bool, err error) {
 	queue, c := o.queues[r.GetConversationId()], o.conversations[r.GetConversationId()]
@@ -128,7 +128,7 @@ func (o *oracle) chat(r *parleyv1.ChatRequest) (t, stored *oracleTurn, joined bo
 	return t, nil, false, nil
 }
 
-// find is the turn that a request_id began.
+// find returns the turn that a request_id started.
 func (o *oracle) find(queue *oracleQueue, c *oracleConversation, id string) *oracleTurn {
 	if id == "" {
 		return nil
@@ -155,7 +155,7 @@ func (l *oracleQueue) turns() []*oracleTurn {
 	return turns
 }
 
-// count tells those who wait where that is news.
+// reportPositions adds queued events for changed positions.
 func (l *oracleQueue) reportPositions() {
 	for i, t := range l.waiting {
 		if t.position != i+1 {
@@ -165,7 +165,7 @@ func (l *oracleQueue) reportPositions() {
 	}
 }
 
-// hopeless says why a request cannot begin a turn as things are.
+// refusal returns why a request cannot start a turn now.
 func (o *oracle) refusal(r *parleyv1.ChatRequest) error {
 	if len(r.GetToolResults()) == 0 {
 		return nil
@@ -182,7 +182,7 @@ func (o *oracle) refusal(r *parleyv1.ChatRequest) error {
 	return nil
 }
 
-// answer takes the results of a request, each for the open call of its id.
+// answer adds the tool results of a request and closes their calls.
 func (c *oracleConversation) answer(r *parleyv1.ChatRequest) {
 	for _, result := range r.GetToolResults() {
 		c.history = append(c.history, "tool: "+result.GetContent())
@@ -190,7 +190,7 @@ func (c *oracleConversation) answer(r *parleyv1.ChatRequest) {
 	}
 }
 
-// begin begins the running turn of a line.
+// start starts the running turn of a queue.
 func (o *oracle) start(t *oracleTurn) {
 	id := t.request.GetConversationId()
 	c, created := o.conversations[id], ""
@@ -217,7 +217,7 @@ func (o *oracle) start(t *oracleTurn) {
 	t.agentCalled = true
 }
 
-// say is what the agent says.
+// say adds a text of the agent.
 func (t *oracleTurn) say(word string) {
 	t.add("text %q at %d", word, len(t.text))
 	if t.text += word; t.firstText == 0 {
@@ -226,13 +226,13 @@ func (t *oracleTurn) say(word string) {
 	t.lastText = len(t.log)
 }
 
-// call is what the agent asks for.
+// call adds a call of the agent.
 func (t *oracleTurn) call(id string) {
 	t.add("call %q", id)
 	t.open = append(t.open, id)
 }
 
-// stop cuts a running turn off; the first reason counts.
+// stop ends a running turn in this state; the first stop counts.
 func (o *oracle) stop(t *oracleTurn, state string) {
 	if t.stopState != "" {
 		return
@@ -242,7 +242,7 @@ func (o *oracle) stop(t *oracleTurn, state string) {
 	}
 }
 
-// end ends a running turn, whose agent has stopped, and lets the next one begin.
+// end ends a running turn, whose agent has stopped, and starts the next one.
 func (o *oracle) end(t *oracleTurn, state string) {
 	if t.stopState != "" {
 		state = t.stopState
@@ -259,7 +259,7 @@ func (o *oracle) end(t *oracleTurn, state string) {
 			}
 			t.conversation.history = append(t.conversation.history, line)
 		}
-		// Those of an older answer are over.
+		// Calls of older answers with the same ids are closed.
 		t.conversation.open = append(slices.DeleteFunc(t.conversation.open, func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
 		t.add("finished %s", state)
 		t.queue.retain(t)
@@ -270,7 +270,7 @@ func (o *oracle) end(t *oracleTurn, state string) {
 	o.startNext(t.queue)
 }
 
-// advance lets the next turn of a line begin that can.
+// startNext starts the next turn of a queue that can start.
 func (o *oracle) startNext(queue *oracleQueue) {
 	for queue.running = nil; len(queue.waiting) > 0; queue.running = nil {
 		next := queue.waiting[0]
@@ -285,14 +285,14 @@ func (o *oracle) startNext(queue *oracleQueue) {
 	o.running--
 }
 
-// keep keeps what can be followed of a turn that has ended.
+// retain retains a turn that has ended.
 func (l *oracleQueue) retain(t *oracleTurn) {
 	if l.ended = append(l.ended, t); len(l.ended) > 32 {
 		l.ended = l.ended[1:]
 	}
 }
 
-// withdraw takes a turn out of the line that waits there.
+// removeWaiting removes a waiting turn.
 func (t *oracleTurn) removeWaiting(err error) {
 	t.queue.waiting = slices.DeleteFunc(t.queue.waiting, func(w *oracleTurn) bool { return w == t })
 	if t.err = err; err == nil {
@@ -304,7 +304,7 @@ func (t *oracleTurn) removeWaiting(err error) {
 	t.queue.reportPositions()
 }
 
-// disperse withdraws all that wait, the last one first: nobody moves up.
+// removeAllWaiting removes all waiting turns, the last one first, so that no position changes.
 func (l *oracleQueue) removeAllWaiting(cause error) {
 	for len(l.waiting) > 0 {
 		l.waiting[len(l.waiting)-1].removeWaiting(cause)
@@ -322,7 +322,7 @@ func (o *oracle) cancel(t *oracleTurn) {
 	}
 }
 
-// left is what becomes of the turn that somebody leaves.
+// disconnect removes a reader from its turn.
 func (o *oracle) disconnect(r *oracleRead) {
 	t := r.turn
 	r.turn, r.wantErr, r.wantEnded = nil, context.Canceled, true
@@ -336,7 +336,7 @@ func (o *oracle) disconnect(r *oracleRead) {
 	}
 }
 
-// delete is the end of a conversation.
+// delete deletes a conversation.
 func (o *oracle) delete(id string) {
 	delete(o.conversations, id)
 	queue := o.queues[id]
@@ -351,7 +351,7 @@ func (o *oracle) delete(id string) {
 	}
 }
 
-// forget is the end of all that is kept of ended turns.
+// releaseAll releases all retained turns.
 func (o *oracle) releaseAll() {
 	for id, queue := range o.queues {
 		if queue.ended = nil; queue.running == nil {
@@ -360,7 +360,7 @@ func (o *oracle) releaseAll() {
 	}
 }
 
-// close is a stop of the manager, as far as agents heed it.
+// stopAll stops the manager, up to agents that ignore cancellation.
 func (o *oracle) stopAll() {
 	for _, queue := range o.queues {
 		queue.removeAllWaiting(ErrShuttingDown)
@@ -374,7 +374,7 @@ func (t *oracleTurn) interrupts() bool {
 	return t.request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 }
 
-// add is the next event, which all who are attached read.
+// add adds an event, which all attached readers receive.
 func (t *oracleTurn) add(format string, args ...any) {
 	t.log = append(t.log, fmt.Sprintf("%d ", len(t.log)+1)+fmt.Sprintf(format, args...))
 	for _, r := range t.readers {
@@ -382,7 +382,7 @@ func (t *oracleTurn) add(format string, args ...any) {
 	}
 }
 
-// release ends the streams of all who are attached.
+// release ends the streams of all attached readers.
 func (t *oracleTurn) release() {
 	for _, r := range t.readers {
 		r.wantErr, r.wantEnded, r.turn = t.err, true, nil

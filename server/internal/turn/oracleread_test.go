@@ -9,18 +9,18 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// oracleRead is somebody who reads a turn, or what is left of it.
+// oracleRead is a reader of a turn, in memory or from the store.
 type oracleRead struct {
 	*reader
 
-	turn      *oracleTurn // to which it is attached; nil: none
+	turn      *oracleTurn // to which the reader is attached, or nil
 	replayed  bool
 	want      []string
 	wantErr   error
 	wantEnded bool
 }
 
-// told is how the reader reads events.
+// asReceived returns events as this reader receives them.
 func (r *oracleRead) asReceived(log []string) []string {
 	log = slices.Clone(log)
 	for i, line := range log {
@@ -31,7 +31,7 @@ func (r *oracleRead) asReceived(log []string) []string {
 	return log
 }
 
-// attach has a reader read a turn that can be followed.
+// attach attaches a reader to a turn in memory.
 func (o *oracle) attach(t *oracleTurn, after int, r *oracleRead) {
 	if after > len(t.log) {
 		r.refuse(&EventsGoneError{})
@@ -47,7 +47,7 @@ func (o *oracle) attach(t *oracleTurn, after int, r *oracleRead) {
 
 func (r *oracleRead) refuse(err error) { r.wantErr, r.wantEnded = err, true }
 
-// replay has a reader read what the store keeps of a turn.
+// replay sets what a reader of a stored turn receives.
 func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
 	r.wantEnded = true
 	switch last := len(t.log); {
@@ -67,7 +67,7 @@ func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
 	}
 }
 
-// resume says which turn a reader that resumes is to read, live or from the store.
+// resume returns the turn that ResumeTurn reads, in memory or from the store.
 func (o *oracle) resume(id string, t *oracleTurn) (live, stored *oracleTurn, err error) {
 	c := o.conversations[id]
 	switch {
@@ -85,7 +85,7 @@ func (o *oracle) resume(id string, t *oracleTurn) (live, stored *oracleTurn, err
 	return nil, nil, &NotFoundError{}
 }
 
-// list is the turns of a conversation that are known, oldest first.
+// list returns the known turns of a conversation, oldest first.
 func (o *oracle) list(id string) []*oracleTurn {
 	c := o.conversations[id]
 	if c == nil {
@@ -98,7 +98,7 @@ func (o *oracle) list(id string) []*oracleTurn {
 	return turns
 }
 
-// known is the state of a turn that can be asked for; empty: it cannot.
+// state returns the state of a turn that GetTurn finds, "" if it finds none.
 func (o *oracle) state(t *oracleTurn) string {
 	id := t.request.GetConversationId()
 	switch c := o.conversations[id]; {

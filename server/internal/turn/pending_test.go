@@ -12,10 +12,10 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// past puts messages and turns into conversation c, one a word: "user:words" and so on for
-// what is appended, "fails:words", "cancels:words", "calls:id" and so on for a turn that
-// asks "q" and ends so, "again:words" for another one that answers what is pending and fails,
-// "cleared:" for the end of all messages so far.
+// addHistory adds messages and turns to conversation c, one for each entry "kind:text". The kind
+// "user", "tool" and so on appends a message. "fails", "cancels", "calls" and so on run a turn that
+// asks "q" and ends so. "again" runs a turn that answers the pending message and fails. "cleared"
+// removes all messages.
 func addHistory(t *testing.T, f *fixture, p *controlledAgent, words ...string) {
 	t.Helper()
 	failure := &agent.Error{Message: "out of order"}
@@ -72,7 +72,7 @@ func addHistory(t *testing.T, f *fixture, p *controlledAgent, words ...string) {
 	}
 }
 
-// append appends to conversation c.
+// append appends messages to conversation c.
 func (f *fixture) append(t *testing.T, messages ...*parleyv1.Message) {
 	t.Helper()
 	if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: messages}); err != nil {
@@ -86,7 +86,7 @@ func TestAnswerPending(t *testing.T) {
 		name   string
 		past   []string
 		window *parleyv1.ContextWindow
-		given  []string // to the agent; nil: there is nothing to answer
+		given  []string // to the agent; nil if there is nothing to answer
 	}{
 		{"failed without a word", []string{"fails:"}, nil, []string{"user: q"}},
 		{"failed with half an answer", []string{"fails:half"}, nil, []string{"user: q"}},
@@ -144,7 +144,7 @@ func TestAnswerPending(t *testing.T) {
 					}
 					before = append(before, "assistant: yes")
 				}
-				// What was asked is not stored again, and an answer that was cut off stays.
+				// The pending message is not stored again, and an incomplete answer stays.
 				if diff := cmp.Diff(before, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
@@ -153,7 +153,8 @@ func TestAnswerPending(t *testing.T) {
 	}
 }
 
-// An imported history may lack what the turn of a result had said.
+// TestPendingMessageOfAnotherTurn: an imported history may lack earlier messages of a turn that
+// ends with a tool result.
 func TestPendingMessageOfAnotherTurn(t *testing.T) {
 	history := []*parleyv1.Message{
 		{Role: parleyv1.Role_ROLE_USER},
@@ -184,8 +185,8 @@ func TestAnswerPendingWithoutMessages(t *testing.T) {
 	})
 }
 
-// Between the moment in which a turn reads what it is to answer and the one in which it
-// begins, something else may be appended.
+// TestPendingMessageChangesBeforeStart: between the read of the pending message and the start of
+// the turn, other messages may be appended.
 func TestPendingMessageChangesBeforeStart(t *testing.T) {
 	user := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "newer"}
 	reply := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "a"}
@@ -195,7 +196,7 @@ func TestPendingMessageChangesBeforeStart(t *testing.T) {
 		ifVersion *int32
 		given     []string
 		err       error
-		version   bool // the error is that of another version
+		version   bool // the error is a VersionError
 	}{
 		{"a question", []*parleyv1.Message{user}, nil, []string{"user: q", "user: newer"}, nil, false},
 		{"an answer", []*parleyv1.Message{reply}, nil, nil, ErrNothingToAnswer, false},
@@ -235,8 +236,8 @@ func TestPendingMessageChangesBeforeStart(t *testing.T) {
 	}
 }
 
-// A retry of answer_pending is the turn that the first one began, also when that is no
-// longer kept, although there is nothing to answer any more.
+// TestAnswerPendingRetry: a retry of answer_pending returns the first turn, even if it is no longer
+// retained and nothing is pending any more.
 func TestAnswerPendingRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -260,8 +261,8 @@ func TestAnswerPendingRetry(t *testing.T) {
 	})
 }
 
-// What answers in a conversation is for that one, not for another that has its id, and by
-// chance its version, by the time that the turn begins.
+// TestIDReusedBeforeStart: a request that depends on stored messages must not start in another
+// conversation that has the same id, and possibly the same version.
 func TestIDReusedBeforeStart(t *testing.T) {
 	for _, request := range []*parleyv1.ChatRequest{resultsRequest("", "1"), resultsRequest("and words", "1"), {ConversationId: "c", AnswerPending: true}} {
 		synctest.Test(t, func(t *testing.T) {

@@ -30,7 +30,7 @@ func reason(word string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: word}}
 }
 
-// nested is a value inside so many lists.
+// nested returns a value inside this number of lists.
 func nested(levels int) *structpb.Value {
 	v := structpb.NewBoolValue(true)
 	for range levels {
@@ -39,8 +39,8 @@ func nested(levels int) *structpb.Value {
 	return v
 }
 
-// A piece that breaks a rule fails the turn, which names the rule and the field. What came
-// before it is kept, and nothing of the piece.
+// TestPiecesThatBreakRules: a piece that breaks a rule fails the turn with an error that names the
+// rule and the field. Earlier pieces are stored, and nothing of this piece.
 func TestPiecesThatBreakRules(t *testing.T) {
 	type pieces = []*parleyv1.RespondResponse
 	null, long := structpb.NewNullValue(), strings.Repeat("x", 129)
@@ -52,7 +52,7 @@ func TestPiecesThatBreakRules(t *testing.T) {
 	}
 	tests := []struct {
 		name   string
-		pieces pieces // of which the last one breaks a rule
+		pieces pieces // the last one breaks a rule
 		want   string
 	}{
 		{"data without a type", pieces{data("", null)}, "structured_data.type: is required"},
@@ -98,7 +98,7 @@ func TestPiecesThatBreakRules(t *testing.T) {
 				t.Errorf("ended %v, want an error %q", turn, want)
 			}
 			kept := f.history(t, "good")
-			for i, line := range slices.Backward(kept) { // The same, but for its end.
+			for i, line := range slices.Backward(kept) { // Expect the same messages, but an incomplete end.
 				if strings.HasPrefix(line, "assistant: ") {
 					kept[i] += " …"
 					break
@@ -111,8 +111,8 @@ func TestPiecesThatBreakRules(t *testing.T) {
 	}
 }
 
-// Whatever an agent sends, what is kept of it could have been sent by a client, and every
-// result in it answers a call.
+// TestStoredAnswersObeyRules: whatever an agent sends, a client could have sent the stored
+// messages, and every stored result has its call.
 func TestStoredAnswersObeyRules(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
@@ -164,7 +164,7 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 	})
 }
 
-// What is as large as the rules allow, and what is not known, is no fault.
+// TestValidPieces: pieces of the maximum size and unknown pieces are accepted.
 func TestValidPieces(t *testing.T) {
 	long := strings.Repeat("x", 128)
 	unknown := &parleyv1.RespondResponse{}
@@ -179,7 +179,7 @@ func TestValidPieces(t *testing.T) {
 		data(long, nested(16)), reason(long), reason(""), usage(&parleyv1.Usage{Model: long}),
 		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: long, Name: long}}},
 		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: long, Name: long}}},
-		call(long), result(long, ""), // The id is free again.
+		call(long), result(long, ""), // The id can be used again.
 		handoff(long), text("whole"),
 	}
 	pieces = append(pieces, slices.Repeat([]*parleyv1.RespondResponse{data("t", structpb.NewNullValue())}, 64)...)
@@ -193,8 +193,8 @@ func TestValidPieces(t *testing.T) {
 	}
 }
 
-// A turn waits for the results of calls as long as one of its answer has none, whoever made
-// it and whatever followed.
+// TestOpenCallsRequireInput: a turn ends with INPUT_REQUIRED if a call of its answer has no result,
+// whichever agent made the call and whatever followed.
 func TestOpenCallsRequireInput(t *testing.T) {
 	type pieces = []*parleyv1.RespondResponse
 	tests := []struct {

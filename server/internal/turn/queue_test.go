@@ -22,12 +22,13 @@ const (
 	onBusyInterrupt = parleyv1.OnBusy_ON_BUSY_INTERRUPT
 )
 
-// asks is a request on conversation c.
+// chatRequest returns a request for conversation c.
 func chatRequest(content string, busy parleyv1.OnBusy) *parleyv1.ChatRequest {
 	return &parleyv1.ChatRequest{ConversationId: "c", Content: content, OnBusy: busy}
 }
 
-// Many callers with one request_id are one turn, also where no more than one may run.
+// TestAttachedRequestsNeedNoCapacity: many requests with one request_id are one turn, even if only
+// one turn may run.
 func TestAttachedRequestsNeedNoCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, func(o *Options) { o.MaxTurns = 1 })
@@ -57,8 +58,8 @@ func TestAttachedRequestsNeedNoCapacity(t *testing.T) {
 	})
 }
 
-// A turn that waits lives as long as anybody waits for it: the first caller, one that sent
-// the same request, one that resumed it.
+// TestQueuedTurnLivesUntilItsLastReaderLeaves: a queued turn is dropped when all readers have left:
+// the first caller, a retry of the request and a reader that resumed.
 func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -83,7 +84,7 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 		if got, err := f.Get(t.Context(), tenant, "c", readers[0].turnID()); !isMissingTurn(err) {
 			t.Errorf("there is %v (%v) although everybody has left", got, err)
 		}
-		// Asked again it is another turn, at the end of the line.
+		// The next request is another turn, at the end of the queue.
 		again := f.startChat(t, gone)
 		if again.turnID() == readers[0].turnID() || again.events[0].GetQueued().GetPosition() != 1 {
 			t.Errorf("asked again: %q", again.received())
@@ -113,7 +114,8 @@ func TestQueueLimits(t *testing.T) {
 		}
 		fill(onBusyQueue, maxQueued)
 		fill(onBusyInterrupt, maxInterrupting)
-		// All of them wait, and all but the last of those that interrupt are cut off at once.
+		// All of them wait. All interrupting turns except the last one are cancelled at their
+		// start.
 		turns, err := f.List(t.Context(), tenant, "c")
 		if err != nil || len(turns) != maxListedTurns || turns[0].GetId() != all[maxQueued-1].turnID() {
 			t.Errorf("%d turns are listed, the first is %v (%v)", len(turns), turns[0], err)
@@ -140,7 +142,8 @@ func TestQueueLimits(t *testing.T) {
 	})
 }
 
-// Those who wait are told so every 15 s, outside the turn's own time.
+// TestQueuedTurnReportsItsPosition: readers of a queued turn receive its position every 15 s. The
+// time in the queue does not count toward the turn's limits.
 func TestQueuedTurnReportsItsPosition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, func(o *Options) { o.TurnTimeout, o.IdleTimeout = time.Hour, 10*time.Minute })
@@ -152,7 +155,7 @@ func TestQueuedTurnReportsItsPosition(t *testing.T) {
 		if len(r.events) != 1+9*4 || r.events[36].GetQueued().GetPosition() != 1 {
 			t.Errorf("told %d times, the last time %v", len(r.events), r.events[len(r.events)-1])
 		}
-		f.o.TurnTimeout = time.Minute // Of what begins from now on.
+		f.o.TurnTimeout = time.Minute // This applies to turns that start from now on.
 		p.lastRun().complete()
 		<-time.After(59 * time.Second)
 		p.lastRun().sendText("yes")
@@ -163,8 +166,8 @@ func TestQueuedTurnReportsItsPosition(t *testing.T) {
 	})
 }
 
-// QUEUE: if_version is that of the conversation when the turn begins, and a turn that is
-// refused lets the next one begin.
+// TestQueuedIfVersion: if_version of a queued turn is checked at its start. A turn that is refused
+// lets the next one start.
 func TestQueuedIfVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -188,7 +191,8 @@ func TestQueuedIfVersion(t *testing.T) {
 	})
 }
 
-// QUEUE: who answers is decided when the turn begins, not when it comes.
+// TestQueuedTurnChoosesItsAgentAtStart: the agent of a queued turn is chosen at its start, not when
+// it is queued.
 func TestQueuedTurnChoosesItsAgentAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &controlledAgent{testEnded: make(chan struct{})}
@@ -206,13 +210,13 @@ func TestQueuedTurnChoosesItsAgentAtStart(t *testing.T) {
 	})
 }
 
-// The place of a turn is free before anybody is told that it has ended.
+// TestCapacityIsFreedBeforeFinished: the capacity of a turn is free before readers receive its end.
 func TestCapacityIsFreedBeforeFinished(t *testing.T) {
 	var f *fixture
 	stored := make(chan struct{})
 	f = newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) {
 		o.Store = &hookStore{Store: o.Store, end: func(*store.Append) {
-			f.mu.Lock() // So that the turn cannot leave its line yet.
+			f.mu.Lock() // Keep the turn from leaving its queue.
 			close(stored)
 		}}
 	})
@@ -235,7 +239,7 @@ func TestCapacityIsFreedBeforeFinished(t *testing.T) {
 	}
 }
 
-// hooked does something ahead of an append that begins a turn, or behind one that ends it.
+// hookStore calls begin before an append that starts a turn, and end after one that ends a turn.
 type hookStore struct {
 	store.Store
 	begin, end func(a *store.Append)
@@ -252,7 +256,7 @@ func (h *hookStore) Append(ctx context.Context, a *store.Append) (*store.Result,
 	return result, err
 }
 
-// answered answers a request in the store, as another server would.
+// answerElsewhere answers a request in the store, as another server would.
 func answerElsewhere(t *testing.T, s store.Store, request *parleyv1.ChatRequest) {
 	t.Helper()
 	begin := &store.Append{
@@ -271,13 +275,13 @@ func answerElsewhere(t *testing.T, s store.Store, request *parleyv1.ChatRequest)
 	}
 }
 
-// A request may have been answered, say by another server, while it waited here: all who
-// wait are told that answer.
+// TestRequestAnsweredByAnotherServer: another server may answer a request while it waits in a queue
+// here. All readers receive that answer.
 func TestRequestAnsweredByAnotherServer(t *testing.T) {
 	for name, test := range map[string]struct {
 		pending bool
 		asked   string
-		late    bool // between what the turn reads and what it writes
+		late    bool // between the turn's read and its write
 	}{
 		"before it is asked for":          {false, "q", false},
 		"when it is to begin":             {false, "q", true},

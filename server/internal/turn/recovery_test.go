@@ -22,8 +22,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// mortal is a store that can be cut off in the middle of everything, as if its process had
-// been killed. It knows of one running turn.
+// crashStore is a store that can stop to accept writes at any time, as if its process had been
+// killed. It supports one running turn.
 type crashStore struct {
 	store.Store
 	crashed  atomic.Bool
@@ -64,7 +64,7 @@ func (m *crashStore) Abandoned(context.Context, string) (turns []store.Progress,
 	return turns, "", nil
 }
 
-// crash kills the manager and begins with another, on what the store has.
+// crash kills the manager and starts another one on the same store.
 func (f *fixture) crash(t *testing.T, m *crashStore) {
 	t.Helper()
 	m.crashed.Store(true)
@@ -79,9 +79,9 @@ func (f *fixture) crash(t *testing.T, m *crashStore) {
 	}
 }
 
-// TestResumeAfterACrash: whatever an agent says, whenever it is saved, whenever the server is
-// killed: a reader that had seen no more than was saved goes on from there, all others are
-// told to begin again, and nobody takes the end for something that it has seen.
+// TestResumeAfterCrash: an agent sends random pieces, the answer is saved at random times, and the
+// server is killed. A reader that has received only saved events can resume. All others are
+// refused. No reader has already received an event with the index of the finished event.
 func TestResumeAfterCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestResumeAfterCrash(t *testing.T) {
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 			r := f.startChat(t, request)
 			var s pieceGenerator
-			say := func() (news bool) { // A note is no part of the answer, and none to save.
+			say := func() (news bool) { // Progress is not part of the answer and is not saved.
 				for _, piece := range s.draw(rt) {
 					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{piece}})
 					news = news || piece.GetProgress() == nil
@@ -149,8 +149,8 @@ func TestResumeAfterCrash(t *testing.T) {
 	})
 }
 
-// Promise 6 and 1, as far as the turn has them: text that was saved survives a kill, once in
-// the history, marked as cut off; a turn that waited was not promised anything.
+// TestRecoverFromFile checks guarantees 6 and 1 for the turn: saved text survives a kill, once in
+// the history, marked as incomplete. A queued turn is not durable.
 func TestRecoverFromFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "parley.db")
@@ -210,7 +210,7 @@ func TestRecoverFromFile(t *testing.T) {
 	})
 }
 
-// pages are turns that ran, one a page.
+// pagedStore returns abandoned turns, one on each page.
 type pagedStore struct {
 	store.Store
 	turns     []store.Progress
@@ -237,8 +237,9 @@ func (p *pagedStore) Append(ctx context.Context, a *store.Append) (*store.Result
 	return p.Store.Append(ctx, a)
 }
 
-// Recover takes page after page; what has ended, has gone, or cannot be ended stops it from
-// ending the others no more than what an earlier version saved without events.
+// TestRecoverPages: Recover reads all pages. A turn that has ended, was deleted or cannot be ended
+// does not keep it from ending the others, and neither does a turn without event indexes, saved by
+// an earlier version.
 func TestRecoverPages(t *testing.T) {
 	p := &pagedStore{fails: map[string]error{"damaged": store.ErrCorrupt, "full": store.ErrNoSpace}}
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith()}, func(o *Options) {
@@ -288,7 +289,7 @@ func TestRecoverPages(t *testing.T) {
 			t.Errorf("turn %s: %v, %v", name, events, err)
 		}
 	}
-	// Nobody can do anything about a turn that this server does not run.
+	// CancelTurn and ResumeTurn cannot end a turn that this server does not run.
 	busy := new(store.BusyError)
 	if _, err := f.Cancel(t.Context(), tenant, "full", "full"); !errors.As(err, &busy) || busy.TurnID != "full" {
 		t.Errorf("cancelled: %v", err)

@@ -18,8 +18,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// speaker draws what an agent says in a turn, which breaks no rule: calls that are open have
-// ids of their own, and results answer them.
+// pieceGenerator draws random pieces of an agent that break no rule: open calls have distinct ids,
+// and results match open calls.
 type pieceGenerator struct{ open []string }
 
 func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
@@ -32,7 +32,7 @@ func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: d}}
 		},
 		"call": func() *parleyv1.RespondResponse {
-			for id := 1; ; id++ { // One that has its result may be used again.
+			for id := 1; ; id++ { // An id can be used again after its result.
 				if !slices.Contains(s.open, fmt.Sprint(id)) {
 					s.open = append(s.open, fmt.Sprint(id))
 					return call(fmt.Sprint(id))
@@ -82,7 +82,7 @@ func handoff(name string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: name}}
 }
 
-// drained is a sequence read to its end.
+// readAll reads a sequence to its end.
 func readAll(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.TurnEvent, err error) {
 	for event, err := range events {
 		if err != nil {
@@ -93,7 +93,7 @@ func readAll(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.Turn
 	return all, nil
 }
 
-// perMessage parts the events that tell of messages by message.
+// splitByMessage groups the events by the message that they belong to.
 func splitByMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
 	for _, e := range all {
 		var opens bool
@@ -113,8 +113,9 @@ func splitByMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent
 	return messages
 }
 
-// recorded is what a store can replay of a turn behind an index, or that it cannot: made
-// from what the first reader saw. The store no longer has the first messages of the answer.
+// expectedReplay returns the events that a store replays after an index, or that they are gone,
+// given the events that the first reader received. The first messages of the answer are dropped
+// from the history.
 func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want []*parleyv1.TurnEvent, gone bool) {
 	start, end := 0, all[len(all)-1]
 	for all[start].GetStarted() == nil {
@@ -134,7 +135,7 @@ func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want [
 			case merged == nil:
 				merged = proto.CloneOf(e)
 			default:
-				gone = gone || merged.GetIndex() <= after && after < e.GetIndex() // Nobody goes on from within.
+				gone = gone || merged.GetIndex() <= after && after < e.GetIndex() // A reader cannot resume within a merged text.
 				merged.Index = e.GetIndex()
 				merged.GetTextDelta().Text += e.GetTextDelta().GetText()
 			}
@@ -149,7 +150,8 @@ func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want [
 	return want, after > end.GetIndex() || gone && after != 0 && after != end.GetIndex()
 }
 
-// unlike tells in what events of one turn differ, but for what a replay tells as it is now.
+// diffEvents describes the difference of two lists of events. It ignores the conversation, which a
+// replay reports in its current state.
 func diffEvents(want, got []*parleyv1.TurnEvent) string {
 	equal := slices.EqualFunc(want, got, func(w, g *parleyv1.TurnEvent) bool {
 		if g.GetStarted() != nil {
@@ -159,13 +161,13 @@ func diffEvents(want, got []*parleyv1.TurnEvent) string {
 		return proto.Equal(w, g)
 	})
 	if equal {
-		return "" // cmp would take its time to find out.
+		return "" // cmp.Diff would be slow.
 	}
 	return cmp.Diff(want, got, protocmp.Transform())
 }
 
-// TestReplay: resumed from any index, while its events are kept and later from the store, a
-// turn gives what is behind that index, or says that it cannot.
+// TestReplay: a turn is resumed from every index, while its events are retained and later from the
+// store. It returns the events after the index or EventsGoneError.
 func TestReplay(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	var failure error
@@ -211,7 +213,7 @@ func TestReplay(t *testing.T) {
 		f.releaseAll()
 		check("from the store", func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(all, 0, after) })
 
-		// The history loses its first messages: the question, then of the answer.
+		// Drop the first messages of the history: the question, then messages of the answer.
 		messages := all[len(all)-1].GetFinished().GetMessages()
 		dropped := rapid.IntRange(0, len(messages)).Draw(rt, "dropped")
 		f.trimHistory(t, request.GetConversationId(), len(messages)-dropped)
@@ -230,7 +232,7 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// shorten leaves a conversation its newest messages only.
+// trimHistory drops all but the newest messages of a conversation.
 func (f *fixture) trimHistory(t *testing.T, id string, newest int) {
 	t.Helper()
 	update := &store.Update{Tenant: tenant, ConversationID: id}

@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// eventByEvent tells whether a turn whose text came in two pieces can still be followed from
-// within its text. It can be replayed whole in any case.
+// retainsEvents reports whether a turn whose text came in two pieces can be resumed within its
+// text. It fails the test if the turn cannot be replayed from the start.
 func (f *fixture) retainsEvents(t *testing.T, id, turnID string) bool {
 	t.Helper()
 	if _, err := readAll(f.Resume(t.Context(), tenant, id, turnID, 0)); err != nil {
@@ -55,7 +55,7 @@ func TestRetentionTime(t *testing.T) {
 	})
 }
 
-// What a reader follows already is not taken from it.
+// TestReleaseDoesNotDisturbReaders: a reader continues when the turn is released.
 func TestReleaseDoesNotDisturbReaders(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
@@ -72,7 +72,8 @@ func TestReleaseDoesNotDisturbReaders(t *testing.T) {
 	}
 }
 
-// Promise 12, for all turns together: the oldest go first when they take too much memory.
+// TestMaxRetainedBytes checks guarantee 12 for all turns together: the oldest turns are released
+// when they use too much memory.
 func TestMaxRetainedBytes(t *testing.T) {
 	large := strings.Repeat("x", 1<<20-2)
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"), text(large))}, nil)
@@ -100,7 +101,8 @@ func TestMaxRetainedBytes(t *testing.T) {
 	}
 }
 
-// No conversation has more kept turns than the store remembers, whether they ran or not.
+// TestMaxRetainedTurnsOfAConversation: a conversation retains no more turns than the store, whether
+// they started or not.
 func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	var ids []string
@@ -118,7 +120,8 @@ func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
 	}
 }
 
-// The store remembers a request longer than its turn when others come without a request_id.
+// TestRequestIDOutlivesTurn: the store retains a request id longer than its turn if other requests
+// have none.
 func TestRequestIDOutlivesTurn(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, nil)
 	request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
@@ -135,8 +138,8 @@ func TestRequestIDOutlivesTurn(t *testing.T) {
 	}
 }
 
-// The turns of a conversation go with it, whatever ends it; its id taken again begins anew,
-// with the same request_id, too.
+// TestReleaseWithConversation: the turns of a conversation are released when it ends, for any
+// reason. A new conversation with the same id does not share turns or request ids.
 func TestReleaseWithConversation(t *testing.T) {
 	tests := []struct {
 		name string
@@ -181,7 +184,7 @@ func TestReleaseWithConversation(t *testing.T) {
 				f.o.Store = f.store
 				request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 				first := f.startChat(t, request)
-				// One that never begins is kept, too.
+				// A turn that never started is retained too.
 				waits := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
 				f.mustCancel(t, waits.turnID())
 				p.lastRun().complete()
@@ -209,7 +212,8 @@ func TestReleaseWithConversation(t *testing.T) {
 	}
 }
 
-// A conversation may go when its turn has just ended, which is then not kept.
+// TestDeleteDuringEnd: a turn is not retained if its conversation is deleted when it has just
+// ended.
 func TestDeleteDuringEnd(t *testing.T) {
 	var f *fixture
 	f = newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) {
@@ -225,7 +229,8 @@ func TestDeleteDuringEnd(t *testing.T) {
 	}
 }
 
-// What is told of a conversation that is gone by now is not taken for what has its id.
+// TestChangesOfOtherConversationsReleaseNothing: a late report about a deleted conversation does
+// not affect a new one with the same id.
 func TestChangesOfOtherConversationsReleaseNothing(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))

@@ -14,7 +14,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// While the store is still asked to begin a turn, nobody knows whether there will be one.
+// TestRequestsWhileATurnStarts: while the store commits the start of a turn, other requests wait
+// for the outcome.
 func TestRequestsWhileATurnStarts(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		t.Run(fmt.Sprint("refused=", refused), func(t *testing.T) {
@@ -32,7 +33,8 @@ func TestRequestsWhileATurnStarts(t *testing.T) {
 				close(gate)
 				synctest.Wait()
 				if refused {
-					// The one that waits comes next; only if it were refused, too, the second could begin.
+					// The queued turn is next. The second request could start only if that were
+					// refused too.
 					if !errors.Is(one.err, store.ErrNotFound) || waits.events[1].GetStarted() == nil {
 						t.Errorf("the first got %v, the one that waits %q", one.err, waits.received())
 					}
@@ -45,7 +47,7 @@ func TestRequestsWhileATurnStarts(t *testing.T) {
 	}
 }
 
-// gated lets no turn begin before the gate is closed.
+// gatedStore starts no turn before the gate is closed.
 type gatedStore struct {
 	store.Store
 	gate <-chan struct{}
@@ -58,7 +60,7 @@ func (g gatedStore) Append(ctx context.Context, a *store.Append) (*store.Result,
 	return g.Store.Append(ctx, a)
 }
 
-// What happens to a turn while the store is asked to begin it happens as soon as it has.
+// TestEventsDuringStart: an event during the commit of a start takes effect right after the commit.
 func TestEventsDuringStart(t *testing.T) {
 	tests := []struct {
 		name    string
@@ -106,7 +108,7 @@ func TestEventsDuringStart(t *testing.T) {
 				synctest.Wait()
 				close(gate)
 				synctest.Wait()
-				// The words of a turn that has begun are stored, whatever happens to it.
+				// The messages of a turn that has started are stored in any case.
 				if kept := f.stored(t); kept[0] != "user: q" {
 					t.Errorf("kept %q", kept)
 				}
@@ -122,8 +124,8 @@ func TestEventsDuringStart(t *testing.T) {
 	}
 }
 
-// A conversation that goes, and whose id is taken again, between the commit that begins its
-// turn and the moment in which the turn learns of it takes those that wait along.
+// TestDeleteDuringStartEndsQueuedTurns: if a conversation is deleted and its id used again during
+// the commit of a start, the queued turns end too.
 func TestDeleteDuringStartEndsQueuedTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -150,7 +152,8 @@ func TestDeleteDuringStartEndsQueuedTurns(t *testing.T) {
 	})
 }
 
-// A turn whose turn it is when everybody has just left does not begin.
+// TestTurnWithoutReadersDoesNotStart: a turn whose last reader left just before its start does not
+// start.
 func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, nil)
 	request := chatRequest("q", 0)
@@ -166,7 +169,7 @@ func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	}
 }
 
-// reading does something ahead of a read of turns.
+// listHookStore calls beforeRead before a read of turns.
 type listHookStore struct {
 	store.Store
 	beforeRead func()
@@ -179,7 +182,7 @@ func (r *listHookStore) Read(ctx context.Context, read *store.Read) (*store.Snap
 	return r.Store.Read(ctx, read)
 }
 
-// A turn that begins while turns are listed is listed once.
+// TestListDuringStart: a turn that starts while turns are listed is listed once.
 func TestListDuringStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})

@@ -13,8 +13,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// A turn that could not be ended when the server started, because the disk was full, is
-// ended when somebody meets it: by the next Chat, or by CancelTurn.
+// TestEndAbandonedOnUse: a turn that could not be ended at the server's start, because the disk was
+// full, is ended by the next Chat or CancelTurn.
 func TestEndAbandonedOnUse(t *testing.T) {
 	for _, by := range []string{"Chat", "CancelTurn"} {
 		t.Run(by, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestEndAbandonedOnUse(t *testing.T) {
 	}
 }
 
-// unreadable is a store that cannot read messages.
+// unreadableStore is a store that cannot read messages.
 type unreadableStore struct{ store.Store }
 
 func (u unreadableStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
@@ -62,7 +62,8 @@ func (u unreadableStore) Read(ctx context.Context, r *store.Read) (*store.Snapsh
 	return u.Store.Read(ctx, r)
 }
 
-// A turn whose history cannot be read fails with a reason, and its conversation goes on.
+// TestUnreadableHistory: a turn whose history cannot be read fails with a reason, and its
+// conversation stays usable.
 func TestUnreadableHistory(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) { o.Store = unreadableStore{o.Store} })
 	for range 2 {
@@ -74,7 +75,7 @@ func TestUnreadableHistory(t *testing.T) {
 	}
 }
 
-// Promise 12, for what of an answer is no text.
+// TestMaxAnswerValues checks guarantee 12 for values that are not text.
 func TestMaxAnswerValues(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	for i := range maxAnswerValues + 10 {

@@ -15,19 +15,19 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// storm is many clients that do at once whatever comes into their heads.
+// stressTest is a fixture for many concurrent clients with random calls.
 type stressTest struct {
 	*fixture
 
 	mu           sync.Mutex
-	agentCalls   map[string]int // of agents, by conversation and what they were asked
-	activeAgents map[string]int // agents, by conversation
-	ids          []string       // of turns that somebody has heard of
+	agentCalls   map[string]int // number of agent calls, by conversation and question
+	activeAgents map[string]int // number of active agents, by conversation
+	ids          []string // of known turns
 }
 
-// TestStorm has what TestModel does happen at once. What each client reads is whole, the
-// history is one exchange after the other, no agent was asked the same thing twice, and
-// nothing is left.
+// TestStress performs steps like those of TestModel concurrently. Each client receives complete
+// turns, the history is a sequence of exchanges, no agent receives the same question twice, and
+// nothing remains afterwards.
 func TestStress(t *testing.T) {
 	s := &stressTest{agentCalls: make(map[string]int), activeAgents: make(map[string]int)}
 	s.fixture = newFixture(t, map[string]agent.Agent{"main": agentFunc(
@@ -61,7 +61,7 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// works notes that an agent is at work, until the function that it returns is called.
+// trackAgent records an active agent until the returned function is called.
 func (s *stressTest) trackAgent(t *testing.T, uid, question string) (done func()) {
 	t.Helper()
 	s.mu.Lock()
@@ -114,7 +114,7 @@ func (s *stressTest) step(t *testing.T, random *rand.Rand, question string) {
 	}
 }
 
-// converse asks, and may leave and come back.
+// chatAndReconnect starts a Chat. It may disconnect and resume.
 func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *parleyv1.ChatRequest) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -148,7 +148,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 			}
 		}
 		switch finished := len(read) > 0 && read[len(read)-1].GetFinished() != nil; {
-		case finished && read[0].GetFinished() != nil: // It was cancelled before it had begun.
+		case finished && read[0].GetFinished() != nil: // The turn was cancelled before its start.
 			return
 		case finished:
 			if err := checkAnswer(read, read[len(read)-1].GetFinished().GetMessages()); err != nil {
@@ -170,7 +170,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 	t.Errorf("turn %s: no end of it", turnID)
 }
 
-// expected tells whether a client may be told so in a storm.
+// isExpected reports whether a client may receive this error in TestStress.
 func isExpected(err error) bool {
 	for _, one := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationGone, context.Canceled} {
 		if errors.Is(err, one) {

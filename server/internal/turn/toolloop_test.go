@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// newKeeper is newPuppet whose store keeps so many messages of a conversation, and so many
-// bytes of them; 0 is the default.
+// newLimitedStore is newControlled with a store that retains this number of messages and bytes of a
+// conversation; 0 is the default.
 func newLimitedStore(t *testing.T, messages, bytes int) (*fixture, *controlledAgent) {
 	t.Helper()
 	s := memstore.New(store.Options{MaxMessages: messages, MaxConversationBytes: bytes})
@@ -29,8 +29,9 @@ func newLimitedStore(t *testing.T, messages, bytes int) (*fixture, *controlledAg
 	return f, p
 }
 
-// One question takes more calls than the history keeps: the agent is given all that is kept
-// of the exchange, from a message with calls on, although the question is not.
+// TestToolLoopLongerThanRetention: if one question takes more calls than the history retains, the
+// agent receives everything of the exchange that is retained, starting with a message that has
+// calls, although the question is dropped.
 func TestToolLoopLongerThanRetention(t *testing.T) {
 	const rounds, calls = 8, 3
 	one := &parleyv1.ContextWindow{MaxMessages: 1}
@@ -77,7 +78,8 @@ func TestToolLoopLongerThanRetention(t *testing.T) {
 	}
 }
 
-// Results that would push the calls out which they answer are refused, and nothing is stored.
+// TestResultsThatEvictTheirCalls: results are refused, and nothing is stored, if storing them would
+// drop their calls.
 func TestResultsThatEvictTheirCalls(t *testing.T) {
 	large := strings.Repeat("x", 2<<10)
 	tests := []struct {
@@ -87,7 +89,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 		words           string
 		ids             []string
 		content         string
-		want            *NoRoomError // nil: they are taken
+		want            *NoRoomError // nil if they are accepted
 	}{
 		{"just enough", 5, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", nil},
 		{"the words are too many", 4, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
@@ -120,7 +122,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 	}
 }
 
-// Results that will be refused cut nothing off.
+// TestRefusedResultsDoNotInterrupt: tool results that will be refused interrupt nothing.
 func TestRefusedResultsDoNotInterrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newLimitedStore(t, 3, 0)

@@ -14,7 +14,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// brings is a request of conversation c with a result for each id, and words if there are any.
+// resultsRequest returns a request for conversation c with a result for each id and an optional
+// text.
 func resultsRequest(words string, ids ...string) *parleyv1.ChatRequest {
 	r := &parleyv1.ChatRequest{ConversationId: "c", Content: words}
 	for _, id := range ids {
@@ -23,7 +24,7 @@ func resultsRequest(words string, ids ...string) *parleyv1.ChatRequest {
 	return r
 }
 
-// calling is a message of an agent that calls tools, each "id" or "id name".
+// callMessage returns a message of an agent with calls, each "id" or "id name".
 func callMessage(calls ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "I call"}
 	for _, one := range calls {
@@ -42,7 +43,7 @@ func TestToolResults(t *testing.T) {
 		ids    []string
 		window *parleyv1.ContextWindow
 		given  []string // to the agent
-		inputs int      // of those, the ones that the request brought
+		inputs int // number of messages in given that come from the request
 	}{
 		{"a result", []string{"calls:1"}, "", []string{"1"}, nil, []string{"user: q", "assistant: ", "tool: of 1"}, 1},
 		{"in their own order", []string{"calls:1 2"}, "", []string{"2", "1"}, nil, []string{"user: q", "assistant: ", "tool: of 2", "tool: of 1"}, 2},
@@ -87,7 +88,7 @@ func TestToolResults(t *testing.T) {
 				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
 					t.Errorf("kept (-want +got):\n%s", diff)
 				}
-				// A retry is that turn again, while it is kept and from the store.
+				// A retry returns the same turn, from memory and from the store.
 				again := f.startChat(t, request)
 				f.releaseAll()
 				stored := f.startChat(t, request)
@@ -104,7 +105,8 @@ func TestToolResults(t *testing.T) {
 	}
 }
 
-// What answers no open call is refused, with the calls that are open, and nothing is stored.
+// TestResultsWithoutOpenCall: a result without an open call is refused, the error lists the open
+// calls, and nothing is stored.
 func TestResultsWithoutOpenCall(t *testing.T) {
 	tests := []struct {
 		name string
@@ -144,7 +146,7 @@ func TestResultsWithoutOpenCall(t *testing.T) {
 	}
 }
 
-// Results make no conversation.
+// TestResultsWithoutConversation: tool results do not create a conversation.
 func TestResultsWithoutConversation(t *testing.T) {
 	for _, must := range []bool{false, true} {
 		f, _ := newControlled(t, nil)
@@ -156,8 +158,9 @@ func TestResultsWithoutConversation(t *testing.T) {
 	}
 }
 
-// The calls of an id in the newest message that has some are answered, the first one first,
-// and name the tool where the result does not. Those that an older message asked for are over.
+// TestResultsReceiveToolNames: results resolve the calls of the newest message with their id, in
+// order, and receive the tool's name unless they have one. Calls of older messages with the same id
+// are closed.
 func TestResultsReceiveToolNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -178,7 +181,7 @@ func TestResultsReceiveToolNames(t *testing.T) {
 		if diff := cmp.Diff([]string{"new", "my own", "newer"}, names); diff != "" {
 			t.Errorf("names (-want +got):\n%s", diff)
 		}
-		// A retry does not go to the call that nobody has answered.
+		// A retry must not resolve the other open call.
 		before, asked := f.stored(t), p.runCount()
 		r := f.startChat(t, resultsRequest("", "1"))
 		var got *NoOpenCallError
@@ -191,8 +194,8 @@ func TestResultsReceiveToolNames(t *testing.T) {
 	})
 }
 
-// Between the moment in which a turn looks for the calls and the one in which it begins,
-// something else may be appended.
+// TestCallsChangeBeforeStart: between the read of the calls and the start of the turn, other
+// messages may be appended.
 func TestCallsChangeBeforeStart(t *testing.T) {
 	result := &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "another"}}
 	words := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
@@ -200,8 +203,8 @@ func TestCallsChangeBeforeStart(t *testing.T) {
 		name      string
 		comes     *parleyv1.Message
 		ifVersion *int32
-		given     []string // nil: it is refused
-		version   bool     // because of the version
+		given     []string // nil if the request is refused
+		version   bool // because of if_version
 	}{
 		{"a result of the call", result, nil, nil, false},
 		{"a call of that id", callMessage("1 again"), nil, []string{"user: q", "assistant: ", "assistant: I call", "tool: of 1"}, false},
@@ -246,7 +249,7 @@ func TestCallsChangeBeforeStart(t *testing.T) {
 	}
 }
 
-// What waits is held against the calls that there are when its turn comes.
+// TestQueuedResults: the results of a queued turn are compared with the calls at its start.
 func TestQueuedResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -254,7 +257,8 @@ func TestQueuedResults(t *testing.T) {
 		if r := f.startChat(t, resultsRequest("", "1")); !errors.As(r.err, new(*store.BusyError)) {
 			t.Errorf("while it runs: %v", r.err)
 		}
-		// One that would be refused cuts nothing off, even where the call is on its way.
+		// A request that would be refused interrupts nothing, even if the running turn has the
+		// call.
 		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1"), call("2")}})
 		eager := resultsRequest("", "1")
 		eager.OnBusy = onBusyInterrupt
@@ -271,7 +275,7 @@ func TestQueuedResults(t *testing.T) {
 		if state := stateName(first.finished().GetState()); state != "INPUT_REQUIRED" {
 			t.Errorf("the first turn ended %s", state)
 		}
-		// Now the calls are there, and one may be cut off for the other.
+		// Now the calls are stored, and a queued turn may be interrupted for one.
 		eager = resultsRequest("", "2")
 		eager.OnBusy = onBusyInterrupt
 		last := f.startChat(t, eager)
@@ -289,7 +293,8 @@ func TestQueuedResults(t *testing.T) {
 	})
 }
 
-// A turn that a crash left running may have had the call: it is ended first.
+// TestResultsAfterCrash: a turn that a crash left running is ended first, since it may have the
+// call.
 func TestResultsAfterCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *crashStore
@@ -314,7 +319,8 @@ func TestResultsAfterCrash(t *testing.T) {
 	})
 }
 
-// Of two that interrupt with the result of one call, one does, and the other cuts nothing off.
+// TestTwoInterruptsWithOneResult: of two interrupting requests with a result of the same call, one
+// succeeds, and the other interrupts nothing.
 func TestTwoInterruptsWithOneResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
@@ -336,7 +342,8 @@ func TestTwoInterruptsWithOneResult(t *testing.T) {
 	})
 }
 
-// A turn that runs or waits holds no history that was read for it: it may be one of 3 MiB.
+// TestTurnsReleaseHistory: a turn that runs or waits does not hold the history that was read for
+// it, which may have 3 MiB.
 func TestTurnsReleaseHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
