@@ -49,18 +49,18 @@ func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error
 	case snapshot.Conversation.GetUid() != t.startResult.Conversation.GetUid():
 		return nil, nil, ErrConversationGone
 	}
-	kept, err := snapshot.Messages.Messages()
+	messages, err := snapshot.Messages.Messages()
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
 	}
-	return snapshot.Conversation, t.window(kept, snapshot.Offsets()), nil
+	return snapshot.Conversation, t.window(messages, snapshot.Offsets()), nil
 }
 
 // window returns the messages before the input that the agent receives. It excludes messages after
 // the input, which come from other writers or from an incomplete turn. It never cuts the exchange
 // to which the input belongs. offsets are those of the stored messages.
-func (t *liveTurn) window(kept []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
-	history := slices.DeleteFunc(kept, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
+func (t *liveTurn) window(messages []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
+	history := slices.DeleteFunc(messages, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
 	exchange := openExchangeStart(history, t.input)
 	return history[window.Start(history[:exchange], offsets[:exchange+1], t.windowBounds()):]
 }

@@ -25,7 +25,7 @@ func TestOpenExchangeStart(t *testing.T) {
 		{"results", "u a u a12 r1 r2", 2},
 		{"a question with results", "u a u a12 r1 r2 u", 2},
 		{"a question after an agent's results", "u a1 o1 u", 3},
-		{"a result behind an agent's", "u a u a12 o1 r2", 2},
+		{"a result after an agent's", "u a u a12 o1 r2", 2},
 		{"of an earlier exchange", "u a u a1 u a r1", 2},
 		{"of two exchanges", "u a u a1 u a2 r2 r1 u", 2},
 		{"an old result in between", "u a1 u r1 a2 r2", 0},
@@ -36,9 +36,9 @@ func TestOpenExchangeStart(t *testing.T) {
 		{"an exchange without its question", "a1 r1", 0},
 		{"a call without its question", "a1 u a r1", 0},
 		{"a result without a question", "r1", 0},
-		{"behind results of a call that is not kept", "o1 r2 a3 r3", 2},
-		{"behind a result of an earlier one, without a question", "o1 a2 u a r2", 1},
-		{"words of an agent without a question", "r1 a a2 r2", 1},
+		{"after results of a call that is not stored", "o1 r2 a3 r3", 2},
+		{"after a result of an earlier one, without a question", "o1 a2 u a r2", 1},
+		{"a text of an agent without a question", "r1 a a2 r2", 1},
 		{"nothing but results", "o1 r2 r3", 1},
 	}
 	for _, test := range tests {
@@ -58,7 +58,7 @@ func TestOpenExchangeStart(t *testing.T) {
 		}
 		last := len(messages) - 1
 		if got := openExchangeStart(messages[:last], messages[last]); got != test.want {
-			t.Errorf("%s, %q: begins at %d, want %d", test.name, test.history, got, test.want)
+			t.Errorf("%s: openExchangeStart(%q) = %d, want %d", test.name, test.history, got, test.want)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestCacheStable(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": main}, func(o *Options) { o.Agents = set })
 		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Window: test.request}))
 		if got.GetCacheStable() != test.want {
-			t.Errorf("%s: cache_stable %t, want %t", test.name, got.GetCacheStable(), test.want)
+			t.Errorf("%s: cache_stable = %t, want %t", test.name, got.GetCacheStable(), test.want)
 		}
 	}
 }

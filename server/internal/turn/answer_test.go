@@ -25,8 +25,8 @@ func TestUsageAfterLastResult(t *testing.T) {
 		{"usage and reason", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), reason}, []string{"m stop", " "}},
 		{"the last one counts", []*parleyv1.RespondResponse{call("1"), usage("a"), reason, result("1", ""), usage("b")}, []string{"b stop", " "}},
 		{"between two results", []*parleyv1.RespondResponse{call("1"), call("2"), result("1", ""), usage("m"), result("2", ""), reason}, []string{"m stop", " ", " "}},
-		{"words follow", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), reason, text("so")}, []string{" ", " ", "m stop"}},
-		{"nothing was said", []*parleyv1.RespondResponse{usage("m"), reason}, nil},
+		{"followed by text", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), reason, text("so")}, []string{" ", " ", "m stop"}},
+		{"no message", []*parleyv1.RespondResponse{usage("m"), reason}, nil},
 		{"another agent's", []*parleyv1.RespondResponse{call("1"), result("1", ""), usage("m"), handoff("b"), usage("n"), reason}, []string{"m ", " "}},
 	}
 	for _, test := range tests {
@@ -36,7 +36,7 @@ func TestUsageAfterLastResult(t *testing.T) {
 			got = append(got, m.GetUsage().GetModel()+" "+m.GetFinishReason())
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+			t.Errorf("%s: reports of messages (-want +got):\n%s", test.name, diff)
 		}
 	}
 }
@@ -70,8 +70,8 @@ func TestLimitErrors(t *testing.T) {
 		}
 		f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 		got := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetError()
-		if want := "the answer of agent main " + test.want + "; what fits is kept"; got.GetMessage() != want || got.GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
-			t.Errorf("%s: failed with %v, want %q", test.name, got, want)
+		if want := "the answer of agent main " + test.want + "; the part within the limit is stored"; got.GetMessage() != want || got.GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
+			t.Errorf("%s: turn failed with %v, want %q", test.name, got, want)
 		}
 	}
 }

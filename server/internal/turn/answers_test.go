@@ -31,16 +31,16 @@ func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 		switch {
 		case event.GetStarted() != nil:
 			if m := event.GetStarted().GetUserMessage(); m.GetSequence() != 1 || m.GetExchange() != 1 || m.GetCreateTime() == nil || m.GetId() == "" {
-				t.Errorf("user_message lacks what the store gave it: %v", m)
+				t.Errorf("user_message = %v, want the fields set by the store", m)
 			}
 		case event.GetFinished() != nil:
 			if diff := cmp.Diff([]string{"user: hello", "assistant: hi"}, f.stored(t)); diff != "" {
-				t.Errorf("kept when finished was sent (-want +got):\n%s", diff)
+				t.Errorf("stored messages at the finished event (-want +got):\n%s", diff)
 			}
 		}
 	}
 	if diff := cmp.Diff([]string{"user: hello"}, <-seen); diff != "" {
-		t.Errorf("kept when the agent was called (-want +got):\n%s", diff)
+		t.Errorf("stored messages at the agent's call (-want +got):\n%s", diff)
 	}
 }
 
@@ -61,20 +61,20 @@ func TestAgentReceivesHistory(t *testing.T) {
 		started := collect(t, f.chat(t, request))[0].GetStarted()
 		want := []int{0, 2, 2}[i]
 		if int(started.GetHistoryCount()) != want || len(got[i].GetMessages()) != want+1 {
-			t.Errorf("chat %d: history_count %d, %d messages, want %d", i, started.GetHistoryCount(), len(got[i].GetMessages()), want)
+			t.Errorf("chat %d: history_count = %d, agent received %d messages, want %d before the input", i, started.GetHistoryCount(), len(got[i].GetMessages()), want)
 		}
 		if last := got[i].GetMessages()[want]; last.GetContent() != request.GetContent() {
-			t.Errorf("chat %d: the agent was asked to answer %q", i, last.GetContent())
+			t.Errorf("chat %d: input of the agent = %q, want the content of the request", i, last.GetContent())
 		}
 	}
 	if p := got[0].GetSystemPrompt(); p != "prompt of main" {
-		t.Errorf("system prompt %q, want the agent's", p)
+		t.Errorf("system prompt = %q, want the agent's", p)
 	}
 	if p := got[1].GetSystemPrompt(); p != "" {
-		t.Errorf("system prompt %q, want the request's, which is none", p)
+		t.Errorf("system prompt = %q, want the empty one of the request", p)
 	}
 	if n := strings.Count(f.logged.String(), "conversation history"); n != 3 {
-		t.Errorf("%d log lines on the history, want 3", n)
+		t.Errorf("%d log entries on the history, want 3", n)
 	}
 }
 
@@ -99,14 +99,14 @@ func TestPartialAnswersAreStored(t *testing.T) {
 		{"whole", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
 		{"nothing", respondWith(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},
 		{"fails", failing(text("a")), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"fails without a word", failing(), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
+		{"fails without text", failing(), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
 		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
 			panic("oh")
 		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
 		{"cannot be stored", respondWith(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"too large", respondWith(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
 		{"fails after a handoff", failing(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}}), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"notes are no answer", respondWith(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
+		{"progress is not stored", respondWith(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
 		{"silent", hangAfter("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
 		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			ticker := time.NewTicker(40 * time.Second)
@@ -132,10 +132,10 @@ func TestPartialAnswersAreStored(t *testing.T) {
 				})
 				end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason || got.GetFinishTime() == nil {
-					t.Errorf("turn %v, want %v %q", got, test.state, test.reason)
+					t.Errorf("turn ended %v, want %v %q", got, test.state, test.reason)
 				}
 				if diff := cmp.Diff(test.want, f.stored(t)); diff != "" {
-					t.Errorf("kept (-want +got):\n%s", diff)
+					t.Errorf("stored messages (-want +got):\n%s", diff)
 				}
 				// The conversation is usable: the next turn starts.
 				readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"}))
@@ -146,13 +146,13 @@ func TestPartialAnswersAreStored(t *testing.T) {
 
 // TestDisconnectDoesNotCancel checks guarantee 7: a reader that leaves does not end the turn.
 func TestDisconnectDoesNotCancel(t *testing.T) {
-	said, goOn := make(chan struct{}, 1), make(chan struct{})
+	sent, proceed := make(chan struct{}, 1), make(chan struct{})
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			yield(text("first "), nil)
-			said <- struct{}{}
+			sent <- struct{}{}
 			select {
-			case <-goOn:
+			case <-proceed:
 				yield(text("second"), nil)
 			case <-ctx.Done():
 				yield(nil, context.Cause(ctx))
@@ -165,27 +165,27 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-said
+	<-sent
 	leave()
 	var last error
 	for _, err := range events {
 		last = err
 	}
 	if !errors.Is(last, context.Canceled) {
-		t.Errorf("the reader that left got %v", last)
+		t.Errorf("reader that left: error = %v, want context.Canceled", last)
 	}
 	// A retry of the request attaches to the running turn and receives its first event too.
 	joined, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	close(goOn)
+	close(proceed)
 	all := collect(t, joined)
 	if !all[0].GetStarted().GetReplayed() {
-		t.Error("the joiner's started event is not marked as replayed")
+		t.Error("replayed = false in the started event of a retry, want true")
 	}
 	if diff := cmp.Diff([]string{"user: q", "assistant: first second"}, f.stored(t)); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 	// After the end, a retry receives each event, and later a replay from the store.
 	again, err := f.tryChat(t, request, q)
@@ -193,7 +193,7 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if replayed := collect(t, again); len(replayed) != len(all) || !replayed[0].GetStarted().GetReplayed() {
-		t.Errorf("replayed after the end: %v, want %v", replayed, all)
+		t.Errorf("retry after the end = %v, want %v", replayed, all)
 	}
 	f.releaseAll()
 	again, err = f.tryChat(t, request, q)
@@ -203,7 +203,7 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 	replayed := collectMerged(t, again)
 	if len(replayed) != 3 || replayed[1].GetIndex() != all[2].GetIndex() || replayed[2].GetIndex() != all[3].GetIndex() || !replayed[0].GetStarted().GetReplayed() || replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||
 		replayed[1].GetTextDelta().GetText() != "first second" || replayed[2].GetFinished().GetTurn().GetId() != all[0].GetTurnId() {
-		t.Errorf("replayed from the store: %v", replayed)
+		t.Errorf("retry after release = %v, want the merged events", replayed)
 	}
 }
 
@@ -225,19 +225,19 @@ func TestProgressIsSaved(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", nil)}, func(o *Options) {
 			o.Store = savingStore{o.Store, saved}
 		})
-		begun := time.Now() // the fake clock of synctest
+		startTime := time.Now() // the fake clock of synctest
 		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 		p := <-saved
 		if got := p.Messages[0]; got.GetContent() != "half" || got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
-			t.Errorf("saved %v", p)
+			t.Errorf("saved %v, want INCOMPLETE \"half\"", p)
 		}
-		if took := time.Since(begun); took != saveInterval {
+		if took := time.Since(startTime); took != saveInterval {
 			t.Errorf("saved after %v, want %v", took, saveInterval)
 		}
 		<-time.After(10 * saveInterval)
 		synctest.Wait()
 		if len(saved) != 0 {
-			t.Error("saved again although nothing came")
+			t.Error("saved again without a change")
 		}
 	})
 }
@@ -253,10 +253,10 @@ func TestToolsAndHandoffCreateMessages(t *testing.T) {
 	events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	end := events[len(events)-1].GetFinished()
 	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.stored(t)); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 || end.GetMessages()[3].GetAgent() != "second" {
-		t.Errorf("finished %v", end)
+		t.Errorf("finished event = %v, want answer 2 to 5 with agent second", end)
 	}
 	opened := 0
 	for _, event := range events {
@@ -267,9 +267,9 @@ func TestToolsAndHandoffCreateMessages(t *testing.T) {
 	if opened != 2 {
 		t.Errorf("%d answer_started events, want 2", opened)
 	}
-	asks := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
-	if asks.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
-		t.Errorf("turn with an open call ended %v", asks.GetTurn().GetState())
+	withCall := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q", Agent: "asks"}))
+	if withCall.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED {
+		t.Errorf("turn with an open call ended %v, want INPUT_REQUIRED", withCall.GetTurn().GetState())
 	}
 }
 
@@ -281,7 +281,7 @@ func TestMaxAnswerMessages(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if n := len(end.GetMessages()); n != maxAnswerMessages || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
-		t.Errorf("%d messages, turn %v", n, end.GetTurn())
+		t.Errorf("%d messages, turn %v, want %d messages and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerMessages)
 	}
 }
 
@@ -294,7 +294,7 @@ func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 	)}, nil)
 	for _, event := range collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})) {
 		if event.GetAnswerStarted() != nil {
-			t.Errorf("announced %v", event)
+			t.Errorf("answer_started event %v without a second message", event)
 		}
 	}
 }
@@ -303,17 +303,17 @@ func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 func TestKeepAlives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })
-		begun, told := time.Now(), []time.Duration(nil)
+		startTime, times := time.Now(), []time.Duration(nil)
 		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			if p := event.GetProgress(); p != nil {
-				told = append(told, time.Since(begun).Round(2*time.Second))
+				times = append(times, time.Since(startTime).Round(2*time.Second))
 			}
 		}
-		if diff := cmp.Diff([]time.Duration{16 * time.Second, 30 * time.Second, 46 * time.Second}, told); diff != "" {
-			t.Errorf("told at (-want +got):\n%s", diff)
+		if diff := cmp.Diff([]time.Duration{16 * time.Second, 30 * time.Second, 46 * time.Second}, times); diff != "" {
+			t.Errorf("times of keep-alives (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -17,12 +17,12 @@ import (
 
 // Events that can happen to a turn.
 const (
-	readerLeaves        = "its only reader leaves"
-	callerDeadline      = "its caller's deadline"
+	readerLeaves        = "only reader leaves"
+	callerDeadline      = "deadline of the caller"
 	turnCancelled       = "CancelTurn of another client"
 	turnInterrupted     = "an INTERRUPT of another client"
 	serverStops         = "a stop of the server"
-	conversationDeleted = "the end of its conversation"
+	conversationDeleted = "delete of the conversation"
 )
 
 // combination is a turn, its request, and an event that happens to it.
@@ -35,9 +35,9 @@ type combination struct {
 
 // expectedEnd is the expected end of a turn.
 type expectedEnd struct {
-	state  string // empty if the turn is unknown afterwards
-	reason string // reason of the turn's error
-	err    error // with which the stream ends
+	state  string   // empty if the turn is unknown afterwards
+	reason string   // reason of the turn's error
+	err    error    // with which the stream ends
 	stored []string // the stored messages of the turn
 }
 
@@ -122,9 +122,9 @@ func (c combination) test(t *testing.T) {
 	p.lastRun().sendText("half ")
 	c.trigger(t, f, r)
 	synctest.Wait()
-	for one := range p.allRuns() {
-		one.sendText("whole")
-		one.complete()
+	for run := range p.allRuns() {
+		run.sendText("whole")
+		run.complete()
 	}
 	c.check(t, f, r)
 }
@@ -153,23 +153,23 @@ func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 }
 
 // history returns the stored messages of all turns, given those of the tested turn.
-func (c combination) history(kept []string) []string {
+func (c combination) history(stored []string) []string {
 	other := []string{}
 	if c.event == turnInterrupted {
 		other = []string{"user: other", "assistant: whole"}
 	}
 	if !c.waiting {
-		return slices.Concat(kept, other)
+		return slices.Concat(stored, other)
 	}
 	ahead := []string{"user: ahead", "assistant: half whole"}
-	waits := c.onBusy == parleyv1.OnBusy_ON_BUSY_QUEUE
+	queued := c.onBusy == parleyv1.OnBusy_ON_BUSY_QUEUE
 	if c.onBusy == parleyv1.OnBusy_ON_BUSY_INTERRUPT || c.event == turnInterrupted || c.event == serverStops {
 		ahead[1] += " …"
 	}
-	if waits {
-		return slices.Concat(ahead, other, kept) // An interrupting turn goes before queued ones.
+	if queued {
+		return slices.Concat(ahead, other, stored) // An interrupting turn goes before queued ones.
 	}
-	return slices.Concat(ahead, kept, other)
+	return slices.Concat(ahead, stored, other)
 }
 
 // check compares the end of the turn of r with the expected end.
@@ -178,29 +178,29 @@ func (c combination) check(t *testing.T, f *fixture, r *reader) {
 	want := c.want()
 	if busy := new(store.BusyError); errors.As(want.err, &busy) {
 		if !errors.As(r.err, &busy) || len(r.events) != 0 {
-			t.Errorf("read %q and %v, want none and that the conversation is busy", r.received(), r.err)
+			t.Errorf("Chat = %q, %v, want no events and BusyError", r.received(), r.err)
 		}
 	} else if !errors.Is(r.err, want.err) || !r.ended {
-		t.Errorf("the stream ended with %v, want %v", r.err, want.err)
+		t.Errorf("stream ended with %v, want %v", r.err, want.err)
 	}
 	if got := r.finished(); want.err == nil && !want.matches(got) {
-		t.Errorf("the stream ended with %v, want %s %q", got, want.state, want.reason)
+		t.Errorf("stream ended with %v, want %s %q", got, want.state, want.reason)
 	}
 	switch got, err := f.Get(t.Context(), tenant, "c", r.turnID()); {
 	case want.state == "" && err == nil:
-		t.Errorf("there is %v, want no turn", got)
+		t.Errorf("Get = %v, want no turn", got)
 	case want.state != "" && (err != nil || !want.matches(got)):
-		t.Errorf("there is %v (%v), want %s %q", got, err, want.state, want.reason)
+		t.Errorf("Get = %v, %v, want %s %q", got, err, want.state, want.reason)
 	}
 	if c.event != conversationDeleted {
 		if diff := cmp.Diff(c.history(want.stored), f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	} else if _, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"}); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("the deleted conversation is there (%v)", err)
+		t.Errorf("Read of the deleted conversation: error = %v, want ErrNotFound", err)
 	}
 	if n := f.Running(); n != 0 {
-		t.Errorf("%d turns run", n)
+		t.Errorf("Running() = %d, want 0", n)
 	}
 }
 

@@ -45,15 +45,15 @@ func TestCancelConcurrently(t *testing.T) {
 				a := <-answers
 				synctest.Wait()
 				if diff := cmp.Diff(r.finished(), a.turn, protocmp.Transform()); diff != "" || a.err != nil {
-					t.Fatalf("cancelled: %v (-want +got):\n%s", a.err, diff)
+					t.Fatalf("Cancel: error %v, turn (-want +got):\n%s", a.err, diff)
 				}
 			}
 			if again := f.mustCancel(t, r.turnID()); stateName(again.GetState()) != "CANCELLED" {
-				t.Errorf("cancelled again: %v", again)
+				t.Errorf("second Cancel = %v, want CANCELLED", again)
 			}
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -67,7 +67,7 @@ func TestCancelAfterTheEndAndWithDeadline(t *testing.T) {
 		p.lastRun().complete()
 		for range 2 {
 			if turn := f.mustCancel(t, r.turnID()); stateName(turn.GetState()) != "COMPLETED" {
-				t.Errorf("cancelled after its end: %v", turn)
+				t.Errorf("Cancel after the end = %v, want COMPLETED", turn)
 			}
 			f.releaseAll()
 		}
@@ -77,18 +77,18 @@ func TestCancelAfterTheEndAndWithDeadline(t *testing.T) {
 		ctx, leave := context.WithTimeout(t.Context(), time.Second)
 		defer leave()
 		if _, err := f.Cancel(ctx, tenant, "c", r.turnID()); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("cancelled for a second: %v", err)
+			t.Errorf("Cancel with a deadline: error = %v, want DeadlineExceeded", err)
 		}
 		p.lastRun().complete()
 		if got := r.finished(); stateName(got.GetState()) != "CANCELLED" {
-			t.Errorf("ended %v", got)
+			t.Errorf("turn ended %v, want CANCELLED", got)
 		}
 		for _, id := range []string{"", "nothing"} {
 			if _, err := f.Cancel(t.Context(), tenant, "c", id); !errors.As(err, new(*NotFoundError)) {
-				t.Errorf("cancelled turn %q: %v", id, err)
+				t.Errorf("Cancel(%q): error = %v, want NotFoundError", id, err)
 			}
 			if _, err := f.Cancel(t.Context(), tenant, "d", r.turnID()); !errors.Is(err, store.ErrNotFound) {
-				t.Errorf("cancelled in another conversation: %v", err)
+				t.Errorf("Cancel in another conversation: error = %v, want ErrNotFound", err)
 			}
 		}
 	})
@@ -104,17 +104,17 @@ func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 		f.startChat(t, chatRequest("first", 0))
 		request := chatRequest("q", onBusyQueue)
 		request.RequestId = "r"
-		waits := f.startChat(t, request)
-		f.cancelTurn(key{tenant, "c"}, waits.turnID())
+		queued := f.startChat(t, request)
+		f.cancelTurn(key{tenant, "c"}, queued.turnID())
 		synctest.Wait()
 		f.startChat(t, chatRequest("other", onBusyQueue))
 		close(gate)
 		synctest.Wait()
-		if turn := f.mustCancel(t, waits.turnID()); stateName(turn.GetState()) != "CANCELLED" {
-			t.Errorf("cancelled again: %v", turn)
+		if turn := f.mustCancel(t, queued.turnID()); stateName(turn.GetState()) != "CANCELLED" {
+			t.Errorf("second Cancel = %v, want CANCELLED", turn)
 		}
-		if again := f.startChat(t, request); again.turnID() != waits.turnID() || again.err != nil {
-			t.Errorf("asked again: %q, %v", again.received(), again.err)
+		if again := f.startChat(t, request); again.turnID() != queued.turnID() || again.err != nil {
+			t.Errorf("retry = %q, %v, want the cancelled turn", again.received(), again.err)
 		}
 		p.lastRun().complete()
 	})
@@ -136,7 +136,7 @@ func TestDisconnectBetweenEvents(t *testing.T) {
 			}
 			synctest.Wait()
 			if ran := p.lastRun().complete(); ran != (leaving == parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE) {
-				t.Errorf("%v: the agent was at work: %t", leaving, ran)
+				t.Errorf("%v: agent still active = %t", leaving, ran)
 			}
 		}
 	})
@@ -154,16 +154,16 @@ func TestFirstRequestDecidesOnDisconnect(t *testing.T) {
 				first, second = second, first
 				first.RequestId, second.RequestId = "stays", "stays"
 			}
-			one := f.startChat(t, first)
-			readers := []*reader{one, f.startChat(t, second), f.startResume(t, one.turnID(), 0)}
+			reader1 := f.startChat(t, first)
+			readers := []*reader{reader1, f.startChat(t, second), f.startResume(t, reader1.turnID(), 0)}
 			for i, r := range readers {
-				if turn, err := f.Get(t.Context(), tenant, "c", one.turnID()); stateName(turn.GetState()) != "RUNNING" {
-					t.Errorf("with %d readers left: %v (%v)", len(readers)-i, turn, err)
+				if turn, err := f.Get(t.Context(), tenant, "c", reader1.turnID()); stateName(turn.GetState()) != "RUNNING" {
+					t.Errorf("with %d readers: Get = %v, %v, want RUNNING", len(readers)-i, turn, err)
 				}
 				r.disconnect()
 			}
 			if ran := p.lastRun().complete(); ran != stays {
-				t.Errorf("the agent was at work when all had left: %t, want %t", ran, stays)
+				t.Errorf("agent still active without readers = %t, want %t", ran, stays)
 			}
 		}
 	})
@@ -178,7 +178,7 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 		p.lastRun().complete()
 		slow := chatRequest("slow", 0)
 		slow.Metadata = ignoreCancel
-		runs, waits := f.startChat(t, slow), f.startChat(t, chatRequest("waits", onBusyQueue))
+		runs, queued := f.startChat(t, slow), f.startChat(t, chatRequest("waits", onBusyQueue))
 		withdrawn := f.startChat(t, chatRequest("withdrawn", onBusyQueue))
 		f.mustCancel(t, withdrawn.turnID())
 		elsewhere := func(tenant, id string, r *reader) {
@@ -186,13 +186,13 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 			ctx, end := context.WithTimeout(t.Context(), time.Second)
 			defer end()
 			if _, err := readAll(f.Resume(ctx, tenant, id, r.turnID(), 0)); !isMissingTurn(err) {
-				t.Errorf("resumed in %s of %s: %v", id, tenant, err)
+				t.Errorf("Resume in %s of %s: error = %v, want none found", id, tenant, err)
 			}
 			if got, err := f.Get(ctx, tenant, id, r.turnID()); !isMissingTurn(err) {
-				t.Errorf("there is in %s of %s: %v, %v", id, tenant, got, err)
+				t.Errorf("Get in %s of %s = %v, %v, want none found", id, tenant, got, err)
 			}
 			if got, err := f.Cancel(ctx, tenant, id, r.turnID()); !isMissingTurn(err) {
-				t.Errorf("cancelled in %s of %s: %v, %v", id, tenant, got, err)
+				t.Errorf("Cancel in %s of %s = %v, %v, want none found", id, tenant, got, err)
 			}
 		}
 		for _, at := range []key{{tenant, "d"}, {"other", "c"}} {
@@ -200,29 +200,29 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: at.tenant, ConversationID: at.id, Messages: []*parleyv1.Message{message}}); err != nil {
 				t.Fatal(err)
 			}
-			for _, r := range []*reader{ended, runs, waits, withdrawn} {
+			for _, r := range []*reader{ended, runs, queued, withdrawn} {
 				elsewhere(at.tenant, at.id, r)
 			}
 		}
-		if runs.ended || waits.ended {
-			t.Errorf("they ended with %v and %v", runs.err, waits.err)
+		if runs.ended || queued.ended {
+			t.Errorf("turns ended with %v and %v, want both active", runs.err, queued.err)
 		}
 		if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 			t.Fatal(err)
 		}
 		next := f.startChat(t, chatRequest("next", 0)) // The agent of the running turn has not stopped yet.
-		for _, r := range []*reader{ended, waits, withdrawn} {
+		for _, r := range []*reader{ended, queued, withdrawn} {
 			elsewhere(tenant, "c", r)
 		}
 		if r := f.startResume(t, runs.turnID(), 0); !isMissingTurn(r.err) {
-			t.Errorf("resumed although its conversation is gone: %q, %v", r.received(), r.err)
+			t.Errorf("Resume after the delete = %q, %v, want none found", r.received(), r.err)
 		}
 		if f.Running() != 2 || next.ended {
-			t.Errorf("%d turns run, the next one's stream ended with %v", f.Running(), next.err)
+			t.Errorf("Running() = %d, want 2; next stream ended with %v", f.Running(), next.err)
 		}
 		p.runs[1].complete()
 		if !errors.Is(runs.err, ErrConversationGone) || f.Running() != 1 {
-			t.Errorf("the one that ran ended with %v, %d turns run", runs.err, f.Running())
+			t.Errorf("running turn ended with %v; Running() = %d, want 1", runs.err, f.Running())
 		}
 	})
 }
@@ -253,22 +253,22 @@ func TestReplayWithoutStoredIndexes(t *testing.T) {
 		err = checkAnswer(all, answer)
 	}
 	if err != nil || len(all) != 7 || all[6].GetIndex() != 7 {
-		t.Fatalf("replayed %q: %v", describeAll(all), err)
+		t.Fatalf("Resume(0) = %q, %v, want all 7 events", describeAll(all), err)
 	}
 	for after := int32(1); after <= 8; after++ {
 		got, err := resume(after)
 		switch {
 		case after == 1 && (err != nil || diffEvents(all[1:], got) != ""):
-			t.Errorf("behind started: %q, %v", describeAll(got), err)
+			t.Errorf("Resume(1) = %q, %v, want the events after started", describeAll(got), err)
 		case after == 7 && (err != nil || got != nil):
-			t.Errorf("behind the end: %q, %v", describeAll(got), err)
+			t.Errorf("Resume(7) = %q, %v, want no events", describeAll(got), err)
 		case after != 1 && after != 7 && !errors.As(err, new(*EventsGoneError)):
-			t.Errorf("behind %d: %q, %v", after, describeAll(got), err)
+			t.Errorf("Resume(%d) = %q, %v, want EventsGoneError", after, describeAll(got), err)
 		}
 	}
 	// Remove all messages of the turn from the history.
 	f.trimHistory(t, "c", 0)
 	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil || all[1].GetFinished().GetMessages() != nil {
-		t.Errorf("replayed %q, %v", describeAll(all), err)
+		t.Errorf("Resume(0) without messages = %q, %v, want started and finished", describeAll(all), err)
 	}
 }

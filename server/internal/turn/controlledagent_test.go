@@ -48,18 +48,18 @@ func newControlled(t *testing.T, change func(*Options)) (*fixture, *controlledAg
 
 func (p *controlledAgent) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		one := &agentRun{request: r, steps: make(chan step), ended: make(chan struct{})}
-		defer close(one.ended)
+		run := &agentRun{request: r, steps: make(chan step), ended: make(chan struct{})}
+		defer close(run.ended)
 		released, done := p.testEnded, ctx.Done()
 		if stubborn := r.GetMessages()[len(r.GetMessages())-1].GetMetadata()["stubborn"]; stubborn != "" {
 			done = nil // Do not stop until the test says so.
 		}
 		p.mu.Lock()
-		p.runs = append(p.runs, one)
+		p.runs = append(p.runs, run)
 		p.mu.Unlock()
 		for {
 			select {
-			case s := <-one.steps:
+			case s := <-run.steps:
 				for _, piece := range s.pieces {
 					if !yield(piece, nil) {
 						return
@@ -123,10 +123,10 @@ func (r *agentRun) do(s step) bool {
 }
 
 // sendText makes the run send texts, each as a piece.
-func (r *agentRun) sendText(words ...string) {
+func (r *agentRun) sendText(texts ...string) {
 	var s step
-	for _, word := range words {
-		s.pieces = append(s.pieces, text(word))
+	for _, content := range texts {
+		s.pieces = append(s.pieces, text(content))
 	}
 	r.do(s)
 }
@@ -186,7 +186,7 @@ func (f *fixture) mustCancel(t *testing.T, turnID string) *parleyv1.Turn {
 	t.Helper()
 	turn, err := f.Cancel(t.Context(), tenant, "c", turnID)
 	if err != nil {
-		t.Errorf("cancel: %v", err)
+		t.Errorf("Cancel: %v", err)
 	}
 	synctest.Wait()
 	return turn
@@ -213,11 +213,11 @@ func storeRequest(r *parleyv1.ChatRequest) *store.Request {
 
 // requestText returns what two requests with the same request_id must have in common.
 func requestText(r *parleyv1.ChatRequest) string {
-	said := r.GetContent()
+	content := r.GetContent()
 	for _, result := range r.GetToolResults() {
-		said += " " + result.GetCallId()
+		content += " " + result.GetCallId()
 	}
-	return said
+	return content
 }
 
 // turnID returns the id of the turn, empty before the first event.
@@ -240,11 +240,11 @@ func (r *reader) finished() *parleyv1.Turn {
 func (r *reader) received() []string { return describeAll(r.events) }
 
 func describeAll(events []*parleyv1.TurnEvent) []string {
-	var lines []string
+	var described []string
 	for _, e := range events {
-		lines = append(lines, fmt.Sprintf("%d %s", e.GetIndex(), describe(e)))
+		described = append(described, fmt.Sprintf("%d %s", e.GetIndex(), describe(e)))
 	}
-	return lines
+	return described
 }
 
 func describe(e *parleyv1.TurnEvent) string {
@@ -252,14 +252,14 @@ func describe(e *parleyv1.TurnEvent) string {
 	case *parleyv1.TurnEvent_Queued:
 		return fmt.Sprintf("queued %d", s.Queued.GetPosition())
 	case *parleyv1.TurnEvent_Started:
-		line := fmt.Sprintf("started %q", s.Started.GetUserMessage().GetContent())
+		description := fmt.Sprintf("started %q", s.Started.GetUserMessage().GetContent())
 		if s.Started.GetCreated() {
-			line += " created"
+			description += " created"
 		}
 		if s.Started.GetReplayed() {
-			line += " replayed"
+			description += " replayed"
 		}
-		return line
+		return description
 	case *parleyv1.TurnEvent_TextDelta:
 		return fmt.Sprintf("text %q at %d", s.TextDelta.GetText(), s.TextDelta.GetOffset())
 	case *parleyv1.TurnEvent_ToolCall:

@@ -28,7 +28,7 @@ func TestRefusedInterruptCancelsNothing(t *testing.T) {
 		late.IfVersion = new(version + 7)
 		wrong := &store.VersionError{}
 		if r := f.startChat(t, late); !errors.As(r.err, &wrong) || wrong.Current != version || r.events != nil {
-			t.Errorf("the wrong version: %q, %v", r.received(), r.err)
+			t.Errorf("Chat at the wrong version = %q, %v, want VersionError", r.received(), r.err)
 		}
 		if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{
 			{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "answered elsewhere"},
@@ -36,22 +36,22 @@ func TestRefusedInterruptCancelsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, OnBusy: onBusyInterrupt}); !errors.Is(r.err, ErrNothingToAnswer) {
-			t.Errorf("nothing to answer: %q, %v", r.received(), r.err)
+			t.Errorf("Chat without a pending message = %q, %v, want ErrNothingToAnswer", r.received(), r.err)
 		}
 		if _, err := f.store.Update(t.Context(), &store.Update{Tenant: tenant, ConversationID: "c", Lease: &store.Lease{Agent: "elsewhere"}}); err != nil {
 			t.Fatal(err)
 		}
 		if r := f.startChat(t, chatRequest("q", onBusyInterrupt)); !errors.As(r.err, new(*AgentNotConfiguredError)) {
-			t.Errorf("an agent that is not here: %q, %v", r.received(), r.err)
+			t.Errorf("Chat to a missing agent = %q, %v, want AgentNotConfiguredError", r.received(), r.err)
 		}
 		if first.ended {
-			t.Fatalf("the running turn was cut off: %q", first.received())
+			t.Fatalf("running turn ended: %q", first.received())
 		}
 
 		right := chatRequest("right", onBusyInterrupt)
 		right.Agent, right.IfVersion = "main", new(version+2)
 		if r := f.startChat(t, right); r.err != nil || r.ended || stateName(first.finished().GetState()) != "INTERRUPTED" {
-			t.Errorf("the right version: %q, %v; the first ended %v", r.received(), r.err, first.finished())
+			t.Errorf("Chat at the right version = %q, %v; first turn ended %v, want INTERRUPTED", r.received(), r.err, first.finished())
 		}
 	})
 }
@@ -75,7 +75,7 @@ func TestTwoInterruptsAtOneVersion(t *testing.T) {
 		synctest.Wait()
 		wrong := new(store.VersionError)
 		if both[0].err != nil || both[0].ended || !errors.As(both[1].err, &wrong) || wrong.Current <= version {
-			t.Errorf("the one got %q, %v; the other %q, %v", both[0].received(), both[0].err, both[1].received(), both[1].err)
+			t.Errorf("Chat = %q, %v and %q, %v, want one turn and one refusal", both[0].received(), both[0].err, both[1].received(), both[1].err)
 		}
 	})
 }
@@ -117,7 +117,7 @@ func TestInterruptWithStaleVersion(t *testing.T) {
 		}
 		late := f.startChat(t, request)
 		if !errors.As(late.err, new(*store.VersionError)) || f.Running() != 1 || len(f.stored(t)) != 2 {
-			t.Errorf("it got %q, %v; %d turns run; kept %q", late.received(), late.err, f.Running(), f.stored(t))
+			t.Errorf("Chat = %q, %v, want VersionError; %d turns run; stored %q", late.received(), late.err, f.Running(), f.stored(t))
 		}
 	})
 }
@@ -125,7 +125,7 @@ func TestInterruptWithStaleVersion(t *testing.T) {
 // TestDeleteBetweenTurns: queued turns end with their conversation, even if it is deleted between
 // two of them.
 func TestDeleteBetweenTurns(t *testing.T) {
-	for _, anew := range []bool{false, true} {
+	for _, recreate := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var h *hookStore
 			f, p := newControlled(t, func(o *Options) {
@@ -133,12 +133,12 @@ func TestDeleteBetweenTurns(t *testing.T) {
 				o.Store = h
 			})
 			f.startChat(t, chatRequest("ahead", 0))
-			waits := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
+			queued := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
 			once := sync.OnceFunc(func() {
 				if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 					t.Error(err)
 				}
-				if anew {
+				if recreate {
 					if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
 						t.Error(err)
 					}
@@ -147,13 +147,13 @@ func TestDeleteBetweenTurns(t *testing.T) {
 			h.begin = func(*store.Append) { once() }
 			p.lastRun().complete()
 			synctest.Wait()
-			for _, w := range waits {
+			for _, w := range queued {
 				if !errors.Is(w.err, ErrConversationGone) {
-					t.Errorf("the conversation was deleted, and %q ended with %v", w.received(), w.err)
+					t.Errorf("after the delete, %q ended with %v, want ErrConversationGone", w.received(), w.err)
 				}
 			}
 			if f.Running() != 0 || f.stored(t) != nil || p.runCount() != 1 {
-				t.Errorf("%d turns run, %d agents were asked; kept %q", f.Running(), p.runCount(), f.stored(t))
+				t.Errorf("%d turns run, %d agent calls, want 0 and 1; stored %q", f.Running(), p.runCount(), f.stored(t))
 			}
 		})
 	}
@@ -170,19 +170,19 @@ func TestExpiryBetweenTurns(t *testing.T) {
 		f.store = memstore.New(store.Options{TTL: ttl, Observe: func(c []store.Change) { f.Committed(c) }})
 		h.Store = f.store
 		first := f.startChat(t, chatRequest("first", 0))
-		waits := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
+		queued := []*reader{f.startChat(t, chatRequest("w1", onBusyQueue)), f.startChat(t, chatRequest("w2", onBusyQueue))}
 		once := sync.OnceFunc(func() { <-time.After(ttl) })
 		h.begin = func(*store.Append) { once() }
 		p.lastRun().complete()
 		<-time.After(2 * ttl)
 		synctest.Wait()
-		for _, w := range waits {
+		for _, w := range queued {
 			if !errors.Is(w.err, ErrConversationGone) {
-				t.Errorf("after the conversation expired, %q ended with %v", w.received(), w.err)
+				t.Errorf("after the expiry, %q ended with %v, want ErrConversationGone", w.received(), w.err)
 			}
 		}
 		if first.err != nil || f.Running() != 0 || p.runCount() != 1 {
-			t.Errorf("first turn ended with %v; %d turns run, %d agents were called", first.err, f.Running(), p.runCount())
+			t.Errorf("first turn ended with %v; %d turns run, %d agent calls, want 0 and 1", first.err, f.Running(), p.runCount())
 		}
 		next := f.startChat(t, chatRequest("next", 0))
 		p.lastRun().complete()
@@ -190,7 +190,7 @@ func TestExpiryBetweenTurns(t *testing.T) {
 			t.Errorf("next turn = %q, %v, want one in a new conversation", next.received(), next.err)
 		}
 		if diff := cmp.Diff([]string{"user: next"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -218,7 +218,7 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		other := chatRequest("other", 0)
 		other.RequestId, other.MustExist = "r", true
 		if r := f.startChat(t, other); !errors.Is(r.err, store.ErrNotFound) {
-			t.Errorf("other words under the request of a conversation that has expired: %q, %v", r.received(), r.err)
+			t.Errorf("Chat with the request_id of an expired conversation = %q, %v, want ErrNotFound", r.received(), r.err)
 		}
 		hold = true
 		var appended sync.WaitGroup
@@ -231,7 +231,7 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		synctest.Wait()
 		entered, joined, err := f.admit(t.Context(), tenant, request, storeRequest(request))
 		if err != nil || joined {
-			t.Errorf("the request in the new conversation joins the turn of the old one: %t, %v", joined, err)
+			t.Errorf("admit in the new conversation: attached to the old turn = %t, %v", joined, err)
 		}
 		hold = false
 		close(gate)
@@ -240,10 +240,10 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		defer f.detachReader(entered)
 		p.lastRun().complete()
 		if r.err != nil || r.events[0].GetStarted().GetReplayed() {
-			t.Errorf("the request in the new conversation: %q, %v", r.received(), r.err)
+			t.Errorf("Chat in the new conversation = %q, %v, want a new turn", r.received(), r.err)
 		}
 		if diff := cmp.Diff([]string{"user: new", "user: q"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -258,7 +258,7 @@ func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
 			p.lastRun().sendText("")
 		}
 		if notes := len(r.events) - 1; notes != 3 {
-			t.Errorf("%d notes in 54 s, want 3: %q", notes, r.received())
+			t.Errorf("%d keep-alives in 54 s, want 3: %q", notes, r.received())
 		}
 	})
 }
@@ -271,18 +271,18 @@ func TestCancelManyQueued(t *testing.T) {
 		slow := chatRequest("ahead", 0)
 		slow.Metadata = ignoreCancel
 		f.startChat(t, slow)
-		var waits []string
+		var queued []string
 		for range maxInterrupting {
-			waits = append(waits, f.startChat(t, chatRequest("w", onBusyInterrupt)).turnID())
+			queued = append(queued, f.startChat(t, chatRequest("w", onBusyInterrupt)).turnID())
 		}
-		for _, id := range waits {
+		for _, id := range queued {
 			f.cancelTurn(key{tenant, "c"}, id)
 		}
 		synctest.Wait()
-		for i, id := range waits {
+		for i, id := range queued {
 			turn, err := f.Cancel(t.Context(), tenant, "c", id)
-			if kept := i >= len(waits)-maxListedTurns; kept != (err == nil) || kept && stateName(turn.GetState()) != "CANCELLED" {
-				t.Errorf("cancelled again, number %d of %d: %v, %v", i+1, len(waits), turn, err)
+			if stored := i >= len(queued)-maxListedTurns; stored != (err == nil) || stored && stateName(turn.GetState()) != "CANCELLED" {
+				t.Errorf("second Cancel of turn %d of %d = %v, %v", i+1, len(queued), turn, err)
 			}
 		}
 	})

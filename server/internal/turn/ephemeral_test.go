@@ -91,7 +91,7 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 					f.holdEphemeral(t)
 					first := &parleyv1.ChatRequest{ConversationId: "c", Content: "old", RequestId: "r", Metadata: ignoreCancel}
 					old := f.startChat(t, first)
-					waits := f.startChat(t, chatRequest("waits", onBusyQueue))
+					queued := f.startChat(t, chatRequest("waits", onBusyQueue))
 					agent := p.lastRun()
 					agent.do(step{pieces: []*parleyv1.RespondResponse{text("half"), call("1")}})
 					f.expireEphemeral(t)
@@ -107,8 +107,8 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 						t.Errorf("Chat = %q, %v; want a new conversation", r.received(), r.err)
 					}
 					// Readers of the old turns receive the error of a deleted conversation.
-					if !errors.Is(waits.err, ErrConversationGone) || old.ended {
-						t.Errorf("queued turn ended with %v; stream of the old turn ended: %t", waits.err, old.ended)
+					if !errors.Is(queued.err, ErrConversationGone) || old.ended {
+						t.Errorf("queued turn ended with %v; stream of the old turn ended: %t", queued.err, old.ended)
 					}
 					agent.complete()
 					if !errors.Is(old.err, ErrConversationGone) {
@@ -165,7 +165,7 @@ func TestChatBetweenTurnsAfterEphemeralExpiry(t *testing.T) {
 			}}
 			f.holdEphemeral(t)
 			f.startChat(t, chatRequest("old", 0))
-			waits := f.startChat(t, chatRequest("waits", onBusyQueue))
+			queued := f.startChat(t, chatRequest("waits", onBusyQueue))
 			p.lastRun().complete()
 			f.expireEphemeral(t)
 			r := f.startChat(t, chatRequest("new", busy))
@@ -174,8 +174,8 @@ func TestChatBetweenTurnsAfterEphemeralExpiry(t *testing.T) {
 			}
 			close(second)
 			synctest.Wait()
-			if !errors.Is(waits.err, ErrConversationGone) {
-				t.Errorf("%v: queued turn ended with %v, want %v", busy, waits.err, ErrConversationGone)
+			if !errors.Is(queued.err, ErrConversationGone) {
+				t.Errorf("%v: queued turn ended with %v, want %v", busy, queued.err, ErrConversationGone)
 			}
 			p.lastRun().complete()
 		})

@@ -195,12 +195,12 @@ func (e *eventLog) wakeReaders() {
 // started returns the started event, nil if there is none.
 func (e *eventLog) started() *parleyv1.TurnEvent {
 	e.mu.Lock()
-	begun, index := e.startedEvent, e.startedIndex
+	started, index := e.startedEvent, e.startedIndex
 	e.mu.Unlock()
 	if index == 0 {
 		return nil
 	}
-	return begun.decode(e.turnID, index)
+	return started.decode(e.turnID, index)
 }
 
 // finished returns the finished event, nil if there is none.
@@ -252,13 +252,13 @@ func (e *eventLog) after(index int32) (batch []encodedEvent, more <-chan struct{
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	oldest := e.next - int32(len(e.retained))
-	behind := int(e.next - 1 - index)
+	newer := int(e.next - 1 - index)
 	switch {
-	case index+1 < oldest, behind < 0:
+	case index+1 < oldest, newer < 0:
 		return nil, nil, &EventsGoneError{After: index, Oldest: oldest, Last: e.next - 1}
-	case behind > 0:
-		batch = e.retained[len(e.retained)-behind:]
-		return slices.Clone(batch[:min(behind, readBatch)]), nil, nil
+	case newer > 0:
+		batch = e.retained[len(e.retained)-newer:]
+		return slices.Clone(batch[:min(newer, readBatch)]), nil, nil
 	case e.done:
 		return nil, nil, e.err
 	}

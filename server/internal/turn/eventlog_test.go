@@ -28,10 +28,10 @@ func TestEventLogLimits(t *testing.T) {
 		{"texts by number", addText, maxEvents + 10, "", 11},
 		{"texts by bytes", addText, 3, strings.Repeat("x", maxEventBytes-100), 3},
 		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+eventOverheadBytes)},
-		{"one text alone is kept", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
+		{"one large text is retained", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
 		{"notes by number", addNote, maxEvents + 10, "", 11},
 		{"notes by bytes", addNote, 3, strings.Repeat("x", maxEventBytes-100), 3},
-		{"one note alone is kept", addNote, 1, strings.Repeat("x", maxEventBytes+1), 1},
+		{"one large note is retained", addNote, 1, strings.Repeat("x", maxEventBytes+1), 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -41,22 +41,22 @@ func TestEventLogLimits(t *testing.T) {
 			}
 			e.end(nil)
 			if test.oldest > 1 {
-				var gone *EventsGoneError
+				var goneErr *EventsGoneError
 				for _, err := range e.read(t.Context(), 0) {
-					if !errors.As(err, &gone) || gone.Oldest != test.oldest {
-						t.Fatalf("read from the start: %v, want the oldest to be %d", err, test.oldest)
+					if !errors.As(err, &goneErr) || goneErr.Oldest != test.oldest {
+						t.Fatalf("read(0): error = %v, want EventsGoneError with Oldest %d", err, test.oldest)
 					}
 				}
 			}
 			next := test.oldest
 			for event, err := range e.read(t.Context(), test.oldest-1) {
 				if err != nil || event.GetIndex() != next {
-					t.Fatalf("event %d, want %d (%v)", event.GetIndex(), next, err)
+					t.Fatalf("read yields event %d, want %d (%v)", event.GetIndex(), next, err)
 				}
 				next++
 			}
 			if int(next) != test.count+1 {
-				t.Errorf("read up to %d of %d", next-1, test.count)
+				t.Errorf("read ended at event %d of %d", next-1, test.count)
 			}
 		})
 	}

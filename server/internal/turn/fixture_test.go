@@ -42,9 +42,9 @@ func respondWith(pieces ...*parleyv1.RespondResponse) agentFunc {
 }
 
 // hangAfter returns an agent that sends a text, signals sent, and waits for its context.
-func hangAfter(word string, sent chan<- struct{}) agentFunc {
+func hangAfter(content string, sent chan<- struct{}) agentFunc {
 	return func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-		if word != "" && !yield(text(word), nil) {
+		if content != "" && !yield(text(content), nil) {
 			return
 		}
 		if sent != nil {
@@ -134,7 +134,7 @@ func readFinished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *p
 	all := collect(t, events)
 	end := all[len(all)-1].GetFinished()
 	if end == nil {
-		t.Fatalf("the last event is %v, want finished", all[len(all)-1])
+		t.Fatalf("last event = %v, want finished", all[len(all)-1])
 	}
 	return end
 }

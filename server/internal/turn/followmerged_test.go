@@ -27,7 +27,7 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 	}
 	parts := splitByMessage(events)
 	if len(parts) != len(messages) {
-		return fmt.Errorf("the events tell of %d messages, want %d", len(parts), len(messages))
+		return fmt.Errorf("events of %d messages, want %d", len(parts), len(messages))
 	}
 	for i, part := range parts {
 		got, want := new(parleyv1.Message), messages[i]
@@ -45,7 +45,7 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 			}
 		}
 		if got.GetContent() != want.GetContent() || len(got.GetToolCalls()) != len(want.GetToolCalls()) || !proto.Equal(got.GetToolResult(), want.GetToolResult()) {
-			return fmt.Errorf("the events tell of %v, want %v", got, want)
+			return fmt.Errorf("events of message %v, want %v", got, want)
 		}
 	}
 	return nil
@@ -102,7 +102,7 @@ func TestFollowMerged(t *testing.T) {
 			}
 			// A reader cannot resume within dropped events.
 			if r := f.startResume(t, "", 1); errors.As(r.err, new(*EventsGoneError)) != (floods > 0) {
-				rt.Errorf("resumed from 1: %d events, %v", len(r.events), r.err)
+				rt.Errorf("Resume(1) = %d events, %v", len(r.events), r.err)
 			}
 		})
 	})
@@ -116,8 +116,8 @@ func TestFollowMergedDuringEnd(t *testing.T) {
 			f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 			p.lastRun().sendText("x", "y")
 			p.lastRun().flood()
-			one := p.lastRun()
-			go func() { one.steps <- step{end: true} }()
+			run := p.lastRun()
+			go func() { run.steps <- step{end: true} }()
 			r := f.startResume(t, "", 0)
 			if err := errors.Join(r.err, checkAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages())); err != nil {
 				t.Error(err)

@@ -90,7 +90,7 @@ func TestImportBeforeStart(t *testing.T) {
 					}
 				}
 				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
-					t.Errorf("kept (-want +got):\n%s", diff)
+					t.Errorf("stored messages (-want +got):\n%s", diff)
 				}
 				f.wantFree(t, p)
 			})

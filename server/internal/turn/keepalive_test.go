@@ -62,9 +62,9 @@ func TestKeepAlivesWhileTheStoreHangs(t *testing.T) {
 				close(s.gate)
 				synctest.Wait()
 				// A keep-alive may be late by keepAliveCheckInterval.
-				signs := len(r.events) - len([]string{"started", "text", "finished"})
-				if signs < 38 || signs > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
-					t.Errorf("%d signs in ten minutes of silence, want one every 15 s: %q, %v", signs, r.received(), r.err)
+				keepAlives := len(r.events) - len([]string{"started", "text", "finished"})
+				if keepAlives < 38 || keepAlives > 40 || stateName(r.finished().GetState()) != "COMPLETED" {
+					t.Errorf("%d keep-alives in ten minutes of silence, want one every 15 s: %q, %v", keepAlives, r.received(), r.err)
 				}
 			})
 		})
@@ -93,11 +93,11 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 		last := seen[len(seen)-1].GetIndex()
 		for _, event := range seen[:len(seen)-1] {
 			if got := f.startResume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
-				t.Errorf("resumed after %d = %q, %v", event.GetIndex(), got.received(), got.err)
+				t.Errorf("Resume(%d) = %q, %v, want the events to the end", event.GetIndex(), got.received(), got.err)
 			}
 		}
 		if got := f.startResume(t, turnID, last); got.err != nil || got.events != nil {
-			t.Errorf("resumed after the last = %q, %v", got.received(), got.err)
+			t.Errorf("Resume at the end = %q, %v, want no events", got.received(), got.err)
 		}
 		f.releaseAll()
 		for _, event := range seen[:len(seen)-1] {
@@ -106,7 +106,7 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 				got = f.startResume(t, turnID, 0)
 			}
 			if got.err != nil || got.finished() == nil {
-				t.Errorf("resumed from the store after %d = %q, %v", event.GetIndex(), got.received(), got.err)
+				t.Errorf("Resume(%d) from the store = %q, %v", event.GetIndex(), got.received(), got.err)
 			}
 		}
 	})
@@ -130,7 +130,7 @@ func TestStoreHangsThenRefuses(t *testing.T) {
 		f.releaseAll()
 		got := f.startResume(t, r.turnID(), 0)
 		if got.finished() == nil || got.events[len(got.events)-1].GetIndex() != end.GetIndex() {
-			t.Errorf("replayed %q, want the end at %d", got.received(), end.GetIndex())
+			t.Errorf("Resume(0) = %q, want finished at %d", got.received(), end.GetIndex())
 		}
 	})
 }

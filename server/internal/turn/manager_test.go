@@ -22,14 +22,14 @@ func TestAgentChoice(t *testing.T) {
 		}
 		m := readFinished(t, events).GetMessages()[0]
 		if m.GetAgent() != m.GetContent() {
-			t.Errorf("message of %s says it is of %s", m.GetContent(), m.GetAgent())
+			t.Errorf("message of agent %s has agent %s", m.GetContent(), m.GetAgent())
 		}
 		return m.GetContent(), nil
 	}
 	expect := func(request *parleyv1.ChatRequest, want string) {
 		t.Helper()
 		if got, err := chat(request); err != nil || got != want {
-			t.Errorf("answered by %q (%v), want %q", got, err, want)
+			t.Errorf("answer by agent %q (%v), want %q", got, err, want)
 		}
 	}
 	expect(&parleyv1.ChatRequest{}, "main")
@@ -48,14 +48,14 @@ func TestAgentChoice(t *testing.T) {
 	before := len(f.stored(t))
 	var notConfigured *AgentNotConfiguredError
 	if _, err := chat(&parleyv1.ChatRequest{}); !errors.As(err, &notConfigured) || notConfigured.Agent != "elsewhere" {
-		t.Errorf("lease of an agent that is not here: %v", err)
+		t.Errorf("Chat with a lease of a missing agent: error = %v, want AgentNotConfiguredError", err)
 	}
 	var unknown *UnknownAgentError
 	if _, err := chat(&parleyv1.ChatRequest{Agent: "nobody"}); !errors.As(err, &unknown) || len(unknown.Known) != 3 {
-		t.Errorf("unknown agent in the request: %v", err)
+		t.Errorf("Chat to an unknown agent: error = %v, want UnknownAgentError", err)
 	}
 	if after := len(f.stored(t)); after != before {
-		t.Errorf("refused calls wrote %d messages", after-before)
+		t.Errorf("refused calls stored %d messages, want 0", after-before)
 	}
 }
 
@@ -76,37 +76,37 @@ func TestRetryAfterTheAgentWasRemoved(t *testing.T) {
 		t.Fatalf("retry: %v", err)
 	}
 	if m := readFinished(t, events).GetMessages(); len(m) != 1 || m[0].GetAgent() != "writer" {
-		t.Errorf("replayed %v", m)
+		t.Errorf("retry returned %v, want the answer of writer", m)
 	}
 }
 
 func TestBusyAndLimits(t *testing.T) {
-	said := make(chan struct{}, 2)
-	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", said)}, func(o *Options) { o.MaxTurns = 2 })
+	sent := make(chan struct{}, 2)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", sent)}, func(o *Options) { o.MaxTurns = 2 })
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"})
-	<-said
+	<-sent
 	var busy *store.BusyError
 	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
-		t.Errorf("second chat on a busy conversation: %v", err)
+		t.Errorf("second Chat in a busy conversation: error = %v, want BusyError", err)
 	}
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
-	<-said
+	<-sent
 	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
-		t.Errorf("second chat on a busy conversation of a full house: %v", err)
+		t.Errorf("second Chat in a busy conversation at the limit: error = %v, want BusyError", err)
 	}
 	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
-		t.Errorf("third turn of two: %v", err)
+		t.Errorf("third Chat, limit 2: error = %v, want ErrTooManyTurns", err)
 	}
 	if n := f.Running(); n != 2 {
-		t.Errorf("%d turns run, want 2", n)
+		t.Errorf("Running() = %d, want 2", n)
 	}
 }
 
 func TestDeleteEndsTurn(t *testing.T) {
-	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", said)}, nil)
+	sent := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", sent)}, nil)
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
-	<-said
+	<-sent
 	if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 		t.Fatal(err)
 	}
@@ -119,10 +119,10 @@ func TestDeleteEndsTurn(t *testing.T) {
 		last = err
 	}
 	if !errors.Is(last, ErrConversationGone) {
-		t.Errorf("the stream ended with %v", last)
+		t.Errorf("stream ended with %v, want the reason", last)
 	}
-	if kept := f.stored(t); len(kept) != 0 {
-		t.Errorf("the new conversation has %q", kept)
+	if stored := f.stored(t); len(stored) != 0 {
+		t.Errorf("messages of the new conversation = %q, want none", stored)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestDeleteDuringStart(t *testing.T) {
 		last = err
 	}
 	if !errors.Is(last, ErrConversationGone) || f.Running() != 0 {
-		t.Errorf("the stream ended with %v, %d turns run", last, f.Running())
+		t.Errorf("stream ended with %v, want ErrConversationGone; %d turns run", last, f.Running())
 	}
 }
 
@@ -189,30 +189,30 @@ func (r *refusingStore) Append(ctx context.Context, a *store.Append) (*store.Res
 
 // TestStopRetriesAnOverloadedStore: a store that is overloaded during a stop loses no answer.
 func TestStopRetriesAnOverloadedStore(t *testing.T) {
-	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {
+	sent := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
 		o.Store = &refusingStore{o.Store, []error{store.ErrOverloaded, store.ErrOverloaded}}
 	})
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
-	<-said
+	<-sent
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
 	readFinished(t, events)
 	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 }
 
 // TestStopOnAFullDiskLeavesTurnRunning: if the disk is full, a stop leaves the turn to the next
 // start, with the saved part of its answer.
 func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
-	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, func(o *Options) {
+	sent := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
 		o.Store = &refusingStore{o.Store, []error{store.ErrNoSpace, store.ErrNoSpace}}
 	})
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
-	<-said
+	<-sent
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
@@ -221,30 +221,30 @@ func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
 		last = err
 	}
 	if !errors.Is(last, store.ErrNoSpace) {
-		t.Errorf("the stream ended with %v", last)
+		t.Errorf("stream ended with %v, want the reason", last)
 	}
 	found, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})
 	if err != nil || found.Conversation.GetActiveTurnId() == "" {
-		t.Errorf("the turn was closed without its answer (%v)", err)
+		t.Errorf("active_turn_id is empty (%v), want the running turn", err)
 	}
 }
 
 func TestStopStoresPartialAnswer(t *testing.T) {
-	said := make(chan struct{}, 1)
-	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", said)}, nil)
+	sent := make(chan struct{}, 1)
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, nil)
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
-	<-said
+	<-sent
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
 	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
-		t.Errorf("chat after the stop: %v", err)
+		t.Errorf("Chat after Stop: error = %v, want ErrShuttingDown", err)
 	}
 	end := readFinished(t, events)
 	if end.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || !end.GetTurn().GetError().GetRetryable() {
-		t.Errorf("turn %v, want INTERRUPTED", end.GetTurn())
+		t.Errorf("turn ended %v, want INTERRUPTED", end.GetTurn())
 	}
 	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 }

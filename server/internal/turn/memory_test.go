@@ -55,12 +55,12 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 		turns int
 		count int // number of pieces
 		piece func(i int) *parleyv1.RespondResponse
-		asked *parleyv1.StructuredData
+		data  *parleyv1.StructuredData
 	}{
 		{"one word", 1000, 1, func(int) *parleyv1.RespondResponse { return text(strings.Clone("a")) }, nil},
 		{"short texts", 5, 10_000, func(int) *parleyv1.RespondResponse { return text(strings.Clone("four")) }, nil},
 		{"long texts", 5, 10, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 50_000)) }, nil},
-		{"more text than is kept of events", 3, 16, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil},
+		{"more text than the event log retains", 3, 16, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil},
 		{"notes", 5, 1000, func(i int) *parleyv1.RespondResponse { return note(fmt.Sprint("step ", i)) }, nil},
 		{"a question of many values", 4, 1, func(int) *parleyv1.RespondResponse { return text("a") }, nullValues(10_000)},
 		{"an answer of many values", 4, 1, func(int) *parleyv1.RespondResponse { return data(10_000) }, nil},
@@ -74,18 +74,18 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			says := func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
+			respond := func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 				for i := range test.count {
 					if !yield(test.piece(i), nil) {
 						return
 					}
 				}
 			}
-			f := newFixture(t, map[string]agent.Agent{"main": agentFunc(says)}, func(o *Options) { o.MaxAnswerBytes = 8 << 20 })
+			f := newFixture(t, map[string]agent.Agent{"main": agentFunc(respond)}, func(o *Options) { o.MaxAnswerBytes = 8 << 20 })
 			for i := range test.turns {
 				request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", i), Content: "q"}
-				if test.asked != nil {
-					request.StructuredData = []*parleyv1.StructuredData{test.asked}
+				if test.data != nil {
+					request.StructuredData = []*parleyv1.StructuredData{test.data}
 				}
 				_, err := readAll(f.Chat(t.Context(), tenant, request, nil))
 				if errors.As(err, new(*EventsGoneError)) { // The agent was faster than its reader.

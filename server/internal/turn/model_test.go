@@ -164,13 +164,13 @@ func (m *model) step(rt *rapid.T, what string) {
 	t := m.pick(rt, (*oracleTurn).runs)
 	switch what {
 	case "say":
-		word := rapid.StringMatching(`[a-zé]{1,3} `).Draw(rt, "word")
-		t.say(word)
-		t.agent.sendText(word)
+		content := rapid.StringMatching(`[a-zé]{1,3} `).Draw(rt, "word")
+		t.say(content)
+		t.agent.sendText(content)
 	case "call":
 		id := callIDs.Draw(rt, "id")
 		if slices.Contains(t.open, id) {
-			rt.Skip("an agent must not")
+			rt.Skip("the call is open")
 		}
 		t.call(id)
 		t.agent.do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
@@ -194,7 +194,7 @@ func (m *model) leave(rt *rapid.T) {
 		}
 	}
 	if len(some) == 0 {
-		rt.Skip("nobody reads")
+		rt.Skip("no reader")
 	}
 	one := some[rapid.IntRange(0, len(some)-1).Draw(rt, "reader")]
 	m.oracle.disconnect(one)
@@ -236,7 +236,7 @@ func (m *model) cancel(rt *rapid.T) {
 	id := c.turn.request.GetConversationId()
 	if other := conversationIDs.Draw(rt, "conversation"); other < id { // This conversation has no such turn.
 		if _, err := m.Cancel(m.t.Context(), tenant, other, c.turn.id); !isMissingTurn(err) {
-			rt.Errorf("turn of %s, cancelled in %s: %v", id, other, err)
+			rt.Errorf("Cancel of a turn of %s in %s: error = %v, want none found", id, other, err)
 		}
 		return
 	}
@@ -253,7 +253,7 @@ func (m *model) get(rt *rapid.T) {
 	t := m.pick(rt, func(*oracleTurn) bool { return true })
 	got, err := m.Get(m.t.Context(), tenant, t.request.GetConversationId(), t.id)
 	if want := m.oracle.state(t); want == "" && !isMissingTurn(err) || want != "" && stateName(got.GetState()) != want {
-		rt.Errorf("turn %s is %v (%v), want %q", t.id, got, err, want)
+		rt.Errorf("Get(%s) = %v, %v, want %q", t.id, got, err, want)
 	}
 }
 
@@ -281,7 +281,7 @@ func (m *model) restart(rt *rapid.T) {
 	}()
 	synctest.Wait()
 	if stopped != (m.oracle.running == 0) {
-		rt.Fatalf("stopped: %t, although %d turns run", stopped, m.oracle.running)
+		rt.Fatalf("Stop returned = %t with %d running turns", stopped, m.oracle.running)
 	}
 	m.checkReads(rt)
 	for _, t := range m.turns {
@@ -291,7 +291,7 @@ func (m *model) restart(rt *rapid.T) {
 		}
 	}
 	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.Manager.retained.Len()+m.retainedBytes != 0 {
-		rt.Fatalf("stopped: %t, and there is %v, %v, %v, %d", stopped, m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
+		rt.Fatalf("after Stop (returned: %t): turns %v, queues %v, running %v, %d retained bytes, want none", stopped, m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
 	}
 	m.oracle.queues = make(map[string]*oracleQueue)
 	m.Manager = New(m.t.Context(), m.o)

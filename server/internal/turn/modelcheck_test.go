@@ -15,10 +15,10 @@ import (
 func (m *model) checkReads(rt *rapid.T) {
 	for _, r := range m.reads {
 		if diff := cmp.Diff(r.want, r.received(), cmpopts.EquateEmpty()); diff != "" {
-			rt.Errorf("a reader (-want +got):\n%s", diff)
+			rt.Errorf("events of a reader (-want +got):\n%s", diff)
 		}
 		if r.ended != r.wantEnded || errorKind(r.err) != errorKind(r.wantErr) {
-			rt.Errorf("the stream is over: %t with %v, want %t with %v", r.ended, r.err, r.wantEnded, r.wantErr)
+			rt.Errorf("stream ended = %t with %v, want %t with %v", r.ended, r.err, r.wantEnded, r.wantErr)
 		}
 	}
 	m.reads = slices.DeleteFunc(m.reads, func(r *oracleRead) bool { return r.wantEnded })
@@ -35,14 +35,14 @@ func (m *model) check(rt *rapid.T) {
 		}
 	}
 	if len(m.Manager.turns) != live || m.Running() != m.oracle.running {
-		rt.Errorf("%d turns, of which %d run, want %d, of which %d run", len(m.Manager.turns), m.Running(), live, m.oracle.running)
+		rt.Errorf("%d turns, %d running, want %d, %d running", len(m.Manager.turns), m.Running(), live, m.oracle.running)
 	}
 	m.cancels = slices.DeleteFunc(m.cancels, func(c *cancelCall) bool {
 		if want := c.turn.state != "" || c.turn.err != nil; c.returned != want {
-			rt.Errorf("CancelTurn of %s is over: %t, want %t", c.turn.id, c.returned, want)
+			rt.Errorf("Cancel(%s) returned = %t, want %t", c.turn.id, c.returned, want)
 		}
 		if c.returned && (c.err != nil || stateName(c.got.GetState()) != c.turn.state) && !isMissingTurn(c.err) {
-			rt.Errorf("CancelTurn returned %v (%v), want it as it ended, %s", c.got, c.err, c.turn.state)
+			rt.Errorf("Cancel = %v, %v, want the turn as it ended, %s", c.got, c.err, c.turn.state)
 		}
 		return c.returned
 	})
@@ -50,20 +50,20 @@ func (m *model) check(rt *rapid.T) {
 
 // checkAgents assigns agent runs to turns and checks that each turn has one.
 func (m *model) checkAgents(rt *rapid.T) {
-	asked := 0
-	for _, one := range m.puppet.runs {
-		m.byID[one.request.GetTurnId()].agent = one
+	calls := 0
+	for _, run := range m.puppet.runs {
+		m.byID[run.request.GetTurnId()].agent = run
 	}
 	for _, t := range m.turns {
 		if t.agentCalled != (t.agent != nil) {
-			rt.Errorf("the agent of turn %s was asked: %t, want %t", t.id, t.agent != nil, t.agentCalled)
+			rt.Errorf("agent of turn %s called = %t, want %t", t.id, t.agent != nil, t.agentCalled)
 		}
 		if t.agentCalled {
-			asked++
+			calls++
 		}
 	}
-	if n := m.puppet.runCount(); n != asked {
-		rt.Errorf("agents were asked %d times, want %d", n, asked)
+	if n := m.puppet.runCount(); n != calls {
+		rt.Errorf("%d agent calls, want %d", n, calls)
 	}
 }
 
@@ -110,11 +110,11 @@ func errorKind(err error) string {
 	case errors.As(err, new(*NoOpenCallError)):
 		return "no such call"
 	}
-	for _, one := range []error{
+	for _, run := range []error{
 		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown, context.Canceled,
 	} {
-		if errors.Is(err, one) {
-			return one.Error()
+		if errors.Is(err, run) {
+			return run.Error()
 		}
 	}
 	return fmt.Sprint(err)

@@ -21,7 +21,7 @@ type oracle struct {
 // oracleConversation is a stored conversation.
 type oracleConversation struct {
 	history  []string
-	open     []string // call ids, oldest first
+	open     []string      // call ids, oldest first
 	turns    []*oracleTurn // oldest first
 	requests map[string]*oracleTurn
 }
@@ -45,12 +45,12 @@ type oracleTurn struct {
 	stopState    string // the state in which it must end, if it is cut off
 	text         string
 	open         []string // ids of the agent's open calls
-	state        string // empty before the end
-	err          error // with which its streams end instead
+	state        string   // empty before the end
+	err          error    // with which its streams end instead
 
-	log       []string // its events
+	log       []string      // its events
 	readers   []*oracleRead // attached readers
-	firstText int // index of the event
+	firstText int           // index of the event
 	lastText  int
 }
 
@@ -218,9 +218,9 @@ func (o *oracle) start(t *oracleTurn) {
 }
 
 // say adds a text of the agent.
-func (t *oracleTurn) say(word string) {
-	t.add("text %q at %d", word, len(t.text))
-	if t.text += word; t.firstText == 0 {
+func (t *oracleTurn) say(content string) {
+	t.add("text %q at %d", content, len(t.text))
+	if t.text += content; t.firstText == 0 {
 		t.firstText = len(t.log)
 	}
 	t.lastText = len(t.log)

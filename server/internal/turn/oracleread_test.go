@@ -23,8 +23,8 @@ type oracleRead struct {
 // asReceived returns events as this reader receives them.
 func (r *oracleRead) asReceived(log []string) []string {
 	log = slices.Clone(log)
-	for i, line := range log {
-		if r.replayed && strings.Contains(line, " started ") {
+	for i, event := range log {
+		if r.replayed && strings.Contains(event, " started ") {
 			log[i] += " replayed"
 		}
 	}
@@ -55,13 +55,13 @@ func (o *oracle) replay(t *oracleTurn, after int, r *oracleRead) {
 	case after > last || after > 0 && after >= t.firstText && after < t.lastText:
 		r.wantErr = &EventsGoneError{}
 	default:
-		for i, line := range t.log {
+		for i, event := range t.log {
 			switch index := i + 1; {
-			case index <= after || strings.Contains(line, " queued "):
+			case index <= after || strings.Contains(event, " queued "):
 			case index == t.lastText:
 				r.want = append(r.want, fmt.Sprintf("%d text %q at 0", index, t.text))
-			case index < t.firstText || index > t.lastText || !strings.Contains(line, " text "):
-				r.want = append(r.want, r.asReceived([]string{line})...)
+			case index < t.firstText || index > t.lastText || !strings.Contains(event, " text "):
+				r.want = append(r.want, r.asReceived([]string{event})...)
 			}
 		}
 	}

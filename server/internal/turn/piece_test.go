@@ -68,17 +68,17 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		{"a call without a name", toolCall(&parleyv1.ToolCall{Id: "1"}), "tool_call.name: is required"},
 		{"a call with a long name", toolCall(&parleyv1.ToolCall{Id: "1", Name: long}), "tool_call.name: must be at most 128 bytes"},
 		{"no call", toolCall(nil), "tool_call.id: is required"},
-		{"a call again", pieces{call("1"), call("1")}, `tool_call.id: "1" is that of another call of the answer`},
-		{"a call again, after a handoff", pieces{call("1"), handoff("other"), call("1")}, `tool_call.id: "1" is that of another call`},
+		{"a call again", pieces{call("1"), call("1")}, `tool_call.id: "1" is already the id of an open call of the answer`},
+		{"a call again, after a handoff", pieces{call("1"), handoff("other"), call("1")}, `tool_call.id: "1" is already the id of an open call`},
 		{"a result without an id", toolResult(&parleyv1.ToolResult{}), "tool_result.call_id: is required"},
 		{"a result with a long name", toolResult(&parleyv1.ToolResult{CallId: "1", Name: long}), "tool_result.name: must be at most 128 bytes"},
-		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is no call of the answer that is open`},
+		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is not an open call of the answer`},
 		{"no result", toolResult(nil), "tool_result.call_id: is required"},
-		{"a result again", pieces{call("1"), result("1", ""), result("1", "")}, `tool_result.call_id: "1" is no call of the answer`},
-		{"usage below nothing", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},
+		{"a result again", pieces{call("1"), result("1", ""), result("1", "")}, `tool_result.call_id: "1" is not an open call of the answer`},
+		{"negative usage", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},
 		{"usage of a long model", pieces{usage(&parleyv1.Usage{Model: long})}, "usage.model: must be at most 128 bytes"},
 		{"a long reason", pieces{reason(long)}, "finish_reason: must be at most 128 bytes"},
-		{"a handoff to nobody", pieces{handoff("")}, "next_agent: is required"},
+		{"a handoff to no agent", pieces{handoff("")}, "next_agent: is required"},
 		{"a handoff to a long name", pieces{handoff(long)}, "next_agent: must be at most 128 bytes"},
 	}
 	for _, test := range tests {
@@ -88,24 +88,24 @@ func TestPiecesThatBreakRules(t *testing.T) {
 			f := newFixture(t, map[string]agent.Agent{"main": respondWith(append(rest, last, text("after"))...), "good": respondWith(rest...)}, nil)
 			good := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "good", Content: "q", Agent: "good"}))
 			if good.GetTurn().GetError() != nil {
-				t.Fatalf("what comes ahead of it: %v", good.GetTurn())
+				t.Fatalf("turn with the earlier pieces failed: %v", good.GetTurn())
 			}
 			all := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 			turn := all[len(all)-1].GetFinished().GetTurn()
 			problem := turn.GetError()
-			want := "agent main failed: it sent what the rules of the API do not allow: " + test.want
+			want := "agent main failed: it sent a piece that breaks an API rule: " + test.want
 			if stateName(turn.GetState()) != "FAILED" || problem.GetReason() != "AGENT_FAILED" || problem.GetRetryable() || !strings.HasPrefix(problem.GetMessage(), want) {
-				t.Errorf("ended %v, want an error %q", turn, want)
+				t.Errorf("turn ended %v, want the error %q", turn, want)
 			}
-			kept := f.history(t, "good")
-			for i, line := range slices.Backward(kept) { // Expect the same messages, but an incomplete end.
+			stored := f.history(t, "good")
+			for i, line := range slices.Backward(stored) { // Expect the same messages, but an incomplete end.
 				if strings.HasPrefix(line, "assistant: ") {
-					kept[i] += " …"
+					stored[i] += " …"
 					break
 				}
 			}
-			if diff := cmp.Diff(kept, f.stored(t)); diff != "" {
-				t.Errorf("kept (-want +got):\n%s", diff)
+			if diff := cmp.Diff(stored, f.stored(t)); diff != "" {
+				t.Errorf("stored messages (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -147,18 +147,18 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 		}
 		conversations++
 		id := fmt.Sprint("c", conversations)
-		kept := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetMessages()
-		if len(kept) == 0 {
+		stored := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetMessages()
+		if len(stored) == 0 {
 			return
 		}
-		faults, err := rules.Check(&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: kept})
+		faults, err := rules.Check(&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: stored})
 		if err != nil || len(faults) > 0 {
-			rt.Errorf("kept %v: %v, %v", kept, faults, err)
+			rt.Errorf("Check(%v) = %v, %v", stored, faults, err)
 		}
-		_, answers := trackCalls(kept)
-		for i, m := range kept {
+		_, answers := trackCalls(stored)
+		for i, m := range stored {
 			if m.GetToolResult() != nil && answers[i] < 0 {
-				rt.Errorf("message %d of %q answers no call", i, describeMessages(kept))
+				rt.Errorf("message %d of %q has no call", i, describeMessages(stored))
 			}
 		}
 	})
@@ -186,10 +186,10 @@ func TestValidPieces(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if stateName(end.GetTurn().GetState()) != "COMPLETED" {
-		t.Errorf("ended %v", end.GetTurn())
+		t.Errorf("turn ended %v, want COMPLETED", end.GetTurn())
 	}
 	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"}, f.stored(t)); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestOpenCallsRequireInput(t *testing.T) {
 	}{
 		{"none", pieces{text("a")}, false},
 		{"one", pieces{text("a"), call("1")}, true},
-		{"one, then words", pieces{call("1"), text("a")}, true},
+		{"one, then text", pieces{call("1"), text("a")}, true},
 		{"answered", pieces{call("1"), result("1", "r"), text("a")}, false},
 		{"answered, at the end", pieces{call("1"), result("1", "r")}, false},
 		{"one of two", pieces{call("1"), call("2"), result("1", "r"), text("a")}, true},
@@ -224,7 +224,7 @@ func TestOpenCallsRequireInput(t *testing.T) {
 		}
 		turn := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Content: "q"})).GetTurn()
 		if got := stateName(turn.GetState()); got != want || turn.GetError() != nil {
-			t.Errorf("%s: ended %s, %v, want %s", test.name, got, turn.GetError(), want)
+			t.Errorf("%s: turn ended %s, %v, want %s", test.name, got, turn.GetError(), want)
 		}
 	}
 }

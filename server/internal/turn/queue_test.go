@@ -53,7 +53,7 @@ func TestAttachedRequestsNeedNoCapacity(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant: one answer"}, f.stored(t)); diff != "" || p.runCount() != 1 {
-			t.Errorf("the agent was asked %d times; kept (-want +got):\n%s", p.runCount(), diff)
+			t.Errorf("%d agent calls; stored messages (-want +got):\n%s", p.runCount(), diff)
 		}
 	})
 }
@@ -73,21 +73,21 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 		p.lastRun().complete()
 		p.lastRun().sendText("yes")
 		if diff := cmp.Diff([]string{"1 queued 1", `2 started "q" replayed`, `3 text "yes" at 0`}, readers[2].received()); diff != "" {
-			t.Errorf("who came last read (-want +got):\n%s", diff)
+			t.Errorf("events of the last reader (-want +got):\n%s", diff)
 		}
 
-		gone := chatRequest("nobody waits", onBusyQueue)
-		gone.RequestId = "gone"
-		readers = []*reader{f.startChat(t, gone), f.startChat(t, gone)}
+		dropped := chatRequest("nobody waits", onBusyQueue)
+		dropped.RequestId = "gone"
+		readers = []*reader{f.startChat(t, dropped), f.startChat(t, dropped)}
 		readers[0].disconnect()
 		readers[1].disconnect()
 		if got, err := f.Get(t.Context(), tenant, "c", readers[0].turnID()); !isMissingTurn(err) {
-			t.Errorf("there is %v (%v) although everybody has left", got, err)
+			t.Errorf("Get without readers = %v, %v, want none found", got, err)
 		}
 		// The next request is another turn, at the end of the queue.
-		again := f.startChat(t, gone)
+		again := f.startChat(t, dropped)
 		if again.turnID() == readers[0].turnID() || again.events[0].GetQueued().GetPosition() != 1 {
-			t.Errorf("asked again: %q", again.received())
+			t.Errorf("retry = %q, want another turn at position 1", again.received())
 		}
 	})
 }
@@ -104,12 +104,12 @@ func TestQueueLimits(t *testing.T) {
 			for i := range n {
 				r := f.startChat(t, chatRequest(fmt.Sprint(busy, i), busy))
 				if r.err != nil {
-					t.Fatalf("number %d: %v", i+1, r.err)
+					t.Fatalf("Chat %d: %v", i+1, r.err)
 				}
 				all = append(all, r)
 			}
 			if r := f.startChat(t, chatRequest("one more", busy)); !errors.Is(r.err, ErrQueueFull) || len(r.events) != 0 {
-				t.Errorf("number %d: %q, %v", n+1, r.received(), r.err)
+				t.Errorf("Chat %d = %q, %v, want ErrQueueFull", n+1, r.received(), r.err)
 			}
 		}
 		fill(onBusyQueue, maxQueued)
@@ -118,17 +118,17 @@ func TestQueueLimits(t *testing.T) {
 		// start.
 		turns, err := f.List(t.Context(), tenant, "c")
 		if err != nil || len(turns) != maxListedTurns || turns[0].GetId() != all[maxQueued-1].turnID() {
-			t.Errorf("%d turns are listed, the first is %v (%v)", len(turns), turns[0], err)
+			t.Errorf("List = %d turns, first %v (%v)", len(turns), turns[0], err)
 		}
 		for _, r := range append(all, &reader{events: []*parleyv1.TurnEvent{{TurnId: p.lastRun().request.GetTurnId()}}}) {
 			if _, err := f.Get(t.Context(), tenant, "c", r.turnID()); err != nil {
-				t.Fatalf("a turn cannot be asked for while many wait: %v", err)
+				t.Fatalf("Get while many turns wait: %v", err)
 			}
 		}
 		for p.lastRun().complete() {
 		}
 		if n := p.runCount(); n != 1+1+maxQueued {
-			t.Errorf("%d agents were asked, want those of the first, of the last that interrupts, and of all that queue", n)
+			t.Errorf("%d agent calls, want those of the first turn, of the last interrupting turn and of all queued turns", n)
 		}
 		for i, r := range all {
 			want := "COMPLETED"
@@ -153,7 +153,7 @@ func TestQueuedTurnReportsItsPosition(t *testing.T) {
 		<-time.After(9*time.Minute + time.Second)
 		synctest.Wait()
 		if len(r.events) != 1+9*4 || r.events[36].GetQueued().GetPosition() != 1 {
-			t.Errorf("told %d times, the last time %v", len(r.events), r.events[len(r.events)-1])
+			t.Errorf("%d queued events, last %v, want one every 15 s", len(r.events), r.events[len(r.events)-1])
 		}
 		f.o.TurnTimeout = time.Minute // This applies to turns that start from now on.
 		p.lastRun().complete()
@@ -161,7 +161,7 @@ func TestQueuedTurnReportsItsPosition(t *testing.T) {
 		p.lastRun().sendText("yes")
 		p.lastRun().complete()
 		if got := r.finished(); stateName(got.GetState()) != "COMPLETED" || !got.GetCreateTime().AsTime().Equal(accepted) {
-			t.Errorf("ended %v, want it accepted at %v", got, accepted)
+			t.Errorf("turn ended %v, want COMPLETED with create_time %v", got, accepted)
 		}
 	})
 }
@@ -181,12 +181,12 @@ func TestQueuedIfVersion(t *testing.T) {
 		p.lastRun().complete()
 		for version, r := range readers {
 			if mismatch := new(store.VersionError); version == 2 && r.err != nil || version < 2 && (!errors.As(r.err, &mismatch) || mismatch.Current != 2) {
-				t.Errorf("if_version %d at version 2: %q, %v", version, r.received(), r.err)
+				t.Errorf("Chat with if_version %d at version 2 = %q, %v", version, r.received(), r.err)
 			}
 		}
 		p.lastRun().complete()
 		if diff := cmp.Diff([]string{"user: ahead", "user: if 2"}, f.stored(t)); diff != "" || !errors.As(readers[3].err, new(*store.VersionError)) {
-			t.Errorf("the last one got %v; kept (-want +got):\n%s", readers[3].err, diff)
+			t.Errorf("last Chat: error = %v, want VersionError; stored messages (-want +got):\n%s", readers[3].err, diff)
 		}
 	})
 }
@@ -205,7 +205,7 @@ func TestQueuedTurnChoosesItsAgentAtStart(t *testing.T) {
 		}
 		p.lastRun().complete()
 		if got := r.finished().GetAgent(); got != "other" {
-			t.Errorf("answered by %q", got)
+			t.Errorf("answer by agent %q, want other", got)
 		}
 	})
 }
@@ -229,12 +229,12 @@ func TestCapacityIsFreedBeforeFinished(t *testing.T) {
 		runtime.Gosched()
 	}
 	if n := events.lastIndex(); n != 2 {
-		t.Errorf("event %d was told too early", n)
+		t.Errorf("newest event = %d before the capacity was free, want 2", n)
 	}
 	f.mu.Unlock()
 	for event, err, ok := next(); ok; event, err, ok = next() {
 		if n := f.Running(); err != nil || event.GetFinished() != nil && n != 0 {
-			t.Errorf("%d turns run after the end (%v)", n, err)
+			t.Errorf("Running() = %d at the finished event (%v), want 0", n, err)
 		}
 	}
 }
@@ -280,13 +280,13 @@ func answerElsewhere(t *testing.T, s store.Store, request *parleyv1.ChatRequest)
 func TestRequestAnsweredByAnotherServer(t *testing.T) {
 	for name, test := range map[string]struct {
 		pending bool
-		asked   string
+		input   string
 		late    bool // between the turn's read and its write
 	}{
-		"before it is asked for":          {false, "q", false},
-		"when it is to begin":             {false, "q", true},
-		"pending, before it is read":      {true, "ahead", false},
-		"pending, when it is to be asked": {true, "ahead", true},
+		"before the retry reads":         {false, "q", false},
+		"at the start":                   {false, "q", true},
+		"pending, before the turn reads": {true, "ahead", false},
+		"pending, at the start":          {true, "ahead", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -307,14 +307,14 @@ func TestRequestAnsweredByAnotherServer(t *testing.T) {
 					h.begin, h.end = func(*store.Append) { once() }, nil
 				}
 				p.lastRun().fail()
-				want := []string{"1 queued 1", fmt.Sprintf("1 started %q replayed", test.asked), `2 text "a" at 0`, "3 finished COMPLETED"}
+				want := []string{"1 queued 1", fmt.Sprintf("1 started %q replayed", test.input), `2 text "a" at 0`, "3 finished COMPLETED"}
 				for _, r := range readers {
 					if diff := cmp.Diff(want, r.received()); diff != "" || r.err != nil {
-						t.Errorf("read (-want +got):\n%s%v", diff, r.err)
+						t.Errorf("events (-want +got):\n%s%v", diff, r.err)
 					}
 				}
 				if p.runCount() != 1 || f.Running() != 0 {
-					t.Errorf("%d agents were asked, %d turns run", p.runCount(), f.Running())
+					t.Errorf("%d agent calls, %d turns run, want 1 and 0", p.runCount(), f.Running())
 				}
 			})
 		})

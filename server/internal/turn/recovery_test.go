@@ -101,13 +101,13 @@ func TestResumeAfterCrash(t *testing.T) {
 				}
 				return news
 			}
-			kept := len(r.events)
+			stored := len(r.events)
 			for range rapid.IntRange(0, 2).Draw(rt, "saves") {
 				news := say()
 				<-time.After(saveInterval)
 				synctest.Wait()
 				if news {
-					kept = len(r.events)
+					stored = len(r.events)
 				}
 			}
 			say()
@@ -120,30 +120,30 @@ func TestResumeAfterCrash(t *testing.T) {
 			}
 			end := all[len(all)-1]
 			if turn := end.GetFinished().GetTurn(); stateName(turn.GetState()) != "INTERRUPTED" || turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetId() != r.turnID() {
-				rt.Errorf("the turn ended %v", turn)
+				rt.Errorf("turn ended %v, want INTERRUPTED by SHUTTING_DOWN", turn)
 			}
 			if int(end.GetIndex()) <= len(seen) {
-				rt.Errorf("finished has index %d, and readers had seen %d events", end.GetIndex(), len(seen))
+				rt.Errorf("index of finished = %d, want more than the %d events that readers received", end.GetIndex(), len(seen))
 			}
-			told := slices.Concat(seen[:kept], []*parleyv1.TurnEvent{end})
+			told := slices.Concat(seen[:stored], []*parleyv1.TurnEvent{end})
 			for after := range int32(len(seen)) + 2 {
 				want, gone := expectedReplay(told, 0, after)
-				gone = gone || int(after) > kept
+				gone = gone || int(after) > stored
 				got, err := readAll(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
 				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
-					rt.Errorf("from %d of %d, of which %d were saved: %v, want that it is gone: %t", after, len(seen), kept, err, gone)
+					rt.Errorf("Resume(%d) of %d events, %d saved: error = %v, want EventsGoneError: %t", after, len(seen), stored, err, gone)
 				} else if diff := diffEvents(want, got); err == nil && diff != "" {
-					rt.Errorf("from %d (-want +got):\n%s", after, diff)
+					rt.Errorf("Resume(%d) (-want +got):\n%s", after, diff)
 				}
 			}
 			if got, err := readAll(f.Resume(t.Context(), tenant, "c", "", end.GetIndex())); len(got) != 0 || err != nil {
-				rt.Errorf("behind the end: %v, %v", got, err)
+				rt.Errorf("Resume at the end = %v, %v, want no events", got, err)
 			}
 			if again := f.startChat(t, request); again.err != nil || diffEvents(all, again.events) != "" || p.runCount() != 1 {
-				rt.Errorf("asked again: %v, %v, the agent was asked %d times", again.received(), again.err, p.runCount())
+				rt.Errorf("retry = %v, %v, want the same events; %d agent calls, want 1", again.received(), again.err, p.runCount())
 			}
 			if next := f.startChat(t, chatRequest("next", 0)); next.err != nil || next.events[0].GetStarted() == nil {
-				rt.Errorf("the next turn: %v, %v", next.received(), next.err)
+				rt.Errorf("next Chat = %v, %v, want a new turn", next.received(), next.err)
 			}
 		})
 	})
@@ -192,20 +192,20 @@ func TestRecoverFromFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant: saved  …"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 		for id, turnID := range map[string]string{"c": first.turnID(), "silent": silent.turnID()} {
 			turn, err := f.Get(t.Context(), tenant, id, turnID)
 			if stateName(turn.GetState()) != "INTERRUPTED" || !turn.GetError().GetRetryable() {
-				t.Errorf("the turn of %s is %v (%v)", id, turn, err)
+				t.Errorf("Get in %s = %v, %v, want INTERRUPTED", id, turn, err)
 			}
 		}
 		want := []string{`1 started "q" created replayed`, `2 text "saved " at 0`, fmt.Sprintf("%d finished INTERRUPTED", 2+lostIndexGap)}
 		if diff := cmp.Diff(want, f.startChat(t, request).received()); diff != "" || p.runCount() != 2 {
-			t.Errorf("the agent was asked %d times; asked again (-want +got):\n%s", p.runCount(), diff)
+			t.Errorf("%d agent calls, want 2; events of a retry (-want +got):\n%s", p.runCount(), diff)
 		}
 		if again := f.startChat(t, waiting); again.err != nil || again.events[0].GetStarted() == nil || p.runCount() != 3 {
-			t.Errorf("what had waited was asked again: %q, %v", again.received(), again.err)
+			t.Errorf("retry of the queued request = %q, %v, want a new turn", again.received(), again.err)
 		}
 	})
 }
@@ -273,34 +273,34 @@ func TestRecoverPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(append([]string{""}, names[1:]...), p.requested); diff != "" {
-		t.Errorf("asked for pages behind (-want +got):\n%s", diff)
+		t.Errorf("requested pages (-want +got):\n%s", diff)
 	}
 	for name, want := range map[string]string{"first": "INTERRUPTED", "ended": "COMPLETED", "damaged": "RUNNING", "full": "RUNNING", "last": "INTERRUPTED"} {
 		if got, err := f.Get(t.Context(), tenant, name, name); stateName(got.GetState()) != want {
-			t.Errorf("turn %s is %v (%v), want %s", name, got, err, want)
+			t.Errorf("Get(%s) = %v, %v, want %s", name, got, err, want)
 		}
 		if half := strings.Contains(fmt.Sprint(f.history(t, name)), "assistant: half …"); half != (want == "INTERRUPTED") {
-			t.Errorf("turn %s: kept %q", name, f.history(t, name))
+			t.Errorf("turn %s: stored messages = %q", name, f.history(t, name))
 		}
 	}
 	for name, last := range map[string]int32{"first": 3, "last": 2 + lostIndexGap} {
 		events, err := readAll(f.Resume(t.Context(), tenant, name, "", 0))
 		if err != nil || len(events) != 3 || events[2].GetIndex() != last {
-			t.Errorf("turn %s: %v, %v", name, events, err)
+			t.Errorf("Resume of turn %s = %v, %v", name, events, err)
 		}
 	}
 	// CancelTurn and ResumeTurn cannot end a turn that this server does not run.
 	busy := new(store.BusyError)
 	if _, err := f.Cancel(t.Context(), tenant, "full", "full"); !errors.As(err, &busy) || busy.TurnID != "full" {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Cancel: error = %v, want BusyError", err)
 	}
 	if _, err := readAll(f.Resume(t.Context(), tenant, "full", "", 0)); !errors.As(err, &busy) {
-		t.Errorf("resumed: %v", err)
+		t.Errorf("Resume: error = %v, want BusyError", err)
 	}
 
 	p.turns = []store.Progress{{Tenant: tenant, ConversationID: "full", TurnID: "full"}}
 	p.fails["full"] = store.ErrFailed
 	if err := f.Recover(t.Context()); !errors.Is(err, store.ErrFailed) {
-		t.Errorf("a store that fails: %v", err)
+		t.Errorf("Recover with a failed store: error = %v, want ErrFailed", err)
 	}
 }

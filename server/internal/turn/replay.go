@@ -27,7 +27,7 @@ type yieldFunc = func(*parleyv1.TurnEvent, error) bool
 func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield yieldFunc) error {
 	defer t.manager.detachReader(t)
 	for event, err := range t.events.read(ctx, after) {
-		if gone := new(EventsGoneError); after == 0 && errors.As(err, &gone) {
+		if goneErr := new(EventsGoneError); after == 0 && errors.As(err, &goneErr) {
 			return t.followMerged(ctx, replayed, yield)
 		}
 		if err != nil {

@@ -74,8 +74,8 @@ func result(id, content string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: id, Content: content}}}
 }
 
-func note(words string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: words}}}
+func note(text string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: text}}}
 }
 
 func handoff(name string) *parleyv1.RespondResponse {
@@ -195,15 +195,15 @@ func TestReplay(t *testing.T) {
 				want, gone := rule(after)
 				got, err := readAll(f.Resume(t.Context(), tenant, request.GetConversationId(), "", after))
 				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
-					rt.Errorf("%s from %d: %v, want that it is gone: %t", name, after, err, gone)
+					rt.Errorf("%s: Resume(%d): error = %v, want EventsGoneError: %t", name, after, err, gone)
 				} else if diff := diffEvents(want, got); err == nil && diff != "" {
-					rt.Errorf("%s from %d (-want +got):\n%s", name, after, diff)
+					rt.Errorf("%s: Resume(%d) (-want +got):\n%s", name, after, diff)
 				}
 			}
 			want, _ := rule(0)
 			got, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
 			if diff := diffEvents(want, got); err != nil || diff != "" {
-				rt.Errorf("%s, asked again: %v (-want +got):\n%s", name, err, diff)
+				rt.Errorf("%s: retry: error %v, events (-want +got):\n%s", name, err, diff)
 			}
 		}
 		check("live", func(after int32) ([]*parleyv1.TurnEvent, bool) {

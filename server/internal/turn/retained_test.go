@@ -37,20 +37,20 @@ func TestRetentionTime(t *testing.T) {
 		<-time.After(10*time.Minute - time.Second - 1)
 		synctest.Wait()
 		if !f.retainsEvents(t, "c", first) || !f.retainsEvents(t, "c", second) {
-			t.Error("gone before its time")
+			t.Error("a turn was released before retainFor")
 		}
 		<-time.After(1)
 		synctest.Wait()
 		if f.retainsEvents(t, "c", first) || !f.retainsEvents(t, "c", second) {
-			t.Error("only the first one's time is over")
+			t.Error("want only the first turn released")
 		}
 		<-time.After(time.Second)
 		synctest.Wait()
 		if f.retainsEvents(t, "c", second) {
-			t.Error("kept beyond its time")
+			t.Error("the second turn is retained after retainFor")
 		}
 		if len(f.turns)+len(f.queues)+f.Manager.retained.Len()+f.retainedBytes != 0 {
-			t.Errorf("there is %v, %v, %d bytes", f.turns, f.queues, f.retainedBytes)
+			t.Errorf("turns %v, queues %v, %d retained bytes, want none", f.turns, f.queues, f.retainedBytes)
 		}
 	})
 }
@@ -83,21 +83,21 @@ func TestMaxRetainedBytes(t *testing.T) {
 		ids = append(ids, fmt.Sprint("c", i))
 		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
 		if f.retainedBytes > maxRetainedBytes {
-			t.Fatalf("%d bytes are kept of %d turns", f.retainedBytes, f.Manager.retained.Len())
+			t.Fatalf("%d bytes retained in %d turns, want at most maxRetainedBytes", f.retainedBytes, f.Manager.retained.Len())
 		}
 	}
-	kept := f.Manager.retained.Len()
-	if kept < maxRetainedBytes/one*9/10 || kept > maxRetainedBytes/one {
-		t.Errorf("%d turns are kept, each of %d bytes and a little more, want %d bytes", kept, one, maxRetainedBytes)
+	retained := f.Manager.retained.Len()
+	if retained < maxRetainedBytes/one*9/10 || retained > maxRetainedBytes/one {
+		t.Errorf("%d turns of slightly more than %d bytes retained, want %d bytes", retained, one, maxRetainedBytes)
 	}
 	for i, id := range ids {
-		if got, want := f.retainsEvents(t, id, ""), i >= len(ids)-kept; got != want {
-			t.Errorf("turn %d of %d, of which %d are kept, is kept: %t", i+1, len(ids), kept, got)
+		if got, want := f.retainsEvents(t, id, ""), i >= len(ids)-retained; got != want {
+			t.Errorf("turn %d of %d (%d retained): retained = %t", i+1, len(ids), retained, got)
 		}
 	}
 	f.releaseAll()
 	if f.retainedBytes != 0 {
-		t.Errorf("%d bytes are kept of no turn", f.retainedBytes)
+		t.Errorf("%d bytes retained without turns", f.retainedBytes)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
 		ids = append(ids, readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
 	}
 	if len(f.turns) != maxListedTurns {
-		t.Errorf("%d turns are kept, want %d", len(f.turns), maxListedTurns)
+		t.Errorf("%d turns retained, want %d", len(f.turns), maxListedTurns)
 	}
 	for i, id := range ids {
 		_, err := readAll(f.Resume(t.Context(), tenant, "c", id, 2))
@@ -134,7 +134,7 @@ func TestRequestIDOutlivesTurn(t *testing.T) {
 	written := len(f.stored(t))
 	events, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
 	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 || len(f.stored(t)) != written {
-		t.Errorf("asked again: %q, %v, %d messages were written", describeAll(events), err, len(f.stored(t))-written)
+		t.Errorf("retry = %q, %v, want EventsGoneError; %d messages stored, want 0", describeAll(events), err, len(f.stored(t))-written)
 	}
 }
 
@@ -185,27 +185,27 @@ func TestReleaseWithConversation(t *testing.T) {
 				request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 				first := f.startChat(t, request)
 				// A turn that never started is retained too.
-				waits := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
-				f.mustCancel(t, waits.turnID())
+				queued := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+				f.mustCancel(t, queued.turnID())
 				p.lastRun().complete()
 				test.ends(t, f)
-				for _, old := range []*reader{first, waits} {
+				for _, old := range []*reader{first, queued} {
 					if r := f.startResume(t, old.turnID(), 0); !isMissingTurn(r.err) {
-						t.Errorf("resumed: %q, %v", r.received(), r.err)
+						t.Errorf("Resume = %q, %v, want none found", r.received(), r.err)
 					}
 					if got, err := f.Get(t.Context(), tenant, "c", old.turnID()); !isMissingTurn(err) {
-						t.Errorf("there is %v (%v)", got, err)
+						t.Errorf("Get = %v, %v, want none found", got, err)
 					}
 				}
 				for i, id := range []string{"r", "w"} {
 					again := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
 					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.runCount() != i+2 {
-						t.Errorf("asked again with %s: %q, %v, the agent was asked %d times", id, again.received(), again.err, p.runCount())
+						t.Errorf("Chat with request_id %s = %q, %v, want a new turn; %d agent calls", id, again.received(), again.err, p.runCount())
 					}
 					p.lastRun().complete()
 				}
 				if len(f.turns) != 2 {
-					t.Errorf("%d turns are kept, want the new ones", len(f.turns))
+					t.Errorf("%d turns retained, want the two new ones", len(f.turns))
 				}
 			})
 		})
@@ -225,7 +225,7 @@ func TestDeleteDuringEnd(t *testing.T) {
 	})
 	readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if len(f.turns)+len(f.queues)+f.retainedBytes != 0 {
-		t.Errorf("there is %v, %v, %d bytes", f.turns, f.queues, f.retainedBytes)
+		t.Errorf("turns %v, queues %v, %d retained bytes, want none", f.turns, f.queues, f.retainedBytes)
 	}
 }
 
@@ -240,10 +240,10 @@ func TestChangesOfOtherConversationsReleaseNothing(t *testing.T) {
 		{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_CLEARED},
 	})
 	if !f.retainsEvents(t, "c", end.GetTurn().GetId()) {
-		t.Error("forgotten")
+		t.Error("turn released by changes of other conversations")
 	}
 	f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})
 	if len(f.turns) != 0 {
-		t.Error("the turn of a damaged conversation is kept although that was deleted")
+		t.Error("turn of a damaged conversation retained after its delete")
 	}
 }

@@ -25,22 +25,22 @@ func TestRequestsWhileATurnStarts(t *testing.T) {
 				first := chatRequest("first", 0)
 				first.MustExist = refused
 				one := f.startChat(t, first)
-				second, waits, left := f.startChat(t, chatRequest("second", 0)), f.startChat(t, chatRequest("waits", onBusyQueue)), f.startChat(t, chatRequest("left", 0))
+				second, queued, left := f.startChat(t, chatRequest("second", 0)), f.startChat(t, chatRequest("waits", onBusyQueue)), f.startChat(t, chatRequest("left", 0))
 				left.disconnect()
 				if len(one.events)+len(second.events)+len(left.events) != 0 || second.ended || !errors.Is(left.err, context.Canceled) {
-					t.Errorf("read %q, %q, %q before anything was decided", one.received(), second.received(), left.received())
+					t.Errorf("events before the start: %q, %q, %q, want none", one.received(), second.received(), left.received())
 				}
 				close(gate)
 				synctest.Wait()
 				if refused {
 					// The queued turn is next. The second request could start only if that were
 					// refused too.
-					if !errors.Is(one.err, store.ErrNotFound) || waits.events[1].GetStarted() == nil {
-						t.Errorf("the first got %v, the one that waits %q", one.err, waits.received())
+					if !errors.Is(one.err, store.ErrNotFound) || queued.events[1].GetStarted() == nil {
+						t.Errorf("first Chat: error = %v, want ErrNotFound; queued turn: %q, want started", one.err, queued.received())
 					}
 				}
 				if busy := new(store.BusyError); !errors.As(second.err, &busy) || busy.TurnID != p.lastRun().request.GetTurnId() {
-					t.Errorf("the second got %v, want that the conversation is busy with turn %s", second.err, p.lastRun().request.GetTurnId())
+					t.Errorf("second Chat: error = %v, want BusyError of turn %s", second.err, p.lastRun().request.GetTurnId())
 				}
 			})
 		})
@@ -68,7 +68,7 @@ func TestEventsDuringStart(t *testing.T) {
 		state   string
 	}{
 		{"its reader leaves", func(t *testing.T, _ *fixture, r *reader) { t.Helper(); r.disconnect() }, "CANCELLED"},
-		{"its reader leaves, and another comes", func(t *testing.T, f *fixture, r *reader) {
+		{"its reader leaves and another attaches", func(t *testing.T, f *fixture, r *reader) {
 			t.Helper()
 			r.disconnect()
 			request := chatRequest("q", 0)
@@ -109,15 +109,15 @@ func TestEventsDuringStart(t *testing.T) {
 				close(gate)
 				synctest.Wait()
 				// The messages of a turn that has started are stored in any case.
-				if kept := f.stored(t); kept[0] != "user: q" {
-					t.Errorf("kept %q", kept)
+				if stored := f.stored(t); stored[0] != "user: q" {
+					t.Errorf("stored messages = %q", stored)
 				}
 				turns, err := f.List(t.Context(), tenant, "c")
 				if got := stateName(turns[len(turns)-1].GetState()); err != nil || got != test.state {
-					t.Errorf("the turn is %s (%v), want %s", got, err, test.state)
+					t.Errorf("List: state = %s (%v), want %s", got, err, test.state)
 				}
-				if asked := p.runCount() > 0 && p.runs[0].request.GetMessages()[0].GetContent() == "q" && len(p.runs[0].request.GetMessages()) == 1; asked != (test.state == "RUNNING") {
-					t.Errorf("its agent was asked: %t", asked)
+				if called := p.runCount() > 0 && p.runs[0].request.GetMessages()[0].GetContent() == "q" && len(p.runs[0].request.GetMessages()) == 1; called != (test.state == "RUNNING") {
+					t.Errorf("agent called = %t", called)
 				}
 			})
 		})
@@ -143,11 +143,11 @@ func TestDeleteDuringStartEndsQueuedTurns(t *testing.T) {
 		synctest.Wait()
 		for i, r := range readers {
 			if !errors.Is(r.err, ErrConversationGone) {
-				t.Errorf("reader %d: %q, %v", i, r.received(), r.err)
+				t.Errorf("reader %d: %q, %v, want ErrConversationGone", i, r.received(), r.err)
 			}
 		}
 		if diff := cmp.Diff([]string{"user: new"}, f.stored(t)); diff != "" || p.runCount() != 0 {
-			t.Errorf("%d agents were asked; kept (-want +got):\n%s", p.runCount(), diff)
+			t.Errorf("%d agent calls; stored messages (-want +got):\n%s", p.runCount(), diff)
 		}
 	})
 }
@@ -162,10 +162,10 @@ func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	defer one.cancel(nil)
 	one.readers = 0
 	if err := one.start(); !errors.Is(err, errDroppedFromQueue) || one.requestKey != nil {
-		t.Errorf("began: %v, and may be joined as %v", err, one.requestKey)
+		t.Errorf("start() = %v, want errDroppedFromQueue; requestKey = %v, want nil", err, one.requestKey)
 	}
-	if kept := f.stored(t); kept != nil {
-		t.Errorf("kept %q", kept)
+	if stored := f.stored(t); stored != nil {
+		t.Errorf("stored messages = %q", stored)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestListDuringStart(t *testing.T) {
 		r := f.startChat(t, chatRequest("q", 0))
 		turns, err := f.List(t.Context(), tenant, "c")
 		if err != nil || len(turns) != 1 || turns[0].GetId() != r.turnID() || stateName(turns[0].GetState()) != "RUNNING" {
-			t.Errorf("listed %v, %v", turns, err)
+			t.Errorf("List = %v, %v, want the running turn once", turns, err)
 		}
 	})
 }

@@ -20,7 +20,7 @@ type storedTurn struct {
 }
 
 func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) {
-	kept, err := s.Messages.Messages()
+	messages, err := s.Messages.Messages()
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) 
 	r := &storedTurn{started: &parleyv1.TurnStarted{Conversation: s.Conversation, Agent: turn.GetAgent(), Replayed: true}}
 	first, last := turn.GetFirstAnswerSequence(), turn.GetLastAnswerSequence()
 	answer := make(map[int32]*parleyv1.Message)
-	for _, m := range kept {
+	for _, m := range messages {
 		switch at := m.GetSequence(); {
 		case at == turn.GetInputSequence() && m.GetRole() == parleyv1.Role_ROLE_USER:
 			r.started.UserMessage = m

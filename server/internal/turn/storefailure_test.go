@@ -36,16 +36,16 @@ func TestEndAbandonedOnUse(t *testing.T) {
 				want := []string{"user: q", "assistant: half …"}
 				if by == "CancelTurn" {
 					if turn := f.mustCancel(t, first.turnID()); stateName(turn.GetState()) != "INTERRUPTED" {
-						t.Errorf("cancelled: %v", turn)
+						t.Errorf("Cancel = %v, want INTERRUPTED", turn)
 					}
 				} else {
 					if next := f.startChat(t, chatRequest("next", 0)); next.err != nil || next.ended {
-						t.Errorf("the next turn: %q, %v", next.received(), next.err)
+						t.Errorf("next Chat = %q, %v, want a running turn", next.received(), next.err)
 					}
 					want = append(want, "user: next")
 				}
 				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
-					t.Errorf("kept (-want +got):\n%s", diff)
+					t.Errorf("stored messages (-want +got):\n%s", diff)
 				}
 			})
 		})
@@ -70,7 +70,7 @@ func TestUnreadableHistory(t *testing.T) {
 		events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 		turn := events[len(events)-1].GetFinished().GetTurn()
 		if events[0].GetStarted() == nil || stateName(turn.GetState()) != "FAILED" || turn.GetError().GetReason() != "INTERNAL" {
-			t.Errorf("the turn ended %v, after %v", turn, events[0])
+			t.Errorf("turn ended %v after %v, want FAILED, INTERNAL after started", turn, events[0])
 		}
 	}
 }
@@ -84,6 +84,6 @@ func TestMaxAnswerValues(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
-		t.Errorf("%d calls, turn %v", n, end.GetTurn())
+		t.Errorf("%d calls, turn %v, want %d calls and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerValues)
 	}
 }

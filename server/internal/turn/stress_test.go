@@ -22,7 +22,7 @@ type stressTest struct {
 	mu           sync.Mutex
 	agentCalls   map[string]int // number of agent calls, by conversation and question
 	activeAgents map[string]int // number of active agents, by conversation
-	ids          []string // of known turns
+	ids          []string       // of known turns
 }
 
 // TestStress performs steps like those of TestModel concurrently. Each client receives complete
@@ -57,7 +57,7 @@ func TestStress(t *testing.T) {
 	s.check(t)
 	s.Stop(t.Context())
 	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.Manager.retained.Len() + s.retainedBytes + s.runningTotal; n != 0 {
-		t.Errorf("there is %v, %v, %v, %d bytes", s.turns, s.queues, s.runningByTenant, s.retainedBytes)
+		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant, s.retainedBytes)
 	}
 }
 
@@ -68,11 +68,11 @@ func (s *stressTest) trackAgent(t *testing.T, uid, question string) (done func()
 	defer s.mu.Unlock()
 	s.agentCalls[uid+question]++
 	if s.agentCalls[uid+question] > 1 {
-		t.Errorf("an agent was asked %q again", question)
+		t.Errorf("second agent call for %q", question)
 	}
 	s.activeAgents[uid]++
 	if s.activeAgents[uid] > 1 {
-		t.Errorf("%d agents are at work in one conversation", s.activeAgents[uid])
+		t.Errorf("%d active agents in one conversation, want 1", s.activeAgents[uid])
 	}
 	return func() {
 		s.mu.Lock()
@@ -100,7 +100,7 @@ func (s *stressTest) step(t *testing.T, random *rand.Rand, question string) {
 		}
 		s.mu.Unlock()
 		if turn, err := s.Cancel(t.Context(), tenant, id, turnID); err == nil && turn.GetFinishTime() == nil || err != nil && !isMissingTurn(err) {
-			t.Errorf("cancelled: %v (%v)", turn, err)
+			t.Errorf("Cancel = %v, %v, want a turn that has ended", turn, err)
 		}
 	default:
 		request := &parleyv1.ChatRequest{
@@ -136,7 +136,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 				s.mu.Unlock()
 			}
 			if event.GetTurnId() != turnID {
-				t.Errorf("turn %s became turn %s", turnID, event.GetTurnId())
+				t.Errorf("event of turn %s in the stream of turn %s", turnID, event.GetTurnId())
 			}
 			last = event.GetIndex()
 			if event.GetQueued() == nil {
@@ -167,7 +167,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 			return
 		}
 	}
-	t.Errorf("turn %s: no end of it", turnID)
+	t.Errorf("turn %s: no end after 100 streams", turnID)
 }
 
 // isExpected reports whether a client may receive this error in TestStress.
@@ -183,14 +183,14 @@ func isExpected(err error) bool {
 func (s *stressTest) check(t *testing.T) {
 	t.Helper()
 	for _, id := range []string{"a", "b", "c"} {
-		asked, before := make(map[string]bool), ""
+		questions, before := make(map[string]bool), ""
 		for _, line := range s.history(t, id) {
 			question, isQuestion := strings.CutPrefix(line, "user: ")
 			switch {
-			case isQuestion && asked[question]:
+			case isQuestion && questions[question]:
 				t.Errorf("%q is stored twice in %s", question, id)
 			case isQuestion:
-				asked[question], before = true, question
+				questions[question], before = true, question
 			case !strings.HasPrefix(fmt.Sprintf("assistant: about %s: nothing", before), strings.TrimSuffix(line, " …")):
 				t.Errorf("%q follows %q in %s", line, before, id)
 			default:
@@ -199,6 +199,6 @@ func (s *stressTest) check(t *testing.T) {
 		}
 	}
 	if n := s.Running(); n > 2 {
-		t.Errorf("%d turns run, 2 may", n)
+		t.Errorf("Running() = %d, limit 2", n)
 	}
 }

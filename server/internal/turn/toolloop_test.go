@@ -55,14 +55,14 @@ func TestToolLoopLongerThanRetention(t *testing.T) {
 							}
 						}
 						if first := given[0]; round > 0 && len(f.stored(t)) == 20 && len(first.GetToolCalls()) == 0 {
-							t.Errorf("round %d begins with %v", round, first)
+							t.Errorf("round %d: first message to the agent = %v, want one with calls", round, first)
 						}
-						kept := f.stored(t)
-						for len(kept) == 20 && strings.HasPrefix(kept[0], "tool") {
-							kept = kept[1:]
+						stored := f.stored(t)
+						for len(stored) == 20 && strings.HasPrefix(stored[0], "tool") {
+							stored = stored[1:]
 						}
-						if diff := cmp.Diff(kept, describeMessages(given)); diff != "" {
-							t.Errorf("round %d: the agent was given (-kept +given):\n%s", round, diff)
+						if diff := cmp.Diff(stored, describeMessages(given)); diff != "" {
+							t.Errorf("round %d: messages to the agent (-want +got):\n%s", round, diff)
 						}
 						var ids []string
 						for i := range calls {
@@ -85,15 +85,15 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 	tests := []struct {
 		name            string
 		messages, bytes int
-		past            []string
-		words           string
+		history         []string
+		text            string
 		ids             []string
 		content         string
 		want            *NoRoomError // nil if they are accepted
 	}{
 		{"just enough", 5, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", nil},
-		{"the words are too many", 4, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
-		{"more than may be kept", 2, 0, []string{"calls:1 2 3"}, "", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 2}},
+		{"the text is one message too many", 4, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
+		{"more than may be stored", 2, 0, []string{"calls:1 2 3"}, "", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 2}},
 		{"the others of many", 4, 0, []string{"calls:1 2 3 4", "tool:1", "tool:2"}, "", []string{"4", "3"}, "", &NoRoomError{CallID: "4", MaxMessages: 4}},
 		{"one of them is old", 4, 0, []string{"calls:1", "calls:2"}, "", []string{"2", "1"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
 		{"bytes, just enough", 20, 6 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, nil},
@@ -103,19 +103,19 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, p := newLimitedStore(t, test.messages, test.bytes)
-				addHistory(t, f, p, test.past...)
-				before, asked := f.stored(t), p.runCount()
-				request := resultsRequest(test.words, test.ids...)
+				addHistory(t, f, p, test.history...)
+				before, runsBefore := f.stored(t), p.runCount()
+				request := resultsRequest(test.text, test.ids...)
 				for _, r := range request.GetToolResults() {
 					r.Content += test.content
 				}
 				r := f.startChat(t, request)
 				got, _ := errors.AsType[*NoRoomError](r.err)
 				switch {
-				case !cmp.Equal(test.want, got), test.want == nil && p.runCount() != asked+1:
-					t.Errorf("read %q, %v; want %v", r.received(), r.err, test.want)
-				case test.want != nil && (!cmp.Equal(before, f.stored(t)) || p.runCount() != asked):
-					t.Errorf("%d agents were asked, kept %q", p.runCount()-asked, f.stored(t))
+				case !cmp.Equal(test.want, got), test.want == nil && p.runCount() != runsBefore+1:
+					t.Errorf("Chat = %q, %v, want %v", r.received(), r.err, test.want)
+				case test.want != nil && (!cmp.Equal(before, f.stored(t)) || p.runCount() != runsBefore):
+					t.Errorf("%d agent calls, want 0; stored messages = %q", p.runCount()-runsBefore, f.stored(t))
 				}
 			})
 		})
@@ -131,7 +131,7 @@ func TestRefusedResultsDoNotInterrupt(t *testing.T) {
 		request := resultsRequest("", "1", "2")
 		request.OnBusy = onBusyInterrupt
 		if r := f.startChat(t, request); !errors.As(r.err, new(*NoRoomError)) || other.ended {
-			t.Errorf("read %q, %v; the other turn is over: %t", r.received(), r.err, other.ended)
+			t.Errorf("Chat = %q, %v, want NoRoomError; running turn ended = %t", r.received(), r.err, other.ended)
 		}
 	})
 }

@@ -16,8 +16,8 @@ import (
 
 // resultsRequest returns a request for conversation c with a result for each id and an optional
 // text.
-func resultsRequest(words string, ids ...string) *parleyv1.ChatRequest {
-	r := &parleyv1.ChatRequest{ConversationId: "c", Content: words}
+func resultsRequest(content string, ids ...string) *parleyv1.ChatRequest {
+	r := &parleyv1.ChatRequest{ConversationId: "c", Content: content}
 	for _, id := range ids {
 		r.ToolResults = append(r.ToolResults, &parleyv1.ToolResult{CallId: id, Content: "of " + id})
 	}
@@ -37,25 +37,25 @@ func callMessage(calls ...string) *parleyv1.Message {
 func TestToolResults(t *testing.T) {
 	one := &parleyv1.ContextWindow{MaxMessages: 1}
 	tests := []struct {
-		name   string
-		past   []string
-		words  string
-		ids    []string
-		window *parleyv1.ContextWindow
-		given  []string // to the agent
-		inputs int // number of messages in given that come from the request
+		name    string
+		history []string
+		content string
+		ids     []string
+		window  *parleyv1.ContextWindow
+		given   []string // to the agent
+		inputs  int      // number of messages in given that come from the request
 	}{
 		{"a result", []string{"calls:1"}, "", []string{"1"}, nil, []string{"user: q", "assistant: ", "tool: of 1"}, 1},
 		{"in their own order", []string{"calls:1 2"}, "", []string{"2", "1"}, nil, []string{"user: q", "assistant: ", "tool: of 2", "tool: of 1"}, 2},
 		{"some of them", []string{"calls:1 2 3"}, "", []string{"2"}, nil, []string{"user: q", "assistant: ", "tool: of 2"}, 1},
 		{"the others", []string{"calls:1 2", "tool:1"}, "", []string{"2"}, nil, []string{"user: q", "assistant: ", "tool: 1", "tool: of 2"}, 1},
-		{"and words", []string{"calls:1 2"}, "go on", []string{"1", "2"}, nil, []string{"user: q", "assistant: ", "tool: of 1", "tool: of 2", "user: go on"}, 3},
+		{"and text", []string{"calls:1 2"}, "go on", []string{"1", "2"}, nil, []string{"user: q", "assistant: ", "tool: of 1", "tool: of 2", "user: go on"}, 3},
 		{"of a turn that failed", []string{"breaks:1"}, "", []string{"1"}, nil, []string{"user: q", "assistant:  …", "tool: of 1"}, 1},
 		{"of an earlier exchange", []string{"calls:1", "completes:a"}, "", []string{"1"}, nil, []string{"user: q", "assistant: ", "user: q", "assistant: a", "tool: of 1"}, 1},
 		{"an id that is used again", []string{"calls:1", "tool:1", "calls:1"}, "", []string{"1"}, nil, []string{"user: q", "assistant: ", "tool: 1", "user: q", "assistant: ", "tool: of 1"}, 1},
 
 		{"window", []string{"completes:a", "calls:1 2"}, "", []string{"1", "2"}, one, []string{"user: q", "assistant: ", "tool: of 1", "tool: of 2"}, 2},
-		{"window, and words", []string{"completes:a", "calls:1"}, "go on", []string{"1"}, one, []string{"user: q", "assistant: ", "tool: of 1", "user: go on"}, 2},
+		{"window and text", []string{"completes:a", "calls:1"}, "go on", []string{"1"}, one, []string{"user: q", "assistant: ", "tool: of 1", "user: go on"}, 2},
 		{"window, of an earlier exchange", []string{"completes:a", "calls:1", "completes:b"}, "", []string{"1"}, one, []string{"user: q", "assistant: ", "user: q", "assistant: b", "tool: of 1"}, 1},
 		{"window, of two exchanges", []string{"completes:a", "calls:1", "calls:2"}, "", []string{"2", "1"}, one, []string{"user: q", "assistant: ", "user: q", "assistant: ", "tool: of 2", "tool: of 1"}, 2},
 	}
@@ -63,41 +63,41 @@ func TestToolResults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, p := newControlled(t, nil)
-				addHistory(t, f, p, test.past...)
+				addHistory(t, f, p, test.history...)
 				before := f.stored(t)
-				request := resultsRequest(test.words, test.ids...)
+				request := resultsRequest(test.content, test.ids...)
 				request.Window, request.RequestId, request.Metadata = test.window, "r", map[string]string{"from": "a test"}
 				r := f.startChat(t, request)
 				given := p.lastRun().request.GetMessages()
 				if diff := cmp.Diff(test.given, describeMessages(given)); diff != "" {
-					t.Errorf("the agent was given (-want +got):\n%s", diff)
+					t.Errorf("messages to the agent (-want +got):\n%s", diff)
 				}
 				p.lastRun().sendText("yes")
 				p.lastRun().complete()
 
 				input := given[len(given)-1]
 				started := r.events[0].GetStarted()
-				if user := started.GetUserMessage(); (user != nil) != (test.words != "") || user.GetContent() != test.words {
-					t.Errorf("started with %v", user)
+				if user := started.GetUserMessage(); (user != nil) != (test.content != "") || user.GetContent() != test.content {
+					t.Errorf("user_message of started = %v", user)
 				}
 				if turn := r.finished(); stateName(turn.GetState()) != "COMPLETED" || turn.GetInputSequence() != input.GetSequence() ||
 					int(started.GetHistoryCount()) != len(given)-1 || input.GetMetadata()["from"] == "" {
-					t.Errorf("started %v, finished %v, input %v", started, turn, input)
+					t.Errorf("started = %v, finished = %v, input = %v", started, turn, input)
 				}
 				want := slices.Concat(before, test.given[len(test.given)-test.inputs:], []string{"assistant: yes"})
 				if diff := cmp.Diff(want, f.stored(t)); diff != "" {
-					t.Errorf("kept (-want +got):\n%s", diff)
+					t.Errorf("stored messages (-want +got):\n%s", diff)
 				}
 				// A retry returns the same turn, from memory and from the store.
 				again := f.startChat(t, request)
 				f.releaseAll()
 				stored := f.startChat(t, request)
 				for _, retry := range []*reader{again, stored} {
-					if diff := cmp.Diff([]string{fmt.Sprintf("1 started %q replayed", test.words), `2 text "yes" at 0`, "3 finished COMPLETED"}, retry.received()); diff != "" || retry.err != nil {
-						t.Errorf("retry, %v (-want +got):\n%s", retry.err, diff)
+					if diff := cmp.Diff([]string{fmt.Sprintf("1 started %q replayed", test.content), `2 text "yes" at 0`, "3 finished COMPLETED"}, retry.received()); diff != "" || retry.err != nil {
+						t.Errorf("retry: error %v, events (-want +got):\n%s", retry.err, diff)
 					}
-					if user := retry.events[0].GetStarted().GetUserMessage(); (user != nil) != (test.words != "") {
-						t.Errorf("replayed with %v", user)
+					if user := retry.events[0].GetStarted().GetUserMessage(); (user != nil) != (test.content != "") {
+						t.Errorf("user_message of a replay = %v", user)
 					}
 				}
 			})
@@ -109,10 +109,10 @@ func TestToolResults(t *testing.T) {
 // calls, and nothing is stored.
 func TestResultsWithoutOpenCall(t *testing.T) {
 	tests := []struct {
-		name string
-		past []string
-		ids  []string
-		want NoOpenCallError
+		name    string
+		history []string
+		ids     []string
+		want    NoOpenCallError
 	}{
 		{"no calls", []string{"completes:a"}, []string{"1"}, NoOpenCallError{CallID: "1"}},
 		{"another", []string{"calls:1 2"}, []string{"3"}, NoOpenCallError{CallID: "3", Open: []string{"1", "2"}}},
@@ -120,25 +120,25 @@ func TestResultsWithoutOpenCall(t *testing.T) {
 		{"answered", []string{"calls:1 2", "tool:1"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true, Open: []string{"2"}}},
 		{"answered by the agent", []string{"finds:wait"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true}},
 		{"of an older message", []string{"calls:1 2", "calls:1", "tool:1"}, []string{"1"}, NoOpenCallError{CallID: "1", Answered: true, Open: []string{"2"}}},
-		{"no longer kept", []string{"calls:1", "cleared:"}, []string{"1"}, NoOpenCallError{CallID: "1"}},
+		{"no longer stored", []string{"calls:1", "cleared:"}, []string{"1"}, NoOpenCallError{CallID: "1"}},
 	}
 	for _, test := range tests {
-		for _, words := range []string{"", "and words"} {
-			t.Run(test.name+words, func(t *testing.T) {
+		for _, content := range []string{"", "and text"} {
+			t.Run(test.name+content, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f, p := newControlled(t, nil)
-					addHistory(t, f, p, test.past...)
-					before, asked := f.stored(t), p.runCount()
-					r := f.startChat(t, resultsRequest(words, test.ids...))
+					addHistory(t, f, p, test.history...)
+					before, runsBefore := f.stored(t), p.runCount()
+					r := f.startChat(t, resultsRequest(content, test.ids...))
 					var got *NoOpenCallError
 					if !errors.As(r.err, &got) || len(r.events) != 0 {
-						t.Fatalf("read %q, %v", r.received(), r.err)
+						t.Fatalf("Chat = %q, %v", r.received(), r.err)
 					}
 					if diff := cmp.Diff(test.want, *got); diff != "" {
-						t.Errorf("refused with (-want +got):\n%s", diff)
+						t.Errorf("error of Chat (-want +got):\n%s", diff)
 					}
-					if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != asked || f.Running() != 0 {
-						t.Errorf("the agent was asked %d times, %d turns run; kept (-want +got):\n%s", p.runCount()-asked, f.Running(), diff)
+					if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != runsBefore || f.Running() != 0 {
+						t.Errorf("%d agent calls, %d turns run; stored messages (-want +got):\n%s", p.runCount()-runsBefore, f.Running(), diff)
 					}
 				})
 			})
@@ -150,10 +150,10 @@ func TestResultsWithoutOpenCall(t *testing.T) {
 func TestResultsWithoutConversation(t *testing.T) {
 	for _, must := range []bool{false, true} {
 		f, _ := newControlled(t, nil)
-		request := resultsRequest("and words", "1")
+		request := resultsRequest("and text", "1")
 		request.MustExist = must
 		if _, err := f.tryChat(t, request, nil); !errors.Is(err, store.ErrNotFound) || f.stored(t) != nil {
-			t.Errorf("must_exist %t: %v, kept %q", must, err, f.stored(t))
+			t.Errorf("Chat, must_exist %t: error = %v, want ErrNotFound; stored messages = %q", must, err, f.stored(t))
 		}
 	}
 }
@@ -179,17 +179,17 @@ func TestResultsReceiveToolNames(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff([]string{"new", "my own", "newer"}, names); diff != "" {
-			t.Errorf("names (-want +got):\n%s", diff)
+			t.Errorf("names of results (-want +got):\n%s", diff)
 		}
 		// A retry must not resolve the other open call.
-		before, asked := f.stored(t), p.runCount()
+		before, runsBefore := f.stored(t), p.runCount()
 		r := f.startChat(t, resultsRequest("", "1"))
 		var got *NoOpenCallError
 		if !errors.As(r.err, &got) || !cmp.Equal(NoOpenCallError{CallID: "1", Answered: true}, *got) {
-			t.Errorf("read %q, %v", r.received(), r.err)
+			t.Errorf("Chat = %q, %v", r.received(), r.err)
 		}
-		if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != asked {
-			t.Errorf("%d agents were asked, kept (-want +got):\n%s", p.runCount()-asked, diff)
+		if diff := cmp.Diff(before, f.stored(t)); diff != "" || p.runCount() != runsBefore {
+			t.Errorf("%d agent calls; stored messages (-want +got):\n%s", p.runCount()-runsBefore, diff)
 		}
 	})
 }
@@ -198,20 +198,20 @@ func TestResultsReceiveToolNames(t *testing.T) {
 // messages may be appended.
 func TestCallsChangeBeforeStart(t *testing.T) {
 	result := &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "another"}}
-	words := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
+	userMessage := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
 	tests := []struct {
 		name      string
-		comes     *parleyv1.Message
+		appended  *parleyv1.Message
 		ifVersion *int32
 		given     []string // nil if the request is refused
-		version   bool // because of if_version
+		version   bool     // because of if_version
 	}{
 		{"a result of the call", result, nil, nil, false},
 		{"a call of that id", callMessage("1 again"), nil, []string{"user: q", "assistant: ", "assistant: I call", "tool: of 1"}, false},
-		{"words", words, nil, []string{"user: q", "assistant: ", "user: hello", "tool: of 1"}, false},
-		{"words, under if_version", words, new(int32(2)), nil, true},
-		{"nothing, under if_version", nil, new(int32(2)), []string{"user: q", "assistant: ", "tool: of 1"}, false},
-		{"nothing, under another if_version", nil, new(int32(1)), nil, true},
+		{"text", userMessage, nil, []string{"user: q", "assistant: ", "user: hello", "tool: of 1"}, false},
+		{"text, with if_version", userMessage, new(int32(2)), nil, true},
+		{"nothing, with if_version", nil, new(int32(2)), []string{"user: q", "assistant: ", "tool: of 1"}, false},
+		{"nothing, with another if_version", nil, new(int32(1)), nil, true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -222,11 +222,11 @@ func TestCallsChangeBeforeStart(t *testing.T) {
 					o.Store = h
 				})
 				addHistory(t, f, p, "calls:1") // The conversation is at version 2.
-				asked := p.runCount()
+				runsBefore := p.runCount()
 				h.begin = func(*store.Append) {
 					h.begin = nil
-					if test.comes != nil {
-						f.append(t, test.comes)
+					if test.appended != nil {
+						f.append(t, test.appended)
 					}
 				}
 				request := resultsRequest("", "1")
@@ -236,13 +236,13 @@ func TestCallsChangeBeforeStart(t *testing.T) {
 				case test.given != nil:
 					given := p.lastRun().request.GetMessages()
 					if diff := cmp.Diff(test.given, describeMessages(given)); diff != "" || r.err != nil {
-						t.Errorf("%v; the agent was given (-want +got):\n%s", r.err, diff)
+						t.Errorf("Chat: error %v; messages to the agent (-want +got):\n%s", r.err, diff)
 					}
-					if name := given[len(given)-1].GetToolResult().GetName(); test.comes.GetToolCalls() != nil && name != "again" {
-						t.Errorf("the result is of %q", name)
+					if name := given[len(given)-1].GetToolResult().GetName(); test.appended.GetToolCalls() != nil && name != "again" {
+						t.Errorf("name of the result = %q, want again", name)
 					}
-				case errors.As(r.err, new(*store.VersionError)) != test.version, errors.As(r.err, new(*NoOpenCallError)) == test.version, p.runCount() != asked:
-					t.Errorf("got %v, %d agents asked", r.err, p.runCount()-asked)
+				case errors.As(r.err, new(*store.VersionError)) != test.version, errors.As(r.err, new(*NoOpenCallError)) == test.version, p.runCount() != runsBefore:
+					t.Errorf("Chat: error = %v; %d agent calls, want 0", r.err, p.runCount()-runsBefore)
 				}
 			})
 		})
@@ -255,7 +255,7 @@ func TestQueuedResults(t *testing.T) {
 		f, p := newControlled(t, nil)
 		first := f.startChat(t, chatRequest("q", 0))
 		if r := f.startChat(t, resultsRequest("", "1")); !errors.As(r.err, new(*store.BusyError)) {
-			t.Errorf("while it runs: %v", r.err)
+			t.Errorf("Chat during the turn: error = %v, want BusyError", r.err)
 		}
 		// A request that would be refused interrupts nothing, even if the running turn has the
 		// call.
@@ -263,7 +263,7 @@ func TestQueuedResults(t *testing.T) {
 		eager := resultsRequest("", "1")
 		eager.OnBusy = onBusyInterrupt
 		if r := f.startChat(t, eager); !errors.As(r.err, new(*NoOpenCallError)) || first.ended {
-			t.Errorf("interrupting: %v; the first turn is over: %t", r.err, first.ended)
+			t.Errorf("interrupting Chat: error = %v, want NoOpenCallError; first turn ended = %t", r.err, first.ended)
 		}
 		queued := [3]*reader{}
 		for i, ids := range [][]string{{"1"}, {"1", "2"}, {"2"}} {
@@ -273,7 +273,7 @@ func TestQueuedResults(t *testing.T) {
 		}
 		p.lastRun().complete()
 		if state := stateName(first.finished().GetState()); state != "INPUT_REQUIRED" {
-			t.Errorf("the first turn ended %s", state)
+			t.Errorf("first turn ended %s, want INPUT_REQUIRED", state)
 		}
 		// Now the calls are stored, and a queued turn may be interrupted for one.
 		eager = resultsRequest("", "2")
@@ -281,14 +281,14 @@ func TestQueuedResults(t *testing.T) {
 		last := f.startChat(t, eager)
 		p.lastRun().complete()
 		if !errors.As(queued[1].err, new(*NoOpenCallError)) || !errors.As(queued[2].err, new(*NoOpenCallError)) {
-			t.Errorf("what others had answered: %v, %v", queued[1].err, queued[2].err)
+			t.Errorf("Chat with results of closed calls: errors %v, %v, want NoOpenCallError", queued[1].err, queued[2].err)
 		}
 		got := []string{stateName(queued[0].finished().GetState()), stateName(last.finished().GetState())}
 		if diff := cmp.Diff([]string{"INTERRUPTED", "COMPLETED"}, got); diff != "" {
-			t.Errorf("turns ended (-want +got):\n%s", diff)
+			t.Errorf("states of the turns (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: of 1", "tool: of 2"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -311,10 +311,10 @@ func TestResultsAfterCrash(t *testing.T) {
 		full.refusals = []error{store.ErrClosed, store.ErrNoSpace} // of the stop, of the start
 		f.crash(t, m)
 		if r := f.startChat(t, resultsRequest("", "1")); r.err != nil || r.ended {
-			t.Errorf("read %q, %v", r.received(), r.err)
+			t.Errorf("Chat = %q, %v", r.received(), r.err)
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant:  …", "tool: of 1"}, f.stored(t)); diff != "" {
-			t.Errorf("kept (-want +got):\n%s", diff)
+			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -337,7 +337,7 @@ func TestTwoInterruptsWithOneResult(t *testing.T) {
 		p.lastRun().complete()
 		synctest.Wait()
 		if both[0].err != nil || both[0].ended || !errors.As(both[1].err, new(*NoOpenCallError)) {
-			t.Errorf("the one got %q, %v; the other %q, %v", both[0].received(), both[0].err, both[1].received(), both[1].err)
+			t.Errorf("Chat = %q, %v and %q, %v, want one turn and one refusal", both[0].received(), both[0].err, both[1].received(), both[1].err)
 		}
 	})
 }
@@ -356,7 +356,7 @@ func TestTurnsReleaseHistory(t *testing.T) {
 		defer f.mu.Unlock()
 		for _, one := range f.turns {
 			if one.conversation != nil {
-				t.Errorf("the turn with %v holds what was read", one.request)
+				t.Errorf("turn of %v holds the history", one.request)
 			}
 		}
 	})
