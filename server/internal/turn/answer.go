@@ -212,10 +212,10 @@ func (a *answer) hasOpenCalls() bool {
 
 // release releases the messages, since the finished event has them in encoded form. indexes are the
 // event indexes of these messages.
-func (a *answer) release(marks []*storev1.MessageEvents) {
+func (a *answer) release(indexes []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, marks, nil, callTracker{}
+	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, indexes, nil, callTracker{}
 	a.text.Reset()
 }
 

@@ -96,7 +96,7 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 				}
 			}
 			counted, full := f.retainedBytes, heapBytes()
-			if n := f.Manager.retained.Len(); n != test.turns {
+			if n := f.retained.Len(); n != test.turns {
 				t.Fatalf("retained turns = %d, want %d", n, test.turns)
 			}
 			f.releaseAll()

@@ -290,7 +290,7 @@ func (m *model) restart(rt *rapid.T) {
 			t.agent.complete()
 		}
 	}
-	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.Manager.retained.Len()+m.retainedBytes != 0 {
+	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.retained.Len()+m.retainedBytes != 0 {
 		rt.Fatalf("after Stop (returned: %t): turns %v, queues %v, running %v, %d retained bytes, want none", stopped, m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
 	}
 	m.oracle.queues = make(map[string]*oracleQueue)

@@ -49,7 +49,7 @@ func TestRetentionTime(t *testing.T) {
 		if f.retainsEvents(t, "c", second) {
 			t.Error("the second turn is retained after retainFor")
 		}
-		if len(f.turns)+len(f.queues)+f.Manager.retained.Len()+f.retainedBytes != 0 {
+		if len(f.turns)+len(f.queues)+f.retained.Len()+f.retainedBytes != 0 {
 			t.Errorf("turns %v, queues %v, %d retained bytes, want none", f.turns, f.queues, f.retainedBytes)
 		}
 	})
@@ -83,10 +83,10 @@ func TestMaxRetainedBytes(t *testing.T) {
 		ids = append(ids, fmt.Sprint("c", i))
 		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
 		if f.retainedBytes > maxRetainedBytes {
-			t.Fatalf("%d bytes retained in %d turns, want at most maxRetainedBytes", f.retainedBytes, f.Manager.retained.Len())
+			t.Fatalf("%d bytes retained in %d turns, want at most maxRetainedBytes", f.retainedBytes, f.retained.Len())
 		}
 	}
-	retained := f.Manager.retained.Len()
+	retained := f.retained.Len()
 	if retained < maxRetainedBytes/one*9/10 || retained > maxRetainedBytes/one {
 		t.Errorf("%d turns of slightly more than %d bytes retained, want %d bytes", retained, one, maxRetainedBytes)
 	}

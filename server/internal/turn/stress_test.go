@@ -56,7 +56,7 @@ func TestStress(t *testing.T) {
 	all.Wait()
 	s.check(t)
 	s.Stop(t.Context())
-	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.Manager.retained.Len() + s.retainedBytes + s.runningTotal; n != 0 {
+	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.retained.Len() + s.retainedBytes + s.runningTotal; n != 0 {
 		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant, s.retainedBytes)
 	}
 }

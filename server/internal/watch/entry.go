@@ -15,8 +15,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// The fields of parleyv1.WatchConversationsResponse and ConversationChange that are written
-// by hand.
+// Numbers of the fields of parleyv1.WatchConversationsResponse and ConversationChange that this
+// file encodes.
 const (
 	changeField       protowire.Number = 1
 	cursorField       protowire.Number = 1
@@ -25,33 +25,33 @@ const (
 	turnEventField    protowire.Number = 8
 )
 
-// entryBytes is about the memory of an entry besides its payload, as measured.
+// entryOverheadBytes is the approximate memory of an entry without its payload, as measured.
 const entryOverheadBytes = 320
 
-// entry is a change or an event. Its payload is retained in encoded form, and its counted size is
-// the size that it takes. A decoded header or value takes up to twenty times as much. The watcher
-// that first sends the entry encodes the rest, and all watchers share it.
+// entry is a change or an event. Its payload is retained in encoded form, so that its counted size
+// is its real size; a decoded header or value needs up to twenty times as much memory. The first
+// watcher that sends the entry encodes the rest, and all watchers share the result.
 type entry struct {
 	conversation conversation
-	position     uint64 // in its feed
-	size         int    // about what it takes in memory
+	position     uint64 // in its feed, from 1
+	size         int    // approximate memory in bytes
 
-	event       bool   // of a turn, else a committed change
-	afterChange uint64 // position of the newest change when the event came
+	event       bool   // an event of a turn; otherwise a committed change
+	afterChange uint64 // of an event: position of the newest change when the event came
 
 	kind    parleyv1.ChangeKind
 	version int32
 	time    time.Time
 
 	once     sync.Once
-	payload  []byte      // the encoded payload field of the change; nil after encoding
-	message  store.Frame // the message of the change; nil after encoding
-	encoded  []byte      // the change without its cursor; for an event, from the start
+	payload  []byte      // the encoded payload field; nil after encodeOnce
+	message  store.Frame // the message of a change; nil after encodeOnce
+	encoded  []byte      // the encoded change without its cursor; of an event only
 	response *parleyv1.WatchConversationsResponse
 	err      error
 }
 
-// changeEntry makes an entry of a committed change and shares its message.
+// changeEntry returns the entry of a committed change. It shares the message of the change.
 func changeEntry(c *store.Change) *entry {
 	e := &entry{
 		conversation: conversation{c.Tenant, c.ConversationID}, message: c.Message,
@@ -64,7 +64,7 @@ func changeEntry(c *store.Change) *entry {
 	return e
 }
 
-// eventEntry makes an entry of a turn's event, which came after the change at that position.
+// eventEntry returns the entry of a turn's event that came after the change at this position.
 func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after uint64, now time.Time) *entry {
 	e := &entry{
 		conversation: conversation{tenant, conversationID}, event: true, afterChange: after,
@@ -75,7 +75,7 @@ func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after 
 	return e
 }
 
-// carry encodes the payload of a change.
+// setPayload encodes the payload of a change.
 func (e *entry) setPayload(field protowire.Number, payload proto.Message) {
 	size := proto.Size(payload)
 	e.payload = protowire.AppendTag(make([]byte, 0, size+2*binary.MaxVarintLen32), field, protowire.BytesType)
@@ -85,8 +85,9 @@ func (e *entry) setPayload(field protowire.Number, payload proto.Message) {
 	}
 }
 
-// response is the entry as it is sent. A change has the cursor of its own place, and all
-// send the same response; an event has that of the change before it, and so of each reader.
+// encodeOnce returns the response for a watcher. A change has the cursor of its own position, so
+// all watchers share one response. An event has the cursor of the last change that the watcher
+// received, which is at position at.
 func (e *entry) encodeOnce(h *Hub, at uint64) (*parleyv1.WatchConversationsResponse, error) {
 	e.once.Do(func() {
 		if e.err != nil {
@@ -100,7 +101,7 @@ func (e *entry) encodeOnce(h *Hub, at uint64) (*parleyv1.WatchConversationsRespo
 			return
 		}
 		e.encoded = append(e.encoded, e.payload...)
-		if len(e.message) > 0 { // A frame is a tag of one byte, the length, the message.
+		if len(e.message) > 0 { // A frame consists of a tag of one byte, the length and the message.
 			e.encoded = append(protowire.AppendTag(e.encoded, messageField, protowire.BytesType), e.message[1:]...)
 		}
 		if !e.event {
@@ -114,7 +115,7 @@ func (e *entry) encodeOnce(h *Hub, at uint64) (*parleyv1.WatchConversationsRespo
 	return e.response, e.err
 }
 
-// respond makes a response of an encoded change, to which it adds the cursor.
+// respond returns a response with an encoded change and this cursor.
 func respond(cursor string, change []byte) *parleyv1.WatchConversationsResponse {
 	b := make([]byte, 0, len(change)+len(cursor)+16)
 	b = protowire.AppendTag(b, changeField, protowire.BytesType)

@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// maxLooks is how many entries are looked at under a lock at a time, so that writers never
-// wait for long. A reader is handed maxBatchBytes, since it may be slow and holds them
-// meanwhile.
+// maxScanned limits the entries that are scanned under the lock at a time, so that writers do not
+// wait for long. maxBatchBytes limits the entries that a reader receives at a time, since a slow
+// reader holds them for long.
 const (
 	maxScanned    = 1024
 	maxBatchBytes = 32 << 10
@@ -17,24 +17,27 @@ const (
 
 type conversation struct{ tenant, id string }
 
-// feed is a run of entries, of which the newest are kept, and those who read it. Entries
-// have positions, from 1.
+// feed is a list of entries and its readers. It retains the newest entries. Entries have positions,
+// from 1.
+//
+// Writers hold mu while they append. Readers and the goroutine that notifies them hold readersMu. A
+// goroutine that needs both locks takes readersMu first.
 type feed struct {
 	maxEntries, maxBytes int
 	readers              atomic.Int64
-	last                 atomic.Uint64 // position of the newest entry; rises under mu
-	notified             atomic.Uint64 // position up to which readers know of entries; rises under reading
+	last                 atomic.Uint64 // position of the newest entry; increases under mu
+	notified             atomic.Uint64 // readers have been notified of the entries up to this position; increases under readersMu
 
-	mu        sync.Mutex // guards what writers need
+	mu        sync.Mutex // guards the following fields
 	retained  []*entry
 	bytes     int
-	notifying bool // a goroutine is at tell
+	notifying bool // a goroutine runs notify
 
-	readersMu sync.Mutex // guards the readers; taken ahead of mu
-	// idle are those of all of a tenant that are idle: of the others there may be thousands
-	// that are slow, and need not be told.
+	readersMu sync.Mutex // guards the following fields and the readers; lock it before mu
+	// idleByTenant holds the idle readers of complete tenants. Other readers need no notification,
+	// and there may be thousands of them.
 	idleByTenant map[string][]*reader
-	// byID are those that name the conversation.
+	// byConversation holds the readers that name the conversation.
 	byConversation map[conversation]map[*reader]struct{}
 }
 
@@ -45,19 +48,19 @@ func newFeed(maxEntries, maxBytes int) *feed {
 	}
 }
 
-// reader is a place in a feed. The feed's reading guards what changes.
+// reader is a position in a feed. feed.readersMu guards the fields that change.
 type reader struct {
 	tenant string
-	ids    map[string]struct{} // nil: all of the tenant
-	wake   chan struct{}       // gets a value when there may be more to read
-	// wakeOnly: it is woken by every change, and reads none.
+	ids    map[string]struct{} // nil for all conversations of the tenant
+	wake   chan struct{}       // receives a value when there may be new entries
+	// wakeOnly readers are woken by each change and read no entries.
 	wakeOnly bool
 
-	position uint64 // of the last entry that it has passed
-	// idle: it has passed all entries that it was told of; what was added since is either
-	// not for it or not told of yet. An idle reader cannot fall behind.
+	position uint64 // the reader has passed the entries up to this position
+	// idle readers have passed all entries of which they were notified. Newer entries are not for
+	// them, or the notification is still to come. An idle reader cannot miss entries.
 	idle      bool
-	idleIndex int // in feed.idle, if it is idle and of all
+	idleIndex int // index in feed.idleByTenant, if the reader is idle and has no ids
 }
 
 func newReader(tenant string, ids []string, woken chan struct{}) *reader {
@@ -79,7 +82,7 @@ func (r *reader) wants(e *entry) bool {
 	return named || r.ids == nil
 }
 
-// add takes the next entries and has the readers told of them. It waits for no reader.
+// add appends entries and starts the notification of readers. It does not wait for readers.
 func (f *feed) add(entries ...*entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,16 +92,17 @@ func (f *feed) add(entries ...*entry) {
 		f.bytes += e.size
 		f.trimLocked()
 	}
-	// Not in this goroutine, which is the store's writer: there may be thousands to wake.
+	// The caller is the store's writer, and there may be thousands of readers to wake: notify them
+	// in another goroutine.
 	if !f.notifying && f.readers.Load() > 0 {
 		f.notifying = true
 		go f.notify(math.MaxInt)
 	}
 }
 
-// trim drops the oldest entries beyond the limits. Under mu, which it lets go of where
-// readers must be told of an entry before it is dropped: an idle one would else get a GAP
-// although nothing is lost that it wanted.
+// trimLocked drops the oldest entries above the limits. The caller holds mu. trimLocked releases mu
+// to notify readers of an entry before it drops the entry; otherwise an idle reader would receive a
+// GAP without having missed an entry.
 func (f *feed) trimLocked() {
 	for len(f.retained) > f.maxEntries || f.bytes > f.maxBytes && len(f.retained) > 1 {
 		if oldest := f.retained[0]; oldest.position <= f.notified.Load() || f.readers.Load() == 0 {
@@ -113,14 +117,14 @@ func (f *feed) trimLocked() {
 	}
 }
 
-// end is the position of the newest entry.
+// end returns the position of the newest entry.
 func (f *feed) end() uint64 { return f.last.Load() }
 
-// listened reports whether there are readers.
+// hasReaders reports whether there are readers.
 func (f *feed) hasReaders() bool { return f.readers.Load() > 0 }
 
-// after returns entries behind a position, and whether those right behind it are kept no
-// more. Under mu.
+// entriesAfterLocked returns at most maxScanned entries after a position. lost reports whether
+// entries directly after it were dropped. The caller holds mu.
 func (f *feed) entriesAfterLocked(position uint64) (entries []*entry, lost bool) {
 	behind := f.last.Load() - position
 	if behind > uint64(len(f.retained)) {
@@ -130,7 +134,8 @@ func (f *feed) entriesAfterLocked(position uint64) (entries []*entry, lost bool)
 	return entries[:min(len(entries), maxScanned)], false
 }
 
-// tell tells the readers of what was added, so many times maxLooks entries at most.
+// notify notifies the readers of new entries, in at most this number of batches of maxScanned
+// entries.
 func (f *feed) notify(batches int) {
 	var wake []chan struct{}
 	for more := true; more && batches > 0; batches-- {
@@ -138,13 +143,13 @@ func (f *feed) notify(batches int) {
 		for _, woken := range wake {
 			select {
 			case woken <- struct{}{}:
-			default: // It has been woken and not looked yet.
+			default: // The reader has an unread value.
 			}
 		}
 	}
 }
 
-// tellSome tells of some entries, and returns whom to wake.
+// notifyBatch notifies readers of some entries and appends their channels to wake.
 func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()
@@ -158,7 +163,7 @@ func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) 
 	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
-	spans := make(map[string]positions) // of tenants: the readers of all are told once
+	spans := make(map[string]positions) // by tenant: readers of complete tenants are notified once
 	for _, e := range entries {
 		of, ok := spans[e.conversation.tenant]
 		if !ok {
@@ -179,10 +184,11 @@ func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) 
 	return wake, true
 }
 
-// span is the positions from an entry to a later one.
+// positions is a range of positions, both inclusive.
 type positions struct{ first, last uint64 }
 
-// tellIdle tells the readers of all of a tenant; those that have to look are idle no more.
+// notifyIdle notifies the idle readers of a complete tenant. Readers that may have new entries are
+// no longer idle.
 func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []chan struct{} {
 	all := f.idleByTenant[tenant]
 	still := all[:0]
@@ -201,17 +207,17 @@ func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []c
 	return wake
 }
 
-// tell notes that the first and the last of some entries may be for the reader, and reports
-// whether that is news to it.
+// notify tells the reader that entries in this range may be for it. It reports whether the reader
+// must be woken.
 func (r *reader) notify(of positions) bool {
 	if !r.idle || of.last <= r.position {
-		return false // It is reading, or has read that.
+		return false // The reader is active, or has passed the entries.
 	}
 	r.position, r.idle = max(r.position, of.first-1), false
 	return true
 }
 
-// rest makes a reader idle. Under reading.
+// setIdle makes a reader idle. The caller holds readersMu.
 func (f *feed) setIdle(r *reader) {
 	if r.idle = true; r.ids == nil {
 		r.idleIndex = len(f.idleByTenant[r.tenant])
@@ -219,7 +225,7 @@ func (f *feed) setIdle(r *reader) {
 	}
 }
 
-// rouse makes a reader idle no more. Under reading.
+// setActive makes a reader active. The caller holds readersMu.
 func (f *feed) setActive(r *reader) {
 	if r.idle && r.ids == nil {
 		all := f.idleByTenant[r.tenant]
@@ -233,14 +239,14 @@ func (f *feed) setActive(r *reader) {
 	r.idle = false
 }
 
-// join adds a reader, which goes on from what the feed has come to; it returns that position.
+// addReader adds a reader at the end of the feed and returns the position of the end.
 func (f *feed) addReader(r *reader) (position uint64) {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()
-	first := f.readers.Add(1) == 1 // Ahead of the look at the end: what is added behind it is told.
+	first := f.readers.Add(1) == 1 // Count the reader before reading the end: it is notified of entries after the end.
 	position = f.last.Load()
 	if first {
-		f.notified.Store(position) // Nobody was told while there was nobody.
+		f.notified.Store(position) // Without readers, no entry was notified.
 	}
 	r.position = position
 	f.setIdle(r)
@@ -254,8 +260,8 @@ func (f *feed) addReader(r *reader) (position uint64) {
 	return position
 }
 
-// rewind takes a reader that has joined back to an earlier position, if all that came after
-// it is kept.
+// rewind moves a new reader back to an earlier position. It reports whether all entries after the
+// position are retained.
 func (f *feed) rewind(r *reader, position uint64) bool {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()
@@ -269,7 +275,7 @@ func (f *feed) rewind(r *reader, position uint64) bool {
 	return true
 }
 
-// part removes a reader.
+// removeReader removes a reader.
 func (f *feed) removeReader(r *reader) {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()
@@ -284,24 +290,23 @@ func (f *feed) removeReader(r *reader) {
 	}
 }
 
-// batch is what a reader gets at a time.
+// batch is the result of next.
 type batch struct {
 	entries []*entry
-	// position: all entries up to there were returned or are not for the reader.
+	// position up to which all entries were returned or are not for the reader.
 	position uint64
-	gap      bool // some are kept no more; the reader stands at the end
-	more     bool // there are more to look at, of those asked for
-	idle     bool // there are no more at all: the reader will be woken
+	gap      bool // entries for the reader were dropped; the reader is at the end of the feed
+	more     bool // there are more entries up to the requested position
+	idle     bool // there are no more entries; the reader will be woken
 }
 
-// next returns entries for a reader, up to a position. Behind those it goes on to the next one
-// that is for the reader, wherever that is: while the reader is slow, what is for others may
-// be dropped.
+// next returns entries for a reader up to a position. It then advances the reader to the next entry
+// for it, even beyond that position: entries of others may be dropped while the reader is slow.
 func (f *feed) next(r *reader, through uint64) batch {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()
 	if r.idle {
-		r.position = max(r.position, f.notified.Load()) // What it was not woken for is not for it.
+		r.position = max(r.position, f.notified.Load()) // Entries for which the reader was not woken are not for it.
 		if through <= r.position {
 			return batch{position: r.position, idle: true}
 		}
@@ -310,7 +315,7 @@ func (f *feed) next(r *reader, through uint64) batch {
 	var b batch
 	for size := 0; ; {
 		behind, lost := f.entriesAfter(r.position)
-		if lost && len(b.entries) > 0 { // First these, then the GAP.
+		if lost && len(b.entries) > 0 { // Return these first, then the gap.
 			b.position, b.more = r.position, true
 			return b
 		}
@@ -335,7 +340,7 @@ func (f *feed) next(r *reader, through uint64) batch {
 	}
 }
 
-// look is after for whoever does not hold mu.
+// entriesAfter is entriesAfterLocked for callers that do not hold mu.
 func (f *feed) entriesAfter(position uint64) (entries []*entry, lost bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

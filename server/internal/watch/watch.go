@@ -1,11 +1,16 @@
-// Package watch tells whoever waits what has been committed, and what is happening in
-// turns. Begin with [Hub]: the store's observer and the turns feed it, [Hub.Watch] follows
-// all changes of some conversations or of all, [Hub.Subscribe] waits for one conversation.
+// Package watch sends committed changes and the events of turns to watchers.
 //
-// What has happened is kept for a while, once for everybody (feed.go), and a watcher is a
-// place in it (watcher.go): one that is slow costs no more than one that is not, and one
-// whose place is no longer kept is told so. Nobody polls, and writers wait for no watcher:
-// they add to the feed, and a goroutine of the feed wakes those who wait.
+// [Hub] receives them: it is the store's observer, and turns send their events to it. [Hub.Watch]
+// follows the changes of some conversations or of a complete tenant. [Hub.Subscribe] waits for
+// changes of one conversation.
+//
+// A hub has two feeds, one of changes and one of events (feed.go). A feed retains each entry once
+// for all watchers. A watcher is a position in each feed (watcher.go), so a slow watcher costs no
+// more than a fast one. If the entries after its position were dropped, it receives a GAP. Nothing
+// polls, and writers do not wait for watchers: they append to a feed, and a goroutine of the feed
+// wakes the watchers.
+//
+// Start at [Hub].
 package watch
 
 import (
@@ -20,7 +25,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// What is kept, over all tenants: for watchers to take up again, and for slow ones.
+// Limits of the retained entries, over all tenants. They serve watchers that resume and slow
+// watchers.
 const (
 	maxChanges     = 10_000
 	maxChangeBytes = 16 << 20
@@ -29,41 +35,43 @@ const (
 )
 
 const (
-	// defaultMaxWatchers is Options.MaxWatchers unless set.
+	// defaultMaxWatchers is the default of Options.MaxWatchers.
 	defaultMaxWatchers = 10_000
-	// maxWatchedIDs bounds the ids that all watchers name together: each takes about 350 bytes,
-	// with events of turns twice as many. Those who wait for one conversation do not count.
+	// maxWatchedIDs limits the ids that all watchers name together. Each id takes about 350 bytes,
+	// twice as much with turn events. Subscribers do not count.
 	maxWatchedIDs = 200_000
 )
 
-// What a Hub may answer.
+// Errors of a Hub.
 var (
-	// ErrTooMany says that as many watch and wait as may.
+	// ErrTooMany reports that the limit of watchers and subscribers is reached.
 	ErrTooMany = errors.New("too many watchers")
-	// ErrCursor says that no hub has given the cursor.
+	// ErrCursor reports that a cursor does not come from a hub.
 	ErrCursor = errors.New("malformed cursor")
 )
 
-// Options of a Hub. The zero value is usable.
+// Options configures a Hub. The zero value is usable.
 type Options struct {
-	// MaxWatchers is how many may watch and wait at once, over all tenants; 0 is 10,000.
+	// MaxWatchers limits watchers and subscribers together, over all tenants. If 0, the limit is
+	// 10,000.
 	MaxWatchers int
 }
 
-// Hub knows what has happened lately, and wakes those who wait for more.
+// Hub retains recent changes and events, and wakes watchers.
 type Hub struct {
 	options Options
-	// start names this run of the server in cursors: positions are counted anew in each.
+	// serverStart identifies this start of the server in cursors, since each start counts positions
+	// from 1.
 	serverStart [8]byte
-	// changes are those of the store; events are of turns and not in any cursor.
+	// changes come from the store, events from turns. Cursors contain positions of changes only.
 	changes, events *feed
 
 	mu       sync.Mutex
 	watchers int
-	ids      int // that they name
+	ids      int // number of ids that watchers name
 }
 
-// New returns a hub that has seen nothing.
+// New returns a hub without changes and events.
 func New(o Options) *Hub {
 	if o.MaxWatchers == 0 {
 		o.MaxWatchers = defaultMaxWatchers
@@ -73,8 +81,8 @@ func New(o Options) *Hub {
 	return h
 }
 
-// Committed takes the next changes, in the order of commit. It is the store's observer and
-// waits for no watcher.
+// Committed receives the next changes, in the order of commit. It is the store's observer. It does
+// not wait for watchers.
 func (h *Hub) Committed(changes []store.Change) {
 	entries := make([]*entry, len(changes))
 	for i := range changes {
@@ -83,24 +91,25 @@ func (h *Hub) Committed(changes []store.Change) {
 	h.changes.add(entries...)
 }
 
-// Listening reports whether anybody wants TurnEvents.
+// HasSubscribers reports whether a watcher wants turn events.
 func (h *Hub) HasSubscribers() bool { return h.events.hasReaders() }
 
-// TurnEvent takes the next event of a turn, which is not to be changed any more. It waits
-// for no watcher.
+// TurnEvent receives the next event of a turn. The event must not be changed afterwards. TurnEvent
+// does not wait for watchers.
 func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent) {
 	h.events.add(eventEntry(tenant, conversationID, event, h.changes.end(), time.Now()))
 }
 
-// Cursor names the point that the hub has come to: whoever takes it before reading the
-// store and watches from it on misses nothing.
+// Cursor returns the current end of the changes. A client that gets the cursor, then reads the
+// store, then watches from the cursor misses no change.
 func (h *Hub) Cursor() string { return h.cursor(h.changes.end()) }
 
 func (h *Hub) cursor(position uint64) string {
 	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.serverStart[:len(h.serverStart):len(h.serverStart)], position))
 }
 
-// position takes a cursor apart; known is false when it is from before the server's start.
+// position decodes a cursor. known is false if the cursor comes from an earlier start of the
+// server.
 func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil || len(b) != len(h.serverStart)+8 {
@@ -116,7 +125,7 @@ func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
 	return position, true, nil
 }
 
-// enter counts a watcher that names so many ids, if there is room for it.
+// register counts a watcher with this number of ids. It returns ErrTooMany if a limit is reached.
 func (h *Hub) register(ids int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,15 +144,16 @@ func (h *Hub) unregister(ids int) {
 	h.ids -= ids
 }
 
-// Watchers counts those who watch and wait.
+// Watchers returns the number of watchers and subscribers.
 func (h *Hub) Watchers() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.watchers
 }
 
-// Subscribe returns a channel that gets a value after changes of a conversation, one for
-// any number of them. Read the conversation after subscribing, then wait. Stop ends it.
+// Subscribe returns a channel that receives a value after changes of a conversation, one value for
+// any number of changes. Read the conversation after subscribing, then wait. stop ends the
+// subscription.
 func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func(), err error) {
 	if err := h.register(0); err != nil {
 		return nil, nil, err

@@ -10,36 +10,37 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// heartbeatEvery is how long a watcher may hear nothing.
+// heartbeatInterval is the maximum time without a response for a watcher.
 const heartbeatInterval = 15 * time.Second
 
-// yielder takes what a stream is to send; false: no more.
+// yieldFunc receives responses for a stream. It returns false to stop.
 type yieldFunc = func(*parleyv1.WatchConversationsResponse, error) bool
 
-// Watch says what to watch.
+// Watch selects what a Watcher follows.
 type Watch struct {
-	// Tenant whose conversations are watched.
+	// Tenant is the tenant whose conversations are watched.
 	Tenant string
-	// ConversationIDs to watch; empty: all of the tenant's.
+	// ConversationIDs are the watched conversations. If empty, all conversations of the tenant are
+	// watched.
 	ConversationIDs []string
-	// Cursor to go on from; empty: from now on.
+	// Cursor is the position to resume from. If empty, the watch starts now.
 	Cursor string
-	// TurnEvents: those of turns as well.
+	// TurnEvents adds the events of turns.
 	TurnEvents bool
 }
 
-// Watcher follows what a Watch asks for. It is for one goroutine.
+// Watcher yields the responses for a Watch. It must be used by one goroutine at a time.
 type Watcher struct {
 	hub      *Hub
 	changes  *reader
-	events   *reader // nil: not wanted
-	gap      bool    // what came after the cursor is kept no more
-	position uint64  // position of the last cursor that was given
+	events   *reader // nil without turn events
+	gap      bool    // changes after the requested cursor were dropped
+	position uint64  // of the newest cursor that was yielded
 	stop     func()
 }
 
-// Watch begins to watch: what happens from now on is not missed, nor what has happened
-// since o.Cursor. Errors: ErrCursor, ErrTooMany. Stop must be called.
+// Watch starts a watcher. The watcher misses no change after o.Cursor, and none from now on.
+// Errors: ErrCursor, ErrTooMany. The caller must call Stop.
 func (h *Hub) Watch(o Watch) (*Watcher, error) {
 	position, known := uint64(0), false
 	if o.Cursor != "" {
@@ -82,12 +83,12 @@ func (w *Watcher) Stop() {
 	}
 }
 
-// All yields what a stream is to send: a GAP if the cursor is too old, a heartbeat, then what
-// happens, and a heartbeat whenever nothing has for a while. It ends with the cause of
-// ctx's end, or without an error when stop is closed.
+// All yields the responses for a stream: a GAP if the cursor is too old, a heartbeat, then changes
+// and events. When there are none for heartbeatInterval, it yields a heartbeat. All ends with the
+// cause of ctx, or without an error when stop is closed.
 //
-// What is yielded is shared, is not to be changed, and holds its change in wire form: it can
-// be sent, but its fields cannot be read before it has been.
+// Responses are shared between watchers and must not be changed. They contain the change in encoded
+// form: they can be sent, but their fields cannot be read without encoding and decoding them.
 func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
 	return func(yield yieldFunc) {
 		if w.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
@@ -111,14 +112,14 @@ func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parl
 			}
 			if due = false; !idle {
 				select {
-				case w.changes.wake <- struct{}{}: // There is more at once.
+				case w.changes.wake <- struct{}{}: // There are more entries.
 				default:
 				}
 			}
 			select {
 			case <-w.changes.wake:
 			case <-heartbeat.C:
-				due = true // Once it is sure that nothing came just now.
+				due = true // Yield the heartbeat only if there are no new entries.
 			case <-stop:
 				return
 			case <-ctx.Done():
@@ -129,10 +130,10 @@ func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parl
 	}
 }
 
-// drain yields what there is, in the order in which it happened, and reports whether that was
-// anything, whether the watcher will be woken when there is more, and whether to go on.
+// yieldPending yields the pending entries in the order in which they happened. It reports whether
+// it yielded any, whether the watcher will be woken for more, and whether to continue.
 func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
-	changes, events := w.hub.changes.end(), w.hub.events.end() // What is behind these is for the next time.
+	changes, events := w.hub.changes.end(), w.hub.events.end() // Entries after these are for the next call.
 	idle = true
 	for more := w.events != nil; more; {
 		b := w.hub.events.next(w.events, events)
@@ -150,7 +151,7 @@ func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 	return sent || sentToo, idle && idleToo, ok
 }
 
-// drainChanges yields the changes up to a position.
+// yieldChanges yields the changes up to a position. Its results are those of yieldPending.
 func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok bool) {
 	for {
 		b := w.hub.changes.next(w.changes, through)
@@ -170,13 +171,13 @@ func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok 
 	}
 }
 
-// yield yields an entry.
+// yieldEntry yields an entry. It reports whether to continue.
 func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
 	response, err := e.encodeOnce(w.hub, w.position)
 	return yield(response, err) && err == nil
 }
 
-// mark is a response without a change of a conversation.
+// newChange returns a response of this kind without a conversation.
 func (w *Watcher) newChange(kind parleyv1.ChangeKind) *parleyv1.WatchConversationsResponse {
 	return &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{
 		Cursor: w.hub.cursor(w.position), Kind: kind, Time: timestamppb.Now(),

@@ -7,42 +7,41 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// onGrid is the rank of a start that lies on the grid of its bound, above all others.
+// onGrid is the rank of a candidate on the grid, higher than all others.
 const onGrid = 64
 
-// grid says which starts of a window stay for long.
+// stableStart selects candidates that remain the start of the window for many turns.
 type stableStart struct {
 	messages []*parleyv1.Message
 	offsets  []int64
 	bounds   *parleyv1.ContextWindow
 }
 
-// steady chooses, out of the starts found, one that stays for many turns, so that a
-// provider's prompt cache can hit: a window that drops its oldest exchange every turn has
-// a new prefix every turn.
+// chooseStart returns the candidate that remains the start for many turns, so that the prompt cache
+// of a model provider is used. A window that drops its oldest exchange in every turn has another
+// prefix in every turn.
 //
-// Nothing is remembered between calls. Every exchange has a rank that never changes, and
-// the start of the highest rank wins, the older one of equals, among those that leave
-// enough of the largest window. As the conversation grows, that range of starts only moves
-// forward, so a start once chosen stays until it falls out at the old end or a higher rank
-// comes in at the new one. The kept history bounds the range as the window does; it may
-// lose its oldest message every turn.
+// chooseStart has no state. Each exchange has a rank that never changes. Among the candidates that
+// leave enough of the largest window, the one with the highest rank wins, and the older of equal
+// ones. As the conversation grows, the range of candidates only moves forward. A start therefore
+// remains until it leaves the range or a candidate with a higher rank enters it. The stored history
+// limits the range as the window does; it may lose its oldest message in every turn.
 //
-// What this gives, with n exchanges in the largest window:
+// Results, with n exchanges in the largest window:
 //
-//   - Under max_exchanges alone each start stays for exactly half the bound, rounded up,
-//     in turns: such a range always holds one point of the grid.
-//   - Under max_messages alone the same holds in messages, give or take the exchange that
-//     a point falls into, as long as exchanges are about equally long.
-//   - Under max_bytes alone the same holds in bytes, give or take that exchange and
-//     whatever the sizes, as long as the largest window fills three quarters of the bound.
-//   - Where the store keeps less than a bound allows, and under several bounds at once, a
-//     start stays for more than n/4 turns on average, with n the smallest met: a range of
-//     more than n/2 holds a multiple of a power of two that is larger than n/4, hence no
-//     other is ever chosen. Tests find no less where points of a grid come in between, and
-//     where half the bytes are not half the exchanges.
+//   - Under max_exchanges alone each start remains for exactly half the bound in turns, rounded up:
+//     such a range always contains one point of the grid.
+//   - Under max_messages alone each start remains for half the bound in messages, plus or minus the
+//     exchange that contains the point of the grid, if exchanges are about equally long.
+//   - Under max_bytes alone each start remains for half the bound in bytes, plus or minus that
+//     exchange and for any sizes, if the largest window fills three quarters of the bound.
+//   - If the store retains less than a bound allows, and under several bounds, a start remains for
+//     more than n/4 turns on average, where n is the smallest value. A range of more than n/2
+//     contains a multiple of a power of two that is larger than n/4, so no other candidate is
+//     chosen. The tests find no smaller values when points of a grid are in the range and when half
+//     the bytes are not half the exchanges.
 //
-// A tool result that arrives after the next user message can move the start out of turn.
+// A tool result that arrives after the next user message can move the start early.
 func (g *stableStart) chooseStart(found []candidate) int {
 	largest := found[len(found)-1]
 	best, highest := 0, -1
@@ -61,10 +60,11 @@ func (g *stableStart) chooseStart(found []candidate) int {
 	return best
 }
 
-// enough reports whether a window from s on will do in place of the largest: it has half
-// the exchanges at least. Under max_bytes alone it has half the bytes or a quarter of the
-// bound. A largest window that fills three quarters thus leaves half the bound to choose
-// from, which always holds a point of the grid, so that the window chosen lacks no more.
+// isLargeEnough reports whether a window that starts at s is large enough compared to the largest:
+// it has at least half the exchanges. Under max_bytes alone it has at least half the bytes or a
+// quarter of the bound. If the largest window fills three quarters of the bound, the range is half
+// the bound. It then always contains a point of the grid, so that the chosen window lacks no more
+// than half the bound.
 func (g *stableStart) isLargeEnough(s, largest candidate) bool {
 	if !g.usesBytes() {
 		return 2*s.exchanges >= largest.exchanges
@@ -74,11 +74,11 @@ func (g *stableStart) isLargeEnough(s, largest candidate) bool {
 	return left >= lacks || 4*left >= int64(g.bounds.GetMaxBytes())
 }
 
-// rank says how well the window may start at one message, when the next start is at
-// another. The grid is the multiples of half the bound: a start with a point of it in its
-// exchange ranks highest, so that the step is as long as can be. Otherwise the rank is how
-// round the number of exchanges left out is, in trailing zero bits, for want of a step
-// that fits what is not known in advance.
+// rank returns how suitable a candidate is, given the next candidate. The grid consists of the
+// multiples of half the bound. A candidate whose exchange contains a point of the grid ranks
+// highest, because the steps of the grid are as long as possible. Otherwise the rank is the number
+// of trailing zero bits of the number of exchanges before the candidate, since a suitable step is
+// not known in advance.
 func (g *stableStart) rank(first, next int) int {
 	m, on := g.messages[first], false
 	exchanges, sequence := int64(m.GetExchange())-1, int64(m.GetSequence())-1
@@ -96,15 +96,15 @@ func (g *stableStart) rank(first, next int) int {
 	return bits.TrailingZeros32(uint32(exchanges))
 }
 
-// inBytes reports whether bytes are what the grid is reckoned in.
+// usesBytes reports whether the grid is measured in bytes.
 func (g *stableStart) usesBytes() bool {
 	return g.offsets != nil && g.bounds.GetMaxExchanges() == 0 && g.bounds.GetMaxMessages() == 0
 }
 
-// half is half a bound, rounded up.
+// half returns half a bound, rounded up.
 func half(bound int32) int64 { return (int64(bound) + 1) / 2 }
 
-// crosses reports whether a multiple of step is at from or between it and to.
+// crosses reports whether there is a multiple of step in [from, to).
 func crosses(from, to, step int64) bool {
 	return (to-1)/step*step >= from
 }

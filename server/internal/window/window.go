@@ -1,15 +1,19 @@
-// Package window decides which messages of a conversation an agent is given: always a
-// suffix of the kept history. It is pure; begin at Start.
+// Package window selects the messages of a conversation that an agent receives. A window is always
+// a suffix of the stored history. The package is pure.
 //
-// The laws of a window, each a test:
+// The laws of a window, each checked by a test:
 //
-//   - it starts at a user message, even when it is unbounded;
-//   - it holds no tool result without its call;
-//   - it fits every bound that is set, and nothing longer that obeys the laws does;
-//   - whether a message may be its first depends on the messages after it alone, never
-//     on how much older history is still kept;
-//   - with cache_stable it gives up the third law's second half, at most about half a
-//     window of it, and in return keeps its first message for many turns; see steady.
+//   - It starts at a user message, even if it is unbounded.
+//   - It contains no tool result without its call.
+//   - It fits every bound that is set, and no longer window that obeys the laws does.
+//   - Whether a message may be its first depends only on the messages after it, never on how much
+//     older history is stored.
+//   - With cache_stable it may be shorter than the third law says, by about half a window at most.
+//     In return, its first message stays the same for many turns; see chooseStart.
+//
+// Start at [Start].
+//
+//	window of it, and in return keeps its first message for many turns; see steady.
 package window
 
 import (
@@ -19,15 +23,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Start returns where the window begins: an agent is given messages[start:]. Messages is
-// the kept history, oldest first, as the store returns it; it is not changed. Without a
-// bound, or with w nil, the window begins at the oldest message that may be its first.
-// len(messages), an empty window, means that there is none: no user message, or a newest
-// exchange larger than a bound.
+// Start returns the index of the first message of the window: the agent receives messages[start:].
+// messages is the stored history, oldest first, as the store returns it. Start does not change it.
+// Without a bound, or if w is nil, the window starts at the oldest message that may be its first.
+// The result len(messages) is an empty window: there is no user message, or the newest exchange
+// exceeds a bound.
 //
-// Offsets says for each message how many bytes of messages came before it, kept or not,
-// and last how many there are in all: store.Snapshot.Offsets. It is used with cache_stable
-// under max_bytes alone; nil is unknown, and a start does not stay as long.
+// offsets has the number of bytes of all earlier messages for each message, stored or dropped, and
+// at last the total: see store.Snapshot.Offsets. It is used with cache_stable and max_bytes alone.
+// If nil, the offsets are unknown, and the first message changes more often.
 func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) int {
 	found := candidates(messages, w)
 	switch {
@@ -41,24 +45,24 @@ func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWin
 	}
 }
 
-// start is a place where a window may begin.
+// candidate is an index at which a window may start.
 type candidate struct {
 	index     int
-	exchanges int // in the window
+	exchanges int // number of exchanges in the window
 }
 
-// starts returns every place where a window that obeys the laws and fits w may begin,
-// newest first.
+// candidates returns all indexes at which a window that obeys the laws and fits w may start, newest
+// first.
 //
-// One walk from the newest message on is enough, because a result belongs to the nearest
-// earlier call of its id: the first one met on the way back. A result whose call is not in
-// the history at all never finds it, so that no window holds it: the call may have been
-// dropped with older messages, and a model refuses a result that it did not ask for.
+// One pass from the newest message suffices, because a result belongs to the nearest earlier call
+// with its id, which is the first one that the pass meets. If the call of a result is not in the
+// history, because it was dropped with older messages, no window contains the result: a model
+// refuses a result without a call.
 func candidates(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []candidate {
 	var (
 		found []candidate
 		size  windowSize
-		unmet = map[string]bool{} // ids of results whose call has not come yet
+		unmet = map[string]bool{} // ids of results whose call has not been found yet
 	)
 	for i, m := range slices.Backward(messages) {
 		size.add(m, w)
@@ -78,7 +82,7 @@ func candidates(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []candi
 	return found
 }
 
-// usage is what a window holds, in the units of its bounds.
+// windowSize is the size of a window in the units of its bounds.
 type windowSize struct {
 	messages, exchanges, bytes int
 }
@@ -88,7 +92,7 @@ func (u *windowSize) add(m *parleyv1.Message, w *parleyv1.ContextWindow) {
 	if m.GetRole() == parleyv1.Role_ROLE_USER {
 		u.exchanges++
 	}
-	if w.GetMaxBytes() > 0 { // sizes are the one costly measure
+	if w.GetMaxBytes() > 0 { // Calculate sizes only if needed, since they are expensive.
 		u.bytes += proto.Size(m)
 	}
 }
@@ -99,7 +103,7 @@ func (u *windowSize) fits(w *parleyv1.ContextWindow) bool {
 		within(u.bytes, w.GetMaxBytes())
 }
 
-// within reports whether n keeps to a bound, of which 0 is none.
+// within reports whether n does not exceed a bound; a bound of 0 is no bound.
 func within(n int, bound int32) bool {
 	return bound <= 0 || n <= int(bound)
 }
