@@ -2,19 +2,17 @@ package watch
 
 import "math"
 
-// MaxWatchedIDs is how many ids all watchers may name together.
+// MaxWatchedIDs limits the ids that all watchers name together.
 const MaxWatchedIDs = maxWatchedIDs
 
-// NewSmall returns a hub that keeps so many changes, and as many events, and of each so many
-// bytes.
+// NewSmall returns a hub whose feeds retain at most count entries and this number of bytes each.
 func NewSmall(o Options, count, bytes int) *Hub {
 	h := New(o)
 	h.changes, h.events = newFeed(count, bytes), newFeed(count, bytes)
 	return h
 }
 
-// Kept counts the changes and the events that are kept, and returns what is counted as their
-// bytes.
+// Retained returns the number of retained changes and events and their counted bytes.
 func (h *Hub) Retained() (changes, changeBytes, events, eventBytes int) {
 	count := func(f *feed) (int, int) {
 		f.mu.Lock()
@@ -26,7 +24,7 @@ func (h *Hub) Retained() (changes, changeBytes, events, eventBytes int) {
 	return changes, changeBytes, events, eventBytes
 }
 
-// Readers counts the keys under which readers are found, and the readers under them.
+// Readers returns the number of keys under which readers are found, and of the readers under them.
 func (h *Hub) Readers() (keys, readers int) {
 	for _, f := range []*feed{h.changes, h.events} {
 		f.readersMu.Lock()
@@ -42,9 +40,9 @@ func (h *Hub) Readers() (keys, readers int) {
 	return keys, readers
 }
 
-// DelayTelling keeps the readers of changes from being told of any, as a scheduler that has
-// better things to do would, until the returned function is called.
-func (h *Hub) DelayNotifications() (tell func()) {
+// DelayNotifications delays the notification of readers of changes, as a busy scheduler would,
+// until the returned function is called.
+func (h *Hub) DelayNotifications() (notify func()) {
 	h.changes.mu.Lock()
 	defer h.changes.mu.Unlock()
 	h.changes.notifying = true

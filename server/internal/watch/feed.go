@@ -123,14 +123,14 @@ func (f *feed) end() uint64 { return f.last.Load() }
 // hasReaders reports whether there are readers.
 func (f *feed) hasReaders() bool { return f.readers.Load() > 0 }
 
-// entriesAfterLocked returns at most maxScanned entries after a position. lost reports whether
+// entriesAfterLocked returns at most maxScanned entries after a position. dropped reports whether
 // entries directly after it were dropped. The caller holds mu.
-func (f *feed) entriesAfterLocked(position uint64) (entries []*entry, lost bool) {
-	behind := f.last.Load() - position
-	if behind > uint64(len(f.retained)) {
+func (f *feed) entriesAfterLocked(position uint64) (entries []*entry, dropped bool) {
+	count := f.last.Load() - position
+	if count > uint64(len(f.retained)) {
 		return nil, true
 	}
-	entries = f.retained[uint64(len(f.retained))-behind:]
+	entries = f.retained[uint64(len(f.retained))-count:]
 	return entries[:min(len(entries), maxScanned)], false
 }
 
@@ -207,7 +207,7 @@ func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []c
 	return wake
 }
 
-// notify tells the reader that entries in this range may be for it. It reports whether the reader
+// notify notifies the reader that entries in this range may be for it. It reports whether the reader
 // must be woken.
 func (r *reader) notify(of positions) bool {
 	if !r.idle || of.last <= r.position {
@@ -267,7 +267,7 @@ func (f *feed) rewind(r *reader, position uint64) bool {
 	defer f.readersMu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, lost := f.entriesAfterLocked(position); lost {
+	if _, dropped := f.entriesAfterLocked(position); dropped {
 		return false
 	}
 	f.setActive(r)
@@ -314,20 +314,20 @@ func (f *feed) next(r *reader, through uint64) batch {
 	}
 	var b batch
 	for size := 0; ; {
-		behind, lost := f.entriesAfter(r.position)
-		if lost && len(b.entries) > 0 { // Return these first, then the gap.
+		entries, dropped := f.entriesAfter(r.position)
+		if dropped && len(b.entries) > 0 { // Return these first, then the gap.
 			b.position, b.more = r.position, true
 			return b
 		}
-		if lost {
+		if dropped {
 			b.gap, r.position = true, f.end()
 		}
-		if len(behind) == 0 {
+		if len(entries) == 0 {
 			f.setIdle(r)
 			b.position, b.idle = r.position, true
 			return b
 		}
-		for _, e := range behind {
+		for _, e := range entries {
 			if r.wants(e) {
 				if e.position > through || size >= maxBatchBytes {
 					b.position, b.more = r.position, e.position <= through
@@ -341,9 +341,9 @@ func (f *feed) next(r *reader, through uint64) batch {
 }
 
 // entriesAfter is entriesAfterLocked for callers that do not hold mu.
-func (f *feed) entriesAfter(position uint64) (entries []*entry, lost bool) {
+func (f *feed) entriesAfter(position uint64) (entries []*entry, dropped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	entries, lost = f.entriesAfterLocked(position)
-	return slices.Clone(entries), lost
+	entries, dropped = f.entriesAfterLocked(position)
+	return slices.Clone(entries), dropped
 }

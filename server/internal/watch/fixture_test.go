@@ -21,22 +21,22 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// errLeft is why the context of a client ends that has left.
+// errDisconnected is the cause with which the context of a disconnected client ends.
 var errDisconnected = errors.New("the client has left")
 
-// client reads what a watcher yields, in a goroutine, unless it stalls.
+// client reads what a watcher yields, in a goroutine. The test can pause it.
 type client struct {
 	w       *watch.Watcher
 	reading chan struct{} // holds a value while the client reads
 	cancel  context.CancelCauseFunc
-	ended   chan struct{} // closed when the watcher has come to an end and is stopped
+	ended   chan struct{} // closed when the watcher has ended and is stopped
 
 	mu      sync.Mutex
 	changes []*parleyv1.ConversationChange
 	err     error
 }
 
-// begin begins a watch that must not be refused.
+// startWatch starts a watcher and fails the test on an error.
 func startWatch(t *testing.T, h *watch.Hub, o watch.Watch) *watch.Watcher {
 	t.Helper()
 	w, err := h.Watch(o)
@@ -46,8 +46,8 @@ func startWatch(t *testing.T, h *watch.Hub, o watch.Watch) *watch.Watcher {
 	return w
 }
 
-// follow begins a watch, and reads what it yields until the client leaves or stop is closed,
-// or the test is over.
+// startClient starts a watcher and reads what it yields until the client disconnects, stop is
+// closed, or the test ends.
 func startClient(t *testing.T, h *watch.Hub, o watch.Watch, stop <-chan struct{}) *client {
 	t.Helper()
 	c := &client{w: startWatch(t, h, o), reading: make(chan struct{}, 1), ended: make(chan struct{})}
@@ -70,7 +70,7 @@ func startClient(t *testing.T, h *watch.Hub, o watch.Watch, stop <-chan struct{}
 	return c
 }
 
-// receive takes what a stream would send, as the client decodes it.
+// receive receives a response as the client decodes it.
 func (c *client) receive(response *parleyv1.WatchConversationsResponse, err error) {
 	change, failed := decode(response)
 	c.mu.Lock()
@@ -81,7 +81,7 @@ func (c *client) receive(response *parleyv1.WatchConversationsResponse, err erro
 	}
 }
 
-// decode reads a response from its wire form.
+// decode returns the change in an encoded response.
 func decode(response *parleyv1.WatchConversationsResponse) (*parleyv1.ConversationChange, error) {
 	encoded, err := proto.Marshal(response)
 	if err != nil {
@@ -97,12 +97,12 @@ func decode(response *parleyv1.WatchConversationsResponse) (*parleyv1.Conversati
 	return received.GetChange(), nil
 }
 
-// stall has the client read no more until goOn is called.
+// pauseReading pauses the client until resumeReading is called.
 func (c *client) pauseReading() { <-c.reading }
 
 func (c *client) resumeReading() { c.reading <- struct{}{} }
 
-// take returns what has come since the last take, once all goroutines have come to rest.
+// received waits until all goroutines are blocked and returns the changes since the last call.
 func (c *client) received() []*parleyv1.ConversationChange {
 	synctest.Wait()
 	c.mu.Lock()
@@ -112,7 +112,7 @@ func (c *client) received() []*parleyv1.ConversationChange {
 	return changes
 }
 
-// want checks what has come since the last look, and returns the cursor of the last of it.
+// want compares the changes since the last call and returns the cursor of the last one.
 func (c *client) want(t *testing.T, want ...string) (cursor string) {
 	t.Helper()
 	changes := c.received()
@@ -125,7 +125,7 @@ func (c *client) want(t *testing.T, want ...string) (cursor string) {
 	return changes[len(changes)-1].GetCursor()
 }
 
-// end has the client leave, and returns why its watcher came to an end.
+// disconnect disconnects the client and returns the error with which its watcher ended.
 func (c *client) disconnect() error {
 	c.cancel(errDisconnected)
 	<-c.ended
@@ -134,41 +134,41 @@ func (c *client) disconnect() error {
 	return c.err
 }
 
-// position is the place that a cursor names.
+// position returns the position in a cursor.
 func position(t *testing.T, cursor string) int {
 	t.Helper()
 	raw, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil || len(raw) != 16 {
-		t.Fatalf("cursor %q: %v", cursor, err)
+		t.Fatalf("cursor %q: error = %v", cursor, err)
 	}
 	return int(binary.BigEndian.Uint64(raw[8:]))
 }
 
-// brief says of each change its kind, its conversation and its version; of an event of a
-// turn its index, or that it is the last one.
+// describe returns kind, conversation and version of each change. For an event it returns the
+// index, or that it is the finished event.
 func describe(changes []*parleyv1.ConversationChange) []string {
-	var lines []string
+	var described []string
 	for _, c := range changes {
-		line := strings.TrimPrefix(c.GetKind().String(), "CHANGE_KIND_")
+		description := strings.TrimPrefix(c.GetKind().String(), "CHANGE_KIND_")
 		switch event := c.GetTurnEvent(); {
 		case event.GetFinished() != nil:
-			line += fmt.Sprint(" ", c.GetConversationId(), " finished")
+			description += fmt.Sprint(" ", c.GetConversationId(), " finished")
 		case event != nil:
-			line += fmt.Sprint(" ", c.GetConversationId(), " ", event.GetIndex())
+			description += fmt.Sprint(" ", c.GetConversationId(), " ", event.GetIndex())
 		case c.GetConversationId() != "":
-			line += fmt.Sprint(" ", c.GetConversationId(), " ", c.GetVersion())
+			description += fmt.Sprint(" ", c.GetConversationId(), " ", c.GetVersion())
 		}
-		lines = append(lines, line)
+		described = append(described, description)
 	}
-	return lines
+	return described
 }
 
-// appended is the change that appends a message with this content.
+// appendedChange returns the change of a message with this content.
 func appendedChange(tenant, id string, version int32, content string) store.Change {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Sequence: version, Content: content}
 	body, err := proto.Marshal(m)
 	if err != nil {
-		panic(err) // The content of a test.
+		panic(err) // cannot fail: the test provides the content
 	}
 	return store.Change{
 		Tenant: tenant, ConversationID: id, Version: version, Time: time.Unix(int64(version), 0),
@@ -177,19 +177,19 @@ func appendedChange(tenant, id string, version int32, content string) store.Chan
 	}
 }
 
-// commit commits messages with these versions, one after the other.
+// commit commits one message for each version.
 func commit(h *watch.Hub, tenant, id string, versions ...int32) {
 	for _, version := range versions {
 		h.Committed([]store.Change{appendedChange(tenant, id, version, "hello")})
 	}
 }
 
-// textEvent is an event of a turn.
+// textEvent returns a text event of a turn.
 func textEvent(index int32) *parleyv1.TurnEvent {
 	return &parleyv1.TurnEvent{TurnId: "turn", Index: index, Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "a piece"}}}
 }
 
-// finishedEvent is the last event of a turn.
+// finishedEvent returns the finished event of a turn.
 func finishedEvent(index int32) *parleyv1.TurnEvent {
 	return &parleyv1.TurnEvent{TurnId: "turn", Index: index, Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{}}}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestACursorThatIsTooOld: a GAP comes first of all, then a heartbeat with the cursor that
-// the stream goes on from.
+// TestCursorTooOld: a GAP comes first, then a heartbeat with the cursor from which the stream
+// continues.
 func TestCursorTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
@@ -38,7 +38,7 @@ func TestCursorTooOld(t *testing.T) {
 					t.Fatalf("cursor %d, ids %v (-want +got):\n%s", i, ids, d)
 				}
 				if got[0].GetCursor() != at {
-					t.Errorf("cursor %d: %v comes first, the hub is at %s", i, got[0], h.Cursor())
+					t.Errorf("cursor %d: first response = %v, cursor of the hub = %s", i, got[0], h.Cursor())
 				}
 				_ = c.disconnect()
 			}
@@ -52,7 +52,7 @@ func TestSlowWatcherReceivesGap(t *testing.T) {
 		c := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		c.want(t, "HEARTBEAT")
 		c.pauseReading()
-		commit(h, "t", "a", 1) // It is on its way.
+		commit(h, "t", "a", 1) // The client is about to receive it.
 		synctest.Wait()
 		commit(h, "t", "a", 2, 3, 4, 5)
 		c.resumeReading()
@@ -63,15 +63,15 @@ func TestSlowWatcherReceivesGap(t *testing.T) {
 		commit(h, "t", "a", 7, 8, 9, 10, 11)
 		c.resumeReading()
 		if cursor := c.want(t, "MESSAGE_APPENDED a 6", "GAP"); cursor != h.Cursor() {
-			t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
+			t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor())
 		}
 		commit(h, "t", "a", 12)
 		c.want(t, "MESSAGE_APPENDED a 12")
 	})
 }
 
-// TestOthersMakeNoGap: who waits for a conversation in which nothing happens has missed
-// nothing, even while it does not read.
+// TestChangesOfOthersCauseNoGap: a watcher of a conversation without changes misses nothing, even
+// while it does not read.
 func TestChangesOfOthersCauseNoGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 4
@@ -86,7 +86,7 @@ func TestChangesOfOthersCauseNoGap(t *testing.T) {
 		idle.want(t, "MESSAGE_APPENDED quiet 1")
 		stalled.want(t, "MESSAGE_APPENDED quiet 1")
 		stalled.pauseReading()
-		commit(h, "t", "quiet", 2) // It is on its way.
+		commit(h, "t", "quiet", 2) // The client is about to receive it.
 		idle.want(t, "MESSAGE_APPENDED quiet 2")
 		for range int32(10) {
 			for version := range int32(limit) {
@@ -105,8 +105,8 @@ func TestChangesOfOthersCauseNoGap(t *testing.T) {
 	})
 }
 
-// TestABatchLargerThanWhatIsKept is a GAP for those who want something of it, and nothing for
-// the others.
+// TestBatchLargerThanFeed: a batch that exceeds the feed's limit is a GAP for watchers that want an
+// entry of it, and nothing for the others.
 func TestBatchLargerThanFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 4
@@ -127,11 +127,11 @@ func TestBatchLargerThanFeed(t *testing.T) {
 		h.Committed(batch)
 		for _, c := range []*client{one, all} {
 			if cursor := c.want(t, "GAP"); cursor != h.Cursor() {
-				t.Errorf("the GAP has cursor %s, the hub is at %s", cursor, h.Cursor())
+				t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor())
 			}
 		}
 		if !isWoken(changed) {
-			t.Error("who waits for a change is not woken")
+			t.Error("subscriber not woken")
 		}
 		quiet.want(t)
 		tenant.want(t)

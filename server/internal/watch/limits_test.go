@@ -17,29 +17,29 @@ func TestFeedLimits(t *testing.T) {
 	const message = 1 << 10
 	tests := []struct {
 		name         string
-		count, bytes int // the limits
-		size, number int // of contents, and how many
+		count, bytes int // limits
+		size, number int // size and number of contents
 		want         int
 	}{
 		{"count", 10, 1 << 30, message, 100, 10},
 		{"one", 1, 1 << 30, message, 100, 1},
 		{"bytes", 1000, 100 * message, message, 1000, 75}, // plus about 320 bytes for each
-		{"one that is larger", 1000, message, 10 * message, 5, 1},
+		{"one larger than the limit", 1000, message, 10 * message, 5, 1},
 		{"all", 1000, 1 << 30, message, 100, 100},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := watch.NewSmall(watch.Options{}, test.count, test.bytes)
-				startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil) // Whoever reads does not add to it.
+				startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil) // A reader does not change what is retained.
 				content := strings.Repeat("x", test.size)
 				check := func() {
 					changes, changeBytes, events, eventBytes := h.Retained()
 					if changes > test.count || changeBytes > test.bytes && changes > 1 || changeBytes < changes*test.size {
-						t.Fatalf("%d changes and %d bytes are kept", changes, changeBytes)
+						t.Fatalf("Retained() = %d changes of %d bytes, above a limit", changes, changeBytes)
 					}
 					if events > test.count || eventBytes > test.bytes && events > 1 || eventBytes < events*test.size {
-						t.Fatalf("%d events and %d bytes are kept", events, eventBytes)
+						t.Fatalf("Retained() = %d events of %d bytes, above a limit", events, eventBytes)
 					}
 				}
 				event := textEvent(1)
@@ -50,9 +50,9 @@ func TestFeedLimits(t *testing.T) {
 					check()
 				}
 				if changes, _, events, _ := h.Retained(); changes != test.want || events != test.want {
-					t.Errorf("%d changes and %d events are kept, want %d", changes, events, test.want)
+					t.Errorf("Retained() = %d changes and %d events, want %d each", changes, events, test.want)
 				}
-				// A batch is as bounded.
+				// A batch has the same limits.
 				batch := make([]store.Change, test.number)
 				for i := range batch {
 					batch[i] = appendedChange("t", "a", int32(i), content)
@@ -79,16 +79,16 @@ func TestTooManyWatchers(t *testing.T) {
 	refuse := func() {
 		t.Helper()
 		if _, err := h.Watch(watch.Watch{Tenant: "t"}); !errors.Is(err, watch.ErrTooMany) {
-			t.Errorf("watcher %d: %v", limit+1, err)
+			t.Errorf("Watch number %d: error = %v, want ErrTooMany", limit+1, err)
 		}
 		if _, _, err := h.Subscribe("t", "a"); !errors.Is(err, watch.ErrTooMany) {
-			t.Errorf("reader %d: %v", limit+1, err)
+			t.Errorf("Subscribe number %d: error = %v, want ErrTooMany", limit+1, err)
 		}
 	}
 	refuse()
 	for _, end := range ends[:2] {
 		end()
-		end() // Which counts once.
+		end() // This call has no effect.
 		startWatch(t, h, watch.Watch{Tenant: "t"})
 		refuse()
 	}
@@ -108,13 +108,13 @@ func TestTooManyIDs(t *testing.T) {
 	refused := func(o watch.Watch) {
 		t.Helper()
 		if _, err := h.Watch(o); !errors.Is(err, watch.ErrTooMany) {
-			t.Errorf("%d ids more: %v", len(o.ConversationIDs), err)
+			t.Errorf("Watch with %d more ids: error = %v, want ErrTooMany", len(o.ConversationIDs), err)
 		}
 	}
 	refused(watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}})
-	startWatch(t, h, watch.Watch{Tenant: "t"}).Stop() // It names none.
+	startWatch(t, h, watch.Watch{Tenant: "t"}).Stop() // It names no ids.
 	all[0].Stop()
-	_, stop := subscribe(t, h, "t", "a") // Nor does one that waits, or the same one again.
+	_, stop := subscribe(t, h, "t", "a") // A subscriber and a repeated id do not count either.
 	defer stop()
 	startWatch(t, h, watch.Watch{Tenant: "t", ConversationIDs: slices.Concat(ids, ids)}).Stop()
 	startWatch(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids}).Stop()
@@ -123,12 +123,12 @@ func TestTooManyIDs(t *testing.T) {
 	}
 	stop()
 	if keys, readers := h.Readers(); keys != 0 || readers != 0 || h.Watchers() != 0 {
-		t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, h.Watchers())
+		t.Errorf("%d keys, %d readers and %d watchers after the end, want none", keys, readers, h.Watchers())
 	}
 }
 
-// TestTenThousandWatchers: they cost a goroutine each, which is that of their stream, and
-// nothing is left of them.
+// TestTenThousandWatchers: each watcher needs one goroutine, that of its stream. Nothing remains of
+// them.
 func TestTenThousandWatchers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 10_000
@@ -138,7 +138,7 @@ func TestTenThousandWatchers(t *testing.T) {
 		clients := make([]*client, total)
 		for i := range clients {
 			o := watch.Watch{Tenant: fmt.Sprint("t", i%3), TurnEvents: i%10 == 0}
-			if i >= 100 { // Most watch one conversation, and every tenth waits for the same.
+			if i >= 100 { // Most watchers name one conversation of their own and one in common.
 				o.ConversationIDs = []string{fmt.Sprint("c", i), "all"}
 			}
 			clients[i] = startClient(t, h, o, stop)
@@ -148,13 +148,13 @@ func TestTenThousandWatchers(t *testing.T) {
 			t.Errorf("%d goroutines for %d watchers", n, total)
 		}
 		if n := h.Watchers(); n != total {
-			t.Errorf("%d watchers are counted", n)
+			t.Errorf("Watchers() = %d, want %d", n, total)
 		}
 		for _, c := range clients {
 			c.want(t, "HEARTBEAT")
 		}
 		if n := runtime.NumGoroutine() - before; n > total {
-			t.Errorf("%d goroutines for %d watchers that wait", n, total)
+			t.Errorf("%d goroutines for %d waiting watchers", n, total)
 		}
 		h.Committed([]store.Change{appendedChange("t0", "all", 1, ""), appendedChange("t1", "c100", 2, "")})
 		synctest.Wait()
@@ -173,12 +173,13 @@ func TestTenThousandWatchers(t *testing.T) {
 			<-c.ended
 		}
 		if keys, readers := h.Readers(); keys != 0 || readers != 0 || h.Watchers() != 0 || h.HasSubscribers() {
-			t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, h.Watchers())
+			t.Errorf("%d keys, %d readers and %d watchers after the end, want none", keys, readers, h.Watchers())
 		}
 	})
 }
 
-// TestWritersWaitForNobody: not for a watcher whose client never reads, however much comes.
+// TestWritersDoNotWaitForWatchers: writers continue while clients do not read, however much is
+// written.
 func TestWritersDoNotWaitForWatchers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 10, 1<<20)
@@ -189,7 +190,7 @@ func TestWritersDoNotWaitForWatchers(t *testing.T) {
 				o.ConversationIDs = []string{"a"}
 			}
 			c := startClient(t, h, o, nil)
-			if i%5 != 0 { // Some do not even take the first heartbeat.
+			if i%5 != 0 { // Some clients do not even receive the first heartbeat.
 				c.want(t, "HEARTBEAT")
 			}
 			c.pauseReading()
@@ -200,20 +201,20 @@ func TestWritersDoNotWaitForWatchers(t *testing.T) {
 			commit(h, "t", "a", version)
 			h.TurnEvent("t", "a", textEvent(version))
 			if version%10 == 0 {
-				synctest.Wait() // The one that reads keeps up.
+				synctest.Wait() // The client that reads must keep up.
 			}
 		}
 		got := describe(reads.received())
 		if len(got) != 1001 || got[1000] != "MESSAGE_APPENDED a 999" {
-			t.Errorf("who reads got %d changes, the last is %s", len(got), got[len(got)-1])
+			t.Errorf("reading client received %d changes, last %s", len(got), got[len(got)-1])
 		}
 		for _, c := range append(stuck, reads) {
 			if err := c.disconnect(); !errors.Is(err, errDisconnected) {
-				t.Errorf("a watcher ended with %v", err)
+				t.Errorf("watcher ended with %v, want errDisconnected", err)
 			}
 		}
 		if n := h.Watchers(); n != 0 {
-			t.Errorf("%d watchers are left", n)
+			t.Errorf("Watchers() = %d, want 0", n)
 		}
 	})
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// heap returns the bytes of live objects.
+// heapBytes returns the size of live objects.
 func heapBytes() int {
 	runtime.GC()
-	runtime.GC() // The second run frees what finalizers and pools held.
+	runtime.GC() // The second run frees objects of finalizers and pools.
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int(stats.HeapAlloc)
@@ -27,8 +27,8 @@ func heapBytes() int {
 // maxMemoryRatio is the maximum ratio of counted to live bytes, and of live to counted bytes.
 const maxMemoryRatio = 1.5
 
-// heavyEvent is an event with a value of many small parts, which takes twenty times its encoded
-// size in memory.
+// heavyEvent returns an event with a value of many small parts, which takes twenty times its
+// encoded size in memory.
 func heavyEvent(index int32) *parleyv1.TurnEvent {
 	list := &structpb.ListValue{}
 	for range 5000 {
@@ -39,7 +39,7 @@ func heavyEvent(index int32) *parleyv1.TurnEvent {
 	}}
 }
 
-// updated is a change of a header with the given number of labels.
+// updatedChange returns the change of a header with this number of labels.
 func updatedChange(version int32, labels int) store.Change {
 	c := &parleyv1.Conversation{
 		Id: "c", Uid: strings.Clone("00000000-0000-4000-8000-000000000000"), Version: version, LastSequence: version,
@@ -54,8 +54,8 @@ func updatedChange(version int32, labels int) store.Change {
 	}
 }
 
-// TestMemoryOfWhatIsKept: the counted memory of changes retained for watchers is their real memory,
-// for every kind of change, whether a watcher has received it or not.
+// TestMemoryOfRetainedEntries: the counted memory of retained entries is their real memory, for
+// every kind of change, whether a watcher has received it or not.
 func TestMemoryOfRetainedEntries(t *testing.T) {
 	for _, test := range []struct {
 		name  string

@@ -14,46 +14,46 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// happening is a change, or an event of a turn. Both have positions of their own, from 1.
+// modelEntry is a change or an event. Both have their own positions, from 1.
 type modelEntry struct {
 	tenant, id string
 	position   int
 	after      int // of an event: the position of the newest change
 }
 
-// model does to a hub what it takes note of.
+// model performs each step on a hub and records what watchers must receive.
 type model struct {
 	*watch.Hub
 
 	t       *testing.T
-	limit   int // of changes that are kept, and of events
+	limit   int // of retained changes, and of retained events
 	changes []modelEntry
 	events  []modelEntry
 	all     []*modelWatcher
-	cursors []string // that any watcher was given
+	cursors []string // that watchers have received
 }
 
-// modelWatcher is a client, and what it still has to see.
+// modelWatcher is a client with the entries that it must still receive.
 type modelWatcher struct {
 	*client
 
 	options     watch.Watch
 	paused      bool
-	started     bool         // It has had its first heartbeat.
-	gapExpected bool         // A GAP must come first of all.
-	changes     []modelEntry // to come
+	started     bool         // it has received its first heartbeat
+	gapExpected bool         // a GAP must come first
+	changes     []modelEntry // to be received
 	events      []modelEntry
-	cursor      string // the last that it was given
-	position    int    // of it
+	cursor      string // the last one received
+	position    int    // of cursor
 }
 
 func (w *modelWatcher) wants(h modelEntry) bool {
 	return h.tenant == w.options.Tenant && (len(w.options.ConversationIDs) == 0 || slices.Contains(w.options.ConversationIDs, h.id))
 }
 
-// TestModel compares random steps with what a naive model says of them: a watcher sees each
-// change and each event that it wants exactly once, in the order in which they happened, or a
-// GAP in their place, and no GAP unless what it had to see next is no longer kept.
+// TestModel compares the hub with a simple model after random steps. A watcher receives each change
+// and each event that it wants exactly once, in the order in which they happened, or a GAP in their
+// place. It receives a GAP only if the next entry for it was dropped.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
@@ -66,31 +66,31 @@ func TestModel(t *testing.T) {
 				"event":  m.event,
 				"watch":  m.startWatching,
 				"resume": m.resume,
-				"stall":  m.pauseReading,
-				"go on":  m.resumeReading,
-				"leave":  m.disconnect,
+				"pause":  m.pauseReading,
+				"read":   m.resumeReading,
+				"end":    m.disconnect,
 				"wait":   m.waitForHeartbeats,
 			})
 			for _, w := range m.all {
 				m.end(rt, w)
 			}
 			if keys, readers := m.Readers(); keys != 0 || readers != 0 || m.Watchers() != 0 {
-				rt.Fatalf("%d keys, %d readers, %d watchers are left", keys, readers, m.Watchers())
+				rt.Fatalf("%d keys, %d readers, %d watchers after the end, want none", keys, readers, m.Watchers())
 			}
 		})
 	})
 }
 
-// bubble runs one case of a property in a bubble of synctest.
+// bubble runs one case of a property in a synctest bubble.
 func bubble(t *testing.T, rt *rapid.T, run func(t *testing.T)) {
 	t.Helper()
 	var failed any
 	synctest.Test(t, func(t *testing.T) {
-		defer func() { failed = recover() }() // It is for rapid, which waits outside.
+		defer func() { failed = recover() }() // Pass the panic to rapid, which waits outside.
 		run(t)
 	})
 	if fmt.Sprintf("%T", failed) == "rapid.invalidData" {
-		rt.SkipNow() // Not from the same line: rapid tells failures apart by it.
+		rt.SkipNow() // Skip from another line: rapid distinguishes failures by line.
 	}
 	if failed != nil {
 		panic(failed)
@@ -101,7 +101,7 @@ func anyTenant(rt *rapid.T) string { return rapid.SampledFrom([]string{"t", "u"}
 
 func anyID(rt *rapid.T) string { return rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "id") }
 
-// commit commits a batch that is not larger than what is kept.
+// commitBatch commits a batch that is not larger than the feed's limit.
 func (m *model) commitBatch(rt *rapid.T) {
 	batch := make([]store.Change, rapid.IntRange(1, m.limit).Draw(rt, "n"))
 	for i := range batch {
@@ -117,10 +117,10 @@ func (m *model) commitBatch(rt *rapid.T) {
 	m.Committed(batch)
 }
 
-// event has something happen in a turn.
+// event sends an event of a turn.
 func (m *model) event(rt *rapid.T) {
 	if !m.HasSubscribers() {
-		rt.Skip("as turns do")
+		rt.Skip("no watcher wants events")
 	}
 	h := modelEntry{tenant: anyTenant(rt), id: anyID(rt), position: len(m.events) + 1, after: len(m.changes)}
 	m.events = append(m.events, h)
@@ -132,7 +132,7 @@ func (m *model) event(rt *rapid.T) {
 	m.TurnEvent(h.tenant, h.id, textEvent(int32(h.position)))
 }
 
-// watch watches from now on.
+// startWatching starts a watcher without a cursor.
 func (m *model) startWatching(rt *rapid.T) {
 	m.addWatcher(watch.Watch{
 		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"),
@@ -140,10 +140,10 @@ func (m *model) startWatching(rt *rapid.T) {
 	})
 }
 
-// resume goes on from a cursor that somebody was given, perhaps one who watched otherwise.
+// resume starts a watcher from a cursor of any watcher, possibly one of another selection.
 func (m *model) resume(rt *rapid.T) {
 	if len(m.cursors) == 0 {
-		rt.Skip("nobody has a cursor")
+		rt.Skip("no cursor yet")
 	}
 	o := watch.Watch{
 		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"), Cursor: rapid.SampledFrom(m.cursors).Draw(rt, "cursor"),
@@ -178,7 +178,7 @@ func (m *model) pickWatcher(rt *rapid.T, stalled bool) *modelWatcher {
 		}
 	}
 	if len(some) == 0 {
-		rt.Skip("there is none")
+		rt.Skip("no such watcher")
 	}
 	return some[rapid.IntRange(0, len(some)-1).Draw(rt, "watcher")]
 }
@@ -195,12 +195,12 @@ func (m *model) resumeReading(rt *rapid.T) {
 	w.paused = false
 }
 
-// leave has a client leave, which then or later resumes from the cursor that it had.
+// disconnect disconnects a client, which may resume from its cursor.
 func (m *model) disconnect(rt *rapid.T) {
 	w := m.pickWatcher(rt, rapid.Bool().Draw(rt, "stalled"))
 	m.end(rt, w)
 	m.all = slices.DeleteFunc(m.all, func(other *modelWatcher) bool { return other == w })
-	if cursor := w.cursor; cursor != "" && rapid.Bool().Draw(rt, "comes back") {
+	if cursor := w.cursor; cursor != "" && rapid.Bool().Draw(rt, "resumes") {
 		w.options.Cursor = cursor
 		m.addWatcher(w.options)
 	}
@@ -211,39 +211,39 @@ func (m *model) end(rt *rapid.T, w *modelWatcher) {
 	m.checkReceived(rt, w)
 }
 
-// wait lets it be silent for so long that there are heartbeats.
+// waitForHeartbeats waits until heartbeats are due.
 func (m *model) waitForHeartbeats(rt *rapid.T) {
 	<-time.After(heartbeatInterval)
 	m.check(rt)
 	for i, w := range m.all {
 		if !w.paused && w.position != len(m.changes) {
-			rt.Fatalf("watcher %d stands at %d, after %d changes", i, w.position, len(m.changes))
+			rt.Fatalf("watcher %d: position = %d after %d changes", i, w.position, len(m.changes))
 		}
 	}
 }
 
-// check waits for all goroutines to come to rest, and looks at what every client has got.
+// check waits until all goroutines are blocked and checks what each client has received.
 func (m *model) check(rt *rapid.T) {
 	for i, w := range m.all {
 		m.checkReceived(rt, w)
 		if !w.paused && (!w.started || w.gapExpected || len(w.changes)+len(w.events) > 0) {
-			rt.Fatalf("watcher %d has still to see %v and %v", i, w.changes, w.events)
+			rt.Fatalf("watcher %d has not received %v and %v", i, w.changes, w.events)
 		}
 	}
 }
 
-// see checks what a client has got.
+// checkReceived checks what a client has received.
 func (m *model) checkReceived(rt *rapid.T, w *modelWatcher) {
 	for _, c := range w.received() {
 		at := position(m.t, c.GetCursor())
 		if at < w.position && w.cursor != "" {
-			rt.Fatalf("%v goes back from %d to %d", c, w.position, at)
+			rt.Fatalf("cursor of %v moves back from %d to %d", c, w.position, at)
 		}
 		if !w.started && at != w.position {
-			rt.Fatalf("%v goes on from %d, not from %d", c, at, w.position)
+			rt.Fatalf("%v: first position = %d, want %d", c, at, w.position)
 		}
 		if !w.started && (c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP) != w.gapExpected {
-			rt.Fatalf("%v comes first from cursor %s, which is lost: %t", c, w.options.Cursor, w.gapExpected)
+			rt.Fatalf("first response from cursor %[2]s = %[1]v, want a GAP: %[3]t", c, w.options.Cursor, w.gapExpected)
 		}
 		w.cursor, w.position = c.GetCursor(), at
 		m.cursors = append(m.cursors, c.GetCursor())
@@ -254,36 +254,36 @@ func (m *model) checkReceived(rt *rapid.T, w *modelWatcher) {
 			m.checkGap(rt, w)
 		case parleyv1.ChangeKind_CHANGE_KIND_TURN:
 			if after := m.events[c.GetTurnEvent().GetIndex()-1].after; len(w.changes) > 0 && w.changes[0].position <= after {
-				rt.Fatalf("%v comes ahead of %v, which happened before", c, w.changes[0])
+				rt.Fatalf("%v precedes %v, which happened earlier", c, w.changes[0])
 			}
 			w.events = next(rt, w.events, c, int(c.GetTurnEvent().GetIndex()))
 		default:
 			if e := w.events; len(e) > 0 && !m.isDropped(e, m.events) && e[0].after < int(c.GetVersion()) {
-				rt.Fatalf("%v comes ahead of %v, which happened before", c, e[0])
+				rt.Fatalf("%v precedes %v, which happened earlier", c, e[0])
 			}
 			w.changes = next(rt, w.changes, c, int(c.GetVersion()))
 		}
-		// Who goes on from here misses nothing.
+		// A watcher that resumes from this cursor must miss nothing.
 		if len(w.changes) > 0 && w.changes[0].position <= at {
-			rt.Fatalf("%v has cursor %d, and %v is still to come", c, at, w.changes[0])
+			rt.Fatalf("%v has cursor %d, before %v is received", c, at, w.changes[0])
 		}
 	}
 }
 
-// next checks that what comes is what had to come next.
+// next checks that a change is the expected one and returns the following ones.
 func next(rt *rapid.T, to []modelEntry, c *parleyv1.ConversationChange, position int) (rest []modelEntry) {
 	if len(to) == 0 || to[0].id != c.GetConversationId() || to[0].position != position {
-		rt.Fatalf("%v comes instead of %v", c, to)
+		rt.Fatalf("received %v, want the first of %v", c, to)
 	}
 	return to[1:]
 }
 
-// isGone reports whether what had to come next is no longer kept.
+// isDropped reports whether the next expected entry was dropped.
 func (m *model) isDropped(to, of []modelEntry) bool {
 	return len(to) > 0 && to[0].position <= len(of)-m.limit
 }
 
-// seeGap checks that something had to be missing, and notes that it is.
+// checkGap checks that an expected entry was dropped, and skips what the GAP replaces.
 func (m *model) checkGap(rt *rapid.T, w *modelWatcher) {
 	switch {
 	case w.gapExpected:
@@ -293,6 +293,6 @@ func (m *model) checkGap(rt *rapid.T, w *modelWatcher) {
 	case m.isDropped(w.events, m.events):
 		w.events = nil
 	default:
-		rt.Fatalf("a GAP at %d after %d changes and %d events, though %v and %v are kept", w.position, len(m.changes), len(m.events), w.changes, w.events)
+		rt.Fatalf("GAP at %d after %d changes and %d events, but %v and %v are retained", w.position, len(m.changes), len(m.events), w.changes, w.events)
 	}
 }

@@ -17,18 +17,18 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// patience is how long what has to come may take. Only a failing test takes so long.
+// stressTimeout limits a stress test. Only a failing test takes this long.
 const stressTimeout = time.Minute
 
-// storm is a hub under load: writers take turns as those of a store do, and conversations,
-// which are of one tenant, count their versions.
+// stressTest is a hub under load. Writers commit in turn, as those of a store. All conversations
+// have one tenant and count their versions.
 type stressTest struct {
 	*watch.Hub
 
 	ids         []string
 	final       int32 // version of each conversation at the end
 	gapsAllowed bool
-	order       sync.Mutex // of commits
+	order       sync.Mutex // held during a commit
 	versions    map[string]*atomic.Int32
 }
 
@@ -40,7 +40,7 @@ func newStressTest(h *watch.Hub, final int32, mayGap bool) *stressTest {
 	return s
 }
 
-// write commits batches until all conversations have their final version.
+// writeAll commits batches until all conversations have their final version.
 func (s *stressTest) writeAll() {
 	for done := false; !done; {
 		s.order.Lock()
@@ -64,15 +64,15 @@ func (s *stressTest) writeAll() {
 	}
 }
 
-// seen is what a client knows of a conversation.
+// knownState is what a client knows of a conversation.
 type knownState struct {
-	version int32 // as it has come
-	read    int32 // as the state was read behind a GAP
-	gap     bool  // What comes next may be any later version.
+	version int32 // of the last change received
+	read    int32 // read from the state after a GAP
+	gap     bool  // the next change may have any later version
 }
 
-// visit follows some conversations from a cursor to the end of all, leaving and coming back
-// on the way, and says what was wrong.
+// watchToEnd watches some conversations from a cursor until all have their final version. It stops
+// and resumes on the way.
 func (s *stressTest) watchToEnd(ctx context.Context, cursor string, ids []string, events bool) error {
 	known := make(map[string]*knownState)
 	for _, id := range s.ids {
@@ -94,7 +94,7 @@ func (s *stressTest) watchToEnd(ctx context.Context, cursor string, ids []string
 			return err
 		}
 		defer w.Stop()
-		stay := rand.IntN(500)
+		responses := rand.IntN(500)
 		for response, err := range w.All(ctx, nil) {
 			change, failed := decode(response)
 			if err := errors.Join(err, failed); err != nil {
@@ -104,8 +104,8 @@ func (s *stressTest) watchToEnd(ctx context.Context, cursor string, ids []string
 				return err
 			}
 			cursor = change.GetCursor()
-			stay--
-			if stay < 0 || isOver() {
+			responses--
+			if responses < 0 || isOver() {
 				break
 			}
 		}
@@ -119,18 +119,18 @@ func (s *stressTest) watchToEnd(ctx context.Context, cursor string, ids []string
 	return nil
 }
 
-// see checks that a change is the next one of its conversation.
+// checkChange checks that a change is the next one of its conversation.
 func (s *stressTest) checkChange(known map[string]*knownState, c *parleyv1.ConversationChange) error {
 	switch c.GetKind() {
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
 		of, version := known[c.GetConversationId()], c.GetVersion()
 		if of == nil || version <= of.version || version > of.version+1 && !of.gap {
-			return fmt.Errorf("%v comes after %+v", c, of)
+			return fmt.Errorf("received %v after %+v", c, of)
 		}
 		of.version, of.gap = version, false
 	case parleyv1.ChangeKind_CHANGE_KIND_GAP:
 		if !s.gapsAllowed {
-			return fmt.Errorf("%v, and everything is kept", c)
+			return fmt.Errorf("received %v, but everything is retained", c)
 		}
 		for id, of := range known {
 			of.read, of.gap = s.versions[id].Load(), true
@@ -145,8 +145,8 @@ func TestStress(t *testing.T) {
 		hub    *watch.Hub
 		mayGap bool
 	}{
-		{"all is kept", watch.NewSmall(watch.Options{}, 1<<20, 1<<30), false},
-		{"little is kept", watch.NewSmall(watch.Options{}, 16, 1<<30), true},
+		{"everything is retained", watch.NewSmall(watch.Options{}, 1<<20, 1<<30), false},
+		{"little is retained", watch.NewSmall(watch.Options{}, 16, 1<<30), true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -180,13 +180,14 @@ func TestStress(t *testing.T) {
 			written()
 			all.Wait()
 			if keys, readers := s.Readers(); keys != 0 || readers != 0 || s.Watchers() != 0 {
-				t.Errorf("%d keys, %d readers and %d watchers are left", keys, readers, s.Watchers())
+				t.Errorf("%d keys, %d readers and %d watchers after the end, want none", keys, readers, s.Watchers())
 			}
 		})
 	}
 }
 
-// wait waits for versions as readers of a summary do: none is missed.
+// waitForVersions subscribes and waits until the final version, as readers of a routing summary do.
+// It must miss no version.
 func (s *stressTest) waitForVersions(ctx context.Context, t *testing.T, id string) {
 	t.Helper()
 	for known := int32(0); known < s.final; {
@@ -211,7 +212,7 @@ func (s *stressTest) waitForVersions(ctx context.Context, t *testing.T, id strin
 	}
 }
 
-// comeAndGo begins watches and ends them at once, or with the first changes.
+// startAndStop starts watchers and ends them at once, or after the first changes.
 func (s *stressTest) startAndStop(writing context.Context, t *testing.T) {
 	t.Helper()
 	for i := 0; writing.Err() == nil; i++ {
@@ -224,7 +225,7 @@ func (s *stressTest) startAndStop(writing context.Context, t *testing.T) {
 		for _, err := range w.All(writing, stop) {
 			n++
 			if err != nil && writing.Err() == nil {
-				t.Errorf("after %d: %v", n, err)
+				t.Errorf("response %d: error = %v", n, err)
 			}
 			if n == i%3 {
 				close(stop)
@@ -237,8 +238,8 @@ func (s *stressTest) startAndStop(writing context.Context, t *testing.T) {
 	}
 }
 
-// TestWatchesThatBeginWhileChangesCome is for the race detector: nothing is done between the
-// beginning of a watch and its end, so that no lock comes between.
+// TestStartAndStopDuringWrites is for the race detector: nothing happens between the start of a
+// watch and its end, so that no other lock orders them.
 func TestStartAndStopDuringWrites(t *testing.T) {
 	h := watch.New(watch.Options{})
 	writing, written := context.WithCancel(t.Context())

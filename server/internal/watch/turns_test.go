@@ -20,7 +20,7 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 		h := watch.New(watch.Options{})
 		plain := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		if h.HasSubscribers() {
-			t.Error("somebody listens, and nobody has asked for events")
+			t.Error("HasSubscribers() = true without TurnEvents")
 		}
 		all := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
@@ -30,7 +30,7 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 			c.want(t, "HEARTBEAT")
 		}
 		if !h.HasSubscribers() {
-			t.Error("nobody listens")
+			t.Error("HasSubscribers() = false with TurnEvents")
 		}
 		commit(h, "t", "a", 1)
 		event := textEvent(1)
@@ -43,10 +43,10 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 		}
 		got := one.received()
 		if d := cmp.Diff([]string{"MESSAGE_APPENDED a 1", "TURN a 1"}, describe(got)); d != "" {
-			t.Fatalf("(-want +got):\n%s", d)
+			t.Fatalf("changes (-want +got):\n%s", d)
 		}
 		if d := cmp.Diff(want, got[1], protocmp.Transform()); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
+			t.Errorf("changes (-want +got):\n%s", d)
 		}
 		plain.want(t, "MESSAGE_APPENDED a 1")
 		all.want(t, "MESSAGE_APPENDED a 1", "TURN a 1", "TURN b 2")
@@ -55,9 +55,9 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 			_ = c.disconnect()
 		}
 		if h.HasSubscribers() {
-			t.Error("somebody still listens")
+			t.Error("HasSubscribers() = true after the end")
 		}
-		// Whoever comes later gets what comes later.
+		// A later watcher receives only later events.
 		all = startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true, Cursor: want.GetCursor()}, nil)
 		all.want(t, "HEARTBEAT")
 		h.TurnEvent("t", "b", textEvent(4))
@@ -65,19 +65,19 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 	})
 }
 
-// TestTheAnswerComesAheadOfTheEnd: a turn's last event follows the commit of its answer, and
-// so do watchers see it, whichever of the two they are told of first.
+// TestAnswerPrecedesFinishedEvent: the finished event of a turn follows the commit of its answer.
+// Watchers receive them in this order, whichever notification comes first.
 func TestAnswerPrecedesFinishedEvent(t *testing.T) {
-	t.Run("told late", func(t *testing.T) {
+	t.Run("late notification", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := watch.New(watch.Options{})
 			c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 			c.want(t, "HEARTBEAT")
-			tell := h.DelayNotifications()
+			notify := h.DelayNotifications()
 			commit(h, "t", "a", 1)
 			h.TurnEvent("t", "a", finishedEvent(1))
 			synctest.Wait()
-			tell()
+			notify()
 			c.want(t, "MESSAGE_APPENDED a 1", "TURN a finished")
 		})
 	})
@@ -93,14 +93,15 @@ func TestAnswerPrecedesFinishedEvent(t *testing.T) {
 				got := describe(c.received())
 				answer, end := slices.Index(got, fmt.Sprint("MESSAGE_APPENDED a ", version)), slices.Index(got, "TURN a finished")
 				if len(got) != 3 || answer < 0 || end < answer || slices.Index(got, "TURN a 1") > end {
-					t.Fatalf("turn %d: %q", version, got)
+					t.Fatalf("turn %d: changes = %q, want the message before finished", version, got)
 				}
 			}
 		})
 	})
 }
 
-// TestAnEventWaitsForAllChangesBeforeIt: also for more than are looked at in one go.
+// TestEventFollowsAllEarlierChanges: an event follows all earlier changes, even if there are more
+// than one scan covers.
 func TestEventFollowsAllEarlierChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 5000
@@ -130,14 +131,14 @@ func TestEventFollowsAllEarlierChanges(t *testing.T) {
 				want = 3
 			}
 			if n := len(got); n != want || got[n-2] != "MESSAGE_APPENDED a 1" || changes[n-1].GetCursor() != changes[n-2].GetCursor() {
-				t.Errorf("the event comes after %d changes, the last is %s", n-1, got[max(n-2, 0)])
+				t.Errorf("event received after %d changes, last %s", n-1, got[max(n-2, 0)])
 			}
 		}
 	})
 }
 
-// TestResumeFromTheCursorOfAnEvent: it is that of the change before, so that whoever goes on
-// from it gets each change that the first watcher got later, and no other.
+// TestResumeFromCursorOfEvent: an event has the cursor of the change before it. A watcher that
+// resumes from it receives exactly the changes after the event.
 func TestResumeFromCursorOfEvent(t *testing.T) {
 	for _, ids := range [][]string{nil, {"a"}, {"a", "c"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -159,14 +160,14 @@ func TestResumeFromCursorOfEvent(t *testing.T) {
 			for i, change := range got {
 				at := position(t, change.GetCursor())
 				if at < last {
-					t.Errorf("%v has a cursor that goes back by %d", change, last-at)
+					t.Errorf("cursor of %v moves back by %d", change, last-at)
 				}
 				last = at
-				isEvent := func(line string) bool { return line[:4] == "TURN" }
+				isEvent := func(description string) bool { return description[:4] == "TURN" }
 				want := append([]string{"HEARTBEAT"}, slices.DeleteFunc(describe(got[i+1:]), isEvent)...)
 				again := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(), TurnEvents: i%2 == 0}, nil)
 				if d := cmp.Diff(want, describe(again.received())); d != "" {
-					t.Errorf("from the cursor of %v (-want +got):\n%s", change, d)
+					t.Errorf("changes from the cursor of %v (-want +got):\n%s", change, d)
 				}
 				_ = again.disconnect()
 			}
@@ -174,14 +175,14 @@ func TestResumeFromCursorOfEvent(t *testing.T) {
 	}
 }
 
-// TestEventsThatAreGone: a GAP says so, and no change is lost or doubled for that.
+// TestGapForDroppedEvents: a GAP reports dropped events. No change is lost or repeated.
 func TestGapForDroppedEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
 		c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		c.want(t, "HEARTBEAT")
 		c.pauseReading()
-		h.TurnEvent("t", "a", textEvent(1)) // It is on its way.
+		h.TurnEvent("t", "a", textEvent(1)) // The client is about to receive it.
 		synctest.Wait()
 		commit(h, "t", "a", 1, 2)
 		for i := range int32(5) {
@@ -189,15 +190,15 @@ func TestGapForDroppedEvents(t *testing.T) {
 		}
 		c.resumeReading()
 		got := c.received()
-		lines := describe(got)
-		gap := slices.Index(lines, "GAP")
+		described := describe(got)
+		gap := slices.Index(described, "GAP")
 		if gap < 1 {
-			t.Fatalf("no GAP: %q", lines)
+			t.Fatalf("changes = %q, want a GAP", described)
 		}
 		again := startClient(t, h, watch.Watch{Tenant: "t", Cursor: got[gap].GetCursor()}, nil)
-		again.want(t, append([]string{"HEARTBEAT"}, lines[gap+1:]...)...)
+		again.want(t, append([]string{"HEARTBEAT"}, described[gap+1:]...)...)
 		_ = again.disconnect()
-		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"}, slices.Delete(lines, gap, gap+1)); d != "" {
+		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"}, slices.Delete(described, gap, gap+1)); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)
 		}
 		commit(h, "t", "a", 3)
@@ -207,8 +208,8 @@ func TestGapForDroppedEvents(t *testing.T) {
 	})
 }
 
-// TestEventsAreKeptFromOthers: those who do not want events are not woken by them, and the end of
-// a watch ends that of events.
+// TestEventsWakeOnlyTheirWatchers: events do not wake watchers that do not want them. The end of a
+// watch removes its reader of events.
 func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
@@ -219,13 +220,13 @@ func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 		h.TurnEvent("t", "a", textEvent(1))
 		c.want(t, "HEARTBEAT", "TURN a 1")
 		if isWoken(changed) || h.Cursor() != before {
-			t.Error("an event of a turn passes for a change")
+			t.Error("event woke a subscriber or moved the cursor")
 		}
 		_ = c.disconnect()
 		if _, readers := h.Readers(); readers != 1 {
-			t.Errorf("%d readers are left beside the one that waits", readers-1)
+			t.Errorf("%d readers besides the subscriber, want 0", readers-1)
 		}
-		// Events come in the time of the hub's clock, however late they are read.
+		// An event has the time at which it came, however late it is read.
 		c = startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 		c.want(t, "HEARTBEAT")
 		c.pauseReading()
@@ -236,7 +237,7 @@ func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 		c.resumeReading()
 		for _, change := range c.received() {
 			if got := change.GetTime().AsTime(); !got.Equal(at) {
-				t.Errorf("%v is of %v, want %v", change, got, at)
+				t.Errorf("%v: time = %v, want %v", change, got, at)
 			}
 		}
 	})

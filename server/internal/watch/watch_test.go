@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// woken reports whether there is a value, once all goroutines have come to rest.
+// isWoken reports whether the channel has a value when all goroutines are blocked.
 func isWoken(c <-chan struct{}) bool {
 	synctest.Wait()
 	select {
@@ -35,32 +35,32 @@ func subscribe(t *testing.T, h *watch.Hub, tenant, id string) (changed <-chan st
 func TestSubscribeWakesForOneConversation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
-		mine, stop := subscribe(t, h, "t", "c")
+		wanted, stop := subscribe(t, h, "t", "c")
 		other, stopOther := subscribe(t, h, "t", "d")
 		foreign, stopForeign := subscribe(t, h, "u", "c")
-		// Any number of changes make one value, and nobody has to be reading.
+		// Several changes send one value, even without a reader of the channel.
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}, {Tenant: "t", ConversationID: "c"}})
-		if !isWoken(mine) || isWoken(mine) {
-			t.Error("two changes did not make one value")
+		if !isWoken(wanted) || isWoken(wanted) {
+			t.Error("two changes did not send exactly one value")
 		}
 		if isWoken(other) || isWoken(foreign) {
 			t.Error("woken by a change of another conversation")
 		}
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-		if !isWoken(mine) {
+		if !isWoken(wanted) {
 			t.Error("not woken again")
 		}
 		if n := h.Watchers(); n != 3 {
-			t.Errorf("%d watchers, want 3", n)
+			t.Errorf("Watchers() = %d, want 3", n)
 		}
 		for _, end := range []func(){stop, stop, stopOther, stopForeign} {
 			end()
 		}
 		if n := h.Watchers(); n != 0 {
-			t.Errorf("%d watchers after all have stopped", n)
+			t.Errorf("Watchers() = %d after all have stopped, want 0", n)
 		}
 		h.Committed([]store.Change{{Tenant: "t", ConversationID: "c"}})
-		if isWoken(mine) {
+		if isWoken(wanted) {
 			t.Error("woken after stopping")
 		}
 	})

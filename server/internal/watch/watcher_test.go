@@ -19,7 +19,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// heartbeatEvery is what the API promises.
+// heartbeatInterval is the interval that the API guarantees.
 const heartbeatInterval = 15 * time.Second
 
 func TestHeartbeatComesFirst(t *testing.T) {
@@ -31,27 +31,27 @@ func TestHeartbeatComesFirst(t *testing.T) {
 			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, Time: timestamppb.Now(),
 		}}
 		if d := cmp.Diff(want, c.received(), protocmp.Transform()); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
+			t.Errorf("changes (-want +got):\n%s", d)
 		}
-		// What is committed between the two is not missed.
+		// A change between Watch and All is not missed.
 		w := startWatch(t, h, watch.Watch{Tenant: "t"})
 		defer w.Stop()
 		commit(h, "t", "a", 3)
 		for response, err := range w.All(t.Context(), nil) {
 			change, failed := decode(response)
 			if d := cmp.Diff(want, []*parleyv1.ConversationChange{change}, protocmp.Transform()); err != nil || failed != nil || d != "" {
-				t.Errorf("%v, %v, (-want +got):\n%s", err, failed, d)
+				t.Errorf("first response: %v, %v (-want +got):\n%s", err, failed, d)
 			}
 			break
 		}
 		c.want(t, "MESSAGE_APPENDED a 3")
 		if err := c.disconnect(); !errors.Is(err, errDisconnected) {
-			t.Errorf("the watcher ended with %v", err)
+			t.Errorf("watcher ended with %v, want errDisconnected", err)
 		}
 	})
 }
 
-// TestChangesAsTheyAreSent: each kind with what the API says that it has.
+// TestResponseOfEachKind: each kind of change has the fields that the API documents.
 func TestResponseOfEachKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
@@ -92,7 +92,7 @@ func TestResponseOfEachKind(t *testing.T) {
 			want = append(want, one)
 		}
 		if d := cmp.Diff(want, c.received(), protocmp.Transform()); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
+			t.Errorf("changes (-want +got):\n%s", d)
 		}
 	})
 }
@@ -123,16 +123,16 @@ func TestWatcherSelectsConversations(t *testing.T) {
 		none.want(t, first)
 		for _, c := range []*client{all, other, one, some, twice, none} {
 			if err := c.disconnect(); !errors.Is(err, errDisconnected) {
-				t.Errorf("a watcher ended with %v", err)
+				t.Errorf("watcher ended with %v, want errDisconnected", err)
 			}
 		}
 		if keys, _ := h.Readers(); keys != 0 || h.Watchers() != 0 {
-			t.Errorf("%d keys and %d watchers are left", keys, h.Watchers())
+			t.Errorf("%d keys and %d watchers after the end, want none", keys, h.Watchers())
 		}
 	})
 }
 
-// TestResumeFromEveryCursor: whoever goes on from a cursor gets what came behind it.
+// TestResumeFromEveryCursor: a watcher that resumes from a cursor receives the changes after it.
 func TestResumeFromEveryCursor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
@@ -150,15 +150,15 @@ func TestResumeFromEveryCursor(t *testing.T) {
 			rest := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
 			got := rest.received()
 			if got[0].GetCursor() != cursor {
-				t.Errorf("the heartbeat has cursor %s, the request had %s", got[0].GetCursor(), cursor)
+				t.Errorf("cursor of the first heartbeat = %s, want %s", got[0].GetCursor(), cursor)
 			}
 			if d := cmp.Diff(append([]string{"HEARTBEAT"}, of[i:]...), describe(got)); d != "" {
-				t.Errorf("from cursor %d (-want +got):\n%s", i, d)
+				t.Errorf("changes from cursor %d (-want +got):\n%s", i, d)
 			}
 			one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"b"}, Cursor: cursor}, nil)
-			ofOne := slices.DeleteFunc(slices.Clone(of[i:]), func(line string) bool { return !strings.Contains(line, " b ") })
+			ofOne := slices.DeleteFunc(slices.Clone(of[i:]), func(description string) bool { return !strings.Contains(description, " b ") })
 			if d := cmp.Diff(append([]string{"HEARTBEAT"}, ofOne...), describe(one.received())); d != "" {
-				t.Errorf("of b, from cursor %d (-want +got):\n%s", i, d)
+				t.Errorf("changes of b from cursor %d (-want +got):\n%s", i, d)
 			}
 			for _, c := range []*client{rest, one} {
 				_ = c.disconnect()
@@ -181,13 +181,13 @@ func TestHeartbeats(t *testing.T) {
 		commit(h, "t", "a", 1)
 		all.want(t, "MESSAGE_APPENDED a 1")
 		pass(1)
-		// Its cursor has gone on, though nothing was for it.
+		// The cursor has advanced, although no change was for this watcher.
 		next := quiet.want(t, "HEARTBEAT")
 		if next == last || next != h.Cursor() {
-			t.Errorf("the cursor went from %s to %s, the hub is at %s", last, next, h.Cursor())
+			t.Errorf("cursor moved from %s to %s, want %s", last, next, h.Cursor())
 		}
 		pass(heartbeatInterval - 2)
-		all.want(t) // Not silent for so long.
+		all.want(t) // The last change was less than heartbeatInterval ago.
 		h.TurnEvent("t", "a", textEvent(1))
 		all.want(t, "TURN a 1")
 		pass(2)
@@ -200,7 +200,8 @@ func TestHeartbeats(t *testing.T) {
 			all.want(t, "HEARTBEAT")
 			quiet.want(t, "HEARTBEAT")
 		}
-		// A client that did not read for hours gets what there is, and no more heartbeat than it needs.
+		// A client that did not read for an hour receives the changes and no unnecessary
+		// heartbeats.
 		all.pauseReading()
 		commit(h, "t", "a", 2, 3)
 		pass(time.Hour)
@@ -228,25 +229,25 @@ func TestCursors(t *testing.T) {
 			base64.RawURLEncoding.EncodeToString(slices.Concat(raw[:8], slices.Repeat([]byte{255}, 8))),
 		} {
 			if w, err := h.Watch(watch.Watch{Tenant: "t", Cursor: cursor}); !errors.Is(err, watch.ErrCursor) {
-				t.Errorf("cursor %q: %v", cursor, err)
+				t.Errorf("cursor %q: error = %v", cursor, err)
 				w.Stop()
 			}
 		}
 		if n := h.Watchers(); n != 0 {
-			t.Errorf("%d watchers are counted, all were refused", n)
+			t.Errorf("Watchers() = %d after refused watches, want 0", n)
 		}
-		// Of another start, whatever its position.
+		// A cursor of another server start is too old, whatever its position.
 		other := watch.New(watch.Options{})
 		commit(other, "t", "a", 1, 2, 3)
 		for _, cursor := range []string{other.Cursor(), watch.New(watch.Options{}).Cursor()} {
 			c := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
 			got := c.received()
 			if d := cmp.Diff([]string{"GAP", "HEARTBEAT"}, describe(got)); d != "" {
-				t.Errorf("(-want +got):\n%s", d)
+				t.Errorf("changes (-want +got):\n%s", d)
 			}
 			for _, change := range got {
 				if change.GetCursor() != h.Cursor() || !change.GetTime().AsTime().Equal(time.Now()) {
-					t.Errorf("%v, the hub is at %s", change, h.Cursor())
+					t.Errorf("change = %v, want cursor %s and the current time", change, h.Cursor())
 				}
 			}
 			_ = c.disconnect()
@@ -261,7 +262,7 @@ func TestWatcherEnd(t *testing.T) {
 		idle, busy := startClient(t, h, watch.Watch{Tenant: "t"}, stop), startClient(t, h, watch.Watch{Tenant: "t"}, stop)
 		left := startClient(t, h, watch.Watch{Tenant: "t"}, stop)
 		if err := left.disconnect(); !errors.Is(err, errDisconnected) {
-			t.Errorf("the client left, and the watcher ended with %v", err)
+			t.Errorf("watcher of a disconnected client ended with %v, want errDisconnected", err)
 		}
 		idle.want(t, "HEARTBEAT")
 		busy.want(t, "HEARTBEAT")
@@ -276,12 +277,12 @@ func TestWatcherEnd(t *testing.T) {
 		<-late.ended
 		for _, c := range []*client{idle, busy, late} {
 			if c.err != nil {
-				t.Errorf("a stop ended a watcher with %v", c.err)
+				t.Errorf("watcher ended with %v after stop, want nil", c.err)
 			}
-			c.w.Stop() // Again.
+			c.w.Stop() // A second call has no effect.
 		}
 		if n := h.Watchers(); n != 0 {
-			t.Errorf("%d watchers are left", n)
+			t.Errorf("Watchers() = %d, want 0", n)
 		}
 	})
 }

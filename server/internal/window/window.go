@@ -12,8 +12,6 @@
 //     In return, its first message stays the same for many turns; see chooseStart.
 //
 // Start at [Start].
-//
-//	window of it, and in return keeps its first message for many turns; see steady.
 package window
 
 import (

@@ -12,9 +12,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// history writes messages in short: u, a, s for user, assistant, system; c1 for an
-// assistant's call with the id 1, r1 for a result of that id. Sequences and exchanges are
-// set as the store sets them.
+// history returns messages written in short: u, a, s for user, assistant, system; c1 for a call
+// with the id 1; r1 for a result of that id. Sequences and exchanges are set as the store sets
+// them.
 func history(words ...string) []*parleyv1.Message {
 	var messages []*parleyv1.Message
 	for _, word := range words {
@@ -49,7 +49,7 @@ func number(messages []*parleyv1.Message) {
 	}
 }
 
-// offsetsOf returns what Start is told, after bytes that are no longer kept.
+// offsetsOf returns the offsets of messages for Start, after this number of dropped bytes.
 func offsetsOf(before int64, messages []*parleyv1.Message) []int64 {
 	offsets := []int64{before}
 	for _, m := range messages {
@@ -60,7 +60,7 @@ func offsetsOf(before int64, messages []*parleyv1.Message) []int64 {
 }
 
 func TestStart(t *testing.T) {
-	one := int32(proto.Size(history("u")[0])) // what each message of one letter takes
+	one := int32(proto.Size(history("u")[0])) // size of a message with one letter
 	tests := []struct {
 		name    string
 		history []*parleyv1.Message
@@ -83,10 +83,10 @@ func TestStart(t *testing.T) {
 		{"the tightest bound counts", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4, MaxExchanges: 1, MaxBytes: 4 * one}, 2},
 		{"a call and its result stay together", history("u", "c1", "u", "r1", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4}, 4},
 		{"a call and its result both fit", history("u", "c1", "u", "r1", "u", "a"), nil, 0},
-		{"a later call has the id too", history("u", "c1", "r1", "u", "c1", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 3},
-		{"a result is the nearest call's", history("u", "c1", "u", "c1", "u", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 6},
+		{"a later call with the same id", history("u", "c1", "r1", "u", "c1", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 3},
+		{"a result belongs to the nearest call", history("u", "c1", "u", "c1", "u", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 6},
 		{"a second result", history("u", "c1", "r1", "u", "r1", "u"), &parleyv1.ContextWindow{MaxExchanges: 2}, 5},
-		{"a result ahead of its call", history("u", "r1", "c1", "u", "a"), nil, 3},
+		{"a result before its call", history("u", "r1", "c1", "u", "a"), nil, 3},
 		{"a result without a call", history("u", "a", "u", "r1", "u", "a"), nil, 4},
 		{"a call without a result", history("u", "c1", "u", "a"), &parleyv1.ContextWindow{MaxExchanges: 1}, 2},
 	}
@@ -99,8 +99,8 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// lawful restates the laws the slow way, from the front: for every result the nearest
-// earlier call of its id is looked up.
+// isLawful implements the laws in a simple, slow way: it searches the nearest earlier call of each
+// result.
 func isLawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow) bool {
 	if messages[from].GetRole() != parleyv1.Role_ROLE_USER {
 		return false
@@ -120,7 +120,7 @@ func isLawful(messages []*parleyv1.Message, from int, w *parleyv1.ContextWindow)
 		(w.GetMaxBytes() == 0 || size <= int(w.GetMaxBytes()))
 }
 
-// callOf returns where the call is that a result answers, -1 if nowhere.
+// callIndex returns the index of the call of a result, -1 if there is none.
 func callIndex(messages []*parleyv1.Message, result int) int {
 	id := messages[result].GetToolResult().GetCallId()
 	for i, m := range slices.Backward(messages[:result]) {
@@ -150,8 +150,8 @@ func exchanges(messages []*parleyv1.Message) int {
 	return n
 }
 
-// Few ids, so that they are reused; results and calls in any order, some without the
-// other.
+// messageKinds has few ids, so that they are reused, and calls and results in any order, some
+// without the other.
 var messageKinds = rapid.SampledFrom([]string{"u", "u", "u", "a", "a", "s", "c1", "c2", "c3", "r1", "r2", "r3"})
 
 func drawHistory(t *rapid.T) []*parleyv1.Message {
@@ -173,7 +173,7 @@ func drawWindow(t *rapid.T) *parleyv1.ContextWindow {
 	return w
 }
 
-// drawOffsets returns the offsets of messages, nil now and then.
+// drawOffsets returns the offsets of messages, sometimes nil.
 func drawOffsets(t *rapid.T, messages []*parleyv1.Message) []int64 {
 	if rapid.IntRange(0, 3).Draw(t, "offsets unknown") == 3 {
 		return nil
@@ -181,8 +181,8 @@ func drawOffsets(t *rapid.T, messages []*parleyv1.Message) []int64 {
 	return offsetsOf(rapid.Int64Range(0, 5000).Draw(t, "dropped"), messages)
 }
 
-// cutShort says what a steady window has too little of, in place of the largest; "" for
-// nothing.
+// missingPart describes by how much a stable window is too small, compared to the largest window,
+// "" if it is large enough.
 func missingPart(got, full []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) string {
 	has, fits := exchanges(got), exchanges(full)
 	if offsets == nil || w.GetMaxExchanges() > 0 || w.GetMaxMessages() > 0 {
@@ -216,10 +216,10 @@ func checkLaws(t *rapid.T) {
 	w.CacheStable = true
 	got := Start(messages, offsets, w)
 	if got < len(messages) && !isLawful(messages, got, w) {
-		t.Fatalf("cache stable: Start = %d is not lawful", got)
+		t.Fatalf("cache stable: Start = %d breaks a law", got)
 	}
-	if lack := missingPart(messages[got:], messages[full:], offsets, w); lack != "" {
-		t.Fatalf("cache stable: %s, want about half", lack)
+	if missing := missingPart(messages[got:], messages[full:], offsets, w); missing != "" {
+		t.Fatalf("cache stable: %s, want about half", missing)
 	}
 	if !bounded(w) && got != full {
 		t.Fatalf("cache stable without a bound: Start = %d, want %d", got, full)
@@ -233,8 +233,8 @@ func TestStartObeysLaws(t *testing.T) { rapid.Check(t, checkLaws) }
 
 func FuzzStart(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkLaws)) }
 
-// A store drops its oldest messages when it likes; that must not move a window that does
-// not reach them.
+// TestStartIgnoresOlderMessages: a store drops its oldest messages at any time. That must not move
+// a window that does not contain them.
 func TestStartIgnoresOlderMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		messages, w := drawHistory(t), drawWindow(t)
@@ -243,7 +243,7 @@ func TestStartIgnoresOlderMessages(t *testing.T) {
 		w.CacheStable = rapid.Bool().Draw(t, "cache_stable")
 		want := Start(messages, offsets, w)
 		if got := dropped + Start(messages[dropped:], offsets[dropped:], w); got != want {
-			t.Fatalf("without the oldest %d the window starts at %d, want %d", dropped, got, want)
+			t.Fatalf("Start without the oldest %d messages = %d, want %d", dropped, got, want)
 		}
 	})
 }
