@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 )
 
 // startPendingError reports that it is not yet known whether the previous turn starts.
@@ -23,7 +24,9 @@ var errStaleSnapshot = errors.New("the running turn started after the conversati
 // admit returns the turn of a request: a new turn, or the turn that the same request already
 // started, to which it attaches the caller. The caller must follow the turn. If the earlier turn is
 // only in the store, admit returns a repeatedRequestError.
-func (m *Manager) admit(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) (t *liveTurn, attached bool, err error) {
+func (m *Manager) admit(
+	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
+) (t *liveTurn, attached bool, err error) {
 	at := key{tenant, request.GetConversationId()}
 	for {
 		t, attached, err := m.tryAdmit(ctx, at, request, q)
@@ -42,8 +45,11 @@ func (m *Manager) admit(ctx context.Context, tenant string, request *parleyv1.Ch
 	}
 }
 
-func (m *Manager) tryAdmit(ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request) (t *liveTurn, attached bool, err error) {
-	uid := m.conversationUID(at) // Get the uid before the read: if the read does not find this conversation, the conversation has ended.
+func (m *Manager) tryAdmit(
+	ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request,
+) (t *liveTurn, attached bool, err error) {
+	// Get the uid before the read: if the read does not find this conversation, the conversation has ended.
+	uid := m.conversationUID(at)
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && dependsOnHistory(request) {
@@ -117,7 +123,9 @@ func (m *Manager) conversationUID(at key) string {
 // enqueueOrAttach adds a new turn to its queue, or attaches the caller to the turn that the same
 // request started in the meantime. If refusal is not nil, the request must not interrupt a running
 // turn.
-func (m *Manager) enqueueOrAttach(at key, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot, refusal error) (t *liveTurn, attached bool, err error) {
+func (m *Manager) enqueueOrAttach(
+	at key, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot, refusal error,
+) (t *liveTurn, attached bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := m.queues[at]
@@ -131,7 +139,8 @@ func (m *Manager) enqueueOrAttach(at key, request *parleyv1.ChatRequest, q *stor
 		if err := l.checkBusy(request.GetOnBusy()); err != nil {
 			return nil, false, err
 		}
-		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT && (request.IfVersion != nil || dependsOnHistory(request)) {
+		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT &&
+			(request.IfVersion != nil || dependsOnHistory(request)) {
 			if err := l.checkSnapshot(found); err != nil {
 				return nil, false, err
 			}
@@ -140,7 +149,8 @@ func (m *Manager) enqueueOrAttach(at key, request *parleyv1.ChatRequest, q *stor
 			return nil, false, refusal
 		}
 	case m.runningByTenant[at.tenant] >= m.o.MaxTurns:
-		return nil, false, fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, m.runningByTenant[at.tenant], m.o.MaxTurns)
+		return nil, false, fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, m.runningByTenant[at.tenant],
+			m.o.MaxTurns)
 	case m.runningTotal >= maxRunningTotal:
 		return nil, false, fmt.Errorf("%w: the server has %d (limit %d)", ErrTooManyTurns, m.runningTotal, maxRunningTotal)
 	}

@@ -16,7 +16,10 @@ var errHistoryUnreadable = errors.New("the history could not be read")
 
 // agentRequest reads the history, adds the started event and returns the request for the agent.
 func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
-	started := &parleyv1.TurnStarted{Conversation: t.startResult.Conversation, Agent: t.agent.Name, Created: t.startResult.Created}
+	started := &parleyv1.TurnStarted{
+		Conversation: t.startResult.Conversation, Agent: t.agent.Name,
+		Created: t.startResult.Created,
+	}
 	started.Conversation.SystemPrompt = "" // The event only reports a change.
 	if !t.request.GetAnswerPending() && t.input.GetRole() == parleyv1.Role_ROLE_USER {
 		started.UserMessage = t.input
@@ -60,7 +63,8 @@ func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error
 // the input, which come from other writers or from an incomplete turn. It never cuts the exchange
 // to which the input belongs. offsets are those of the stored messages.
 func (t *liveTurn) window(messages []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
-	history := slices.DeleteFunc(messages, func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
+	history := slices.DeleteFunc(messages,
+		func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
 	exchange := openExchangeStart(history, t.input)
 	return history[window.Start(history[:exchange], offsets[:exchange+1], t.windowBounds()):]
 }

@@ -9,9 +9,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"google.golang.org/protobuf/proto"
 )
 
 // tooLargeError is the cause of a turn whose answer exceeded a limit.
@@ -251,7 +252,8 @@ func (a *answer) snapshot(since int) *partialAnswer {
 		return partial
 	}
 	for i, m := range a.messages {
-		partial.messages, partial.indexes = append(partial.messages, proto.CloneOf(m)), append(partial.indexes, proto.CloneOf(a.indexes[i]))
+		partial.messages, partial.indexes = append(partial.messages, proto.CloneOf(m)),
+			append(partial.indexes, proto.CloneOf(a.indexes[i]))
 	}
 	if a.currentOpen {
 		partial.messages[len(partial.messages)-1].Content = a.text.String()
@@ -261,16 +263,20 @@ func (a *answer) snapshot(since int) *partialAnswer {
 }
 
 // textOnly returns the text of an answer that the store refused.
-func textOnly(messages []*parleyv1.Message, indexes []*storev1.MessageEvents) (texts []*parleyv1.Message, textIndexes []*storev1.MessageEvents) {
+func textOnly(
+	messages []*parleyv1.Message, indexes []*storev1.MessageEvents,
+) (texts []*parleyv1.Message, textIndexes []*storev1.MessageEvents) {
 	for i, m := range messages {
 		if m.GetContent() == "" {
 			continue
 		}
 		texts = append(texts, &parleyv1.Message{
-			Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"), TurnId: m.GetTurnId(),
+			Id: m.GetId(), Role: m.GetRole(), Content: m.GetContent(), Agent: strings.ToValidUTF8(m.GetAgent(), "\uFFFD"),
+			TurnId: m.GetTurnId(),
 		})
 		textIndexes = append(textIndexes, &storev1.MessageEvents{
-			AnswerStarted: indexes[i].GetAnswerStarted(), FirstText: indexes[i].GetFirstText(), LastText: indexes[i].GetLastText(),
+			AnswerStarted: indexes[i].GetAnswerStarted(), FirstText: indexes[i].GetFirstText(),
+			LastText: indexes[i].GetLastText(),
 		})
 	}
 	markIncomplete(texts)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -30,7 +31,8 @@ func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 		}
 		switch {
 		case event.GetStarted() != nil:
-			if m := event.GetStarted().GetUserMessage(); m.GetSequence() != 1 || m.GetExchange() != 1 || m.GetCreateTime() == nil || m.GetId() == "" {
+			if m := event.GetStarted().GetUserMessage(); m.GetSequence() != 1 || m.GetExchange() != 1 ||
+				m.GetCreateTime() == nil || m.GetId() == "" {
 				t.Errorf("user_message = %v, want the fields set by the store", m)
 			}
 		case event.GetFinished() != nil:
@@ -61,7 +63,8 @@ func TestAgentReceivesHistory(t *testing.T) {
 		started := collect(t, f.chat(t, request))[0].GetStarted()
 		want := []int{0, 2, 2}[i]
 		if int(started.GetHistoryCount()) != want || len(got[i].GetMessages()) != want+1 {
-			t.Errorf("chat %d: history_count = %d, agent received %d messages, want %d before the input", i, started.GetHistoryCount(), len(got[i].GetMessages()), want)
+			t.Errorf("chat %d: history_count = %d, agent received %d messages, want %d before the input", i,
+				started.GetHistoryCount(), len(got[i].GetMessages()), want)
 		}
 		if last := got[i].GetMessages()[want]; last.GetContent() != request.GetContent() {
 			t.Errorf("chat %d: input of the agent = %q, want the content of the request", i, last.GetContent())
@@ -81,7 +84,7 @@ func TestAgentReceivesHistory(t *testing.T) {
 // TestPartialAnswersAreStored checks guarantee 6 for the turn: whatever ends an answer, the part
 // that has arrived is stored as INCOMPLETE and the turn has the reason.
 func TestPartialAnswersAreStored(t *testing.T) {
-	note := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}}
+	note := note("thinking")
 	failing := func(pieces ...*parleyv1.RespondResponse) agentFunc {
 		return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			respondWith(pieces...)(nil, nil, yield)
@@ -96,18 +99,45 @@ func TestPartialAnswersAreStored(t *testing.T) {
 		state  parleyv1.TurnState
 		want   []string
 	}{
-		{"whole", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
+		{
+			"whole", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED,
+			[]string{"user: q", "assistant: ab"},
+		},
 		{"nothing", respondWith(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},
-		{"fails", failing(text("a")), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{
+			"fails", failing(text("a")), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED,
+			[]string{"user: q", "assistant: a …"},
+		},
 		{"fails without text", failing(), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
 		{"panics", func(context.Context, *parleyv1.RespondRequest, func(*parleyv1.RespondResponse, error) bool) {
 			panic("oh")
 		}, 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q"}},
-		{"cannot be stored", respondWith(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"too large", respondWith(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: abcd …"}},
-		{"fails after a handoff", failing(text("a"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}}), 0, "AGENT_FAILED", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
-		{"progress is not stored", respondWith(note, note, note, text("ab")), 5, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q", "assistant: ab"}},
-		{"silent", hangAfter("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED, []string{"user: q", "assistant: a …"}},
+		{
+			"cannot be stored", respondWith(text("a"),
+				&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: "\xff"}}), 0, "INTERNAL",
+			parleyv1.TurnState_TURN_STATE_FAILED,
+			[]string{"user: q", "assistant: a …"},
+		},
+		{
+			"too large", respondWith(text("abc"), text("déf")), 5, "AGENT_OUTPUT_TOO_LARGE",
+			parleyv1.TurnState_TURN_STATE_FAILED,
+			[]string{"user: q", "assistant: abcd …"},
+		},
+		{
+			"fails after a handoff", failing(text("a"),
+				&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}}), 0, "AGENT_FAILED",
+			parleyv1.TurnState_TURN_STATE_FAILED,
+			[]string{"user: q", "assistant: a …"},
+		},
+		{
+			"progress is not stored", respondWith(note, note, note, text("ab")), 5, "",
+			parleyv1.TurnState_TURN_STATE_COMPLETED,
+			[]string{"user: q", "assistant: ab"},
+		},
+		{
+			"silent", hangAfter("a", nil), 0, "AGENT_TIMEOUT", parleyv1.TurnState_TURN_STATE_FAILED,
+			[]string{"user: q", "assistant: a …"},
+		},
 		{"endless", func(ctx context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			ticker := time.NewTicker(40 * time.Second)
 			defer ticker.Stop()
@@ -131,7 +161,8 @@ func TestPartialAnswersAreStored(t *testing.T) {
 					}
 				})
 				end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason || got.GetFinishTime() == nil {
+				if got := end.GetTurn(); got.GetState() != test.state || got.GetError().GetReason() != test.reason ||
+					got.GetFinishTime() == nil {
 					t.Errorf("turn ended %v, want %v %q", got, test.state, test.reason)
 				}
 				if diff := cmp.Diff(test.want, f.stored(t)); diff != "" {
@@ -201,8 +232,11 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	replayed := collectMerged(t, again)
-	if len(replayed) != 3 || replayed[1].GetIndex() != all[2].GetIndex() || replayed[2].GetIndex() != all[3].GetIndex() || !replayed[0].GetStarted().GetReplayed() || replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||
-		replayed[1].GetTextDelta().GetText() != "first second" || replayed[2].GetFinished().GetTurn().GetId() != all[0].GetTurnId() {
+	if len(replayed) != 3 || replayed[1].GetIndex() != all[2].GetIndex() ||
+		replayed[2].GetIndex() != all[3].GetIndex() || !replayed[0].GetStarted().GetReplayed() ||
+		replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||
+		replayed[1].GetTextDelta().GetText() != "first second" ||
+		replayed[2].GetFinished().GetTurn().GetId() != all[0].GetTurnId() {
 		t.Errorf("retry after release = %v, want the merged events", replayed)
 	}
 }
@@ -228,7 +262,8 @@ func TestProgressIsSaved(t *testing.T) {
 		startTime := time.Now() // the fake clock of synctest
 		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 		p := <-saved
-		if got := p.Messages[0]; got.GetContent() != "half" || got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+		if got := p.Messages[0]; got.GetContent() != "half" ||
+			got.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 			t.Errorf("saved %v, want INCOMPLETE \"half\"", p)
 		}
 		if took := time.Since(startTime); took != saveInterval {
@@ -243,8 +278,8 @@ func TestProgressIsSaved(t *testing.T) {
 }
 
 func TestToolsAndHandoffCreateMessages(t *testing.T) {
-	call := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "find"}}}
-	result := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}}}
+	call := call("1")
+	result := result("1", "found")
 	next := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "second"}}
 	f := newFixture(t, map[string]agent.Agent{
 		"main": respondWith(text("looking"), call, result, text("there"), next, text("more")),
@@ -252,10 +287,12 @@ func TestToolsAndHandoffCreateMessages(t *testing.T) {
 	}, nil)
 	events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 	end := events[len(events)-1].GetFinished()
-	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"}, f.stored(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: looking", "tool: found", "assistant: there", "assistant: more"},
+		f.stored(t)); diff != "" {
 		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
-	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 || end.GetMessages()[3].GetAgent() != "second" {
+	if got := end.GetTurn(); got.GetFirstAnswerSequence() != 2 || got.GetLastAnswerSequence() != 5 ||
+		end.GetMessages()[3].GetAgent() != "second" {
 		t.Errorf("finished event = %v, want answer 2 to 5 with agent second", end)
 	}
 	opened := 0
@@ -276,11 +313,13 @@ func TestToolsAndHandoffCreateMessages(t *testing.T) {
 func TestMaxAnswerMessages(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	for range 2 * maxAnswerMessages {
-		pieces = append(pieces, text("x"), &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}})
+		pieces = append(pieces, text("x"),
+			&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}})
 	}
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-	if n := len(end.GetMessages()); n != maxAnswerMessages || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
+	if n := len(end.GetMessages()); n != maxAnswerMessages ||
+		end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
 		t.Errorf("%d messages, turn %v, want %d messages and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerMessages)
 	}
 }
@@ -302,7 +341,8 @@ func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 // TestKeepAlives: readers of a silent turn receive an event every 15 s.
 func TestKeepAlives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)}, func(o *Options) { o.IdleTimeout = 50 * time.Second })
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)},
+			func(o *Options) { o.IdleTimeout = 50 * time.Second })
 		startTime, times := time.Now(), []time.Duration(nil)
 		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
 			if err != nil {

@@ -3,9 +3,10 @@ package turn
 import (
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 )
 
 // maxListedCalls limits the open calls that an error lists. A history may have hundreds of
@@ -15,8 +16,9 @@ const maxListedCalls = 64
 // callTracker tracks the tool calls of messages and which of them are open, by the rule of
 // ToolResult.call_id. Add the messages in their order. The zero value has no calls.
 type callTracker struct {
-	all  []trackedCall
-	open map[string][]int // indexes in all, by call id; those of one id are calls of one message, and the first receives the next result
+	all []trackedCall
+	// Indexes in all, by call id; those of one id are calls of one message, and the first receives the next result.
+	open map[string][]int
 }
 
 // maxStoredFieldBytes is the maximum that the store adds to the encoded size of a message: numbers,
@@ -116,7 +118,8 @@ func matchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) (
 // checkRetention returns a NoRoomError if the store, to retain these inputs, would drop a call that
 // they resolve. maxBytes is the limit of a conversation; 0 means no limit.
 func checkRetention(inputs []*parleyv1.Message, answered []*trackedCall, found *store.Snapshot, bytes int) error {
-	count, size, limit := found.Messages.Count()+len(inputs), len(found.Messages), found.Conversation.GetRetention().GetMaxMessages()
+	count, size, limit := found.Messages.Count()+len(inputs), len(found.Messages),
+		found.Conversation.GetRetention().GetMaxMessages()
 	for _, m := range inputs {
 		size += proto.Size(m) + maxStoredFieldBytes
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -93,7 +94,10 @@ func (c combination) want() expectedEnd {
 func TestBusyDisconnectCancel(t *testing.T) {
 	for busy := range parleyv1.OnBusy_name {
 		for leaving := range parleyv1.OnDisconnect_name {
-			for _, happens := range []string{readerLeaves, callerDeadline, turnCancelled, turnInterrupted, serverStops, conversationDeleted} {
+			for _, happens := range []string{
+				readerLeaves, callerDeadline, turnCancelled, turnInterrupted, serverStops,
+				conversationDeleted,
+			} {
 				for _, waiting := range []bool{false, true} {
 					c := combination{parleyv1.OnBusy(busy), parleyv1.OnDisconnect(leaving), happens, waiting}
 					t.Run(fmt.Sprintf("%v/%v/%s/waiting=%t", c.onBusy, c.onDisconnect, happens, waiting), func(t *testing.T) {
@@ -117,7 +121,10 @@ func (c combination) test(t *testing.T) {
 			t.Cleanup(end)
 			ctx = limited
 		}
-		return f.Chat(ctx, tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", OnBusy: c.onBusy, OnDisconnect: c.onDisconnect}, nil)
+		return f.Chat(ctx, tenant, &parleyv1.ChatRequest{
+			ConversationId: "c", Content: "q", OnBusy: c.onBusy,
+			OnDisconnect: c.onDisconnect,
+		}, nil)
 	})
 	p.lastRun().sendText("half ")
 	c.trigger(t, f, r)
@@ -140,7 +147,10 @@ func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 	case turnCancelled:
 		go f.Cancel(t.Context(), tenant, "c", r.turnID()) //nolint:errcheck // the turn says it
 	case turnInterrupted:
-		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
+		f.startChat(t, &parleyv1.ChatRequest{
+			ConversationId: "c", Content: "other",
+			OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT,
+		})
 	case serverStops:
 		ctx, now := context.WithCancel(t.Context())
 		now()
@@ -196,7 +206,8 @@ func (c combination) check(t *testing.T, f *fixture, r *reader) {
 		if diff := cmp.Diff(c.history(want.stored), f.stored(t)); diff != "" {
 			t.Errorf("stored messages (-want +got):\n%s", diff)
 		}
-	} else if _, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"}); !errors.Is(err, store.ErrNotFound) {
+	} else if _, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"}); !errors.Is(err,
+		store.ErrNotFound) {
 		t.Errorf("Read of the deleted conversation: error = %v, want ErrNotFound", err)
 	}
 	if n := f.Running(); n != 0 {

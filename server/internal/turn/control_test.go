@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/testing/protocmp"
 )
 
 // TestCancelConcurrently: any number of clients can cancel a turn, more than once. All receive the
@@ -125,7 +126,10 @@ func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 func TestDisconnectBetweenEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
-		for _, leaving := range []parleyv1.OnDisconnect{parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE, parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL} {
+		for _, leaving := range []parleyv1.OnDisconnect{
+			parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE,
+			parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL,
+		} {
 			request := chatRequest("q", 0)
 			request.OnDisconnect = leaving
 			for _, err := range f.Chat(t.Context(), tenant, request, nil) {
@@ -148,7 +152,10 @@ func TestFirstRequestDecidesOnDisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
 		for _, stays := range []bool{true, false} {
-			first := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels", OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL}
+			first := &parleyv1.ChatRequest{
+				ConversationId: "c", Content: "q", RequestId: "cancels",
+				OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL,
+			}
 			second := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "cancels"}
 			if stays {
 				first, second = second, first
@@ -197,7 +204,10 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 		}
 		for _, at := range []key{{tenant, "d"}, {"other", "c"}} {
 			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "q"}
-			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: at.tenant, ConversationID: at.id, Messages: []*parleyv1.Message{message}}); err != nil {
+			if _, err := f.store.Append(t.Context(), &store.Append{
+				Tenant: at.tenant, ConversationID: at.id,
+				Messages: []*parleyv1.Message{message},
+			}); err != nil {
 				t.Fatal(err)
 			}
 			for _, r := range []*reader{ended, runs, queued, withdrawn} {
@@ -237,7 +247,10 @@ func TestReplayWithoutStoredIndexes(t *testing.T) {
 		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "there"},
 	}
 	for _, a := range []*store.Append{
-		{Begin: &parleyv1.Turn{Id: "old", Agent: "main"}, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "q"}}},
+		{
+			Begin:    &parleyv1.Turn{Id: "old", Agent: "main"},
+			Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "q"}},
+		},
 		{End: &parleyv1.Turn{Id: "old", State: parleyv1.TurnState_TURN_STATE_COMPLETED}, Messages: answer},
 	} {
 		a.Tenant, a.ConversationID = tenant, "c"
@@ -268,7 +281,8 @@ func TestReplayWithoutStoredIndexes(t *testing.T) {
 	}
 	// Remove all messages of the turn from the history.
 	f.trimHistory(t, "c", 0)
-	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil || all[1].GetFinished().GetMessages() != nil {
+	if all, err = resume(0); err != nil || len(all) != 2 || all[0].GetStarted().GetUserMessage() != nil ||
+		all[1].GetFinished().GetMessages() != nil {
 		t.Errorf("Resume(0) without messages = %q, %v, want started and finished", describeAll(all), err)
 	}
 }

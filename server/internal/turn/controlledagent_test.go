@@ -46,7 +46,9 @@ func newControlled(t *testing.T, change func(*Options)) (*fixture, *controlledAg
 	return f, p
 }
 
-func (p *controlledAgent) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (p *controlledAgent) Respond(
+	ctx context.Context, r *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		run := &agentRun{request: r, steps: make(chan step), ended: make(chan struct{})}
 		defer close(run.ended)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/memstore"
@@ -30,15 +31,24 @@ func TestRefusedInterruptCancelsNothing(t *testing.T) {
 		if r := f.startChat(t, late); !errors.As(r.err, &wrong) || wrong.Current != version || r.events != nil {
 			t.Errorf("Chat at the wrong version = %q, %v, want VersionError", r.received(), r.err)
 		}
-		if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{
-			{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "answered elsewhere"},
-		}}); err != nil {
+		if _, err := f.store.Append(t.Context(), &store.Append{
+			Tenant: tenant, ConversationID: "c",
+			Messages: []*parleyv1.Message{
+				{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "answered elsewhere"},
+			},
+		}); err != nil {
 			t.Fatal(err)
 		}
-		if r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, OnBusy: onBusyInterrupt}); !errors.Is(r.err, ErrNothingToAnswer) {
+		if r := f.startChat(t, &parleyv1.ChatRequest{
+			ConversationId: "c", AnswerPending: true,
+			OnBusy: onBusyInterrupt,
+		}); !errors.Is(r.err, ErrNothingToAnswer) {
 			t.Errorf("Chat without a pending message = %q, %v, want ErrNothingToAnswer", r.received(), r.err)
 		}
-		if _, err := f.store.Update(t.Context(), &store.Update{Tenant: tenant, ConversationID: "c", Lease: &store.Lease{Agent: "elsewhere"}}); err != nil {
+		if _, err := f.store.Update(t.Context(), &store.Update{
+			Tenant: tenant, ConversationID: "c",
+			Lease: &store.Lease{Agent: "elsewhere"},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if r := f.startChat(t, chatRequest("q", onBusyInterrupt)); !errors.As(r.err, new(*AgentNotConfiguredError)) {
@@ -51,7 +61,8 @@ func TestRefusedInterruptCancelsNothing(t *testing.T) {
 		right := chatRequest("right", onBusyInterrupt)
 		right.Agent, right.IfVersion = "main", new(version+2)
 		if r := f.startChat(t, right); r.err != nil || r.ended || stateName(first.finished().GetState()) != "INTERRUPTED" {
-			t.Errorf("Chat at the right version = %q, %v; first turn ended %v, want INTERRUPTED", r.received(), r.err, first.finished())
+			t.Errorf("Chat at the right version = %q, %v; first turn ended %v, want INTERRUPTED", r.received(), r.err,
+				first.finished())
 		}
 	})
 }
@@ -75,7 +86,8 @@ func TestTwoInterruptsAtOneVersion(t *testing.T) {
 		synctest.Wait()
 		wrong := new(store.VersionError)
 		if both[0].err != nil || both[0].ended || !errors.As(both[1].err, &wrong) || wrong.Current <= version {
-			t.Errorf("Chat = %q, %v and %q, %v, want one turn and one refusal", both[0].received(), both[0].err, both[1].received(), both[1].err)
+			t.Errorf("Chat = %q, %v and %q, %v, want one turn and one refusal", both[0].received(), both[0].err,
+				both[1].received(), both[1].err)
 		}
 	})
 }
@@ -117,7 +129,8 @@ func TestInterruptWithStaleVersion(t *testing.T) {
 		}
 		late := f.startChat(t, request)
 		if !errors.As(late.err, new(*store.VersionError)) || f.Running() != 1 || len(f.stored(t)) != 2 {
-			t.Errorf("Chat = %q, %v, want VersionError; %d turns run; stored %q", late.received(), late.err, f.Running(), f.stored(t))
+			t.Errorf("Chat = %q, %v, want VersionError; %d turns run; stored %q", late.received(), late.err, f.Running(),
+				f.stored(t))
 		}
 	})
 }
@@ -139,7 +152,10 @@ func TestDeleteBetweenTurns(t *testing.T) {
 					t.Error(err)
 				}
 				if recreate {
-					if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+					if _, err := f.store.Create(t.Context(), &store.Create{
+						Tenant:       tenant,
+						Conversation: &parleyv1.Conversation{Id: "c"},
+					}); err != nil {
 						t.Error(err)
 					}
 				}
@@ -182,7 +198,8 @@ func TestExpiryBetweenTurns(t *testing.T) {
 			}
 		}
 		if first.err != nil || f.Running() != 0 || p.runCount() != 1 {
-			t.Errorf("first turn ended with %v; %d turns run, %d agent calls, want 0 and 1", first.err, f.Running(), p.runCount())
+			t.Errorf("first turn ended with %v; %d turns run, %d agent calls, want 0 and 1", first.err, f.Running(),
+				p.runCount())
 		}
 		next := f.startChat(t, chatRequest("next", 0))
 		p.lastRun().complete()
@@ -223,7 +240,10 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		hold = true
 		var appended sync.WaitGroup
 		appended.Go(func() {
-			_, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "new"}}})
+			_, err := f.store.Append(t.Context(), &store.Append{
+				Tenant: tenant, ConversationID: "c",
+				Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "new"}},
+			})
 			if err != nil {
 				t.Error(err)
 			}
@@ -236,7 +256,8 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		hold = false
 		close(gate)
 		appended.Wait()
-		r := startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] { return entered.events.read(ctx, 0) })
+		r := startReading(t.Context(),
+			func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] { return entered.events.read(ctx, 0) })
 		defer f.detachReader(entered)
 		p.lastRun().complete()
 		if r.err != nil || r.events[0].GetStarted().GetReplayed() {
@@ -281,7 +302,8 @@ func TestCancelManyQueued(t *testing.T) {
 		synctest.Wait()
 		for i, id := range queued {
 			turn, err := f.Cancel(t.Context(), tenant, "c", id)
-			if stored := i >= len(queued)-maxListedTurns; stored != (err == nil) || stored && stateName(turn.GetState()) != "CANCELLED" {
+			if stored := i >= len(queued)-maxListedTurns; stored != (err == nil) || stored &&
+				stateName(turn.GetState()) != "CANCELLED" {
 				t.Errorf("second Cancel of turn %d of %d = %v, %v", i+1, len(queued), turn, err)
 			}
 		}

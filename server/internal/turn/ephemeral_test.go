@@ -56,7 +56,10 @@ func (f *fixture) holdEphemeral(t *testing.T) {
 func (f *fixture) expireEphemeral(t *testing.T) {
 	t.Helper()
 	const after = time.Second
-	if err := f.store.Release(t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: []string{"c"}, DeleteAfter: after}); err != nil {
+	if err := f.store.Release(t.Context(), &store.Hold{
+		Tenant: tenant, ConversationIDs: []string{"c"},
+		DeleteAfter: after,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(after)
@@ -75,15 +78,30 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 			want    func(error) bool // nil: a new conversation
 		}{
 			{"plain", chatRequest("new", onBusy), nil},
-			{"if_version 0", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, IfVersion: new(int32)}, nil},
 			{
-				"if_version 1", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, IfVersion: new(int32(1))},
+				"if_version 0", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, IfVersion: new(int32)},
+				nil,
+			},
+			{
+				"if_version 1", &parleyv1.ChatRequest{
+					ConversationId: "c", Content: "new", OnBusy: onBusy,
+					IfVersion: new(int32(1)),
+				},
 				func(err error) bool { v := new(store.VersionError); return errors.As(err, &v) && v.Current == 0 },
 			},
-			{"must_exist", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, MustExist: true}, isNotFound},
+			{
+				"must_exist", &parleyv1.ChatRequest{ConversationId: "c", Content: "new", OnBusy: onBusy, MustExist: true},
+				isNotFound,
+			},
 			{"answer_pending", &parleyv1.ChatRequest{ConversationId: "c", OnBusy: onBusy, AnswerPending: true}, isNotFound},
-			{"tool_results", &parleyv1.ChatRequest{ConversationId: "c", OnBusy: onBusy, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, isNotFound},
-			{"the request_id of the old turn", &parleyv1.ChatRequest{ConversationId: "c", Content: "old", OnBusy: onBusy, RequestId: "r"}, nil},
+			{"tool_results", &parleyv1.ChatRequest{
+				ConversationId: "c", OnBusy: onBusy,
+				ToolResults: []*parleyv1.ToolResult{{CallId: "1"}},
+			}, isNotFound},
+			{"the request_id of the old turn", &parleyv1.ChatRequest{
+				ConversationId: "c", Content: "old", OnBusy: onBusy,
+				RequestId: "r",
+			}, nil},
 		} {
 			t.Run(name+"/"+test.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -103,7 +121,8 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 						if !r.ended || !test.want(r.err) || r.events != nil {
 							t.Errorf("Chat = %q, %v; want the error of an id without a conversation", r.received(), r.err)
 						}
-					case r.err != nil || len(r.events) == 0 || !r.events[0].GetStarted().GetCreated() || r.events[0].GetStarted().GetReplayed():
+					case r.err != nil || len(r.events) == 0 || !r.events[0].GetStarted().GetCreated() ||
+						r.events[0].GetStarted().GetReplayed():
 						t.Errorf("Chat = %q, %v; want a new conversation", r.received(), r.err)
 					}
 					// Readers of the old turns receive the error of a deleted conversation.
@@ -120,7 +139,8 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 					p.lastRun().sendText("answer")
 					p.lastRun().complete()
 					want := []string{"user: " + p.lastRun().request.GetMessages()[0].GetContent(), "assistant: answer"}
-					if diff := cmp.Diff(want, f.stored(t)); diff != "" || stateName(r.finished().GetState()) != "COMPLETED" || f.Running() != 0 {
+					if diff := cmp.Diff(want, f.stored(t)); diff != "" || stateName(r.finished().GetState()) != "COMPLETED" ||
+						f.Running() != 0 {
 						t.Errorf("new turn = %q, %v; %d turns run; stored (-want +got):\n%s", r.received(), r.err, f.Running(), diff)
 					}
 				})

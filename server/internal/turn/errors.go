@@ -41,7 +41,8 @@ type AgentNotConfiguredError struct {
 // Error lists the configured agents.
 func (e *AgentNotConfiguredError) Error() string {
 	return fmt.Sprintf("the conversation is routed to agent %q, which is not configured on this server; "+
-		"name another agent in the request or change the routing; configured agents: %s", e.Agent, strings.Join(e.Known, ", "))
+		"name another agent in the request or change the routing; configured agents: %s", e.Agent,
+		strings.Join(e.Known, ", "))
 }
 
 // NotFoundError reports that a conversation does not have the turn, or no longer has it.
@@ -75,9 +76,11 @@ func (e *EventsGoneError) Error() string {
 	case e.Oldest == 0:
 		return "the turn is no longer stored; its answer may be in the history"
 	case e.After > e.Last:
-		return fmt.Sprintf("after_index %d is greater than the newest index %d; use 0 to read the complete turn", e.After, e.Last)
+		return fmt.Sprintf("after_index %d is greater than the newest index %d; use 0 to read the complete turn", e.After,
+			e.Last)
 	}
-	return fmt.Sprintf("after_index %d: the events after it are no longer stored one by one; use 0 to read the complete turn with merged texts", e.After)
+	return fmt.Sprintf("after_index %d: the events after it are no longer stored one by one; "+
+		"use 0 to read the complete turn with merged texts", e.After)
 }
 
 // NoOpenCallError reports that a tool result does not match an open call.
@@ -116,7 +119,8 @@ type NoRoomError struct {
 // Error says which limit to raise.
 func (e *NoRoomError) Error() string {
 	if e.MaxBytes > 0 {
-		return fmt.Sprintf("storing the tool results would drop their call %.64q: a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)
+		return fmt.Sprintf("storing the tool results would drop their call %.64q: "+
+			"a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)
 	}
 	return fmt.Sprintf("storing the tool results would drop their call %.64q: the conversation retains %d messages; "+
 		"raise its retention.max_messages with UpdateConversation", e.CallID, e.MaxMessages)

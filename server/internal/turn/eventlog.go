@@ -6,8 +6,9 @@ import (
 	"slices"
 	"sync"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // Limits of the retained events of one turn. When a limit is reached, the oldest events are
@@ -112,7 +113,8 @@ func (e *eventLog) addKeepAlive() (index int32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.next == e.reservedIndex {
-		e.appendLocked(encodedEvent{}, nil) // Skip the reserved index: a reader that resumes after it would miss the finished event.
+		// Skip the reserved index: a reader that resumes after it would miss the finished event.
+		e.appendLocked(encodedEvent{}, nil)
 	}
 	return e.appendLocked(n, event)
 }

@@ -27,7 +27,10 @@ func TestEventLogLimits(t *testing.T) {
 	}{
 		{"texts by number", addText, maxEvents + 10, "", 11},
 		{"texts by bytes", addText, 3, strings.Repeat("x", maxEventBytes-100), 3},
-		{"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000), 10_001 - maxEventBytes/(1000+eventOverheadBytes)},
+		{
+			"short texts by bytes", addText, 10_000, strings.Repeat("x", 1000),
+			10_001 - maxEventBytes/(1000+eventOverheadBytes),
+		},
 		{"one large text is retained", addText, 1, strings.Repeat("x", maxEventBytes+1), 1},
 		{"notes by number", addNote, maxEvents + 10, "", 11},
 		{"notes by bytes", addNote, 3, strings.Repeat("x", maxEventBytes-100), 3},
@@ -78,7 +81,8 @@ func TestEventLogConcurrentReaders(t *testing.T) {
 		go func() {
 			next := from + 1
 			for event, err := range e.read(t.Context(), from) {
-				if err != nil || event.GetIndex() != next || event.GetTextDelta().GetOffset() != next-1 || event.GetTurnId() != "turn" {
+				if err != nil || event.GetIndex() != next || event.GetTextDelta().GetOffset() != next-1 ||
+					event.GetTurnId() != "turn" {
 					read <- errors.Join(fmt.Errorf("event %d is %v", next, event), err)
 					return
 				}

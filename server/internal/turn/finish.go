@@ -50,7 +50,8 @@ func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 	t.answer.setStored(messages, result.Appended)
 	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
 	if e := end.GetError(); e != nil {
-		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
+		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error",
+			e.GetMessage())
 	}
 	return &parleyv1.TurnFinished{
 		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),
@@ -61,7 +62,8 @@ func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 // than those of the store mean that a message cannot be encoded.
 func isAnswerError(err error) bool {
 	for _, known := range []error{
-		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed, store.ErrClosed,
+		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed,
+		store.ErrClosed,
 	} {
 		if errors.Is(err, known) {
 			return false

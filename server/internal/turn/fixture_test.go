@@ -20,7 +20,9 @@ const tenant = "t"
 // agentFunc is an agent made from a function.
 type agentFunc func(ctx context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool)
 
-func (f agentFunc) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (f agentFunc) Respond(
+	ctx context.Context, r *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) { f(ctx, r, yield) }
 }
 
@@ -73,7 +75,10 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 		t.Fatal(err)
 	}
 	f := &fixture{logged: new(strings.Builder)}
-	f.store = memstore.New(store.Options{MaxMessages: 1000, Observe: func(changes []store.Change) { f.Committed(changes) }})
+	f.store = memstore.New(store.Options{
+		MaxMessages: 1000,
+		Observe:     func(changes []store.Change) { f.Committed(changes) },
+	})
 	o := Options{
 		Store: f.store, Agents: set, Log: slog.New(slog.NewTextHandler(f.logged, nil)),
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, MaxAnswerBytes: 1 << 20, MaxTurns: 256,
@@ -104,14 +109,18 @@ func (f *fixture) chat(t *testing.T, request *parleyv1.ChatRequest) iter.Seq2[*p
 }
 
 // tryChat returns the events of Chat, or the error that it yields first.
-func (f *fixture) tryChat(t *testing.T, request *parleyv1.ChatRequest, q *store.Request) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+func (f *fixture) tryChat(
+	t *testing.T, request *parleyv1.ChatRequest, q *store.Request,
+) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
 	return awaitFirst(t, f.Chat(t.Context(), tenant, request, q))
 }
 
 // awaitFirst waits for the first event and returns the sequence with it. The sequence ends with the
 // test.
-func awaitFirst(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
+func awaitFirst(
+	t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error],
+) (iter.Seq2[*parleyv1.TurnEvent, error], error) {
 	t.Helper()
 	next, stop := iter.Pull2(events)
 	t.Cleanup(stop)
@@ -204,7 +213,8 @@ func (f *fixture) history(t *testing.T, id string) []string {
 func describeMessages(messages []*parleyv1.Message) []string {
 	var described []string
 	for _, m := range messages {
-		description := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() + m.GetToolResult().GetContent()
+		description := strings.ToLower(strings.TrimPrefix(m.GetRole().String(), "ROLE_")) + ": " + m.GetContent() +
+			m.GetToolResult().GetContent()
 		if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 			description += " …"
 		}

@@ -7,9 +7,10 @@ import (
 	"testing"
 	"testing/synctest"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // checkAnswer checks that events describe exactly these messages, completely and under increasing
@@ -35,7 +36,8 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 			switch s := e.GetEvent().(type) {
 			case *parleyv1.TurnEvent_TextDelta:
 				if int(s.TextDelta.GetOffset()) != len(got.GetContent()) {
-					return fmt.Errorf("event %d: text at %d follows %d bytes", e.GetIndex(), s.TextDelta.GetOffset(), len(got.GetContent()))
+					return fmt.Errorf("event %d: text at %d follows %d bytes", e.GetIndex(), s.TextDelta.GetOffset(),
+						len(got.GetContent()))
 				}
 				got.Content += s.TextDelta.GetText()
 			case *parleyv1.TurnEvent_ToolCall:
@@ -44,7 +46,8 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 				got.ToolResult = s.ToolResult
 			}
 		}
-		if got.GetContent() != want.GetContent() || len(got.GetToolCalls()) != len(want.GetToolCalls()) || !proto.Equal(got.GetToolResult(), want.GetToolResult()) {
+		if got.GetContent() != want.GetContent() || len(got.GetToolCalls()) != len(want.GetToolCalls()) ||
+			!proto.Equal(got.GetToolResult(), want.GetToolResult()) {
 			return fmt.Errorf("events of message %v, want %v", got, want)
 		}
 	}
@@ -78,7 +81,10 @@ func TestFollowMerged(t *testing.T) {
 					p.lastRun().sendText("x", "y ")
 				case "tool":
 					calls++
-					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call(fmt.Sprint(calls)), result(fmt.Sprint(calls), "found")}})
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{
+						call(fmt.Sprint(calls)),
+						result(fmt.Sprint(calls), "found"),
+					}})
 				case "next":
 					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("z")}})
 				case "flood":
@@ -119,7 +125,8 @@ func TestFollowMergedDuringEnd(t *testing.T) {
 			run := p.lastRun()
 			go func() { run.steps <- step{end: true} }()
 			r := f.startResume(t, "", 0)
-			if err := errors.Join(r.err, checkAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages())); err != nil {
+			if err := errors.Join(r.err, checkAnswer(r.events,
+				r.events[len(r.events)-1].GetFinished().GetMessages())); err != nil {
 				t.Error(err)
 			}
 		})

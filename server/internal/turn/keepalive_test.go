@@ -92,7 +92,8 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 		}
 		last := seen[len(seen)-1].GetIndex()
 		for _, event := range seen[:len(seen)-1] {
-			if got := f.startResume(t, turnID, event.GetIndex()); got.finished() == nil || got.events[len(got.events)-1].GetIndex() != last {
+			if got := f.startResume(t, turnID, event.GetIndex()); got.finished() == nil ||
+				got.events[len(got.events)-1].GetIndex() != last {
 				t.Errorf("Resume(%d) = %q, %v, want the events to the end", event.GetIndex(), got.received(), got.err)
 			}
 		}

@@ -8,11 +8,12 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // keepAliveInterval is the maximum time without an event for readers. After this time they receive
@@ -67,9 +68,12 @@ type liveTurn struct {
 }
 
 // newLiveTurn returns a turn with one reader. The store does not know the turn yet.
-func newLiveTurn(m *Manager, l *queue, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot) *liveTurn {
+func newLiveTurn(
+	m *Manager, l *queue, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot,
+) *liveTurn {
 	t := &liveTurn{
-		manager: m, queue: l, id: uuid.NewString(), request: request, requestKey: q, conversation: found, accepted: time.Now(), readers: 1,
+		manager: m, queue: l, id: uuid.NewString(), request: request, requestKey: q, conversation: found,
+		accepted: time.Now(), readers: 1,
 		mayStart: make(chan struct{}), startDecided: make(chan struct{}), done: make(chan struct{}),
 	}
 	for _, t.input = range Inputs(t.request) {
@@ -111,7 +115,8 @@ func (t *liveTurn) run() {
 		return
 	}
 	request, err := t.agentRequest()
-	stop := t.startKeepAlive() // Start after agentRequest: the store records the index of the started event, which a keep-alive would change.
+	// Start after agentRequest: the store records the index of the started event, which a keep-alive would change.
+	stop := t.startKeepAlive()
 	if err == nil {
 		err = t.respond(request)
 	}
@@ -176,7 +181,9 @@ func (m *Manager) removeCancelled(t *liveTurn) error {
 // Manager.mu.
 func (t *liveTurn) reportPosition() {
 	if t.removalCause == nil && t.position > 0 {
-		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: int32(t.position)}}})
+		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
+			Queued: &parleyv1.TurnQueued{Position: int32(t.position)},
+		}})
 	}
 }
 

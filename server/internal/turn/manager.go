@@ -91,7 +91,9 @@ func New(ctx context.Context, o Options) *Manager {
 // package, or the cause of ctx. If there was no started event, nothing was written. A caller that
 // stops reading does not end the turn unless on_disconnect is CANCEL. A queued turn is dropped when
 // its last reader leaves.
-func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+func (m *Manager) Chat(
+	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		t, attached, err := m.admit(ctx, tenant, request, q)
 		if err == nil {
@@ -104,7 +106,9 @@ func (m *Manager) Chat(ctx context.Context, tenant string, request *parleyv1.Cha
 // Resume yields the events of a turn after an index; 0 yields all. If turnID is empty, Resume reads
 // the running turn, or the newest turn if none runs. The sequence ends like that of Chat. It can
 // also end with NotFoundError or EventsGoneError.
-func (m *Manager) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error] {
+func (m *Manager) Resume(
+	ctx context.Context, tenant, conversationID, turnID string, after int32,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		at := key{tenant, conversationID}
 		m.endSequence(ctx, at, m.replay(ctx, at, turnID, after, yield), yield)
@@ -141,7 +145,8 @@ func Inputs(r *parleyv1.ChatRequest) []*parleyv1.Message {
 	}
 	if r.GetContent() != "" || len(r.GetStructuredData())+len(r.GetAttachments()) > 0 || len(inputs) == 0 {
 		inputs = append(inputs, &parleyv1.Message{
-			Role: parleyv1.Role_ROLE_USER, Content: r.GetContent(), StructuredData: r.GetStructuredData(), Attachments: r.GetAttachments(),
+			Role: parleyv1.Role_ROLE_USER, Content: r.GetContent(), StructuredData: r.GetStructuredData(),
+			Attachments: r.GetAttachments(),
 		})
 	}
 	inputs[len(inputs)-1].Metadata = r.GetMetadata()

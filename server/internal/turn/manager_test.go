@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -13,7 +14,10 @@ import (
 
 func TestAgentChoice(t *testing.T) {
 	names := func(name string) agentFunc { return respondWith(text(name)) }
-	f := newFixture(t, map[string]agent.Agent{"main": names("main"), "writer": names("writer"), "reviewer": names("reviewer")}, nil)
+	f := newFixture(t, map[string]agent.Agent{
+		"main": names("main"), "writer": names("writer"),
+		"reviewer": names("reviewer"),
+	}, nil)
 	chat := func(request *parleyv1.ChatRequest) (string, error) {
 		request.ConversationId, request.Content = "c", "q"
 		events, err := f.tryChat(t, request, nil)
@@ -70,7 +74,8 @@ func TestRetryAfterTheAgentWasRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	readFinished(t, events)
-	after := newFixture(t, map[string]agent.Agent{"main": respondWith(text("x"))}, func(o *Options) { o.Store = before.store })
+	after := newFixture(t, map[string]agent.Agent{"main": respondWith(text("x"))},
+		func(o *Options) { o.Store = before.store })
 	events, err = after.tryChat(t, request, q)
 	if err != nil {
 		t.Fatalf("retry: %v", err)
@@ -86,7 +91,8 @@ func TestBusyAndLimits(t *testing.T) {
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"})
 	<-sent
 	var busy *store.BusyError
-	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) || busy.TurnID == "" {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"}, nil); !errors.As(err, &busy) ||
+		busy.TurnID == "" {
 		t.Errorf("second Chat in a busy conversation: error = %v, want BusyError", err)
 	}
 	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
@@ -94,7 +100,8 @@ func TestBusyAndLimits(t *testing.T) {
 	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.As(err, &busy) {
 		t.Errorf("second Chat in a busy conversation at the limit: error = %v, want BusyError", err)
 	}
-	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err, ErrTooManyTurns) {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil); !errors.Is(err,
+		ErrTooManyTurns) {
 		t.Errorf("third Chat, limit 2: error = %v, want ErrTooManyTurns", err)
 	}
 	if n := f.Running(); n != 2 {
@@ -111,7 +118,10 @@ func TestDeleteEndsTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The id is used again at once; the old turn must not be stored in the new conversation.
-	if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+	if _, err := f.store.Create(t.Context(), &store.Create{
+		Tenant:       tenant,
+		Conversation: &parleyv1.Conversation{Id: "c"},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	var last error
@@ -150,7 +160,10 @@ func TestDeleteDuringStart(t *testing.T) {
 			if err := f.store.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: "c"}); err != nil {
 				t.Error(err)
 			}
-			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+			if _, err := f.store.Create(t.Context(), &store.Create{
+				Tenant:       tenant,
+				Conversation: &parleyv1.Conversation{Id: "c"},
+			}); err != nil {
 				t.Error(err)
 			}
 		}}
@@ -237,7 +250,8 @@ func TestStopStoresPartialAnswer(t *testing.T) {
 	ctx, now := context.WithCancel(t.Context())
 	now()
 	f.Stop(ctx)
-	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err, ErrShuttingDown) {
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "d", Content: "q"}, nil); !errors.Is(err,
+		ErrShuttingDown) {
 		t.Errorf("Chat after Stop: error = %v, want ErrShuttingDown", err)
 	}
 	end := readFinished(t, events)

@@ -30,7 +30,8 @@ const maxMemoryRatio = 1.5
 func checkMemory(t *testing.T, counted, grown int) {
 	t.Helper()
 	if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
-		t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
+		t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio,
+			maxMemoryRatio)
 	}
 }
 
@@ -60,7 +61,10 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 		{"one word", 1000, 1, func(int) *parleyv1.RespondResponse { return text(strings.Clone("a")) }, nil},
 		{"short texts", 5, 10_000, func(int) *parleyv1.RespondResponse { return text(strings.Clone("four")) }, nil},
 		{"long texts", 5, 10, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 50_000)) }, nil},
-		{"more text than the event log retains", 3, 16, func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil},
+		{
+			"more text than the event log retains", 3, 16,
+			func(int) *parleyv1.RespondResponse { return text(strings.Repeat("x", 300_000)) }, nil,
+		},
 		{"notes", 5, 1000, func(i int) *parleyv1.RespondResponse { return note(fmt.Sprint("step ", i)) }, nil},
 		{"a question of many values", 4, 1, func(int) *parleyv1.RespondResponse { return text("a") }, nullValues(10_000)},
 		{"an answer of many values", 4, 1, func(int) *parleyv1.RespondResponse { return data(10_000) }, nil},
@@ -81,7 +85,8 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 					}
 				}
 			}
-			f := newFixture(t, map[string]agent.Agent{"main": agentFunc(respond)}, func(o *Options) { o.MaxAnswerBytes = 8 << 20 })
+			f := newFixture(t, map[string]agent.Agent{"main": agentFunc(respond)},
+				func(o *Options) { o.MaxAnswerBytes = 8 << 20 })
 			for i := range test.turns {
 				request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", i), Content: "q"}
 				if test.data != nil {

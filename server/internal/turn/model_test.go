@@ -9,9 +9,10 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"pgregory.net/rapid"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"pgregory.net/rapid"
 )
 
 // bubble runs one case of a property in a synctest bubble.
@@ -113,7 +114,8 @@ func (m *model) addResults(rt *rapid.T, r *parleyv1.ChatRequest) {
 		r.Content = ""
 	}
 	queue := m.oracle.queues[r.GetConversationId()]
-	if queue != nil && len(queue.waiting) > 0 && queue.waiting[0].interrupts() && r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
+	if queue != nil && len(queue.waiting) > 0 && queue.waiting[0].interrupts() &&
+		r.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT {
 		r.OnBusy = parleyv1.OnBusy_ON_BUSY_QUEUE // The request would wait for that turn before it is validated.
 	}
 }
@@ -291,7 +293,8 @@ func (m *model) restart(rt *rapid.T) {
 		}
 	}
 	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.retained.Len()+m.retainedBytes != 0 {
-		rt.Fatalf("after Stop (returned: %t): turns %v, queues %v, running %v, %d retained bytes, want none", stopped, m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
+		rt.Fatalf("after Stop (returned: %t): turns %v, queues %v, running %v, %d retained bytes, want none", stopped,
+			m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
 	}
 	m.oracle.queues = make(map[string]*oracleQueue)
 	m.Manager = New(m.t.Context(), m.o)

@@ -8,8 +8,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/parleyhq/parley/store"
 	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/store"
 )
 
 func (m *model) checkReads(rt *rapid.T) {
@@ -111,7 +112,8 @@ func errorKind(err error) string {
 		return "no such call"
 	}
 	for _, run := range []error{
-		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown, context.Canceled,
+		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown,
+		context.Canceled,
 	} {
 		if errors.Is(err, run) {
 			return run.Error()

@@ -55,7 +55,10 @@ type oracleTurn struct {
 }
 
 func newOracle(maxTurns int) *oracle {
-	return &oracle{maxTurns: maxTurns, queues: make(map[string]*oracleQueue), conversations: make(map[string]*oracleConversation)}
+	return &oracle{
+		maxTurns: maxTurns, queues: make(map[string]*oracleQueue),
+		conversations: make(map[string]*oracleConversation),
+	}
 }
 
 // chat returns the result of a request: the turn to which it is attached, a turn that is only in
@@ -260,7 +263,8 @@ func (o *oracle) end(t *oracleTurn, state string) {
 			t.conversation.history = append(t.conversation.history, line)
 		}
 		// Calls of older answers with the same ids are closed.
-		t.conversation.open = append(slices.DeleteFunc(t.conversation.open, func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
+		t.conversation.open = append(slices.DeleteFunc(t.conversation.open,
+			func(id string) bool { return slices.Contains(t.open, id) }), t.open...)
 		t.add("finished %s", state)
 		t.queue.retain(t)
 	} else {

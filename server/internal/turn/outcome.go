@@ -32,7 +32,8 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 	case errors.Is(cause, ErrShuttingDown):
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, interruptedByStop()
 	case errors.Is(cause, errCancelled):
-		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{Code: codeCancelled, Reason: "CANCELLED", Message: "the turn was cancelled"}
+		return parleyv1.TurnState_TURN_STATE_CANCELLED,
+			&parleyv1.TurnError{Code: codeCancelled, Reason: "CANCELLED", Message: "the turn was cancelled"}
 	case errors.Is(cause, errDisconnected):
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{
 			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader disconnected and on_disconnect is CANCEL",
@@ -40,14 +41,17 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 	case errors.Is(cause, ErrConversationGone):
 		// This is stored only if the store still has the conversation and the turn.
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
-			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran", Retryable: true,
+			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran",
+			Retryable: true,
 		}
 	case errors.Is(cause, errInterrupted):
-		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later request interrupted the turn"}
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+			&parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later request interrupted the turn"}
 	case errors.Is(cause, errHistoryUnreadable):
 		t.log.Error("turn failed", "error", cause)
 		return failed, &parleyv1.TurnError{
-			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; see the server log", Retryable: true,
+			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; see the server log",
+			Retryable: true,
 		}
 	case errors.Is(cause, errTurnTimeout):
 		return failed, timeoutError(fmt.Sprintf("agent %s did not finish within %s", t.agent.Name, t.manager.o.TurnTimeout))
@@ -64,7 +68,8 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 		}
 		return failed, &parleyv1.TurnError{
 			Code: codeUnavailable, Reason: "AGENT_FAILED",
-			Message: fmt.Sprintf("agent %s failed: %s", t.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")), Retryable: failure.Retryable,
+			Message:   fmt.Sprintf("agent %s failed: %s", t.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")),
+			Retryable: failure.Retryable,
 		}
 	}
 	// The text of an unknown error may contain internals, so it goes to the log only.
@@ -77,7 +82,8 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 // storeFailure is the error of a turn whose answer the store refused.
 func storeFailure() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
-		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; see the server log", Retryable: true,
+		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; see the server log",
+		Retryable: true,
 	}
 }
 
@@ -88,6 +94,7 @@ func timeoutError(message string) *parleyv1.TurnError {
 // interruptedByStop is the error of a turn that was cut off by a stop or a crash of the server.
 func interruptedByStop() *parleyv1.TurnError {
 	return &parleyv1.TurnError{
-		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was complete", Retryable: true,
+		Code: codeUnavailable, Reason: "SHUTTING_DOWN", Message: "the server stopped before the answer was complete",
+		Retryable: true,
 	}
 }

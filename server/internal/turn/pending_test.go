@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -75,7 +76,10 @@ func addHistory(t *testing.T, f *fixture, p *controlledAgent, entries ...string)
 // append appends messages to conversation c.
 func (f *fixture) append(t *testing.T, messages ...*parleyv1.Message) {
 	t.Helper()
-	if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: messages}); err != nil {
+	if _, err := f.store.Append(t.Context(), &store.Append{
+		Tenant: tenant, ConversationID: "c",
+		Messages: messages,
+	}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -94,21 +98,66 @@ func TestAnswerPending(t *testing.T) {
 		{"cancelled without text", []string{"cancels:"}, nil, []string{"user: q"}},
 		{"cancelled with half an answer", []string{"cancels:half"}, nil, []string{"user: q"}},
 		{"failed after a handoff", []string{"hands:I ask"}, nil, []string{"user: q"}},
-		{"failed after an exchange with a tool", []string{"finds:wait"}, nil, []string{"user: q", "assistant: wait …", "tool: found"}},
+		{
+			"failed after an exchange with a tool",
+			[]string{"finds:wait"},
+			nil,
+			[]string{"user: q", "assistant: wait …", "tool: found"},
+		},
 		{"failed after others", []string{"completes:a", "fails:half"}, nil, []string{"user: q", "assistant: a", "user: q"}},
-		{"an incomplete answer to an earlier message", []string{"fails:half", "user:next"}, nil, []string{"user: q", "assistant: half …", "user: next"}},
+		{
+			"an incomplete answer to an earlier message",
+			[]string{"fails:half", "user:next"},
+			nil,
+			[]string{"user: q", "assistant: half …", "user: next"},
+		},
 		{"appended", []string{"user:hello"}, nil, []string{"user: hello"}},
 		{"appended, two", []string{"user:hello", "user:there"}, nil, []string{"user: hello", "user: there"}},
-		{"system messages", []string{"user:hello", "system:be brief", "user:there", "system:be kind"}, nil, []string{"user: hello", "system: be brief", "user: there"}},
+		{
+			"system messages",
+			[]string{"user:hello", "system:be brief", "user:there", "system:be kind"},
+			nil,
+			[]string{"user: hello", "system: be brief", "user: there"},
+		},
 		{"the result of a call", []string{"calls:1", "tool:1"}, nil, []string{"user: q", "assistant: ", "tool: 1"}},
-		{"the results of calls", []string{"calls:1 2", "tool:1", "tool:2"}, nil, []string{"user: q", "assistant: ", "tool: 1", "tool: 2"}},
-		{"a result whose turn failed", []string{"calls:1", "tool:1", "again:half"}, nil, []string{"user: q", "assistant: ", "tool: 1"}},
-		{"window", []string{"completes:a", "completes:b", "fails:half"}, exchange, []string{"user: q", "assistant: b", "user: q"}},
-		{"window, and a result", []string{"completes:a", "completes:b", "calls:1", "tool:1"}, exchange, []string{"user: q", "assistant: b", "user: q", "assistant: ", "tool: 1"}},
-		{"failed after an answer that ends with its own result", []string{"closes:a", "finds:wait"}, nil, []string{"user: q", "assistant: a", "tool: found", "user: q", "assistant: wait …", "tool: found"}},
+		{
+			"the results of calls",
+			[]string{"calls:1 2", "tool:1", "tool:2"},
+			nil,
+			[]string{"user: q", "assistant: ", "tool: 1", "tool: 2"},
+		},
+		{
+			"a result whose turn failed",
+			[]string{"calls:1", "tool:1", "again:half"},
+			nil,
+			[]string{"user: q", "assistant: ", "tool: 1"},
+		},
+		{
+			"window",
+			[]string{"completes:a", "completes:b", "fails:half"},
+			exchange,
+			[]string{"user: q", "assistant: b", "user: q"},
+		},
+		{
+			"window, and a result",
+			[]string{"completes:a", "completes:b", "calls:1", "tool:1"},
+			exchange,
+			[]string{"user: q", "assistant: b", "user: q", "assistant: ", "tool: 1"},
+		},
+		{
+			"failed after an answer that ends with its own result",
+			[]string{"closes:a", "finds:wait"},
+			nil,
+			[]string{"user: q", "assistant: a", "tool: found", "user: q", "assistant: wait …", "tool: found"},
+		},
 		{"failed after its own result", []string{"goes on:wait"}, nil, []string{"user: q", "assistant: wait", "tool: found"}},
 		{"failed with calls", []string{"breaks:1"}, nil, []string{"user: q"}},
-		{"a result and a text", []string{"completes:a", "calls:1", "tool:1", "user:go on"}, exchange, []string{"user: q", "assistant: a", "user: q", "assistant: ", "tool: 1", "user: go on"}},
+		{
+			"a result and a text",
+			[]string{"completes:a", "calls:1", "tool:1", "user:go on"},
+			exchange,
+			[]string{"user: q", "assistant: a", "user: q", "assistant: ", "tool: 1", "user: go on"},
+		},
 		{"no message", []string{"completes:"}, nil, []string{"user: q"}},
 
 		{"completed", []string{"completes:a"}, nil, nil},
@@ -139,7 +188,8 @@ func TestAnswerPending(t *testing.T) {
 					p.lastRun().sendText("yes")
 					p.lastRun().complete()
 					started := r.events[0].GetStarted()
-					if started.GetUserMessage() != nil || int(started.GetHistoryCount()) != len(given)-1 || r.finished().GetInputSequence() != given[len(given)-1].GetSequence() {
+					if started.GetUserMessage() != nil || int(started.GetHistoryCount()) != len(given)-1 ||
+						r.finished().GetInputSequence() != given[len(given)-1].GetSequence() {
 						t.Errorf("started = %v, finished = %v", started, r.finished())
 					}
 					before = append(before, "assistant: yes")
@@ -176,7 +226,10 @@ func TestAnswerPendingWithoutMessages(t *testing.T) {
 		if r := f.startChat(t, request); !errors.Is(r.err, store.ErrNotFound) {
 			t.Errorf("Chat without a conversation: error = %v, want ErrNotFound", r.err)
 		}
-		if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "c"}}); err != nil {
+		if _, err := f.store.Create(t.Context(), &store.Create{
+			Tenant:       tenant,
+			Conversation: &parleyv1.Conversation{Id: "c"},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if r := f.startChat(t, request); !errors.Is(r.err, ErrNothingToAnswer) {
@@ -221,7 +274,8 @@ func TestPendingMessageChangesBeforeStart(t *testing.T) {
 					}
 				}
 				r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, IfVersion: test.ifVersion})
-				if mismatch := errors.As(r.err, new(*store.VersionError)); mismatch != test.version || !mismatch && !errors.Is(r.err, test.err) {
+				if mismatch := errors.As(r.err, new(*store.VersionError)); mismatch != test.version || !mismatch &&
+					!errors.Is(r.err, test.err) {
 					t.Fatalf("Chat: error = %v, want %v", r.err, test.err)
 				}
 				if r.err == nil {
@@ -264,7 +318,10 @@ func TestAnswerPendingRetry(t *testing.T) {
 // TestIDReusedBeforeStart: a request that depends on stored messages must not start in another
 // conversation that has the same id, and possibly the same version.
 func TestIDReusedBeforeStart(t *testing.T) {
-	for _, request := range []*parleyv1.ChatRequest{resultsRequest("", "1"), resultsRequest("and text", "1"), {ConversationId: "c", AnswerPending: true}} {
+	for _, request := range []*parleyv1.ChatRequest{
+		resultsRequest("", "1"), resultsRequest("and text", "1"),
+		{ConversationId: "c", AnswerPending: true},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			var h *hookStore
 			f, p := newControlled(t, func(o *Options) {
@@ -289,7 +346,8 @@ func TestIDReusedBeforeStart(t *testing.T) {
 			}
 			r := f.startChat(t, request)
 			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationGone) || p.runCount() > 0 {
-				t.Errorf("%v: Chat = %q, %v; %d agent calls; stored messages (-want +got):\n%s", request, r.received(), r.err, p.runCount(), diff)
+				t.Errorf("%v: Chat = %q, %v; %d agent calls; stored messages (-want +got):\n%s", request, r.received(), r.err,
+					p.runCount(), diff)
 			}
 		})
 	}

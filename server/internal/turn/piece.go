@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/rules"
-	"google.golang.org/protobuf/proto"
 )
 
 // checkPiece checks a piece against the rules of the API and against the answer so far. A piece
@@ -24,15 +25,24 @@ func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_StructuredData:
 		if len(a.current.GetStructuredData()) == maxMessageValues {
-			return ruleError(rules.Fault{Field: "structured_data", Rule: fmt.Sprintf("a message has at most %d values", maxMessageValues)})
+			return ruleError(rules.Fault{
+				Field: "structured_data",
+				Rule:  fmt.Sprintf("a message has at most %d values", maxMessageValues),
+			})
 		}
 	case *parleyv1.RespondResponse_ToolCall:
 		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
-			return ruleError(rules.Fault{Field: "tool_call.id", Rule: fmt.Sprintf("%.64q is already the id of an open call of the answer", id)})
+			return ruleError(rules.Fault{
+				Field: "tool_call.id",
+				Rule:  fmt.Sprintf("%.64q is already the id of an open call of the answer", id),
+			})
 		}
 	case *parleyv1.RespondResponse_ToolResult:
 		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
-			return ruleError(rules.Fault{Field: "tool_result.call_id", Rule: fmt.Sprintf("%.64q is not an open call of the answer", id)})
+			return ruleError(rules.Fault{
+				Field: "tool_result.call_id",
+				Rule:  fmt.Sprintf("%.64q is not an open call of the answer", id),
+			})
 		}
 	}
 	return nil

@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/structpb"
+	"pgregory.net/rapid"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/rules"
-	"google.golang.org/protobuf/types/known/structpb"
-	"pgregory.net/rapid"
 )
 
 func data(kind string, value *structpb.Value) *parleyv1.RespondResponse {
@@ -59,22 +60,46 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		{"data with a long type", pieces{data(long, null)}, "structured_data.type: must be at most 128 bytes"},
 		{"data without a value", pieces{data("t", nil)}, "structured_data.value: "},
 		{"data of no kind", pieces{data("t", &structpb.Value{})}, "structured_data.value: a value in it has no kind"},
-		{"data that is infinite", pieces{data("t", structpb.NewNumberValue(math.Inf(1)))}, "structured_data.value: a number in it is not finite"},
+		{
+			"data that is infinite",
+			pieces{data("t", structpb.NewNumberValue(math.Inf(1)))},
+			"structured_data.value: a number in it is not finite",
+		},
 		{"data that is deep", pieces{data("t", nested(17))}, "structured_data.value: is more than 16 levels deep"},
 		{"no data", pieces{{Piece: &parleyv1.RespondResponse_StructuredData{}}}, "structured_data.type: is required"},
 		{"much data", slices.Repeat(pieces{data("t", null)}, 65), "structured_data: a message has at most 64 values"},
 		{"a call without an id", toolCall(&parleyv1.ToolCall{Name: "n"}), "tool_call.id: is required"},
-		{"a call with a long id", toolCall(&parleyv1.ToolCall{Id: long, Name: "n"}), "tool_call.id: must be at most 128 bytes"},
+		{
+			"a call with a long id", toolCall(&parleyv1.ToolCall{Id: long, Name: "n"}),
+			"tool_call.id: must be at most 128 bytes",
+		},
 		{"a call without a name", toolCall(&parleyv1.ToolCall{Id: "1"}), "tool_call.name: is required"},
-		{"a call with a long name", toolCall(&parleyv1.ToolCall{Id: "1", Name: long}), "tool_call.name: must be at most 128 bytes"},
+		{
+			"a call with a long name", toolCall(&parleyv1.ToolCall{Id: "1", Name: long}),
+			"tool_call.name: must be at most 128 bytes",
+		},
 		{"no call", toolCall(nil), "tool_call.id: is required"},
 		{"a call again", pieces{call("1"), call("1")}, `tool_call.id: "1" is already the id of an open call of the answer`},
-		{"a call again, after a handoff", pieces{call("1"), handoff("other"), call("1")}, `tool_call.id: "1" is already the id of an open call`},
+		{
+			"a call again, after a handoff",
+			pieces{call("1"), handoff("other"), call("1")},
+			`tool_call.id: "1" is already the id of an open call`,
+		},
 		{"a result without an id", toolResult(&parleyv1.ToolResult{}), "tool_result.call_id: is required"},
-		{"a result with a long name", toolResult(&parleyv1.ToolResult{CallId: "1", Name: long}), "tool_result.name: must be at most 128 bytes"},
-		{"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}), `tool_result.call_id: "2" is not an open call of the answer`},
+		{
+			"a result with a long name", toolResult(&parleyv1.ToolResult{CallId: "1", Name: long}),
+			"tool_result.name: must be at most 128 bytes",
+		},
+		{
+			"a result of no call", toolResult(&parleyv1.ToolResult{CallId: "2"}),
+			`tool_result.call_id: "2" is not an open call of the answer`,
+		},
 		{"no result", toolResult(nil), "tool_result.call_id: is required"},
-		{"a result again", pieces{call("1"), result("1", ""), result("1", "")}, `tool_result.call_id: "1" is not an open call of the answer`},
+		{
+			"a result again",
+			pieces{call("1"), result("1", ""), result("1", "")},
+			`tool_result.call_id: "1" is not an open call of the answer`,
+		},
 		{"negative usage", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},
 		{"usage of a long model", pieces{usage(&parleyv1.Usage{Model: long})}, "usage.model: must be at most 128 bytes"},
 		{"a long reason", pieces{reason(long)}, "finish_reason: must be at most 128 bytes"},
@@ -85,7 +110,10 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			rest := slices.Concat(pieces{text("before ")}, test.pieces[:len(test.pieces)-1])
 			last := test.pieces[len(test.pieces)-1]
-			f := newFixture(t, map[string]agent.Agent{"main": respondWith(append(rest, last, text("after"))...), "good": respondWith(rest...)}, nil)
+			f := newFixture(t, map[string]agent.Agent{
+				"main": respondWith(append(rest, last, text("after"))...),
+				"good": respondWith(rest...),
+			}, nil)
 			good := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "good", Content: "q", Agent: "good"}))
 			if good.GetTurn().GetError() != nil {
 				t.Fatalf("turn with the earlier pieces failed: %v", good.GetTurn())
@@ -94,7 +122,8 @@ func TestPiecesThatBreakRules(t *testing.T) {
 			turn := all[len(all)-1].GetFinished().GetTurn()
 			problem := turn.GetError()
 			want := "agent main failed: it sent a piece that breaks an API rule: " + test.want
-			if stateName(turn.GetState()) != "FAILED" || problem.GetReason() != "AGENT_FAILED" || problem.GetRetryable() || !strings.HasPrefix(problem.GetMessage(), want) {
+			if stateName(turn.GetState()) != "FAILED" || problem.GetReason() != "AGENT_FAILED" || problem.GetRetryable() ||
+				!strings.HasPrefix(problem.GetMessage(), want) {
 				t.Errorf("turn ended %v, want the error %q", turn, want)
 			}
 			stored := f.history(t, "good")
@@ -120,7 +149,12 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 			respondWith(pieces...)(ctx, r, yield)
 		})}, nil)
 	short := rapid.SampledFrom([]string{"1", "2", "3", "1", "2", "3", "1", "2", "3", "", strings.Repeat("x", 129), "\xff"})
-	value := rapid.SampledFrom([]*structpb.Value{nested(0), nested(16), nested(0), nested(17), {}, nil, structpb.NewNumberValue(math.NaN())})
+	value := rapid.SampledFrom([]*structpb.Value{
+		nested(0), nested(16), nested(0), nested(17),
+		{},
+		nil,
+		structpb.NewNumberValue(math.NaN()),
+	})
 	draws := []func(rt *rapid.T) *parleyv1.RespondResponse{
 		func(rt *rapid.T) *parleyv1.RespondResponse { return text(short.Draw(rt, "text")) },
 		func(rt *rapid.T) *parleyv1.RespondResponse {
@@ -132,7 +166,10 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 		func(rt *rapid.T) *parleyv1.RespondResponse { return handoff(short.Draw(rt, "next_agent")) },
 		func(rt *rapid.T) *parleyv1.RespondResponse { return reason(short.Draw(rt, "finish_reason")) },
 		func(rt *rapid.T) *parleyv1.RespondResponse {
-			return usage(&parleyv1.Usage{Model: short.Draw(rt, "model"), InputTokens: rapid.Int32Range(-1, 9).Draw(rt, "tokens")})
+			return usage(&parleyv1.Usage{
+				Model:       short.Draw(rt, "model"),
+				InputTokens: rapid.Int32Range(-1, 9).Draw(rt, "tokens"),
+			})
 		},
 		func(rt *rapid.T) *parleyv1.RespondResponse {
 			summary := rapid.SampledFrom([]string{"s", "\xff", strings.Repeat("é", 400)}).Draw(rt, "summary")
@@ -188,7 +225,8 @@ func TestValidPieces(t *testing.T) {
 	if stateName(end.GetTurn().GetState()) != "COMPLETED" {
 		t.Errorf("turn ended %v, want COMPLETED", end.GetTurn())
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"}, f.stored(t)); diff != "" {
+	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"},
+		f.stored(t)); diff != "" {
 		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 }

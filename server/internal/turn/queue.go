@@ -241,7 +241,8 @@ func (m *Manager) removeIfEmpty(l *queue) {
 func (m *Manager) Committed(changes []store.Change) {
 	for i := range changes {
 		switch changes[i].Kind {
-		case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
+		case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED,
+			parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 			m.conversationDeleted(&changes[i])
 		default:
 		}

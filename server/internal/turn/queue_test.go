@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -72,7 +73,8 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 		readers[1].disconnect()
 		p.lastRun().complete()
 		p.lastRun().sendText("yes")
-		if diff := cmp.Diff([]string{"1 queued 1", `2 started "q" replayed`, `3 text "yes" at 0`}, readers[2].received()); diff != "" {
+		if diff := cmp.Diff([]string{"1 queued 1", `2 started "q" replayed`, `3 text "yes" at 0`},
+			readers[2].received()); diff != "" {
 			t.Errorf("events of the last reader (-want +got):\n%s", diff)
 		}
 
@@ -180,12 +182,14 @@ func TestQueuedIfVersion(t *testing.T) {
 		}
 		p.lastRun().complete()
 		for version, r := range readers {
-			if mismatch := new(store.VersionError); version == 2 && r.err != nil || version < 2 && (!errors.As(r.err, &mismatch) || mismatch.Current != 2) {
+			if mismatch := new(store.VersionError); version == 2 && r.err != nil || version < 2 &&
+				(!errors.As(r.err, &mismatch) || mismatch.Current != 2) {
 				t.Errorf("Chat with if_version %d at version 2 = %q, %v", version, r.received(), r.err)
 			}
 		}
 		p.lastRun().complete()
-		if diff := cmp.Diff([]string{"user: ahead", "user: if 2"}, f.stored(t)); diff != "" || !errors.As(readers[3].err, new(*store.VersionError)) {
+		if diff := cmp.Diff([]string{"user: ahead", "user: if 2"}, f.stored(t)); diff != "" ||
+			!errors.As(readers[3].err, new(*store.VersionError)) {
 			t.Errorf("last Chat: error = %v, want VersionError; stored messages (-want +got):\n%s", readers[3].err, diff)
 		}
 	})
@@ -200,7 +204,10 @@ func TestQueuedTurnChoosesItsAgentAtStart(t *testing.T) {
 		f := newFixture(t, map[string]agent.Agent{"main": p, "other": respondWith(text("other"))}, nil)
 		f.startChat(t, chatRequest("ahead", 0))
 		r := f.startChat(t, chatRequest("q", onBusyQueue))
-		if _, err := f.store.Update(t.Context(), &store.Update{Tenant: tenant, ConversationID: "c", Lease: &store.Lease{Agent: "other"}}); err != nil {
+		if _, err := f.store.Update(t.Context(), &store.Update{
+			Tenant: tenant, ConversationID: "c",
+			Lease: &store.Lease{Agent: "other"},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		p.lastRun().complete()
@@ -307,7 +314,10 @@ func TestRequestAnsweredByAnotherServer(t *testing.T) {
 					h.begin, h.end = func(*store.Append) { once() }, nil
 				}
 				p.lastRun().fail()
-				want := []string{"1 queued 1", fmt.Sprintf("1 started %q replayed", test.input), `2 text "a" at 0`, "3 finished COMPLETED"}
+				want := []string{
+					"1 queued 1", fmt.Sprintf("1 started %q replayed", test.input), `2 text "a" at 0`,
+					"3 finished COMPLETED",
+				}
 				for _, r := range readers {
 					if diff := cmp.Diff(want, r.received()); diff != "" || r.err != nil {
 						t.Errorf("events (-want +got):\n%s%v", diff, r.err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/google/uuid"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -44,7 +45,8 @@ func (m *Manager) endIfAbandoned(ctx context.Context, at key, turnID string) (bo
 			return false, fmt.Errorf("find abandoned turns: %w", err)
 		}
 		for i := range abandoned {
-			if progress := &abandoned[i]; progress.TurnID == turnID && progress.Tenant == at.tenant && progress.ConversationID == at.id {
+			if progress := &abandoned[i]; progress.TurnID == turnID && progress.Tenant == at.tenant &&
+				progress.ConversationID == at.id {
 				return m.endAbandoned(ctx, progress)
 			}
 		}
@@ -63,8 +65,12 @@ func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (b
 		}
 	}
 	_, err := m.o.Store.Append(ctx, &store.Append{
-		Tenant: progress.Tenant, ConversationID: progress.ConversationID, Messages: progress.Messages, Events: completeIndexes(progress.Events),
-		End: &parleyv1.Turn{Id: progress.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED, Error: interruptedByStop()},
+		Tenant: progress.Tenant, ConversationID: progress.ConversationID, Messages: progress.Messages,
+		Events: completeIndexes(progress.Events),
+		End: &parleyv1.Turn{
+			Id: progress.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+			Error: interruptedByStop(),
+		},
 	})
 	log := m.o.Log.With("tenant", progress.Tenant, "conversation_id", progress.ConversationID, "turn_id", progress.TurnID)
 	switch {

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
-	"google.golang.org/protobuf/proto"
-	"pgregory.net/rapid"
 )
 
 // crashStore is a store that can stop to accept writes at any time, as if its process had been
@@ -36,7 +37,10 @@ func (m *crashStore) Append(ctx context.Context, a *store.Append) (*store.Result
 	}
 	result, err := m.Store.Append(ctx, a)
 	if err == nil && a.Begin != nil {
-		m.progress = &store.Progress{Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(), Events: proto.CloneOf(a.Events)}
+		m.progress = &store.Progress{
+			Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(),
+			Events: proto.CloneOf(a.Events),
+		}
 	}
 	if err == nil && a.End != nil {
 		m.progress = nil
@@ -119,7 +123,8 @@ func TestResumeAfterCrash(t *testing.T) {
 				rt.Fatal(err)
 			}
 			end := all[len(all)-1]
-			if turn := end.GetFinished().GetTurn(); stateName(turn.GetState()) != "INTERRUPTED" || turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetId() != r.turnID() {
+			if turn := end.GetFinished().GetTurn(); stateName(turn.GetState()) != "INTERRUPTED" ||
+				turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetId() != r.turnID() {
 				rt.Errorf("turn ended %v, want INTERRUPTED by SHUTTING_DOWN", turn)
 			}
 			if int(end.GetIndex()) <= len(seen) {
@@ -131,7 +136,8 @@ func TestResumeAfterCrash(t *testing.T) {
 				gone = gone || int(after) > stored
 				got, err := readAll(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
 				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
-					rt.Errorf("Resume(%d) of %d events, %d saved: error = %v, want EventsGoneError: %t", after, len(seen), stored, err, gone)
+					rt.Errorf("Resume(%d) of %d events, %d saved: error = %v, want EventsGoneError: %t", after, len(seen), stored,
+						err, gone)
 				} else if diff := diffEvents(want, got); err == nil && diff != "" {
 					rt.Errorf("Resume(%d) (-want +got):\n%s", after, diff)
 				}
@@ -200,7 +206,10 @@ func TestRecoverFromFile(t *testing.T) {
 				t.Errorf("Get in %s = %v, %v, want INTERRUPTED", id, turn, err)
 			}
 		}
-		want := []string{`1 started "q" created replayed`, `2 text "saved " at 0`, fmt.Sprintf("%d finished INTERRUPTED", 2+lostIndexGap)}
+		want := []string{
+			`1 started "q" created replayed`, `2 text "saved " at 0`,
+			fmt.Sprintf("%d finished INTERRUPTED", 2+lostIndexGap),
+		}
 		if diff := cmp.Diff(want, f.startChat(t, request).received()); diff != "" || p.runCount() != 2 {
 			t.Errorf("%d agent calls, want 2; events of a retry (-want +got):\n%s", p.runCount(), diff)
 		}
@@ -249,7 +258,10 @@ func TestRecoverPages(t *testing.T) {
 	names := []string{"first", "ended", "damaged", "gone", "full", "last"}
 	for _, name := range names {
 		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "q"}
-		a := &store.Append{Tenant: tenant, ConversationID: name, Messages: []*parleyv1.Message{message}, Begin: &parleyv1.Turn{Id: name}}
+		a := &store.Append{
+			Tenant: tenant, ConversationID: name, Messages: []*parleyv1.Message{message},
+			Begin: &parleyv1.Turn{Id: name},
+		}
 		if _, err := f.store.Append(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
@@ -257,12 +269,18 @@ func TestRecoverPages(t *testing.T) {
 			{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "half", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
 		}}
 		if name == "last" {
-			progress.Events = &storev1.TurnEvents{Started: 1, LostAfter: 2, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 2}}}
+			progress.Events = &storev1.TurnEvents{
+				Started: 1, LostAfter: 2,
+				Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 2}},
+			}
 		}
 		p.turns = append(p.turns, progress)
 	}
 	if _, err := f.store.Append(t.Context(), &store.Append{
-		Tenant: tenant, ConversationID: "ended", End: &parleyv1.Turn{Id: "ended", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+		Tenant: tenant, ConversationID: "ended", End: &parleyv1.Turn{
+			Id:    "ended",
+			State: parleyv1.TurnState_TURN_STATE_COMPLETED,
+		},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +293,10 @@ func TestRecoverPages(t *testing.T) {
 	if diff := cmp.Diff(append([]string{""}, names[1:]...), p.requested); diff != "" {
 		t.Errorf("requested pages (-want +got):\n%s", diff)
 	}
-	for name, want := range map[string]string{"first": "INTERRUPTED", "ended": "COMPLETED", "damaged": "RUNNING", "full": "RUNNING", "last": "INTERRUPTED"} {
+	for name, want := range map[string]string{
+		"first": "INTERRUPTED", "ended": "COMPLETED", "damaged": "RUNNING",
+		"full": "RUNNING", "last": "INTERRUPTED",
+	} {
 		if got, err := f.Get(t.Context(), tenant, name, name); stateName(got.GetState()) != want {
 			t.Errorf("Get(%s) = %v, %v, want %s", name, got, err, want)
 		}

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/agent"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/store"
 )
 
 // pieceGenerator draws random pieces of an agent that break no rule: open calls have distinct ids,
@@ -67,15 +68,22 @@ func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 }
 
 func call(id string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: "find"}}}
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{
+		Id:   id,
+		Name: "find",
+	}}}
 }
 
 func result(id, content string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: id, Content: content}}}
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{
+		ToolResult: &parleyv1.ToolResult{CallId: id, Content: content},
+	}}
 }
 
 func note(text string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: text}}}
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{
+		Progress: &parleyv1.TurnProgress{Text: text},
+	}}
 }
 
 func handoff(name string) *parleyv1.RespondResponse {
@@ -228,7 +236,8 @@ func TestReplay(t *testing.T) {
 			}
 			shorter = append(shorter, e)
 		}
-		check(fmt.Sprintf("without %d messages", dropped), func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(shorter, dropped, after) })
+		check(fmt.Sprintf("without %d messages", dropped),
+			func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(shorter, dropped, after) })
 	})
 }
 

@@ -7,9 +7,10 @@ import (
 	"runtime/debug"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 )
 
 // saveInterval is the time between two saves of a partial answer. A crash may lose one second of an

@@ -107,7 +107,8 @@ func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	var ids []string
 	for range maxListedTurns + 3 {
-		ids = append(ids, readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
+		ids = append(ids, readFinished(t, f.chat(t,
+			&parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
 	}
 	if len(f.turns) != maxListedTurns {
 		t.Errorf("%d turns retained, want %d", len(f.turns), maxListedTurns)
@@ -133,8 +134,10 @@ func TestRequestIDOutlivesTurn(t *testing.T) {
 	}
 	written := len(f.stored(t))
 	events, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
-	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 || len(f.stored(t)) != written {
-		t.Errorf("retry = %q, %v, want EventsGoneError; %d messages stored, want 0", describeAll(events), err, len(f.stored(t))-written)
+	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 ||
+		len(f.stored(t)) != written {
+		t.Errorf("retry = %q, %v, want EventsGoneError; %d messages stored, want 0", describeAll(events), err,
+			len(f.stored(t))-written)
 	}
 }
 
@@ -153,7 +156,10 @@ func TestReleaseWithConversation(t *testing.T) {
 		}},
 		{"evicted", func(t *testing.T, f *fixture) {
 			t.Helper()
-			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "other"}}); err != nil {
+			if _, err := f.store.Create(t.Context(), &store.Create{
+				Tenant:       tenant,
+				Conversation: &parleyv1.Conversation{Id: "other"},
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -169,7 +175,10 @@ func TestReleaseWithConversation(t *testing.T) {
 			t.Helper()
 			<-time.After(time.Minute)
 			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "new"}
-			if _, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "c", Messages: []*parleyv1.Message{message}}); err != nil {
+			if _, err := f.store.Append(t.Context(), &store.Append{
+				Tenant: tenant, ConversationID: "c",
+				Messages: []*parleyv1.Message{message},
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -185,7 +194,10 @@ func TestReleaseWithConversation(t *testing.T) {
 				request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 				first := f.startChat(t, request)
 				// A turn that never started is retained too.
-				queued := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "w", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+				queued := f.startChat(t, &parleyv1.ChatRequest{
+					ConversationId: "c", Content: "q", RequestId: "w",
+					OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
+				})
 				f.mustCancel(t, queued.turnID())
 				p.lastRun().complete()
 				test.ends(t, f)
@@ -200,7 +212,8 @@ func TestReleaseWithConversation(t *testing.T) {
 				for i, id := range []string{"r", "w"} {
 					again := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
 					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.runCount() != i+2 {
-						t.Errorf("Chat with request_id %s = %q, %v, want a new turn; %d agent calls", id, again.received(), again.err, p.runCount())
+						t.Errorf("Chat with request_id %s = %q, %v, want a new turn; %d agent calls", id, again.received(), again.err,
+							p.runCount())
 					}
 					p.lastRun().complete()
 				}
@@ -242,7 +255,10 @@ func TestChangesOfOtherConversationsReleaseNothing(t *testing.T) {
 	if !f.retainsEvents(t, "c", end.GetTurn().GetId()) {
 		t.Error("turn released by changes of other conversations")
 	}
-	f.Committed([]store.Change{{Tenant: tenant, ConversationID: "c", UID: "", Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED}})
+	f.Committed([]store.Change{{
+		Tenant: tenant, ConversationID: "c", UID: "",
+		Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED,
+	}})
 	if len(f.turns) != 0 {
 		t.Error("turn of a damaged conversation retained after its delete")
 	}

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // start commits the start of the turn.
@@ -93,7 +94,10 @@ func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 		Request: t.requestKey, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.agent.Name},
 		// A crash would leave this value of Created. The result of the store replaces it.
-		Events: &storev1.TurnEvents{Started: t.events.lastIndex() + 1, AnswerPending: t.request.GetAnswerPending(), Created: t.conversation.Conversation == nil},
+		Events: &storev1.TurnEvents{
+			Started: t.events.lastIndex() + 1, AnswerPending: t.request.GetAnswerPending(),
+			Created: t.conversation.Conversation == nil,
+		},
 	}
 	if t.hadToWait {
 		a.Begin.CreateTime = timestamppb.New(t.accepted)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -25,9 +26,11 @@ func TestRequestsWhileATurnStarts(t *testing.T) {
 				first := chatRequest("first", 0)
 				first.MustExist = refused
 				one := f.startChat(t, first)
-				second, queued, left := f.startChat(t, chatRequest("second", 0)), f.startChat(t, chatRequest("waits", onBusyQueue)), f.startChat(t, chatRequest("left", 0))
+				second, queued, left := f.startChat(t, chatRequest("second", 0)),
+					f.startChat(t, chatRequest("waits", onBusyQueue)), f.startChat(t, chatRequest("left", 0))
 				left.disconnect()
-				if len(one.events)+len(second.events)+len(left.events) != 0 || second.ended || !errors.Is(left.err, context.Canceled) {
+				if len(one.events)+len(second.events)+len(left.events) != 0 || second.ended ||
+					!errors.Is(left.err, context.Canceled) {
 					t.Errorf("events before the start: %q, %q, %q, want none", one.received(), second.received(), left.received())
 				}
 				close(gate)
@@ -116,7 +119,8 @@ func TestEventsDuringStart(t *testing.T) {
 				if got := stateName(turns[len(turns)-1].GetState()); err != nil || got != test.state {
 					t.Errorf("List: state = %s (%v), want %s", got, err, test.state)
 				}
-				if called := p.runCount() > 0 && p.runs[0].request.GetMessages()[0].GetContent() == "q" && len(p.runs[0].request.GetMessages()) == 1; called != (test.state == "RUNNING") {
+				if called := p.runCount() > 0 && p.runs[0].request.GetMessages()[0].GetContent() == "q" &&
+					len(p.runs[0].request.GetMessages()) == 1; called != (test.state == "RUNNING") {
 					t.Errorf("agent called = %t", called)
 				}
 			})

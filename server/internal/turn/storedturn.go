@@ -53,7 +53,10 @@ func newStoredTurn(s *store.Snapshot, turn *parleyv1.Turn) (*storedTurn, error) 
 		r.started.UserMessage = nil
 	}
 	r.started.HistoryCount, r.started.Created = r.turnEvents.GetHistoryCount(), r.turnEvents.GetCreated()
-	r.finished = &parleyv1.TurnFinished{Turn: turn, Messages: r.answer, ConversationVersion: r.turnEvents.GetConversationVersion()}
+	r.finished = &parleyv1.TurnFinished{
+		Turn: turn, Messages: r.answer,
+		ConversationVersion: r.turnEvents.GetConversationVersion(),
+	}
 	return r, nil
 }
 
@@ -102,15 +105,23 @@ func (r *storedTurn) eventsAfter(index int32) ([]*parleyv1.TurnEvent, error) {
 		return nil, &EventsGoneError{After: index, Oldest: 1, Last: finished}
 	}
 	turnID := r.finished.GetTurn().GetId()
-	all := []*parleyv1.TurnEvent{{TurnId: turnID, Index: r.turnEvents.GetStarted(), Event: &parleyv1.TurnEvent_Started{Started: r.started}}}
+	all := []*parleyv1.TurnEvent{{
+		TurnId: turnID, Index: r.turnEvents.GetStarted(),
+		Event: &parleyv1.TurnEvent_Started{Started: r.started},
+	}}
 	all = append(all, mergedEvents(turnID, r.answer, r.indexes)...)
-	all = append(all, &parleyv1.TurnEvent{TurnId: turnID, Index: finished, Event: &parleyv1.TurnEvent_Finished{Finished: r.finished}})
+	all = append(all, &parleyv1.TurnEvent{
+		TurnId: turnID, Index: finished,
+		Event: &parleyv1.TurnEvent_Finished{Finished: r.finished},
+	})
 	return slices.DeleteFunc(all, func(e *parleyv1.TurnEvent) bool { return e.GetIndex() <= index }), nil
 }
 
 // mergedEvents returns the events of messages in the order of their indexes. The text of each
 // message is one event.
-func mergedEvents(turnID string, messages []*parleyv1.Message, allIndexes []*storev1.MessageEvents) []*parleyv1.TurnEvent {
+func mergedEvents(
+	turnID string, messages []*parleyv1.Message, allIndexes []*storev1.MessageEvents,
+) []*parleyv1.TurnEvent {
 	var events []*parleyv1.TurnEvent
 	add := func(index int32, e *parleyv1.TurnEvent) {
 		e.TurnId, e.Index = turnID, index
@@ -119,10 +130,14 @@ func mergedEvents(turnID string, messages []*parleyv1.Message, allIndexes []*sto
 	for i, m := range messages {
 		indexes := allIndexes[i]
 		if index := indexes.GetAnswerStarted(); index > 0 {
-			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: m.GetAgent()}}})
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+				AnswerStarted: &parleyv1.AnswerStarted{Agent: m.GetAgent()},
+			}})
 		}
 		if index := indexes.GetLastText(); index > 0 {
-			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: m.GetContent()}}})
+			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{
+				TextDelta: &parleyv1.TextDelta{Text: m.GetContent()},
+			}})
 		}
 		for j, index := range indexes.GetStructuredData() {
 			add(index, &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: m.GetStructuredData()[j]}})

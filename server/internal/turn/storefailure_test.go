@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -65,11 +66,13 @@ func (u unreadableStore) Read(ctx context.Context, r *store.Read) (*store.Snapsh
 // TestUnreadableHistory: a turn whose history cannot be read fails with a reason, and its
 // conversation stays usable.
 func TestUnreadableHistory(t *testing.T) {
-	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) { o.Store = unreadableStore{o.Store} })
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))},
+		func(o *Options) { o.Store = unreadableStore{o.Store} })
 	for range 2 {
 		events := collect(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
 		turn := events[len(events)-1].GetFinished().GetTurn()
-		if events[0].GetStarted() == nil || stateName(turn.GetState()) != "FAILED" || turn.GetError().GetReason() != "INTERNAL" {
+		if events[0].GetStarted() == nil || stateName(turn.GetState()) != "FAILED" ||
+			turn.GetError().GetReason() != "INTERNAL" {
 			t.Errorf("turn ended %v after %v, want FAILED, INTERNAL after started", turn, events[0])
 		}
 	}
@@ -79,11 +82,12 @@ func TestUnreadableHistory(t *testing.T) {
 func TestMaxAnswerValues(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	for i := range maxAnswerValues + 10 {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: fmt.Sprint(i), Name: "n"}}})
+		pieces = append(pieces, call(fmt.Sprint(i)))
 	}
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues || end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
+	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues ||
+		end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
 		t.Errorf("%d calls, turn %v, want %d calls and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerValues)
 	}
 }

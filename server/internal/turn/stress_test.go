@@ -56,8 +56,10 @@ func TestStress(t *testing.T) {
 	all.Wait()
 	s.check(t)
 	s.Stop(t.Context())
-	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.retained.Len() + s.retainedBytes + s.runningTotal; n != 0 {
-		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant, s.retainedBytes)
+	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.retained.Len() + s.retainedBytes +
+		s.runningTotal; n != 0 {
+		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant,
+			s.retainedBytes)
 	}
 }
 
@@ -99,12 +101,14 @@ func (s *stressTest) step(t *testing.T, random *rand.Rand, question string) {
 			turnID = s.ids[len(s.ids)-1-random.IntN(min(5, len(s.ids)))]
 		}
 		s.mu.Unlock()
-		if turn, err := s.Cancel(t.Context(), tenant, id, turnID); err == nil && turn.GetFinishTime() == nil || err != nil && !isMissingTurn(err) {
+		if turn, err := s.Cancel(t.Context(), tenant, id, turnID); err == nil && turn.GetFinishTime() == nil ||
+			err != nil && !isMissingTurn(err) {
 			t.Errorf("Cancel = %v, %v, want a turn that has ended", turn, err)
 		}
 	default:
 		request := &parleyv1.ChatRequest{
-			ConversationId: id, Content: question, OnBusy: parleyv1.OnBusy(random.IntN(4)), OnDisconnect: parleyv1.OnDisconnect(random.IntN(3)),
+			ConversationId: id, Content: question, OnBusy: parleyv1.OnBusy(random.IntN(4)),
+			OnDisconnect: parleyv1.OnDisconnect(random.IntN(3)),
 		}
 		if random.IntN(3) == 0 {
 			request.RequestId = fmt.Sprint("r", random.IntN(8))

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
@@ -92,12 +93,47 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 		want            *NoRoomError // nil if they are accepted
 	}{
 		{"just enough", 5, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", nil},
-		{"the text is one message too many", 4, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
-		{"more than may be stored", 2, 0, []string{"calls:1 2 3"}, "", []string{"1", "2", "3"}, "", &NoRoomError{CallID: "1", MaxMessages: 2}},
-		{"the others of many", 4, 0, []string{"calls:1 2 3 4", "tool:1", "tool:2"}, "", []string{"4", "3"}, "", &NoRoomError{CallID: "4", MaxMessages: 4}},
-		{"one of them is old", 4, 0, []string{"calls:1", "calls:2"}, "", []string{"2", "1"}, "", &NoRoomError{CallID: "1", MaxMessages: 4}},
+		{
+			"the text is one message too many", 4, 0,
+			[]string{"calls:1 2 3"},
+			"go on",
+			[]string{"1", "2", "3"},
+			"",
+			&NoRoomError{CallID: "1", MaxMessages: 4},
+		},
+		{
+			"more than may be stored", 2, 0,
+			[]string{"calls:1 2 3"},
+			"",
+			[]string{"1", "2", "3"},
+			"",
+			&NoRoomError{CallID: "1", MaxMessages: 2},
+		},
+		{
+			"the others of many", 4, 0,
+			[]string{"calls:1 2 3 4", "tool:1", "tool:2"},
+			"",
+			[]string{"4", "3"},
+			"",
+			&NoRoomError{CallID: "4", MaxMessages: 4},
+		},
+		{
+			"one of them is old", 4, 0,
+			[]string{"calls:1", "calls:2"},
+			"",
+			[]string{"2", "1"},
+			"",
+			&NoRoomError{CallID: "1", MaxMessages: 4},
+		},
 		{"bytes, just enough", 20, 6 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, nil},
-		{"bytes", 20, 4 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, &NoRoomError{CallID: "1", MaxMessages: 20, MaxBytes: 4 << 10}},
+		{
+			"bytes", 20, 4 << 10,
+			[]string{"calls:1 2"},
+			"",
+			[]string{"1", "2"},
+			large,
+			&NoRoomError{CallID: "1", MaxMessages: 20, MaxBytes: 4 << 10},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

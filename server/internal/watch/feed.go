@@ -26,7 +26,8 @@ type feed struct {
 	maxEntries, maxBytes int
 	readers              atomic.Int64
 	last                 atomic.Uint64 // position of the newest entry; increases under mu
-	notified             atomic.Uint64 // readers have been notified of the entries up to this position; increases under readersMu
+	// Readers have been notified of the entries up to this position; increases under readersMu.
+	notified atomic.Uint64
 
 	mu        sync.Mutex // guards the following fields
 	retained  []*entry

@@ -186,10 +186,16 @@ func commit(h *watch.Hub, tenant, id string, versions ...int32) {
 
 // textEvent returns a text event of a turn.
 func textEvent(index int32) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{TurnId: "turn", Index: index, Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "a piece"}}}
+	return &parleyv1.TurnEvent{
+		TurnId: "turn", Index: index,
+		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "a piece"}},
+	}
 }
 
 // finishedEvent returns the finished event of a turn.
 func finishedEvent(index int32) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{TurnId: "turn", Index: index, Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{}}}
+	return &parleyv1.TurnEvent{
+		TurnId: "turn", Index: index,
+		Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{}},
+	}
 }

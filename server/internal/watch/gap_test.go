@@ -56,7 +56,8 @@ func TestSlowWatcherReceivesGap(t *testing.T) {
 		synctest.Wait()
 		commit(h, "t", "a", 2, 3, 4, 5)
 		c.resumeReading()
-		c.want(t, "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3", "MESSAGE_APPENDED a 4", "MESSAGE_APPENDED a 5")
+		c.want(t, "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3", "MESSAGE_APPENDED a 4",
+			"MESSAGE_APPENDED a 5")
 		c.pauseReading()
 		commit(h, "t", "a", 6)
 		synctest.Wait()
@@ -135,7 +136,10 @@ func TestBatchLargerThanFeed(t *testing.T) {
 		}
 		quiet.want(t)
 		tenant.want(t)
-		h.Committed([]store.Change{appendedChange("t", "a", 100, ""), appendedChange("t", "quiet", 1, ""), appendedChange("quiet", "a", 1, "")})
+		h.Committed([]store.Change{
+			appendedChange("t", "a", 100, ""), appendedChange("t", "quiet", 1, ""),
+			appendedChange("quiet", "a", 1, ""),
+		})
 		quiet.want(t, "MESSAGE_APPENDED quiet 1")
 		tenant.want(t, "MESSAGE_APPENDED a 1")
 		one.want(t, "MESSAGE_APPENDED a 100")

@@ -43,14 +43,16 @@ func heavyEvent(index int32) *parleyv1.TurnEvent {
 func updatedChange(version int32, labels int) store.Change {
 	c := &parleyv1.Conversation{
 		Id: "c", Uid: strings.Clone("00000000-0000-4000-8000-000000000000"), Version: version, LastSequence: version,
-		CreateTime: timestamppb.Now(), UpdateTime: timestamppb.Now(), ExpireTime: timestamppb.Now(), LastAppendTime: timestamppb.Now(),
-		Retention: &parleyv1.Retention{MaxMessages: 20}, Labels: make(map[string]string),
+		CreateTime: timestamppb.Now(), UpdateTime: timestamppb.Now(), ExpireTime: timestamppb.Now(),
+		LastAppendTime: timestamppb.Now(),
+		Retention:      &parleyv1.Retention{MaxMessages: 20}, Labels: make(map[string]string),
 	}
 	for i := range labels {
 		c.Labels[fmt.Sprint("key", i)] = fmt.Sprint(i)
 	}
 	return store.Change{
-		Tenant: "t", ConversationID: "c", Version: version, Time: time.Now(), Kind: parleyv1.ChangeKind_CHANGE_KIND_UPDATED, Conversation: c,
+		Tenant: "t", ConversationID: "c", Version: version, Time: time.Now(), Kind: parleyv1.ChangeKind_CHANGE_KIND_UPDATED,
+		Conversation: c,
 	}
 }
 
@@ -66,7 +68,11 @@ func TestMemoryOfRetainedEntries(t *testing.T) {
 		{"texts in turns", 5000, func(h *watch.Hub, i int) { h.TurnEvent("t", "c", textEvent(int32(i))) }},
 		{"headers", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updatedChange(int32(i), 0)}) }},
 		{"headers with labels", 2000, func(h *watch.Hub, i int) { h.Committed([]store.Change{updatedChange(int32(i), 64)}) }},
-		{"short messages", 5000, func(h *watch.Hub, i int) { h.Committed([]store.Change{appendedChange("t", "c", int32(i), "hello")}) }},
+		{"short messages", 5000, func(h *watch.Hub,
+			i int,
+		) {
+			h.Committed([]store.Change{appendedChange("t", "c", int32(i), "hello")})
+		}},
 		{"long messages", 500, func(h *watch.Hub, i int) {
 			h.Committed([]store.Change{appendedChange("t", "c", int32(i), strings.Repeat("x", 10_000))})
 		}},
@@ -95,7 +101,8 @@ func TestMemoryOfRetainedEntries(t *testing.T) {
 				_, changes, _, events := h.Retained()
 				counted := changes + events
 				if ratio := float64(grown) / float64(counted); ratio > maxMemoryRatio || ratio < 1/maxMemoryRatio {
-					t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio, maxMemoryRatio)
+					t.Errorf("counted %d bytes, live %d: ratio %.2f, want at most %.2f, or its inverse", counted, grown, ratio,
+						maxMemoryRatio)
 				}
 				runtime.KeepAlive(h)
 			})

@@ -48,7 +48,8 @@ type modelWatcher struct {
 }
 
 func (w *modelWatcher) wants(h modelEntry) bool {
-	return h.tenant == w.options.Tenant && (len(w.options.ConversationIDs) == 0 || slices.Contains(w.options.ConversationIDs, h.id))
+	return h.tenant == w.options.Tenant && (len(w.options.ConversationIDs) == 0 ||
+		slices.Contains(w.options.ConversationIDs, h.id))
 }
 
 // TestModel compares the hub with a simple model after random steps. A watcher receives each change
@@ -146,7 +147,8 @@ func (m *model) resume(rt *rapid.T) {
 		rt.Skip("no cursor yet")
 	}
 	o := watch.Watch{
-		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"), Cursor: rapid.SampledFrom(m.cursors).Draw(rt, "cursor"),
+		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"),
+		Cursor:          rapid.SampledFrom(m.cursors).Draw(rt, "cursor"),
 		ConversationIDs: rapid.SampledFrom([][]string{nil, {"a"}, {"b", "c"}}).Draw(rt, "ids"),
 	}
 	m.addWatcher(o)
@@ -293,6 +295,7 @@ func (m *model) checkGap(rt *rapid.T, w *modelWatcher) {
 	case m.isDropped(w.events, m.events):
 		w.events = nil
 	default:
-		rt.Fatalf("GAP at %d after %d changes and %d events, but %v and %v are retained", w.position, len(m.changes), len(m.events), w.changes, w.events)
+		rt.Fatalf("GAP at %d after %d changes and %d events, but %v and %v are retained", w.position, len(m.changes),
+			len(m.events), w.changes, w.events)
 	}
 }

@@ -33,7 +33,10 @@ type stressTest struct {
 }
 
 func newStressTest(h *watch.Hub, final int32, mayGap bool) *stressTest {
-	s := &stressTest{Hub: h, ids: []string{"a", "b", "c", "d", "e", "f"}, final: final, gapsAllowed: mayGap, versions: make(map[string]*atomic.Int32)}
+	s := &stressTest{
+		Hub: h, ids: []string{"a", "b", "c", "d", "e", "f"}, final: final, gapsAllowed: mayGap,
+		versions: make(map[string]*atomic.Int32),
+	}
 	for _, id := range s.ids {
 		s.versions[id] = new(atomic.Int32)
 	}

@@ -107,7 +107,8 @@ func TestEventFollowsAllEarlierChanges(t *testing.T) {
 		const total = 5000
 		h := watch.New(watch.Options{})
 		start := h.Cursor()
-		all, one := watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true}, watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true, ConversationIDs: []string{"a"}}
+		all, one := watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true},
+			watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true, ConversationIDs: []string{"a"}}
 		for version := range int32(total) {
 			commit(h, "t", "b", version)
 		}
@@ -130,7 +131,8 @@ func TestEventFollowsAllEarlierChanges(t *testing.T) {
 			if o.ConversationIDs != nil {
 				want = 3
 			}
-			if n := len(got); n != want || got[n-2] != "MESSAGE_APPENDED a 1" || changes[n-1].GetCursor() != changes[n-2].GetCursor() {
+			if n := len(got); n != want || got[n-2] != "MESSAGE_APPENDED a 1" ||
+				changes[n-1].GetCursor() != changes[n-2].GetCursor() {
 				t.Errorf("event received after %d changes, last %s", n-1, got[max(n-2, 0)])
 			}
 		}
@@ -165,7 +167,10 @@ func TestResumeFromCursorOfEvent(t *testing.T) {
 				last = at
 				isEvent := func(description string) bool { return description[:4] == "TURN" }
 				want := append([]string{"HEARTBEAT"}, slices.DeleteFunc(describe(got[i+1:]), isEvent)...)
-				again := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(), TurnEvents: i%2 == 0}, nil)
+				again := startClient(t, h, watch.Watch{
+					Tenant: "t", ConversationIDs: ids, Cursor: change.GetCursor(),
+					TurnEvents: i%2 == 0,
+				}, nil)
 				if d := cmp.Diff(want, describe(again.received())); d != "" {
 					t.Errorf("changes from the cursor of %v (-want +got):\n%s", change, d)
 				}
@@ -198,7 +203,8 @@ func TestGapForDroppedEvents(t *testing.T) {
 		again := startClient(t, h, watch.Watch{Tenant: "t", Cursor: got[gap].GetCursor()}, nil)
 		again.want(t, append([]string{"HEARTBEAT"}, described[gap+1:]...)...)
 		_ = again.disconnect()
-		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"}, slices.Delete(described, gap, gap+1)); d != "" {
+		if d := cmp.Diff([]string{"TURN a 1", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2"},
+			slices.Delete(described, gap, gap+1)); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)
 		}
 		commit(h, "t", "a", 3)

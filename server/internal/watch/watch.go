@@ -18,6 +18,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -105,7 +106,8 @@ func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent
 func (h *Hub) Cursor() string { return h.cursor(h.changes.end()) }
 
 func (h *Hub) cursor(position uint64) string {
-	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(h.serverStart[:len(h.serverStart):len(h.serverStart)], position))
+	b := slices.Clip(h.serverStart[:]) // Clip, so that append copies.
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(b, position))
 }
 
 // position decodes a cursor. known is false if the cursor comes from an earlier start of the

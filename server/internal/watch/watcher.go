@@ -89,7 +89,9 @@ func (w *Watcher) Stop() {
 //
 // Responses are shared between watchers and must not be changed. They contain the change in encoded
 // form: they can be sent, but their fields cannot be read without encoding and decoding them.
-func (w *Watcher) All(ctx context.Context, stop <-chan struct{}) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
+func (w *Watcher) All(
+	ctx context.Context, stop <-chan struct{},
+) iter.Seq2[*parleyv1.WatchConversationsResponse, error] {
 	return func(yield yieldFunc) {
 		if w.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return

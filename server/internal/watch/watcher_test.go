@@ -39,7 +39,8 @@ func TestHeartbeatComesFirst(t *testing.T) {
 		commit(h, "t", "a", 3)
 		for response, err := range w.All(t.Context(), nil) {
 			change, failed := decode(response)
-			if d := cmp.Diff(want, []*parleyv1.ConversationChange{change}, protocmp.Transform()); err != nil || failed != nil || d != "" {
+			if d := cmp.Diff(want, []*parleyv1.ConversationChange{change}, protocmp.Transform()); err != nil ||
+				failed != nil || d != "" {
 				t.Errorf("first response: %v, %v (-want +got):\n%s", err, failed, d)
 			}
 			break
@@ -61,15 +62,23 @@ func TestResponseOfEachKind(t *testing.T) {
 		header := &parleyv1.Conversation{Id: "a", Version: 3, Title: "tïtle", Labels: map[string]string{"k": "v"}}
 		message := appendedChange("t", "a", 4, strings.Repeat("ä", 1000))
 		message.Time = at
-		empty := store.Change{Tenant: "t", ConversationID: "a", Version: 9, Time: at, Kind: message.Kind, Message: store.Frame{2<<3 | 2, 0}}
+		empty := store.Change{
+			Tenant: "t", ConversationID: "a", Version: 9, Time: at, Kind: message.Kind,
+			Message: store.Frame{2<<3 | 2, 0},
+		}
 		committed := []store.Change{message, empty}
 		for _, kind := range []parleyv1.ChangeKind{
-			parleyv1.ChangeKind_CHANGE_KIND_CREATED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, parleyv1.ChangeKind_CHANGE_KIND_CLEARED,
+			parleyv1.ChangeKind_CHANGE_KIND_CREATED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED,
+			parleyv1.ChangeKind_CHANGE_KIND_CLEARED,
 		} {
-			committed = append(committed, store.Change{Tenant: "t", ConversationID: "a", Version: 3, Time: at, Kind: kind, Conversation: header})
+			committed = append(committed, store.Change{
+				Tenant: "t", ConversationID: "a", Version: 3, Time: at, Kind: kind,
+				Conversation: header,
+			})
 		}
 		for _, kind := range []parleyv1.ChangeKind{
-			parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, parleyv1.ChangeKind_CHANGE_KIND_EVICTED,
+			parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED,
+			parleyv1.ChangeKind_CHANGE_KIND_EVICTED,
 		} {
 			committed = append(committed, store.Change{Tenant: "t", ConversationID: "a", Version: 3, Time: at, Kind: kind})
 		}
@@ -114,7 +123,8 @@ func TestWatcherSelectsConversations(t *testing.T) {
 			appendedChange("t", "a", 1, ""), appendedChange("u", "a", 2, ""), appendedChange("t", "b", 3, ""),
 			appendedChange("t", "c", 4, ""), appendedChange("t", "a", 5, ""), appendedChange("", "a", 6, ""),
 		})
-		const first, a1, b3, c4, a5 = "HEARTBEAT", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED b 3", "MESSAGE_APPENDED c 4", "MESSAGE_APPENDED a 5"
+		const first, a1, b3, c4, a5 = "HEARTBEAT", "MESSAGE_APPENDED a 1", "MESSAGE_APPENDED b 3", "MESSAGE_APPENDED c 4",
+			"MESSAGE_APPENDED a 5"
 		all.want(t, first, a1, b3, c4, a5)
 		other.want(t, first, "MESSAGE_APPENDED a 2")
 		one.want(t, first, a1, a5)
@@ -156,7 +166,8 @@ func TestResumeFromEveryCursor(t *testing.T) {
 				t.Errorf("changes from cursor %d (-want +got):\n%s", i, d)
 			}
 			one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"b"}, Cursor: cursor}, nil)
-			ofOne := slices.DeleteFunc(slices.Clone(of[i:]), func(description string) bool { return !strings.Contains(description, " b ") })
+			ofOne := slices.DeleteFunc(slices.Clone(of[i:]),
+				func(description string) bool { return !strings.Contains(description, " b ") })
 			if d := cmp.Diff(append([]string{"HEARTBEAT"}, ofOne...), describe(one.received())); d != "" {
 				t.Errorf("changes of b from cursor %d (-want +got):\n%s", i, d)
 			}

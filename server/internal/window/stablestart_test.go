@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // simulation is a conversation that grows by one exchange in each turn.
@@ -197,7 +198,10 @@ func TestStableStartLastsQuarterOfTheWindow(t *testing.T) {
 		{"bytes, less stored", 20, pairExchange, anySize, &parleyv1.ContextWindow{MaxBytes: 1 << 20}},
 		{"bytes, very different sizes", 0, pairExchange, longTail, &parleyv1.ContextWindow{MaxBytes: 20_000}},
 		{"bytes and exchanges", 0, pairExchange, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000, MaxExchanges: 10}},
-		{"all bounds", 20, anyExchange, anySize, &parleyv1.ContextWindow{MaxBytes: 16_000, MaxExchanges: 10, MaxMessages: 20}},
+		{"all bounds", 20, anyExchange, anySize, &parleyv1.ContextWindow{
+			MaxBytes: 16_000, MaxExchanges: 10,
+			MaxMessages: 20,
+		}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

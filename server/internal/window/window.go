@@ -17,8 +17,9 @@ package window
 import (
 	"slices"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // Start returns the index of the first message of the window: the agent receives messages[start:].

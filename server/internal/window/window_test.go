@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // history returns messages written in short: u, a, s for user, assistant, system; c1 for a call
@@ -80,11 +81,23 @@ func TestStart(t *testing.T) {
 		{"user messages in a row", history("u", "u", "u", "a"), &parleyv1.ContextWindow{MaxExchanges: 2}, 1},
 		{"bytes, exactly", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxBytes: 2 * one}, 2},
 		{"bytes, one short", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxBytes: 2*one - 1}, 4},
-		{"the tightest bound counts", history("u", "a", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4, MaxExchanges: 1, MaxBytes: 4 * one}, 2},
-		{"a call and its result stay together", history("u", "c1", "u", "r1", "u", "a"), &parleyv1.ContextWindow{MaxMessages: 4}, 4},
+		{
+			"the tightest bound counts", history("u", "a", "u", "a"),
+			&parleyv1.ContextWindow{MaxMessages: 4, MaxExchanges: 1, MaxBytes: 4 * one}, 2,
+		},
+		{
+			"a call and its result stay together", history("u", "c1", "u", "r1", "u", "a"),
+			&parleyv1.ContextWindow{MaxMessages: 4}, 4,
+		},
 		{"a call and its result both fit", history("u", "c1", "u", "r1", "u", "a"), nil, 0},
-		{"a later call with the same id", history("u", "c1", "r1", "u", "c1", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 3},
-		{"a result belongs to the nearest call", history("u", "c1", "u", "c1", "u", "r1"), &parleyv1.ContextWindow{MaxExchanges: 1}, 6},
+		{
+			"a later call with the same id", history("u", "c1", "r1", "u", "c1", "r1"),
+			&parleyv1.ContextWindow{MaxExchanges: 1}, 3,
+		},
+		{
+			"a result belongs to the nearest call", history("u", "c1", "u", "c1", "u", "r1"),
+			&parleyv1.ContextWindow{MaxExchanges: 1}, 6,
+		},
 		{"a second result", history("u", "c1", "r1", "u", "r1", "u"), &parleyv1.ContextWindow{MaxExchanges: 2}, 5},
 		{"a result before its call", history("u", "r1", "c1", "u", "a"), nil, 3},
 		{"a result without a call", history("u", "a", "u", "r1", "u", "a"), nil, 4},
