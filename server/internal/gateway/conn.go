@@ -10,65 +10,66 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// conn is what the generated handlers make their calls over. It knows the HTTP request of
-// each call, sends the metadata that goes along, and has the request message looked at.
-type conn struct {
-	under grpc.ClientConnInterface
-	// check refuses a request message by an error, which becomes that of the call. It may
-	// change the message.
-	check func(x *exchange, request proto.Message) error
+// checkedConn is the connection that the generated handlers use. It checks the request message of
+// each call against the HTTP request and sends the metadata that belongs to the call.
+type checkedConn struct {
+	conn grpc.ClientConnInterface
+	// check returns an error, which the call returns, to refuse a request message. It may change
+	// the message.
+	check func(call *httpCall, request proto.Message) error
 }
 
 // Invoke makes a unary call.
-func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	x := exchangeOf(ctx)
-	if err := c.look(x, args); err != nil {
+func (c *checkedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	call := httpCallOf(ctx)
+	if err := c.checkSize(call, args); err != nil {
 		return err
 	}
-	return c.under.Invoke(x.outgoing(ctx), method, args, reply, opts...)
+	return c.conn.Invoke(call.outgoing(ctx), method, args, reply, opts...)
 }
 
-// NewStream begins a streaming call.
-func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	x := exchangeOf(ctx)
-	stream, err := c.under.NewStream(x.outgoing(ctx), desc, method, opts...)
+// NewStream starts a streaming call.
+func (c *checkedConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	call := httpCallOf(ctx)
+	stream, err := c.conn.NewStream(call.outgoing(ctx), desc, method, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return &checkedStream{ClientStream: stream, conn: c, x: x}, nil
+	return &checkedStream{ClientStream: stream, conn: c, call: call}, nil
 }
 
-// look checks a request message that is about to be sent.
-func (c *conn) look(x *exchange, message any) error {
+// checkSize returns an error if message must not be sent.
+func (c *checkedConn) checkSize(call *httpCall, message any) error {
 	request, ok := message.(proto.Message)
 	if !ok {
 		return errors.New("not a message")
 	}
-	if err := c.check(x, request); err != nil {
+	if err := c.check(call, request); err != nil {
 		return err
 	}
-	// Not every connection has this bound of gRPC, and a list of numbers, say, is longer as a
-	// message than in JSON.
+	// An in-process connection does not enforce gRPC's limit, and some values are larger as a
+	// message than in JSON, for example a list of numbers.
 	if size := proto.Size(request); size > maxBodyBytes {
 		return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
-			fmt.Sprintf("the request is %d bytes as a message, and may be %d: %s", size, maxBodyBytes, sendLess)).Err()
+			fmt.Sprintf("the request is %d bytes as a message, more than the limit of %d: %s", size, maxBodyBytes, reduceSizeHint)).Err()
 	}
-	x.sent = true
+	call.sent = true
 	return nil
 }
 
-// checkedStream is a stream whose request messages are checked.
+// checkedStream is a stream whose request messages are checked. R conn *conn⏎ ||| ⇥conn
+// *checkedConn⏎
 type checkedStream struct {
 	grpc.ClientStream
-	conn *conn
-	x    *exchange
+	conn *checkedConn
+	call *httpCall
 }
 
-// SendMsg sends a message that passes. It is the only one of its stream, which may be a long
-// one: what follows is not large any more.
+// SendMsg checks and sends the only request message of the stream. It releases the memory of the
+// request body: a stream may be long, and its replies are not large.
 func (s *checkedStream) SendMsg(m any) error {
-	defer s.x.leave()
-	if err := s.conn.look(s.x, m); err != nil {
+	defer s.call.release()
+	if err := s.conn.checkSize(s.call, m); err != nil {
 		return err
 	}
 	return s.ClientStream.SendMsg(m)

@@ -17,10 +17,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// domain is the ErrorInfo.domain of every status that leaves.
+// domain is the ErrorInfo domain of every error.
 const domain = "parley"
 
-// The reasons of what only this door answers, beside those of package rpc.
+// Reasons of errors that only this package returns. Package rpc defines the others.
 const (
 	reasonPathNotFound     = "PATH_NOT_FOUND"
 	reasonMethodNotAllowed = "METHOD_NOT_ALLOWED"
@@ -30,10 +30,10 @@ const (
 	reasonReplyTooLarge    = "REPLY_TOO_LARGE"
 )
 
-// retrySoon is when to try again what waiting helps.
-const retrySoon = time.Second
+// retryDelay is the retry delay of errors that a retry may resolve.
+const retryDelay = time.Second
 
-// newStatus makes a status with a reason.
+// newStatus returns a status with an ErrorInfo that contains the reason.
 func newStatus(code codes.Code, reason, text string, details ...protoadapt.MessageV1) *status.Status {
 	st := status.New(code, clip(text, maxTextBytes))
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: domain}
@@ -43,7 +43,7 @@ func newStatus(code codes.Code, reason, text string, details ...protoadapt.Messa
 	return st
 }
 
-// writeStatus answers with a status as JSON, in the form of google.rpc.Status.
+// writeStatus writes a status as an error response, in the JSON form of google.rpc.Status.
 func writeStatus(w http.ResponseWriter, st *status.Status) {
 	body, err := protojson.Marshal(st.Proto())
 	if err != nil {
@@ -51,13 +51,13 @@ func writeStatus(w http.ResponseWriter, st *status.Status) {
 	}
 	body = append(body, '\n')
 	header := w.Header()
-	header.Del("Transfer-Encoding") // It may have been a stream that was to be written.
+	header.Del("Transfer-Encoding") // The library may have set it for a stream.
 	header.Set("Content-Type", "application/json")
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	for _, detail := range st.Details() {
 		if retry, ok := detail.(*errdetails.RetryInfo); ok {
-			// In whole seconds, and never too soon.
+			// Retry-After is in seconds, rounded up.
 			seconds := (retry.GetRetryDelay().AsDuration() + time.Second - 1) / time.Second
 			header.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 		}
@@ -66,10 +66,10 @@ func writeStatus(w http.ResponseWriter, st *status.Status) {
 		header.Set("WWW-Authenticate", "Bearer")
 	}
 	w.WriteHeader(httpStatus(st))
-	_, _ = w.Write(body) //nolint:gosec // It quotes the request, but is JSON, and no browser guesses at that.
+	_, _ = w.Write(body) //nolint:gosec // The text quotes the request, but nosniff keeps browsers from reading JSON as HTML.
 }
 
-// httpStatus is that of the code, but where HTTP has a name for the very thing.
+// httpStatus returns the HTTP status of the code, or a more specific one if HTTP defines it.
 func httpStatus(st *status.Status) int {
 	switch reasonOf(st) {
 	case reasonMethodNotAllowed:
@@ -79,12 +79,12 @@ func httpStatus(st *status.Status) int {
 	case reasonBodyTooSlow:
 		return http.StatusRequestTimeout
 	case reasonReplyTooLarge:
-		return http.StatusInternalServerError // To try again later is of no use.
+		return http.StatusInternalServerError // A retry cannot succeed.
 	}
 	return runtime.HTTPStatusFromCode(st.Code())
 }
 
-// reasonOf is the reason of a status, empty when it is not one of ours.
+// reasonOf returns the reason of a status, or "" if the status has no ErrorInfo of this domain.
 func reasonOf(st *status.Status) string {
 	for _, detail := range st.Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == domain {
@@ -94,72 +94,73 @@ func reasonOf(st *status.Status) string {
 	return ""
 }
 
-// handleError answers a call that failed before its answer began.
+// handleError writes the response of a call that failed before its response began.
 func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
-	if r.URL.Path == importPath { // The rest of its body is on the way.
+	if r.URL.Path == importPath { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}
 	writeStatus(w, statusOf(ctx, err))
 }
 
-// statusOf is what a client is told of an error: statuses of the server as they are, others
-// with a reason. The texts of libraries are for the programmers of this server.
+// statusOf returns the status that a client receives for err. A status of the server is returned as
+// it is. Others get a reason and a text, because the texts of libraries are not meant for users of
+// the API.
 func statusOf(ctx context.Context, err error) *status.Status {
 	st := status.Convert(err)
 	if reasonOf(st) != "" {
 		return st
 	}
-	x := exchangeOf(ctx)
-	if st.Code() == codes.InvalidArgument && !x.sent {
-		return x.faults(ctx, st).status()
+	call := httpCallOf(ctx)
+	if st.Code() == codes.InvalidArgument && !call.sent {
+		return call.faults(ctx, st).status()
 	}
 	switch st.Code() {
 	case codes.Canceled:
 		if ctx.Err() != nil {
-			return newStatus(st.Code(), "CANCELLED", "the caller cancelled the call")
+			return newStatus(st.Code(), "CANCELLED", "the client cancelled the call")
 		}
-		fallthrough // It was this server that closed the connection to itself.
+		fallthrough // This server closed its own in-process connection.
 	case codes.Unavailable:
-		return newStatus(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down: try again",
-			&errdetails.RetryInfo{RetryDelay: durationpb.New(retrySoon)})
+		return newStatus(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; try again",
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
 	case codes.DeadlineExceeded:
 		return newStatus(st.Code(), "DEADLINE_EXCEEDED", "the call did not end within its Grpc-Timeout")
 	case codes.Unimplemented:
-		return newStatus(st.Code(), "UNIMPLEMENTED", "this server cannot do that yet: "+st.Message())
+		return newStatus(st.Code(), "UNIMPLEMENTED", "this server does not support the call: "+st.Message())
 	case codes.ResourceExhausted:
-		// Requests that are too large do not come that far; see conn.look.
+		// Too large requests are refused earlier, in checkedConn.checkSize.
 		return newStatus(st.Code(), reasonReplyTooLarge,
-			fmt.Sprintf("the reply is larger than %d bytes as a message: ask for less at once, as with a smaller page", maxBodyBytes))
+			fmt.Sprintf("the reply is larger than %d bytes as a message; request less, for example a smaller page", maxBodyBytes))
 	}
 	return newStatus(codes.Internal, "INTERNAL", "internal error")
 }
 
-// handleRoutingError answers a request that is none of the API.
-func (d *door) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, _ int) {
-	x := exchangeOf(ctx)
-	if x.asking {
+// handleRoutingError answers a request whose path or method is unknown.
+func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, _ int) {
+	call := httpCallOf(ctx)
+	if call.probing {
 		return
 	}
 	path := r.URL.Path
-	if allowed := d.methods(r, path); len(allowed) > 0 {
-		d.refuseMethod(w, x, allowed)
+	if allowed := h.allowedMethods(r, path); len(allowed) > 0 {
+		h.refuseMethod(w, call, allowed)
 		return
 	}
-	near := ""
+	hint := ""
 	for _, other := range []string{strings.TrimRight(path, "/"), "/v1" + path, "/v1" + strings.TrimRight(path, "/")} {
-		if other != path && len(d.methods(r, other)) > 0 {
-			near = fmt.Sprintf(": is it %.80q?", other)
+		if other != path && len(h.allowedMethods(r, other)) > 0 {
+			hint = fmt.Sprintf("; did you mean %.80q?", other)
 			break
 		}
 	}
 	writeStatus(w, newStatus(codes.NotFound, reasonPathNotFound,
-		fmt.Sprintf("%.80q is no path of this server%s; %s lists all paths", path, near, documentPath)))
+		fmt.Sprintf("path %.80q does not exist%s; %s lists all paths", path, hint, documentPath)))
 }
 
-// refuseMethod answers a request with a method that its path does not have.
-func (d *door) refuseMethod(w http.ResponseWriter, x *exchange, allowed []string) {
+// refuseMethod answers a request with a method that its path does not allow.
+func (h *handler) refuseMethod(w http.ResponseWriter, call *httpCall, allowed []string) {
 	all := strings.Join(allowed, ", ")
 	w.Header().Set("Allow", all)
 	writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
-		fmt.Sprintf("%.80q has no %.16s: it has %s; %s lists all paths", x.request.URL.Path, x.request.Method, all, documentPath)))
+		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", call.request.URL.Path, call.request.Method, all, documentPath)))
 }

@@ -18,28 +18,28 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// What a fault is in when it is in no field.
+// Names of the field of a fault that is in no single field.
 const (
 	wholeBody  = "body"
 	wholeQuery = "query"
 )
 
-// Whoever sends faults gets them back: as many, and as much of each, as a person reads.
+// Limits of what an error repeats of a request: as much as a person reads.
 const (
 	maxTextBytes  = 512
 	maxFieldBytes = 128
 	maxFaultBytes = 256
 	maxFaults     = 100
-	// maxJudged is how many values are looked at, in the search for those that are faults.
-	maxJudged = 5000
+	// maxCheckedValues is the maximum number of values that are checked in the search for faults.
+	maxCheckedValues = 5000
 )
 
-// faults are what is wrong with a request, by the field that it is wrong with, in the names
-// of the protos. They are searched for where a request was refused, so that those that are
-// right do not wait for it: protojson stops at the first fault and gives it no path.
+// faults collects what is wrong with a request, by field, in the names of the protos. protojson
+// stops at the first fault and reports no path, so a refused request is searched again. Valid
+// requests are not slowed down by that.
 type faults struct {
-	violations []*errdetails.BadRequest_FieldViolation
-	judged     int
+	violations    []*errdetails.BadRequest_FieldViolation
+	checkedValues int
 }
 
 func (f *faults) add(field, format string, args ...any) {
@@ -51,10 +51,12 @@ func (f *faults) add(field, format string, args ...any) {
 	})
 }
 
-// full says that the search is over.
-func (f *faults) full() bool { return len(f.violations) >= maxFaults || f.judged >= maxJudged }
+// full reports whether the search must stop because a limit is reached.
+func (f *faults) full() bool {
+	return len(f.violations) >= maxFaults || f.checkedValues >= maxCheckedValues
+}
 
-// status has all of them, as one of package rpc has the rules that a request breaks.
+// status returns the faults as an error of the same form as package rpc's for broken rules.
 func (f *faults) status() *status.Status {
 	var text strings.Builder
 	for i, v := range f.violations {
@@ -67,7 +69,7 @@ func (f *faults) status() *status.Status {
 		&errdetails.BadRequest{FieldViolations: f.violations})
 }
 
-// err is the status, nil when there are none.
+// err returns the status as an error, or nil if there are no faults.
 func (f *faults) err() error {
 	if len(f.violations) == 0 {
 		return nil
@@ -75,16 +77,16 @@ func (f *faults) err() error {
 	return f.status().Err()
 }
 
-// inJSON searches a text that shall be a message, whose fields are called path and what is
-// behind it. What protojson refuses has a fault.
-func (f *faults) inJSON(path string, text []byte, message protoreflect.MessageDescriptor) {
+// checkJSON checks a text that must be a message in JSON. The names of its fields begin with path.
+// It finds at least one fault in every text that protojson refuses.
+func (f *faults) checkJSON(path string, text []byte, message protoreflect.MessageDescriptor) {
 	whole := wholeBody
 	if path != "" {
 		whole = path
 	}
 	if at := invalidUTF8(text); at >= 0 {
 		line, column := position(text, at)
-		f.add(whole, "is not JSON: line %d, column %d: not a character in UTF-8", line, column)
+		f.add(whole, "is not JSON: line %d, column %d: invalid UTF-8", line, column)
 		return
 	}
 	var value json.RawMessage
@@ -93,7 +95,7 @@ func (f *faults) inJSON(path string, text []byte, message protoreflect.MessageDe
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && syntax.Offset > 0 {
 			at = min(int(syntax.Offset), len(text))
 			if !strings.HasPrefix(err.Error(), "unexpected end") {
-				at-- // It is the character that was read last.
+				at-- // Offset counts the character that was read last.
 			}
 		}
 		line, column := position(text, at)
@@ -101,14 +103,14 @@ func (f *faults) inJSON(path string, text []byte, message protoreflect.MessageDe
 		return
 	}
 	before := len(f.violations)
-	f.inMessage(path, value, message)
+	f.checkMessage(path, value, message)
 	if len(f.violations) == before && protojson.Unmarshal(text, dynamicpb.NewMessage(message)) != nil {
-		f.add(whole, "is no %s in JSON: a fault in it was not found", message.Name())
+		f.add(whole, "is not a valid %s in JSON, for an unknown reason", message.Name())
 	}
 }
 
-// inMessage searches an object.
-func (f *faults) inMessage(path string, text json.RawMessage, message protoreflect.MessageDescriptor) {
+// checkMessage checks a JSON object.
+func (f *faults) checkMessage(path string, text json.RawMessage, message protoreflect.MessageDescriptor) {
 	if kindOf(text) != kindObject {
 		if path == "" {
 			path = wholeBody
@@ -126,31 +128,31 @@ func (f *faults) inMessage(path string, text json.RawMessage, message protorefle
 		}
 		field := fieldOf(message, name)
 		if field == nil {
-			f.add(path+plain(name), "is unknown: %s has %s", message.Name(), strings.Join(names(message), ", "))
+			f.add(path+quoteName(name), "is unknown: the fields of %s are %s", message.Name(), strings.Join(jsonNames(message), ", "))
 			continue
 		}
 		inner := path + string(field.Name())
 		if seen[field.Name()] {
-			f.add(inner, "is there twice")
+			f.add(inner, "must not be given twice")
 			continue
 		}
 		seen[field.Name()] = true
-		if kindOf(value) == kindNull && !takesNull(field) {
-			continue // It is as if it were not there.
+		if kindOf(value) == kindNull && !nullIsValue(field) {
+			continue // Null means unset.
 		}
 		if choice := field.ContainingOneof(); choice != nil && !choice.IsSynthetic() {
 			if seen[choice.FullName().Name()+"?"] {
-				f.add(inner, "may not be there beside another of %s", choice.Name())
+				f.add(inner, "must not be set together with another field of %s", choice.Name())
 				continue
 			}
 			seen[choice.FullName().Name()+"?"] = true
 		}
-		f.inField(inner, value, field)
+		f.checkField(inner, value, field)
 	}
 }
 
-// inField searches the value of a field.
-func (f *faults) inField(path string, text json.RawMessage, field protoreflect.FieldDescriptor) {
+// checkField checks the value of a field.
+func (f *faults) checkField(path string, text json.RawMessage, field protoreflect.FieldDescriptor) {
 	if f.accepts(text, field) {
 		return
 	}
@@ -166,20 +168,20 @@ func (f *faults) inField(path string, text json.RawMessage, field protoreflect.F
 			if f.full() {
 				return
 			}
-			f.inElement(fmt.Sprintf("%s[%d]", path, i), element, []byte{'['}, []byte{']'}, field, field)
+			f.checkElement(fmt.Sprintf("%s[%d]", path, i), element, []byte{'['}, []byte{']'}, field, field)
 			i++
 		}
 	case field.IsMap():
-		f.inMap(path, text, field)
+		f.checkMap(path, text, field)
 	default:
-		f.inElement(path, text, nil, nil, field, field)
+		f.checkElement(path, text, nil, nil, field, field)
 	}
 	if len(f.violations) == before {
-		f.add(path, "is not what it must be: a fault in it was not found")
+		f.add(path, "is not valid, for an unknown reason")
 	}
 }
 
-func (f *faults) inMap(path string, text json.RawMessage, field protoreflect.FieldDescriptor) {
+func (f *faults) checkMap(path string, text json.RawMessage, field protoreflect.FieldDescriptor) {
 	if kindOf(text) != kindObject {
 		f.add(path, "must be an object, is %s", kindOf(text))
 		return
@@ -191,27 +193,27 @@ func (f *faults) inMap(path string, text json.RawMessage, field protoreflect.Fie
 		}
 		entry := fmt.Sprintf("%s[%.64q]", path, key)
 		if seen[key] {
-			f.add(entry, "is there twice")
+			f.add(entry, "must not be given twice")
 			continue
 		}
 		seen[key] = true
 		quoted, err := json.Marshal(key)
 		if err != nil {
-			continue // Any string has a form in JSON.
+			continue // It cannot fail: any string can be encoded.
 		}
-		f.inElement(entry, value, slices.Concat([]byte{'{'}, quoted, []byte{':'}), []byte{'}'}, field, field.MapValue())
+		f.checkElement(entry, value, slices.Concat([]byte{'{'}, quoted, []byte{':'}), []byte{'}'}, field, field.MapValue())
 	}
 }
 
-// inElement searches a value that is alone in its field, or an element of it: then ahead and
-// behind make it a whole field again. Its type is that of element.
-func (f *faults) inElement(path string, text json.RawMessage, ahead, behind []byte, field, element protoreflect.FieldDescriptor) {
-	if f.accepts(slices.Concat(ahead, text, behind), field) {
+// checkElement checks the only value of a field, or one element of a list or map. prefix and suffix
+// complete an element to a value of the field. element is the descriptor of the element.
+func (f *faults) checkElement(path string, text json.RawMessage, prefix, suffix []byte, field, element protoreflect.FieldDescriptor) {
+	if f.accepts(slices.Concat(prefix, text, suffix), field) {
 		return
 	}
 	if message := element.Message(); message != nil && !isLeaf(message) {
 		before := len(f.violations)
-		f.inMessage(path, text, message)
+		f.checkMessage(path, text, message)
 		if len(f.violations) > before || f.full() {
 			return
 		}
@@ -221,20 +223,21 @@ func (f *faults) inElement(path string, text json.RawMessage, ahead, behind []by
 	case !slices.Contains(natural, kind):
 		f.add(path, "must be %s, is %s", expected, kind)
 	case element.Kind() == protoreflect.StringKind:
-		f.add(path, "has an escape sequence that is no character")
+		f.add(path, "has an invalid escape sequence")
 	default:
 		f.add(path, "must be %s", expected)
 	}
 }
 
-// accepts has protojson judge a field alone, since it knows best.
+// accepts reports whether protojson accepts a value of a field. protojson decides which values are
+// valid.
 func (f *faults) accepts(text []byte, field protoreflect.FieldDescriptor) bool {
-	f.judged++
+	f.checkedValues++
 	object := fmt.Appendf(nil, `{"%s":%s}`, field.JSONName(), text)
 	return protojson.Unmarshal(object, dynamicpb.NewMessage(field.ContainingMessage())) == nil
 }
 
-// members are the names and values of an object, in their order.
+// members returns the names and values of an object, in their order.
 func members(object json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		decoder := json.NewDecoder(bytes.NewReader(object))
@@ -253,7 +256,7 @@ func members(object json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// elements are those of a list.
+// elements returns the values of a list.
 func elements(list json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
 		decoder := json.NewDecoder(bytes.NewReader(list))
@@ -267,7 +270,7 @@ func elements(list json.RawMessage) iter.Seq[json.RawMessage] {
 	}
 }
 
-// invalidUTF8 is where a text is not UTF-8, -1 when it is.
+// invalidUTF8 returns the position of the first byte that is not UTF-8, or -1 if there is none.
 func invalidUTF8(text []byte) int {
 	if utf8.Valid(text) {
 		return -1
@@ -283,14 +286,14 @@ func invalidUTF8(text []byte) int {
 	return at
 }
 
-// position is a place in a text as an editor shows it, from 1.
+// position returns the line and column of an offset in a text, both from 1.
 func position(text []byte, at int) (line, column int) {
 	before := text[:at]
 	begin := bytes.LastIndexByte(before, '\n') + 1
 	return bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[begin:]) + 1
 }
 
-// clip shortens a text to so many bytes, at a rune.
+// clip shortens a text to at most limit bytes and does not split a character.
 func clip(text string, limit int) string {
 	const mark = "…"
 	if len(text) <= limit {

@@ -11,20 +11,20 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Each fault is named, in one answer, and by the path that the rules of gRPC would name.
+// TestFaultsOfBodies: one response lists all faults, each with the path that gRPC's rules use.
 func TestFaultsOfBodies(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	for _, test := range []struct {
 		name, body string
 		fields     []string
-		text       string // in the message
+		text       string // A part of the message.
 	}{
 		{name: "unknown", body: `{"contents": "hi", "agent": "echo"}`, fields: []string{"contents"}, text: "structuredData"},
-		{name: "unknown, unfit to be shown", body: `{"a\nb": 1}`, fields: []string{`"a\nb"`}},
+		{name: "unknown, quoted", body: `{"a\nb": 1}`, fields: []string{`"a\nb"`}},
 		{name: "number for a string", body: `{"content": 5}`, fields: []string{"content"}, text: "must be a string, is a number"},
 		{name: "string for a number", body: `{"content": "a", "ifVersion": "x"}`, fields: []string{"if_version"}, text: "whole number of 32 bits"},
 		{name: "too large a number", body: `{"content": "a", "if_version": 4294967296}`, fields: []string{"if_version"}},
-		{name: "no such name in the enum", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"on_busy"}, text: "ON_BUSY_REJECT, ON_BUSY_QUEUE, ON_BUSY_INTERRUPT"},
+		{name: "unknown enum value", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"on_busy"}, text: "ON_BUSY_REJECT, ON_BUSY_QUEUE, ON_BUSY_INTERRUPT"},
 		{name: "string for a boolean", body: `{"content": "a", "mustExist": "true"}`, fields: []string{"must_exist"}, text: "must be true or false, is a string"},
 		{name: "object for a list", body: `{"toolResults": {}}`, fields: []string{"tool_results"}, text: "must be a list, is an object"},
 		{name: "list for an object", body: `{"content": "a", "window": []}`, fields: []string{"window"}, text: "must be an object, is a list"},
@@ -47,9 +47,9 @@ func TestFaultsOfBodies(t *testing.T) {
 				"tool_results[1].call_id", "tool_results[2]", `metadata["c"]`, "on_busy",
 			},
 		},
-		{name: "nothing behind", body: `{"content": `, fields: []string{"body"}, text: "line 1, column 13"},
-		{name: "something behind", body: "{\n \"content\": \"hi\"\n} x", fields: []string{"body"}, text: "line 3, column 3"},
-		{name: "another behind", body: `{"content": "a"} {"content": "b"}`, fields: []string{"body"}, text: "line 1, column 18"},
+		{name: "cut off", body: `{"content": `, fields: []string{"body"}, text: "line 1, column 13"},
+		{name: "text after the value", body: "{\n \"content\": \"hi\"\n} x", fields: []string{"body"}, text: "line 3, column 3"},
+		{name: "second value", body: `{"content": "a"} {"content": "b"}`, fields: []string{"body"}, text: "line 1, column 18"},
 		{name: "comma", body: `{"content": "ä",}`, fields: []string{"body"}, text: "line 1, column 17"},
 		{name: "no UTF-8", body: "{\"content\":\n\"\xff\"}", fields: []string{"body"}, text: "line 2, column 2"},
 		{name: "a form", body: `content=hi`, fields: []string{"body"}, text: "line 1, column 1"},
@@ -58,15 +58,16 @@ func TestFaultsOfBodies(t *testing.T) {
 			a := f.do(t, "POST", "/v1/chat", test.body)
 			a.wantError(t, 400, "INVALID_REQUEST", test.fields...)
 			if message := a.status(t).Message(); !strings.Contains(message, test.text) {
-				t.Errorf("%q does not say %q", message, test.text)
+				t.Errorf("message = %q, want one with %q", message, test.text)
 			}
 		})
 	}
 }
 
-// The rules of the service come when the JSON is right, and their fields have the same names.
+// TestRulesOfBodies: the rules of the service are checked when the JSON is valid, and name fields
+// in the same way.
 func TestRulesOfBodies(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	messages := `{"messages": [{"role": "ROLE_USER", "content": "a"}, {}, {"role": %s, "toolResult": {}}]}`
 	f.do(t, "POST", "/v1/conversations/c/messages", strings.Replace(messages, "%s", `"USER"`, 1)).
 		wantError(t, 400, "INVALID_REQUEST", "messages[2].role")
@@ -74,9 +75,9 @@ func TestRulesOfBodies(t *testing.T) {
 		wantError(t, 400, "INVALID_REQUEST", "messages[1].role", "messages[2].tool_result", "messages[2].tool_result.call_id")
 }
 
-// However many faults there are, and however long: the answer is short.
+// TestFaultsAreBounded: the response is short, however many and however long the faults are.
 func TestFaultsAreBounded(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	for name, body := range map[string]string{
 		"many fields":   `{` + strings.Repeat(`"x": 1, "`+strings.Repeat("long", 1000)+`": {},`, 200) + `"y": 1}`,
 		"many elements": `{"attachments": [` + strings.Repeat(`{}, `, 200_000) + `{"x": 1}]}`,
@@ -88,13 +89,13 @@ func TestFaultsAreBounded(t *testing.T) {
 			a := f.do(t, "POST", "/v1/chat", body)
 			s := a.status(t)
 			if a.code != 400 || len(fields(s)) == 0 || len(fields(s)) > maxFaults || len(a.body) > 64<<10 || len(s.Message()) > maxTextBytes {
-				t.Errorf("got %d, %d fields, %d bytes: %.2000s", a.code, len(fields(s)), len(a.body), a.body)
+				t.Errorf("status = %d with %d fields, %d bytes: %.2000s", a.code, len(fields(s)), len(a.body), a.body)
 			}
 		})
 	}
 }
 
-// FuzzFaults finds a fault where protojson does, and none elsewhere.
+// FuzzFaults: checkJSON finds a fault if and only if protojson returns an error.
 func FuzzFaults(f *testing.F) {
 	for _, seed := range []string{
 		`{"content": "a"}`, `{"messages": [{"role": 1}, null]}`, `{"structuredData": [{"value": {"a": [1, null, "\ud800"]}}]}`,
@@ -106,10 +107,10 @@ func FuzzFaults(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, m := range []proto.Message{new(parleyv1.ChatRequest), new(parleyv1.ImportConversationsRequest), new(parleyv1.TurnEvent), new(parleyv1.Interaction)} {
 			var found faults
-			found.inJSON("", text, m.ProtoReflect().Descriptor())
+			found.checkJSON("", text, m.ProtoReflect().Descriptor())
 			err := protojson.Unmarshal(text, m)
 			if (err != nil) != (len(found.violations) > 0) {
-				t.Fatalf("%T: %v, but %v", m, err, found.violations)
+				t.Fatalf("checkJSON of %T = %v, want faults if and only if Unmarshal failNotFound: %v", m, found.violations, err)
 			}
 			for _, v := range found.violations {
 				if v.GetField() == "" || v.GetDescription() == "" || !utf8.ValidString(v.GetField()+v.GetDescription()) {

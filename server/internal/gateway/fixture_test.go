@@ -34,35 +34,35 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must come. Only a failing test takes so long.
-const patience = time.Minute
+// testTimeout is the maximum wait of a test. Only a failing test waits that long.
+const testTimeout = time.Minute
 
-// fixture is a door before the service on memstore with the echo agent, over HTTP.
+// fixture is a handler over HTTP in front of a service on memstore with the echo agent.
 type fixture struct {
 	url    string
 	client *http.Client
-	conn   *grpc.ClientConn // to the service
+	conn   *grpc.ClientConn // The connection to the service.
 }
 
-// open serves until the test ends.
-func open(t *testing.T) *fixture {
+// newFixture returns a fixture with its own service, which ends with the test.
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	return serve(t, openService(t))
 }
 
-// serve has a door before a service.
-func serve(t *testing.T, over *grpc.ClientConn) *fixture {
+// serve returns a fixture that calls a service over conn.
+func serve(t *testing.T, conn *grpc.ClientConn) *fixture {
 	t.Helper()
-	handler, err := New(t.Context(), over)
+	handler, err := New(t.Context(), conn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
-	return &fixture{url: s.URL, client: s.Client(), conn: over}
+	return &fixture{url: s.URL, client: s.Client(), conn: conn}
 }
 
-// openService returns a connection to the service.
+// openService starts a service and returns a connection to it.
 func openService(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -74,21 +74,21 @@ func openService(t *testing.T) *grpc.ClientConn {
 		t.Fatal(err)
 	}
 	var turns *turn.Manager
-	kept := memstore.New(store.Options{Observe: func(changes []store.Change) {
+	conversations := memstore.New(store.Options{Observe: func(changes []store.Change) {
 		hub.Committed(changes)
 		turns.Committed(changes)
 	}})
 	turns = turn.New(t.Context(), turn.Options{
-		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: patience, IdleTimeout: patience,
+		Store: conversations, Agents: agents, Audience: hub, Log: log, TurnTimeout: testTimeout, IdleTimeout: testTimeout,
 		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
 	})
-	service, err := rpc.New(rpc.Options{Store: kept, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log})
+	service, err := rpc.New(rpc.Options{Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		turns.Stop(t.Context()) // Which has ended: nothing waits.
-		kept.Close()
+		turns.Stop(t.Context()) // The context has ended, so Stop does not wait for turns.
+		conversations.Close()
 	})
 	g := grpc.NewServer(append(service.LoopbackOptions(), grpc.WaitForHandlers(true))...)
 	service.Register(g)
@@ -97,19 +97,19 @@ func openService(t *testing.T) *grpc.ClientConn {
 	return conn
 }
 
-// dial serves until the test ends.
+// dial serves g until the test ends and returns a connection to it.
 func dial(t *testing.T, g *grpc.Server) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		// A test that makes no call may be at its end before this begins.
+		// A test without calls may stop the server before Serve is called.
 		if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			t.Errorf("serve: %v", err)
+			t.Errorf("Serve: %v", err)
 		}
 	})
 	conn, err := grpc.NewClient("passthrough:///parley",
-		grpc.WithStaticStreamWindowSize(256<<10), // As the server does.
+		grpc.WithStaticStreamWindowSize(256<<10), // The same value as the server's.
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -123,14 +123,14 @@ func dial(t *testing.T, g *grpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// answer is what a client gets.
+// answer is the response that a client received.
 type answer struct {
 	code   int
 	header http.Header
 	body   string
 }
 
-// do makes a request; header is "Name: value".
+// do sendEvents a request. Each header is "Name: value".
 func (f *fixture) do(t *testing.T, method, path, body string, header ...string) *answer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.url+path, strings.NewReader(body))
@@ -153,7 +153,7 @@ func (f *fixture) do(t *testing.T, method, path, body string, header ...string) 
 	return &answer{code: response.StatusCode, header: response.Header, body: string(text)}
 }
 
-// status is the error that an answer is.
+// status decodes the answer as an error.
 func (a *answer) status(t *testing.T) *status.Status {
 	t.Helper()
 	var s rpcstatus.Status
@@ -163,7 +163,7 @@ func (a *answer) status(t *testing.T) *status.Status {
 	return status.FromProto(&s)
 }
 
-// fields are those at fault, in order.
+// fields returns the names of the fields with faults, sorted.
 func fields(s *status.Status) []string {
 	var all []string
 	for _, detail := range s.Details() {
@@ -177,8 +177,8 @@ func fields(s *status.Status) []string {
 	return all
 }
 
-// wantError fails the test unless the answer is an error with this HTTP status, this reason
-// and just these fields at fault.
+// wantError failNotFound the test unless the answer is an error with this HTTP status, this reason and
+// exactly these fields with faults.
 func (a *answer) wantError(t *testing.T, code int, reason string, at ...string) {
 	t.Helper()
 	s := a.status(t)
@@ -187,11 +187,11 @@ func (a *answer) wantError(t *testing.T, code int, reason string, at ...string) 
 		t.Errorf("got %d %q %q, want %d %q %q: %s", a.code, reasonOf(s), fields(s), code, reason, at, a.body)
 	}
 	if media := a.header.Get("Content-Type"); media != "application/json" {
-		t.Errorf("an error of type %q", media)
+		t.Errorf("error has Content-Type %q, want application/json", media)
 	}
 }
 
-// wantOK fails the test unless the answer is a reply, and returns it.
+// wantOK failNotFound the test unless the status is 200. It returns the body.
 func (a *answer) wantOK(t *testing.T) string {
 	t.Helper()
 	if a.code != http.StatusOK {

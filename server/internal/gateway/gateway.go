@@ -1,8 +1,7 @@
-// Package gateway serves the API as JSON over HTTP. It translates and nothing else: every
-// request becomes a call over the connection that [New] is given, which runs the interceptors
-// and handlers of gRPC, so that rules, limits and errors are the same. Which path is which
-// call stands in proto/parley/v1/http.yaml.
-// Begin with [New].
+// Package gateway serves the API as JSON over HTTP. It only translates: each request becomes a call
+// over the connection passed to [New]. The interceptors and handlers of gRPC answer that call, so
+// rules, limits and errors are the same for both transports. proto/parley/v1/http.yaml maps paths
+// to calls. Start at [New].
 package gateway
 
 import (
@@ -27,108 +26,109 @@ const (
 	importPath   = "/v1/import"
 )
 
-// door is the handler of all paths.
-type door struct {
+// handler answers the requests of all paths.
+type handler struct {
 	mux         *runtime.ServeMux
 	maxBodyTime time.Duration
 	large       *largeBodies
 }
 
-// New returns the handler of all paths under /v1/, and of /openapi.json. The calls go over
-// conn, which it does not close.
-func New(ctx context.Context, over grpc.ClientConnInterface) (http.Handler, error) {
-	d, err := newDoor(ctx, over)
-	return withOutlet(d), err
+// New returns the handler of /openapi.json and of all paths under /v1/. The handler makes its calls
+// over conn and does not close it.
+func New(ctx context.Context, conn grpc.ClientConnInterface) (http.Handler, error) {
+	h, err := newHandler(ctx, conn)
+	return withResponseWriter(h), err
 }
 
-func newDoor(ctx context.Context, over grpc.ClientConnInterface) (*door, error) {
-	d := &door{maxBodyTime: maxBodyTime, large: newLargeBodies()}
-	nothing := func(string) (string, bool) { return "", false }
-	d.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), outletOptions()),
-		runtime.WithMiddlewares(d.prepare),
+func newHandler(ctx context.Context, conn grpc.ClientConnInterface) (*handler, error) {
+	h := &handler{maxBodyTime: maxBodyTime, large: newLargeBodies()}
+	dropAll := func(string) (string, bool) { return "", false }
+	h.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), responseOptions()),
+		runtime.WithMiddlewares(h.prepare),
 		runtime.WithErrorHandler(handleError),
 		runtime.WithStreamErrorHandler(statusOf),
-		runtime.WithRoutingErrorHandler(d.handleRoutingError),
-		// Metadata is no business of clients that speak JSON; see exchange.outgoing.
-		runtime.WithIncomingHeaderMatcher(nothing),
-		runtime.WithOutgoingHeaderMatcher(nothing),
-		runtime.WithOutgoingTrailerMatcher(nothing),
+		runtime.WithRoutingErrorHandler(h.handleRoutingError),
+		// JSON clients neither set nor receive gRPC metadata, except what httpCall.outgoing passes on.
+		runtime.WithIncomingHeaderMatcher(dropAll),
+		runtime.WithOutgoingHeaderMatcher(dropAll),
+		runtime.WithOutgoingTrailerMatcher(dropAll),
 		runtime.WithWriteContentLength(),
 	)...)
-	under := streamingConn{over}
-	c := &conn{under: under, check: checkRequest}
+	streaming := streamingConn{conn}
+	c := &checkedConn{conn: streaming, check: checkRequest}
 	for _, register := range []func() error{
 		func() error {
-			return gatewayv1.RegisterConversationServiceHandlerClient(ctx, d.mux, parleyv1.NewConversationServiceClient(c))
+			return gatewayv1.RegisterConversationServiceHandlerClient(ctx, h.mux, parleyv1.NewConversationServiceClient(c))
 		},
 		func() error {
-			return gatewayv1.RegisterInteractionLogServiceHandlerClient(ctx, d.mux, parleyv1.NewInteractionLogServiceClient(c))
+			return gatewayv1.RegisterInteractionLogServiceHandlerClient(ctx, h.mux, parleyv1.NewInteractionLogServiceClient(c))
 		},
 		func() error {
-			return gatewayv1.RegisterAdminServiceHandlerClient(ctx, d.mux, parleyv1.NewAdminServiceClient(c))
+			return gatewayv1.RegisterAdminServiceHandlerClient(ctx, h.mux, parleyv1.NewAdminServiceClient(c))
 		},
 	} {
 		if err := register(); err != nil {
 			return nil, err
 		}
 	}
-	// Goes ahead of the one that is generated.
-	imports := &importer{client: parleyv1.NewConversationServiceClient(under), mux: d.mux, large: d.large}
-	if err := d.mux.HandlePath(http.MethodPost, importPath, imports.serve); err != nil {
+	// This handler replaces the generated one: the mux prefers the pattern registered last.
+	imports := &importer{client: parleyv1.NewConversationServiceClient(streaming), mux: h.mux, large: h.large}
+	if err := h.mux.HandlePath(http.MethodPost, importPath, imports.serve); err != nil {
 		return nil, err
 	}
-	return d, nil
+	return h, nil
 }
 
 // ServeHTTP answers one request.
-func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	isHead := r.Method == http.MethodHead
 	if r.URL.Path == documentPath && (isHead || r.Method == http.MethodGet) {
 		openapi.Serve(w, r)
 		return
 	}
-	x := &exchange{request: r}
-	call := r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	call.Header = x.readHeader()
+	call := &httpCall{request: r}
+	routed := r.WithContext(context.WithValue(r.Context(), httpCallKey{}, call))
+	routed.Header = call.readHeader()
 	if isHead {
-		call.Method = http.MethodGet // The server leaves the body out.
+		routed.Method = http.MethodGet // net/http omits the body of the response.
 	}
-	d.mux.ServeHTTP(w, call)
+	h.mux.ServeHTTP(w, routed)
 }
 
-// prepare does what must be done once the path of a request is known, ahead of the call: it
-// reads the body, and sees to it that nothing else is taken for one.
-func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
+// prepare returns middleware that runs when the path of a request is known, before the call. It
+// parses the path and the query, reads the body and acquires the memory that the decoded body
+// needs.
+func (h *handler) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-		x := exchangeOf(r.Context())
+		call := httpCallOf(r.Context())
 		pattern, _ := runtime.HTTPPattern(r.Context())
-		x.known, x.streams = true, r.Method == http.MethodGet && isStream(pattern)
-		if x.asking {
+		call.pathExists, call.isStream = true, r.Method == http.MethodGet && isStream(pattern)
+		if call.probing {
 			return
 		}
-		if x.streams && x.request.Method == http.MethodHead {
-			d.refuseMethod(w, x, d.methods(r, r.URL.Path))
+		if call.isStream && call.request.Method == http.MethodHead {
+			h.refuseMethod(w, call, h.allowedMethods(r, r.URL.Path))
 			return
 		}
-		if err := x.begin(r, params); err != nil {
-			handleError(r.Context(), d.mux, nil, w, r, err)
+		if err := call.parse(r, params); err != nil {
+			handleError(r.Context(), h.mux, nil, w, r, err)
 			return
 		}
 		if r.URL.Path != importPath {
-			text, isRead, err := d.large.readBody(w, r, d.maxBodyTime)
+			text, isRead, err := h.large.readBody(w, r, h.maxBodyTime)
 			if err != nil {
 				isRead()
-				d.refuseBody(w, r, err)
+				h.refuseBody(w, r, err)
 				return
 			}
-			x.leave, err = d.large.enter(r.Context(), text, d.large.maxWait)
+			call.release, err = h.large.acquireValue(r.Context(), text, h.large.maxWait)
 			isRead()
 			if err == nil {
-				defer x.leave()
-				err = x.setBody(text)
+				defer call.release()
+				err = call.setBody(text)
 			}
 			if err != nil {
-				handleError(r.Context(), d.mux, nil, w, r, err)
+				handleError(r.Context(), h.mux, nil, w, r, err)
 				return
 			}
 			r.Body = newBody(text)
@@ -137,8 +137,8 @@ func (d *door) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 	}
 }
 
-// isStream says whether the GET of a path is a stream. Those have no HEAD: a stream does
-// things by being there, a watch may delete.
+// isStream reports whether a GET of the pattern returns a stream. Such a path does not allow HEAD,
+// because calling it has effects: a watch may delete an ephemeral conversation.
 func isStream(pattern runtime.Pattern) bool {
 	switch pattern.String() {
 	case "/v1/backup", "/v1/export", "/v1/watch", "/v1/conversations/{conversation_id=*}/turns/{turn_id=*}/events":
@@ -147,32 +147,32 @@ func isStream(pattern runtime.Pattern) bool {
 	return false
 }
 
-// refuseBody answers a request whose body was not read to its end. Its connection is of no
-// use any more.
-func (d *door) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
+// refuseBody answers a request whose body was not read completely. The connection cannot be used
+// for another request, so it is closed.
+func (h *handler) refuseBody(w http.ResponseWriter, r *http.Request, err error) {
 	w.Header().Set("Connection", "close")
-	handleError(r.Context(), d.mux, nil, w, r, err)
+	handleError(r.Context(), h.mux, nil, w, r, err)
 	if status.Code(err) == codes.ResourceExhausted {
 		linger(w, r, new(sync.WaitGroup))
 	}
 }
 
-// methods are those that a path is known with, in the order of the Allow header.
-func (d *door) methods(r *http.Request, path string) []string {
+// allowedMethods returns the methods that a path allows, in the order of the Allow header.
+func (h *handler) allowedMethods(r *http.Request, path string) []string {
 	if path == documentPath {
 		return []string{http.MethodGet, http.MethodHead}
 	}
 	var known []string
 	streams := false
 	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
-		// The mux knows, but only tells by doing.
-		x := &exchange{asking: true}
-		ask := r.Clone(context.WithValue(r.Context(), exchangeKey{}, x))
-		ask.Method, ask.URL.Path, ask.URL.RawPath = method, path, ""
-		d.mux.ServeHTTP(nil, ask)
-		if x.known {
+		// The mux has no lookup function, so a request that only probes is routed through it.
+		call := &httpCall{probing: true}
+		probe := r.Clone(context.WithValue(r.Context(), httpCallKey{}, call))
+		probe.Method, probe.URL.Path, probe.URL.RawPath = method, path, ""
+		h.mux.ServeHTTP(nil, probe)
+		if call.pathExists {
 			known = append(known, method)
-			streams = streams || x.streams
+			streams = streams || call.isStream
 		}
 	}
 	if i := slices.Index(known, http.MethodGet); i >= 0 && !streams {

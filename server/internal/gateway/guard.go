@@ -13,16 +13,15 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Guard lets next answer only whom it is meant for. A server on a loopback address has no
-// other protection against the pages that a browser on the same machine shows: any of them
-// can send requests there, and with a name of its own that leads to 127.0.0.1 it can read
-// the answers as well.
+// Guard returns a handler that passes only permitted requests to next. It protects a server on a
+// loopback address from the pages in a browser on the same machine. Any page can send requests to
+// that address. A page whose host name resolves to 127.0.0.1 can also read the responses.
 //
-// Requests of pages of other origins are refused unless their origin is one of origins, such
-// as "https://app.example"; those get the headers of CORS. Reads are refused too, since a
-// watch may delete. Unless anyHost, the Host header must be a loopback name or address, or
-// the host of one of origins. Programs that are no browsers send no Origin and notice
-// nothing. An error means that one of origins is none.
+// Guard refuses requests from pages of other origins, except of origins, for example
+// "https://app.example"; responses to those have CORS headers. Reads are refused too, because a
+// watch may delete a conversation. Unless anyHost is true, the Host header must be a loopback name
+// or address, or the host of one of origins. Programs that are not browsers send no Origin header
+// and are not affected. Guard returns an error if one of origins is not an origin.
 func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, error) {
 	protection := http.NewCrossOriginProtection()
 	hosts := make([]string, len(origins))
@@ -44,26 +43,27 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 		MaxAge:         600,
 	}).Handler(next)
 	if len(origins) == 0 {
-		shared = next // The library takes an empty list for all.
+		shared = next // The library treats an empty list as all origins.
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !anyHost && !isLoopback(r.Host) && !slices.Contains(hosts, r.Host) {
-			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf("the host %.80q is not this server's: call it by a loopback address, "+
-				"or name the origin of a proxy ahead of it in --http-allowed-origins", r.Host)))
+			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf("the host %.80q is not allowed: use a loopback address, "+
+				"or add the origin of the proxy to --http-allowed-origins", r.Host)))
 			return
 		}
-		asWrite := *r // The library lets reads pass.
+		asWrite := *r // The library permits all GET and HEAD requests.
 		asWrite.Method = http.MethodPost
 		if err := protection.Check(&asWrite); err != nil {
-			writeStatus(w, newStatus(codes.PermissionDenied, "ORIGIN_NOT_ALLOWED", fmt.Sprintf("pages of the origin %.80q may not call this server: "+
-				"name it in --http-allowed-origins", r.Header.Get("Origin"))))
+			writeStatus(w, newStatus(codes.PermissionDenied, "ORIGIN_NOT_ALLOWED", fmt.Sprintf("the origin %.80q is not allowed: "+
+				"add it to --http-allowed-origins", r.Header.Get("Origin"))))
 			return
 		}
 		shared.ServeHTTP(w, r)
 	}), nil
 }
 
-// isLoopback reports whether a Host header names this machine, whatever its network does.
+// isLoopback reports whether a Host header is a loopback name or address. It does not resolve
+// names.
 func isLoopback(hostPort string) bool {
 	host, _, err := net.SplitHostPort(hostPort)
 	if err != nil {

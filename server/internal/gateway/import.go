@@ -26,12 +26,12 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxLineBytes bounds a line of an import. What is exported must fit whatever is in it: a
-// message of maxBodyBytes is up to six times as long in JSON.
+// maxLineBytes is the maximum length of a line of an import. Any exported line must fit: a message
+// of maxBodyBytes is up to six times as long in JSON.
 const maxLineBytes = 6 * maxBodyBytes
 
-// importer takes in conversations as JSON lines. The handler that is generated says nothing
-// of what was taken in ahead of a line that is malformed.
+// importer imports conversations from JSON lines. The generated handler would not report what was
+// imported before a malformed line.
 type importer struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
@@ -39,8 +39,8 @@ type importer struct {
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
-	// What the server says ahead of the end of the body is the answer at once.
-	_ = http.NewResponseController(w).EnableFullDuplex() // In vain only for writers without a network.
+	// The server may answer before the body ends.
+	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
 	var sending sync.WaitGroup
 	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r, parleyv1.ConversationService_ImportConversations_FullMethodName)
 	if err == nil {
@@ -54,21 +54,21 @@ func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 	linger(w, r, &sending)
 }
 
-// run imports the body of the request. An error is a status, with which the body may still be
-// in use as long as sending says so.
+// run imports the body of the request. The error is a status. After an error the body may still be
+// read until sending is done.
 func (i *importer) run(ctx context.Context, r *http.Request, sending *sync.WaitGroup) (*parleyv1.ImportConversationsResponse, error) {
-	x := exchangeOf(r.Context())
-	overwrite, err := overwrites(x.query)
+	call := httpCallOf(r.Context())
+	overwrite, err := parseOverwrite(call.query)
 	if err != nil {
 		return nil, err
 	}
-	ctx, end := outlasting(ctx)
+	ctx, end := withoutCancellation(ctx)
 	defer end()
-	stream, err := i.client.ImportConversations(x.outgoing(ctx))
+	stream, err := i.client.ImportConversations(call.outgoing(ctx))
 	if err != nil {
 		return nil, err
 	}
-	x.sent = true
+	call.sent = true
 	u := &upload{stream: stream, overwrite: overwrite, large: i.large}
 	var fault *lineFault
 	sending.Go(func() {
@@ -79,17 +79,17 @@ func (i *importer) run(ctx context.Context, r *http.Request, sending *sync.WaitG
 	if err := stream.RecvMsg(reply); err != nil {
 		return nil, err
 	}
-	sending.Wait() // There is a reply since all has been sent.
+	sending.Wait() // The server replies after all lines were sent, so this does not block.
 	if fault != nil {
 		return nil, fault.status(reply).Err()
 	}
 	return reply, nil
 }
 
-// outlasting is ctx without the end that a client gives it: net/http takes a body that breaks
-// off for the client's leaving, but what was taken in ahead is to be told. The call ends all
-// the same, since without a body there is nothing more to send.
-func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
+// withoutCancellation returns ctx without its cancellation and with its deadline. net/http treats a body
+// that breaks off as a disconnect of the client, but the client must be sent the number of imported
+// conversations. The call ends anyway, because the body has ended.
+func withoutCancellation(ctx context.Context) (context.Context, context.CancelFunc) {
 	alone := context.WithoutCancel(ctx)
 	if deadline, ok := ctx.Deadline(); ok {
 		return context.WithDeadline(alone, deadline)
@@ -97,9 +97,9 @@ func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(alone)
 }
 
-// overwrites reads the query of an import: whether all or none are to be overwritten; nil:
-// each line says that for itself. An error is a status.
-func overwrites(query url.Values) (*bool, error) {
+// parseOverwrite returns the value of the query parameter overwrite, which applies to all lines. It
+// returns nil if there is none: then each line has its own value. The error is a status.
+func parseOverwrite(query url.Values) (*bool, error) {
 	const name = "overwrite"
 	var f faults
 	var all *bool
@@ -107,11 +107,11 @@ func overwrites(query url.Values) (*bool, error) {
 		value, err := strconv.ParseBool(query.Get(other))
 		switch {
 		case other != name:
-			f.add(plain(other), "is no parameter of an import, which has %s only", name)
+			f.add(quoteName(other), "is not a parameter: an import accepts %s only", name)
 		case len(query[name]) > 1:
 			f.add(name, "must be given once")
 		case err != nil:
-			f.add(name, "is true or false")
+			f.add(name, "must be true or false")
 		default:
 			all = &value
 		}
@@ -126,15 +126,15 @@ type upload struct {
 	large     *largeBodies
 }
 
-// sendAll sends what is in the body, up to a line that has a fault. It returns early when
-// the server wants no more.
+// sendAll sends the lines of the body until a line has a fault. It returns early if the server ends
+// the call.
 func (u *upload) sendAll(body io.Reader) *lineFault {
 	lines := bufio.NewReaderSize(body, 64<<10)
 	for n := 1; ; n++ {
 		fault := &lineFault{line: n}
 		line, err := readLine(lines)
 		if len(bytes.TrimSpace(line)) > 0 && (err == nil || errors.Is(err, io.EOF)) {
-			if goesOn := u.send(line, fault); !goesOn {
+			if ok := u.send(line, fault); !ok {
 				if len(fault.violations) == 0 {
 					return nil
 				}
@@ -149,37 +149,37 @@ func (u *upload) sendAll(body io.Reader) *lineFault {
 			fault.add(fault.name(), "is larger than %d bytes", maxLineBytes)
 			return fault
 		case err != nil:
-			fault.add(fault.name(), "is not complete: the body ends before its end")
+			fault.add(fault.name(), "is not complete: the body ends within it")
 			return fault
 		}
 	}
 }
 
-// send sends a line, unless there is a fault in it, and reports whether the server wants more.
+// send sends a line, unless it has a fault. It reports whether the server accepts more lines.
 func (u *upload) send(line []byte, fault *lineFault) bool {
-	leave, err := u.large.enter(u.stream.Context(), line, 0)
+	release, err := u.large.acquireValue(u.stream.Context(), line, 0)
 	if err != nil {
 		if status.Code(err) == codes.ResourceExhausted {
 			fault.tooLarge = true
-			fault.add(fault.name(), "has more values than a message of %d bytes can have", maxBodyBytes)
+			fault.add(fault.name(), "has more values than a message of %d bytes can contain", maxBodyBytes)
 		}
-		return false // On another error the call has ended with its own status.
+		return false // For any other error the call itself has ended with a status.
 	}
-	defer leave()
+	defer release()
 	request := new(parleyv1.ImportConversationsRequest)
-	if fault.search(line, request) {
+	if fault.decode(line, request) {
 		return false
 	}
 	if u.overwrite != nil {
 		request.Overwrite = *u.overwrite
 	}
-	return u.stream.Send(request) == nil // If not, the server says why.
+	return u.stream.Send(request) == nil // If it fails, RecvMsg returns the reason.
 }
 
-// errLineTooLong says that a line is longer than maxLineBytes.
+// errLineTooLong is returned if a line is longer than maxLineBytes.
 var errLineTooLong = errors.New("line too long")
 
-// readLine reads a line, which is only good until the next one; the last with io.EOF.
+// readLine reads a line, which is valid until the next read. The last line is returned with io.EOF.
 func readLine(from *bufio.Reader) ([]byte, error) {
 	line, err := from.ReadSlice('\n')
 	if !errors.Is(err, bufio.ErrBufferFull) {
@@ -196,7 +196,7 @@ func readLine(from *bufio.Reader) ([]byte, error) {
 	return long, err
 }
 
-// lineFault is what is wrong with the line that ends an import.
+// lineFault describes the faults of the line that ended an import.
 type lineFault struct {
 	faults
 	line     int // from 1
@@ -205,27 +205,27 @@ type lineFault struct {
 
 func (f *lineFault) name() string { return fmt.Sprint("line ", f.line) }
 
-// search reads a line, and reports whether there is a fault in it.
-func (f *lineFault) search(line []byte, request *parleyv1.ImportConversationsRequest) bool {
+// search decodes a line into request and reports whether the line has a fault.
+func (f *lineFault) decode(line []byte, request *parleyv1.ImportConversationsRequest) bool {
 	if protojson.Unmarshal(line, request) != nil {
-		f.inJSON(f.name(), line, request.ProtoReflect().Descriptor())
+		f.checkJSON(f.name(), line, request.ProtoReflect().Descriptor())
 		return true
 	}
 	if size := proto.Size(request); size > maxBodyBytes {
 		f.tooLarge = true
-		f.add(f.name(), "is %d bytes as a message, and may be %d", size, maxBodyBytes)
+		f.add(f.name(), "is %d bytes as a message, more than the limit of %d", size, maxBodyBytes)
 	}
 	return f.tooLarge
 }
 
-// status names the line and says what was taken in ahead of it.
+// status returns the error, with the line's faults and what was imported before the line.
 func (f *lineFault) status(taken *parleyv1.ImportConversationsResponse) *status.Status {
 	code, reason := codes.InvalidArgument, "INVALID_REQUEST"
 	if f.tooLarge {
 		code, reason = codes.ResourceExhausted, reasonBodyTooLarge
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "the import ends at line %d; ahead of it %d conversations were imported, %d skipped, %d refused",
+	fmt.Fprintf(&text, "the import ended at line %d; before it %d conversations were imported, %d skipped, %d refused",
 		f.line, taken.GetImportedCount(), taken.GetSkippedCount(), len(taken.GetFailures()))
 	for _, v := range f.violations {
 		fmt.Fprintf(&text, "; %s: %s", v.GetField(), v.GetDescription())

@@ -19,9 +19,9 @@ import (
 const importLine = `{"conversation":{"id":%q,"version":1,"createTime":"2026-01-01T00:00:00Z","updateTime":"2026-01-01T00:00:00Z",` +
 	`"lastAppendTime":"2099-01-01T00:00:00Z"},"overwrite":%t}`
 
-// takesAll answers an import with what each line was: its id, and whether to overwrite.
-func takesAll(got *[]string) *scripted {
-	return &scripted{take: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+// recordImports accepts an import and appends the id and the overwrite flag of each line to got.
+func recordImports(got *[]string) *fakeService {
+	return &fakeService{importConversations: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
 		for {
 			r, err := stream.Recv()
 			if errors.Is(err, io.EOF) {
@@ -35,7 +35,7 @@ func takesAll(got *[]string) *scripted {
 	}}
 }
 
-func scriptedServer(s *scripted) *grpc.Server {
+func fakeServer(s *fakeService) *grpc.Server {
 	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(2*maxBodyBytes))
 	parleyv1.RegisterConversationServiceServer(g, s)
 	return g
@@ -49,7 +49,7 @@ func TestImportLines(t *testing.T) {
 	}{
 		{"nothing", "", "", "[]"},
 		{"lines", "", a + "\n" + b + "\n", "[a false b true]"},
-		{"no line end at the end", "", a + "\n" + b, "[a false b true]"},
+		{"no line break at the end", "", a + "\n" + b, "[a false b true]"},
 		{"blank lines, from Windows", "", "\r\n" + a + "\r\n \t\r\n\n" + b + "\r\n\r\n", "[a false b true]"},
 		{"overwrite all", "?overwrite=true", a + "\n" + b, "[a true b true]"},
 		{"overwrite none", "?overwrite=false", a + "\n" + b, "[a false b false]"},
@@ -57,17 +57,18 @@ func TestImportLines(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := []string{}
-			f := serve(t, dial(t, scriptedServer(takesAll(&got))))
+			f := serve(t, dial(t, fakeServer(recordImports(&got))))
 			reply := new(parleyv1.ImportConversationsResponse)
 			text := f.do(t, "POST", "/v1/import"+c.query, c.body).wantOK(t)
 			if err := protojson.Unmarshal([]byte(text), reply); err != nil || int(reply.GetImportedCount()) != len(got) || fmt.Sprint(got) != c.want {
-				t.Errorf("%s, with %v taken, want %s; %v", text, got, c.want, err)
+				t.Errorf("response = %s, imported %v, want %s; error %v", text, got, c.want, err)
 			}
 		})
 	}
 }
 
-// A line with a fault ends the import; its error names the line and what came ahead of it.
+// TestImportFaults: a line with a fault ends the import. The error names the line and reports what
+// was imported before it.
 func TestImportFaults(t *testing.T) {
 	good := func(id string) string { return fmt.Sprintf(importLine, id, false) + "\n" }
 	for _, c := range []struct {
@@ -78,35 +79,35 @@ func TestImportFaults(t *testing.T) {
 		imported          int
 	}{
 		{"cut off", "", good("a") + "\n" + good("b") + `{"conversation":{`, 400, "INVALID_REQUEST", []string{"line 4"}, 2},
-		{"no JSON", "", "id,title\n" + good("a"), 400, "INVALID_REQUEST", []string{"line 1"}, 0},
+		{"not JSON", "", "id,title\n" + good("a"), 400, "INVALID_REQUEST", []string{"line 1"}, 0},
 		{"a list", "", good("a") + "[" + strings.TrimSpace(good("b")) + "]\n", 400, "INVALID_REQUEST", []string{"line 2"}, 1},
-		{"two in a line", "", good("a") + strings.TrimSpace(good("b")) + good("c"), 400, "INVALID_REQUEST", []string{"line 2"}, 1},
+		{"two values in a line", "", good("a") + strings.TrimSpace(good("b")) + good("c"), 400, "INVALID_REQUEST", []string{"line 2"}, 1},
 		{"fields", "", good("a") + `{"conversation":{"titel":"t","version":"x"}}`, 400, "INVALID_REQUEST", []string{"line 2.conversation.titel", "line 2.conversation.version"}, 1},
 		{"too large a message", "", good("a") + `{"conversation":{"title":"` + strings.Repeat("x", maxBodyBytes) + `"}}`, 413, reasonBodyTooLarge, []string{"line 2"}, 1},
 		{"too long", "", good("a") + strings.Repeat(" ", maxLineBytes+100<<10), 413, reasonBodyTooLarge, []string{"line 2"}, 1},
-		{"no boolean", "?overwrite=all", good("a"), 400, "INVALID_REQUEST", []string{"overwrite"}, -1},
+		{"not a boolean", "?overwrite=all", good("a"), 400, "INVALID_REQUEST", []string{"overwrite"}, -1},
 		{"another parameter", "?overwrite=true&force=1", good("a"), 400, "INVALID_REQUEST", []string{"force"}, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := []string{}
-			f := serve(t, dial(t, scriptedServer(takesAll(&got))))
+			f := serve(t, dial(t, fakeServer(recordImports(&got))))
 			a := f.do(t, "POST", "/v1/import"+c.query, c.body)
 			a.wantError(t, c.code, c.reason, c.at...)
-			told := -1
+			reported := -1
 			for _, detail := range a.status(t).Details() {
 				if taken, ok := detail.(*parleyv1.ImportConversationsResponse); ok {
-					told = int(taken.GetImportedCount())
+					reported = int(taken.GetImportedCount())
 				}
 			}
-			if told != c.imported || len(got) != max(0, c.imported) {
-				t.Errorf("it tells of %d, want %d; taken were %v: %s", told, c.imported, got, a.body)
+			if reported != c.imported || len(got) != max(0, c.imported) {
+				t.Errorf("error reports %d imported, want %d; imported %v: %s", reported, c.imported, got, a.body)
 			}
 		})
 	}
 }
 
-// What the server says ahead of the end is the answer at once, also to a client that goes on
-// or is silent; the next request is none the worse.
+// TestImportEndsEarly: an error of the server is sent before the body ends, whether the client
+// continues or is silent.
 func TestImportEndsEarly(t *testing.T) {
 	full := func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
 		if _, err := stream.Recv(); err != nil {
@@ -116,7 +117,7 @@ func TestImportEndsEarly(t *testing.T) {
 	}
 	for _, silent := range []bool{true, false} {
 		t.Run(fmt.Sprint("silent: ", silent), func(t *testing.T) {
-			f := serve(t, dial(t, scriptedServer(&scripted{take: full})))
+			f := serve(t, dial(t, fakeServer(&fakeService{importConversations: full})))
 			from, to := io.Pipe()
 			sent := make(chan struct{})
 			go func() {
@@ -139,7 +140,7 @@ func TestImportEndsEarly(t *testing.T) {
 			defer reply.Body.Close()
 			text, err := io.ReadAll(reply.Body)
 			if err != nil || reply.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), "STORE_FULL") {
-				t.Errorf("status %d with %s, %v", reply.StatusCode, text, err)
+				t.Errorf("status = %d, body = %s, error %v", reply.StatusCode, text, err)
 			}
 			from.Close()
 			<-sent
@@ -147,16 +148,16 @@ func TestImportEndsEarly(t *testing.T) {
 	}
 }
 
-// A body that breaks off is a line with a fault: its client may still be there to read what
-// was taken in ahead. A call whose client has gone ends as well.
+// TestImportBreaksOff: a body that breaks off ends in a line with a fault. If the client is still
+// connected, it receives what was imported before. If it is not, the call ends.
 func TestImportBreaksOff(t *testing.T) {
 	line := fmt.Sprintf(importLine, "a", false) + "\n"
 	for _, c := range []struct{ name, head, body string }{
 		{"short", "Content-Length: 5000", line + `{"conversation":`},
 		{"no more chunks", "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", len(line), line)},
 	} {
-		for _, gone := range []bool{false, true} {
-			t.Run(fmt.Sprint(c.name, ", gone: ", gone), func(t *testing.T) {
+		for _, disconnected := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.name, ", disconnected: ", disconnected), func(t *testing.T) {
 				var got []string
 				first, ended := make(chan struct{}), make(chan struct{})
 				take := func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
@@ -166,13 +167,13 @@ func TestImportBreaksOff(t *testing.T) {
 					}
 					close(first)
 					got = append(got, "a")
-					return takesAll(&got).take(stream)
+					return recordImports(&got).importConversations(stream)
 				}
-				f := serve(t, dial(t, scriptedServer(&scripted{take: take})))
+				f := serve(t, dial(t, fakeServer(&fakeService{importConversations: take})))
 				conn := rawDial(t, f)
 				fmt.Fprintf(conn, "POST /v1/import HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s", c.head, c.body)
 				<-first
-				if gone {
+				if disconnected {
 					conn.Close()
 					<-ended
 					return
@@ -188,17 +189,17 @@ func TestImportBreaksOff(t *testing.T) {
 				a := &answer{code: reply.StatusCode, header: reply.Header, body: string(text)}
 				a.wantError(t, 400, "INVALID_REQUEST", "line 2")
 				if !strings.Contains(a.body, "is not complete") || !strings.Contains(a.body, "1 conversations were imported") {
-					t.Errorf("it does not say what has become of it: %s", a.body)
+					t.Errorf("error = %s, want the number of imported conversations", a.body)
 				}
 			})
 		}
 	}
 }
 
-// What ends an import that goes on without its client is the time that this client gave it.
-func TestImportInTime(t *testing.T) {
-	f := serve(t, dial(t, scriptedServer(&scripted{
-		take: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+// TestImportTimeout: an import that continues without its client ends at the Grpc-Timeout.
+func TestImportTimeout(t *testing.T) {
+	f := serve(t, dial(t, fakeServer(&fakeService{
+		importConversations: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
 			<-stream.Context().Done()
 			return stream.Context().Err()
 		},

@@ -11,7 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// FuzzJSON writes what protojson writes, and refuses what it refuses.
+// FuzzJSON: appendJSON writes what protojson writes and returns an error when protojson does.
 func FuzzJSON(f *testing.F) {
 	kinds := []proto.Message{
 		new(parleyv1.ImportConversationsRequest), new(parleyv1.TurnEvent), new(parleyv1.GetStatsResponse), new(parleyv1.BackupStoreResponse),
@@ -43,8 +43,8 @@ func FuzzJSON(f *testing.F) {
 		f.Add(uint8(seed.kind), wire)
 	}
 	for _, wire := range []string{
-		"\x12\x00", // a value without a kind
-		"\x12\x09\x11\x00\x00\x00\x00\x00\x00\xf0\x7f", // a number that is not finite
+		"\x12\x00", // A value without a kind.
+		"\x12\x09\x11\x00\x00\x00\x00\x00\x00\xf0\x7f", // A number that is not finite.
 	} {
 		f.Add(uint8(7), []byte(wire))
 	}
@@ -56,7 +56,7 @@ func FuzzJSON(f *testing.F) {
 		got, err := appendJSON([]byte("x"), m)
 		written, wantErr := protojson.Marshal(m)
 		if (err != nil) != (wantErr != nil) {
-			t.Fatalf("%v: %v, want %v", m, err, wantErr)
+			t.Fatalf("appendJSON(%v) error = %v, want %v", m, err, wantErr)
 		}
 		want := bytes.NewBufferString("x")
 		if err == nil {
@@ -64,7 +64,7 @@ func FuzzJSON(f *testing.F) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want.Bytes()) {
-				t.Fatalf("got  %s\nwant %s", got, want)
+				t.Fatalf("appendJSON(%v)\n got %s\nwant %s", m, got, want)
 			}
 		}
 	})

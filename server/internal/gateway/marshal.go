@@ -17,16 +17,16 @@ const (
 	mediaEvents = "text/event-stream"
 )
 
-// marshaler is the JSON of this door: camelCase names, enums by name, without fields that
-// are empty or 0. What comes in may have snake_case names as well; names that nobody knows
-// are errors. The replies of a stream are lines of their own, or server-sent events.
+// marshaler encodes and decodes JSON. Names are written in camelCase and enums by name; fields that
+// are empty or 0 are omitted. Input may use snake_case names; unknown names are errors. Each reply
+// of a stream is a line or a server-sent event.
 type marshaler struct {
 	runtime.JSONPb
 	events bool
 }
 
-// marshalerOptions have lines for everybody and events for those whose Accept header is
-// nothing but mediaEvents; see [withOutlet].
+// marshalerOptions returns the mux options that select server-sent events if the Accept header is
+// exactly mediaEvents, and lines otherwise; see [withResponseWriter].
 func marshalerOptions() []runtime.ServeMuxOption {
 	return []runtime.ServeMuxOption{
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, &marshaler{}),
@@ -34,7 +34,7 @@ func marshalerOptions() []runtime.ServeMuxOption {
 	}
 }
 
-// StreamContentType is that of the replies of a stream.
+// StreamContentType returns the media type of the replies of a stream.
 func (m *marshaler) StreamContentType(any) string {
 	if m.events {
 		return mediaEvents
@@ -42,17 +42,17 @@ func (m *marshaler) StreamContentType(any) string {
 	return mediaLines
 }
 
-// Marshal writes a message on a line, or a reply of a stream without its Delimiter: the
-// gateway wraps those into a map, by the name "result", or "error" for a status that ends
-// the stream. The rest is what a message has as a field.
+// Marshal encodes a message on one line, or a reply of a stream without its Delimiter. The gateway
+// library passes a reply in a map under "result", and the status that ends a stream under "error".
+// Any other value is a field of a message.
 func (m *marshaler) Marshal(v any) ([]byte, error) {
 	switch v := v.(type) {
 	case proto.Message:
 		body, err := appendJSON(make([]byte, 0, proto.Size(v)*5/4+64), v)
-		return append(body, '\n'), err // A shell goes on below it.
+		return append(body, '\n'), err // A shell prints its prompt on the next line.
 	case map[string]any:
 		switch reply := v["result"].(type) {
-		case numbered:
+		case replyWithID:
 			return m.marshalReply(reply.id, reply.Message)
 		case proto.Message:
 			return m.marshalReply("", reply)
@@ -65,8 +65,8 @@ func (m *marshaler) Marshal(v any) ([]byte, error) {
 	return m.JSONPb.Marshal(v)
 }
 
-// numbered is a reply of a stream with the id of its event.
-type numbered struct {
+// replyWithID is a reply of a stream with the id of its event.
+type replyWithID struct {
 	proto.Message
 	id string
 }
@@ -78,7 +78,7 @@ func (m *marshaler) marshalReply(id string, reply proto.Message) ([]byte, error)
 	return appendEvent("id", id, reply)
 }
 
-// marshalError writes the last reply of a stream that has failed.
+// marshalError encodes the last reply of a stream that failed.
 func (m *marshaler) marshalError(status proto.Message) ([]byte, error) {
 	if m.events {
 		return appendEvent("event", "error", status)
@@ -88,8 +88,8 @@ func (m *marshaler) marshalError(status proto.Message) ([]byte, error) {
 	return append(line, '}'), err
 }
 
-// appendEvent writes a server-sent event, unless its field has no value without that field.
-// JSON on one line has no line ends, which would end the data.
+// appendEvent appends a server-sent event with a field, which is omitted if value is empty. JSON on
+// one line contains no line break, which would end the data.
 func appendEvent(field, value string, data proto.Message) ([]byte, error) {
 	event := make([]byte, 0, 128)
 	if value != "" {
@@ -100,11 +100,10 @@ func appendEvent(field, value string, data proto.Message) ([]byte, error) {
 	return append(event, '\n'), err
 }
 
-// Delimiter is behind every reply of a stream: the end of its line, or of its event.
+// Delimiter returns what follows each reply of a stream: the end of its line or event.
 func (m *marshaler) Delimiter() []byte { return []byte{'\n'} }
 
-// Unmarshal reads one message, or a field of one that is a message itself, and nothing else
-// may come behind it.
+// Unmarshal decodes one message, or a field that is a message. It refuses data after the message.
 func (m *marshaler) Unmarshal(data []byte, v any) error {
 	if message, ok := v.(proto.Message); ok {
 		return protojson.Unmarshal(data, message)
@@ -116,11 +115,11 @@ func (m *marshaler) Unmarshal(data []byte, v any) error {
 			return protojson.Unmarshal(data, message)
 		}
 	}
-	return fmt.Errorf("%T cannot be the body of a request", v)
+	return fmt.Errorf("%T cannot be decoded from the body of a request", v)
 }
 
-// NewDecoder returns one that takes all that r has for one message; io.EOF if that is nothing
-// but blanks.
+// NewDecoder returns a decoder that reads all of r as one message. It returns io.EOF if r contains
+// only white space.
 func (m *marshaler) NewDecoder(r io.Reader) runtime.Decoder {
 	return runtime.DecoderFunc(func(v any) error {
 		whole, ok := r.(*body)

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"os"
 	"regexp"
@@ -16,10 +15,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// binding is a path of a call.
+// binding maps a path to a call.
 type binding struct{ call, method, path, body string }
 
-// bindings are those of http.yaml.
+// bindings returns the bindings in http.yaml.
 func bindings(t *testing.T) []binding {
 	t.Helper()
 	text, err := os.ReadFile("../../../proto/parley/v1/http.yaml")
@@ -47,10 +46,11 @@ func bindings(t *testing.T) []binding {
 	return all
 }
 
-// Every call has a path, which leads to it whatever its ids are like, and to nothing else.
+// TestEveryCallIsReachable: each call has a path, and the path leads to that call for all forms of
+// ids.
 func TestEveryCallIsReachable(t *testing.T) {
 	var reached string
-	f := stand(t, func(_ context.Context, method string) error {
+	f := serveStub(t, func(_ context.Context, method string) error {
 		reached = strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 		return newStatus(10, "REACHED", "").Err() // before a request is read
 	})
@@ -67,7 +67,7 @@ func TestEveryCallIsReachable(t *testing.T) {
 			reached = ""
 			a := f.do(t, b.method, path, body)
 			if reached != b.call || a.code != http.StatusConflict {
-				t.Errorf("%s %s leads to %q, want %q: %d %s", b.method, path, reached, b.call, a.code, a.body)
+				t.Errorf("%s %s called %q, want %q: %d %s", b.method, path, reached, b.call, a.code, a.body)
 			}
 		}
 	}
@@ -81,25 +81,25 @@ func TestEveryCallIsReachable(t *testing.T) {
 			for j := range service.Methods().Len() {
 				methods++
 				if name := string(service.Methods().Get(j).FullName()); !calls[name] {
-					t.Errorf("%s has no path", name)
+					t.Errorf("call %s has no path in http.yaml", name)
 				}
 			}
 		}
 	}
 	if methods != len(calls) {
-		t.Errorf("there are paths of %d calls, and %d calls", len(calls), methods)
+		t.Errorf("http.yaml has paths for %d calls, want %d", len(calls), methods)
 	}
 }
 
-// These paths are promised.
-func TestPromisedPaths(t *testing.T) {
+// TestStablePaths: these paths are part of the stable API.
+func TestStablePaths(t *testing.T) {
 	var got []string
 	for _, b := range bindings(t) {
 		got = append(got, b.method+" "+strings.ReplaceAll(b.path, "{conversation_id}", "{conversation.id}"))
 	}
 	slices.Sort(got)
-	if clash := slices.Compact(slices.Clone(got)); len(clash) != len(got) {
-		t.Errorf("two calls have the same path: %q", got)
+	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
+		t.Errorf("bindings = %q, want no path twice", got)
 	}
 	const one = "/v1/conversations/{conversation.id}"
 	for _, want := range []string{
@@ -112,26 +112,26 @@ func TestPromisedPaths(t *testing.T) {
 		"GET /v1/interactions", "GET /v1/interactions:search", "GET /v1/stats",
 	} {
 		if _, found := slices.BinarySearch(got, want); !found {
-			t.Errorf("%s is missing", want)
+			t.Errorf("http.yaml has no %s", want)
 		}
 	}
 }
 
-// The door knows which part of a request is the body without http.yaml.
+// TestBodyFields: bodyField finds the body of each call as http.yaml defines it.
 func TestBodyFields(t *testing.T) {
 	for _, b := range bindings(t) {
 		r, err := http.NewRequestWithContext(t.Context(), b.method, "/", http.NoBody)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := &exchange{request: r, params: map[string]string{}}
+		x := &httpCall{request: r, params: map[string]string{}}
 		for part := range strings.SplitSeq(b.path, "/") {
-			if name, is := strings.CutPrefix(part, "{"); is {
+			if name, ok := strings.CutPrefix(part, "{"); ok {
 				x.params[strings.TrimSuffix(name, "}")] = "c"
 			}
 		}
 		if got := x.bodyField(); got != b.body {
-			t.Errorf("%s: %q, want %q", fmt.Sprint(b.method, " ", b.path), got, b.body)
+			t.Errorf("bodyField() of %s %s = %q, want %q", b.method, b.path, got, b.body)
 		}
 	}
 }

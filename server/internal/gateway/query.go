@@ -23,46 +23,46 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// checkRequest looks at a message that the generated code has made of a request, for what
-// that code passes over: parameters that nobody knows, and ids that the path overrules. It
-// is the check of [conn].
-func checkRequest(x *exchange, request proto.Message) error {
+// checkRequest checks a request message that the generated code has decoded. It finds what that
+// code ignores: unknown parameters, and ids in the query or body that differ from the path. It also
+// sets the mask of an update.
+func checkRequest(call *httpCall, request proto.Message) error {
 	input := request.ProtoReflect().Descriptor()
 	var f faults
-	f.inQuery(x, input)
-	f.againstPath(x, input)
+	f.checkQuery(call, input)
+	f.checkBodyIDs(call, input)
 	if err := f.err(); err != nil {
 		return err
 	}
 	if update, ok := request.(*parleyv1.UpdateConversationRequest); ok {
-		fitMask(x, update)
+		setUpdateMask(call, update)
 	}
 	return nil
 }
 
-// faults searches a request that the generated code has refused.
-func (x *exchange) faults(ctx context.Context, refusal *status.Status) *faults {
+// faults returns the faults of a request that the generated code refused with refusal.
+func (c *httpCall) faults(ctx context.Context, refusal *status.Status) *faults {
 	f := new(faults)
 	if input := inputOf(ctx); input != nil {
-		if len(bytes.TrimSpace(x.text)) > 0 {
-			switch field := x.bodyField(); field {
+		if len(bytes.TrimSpace(c.text)) > 0 {
+			switch field := c.bodyField(); field {
 			case "", "*":
-				f.inJSON("", x.text, input)
+				f.checkJSON("", c.text, input)
 			default:
-				f.inJSON(field, x.text, input.Fields().ByName(protoreflect.Name(field)).Message())
+				f.checkJSON(field, c.text, input.Fields().ByName(protoreflect.Name(field)).Message())
 			}
 		}
-		f.inQuery(x, input)
-		f.againstPath(x, input)
+		f.checkQuery(c, input)
+		f.checkBodyIDs(c, input)
 	}
 	if len(f.violations) == 0 {
-		f.add(wholeBody, "cannot be read: %s", refusal.Message())
+		f.add(wholeBody, "cannot be decoded: %s", refusal.Message())
 	}
 	return f
 }
 
-// inputOf is the request message of the call that a context belongs to, nil when it is not
-// known.
+// inputOf returns the descriptor of the request message of the call that ctx belongs to, or nil if
+// the call is unknown.
 func inputOf(ctx context.Context) protoreflect.MessageDescriptor {
 	name, _ := runtime.RPCMethod(ctx)
 	method := methodOf(name)
@@ -72,8 +72,8 @@ func inputOf(ctx context.Context) protoreflect.MessageDescriptor {
 	return method.Input()
 }
 
-// methodOf finds a method by its name on the wire, "/package.Service/Method"; nil when there
-// is none.
+// methodOf finds a method by its full name "/package.Service/Method". It returns nil if there is
+// none.
 func methodOf(name string) protoreflect.MethodDescriptor {
 	name = strings.ReplaceAll(strings.TrimPrefix(name, "/"), "/", ".")
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
@@ -84,8 +84,8 @@ func methodOf(name string) protoreflect.MethodDescriptor {
 	return method
 }
 
-// inPath searches the parameters in the path, each of which may be any bytes but "/".
-func (f *faults) inPath(params map[string]string) {
+// checkPath checks the parameters in the path. Each may contain any bytes except "/".
+func (f *faults) checkPath(params map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		if !utf8.ValidString(params[name]) {
 			f.add(name, "must be UTF-8")
@@ -93,58 +93,58 @@ func (f *faults) inPath(params map[string]string) {
 	}
 }
 
-// inQuery searches the parameters in the query.
-func (f *faults) inQuery(x *exchange, input protoreflect.MessageDescriptor) {
-	if len(x.query) == 0 {
+// checkQuery checks the parameters in the query.
+func (f *faults) checkQuery(call *httpCall, input protoreflect.MessageDescriptor) {
+	if len(call.query) == 0 {
 		return
 	}
 	taken := make(map[string]string)
-	for _, key := range slices.Sorted(maps.Keys(x.query)) {
+	for _, key := range slices.Sorted(maps.Keys(call.query)) {
 		if f.full() {
 			return
 		}
-		f.inParameter(x, input, key, taken)
+		f.checkParameter(call, input, key, taken)
 	}
 }
 
-// inParameter checks one parameter. taken maps each field, entry of a map and oneof with a value to
-// the parameter that set it.
-func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, key string, taken map[string]string) {
+// checkParameter checks one parameter. taken maps each field, entry of a map and oneof that already
+// has a value to the parameter that set it.
+func (f *faults) checkParameter(call *httpCall, input protoreflect.MessageDescriptor, key string, taken map[string]string) {
 	name, _, _ := strings.Cut(key, "[")
 	index := key[len(name):]
 	path, field := fieldAt(input, name)
 	if field == nil || index != "" && (!field.IsMap() || !isIndex(index)) {
-		f.add(plain(key), "is no parameter: %s", parametersOf(x, input))
+		f.add(quoteName(key), "is not a parameter: %s", parametersOf(call, input))
 		return
 	}
 	if other, found := taken[path+index]; found {
-		f.add(path, "must be given once, but was given as %s and as %s", plain(other), plain(key))
+		f.add(path, "must be given once, but was given as %s and as %s", quoteName(other), quoteName(key))
 		return
 	}
 	taken[path+index] = key
-	if inPath, ok := x.params[path]; ok {
-		if values := x.query[key]; slices.ContainsFunc(values, func(v string) bool { return v != inPath }) {
+	if inPath, ok := call.params[path]; ok {
+		if values := call.query[key]; slices.ContainsFunc(values, func(v string) bool { return v != inPath }) {
 			f.add(path, "differs from the one in the path")
 		}
 		return
 	}
-	if body := x.bodyField(); body == "*" || path == body || strings.HasPrefix(path, body+".") && body != "" {
-		f.add(path, "goes into the body, which is JSON, and not into the query")
+	if body := call.bodyField(); body == "*" || path == body || strings.HasPrefix(path, body+".") && body != "" {
+		f.add(path, "must be in the JSON body, not in the query")
 		return
 	}
 	if choice := field.ContainingOneof(); choice != nil && !choice.IsSynthetic() {
 		if _, found := taken[string(choice.FullName())]; found {
-			f.add(path, "may not be there beside another of %s", choice.Name())
+			f.add(path, "must not be set together with another field of %s", choice.Name())
 			return
 		}
 		taken[string(choice.FullName())] = key
 	}
-	if !utf8.ValidString(key) || slices.ContainsFunc(x.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
+	if !utf8.ValidString(key) || slices.ContainsFunc(call.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
 		f.add(path, "must be UTF-8")
 		return
 	}
-	// The generated code knows best what it takes.
-	alone := url.Values{key: x.query[key]}
+	// The generated code decides which values are valid.
+	alone := url.Values{key: call.query[key]}
 	if runtime.PopulateQueryParameters(dynamicpb.NewMessage(input), alone, utilities.NewDoubleArray(nil)) == nil {
 		return
 	}
@@ -157,8 +157,8 @@ func (f *faults) inParameter(x *exchange, input protoreflect.MessageDescriptor, 
 	case field.IsMap():
 		f.add(path, "must be given once for each key, as in %s[key]=value, and be %s", field.JSONName(), what)
 	case field.Message() != nil && !isLeaf(field.Message()):
-		f.add(path, "must be given by its fields, as in %s.%s", field.JSONName(), names(field.Message())[0])
-	case !field.IsList() && len(x.query[key]) > 1:
+		f.add(path, "must be given by its fields, as in %s.%s", field.JSONName(), jsonNames(field.Message())[0])
+	case !field.IsList() && len(call.query[key]) > 1:
 		f.add(path, "must be given once")
 	default:
 		f.add(path, "must be %s", what)
@@ -171,27 +171,27 @@ func isIndex(end string) bool {
 	return strings.HasSuffix(end, "]") && strings.Count(end, "[") == 1
 }
 
-// parametersOf says which parameters a call takes in its query.
-func parametersOf(x *exchange, input protoreflect.MessageDescriptor) string {
-	body := x.bodyField()
+// parametersOf describes which parameters a call accepts in its query.
+func parametersOf(call *httpCall, input protoreflect.MessageDescriptor) string {
+	body := call.bodyField()
 	if body == "*" {
-		return "this call takes all in the body, which is JSON"
+		return "this call accepts a JSON body only"
 	}
 	var all []string
 	for i := range input.Fields().Len() {
 		field := input.Fields().Get(i)
-		if _, inPath := x.params[string(field.Name())]; !inPath && string(field.Name()) != body {
+		if _, inPath := call.params[string(field.Name())]; !inPath && string(field.Name()) != body {
 			all = append(all, field.JSONName())
 		}
 	}
 	if len(all) == 0 {
-		return "this call takes none"
+		return "this call accepts none"
 	}
-	return "this call takes " + strings.Join(all, ", ")
+	return "this call accepts " + strings.Join(all, ", ")
 }
 
-// fieldAt is the field that a name with dots leads to, in either spelling, with its path in
-// the names of the protos; nil when it leads nowhere.
+// fieldAt returns the field that a dotted name leads to, and its path in the names of the protos.
+// Each part of the name may be in either spelling. It returns nil if there is no such field.
 func fieldAt(message protoreflect.MessageDescriptor, name string) (string, protoreflect.FieldDescriptor) {
 	var path []string
 	var field protoreflect.FieldDescriptor
@@ -211,41 +211,41 @@ func fieldAt(message protoreflect.MessageDescriptor, name string) (string, proto
 	return strings.Join(path, "."), field
 }
 
-// againstPath searches the body for fields that are something else in the path.
-func (f *faults) againstPath(x *exchange, input protoreflect.MessageDescriptor) {
-	if len(x.text) == 0 {
+// checkBodyIDs checks the body for fields whose values differ from the path.
+func (f *faults) checkBodyIDs(call *httpCall, input protoreflect.MessageDescriptor) {
+	if len(call.text) == 0 {
 		return
 	}
-	for _, param := range slices.Sorted(maps.Keys(x.params)) {
+	for _, param := range slices.Sorted(maps.Keys(call.params)) {
 		_, field := fieldAt(input, param)
 		if field == nil {
 			continue
 		}
 		camel, snake := field.JSONName(), string(field.Name())
-		if !bytes.Contains(x.text, fmt.Appendf(nil, "%q", camel)) && !bytes.Contains(x.text, fmt.Appendf(nil, "%q", snake)) {
-			continue // Few bodies must be read again.
+		if !bytes.Contains(call.text, fmt.Appendf(nil, "%q", camel)) && !bytes.Contains(call.text, fmt.Appendf(nil, "%q", snake)) {
+			continue // Decoding the body twice is only needed if it contains the name.
 		}
 		var fields map[string]json.RawMessage
-		if json.Unmarshal(x.text, &fields) != nil {
-			return // That is a fault of its own.
+		if json.Unmarshal(call.text, &fields) != nil {
+			return // checkJSON reports malformed JSON.
 		}
 		for _, name := range slices.Compact([]string{camel, snake}) {
 			var value string
-			if json.Unmarshal(fields[name], &value) == nil && value != "" && value != x.params[param] {
+			if json.Unmarshal(fields[name], &value) == nil && value != "" && value != call.params[param] {
 				f.add(param, "differs from the one in the path")
 			}
 		}
 	}
 }
 
-// fitMask makes an update of a conversation that a client has read, changed and sent back as a
-// whole. Fields that only the server sets, and fields that are null, change nothing. A mask in the
-// query may name fields in either spelling. A field that the mask names and the body lacks is
-// cleared.
-func fitMask(x *exchange, update *parleyv1.UpdateConversationRequest) {
+// setUpdateMask lets a client read a conversation, change it and send it back completely. Without a
+// mask in the query, the mask becomes the fields of the body, except fields that only the server
+// sets and fields that are null. A mask in the query may name fields in either spelling. A field
+// that is in the mask and not in the body is cleared.
+func setUpdateMask(call *httpCall, update *parleyv1.UpdateConversationRequest) {
 	conversation := (*parleyv1.Conversation)(nil).ProtoReflect().Descriptor()
-	if !x.query.Has("update_mask") && !x.query.Has("updateMask") {
-		paths := pathsIn("", x.text, conversation)
+	if !call.query.Has("update_mask") && !call.query.Has("updateMask") {
+		paths := fieldPaths("", call.text, conversation)
 		update.UpdateMask = &fieldmaskpb.FieldMask{Paths: slices.DeleteFunc(paths, isSetByServer)}
 		return
 	}
@@ -265,10 +265,10 @@ func isSetByServer(path string) bool {
 	return true
 }
 
-// pathsIn returns the paths of the fields that a message in JSON has, in the names of the protos,
-// with prefix before them. A message counts by its fields, so one without fields changes nothing. A
-// field that is null counts as absent.
-func pathsIn(prefix string, text json.RawMessage, message protoreflect.MessageDescriptor) []string {
+// fieldPaths returns the paths of the fields that are set in a JSON message, in the names of the
+// protos and with prefix before them. A field that contains a message is represented by the fields
+// of that message, so an empty message changes nothing. A field that is null counts as absent.
+func fieldPaths(prefix string, text json.RawMessage, message protoreflect.MessageDescriptor) []string {
 	var paths []string
 	for name, value := range members(text) {
 		field := fieldOf(message, name)
@@ -277,7 +277,7 @@ func pathsIn(prefix string, text json.RawMessage, message protoreflect.MessageDe
 		}
 		path := prefix + string(field.Name())
 		if m := field.Message(); m != nil && field.Cardinality() != protoreflect.Repeated && !isLeaf(m) {
-			paths = append(paths, pathsIn(path+".", value, m)...)
+			paths = append(paths, fieldPaths(path+".", value, m)...)
 			continue
 		}
 		paths = append(paths, path)

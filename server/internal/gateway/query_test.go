@@ -12,16 +12,16 @@ import (
 )
 
 func TestFaultsOfQueries(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
 	for _, test := range []struct {
 		name, method, path, body string
 		fields                   []string
 		text                     string
 	}{
-		{name: "unknown", method: "GET", path: "/v1/conversations?pagesize=3&labels[a]=b", fields: []string{"pagesize"}, text: "this call takes pageSize, pageToken, labels"},
-		{name: "unknown, unfit to be shown", method: "GET", path: "/v1/conversations?%0A=3", fields: []string{`"\n"`}},
-		{name: "of no parameters", method: "GET", path: "/v1/agents?x=1", fields: []string{"x"}, text: "takes none"},
+		{name: "unknown", method: "GET", path: "/v1/conversations?pagesize=3&labels[a]=b", fields: []string{"pagesize"}, text: "this call accepts pageSize, pageToken, labels"},
+		{name: "unknown, quoted", method: "GET", path: "/v1/conversations?%0A=3", fields: []string{`"\n"`}},
+		{name: "of no parameters", method: "GET", path: "/v1/agents?x=1", fields: []string{"x"}, text: "accepts none"},
 		{
 			name: "wrong types", method: "GET", path: "/v1/conversations?page_size=x&order=newest&labels=a&labels[k]=a&labels[k]=b&x=1",
 			fields: []string{"page_size", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
@@ -35,9 +35,9 @@ func TestFaultsOfQueries(t *testing.T) {
 		{name: "of the path in both spellings", method: "GET", path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversation_id"}},
 		{name: "a mask twice", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&updateMask=agent", body: `{"title": "x"}`, fields: []string{"update_mask"}, text: "once"},
 		{name: "twice in an import", method: "POST", path: "/v1/import?overwrite=false&overwrite=true", body: `{}`, fields: []string{"overwrite"}, text: "once"},
-		{name: "half a key of a map", method: "GET", path: "/v1/conversations?labels[k=a", fields: []string{`"labels[k"`}},
+		{name: "incomplete key of a map", method: "GET", path: "/v1/conversations?labels[k=a", fields: []string{`"labels[k"`}},
 		{name: "two keys of a map", method: "GET", path: "/v1/conversations?labels[k][l]=a", fields: []string{`"labels[k][l]"`}},
-		{name: "a key of no map", method: "GET", path: "/v1/export?conversationIds[a]=b", fields: []string{`"conversationIds[a]"`}},
+		{name: "key of a field that is not a map", method: "GET", path: "/v1/export?conversationIds[a]=b", fields: []string{`"conversationIds[a]"`}},
 		{name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`, fields: []string{`conversation.labels["k"]`}},
 		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"page_size"}},
 		{name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"}, text: "window.maxMessages"},
@@ -45,7 +45,7 @@ func TestFaultsOfQueries(t *testing.T) {
 		{name: "too deep", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages.z=1", fields: []string{"window.maxMessages.z"}},
 		{name: "duration", method: "GET", path: "/v1/conversations/a:b/routing-summary?waitTimeout=5", fields: []string{"wait_timeout"}, text: `"90s"`},
 		{name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"include_turn_events"}, text: "true or false"},
-		{name: "both of a choice", method: "GET", path: "/v1/interactions?date=2026-11-20&within=5s", fields: []string{"within"}, text: "span"},
+		{name: "two fields of a oneof", method: "GET", path: "/v1/interactions?date=2026-11-20&within=5s", fields: []string{"within"}, text: "span"},
 		{name: "another id", method: "GET", path: "/v1/conversations/a:b?conversationId=c", fields: []string{"conversation_id"}, text: "the path"},
 		{name: "beside a body", method: "POST", path: "/v1/chat?agent=echo&x=1", body: `{"content": "hi"}`, fields: []string{"agent", "x"}, text: "body"},
 		{name: "of the body", method: "PATCH", path: "/v1/conversations/a:b?conversation.title=x&ifVersion=x", body: `{}`, fields: []string{"conversation.title", "if_version"}},
@@ -53,25 +53,25 @@ func TestFaultsOfQueries(t *testing.T) {
 		{name: "another id in the body", method: "POST", path: "/v1/conversations/a:b/chat", body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversation_id"}, text: "the path"},
 		{name: "another id in a body to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"id": "c"}`, fields: []string{"conversation.id"}, text: "the path"},
 		{name: "no id", method: "GET", path: "/v1/conversations/", fields: []string{"conversation_id"}},
-		{name: "no UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"}},
-		{name: "no UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"page_token"}},
-		{name: "no query", method: "GET", path: "/v1/conversations?a=%zz", fields: []string{"query"}},
-		{name: "a body for none", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`, fields: []string{"body"}},
-		{name: "a rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"page_size"}},
+		{name: "invalid UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"}},
+		{name: "invalid UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"page_token"}},
+		{name: "malformed query", method: "GET", path: "/v1/conversations?a=%zz", fields: []string{"query"}},
+		{name: "body of a DELETE", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`, fields: []string{"body"}},
+		{name: "broken rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"page_size"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := f.do(t, test.method, test.path, test.body)
 			a.wantError(t, 400, "INVALID_REQUEST", test.fields...)
 			if message := a.status(t).Message(); !strings.Contains(message, test.text) {
-				t.Errorf("%q does not say %q", message, test.text)
+				t.Errorf("message = %q, want one with %q", message, test.text)
 			}
 		})
 	}
 }
 
-// Either spelling does, and what the path says may be said again.
+// TestQueries: both spellings of a parameter work, and a parameter may repeat the path.
 func TestQueries(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
 	for _, path := range []string{
 		"/v1/conversations?page_size=1&labels%5Bteam%5D=x&labels[a.b]=&order=LIST_ORDER_UPDATE_TIME_DESC",
@@ -84,17 +84,17 @@ func TestQueries(t *testing.T) {
 		f.do(t, "GET", path, "").wantOK(t)
 	}
 	if got := f.do(t, "POST", "/v1/conversations/a:b/chat", ` {"conversationId": "a:b", "content": "conversation_id"}`); got.code != 200 {
-		t.Errorf("the id of the path in the body: %d %s", got.code, got.body)
+		t.Errorf("POST with the id of the path in the body = %d %s, want 200", got.code, got.body)
 	}
 }
 
 func TestUpdates(t *testing.T) {
-	f := open(t)
-	const made = `{"conversation": {"id": "a:b", "title": "T", "labels": {"k": "v", "l": "w"}, "agent": "echo", "systemPrompt": "Be brief.",
+	f := newFixture(t)
+	const created = `{"conversation": {"id": "a:b", "title": "T", "labels": {"k": "v", "l": "w"}, "agent": "echo", "systemPrompt": "Be brief.",
 		"retention": {"maxMessages": 5, "ttl": "100s"}}}`
 	for _, test := range []struct {
 		name, query, body string
-		want              string // of title, labels, agent, system prompt and retention, in this order
+		want              string // Title, labels, agent, system prompt and retention, in this order.
 	}{
 		{name: "nothing", body: `{}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
 		{name: "no body", want: "T map[k:v l:w] echo Be brief. 5 100s"},
@@ -118,7 +118,7 @@ func TestUpdates(t *testing.T) {
 		{name: "mask in snake case", query: "?update_mask=retention.max_messages", body: `{"retention": {"maxMessages": 7}}`, want: "T map[k:v l:w] echo Be brief. 7 100s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f.do(t, "POST", "/v1/conversations", made).wantOK(t)
+			f.do(t, "POST", "/v1/conversations", created).wantOK(t)
 			f.do(t, "PATCH", "/v1/conversations/a:b"+test.query, test.body, "Content-Type: application/x-www-form-urlencoded").wantOK(t)
 			var got parleyv1.GetConversationResponse
 			text := f.do(t, "GET", "/v1/conversations/a:b", "").wantOK(t)
@@ -128,7 +128,7 @@ func TestUpdates(t *testing.T) {
 			c := got.GetConversation()
 			if got := fmt.Sprint(c.GetTitle(), " ", c.GetLabels(), " ", c.GetAgent(), " ", c.GetSystemPrompt(), " ",
 				c.GetRetention().GetMaxMessages(), " ", c.GetRetention().GetTtl().GetSeconds(), "s"); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
+				t.Errorf("conversation = %q, want %q", got, test.want)
 			}
 			f.do(t, "DELETE", "/v1/conversations/a:b", "").wantOK(t)
 		})
@@ -138,7 +138,7 @@ func TestUpdates(t *testing.T) {
 // TestNullIsAbsent: in every body null counts as an absent field, except in structured data, where
 // it is a value.
 func TestNullIsAbsent(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	f.do(t, "POST", "/v1/conversations", `{"conversation": {"id": "c", "title": null, "labels": null, "retention": {"ttl": null, "maxMessages": null}, "version": null}}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "c", "messageLimit": null}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/messages", `{"conversationId": null, "ifVersion": null, "messages": [{"role": "ROLE_USER", "content": null, "metadata": null,
@@ -147,14 +147,14 @@ func TestNullIsAbsent(t *testing.T) {
 	f.do(t, "POST", "/v1/conversations/c/chat", `{"content": "x", "agent": null, "window": null, "toolResults": null, "onBusy": null, "requestId": null}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d", "atSequence": null}`).wantOK(t)
 	if text := f.do(t, "GET", "/v1/conversations/c/messages", "").wantOK(t); !strings.Contains(text, `"structuredData":[{"type":"t","value":null}]`) {
-		t.Errorf("value null: %s", text)
+		t.Errorf("messages = %s, want the value null", text)
 	}
 	f.do(t, "POST", "/v1/import", `{"conversation": {"id": "e", "title": null}, "messages": null, "overwrite": null}`).wantOK(t)
 }
 
-// A conversation that was read can be changed and sent back as a whole.
+// TestReadChangeAndWrite: a conversation that was read can be changed and sent back completely.
 func TestReadChangeAndWrite(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	f.do(t, "POST", "/v1/chat", `{"conversationId": "c", "content": "hi"}`).wantOK(t)
 	f.do(t, "PUT", "/v1/conversations/c/active-agent", `{"agent": "echo", "reason": "r"}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d"}`).wantOK(t)
@@ -169,7 +169,7 @@ func TestReadChangeAndWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := f.do(t, "PATCH", "/v1/conversations/"+id, string(changed)).wantOK(t); !strings.Contains(got, `"changed"`) {
-			t.Error(got)
+			t.Errorf("PATCH = %s, want the changed title", got)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 func TestUnknownPathsAndMethods(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	for _, test := range []struct {
 		method, path string
 		code         int
@@ -45,31 +45,31 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		}
 		a.wantError(t, test.code, reason)
 		if got := a.header.Get("Allow"); got != test.allow {
-			t.Errorf("%s %s: Allow is %q, want %q", test.method, test.path, got, test.allow)
+			t.Errorf("%s %s: Allow = %q, want %q", test.method, test.path, got, test.allow)
 		}
 		if message := a.status(t).Message(); !strings.Contains(message, test.text) || len(message) > maxTextBytes {
-			t.Errorf("%s %s: %q does not say %q", test.method, test.path, message, test.text)
+			t.Errorf("%s %s: message = %q, want one with %q", test.method, test.path, message, test.text)
 		}
 	}
 }
 
 func TestHead(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "a:b"}`).wantOK(t)
 	for path, code := range map[string]int{
 		"/v1/conversations/a:b": 200, "/v1/conversations/c": 404, "/v1/chat": 405, "/v1/nothing": 404, "/v1/agents?x=1": 400,
 		documentPath: 200,
 	} {
 		if a := f.do(t, "HEAD", path, ""); a.code != code || a.body != "" {
-			t.Errorf("HEAD %s: %d %q, want %d", path, a.code, a.body, code)
+			t.Errorf("HEAD %s = %d %q, want %d and no body", path, a.code, a.body, code)
 		}
 	}
 }
 
-// A stream does things by being there: a HEAD does not reach it.
+// TestStreamsHaveNoHead: a stream has effects by being called, so HEAD is refused for it.
 func TestStreamsHaveNoHead(t *testing.T) {
 	reached := false
-	f := stand(t, func(context.Context, string) error {
+	f := serveStub(t, func(context.Context, string) error {
 		reached = true
 		return newStatus(codes.Aborted, "REACHED", "").Err()
 	})
@@ -80,21 +80,22 @@ func TestStreamsHaveNoHead(t *testing.T) {
 		reached = false
 		method := methodOf(b.call)
 		if method == nil {
-			t.Fatalf("%s is not known", b.call)
+			t.Fatalf("methodOf(%q) = nil", b.call)
 		}
 		path := strings.NewReplacer("{conversation_id}", "c", "{turn_id}", "t").Replace(b.path)
 		a := f.do(t, "HEAD", path, "")
 		if streams := method.IsStreamingServer(); reached == streams || (a.code == http.StatusMethodNotAllowed) != streams {
-			t.Errorf("HEAD %s: %d, reached: %t", path, a.code, reached)
+			t.Errorf("HEAD %s = %d, call made: %t", path, a.code, reached)
 		} else if allow := a.header.Get("Allow"); streams && allow != "GET" {
-			t.Errorf("HEAD %s: Allow is %q", path, allow)
+			t.Errorf("HEAD %s: Allow = %q, want GET", path, allow)
 		}
 	}
 }
 
-// Whatever a body is said to be, it is JSON, and stays where it is.
+// TestMediaTypesAndOverrides: a body is read as JSON whatever its Content-Type, and no header
+// overrides the method.
 func TestMediaTypesAndOverrides(t *testing.T) {
-	f := open(t)
+	f := newFixture(t)
 	for i, header := range []string{
 		"Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain; charset=latin1", "Content-Type: ;;;",
 		"Content-Type: multipart/form-data", "Content-Type: text/event-stream", "X-HTTP-Method-Override: DELETE", "Accept: text/html, */*", "TE: trailers",
@@ -106,7 +107,7 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 		}
 		for name := range a.header {
 			if strings.HasPrefix(name, "Grpc-") || name == "Trailer" {
-				t.Errorf("%s: the answer has the header %s", header, name)
+				t.Errorf("%s: response has the header %s", header, name)
 			}
 		}
 		if a = f.do(t, "PATCH", "/v1/conversations/"+id, `{"title": "T"}`, header); !strings.Contains(a.wantOK(t), `"T"`) {
@@ -115,8 +116,8 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 	}
 }
 
-// stand is a service that answers every call by a function.
-func stand(t *testing.T, answer func(ctx context.Context, method string) error) *fixture {
+// serveStub serves a service that answers each call by a function.
+func serveStub(t *testing.T, answer func(ctx context.Context, method string) error) *fixture {
 	t.Helper()
 	return serve(t, dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
@@ -126,7 +127,7 @@ func stand(t *testing.T, answer func(ctx context.Context, method string) error) 
 
 func TestEveryCodeHasItsStatus(t *testing.T) {
 	var answered error
-	f := stand(t, func(context.Context, string) error { return answered })
+	f := serveStub(t, func(context.Context, string) error { return answered })
 	for code, want := range map[codes.Code]int{
 		codes.Canceled: 499, codes.Unknown: 500, codes.InvalidArgument: 400, codes.DeadlineExceeded: 504, codes.NotFound: 404,
 		codes.AlreadyExists: 409, codes.PermissionDenied: 403, codes.Unauthenticated: 401, codes.ResourceExhausted: 429,
@@ -138,19 +139,19 @@ func TestEveryCodeHasItsStatus(t *testing.T) {
 			a := f.do(t, "GET", path, "")
 			a.wantError(t, want, "REASON")
 			if s := a.status(t); s.Code() != code || s.Message() != "the text" || a.header.Get("Retry-After") != "2" {
-				t.Errorf("%v: got %v, Retry-After %q", code, s, a.header.Get("Retry-After"))
+				t.Errorf("%v: status = %v, Retry-After = %q, want 2", code, s, a.header.Get("Retry-After"))
 			}
 			if challenge := a.header.Get("WWW-Authenticate"); (challenge != "") != (want == 401) || strings.Contains(challenge, "text") {
-				t.Errorf("%v: WWW-Authenticate is %q", code, challenge)
+				t.Errorf("%v: WWW-Authenticate = %q", code, challenge)
 			}
 		}
 	}
 }
 
-// What gRPC itself has to say gets a reason, and a text for those who do not know it is there.
+// TestErrorsWithoutReason: an error of gRPC itself gets a reason and a text for users of HTTP.
 func TestErrorsWithoutReason(t *testing.T) {
 	var answered error
-	f := stand(t, func(context.Context, string) error { return answered })
+	f := serveStub(t, func(context.Context, string) error { return answered })
 	for _, test := range []struct {
 		err    error
 		code   int
@@ -169,7 +170,7 @@ func TestErrorsWithoutReason(t *testing.T) {
 		a := f.do(t, "GET", "/v1/agents", "")
 		a.wantError(t, test.code, test.reason)
 		if strings.Contains(a.body, "secret") {
-			t.Errorf("%v: %s", test.err, a.body)
+			t.Errorf("%v: response %s contains the text of the error", test.err, a.body)
 		}
 	}
 	f.conn.Close()
@@ -177,13 +178,13 @@ func TestErrorsWithoutReason(t *testing.T) {
 	f.do(t, "GET", "/v1/watch", "").wantError(t, 503, "SHUTTING_DOWN")
 }
 
-// Of the header, the call gets what is meant for it.
+// TestMetadata: only the headers that belong to the call are passed on as metadata.
 func TestMetadata(t *testing.T) {
 	var got metadata.MD
-	var timely bool
-	f := stand(t, func(ctx context.Context, _ string) error {
+	var hasDeadline bool
+	f := serveStub(t, func(ctx context.Context, _ string) error {
 		got, _ = metadata.FromIncomingContext(ctx)
-		_, timely = ctx.Deadline()
+		_, hasDeadline = ctx.Deadline()
 		return newStatus(codes.Aborted, "SEEN", "").Err()
 	})
 	for _, path := range []string{"/v1/agents", "/v1/watch"} {
@@ -194,15 +195,15 @@ func TestMetadata(t *testing.T) {
 			case "authorization", "traceparent":
 			case ":authority", "content-type", "user-agent", "grpc-accept-encoding":
 			default:
-				t.Errorf("%s: the call has %s: %s", path, key, values)
+				t.Errorf("%s: call has metadata %s: %s", path, key, values)
 			}
 		}
-		if fmt.Sprint(got["authorization"], got["traceparent"], timely) != "[Bearer x] [00-1-2-3] true" {
-			t.Errorf("%s: the call has %s, and a deadline: %v", path, got, timely)
+		if fmt.Sprint(got["authorization"], got["traceparent"], hasDeadline) != "[Bearer x] [00-1-2-3] true" {
+			t.Errorf("%s: metadata = %v, deadline: %v, want both headers and a deadline", path, got, hasDeadline)
 		}
 		f.do(t, "GET", path, "", "Authorization: Bearer \xff").wantError(t, 409, "SEEN")
-		if len(got["authorization"]) > 0 || timely {
-			t.Errorf("%s: the call has %s, and a deadline: %v", path, got, timely)
+		if len(got["authorization"]) > 0 || hasDeadline {
+			t.Errorf("%s: metadata = %v, deadline: %v, want neither credential nor deadline", path, got, hasDeadline)
 		}
 	}
 	for _, timeout := range []string{"5", "S", "0S", "-5S", "123456789S", "5s", "5 S", strings.Repeat("9", 5000) + "S"} {
@@ -210,10 +211,10 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// TestLongTimeouts: the largest timeouts are years and do not expire at once.
+// TestLongTimeouts: the largest timeouts last years and do not expire at once.
 func TestLongTimeouts(t *testing.T) {
 	var deadline time.Time
-	f := stand(t, func(ctx context.Context, _ string) error {
+	f := serveStub(t, func(ctx context.Context, _ string) error {
 		deadline, _ = ctx.Deadline()
 		return newStatus(codes.Aborted, "SEEN", "").Err()
 	})
@@ -222,37 +223,37 @@ func TestLongTimeouts(t *testing.T) {
 			deadline = time.Time{}
 			f.do(t, "GET", path, "", "Grpc-Timeout: "+timeout).wantError(t, 409, "SEEN")
 			if left := time.Until(deadline); left < 300*24*time.Hour {
-				t.Errorf("%s, Grpc-Timeout %s: %v left", path, timeout, left)
+				t.Errorf("%s, Grpc-Timeout %s: deadline in %v, want at least 300 days", path, timeout, left)
 			}
 		}
 	}
 }
 
-// A client that goes away takes its call along.
-func TestLeaving(t *testing.T) {
-	begun, ended := make(chan struct{}), make(chan struct{})
-	f := stand(t, func(ctx context.Context, _ string) error {
-		close(begun)
+// TestDisconnect: when a client disconnects, its call ends.
+func TestDisconnect(t *testing.T) {
+	started, ended := make(chan struct{}), make(chan struct{})
+	f := serveStub(t, func(ctx context.Context, _ string) error {
+		close(started)
 		<-ctx.Done()
 		close(ended)
 		return ctx.Err()
 	})
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/conversations:load", strings.NewReader(`{"conversationId": "c"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		<-begun
-		leave()
+		<-started
+		cancel()
 	}()
 	if response, err := f.client.Do(r); err == nil {
 		response.Body.Close()
-		t.Errorf("got %v, want an error", response.Status)
+		t.Errorf("Do = %v, want an error", response.Status)
 	}
 	select {
 	case <-ended:
-	case <-time.After(patience):
-		t.Error("the call goes on")
+	case <-time.After(testTimeout):
+		t.Error("call did not end")
 	}
 }

@@ -13,75 +13,77 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// lastEventID is the header that says what a client has received last. A browser that asks
-// again sends it with the URL that it began with, so it wins over what the URL says.
+// lastEventID is the header with the id of the last event that the client received. A browser that
+// reconnects sends it with the original URL, so the header has precedence over parameters in the
+// URL.
 const lastEventID = "Last-Event-ID"
 
-// resumption is where a client of a turn's events goes on.
+// resumption is the position in a turn's events after which a client resumes.
 type resumption struct {
-	after int32 // Events of its turn up to this index are not to be sent; 0: the server sees to that.
+	after int32 // Events up to this index are skipped here. 0 if none are.
 }
 
-// SendMsg sends the request with where the client goes on.
-func (r *replies) SendMsg(m any) error {
-	if r.outlet.lastID != "" {
-		if err := r.goOn(m); err != nil {
+// SendMsg sends the request with the position from Last-Event-ID.
+func (r *replyStream) SendMsg(m any) error {
+	if r.response.lastID != "" {
+		if err := r.applyLastEventID(m); err != nil {
 			return err
 		}
 	}
 	if request, ok := m.(*parleyv1.ResumeTurnRequest); ok {
-		r.outlet.ids.last = request.GetAfterIndex() // The header and the URL are as good.
+		r.response.ids.last = request.GetAfterIndex() // It comes from the header or the URL.
 	}
 	return r.ClientStream.SendMsg(m)
 }
 
-// goOn reads the Last-Event-ID into a request of a kind that can go on. An error is a status.
-func (r *replies) goOn(m any) error {
-	id := r.outlet.lastID
+// applyLastEventID copies the Last-Event-ID to a request that can resume a stream. The error is a
+// status.
+func (r *replyStream) applyLastEventID(m any) error {
+	id := r.response.lastID
 	switch request := m.(type) {
 	case *parleyv1.WatchConversationsRequest:
 		request.Cursor = id
 		return nil
 	case *parleyv1.ChatRequest:
 		if request.GetRequestId() == "" {
-			return badEventID("goes with a request_id only: a request without one begins another turn; " +
-				"ask for the events of the turn at /v1/conversations/{conversation_id}/turns/{turn_id}/events")
+			return badEventID("needs a request_id, since a request without one starts a new turn; " +
+				"set request_id or get /v1/conversations/{conversation_id}/turns/{turn_id}/events")
 		}
 	case *parleyv1.ResumeTurnRequest:
 	default:
-		return nil // Its replies have no ids.
+		return nil // Replies of other calls have no ids.
 	}
-	index, ahead, ok := parseEventID(id)
+	index, textPending, ok := parseEventID(id)
 	switch {
 	case !ok:
-		return badEventID(fmt.Sprintf("%.80q is no id of an event of a turn, which is its index: give back the one that came last, or leave the header out", id))
-	case ahead:
-		return textAhead(id)
+		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; send the id that was received last, or omit the header", id))
+	case textPending:
+		return errTextPending(id)
 	}
 	if request, ok := m.(*parleyv1.ResumeTurnRequest); ok {
 		request.AfterIndex = index
 		return nil
 	}
-	r.after, r.outlet.ids.last = index, index
+	r.after, r.response.ids.last = index, index
 	return nil
 }
 
-// fetch receives the next reply that is news to the client.
-func (r *replies) fetch(m any) error {
+// receive receives the next reply that the client does not have yet.
+func (r *replyStream) receive(m any) error {
 	for {
 		if err := r.ClientStream.RecvMsg(m); err != nil {
-			return r.inHeader(err)
+			return r.nameHeader(err)
 		}
-		if chat, ok := m.(*parleyv1.ChatResponse); !ok || r.after == 0 || r.isNews(chat.GetEvent()) {
+		if chat, ok := m.(*parleyv1.ChatResponse); !ok || r.after == 0 || r.isNew(chat.GetEvent()) {
 			return nil
 		}
 	}
 }
 
-// isNews reports whether a client that has the events up to after is to get this one of a
-// turn in the queue, or of one that was there when this stream began. Where the server was
-// restarted, or the client has lost its place in the queue, the turn is another one.
-func (r *replies) isNews(event *parleyv1.TurnEvent) bool {
+// isNew reports whether to send an event of a turn to a client that has the events up to r.after.
+// The turn is queued, or it existed before this stream. If the server was restarted or the client
+// lost its place in the queue, the events are those of a new turn, and all are sent.
+func (r *replyStream) isNew(event *parleyv1.TurnEvent) bool {
 	started := event.GetStarted()
 	if started != nil && !started.GetReplayed() || event.GetFinished() != nil && event.GetIndex() < r.after {
 		r.after = 0
@@ -89,15 +91,16 @@ func (r *replies) isNews(event *parleyv1.TurnEvent) bool {
 	return event.GetIndex() > r.after
 }
 
-// fetchFirst receives the first reply. A Chat that comes upon a turn which has started
-// becomes a ResumeTurn of it: what can be gone on with is the server's to say.
-func (r *replies) fetchFirst() (proto.Message, error) {
+// receiveFirst receives the first reply. If the turn of a Chat call has already started,
+// receiveFirst replaces the call by ResumeTurn: the server decides from where a turn can be
+// resumed.
+func (r *replyStream) receiveFirst() (proto.Message, error) {
 	reply, err := replyTo(r.method)
 	if err != nil {
 		return nil, err
 	}
 	if r.method != parleyv1.ConversationService_Chat_FullMethodName || r.after == 0 {
-		return reply, r.fetch(reply)
+		return reply, r.receive(reply)
 	}
 	first := new(parleyv1.ChatResponse)
 	if err := r.ClientStream.RecvMsg(first); err != nil {
@@ -105,10 +108,10 @@ func (r *replies) fetchFirst() (proto.Message, error) {
 	}
 	started := first.GetEvent().GetStarted()
 	if !started.GetReplayed() {
-		if r.isNews(first.GetEvent()) {
+		if r.isNew(first.GetEvent()) {
 			return first, nil
 		}
-		return reply, r.fetch(reply)
+		return reply, r.receive(reply)
 	}
 	resumed, err := parleyv1.NewConversationServiceClient(r.conn).ResumeTurn(r.ctx, &parleyv1.ResumeTurnRequest{
 		ConversationId: started.GetConversation().GetId(), TurnId: first.GetEvent().GetTurnId(), AfterIndex: r.after,
@@ -117,16 +120,17 @@ func (r *replies) fetchFirst() (proto.Message, error) {
 		return nil, err
 	}
 	r.ClientStream, r.after = resumed, 0
-	// Both kinds of replies are the same on the wire. Once there is one the turn has another
-	// reader, and does not end with ON_DISCONNECT_CANCEL when this one leaves.
-	err = r.fetch(reply)
-	r.leaveChat()
+	// The replies of Chat and ResumeTurn have the same wire format. The first reply of ResumeTurn shows
+	// that the turn has a second reader, so it continues when Chat is cancelled, even with
+	// ON_DISCONNECT_CANCEL.
+	err = r.receive(reply)
+	r.cancelChat()
 	return reply, err
 }
 
-// inHeader has an error about a cursor name the header that it came in.
-func (r *replies) inHeader(err error) error {
-	if r.outlet.lastID == "" || r.method != parleyv1.ConversationService_WatchConversations_FullMethodName || status.Code(err) != codes.InvalidArgument {
+// nameHeader changes an error about the cursor so that it names Last-Event-ID, which contained it.
+func (r *replyStream) nameHeader(err error) error {
+	if r.response.lastID == "" || r.method != parleyv1.ConversationService_WatchConversations_FullMethodName || status.Code(err) != codes.InvalidArgument {
 		return err
 	}
 	const field = "cursor"
@@ -149,15 +153,16 @@ func (r *replies) inHeader(err error) error {
 	return status.ErrorProto(st)
 }
 
-// badEventID refuses the header.
+// badEventID returns the error for a wrong Last-Event-ID.
 func badEventID(why string) error {
 	bad := &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: lastEventID, Description: why}}}
 	return newStatus(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("invalid request: %s: %s", lastEventID, why), bad).Err()
 }
 
-// textAhead is the error of the server for a client that cannot go on.
-func textAhead(id string) error {
-	st := status.Newf(codes.OutOfRange, "%s %q: text from before that event may not have come; the whole turn is behind 0, its texts merged", lastEventID, id)
+// errTextPending returns the error for an id after which the stream cannot be resumed without loss of
+// text.
+func errTextPending(id string) error {
+	st := status.Newf(codes.OutOfRange, "%s %q cannot be resumed: text before that event may not have been sent; use 0 to receive the whole turn with its texts merged", lastEventID, id)
 	info := &errdetails.ErrorInfo{Reason: "EVENTS_GONE", Domain: domain, Metadata: map[string]string{"oldest_index": "1"}}
 	if detailed, err := st.WithDetails(info); err == nil {
 		st = detailed

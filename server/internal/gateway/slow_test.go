@@ -22,22 +22,22 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// slowLine is a connection that carries so many bytes a second to its reader.
-type slowLine struct {
+// slowConn is a connection from which at most perSecond bytes are read in a second.
+type slowConn struct {
 	net.Conn
 	perSecond int
 }
 
 // Read reads the bytes that arrive within 50 ms.
-func (l slowLine) Read(p []byte) (int, error) {
+func (l slowConn) Read(p []byte) (int, error) {
 	<-time.After(50 * time.Millisecond)
 	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])
 }
 
-// largeFirst is an agent that answers with a large piece and many small ones.
+// largeFirst is an agent that answers with one large text and many small ones.
 type largeFirst struct{}
 
-// Respond answers.
+// Respond answers any request.
 func (largeFirst) Respond(context.Context, *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		text := strings.Repeat("x", 900<<10)
@@ -50,13 +50,13 @@ func (largeFirst) Respond(context.Context, *parleyv1.RespondRequest) iter.Seq2[*
 	}
 }
 
-// Close has nothing to close.
+// Close does nothing.
 func (largeFirst) Close() error { return nil }
 
-// TestSteadyReader reads large and small messages over a slow line, without a pause: neither the
-// write deadlines here nor the limits of the stream behind them end that.
+// TestSteadyReader: a client that reads large and small replies steadily over a slow connection
+// receives all of them. No deadline ends the response.
 func TestSteadyReader(t *testing.T) {
-	const usual = 20_000 // bytes a second
+	const usual = 20_000 // Bytes per second.
 	repeat := func(text string, sizes ...int) (contents []string) {
 		for _, size := range sizes {
 			contents = append(contents, strings.Repeat(text, size))
@@ -67,7 +67,7 @@ func TestSteadyReader(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		perSecond int
-		contents  []string // of the conversation to export; nil: Chat with largeFirst
+		contents  []string // Contents of the conversation to export. If nil, Chat with largeFirst is called.
 	}{
 		{"alike", usual, repeat("x", slices.Repeat([]int{200 * kib}, 12)...)},
 		{"large, then small", usual, repeat("x", 2048*kib, 250*kib, 250*kib, 250*kib)},
@@ -87,19 +87,19 @@ func TestSteadyReader(t *testing.T) {
 				start := time.Now()
 				got := readOver(t, over, test.perSecond, method, path, body)
 				if took := time.Since(start); !strings.Contains(got, want) || strings.Contains(got, `"error"`) {
-					t.Errorf("%s %s = %d bytes after %v, which end with %.300q", method, path, len(got), took, got[max(0, len(got)-300):])
+					t.Errorf("%s %s = %d bytes after %v, ending with %.300q", method, path, len(got), took, got[max(0, len(got)-300):])
 				} else if took < time.Duration(len(got)/test.perSecond)*time.Second {
-					t.Errorf("%d bytes took %v: the line is not slow", len(got), took)
+					t.Errorf("%d bytes took %v, want a slow connection", len(got), took)
 				}
 				if n := strings.Count(got, `"content"`); n != len(test.contents) && test.contents != nil {
-					t.Errorf("%d messages were exported, want %d", n, len(test.contents))
+					t.Errorf("exported %d messages, want %d", n, len(test.contents))
 				}
 			})
 		})
 	}
 }
 
-// importContents imports a conversation that has these messages.
+// importContents imports a conversation whose messages have these contents.
 func importContents(t *testing.T, over grpc.ClientConnInterface, contents []string) {
 	t.Helper()
 	stream, err := parleyv1.NewConversationServiceClient(over).ImportConversations(t.Context())
@@ -122,7 +122,7 @@ func importContents(t *testing.T, over grpc.ClientConnInterface, contents []stri
 	}
 }
 
-// readOver returns what is read of a reply over a slow line.
+// readOver returns the body of a response that is read over a slow connection.
 func readOver(t *testing.T, over grpc.ClientConnInterface, perSecond int, method, path, body string) string {
 	t.Helper()
 	handler, err := New(t.Context(), over)
@@ -142,7 +142,7 @@ func readOver(t *testing.T, over grpc.ClientConnInterface, perSecond int, method
 	}()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := listener.DialContext(ctx)
-		return slowLine{conn, perSecond}, err
+		return slowConn{conn, perSecond}, err
 	}}
 	request, err := http.NewRequestWithContext(t.Context(), method, "http://parley"+path, strings.NewReader(body))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// acceptsEvents reports whether a client takes server-sent events, if among others.
+// acceptsEvents reports whether the Accept header contains server-sent events.
 func acceptsEvents(h http.Header) bool {
 	for _, list := range h.Values("Accept") {
 		for part := range strings.SplitSeq(list, ",") {
@@ -27,52 +27,54 @@ func acceptsEvents(h http.Header) bool {
 	return false
 }
 
-// aheadMark is behind the id of an event that came ahead of text; see [eventIDs].
-const aheadMark = "~"
+// textPendingMark is the suffix of the id of an event that was sent before earlier text; see [eventIDs].
+const textPendingMark = "~"
 
-// eventIDs are those of the server-sent events of one stream, which a client gives back as
-// Last-Event-ID: the cursor of a change, the index of an event of a turn.
+// eventIDs assigns the ids of the server-sent events of one stream. A client sends the last one
+// back as Last-Event-ID. The id of a change is its cursor, and the id of an event of a turn is its
+// index.
 //
-// Where the server has merged texts, the one of a message comes at the index of its last
-// piece, so data and calls may come ahead of text that was before them. To go on behind one
-// of those would be to lose that text, and nobody but this stream knows: its id has a mark
-// that [parseEventID] tells. An index left out is the sign; all text ahead of a text has
-// come, and so has that of earlier messages when the next one begins.
+// The server may merge the texts of a message into one event, which has the index of the last text.
+// Data and tool calls may then be sent before text that precedes them. If a client resumed after
+// such an event, it would lose that text, and only this stream knows that. So the id of the event
+// has a suffix that [parseEventID] recognizes. A missing index shows that text may be pending. All
+// text before a text event has been sent, and so has the text of earlier messages when the next
+// message begins.
 type eventIDs struct {
-	last  int32 // Index of the newest event of a turn.
-	ahead bool  // Text from before it may be still to come.
+	last        int32 // Index of the newest event of a turn.
+	textPending bool  // Text before it may not have been sent yet.
 }
 
-// number gives a reply its id, if it is of a kind that has one.
-func (n *eventIDs) number(reply proto.Message) any {
+// withID returns a reply with its id, or the reply if its kind has no id.
+func (n *eventIDs) withID(reply proto.Message) any {
 	switch r := reply.(type) {
 	case *parleyv1.WatchConversationsResponse:
-		return numbered{Message: reply, id: r.GetChange().GetCursor()}
+		return replyWithID{Message: reply, id: r.GetChange().GetCursor()}
 	case interface{ GetEvent() *parleyv1.TurnEvent }:
-		return numbered{Message: reply, id: n.of(r.GetEvent())}
+		return replyWithID{Message: reply, id: n.turnEventID(r.GetEvent())}
 	}
 	return reply
 }
 
-func (n *eventIDs) of(event *parleyv1.TurnEvent) string {
+func (n *eventIDs) turnEventID(event *parleyv1.TurnEvent) string {
 	switch event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_StructuredData, *parleyv1.TurnEvent_ToolCall, *parleyv1.TurnEvent_Progress:
-		n.ahead = n.ahead || event.GetIndex() > n.last+1
+		n.textPending = n.textPending || event.GetIndex() > n.last+1
 	default:
-		n.ahead = false
+		n.textPending = false
 	}
 	n.last = event.GetIndex()
 	id := strconv.Itoa(int(n.last))
-	if n.ahead {
-		id += aheadMark
+	if n.textPending {
+		id += textPendingMark
 	}
 	return id
 }
 
-// parseEventID returns the index that an id of an event of a turn holds, and whether text
-// from before it may not have come. Not ok: it is none.
-func parseEventID(id string) (index int32, ahead, ok bool) {
-	digits, ahead := strings.CutSuffix(id, aheadMark)
+// parseEventID returns the index in an id of an event of a turn, and whether text before it may not
+// have been sent. ok is false if id is malformed.
+func parseEventID(id string) (index int32, textPending, ok bool) {
+	digits, textPending := strings.CutSuffix(id, textPendingMark)
 	n, err := strconv.ParseUint(digits, 10, 31)
-	return int32(n), ahead, err == nil
+	return int32(n), textPending, err == nil
 }

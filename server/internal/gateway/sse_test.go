@@ -28,7 +28,7 @@ func TestAcceptsEvents(t *testing.T) {
 		{[]string{";, /,,"}, false},
 	} {
 		if got := acceptsEvents(http.Header{"Accept": c.accept}); got != c.want {
-			t.Errorf("%q: %t", c.accept, got)
+			t.Errorf("acceptsEvents(%q) = %t, want %t", c.accept, got, c.want)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func queuedEvent(index int32) *parleyv1.TurnEvent {
 	return &parleyv1.TurnEvent{Index: index, TurnId: "t", Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}}}
 }
 
-// An event that may have come ahead of text has an id that says so.
+// TestEventIDs: the id of an event that may have been sent before earlier text has a suffix.
 func TestEventIDs(t *testing.T) {
 	toolCall := &parleyv1.TurnEvent{Index: 9, Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{}}}
 	answer := &parleyv1.TurnEvent{Index: 12, Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{}}}
@@ -62,38 +62,38 @@ func TestEventIDs(t *testing.T) {
 		want   []string
 	}{
 		{"one by one", 0, []*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), valueEvent(3), textEvent(4, "b"), finishedEvent(5)}, []string{"1", "2", "3", "4", "5"}},
-		{"gone on with", 2, []*parleyv1.TurnEvent{valueEvent(3), textEvent(4, "b")}, []string{"3", "4"}},
+		{"resumed", 2, []*parleyv1.TurnEvent{valueEvent(3), textEvent(4, "b")}, []string{"3", "4"}},
 		{"merged", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), toolCall, textEvent(10, "ab"), valueEvent(11), finishedEvent(99)}, []string{"1", "3~", "9~", "10", "11", "99"}},
 		{"merged, then the next message", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), answer, valueEvent(13), valueEvent(15)}, []string{"1", "3~", "12", "13", "15~"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n, got := eventIDs{last: c.after}, []string(nil)
 			for _, event := range c.events {
-				reply, ok := n.number(&parleyv1.ResumeTurnResponse{Event: event}).(numbered)
+				reply, ok := n.withID(&parleyv1.ResumeTurnResponse{Event: event}).(replyWithID)
 				if !ok {
-					t.Fatalf("%v has no id", event)
+					t.Fatalf("withID(%v) has no id", event)
 				}
 				got = append(got, reply.id)
 			}
 			if !slices.Equal(got, c.want) {
-				t.Errorf("the ids are %q, want %q", got, c.want)
+				t.Errorf("ids = %q, want %q", got, c.want)
 			}
 		})
 	}
 	change := &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{Cursor: "x"}}
-	if got, ok := new(eventIDs).number(change).(numbered); !ok || got.id != "x" {
-		t.Errorf("the id of a change is %v", got)
+	if got, ok := new(eventIDs).withID(change).(replyWithID); !ok || got.id != "x" {
+		t.Errorf("withID of a change = %v, want id x", got)
 	}
-	if export, ok := new(eventIDs).number(&parleyv1.ExportConversationsResponse{}).(numbered); ok {
-		t.Errorf("an exported conversation has the id %q", export.id)
+	if export, ok := new(eventIDs).withID(&parleyv1.ExportConversationsResponse{}).(replyWithID); ok {
+		t.Errorf("withID of an exported conversation has the id %q, want none", export.id)
 	}
 }
 
 func TestParseEventID(t *testing.T) {
 	for _, c := range []struct {
-		id        string
-		index     int32
-		ahead, ok bool
+		id          string
+		index       int32
+		pending, ok bool
 	}{
 		{"0", 0, false, true},
 		{"17", 17, false, true},
@@ -109,8 +109,8 @@ func TestParseEventID(t *testing.T) {
 		{"", 0, false, false},
 		{"x", 0, false, false},
 	} {
-		if index, ahead, ok := parseEventID(c.id); ok != c.ok || ok && (index != c.index || ahead != c.ahead) {
-			t.Errorf("%q is %d, %t, %t", c.id, index, ahead, ok)
+		if index, pending, ok := parseEventID(c.id); ok != c.ok || ok && (index != c.index || pending != c.pending) {
+			t.Errorf("parseEventID(%q) = %d, %t, %t, want %d, %t, %t", c.id, index, pending, ok, c.index, c.pending, c.ok)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -14,72 +15,71 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxSilence is how long the answer waits for a first reply where there may be none for a
-// while. An error or an end that comes later finds the header sent: the stream is empty, or
-// has the error, and who asks again is told at once.
+// maxSilence is how long a response waits for the first reply of a turn that may be silent for a
+// while. After that the header is sent. If the stream then fails or ends, it contains only the
+// error, or nothing; a client that asks again receives the status at once.
 const maxSilence = 250 * time.Millisecond
 
-// streamingConn has streams of replies begin as their outlets need it, and go on where the
-// client's Last-Event-ID says.
+// streamingConn is a connection whose streams choose the response header by the first
+// reply, and resume at the position in Last-Event-ID.
 type streamingConn struct{ grpc.ClientConnInterface }
 
-// NewStream begins a streaming call.
+// NewStream starts a streaming call.
 func (c streamingConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	o, ok := outletOf(ctx)
+	o, ok := responseWriterOf(ctx)
 	if !ok || desc.ClientStreams {
 		return c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 	}
-	r := &replies{conn: c.ClientConnInterface, ctx: ctx, opts: opts, method: method, outlet: o, arrived: make(chan struct{})}
-	ctx, r.leaveChat = context.WithCancel(ctx)
+	r := &replyStream{conn: c.ClientConnInterface, ctx: ctx, opts: opts, method: method, response: o, arrived: make(chan struct{})}
+	ctx, r.cancelChat = context.WithCancel(ctx)
 	var err error
 	if r.ClientStream, err = c.ClientConnInterface.NewStream(ctx, desc, method, opts...); err != nil {
-		r.leaveChat()
+		r.cancelChat()
 		return nil, err
 	}
-	o.replies, o.patient = r, method == parleyv1.ConversationService_WatchConversations_FullMethodName
+	o.replies, o.noDeadline = r, method == parleyv1.ConversationService_WatchConversations_FullMethodName
 	return r, nil
 }
 
-// replies is a stream of replies whose first is fetched ahead: what the answer is to be
-// depends on whether there is one.
-type replies struct {
+// replyStream is a stream whose first reply is received early: the response header depends on it.
+type replyStream struct {
 	grpc.ClientStream
-	conn      grpc.ClientConnInterface
-	ctx       context.Context // Of the call; its end ends all.
-	opts      []grpc.CallOption
-	method    string
-	outlet    *outlet
-	leaveChat context.CancelFunc // Ends the stream that was the first.
+	conn       grpc.ClientConnInterface
+	ctx        context.Context // Context of the call.
+	opts       []grpc.CallOption
+	method     string
+	response   *responseWriter
+	cancelChat context.CancelFunc // Cancels the first stream.
 	resumption
 
-	arrived chan struct{} // Closed when there is a first reply, or an error.
-	first   proto.Message // Nil: it has been handed on, or there is none.
+	arrived chan struct{} // Closed when first or err is set.
+	first   proto.Message // Nil if RecvMsg has returned it, or if there is none.
 	err     error
-	none    bool // The stream has ended well with no reply.
-	late    bool // The first reply had not come when the answer was begun.
+	empty   bool // The stream ended without a reply and without an error.
+	pending bool // Header returned before the first reply.
 }
 
-// Header waits until it is clear how the answer begins: with a reply, with none at all, with
-// an error, or, since nothing has been said for a while, without knowing.
-func (r *replies) Header() (metadata.MD, error) {
+// Header waits until the first reply, the end of the stream or an error is known. For a turn that
+// may be silent, it waits at most maxSilence.
+func (r *replyStream) Header() (metadata.MD, error) {
 	var silence <-chan time.Time
 	if r.method == parleyv1.ConversationService_ResumeTurn_FullMethodName || r.after > 0 {
 		timer := time.NewTimer(maxSilence)
 		defer timer.Stop()
 		silence = timer.C
 	}
-	go func() { // Ends with the call.
+	go func() { // It ends when the call ends.
 		defer close(r.arrived)
-		r.first, r.err = r.fetchFirst()
+		r.first, r.err = r.receiveFirst()
 	}()
 	select {
 	case <-r.arrived:
 	case <-silence:
-		r.late = true
+		r.pending = true
 		return metadata.MD{}, nil
 	}
 	if errors.Is(r.err, io.EOF) {
-		r.none = true
+		r.empty = true
 		return nil, nil
 	}
 	if r.err != nil {
@@ -88,14 +88,14 @@ func (r *replies) Header() (metadata.MD, error) {
 	return metadata.MD{}, nil
 }
 
-// RecvMsg fetches the next reply.
-func (r *replies) RecvMsg(m any) error {
+// RecvMsg receives the next reply.
+func (r *replyStream) RecvMsg(m any) error {
 	<-r.arrived
 	if r.err != nil {
 		return r.err
 	}
 	if r.first == nil {
-		r.err = r.fetch(m)
+		r.err = r.receive(m)
 		return r.err
 	}
 	to, ok := m.(proto.Message)
@@ -107,11 +107,11 @@ func (r *replies) RecvMsg(m any) error {
 	return nil
 }
 
-// replyTo makes an empty reply of a method.
+// replyTo returns an empty reply message of a method.
 func replyTo(method string) (proto.Message, error) {
 	descriptor := methodOf(method)
 	if descriptor == nil {
-		return nil, errors.New(method + " is no method")
+		return nil, fmt.Errorf("method %q is unknown", method)
 	}
 	reply, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.Output().FullName())
 	if err != nil {

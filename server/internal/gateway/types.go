@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// The kinds of values in JSON, in the words of a fault.
+// The kinds of JSON values, as a description of a fault names them.
 const (
 	kindObject  = "an object"
 	kindList    = "a list"
@@ -39,8 +39,8 @@ func kindOf(value json.RawMessage) string {
 	return kindNumber
 }
 
-// expectation says what the value of a field, or of each of its elements, must be, and the
-// kinds of JSON that it may then come in.
+// expectation returns what the value of a field, or of each of its elements, must be, and the kinds
+// of JSON value that can represent it.
 func expectation(field protoreflect.FieldDescriptor) (what string, natural []string) {
 	switch field.Kind() {
 	case protoreflect.BoolKind:
@@ -53,7 +53,7 @@ func expectation(field protoreflect.FieldDescriptor) (what string, natural []str
 		values := field.Enum().Values()
 		var all []string
 		for i := range values.Len() {
-			if values.Get(i).Number() != 0 { // That is as if it were not there.
+			if values.Get(i).Number() != 0 { // The zero value means unset.
 				all = append(all, string(values.Get(i).Name()))
 			}
 		}
@@ -72,7 +72,7 @@ func expectation(field protoreflect.FieldDescriptor) (what string, natural []str
 }
 
 func messageExpectation(message protoreflect.MessageDescriptor) (what string, natural []string) {
-	const sound = ", without an escape sequence that is no character, and without a name twice in one object"
+	const validJSON = ", without invalid escape sequences and without duplicate names in an object"
 	switch message.FullName() {
 	case "google.protobuf.Timestamp":
 		return `a time as in "2026-11-20T08:30:00Z"`, []string{kindString}
@@ -81,23 +81,22 @@ func messageExpectation(message protoreflect.MessageDescriptor) (what string, na
 	case "google.protobuf.FieldMask":
 		return `names of fields as in "title,labels"`, []string{kindString}
 	case "google.protobuf.Struct":
-		return kindObject + sound, []string{kindObject}
+		return kindObject + validJSON, []string{kindObject}
 	case "google.protobuf.ListValue":
-		return kindList + sound, []string{kindList}
+		return kindList + validJSON, []string{kindList}
 	case "google.protobuf.Value":
-		return "a value in JSON" + sound, []string{kindObject, kindList, kindString, kindNumber, kindBoolean, kindNull}
+		return "a value in JSON" + validJSON, []string{kindObject, kindList, kindString, kindNumber, kindBoolean, kindNull}
 	}
 	return kindObject, []string{kindObject}
 }
 
-// isLeaf says that a message has a form in JSON of its own: none of its fields has a name
-// there.
+// isLeaf reports whether a message has its own form in JSON, in which its fields do not appear.
 func isLeaf(message protoreflect.MessageDescriptor) bool {
 	return strings.HasPrefix(string(message.FullName()), "google.protobuf.")
 }
 
-// takesNull says that null is a value of the field, and not the lack of one.
-func takesNull(field protoreflect.FieldDescriptor) bool {
+// nullIsValue reports whether null is a value of the field instead of its absence.
+func nullIsValue(field protoreflect.FieldDescriptor) bool {
 	if field.IsList() || field.IsMap() {
 		return false
 	}
@@ -107,7 +106,8 @@ func takesNull(field protoreflect.FieldDescriptor) bool {
 	return field.Message() != nil && field.Message().FullName() == "google.protobuf.Value"
 }
 
-// fieldOf is the field of a name in JSON, either spelling; nil when there is none.
+// fieldOf returns the field that has a name in JSON, in either spelling. It returns nil if there is
+// none.
 func fieldOf(message protoreflect.MessageDescriptor, name string) protoreflect.FieldDescriptor {
 	if field := message.Fields().ByJSONName(name); field != nil {
 		return field
@@ -115,8 +115,8 @@ func fieldOf(message protoreflect.MessageDescriptor, name string) protoreflect.F
 	return message.Fields().ByTextName(name)
 }
 
-// names are those of the fields, as JSON has them.
-func names(message protoreflect.MessageDescriptor) []string {
+// jsonNames returns the names of the fields in JSON.
+func jsonNames(message protoreflect.MessageDescriptor) []string {
 	fields := message.Fields()
 	all := make([]string, fields.Len())
 	for i := range all {
@@ -125,8 +125,9 @@ func names(message protoreflect.MessageDescriptor) []string {
 	return all
 }
 
-// plain is a name that a client has made up, fit to be shown.
-func plain(name string) string {
+// plain returns a name that a client sent in a form that is safe to show: quoted and shortened if
+// needed.
+func quoteName(name string) string {
 	const most = 40
 	if len(name) <= most && name != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == "" {
 		return name

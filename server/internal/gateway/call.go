@@ -1,0 +1,142 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+)
+
+// httpCallKey is the key of the httpCall in the context of a request.
+type httpCallKey struct{}
+
+// httpCall is the state of an HTTP request that becomes a call.
+type httpCall struct {
+	// request is the request as received, except that its body is read.
+	request *http.Request
+	// params maps the fields that the path contains to their values. A key is the path of a field,
+	// for example "conversation.id".
+	params map[string]string
+	query  url.Values
+	// text is the body. It is empty for an import.
+	text []byte
+	// sent means that a request message was sent. Later errors come from the server.
+	sent bool
+
+	// release releases the memory of the body. It is nil for an import.
+	release func()
+
+	// probing means that the request only probes a path and makes no call. pathExists is then set if the path
+	// exists, and isStream if it returns a stream.
+	probing, pathExists, isStream bool
+}
+
+// httpCallOf returns the httpCall that the context of a call or of its HTTP request belongs to.
+func httpCallOf(ctx context.Context) *httpCall {
+	call, _ := ctx.Value(httpCallKey{}).(*httpCall)
+	return call
+}
+
+// readHeader returns the headers that the generated code receives. Content-Type is not among them:
+// every body is JSON, whatever its declared type, for example the form type that curl sends by
+// default. Headers that override the method are not among them either.
+func (c *httpCall) readHeader() http.Header {
+	header := make(http.Header, 2)
+	if values := c.request.Header["Accept"]; len(values) > 0 {
+		header["Accept"] = values
+	}
+	if timeout := c.request.Header.Get("Grpc-Timeout"); timeout != "" {
+		header["Grpc-Timeout"] = []string{cappedTimeout(timeout)}
+	}
+	return header
+}
+
+// outgoing returns the context of the call with its metadata.
+func (c *httpCall) outgoing(ctx context.Context) context.Context {
+	var md metadata.MD
+	for header, key := range map[string]string{"Authorization": "authorization", "Traceparent": "traceparent"} {
+		// gRPC refuses to send values that are not printable. Such a credential counts as absent.
+		if value := c.request.Header.Get(header); value != "" && isPrintable(value) {
+			if md == nil {
+				md = make(metadata.MD, 2)
+			}
+			md[key] = []string{value}
+		}
+	}
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+func isPrintable(text string) bool {
+	return strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0
+}
+
+// parse parses the path, the query and the header of a request. The error is a status.
+func (c *httpCall) parse(r *http.Request, params map[string]string) error {
+	var f faults
+	c.params = params
+	f.checkPath(params)
+	var err error
+	if c.query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
+		f.add(wholeQuery, "is malformed: separate parameters by & and encode bytes other than letters, digits and - . _ ~ as %%XX")
+	}
+	if timeout := r.Header.Get("Grpc-Timeout"); timeout != "" && !isTimeout(timeout) {
+		f.add("Grpc-Timeout", "is not a timeout: use 1 to 8 digits and one of H M S m u n, for example 5S")
+	}
+	// The generated code reads the query from here. If these were nil, it would parse the body as a form.
+	r.Form, r.PostForm = c.query, url.Values{}
+	return f.err()
+}
+
+// isTimeout reports whether a header is a timeout greater than 0 in the form of the gRPC protocol.
+func isTimeout(header string) bool {
+	const (
+		maxDigits = 8
+		units     = "HMSmun"
+	)
+	last := len(header) - 1
+	digits, unit := header[:last], header[last:]
+	return digits != "" && len(digits) <= maxDigits && strings.Trim(digits, "0123456789") == "" && strings.Trim(digits, "0") != "" &&
+		strings.Contains(units, unit)
+}
+
+// cappedTimeout returns a timeout of at most a year. The generated code computes in nanoseconds: an
+// int64 can represent 292 years, but 8 digits of hours are up to 11,408 years.
+func cappedTimeout(header string) string {
+	const year = 365 * 24
+	digits, inHours := strings.CutSuffix(header, "H")
+	if hours, err := strconv.Atoi(digits); inHours && isTimeout(header) && err == nil && hours > year {
+		return strconv.Itoa(year) + "H"
+	}
+	return header
+}
+
+// bodyField returns the field of the request message that the body contains: "*" is the message
+// itself and "" is no field. A path that contains a field of an inner message belongs to a call
+// that updates this message.
+func (c *httpCall) bodyField() string {
+	switch c.request.Method {
+	case http.MethodGet, http.MethodHead, http.MethodDelete:
+		return ""
+	}
+	for param := range c.params {
+		if field, _, inside := strings.Cut(param, "."); inside {
+			return field
+		}
+	}
+	return "*"
+}
+
+// setBody sets the body. The error is a status.
+func (c *httpCall) setBody(text []byte) error {
+	c.text = text
+	if c.bodyField() == "" && len(bytes.TrimSpace(text)) > 0 {
+		var f faults
+		f.add(wholeBody, "must be empty for %s: send the fields as query parameters", c.request.Method)
+		return f.err()
+	}
+	return nil
+}
