@@ -30,28 +30,28 @@ import (
 	"github.com/parleyhq/parley/server/internal/gateway"
 )
 
-// TestCallsAreAsDescribed makes every call as a reader of the document would: everything that
-// a request can hold goes where the document says. It must arrive at the server, field by
-// field, and a reply with everything set must fit the schema, and have nothing else.
+// TestCallsAreAsDescribed makes each call as the document describes it, with every field of the
+// request set. The request must reach the server unchanged. The reply, with every field set, must
+// match the schema exactly.
 func TestCallsAreAsDescribed(t *testing.T) {
-	document := load(t, closed(t, served(t)))
+	document := load(t, strict(t, servedDocument(t)))
 	calls := make(chan received, 1)
-	var choice atomic.Int32 // of each oneof
-	door := serve(t, calls, &choice)
+	var choice atomic.Int32 // Index of the field that is set in each oneof.
+	handler := serve(t, calls, &choice)
 	for where, item := range document.Paths.Map() {
 		for verb, operation := range item.Operations() {
 			method := methods()[strings.TrimRight(operation.OperationID, "0123456789")]
-			for i := range 9 { // as many as the largest oneof has
+			for i := range 9 { // The largest oneof has 9 fields.
 				choice.Store(int32(i))
 				t.Run(fmt.Sprintf("%s/%d", operation.OperationID, i), func(t *testing.T) {
 					want := filled(method.Input(), i)
 					request := describedRequest(t, operation, verb, where, want)
 					recorder := httptest.NewRecorder()
-					door.ServeHTTP(recorder, request)
+					handler.ServeHTTP(recorder, request)
 					select {
 					case got := <-calls:
 						if got.method != string(method.Name()) {
-							t.Errorf("called %s", got.method)
+							t.Errorf("%s %s called %s, want %s", verb, request.URL, got.method, method.Name())
 						}
 						if diff := cmp.Diff(want, got.request, protocmp.Transform()); diff != "" {
 							t.Errorf("%s %s (-sent +arrived):\n%s", verb, request.URL, diff)
@@ -66,7 +66,7 @@ func TestCallsAreAsDescribed(t *testing.T) {
 	}
 }
 
-// describedRequest puts what a message holds where the document says.
+// describedRequest returns a request that sends the fields of a message where the document says.
 func describedRequest(t *testing.T, operation *openapi3.Operation, verb, where string, message proto.Message) *http.Request {
 	t.Helper()
 	whole := jsonOf(t, message)
@@ -84,7 +84,7 @@ func describedRequest(t *testing.T, operation *openapi3.Operation, verb, where s
 		case "query":
 			value, ok := lookup(whole, p.Name)
 			if !ok {
-				continue // the other field of a oneof
+				continue // Another field of the oneof is set.
 			}
 			check(t, "query "+p.Name, p.Schema, value)
 			addQuery(query, p.Name, value)
@@ -109,8 +109,8 @@ func describedRequest(t *testing.T, operation *openapi3.Operation, verb, where s
 	return httptest.NewRequestWithContext(t.Context(), verb, target, body)
 }
 
-// bodyOf gives the part of a request that is sent under a schema: the properties it has of
-// the request, or the field of that type.
+// bodyOf returns the part of a request that a schema describes: the fields that the schema names,
+// or the field whose type has that name.
 func bodyOf(whole map[string]any, name string, schema *openapi3.Schema, message proto.Message) any {
 	if d := message.ProtoReflect().Descriptor(); name != string(d.Name()) {
 		for i := range d.Fields().Len() {
@@ -143,7 +143,7 @@ func addQuery(query url.Values, name string, value any) {
 	}
 }
 
-// lookup finds a value by its dotted name.
+// lookup returns the value at a dotted name.
 func lookup(value any, name string) (any, bool) {
 	for part := range strings.SplitSeq(name, ".") {
 		object, _ := value.(map[string]any)
@@ -156,13 +156,14 @@ func lookup(value any, name string) (any, bool) {
 	return value, true
 }
 
-// checkReply wants 200 and, in the media type of the document, values of its schema.
+// checkReply fails the test unless the status is 200 and the body matches the schema of its media
+// type.
 func checkReply(t *testing.T, operation *openapi3.Operation, recorder *httptest.ResponseRecorder) {
 	t.Helper()
 	mediaType := recorder.Header().Get("Content-Type")
 	content := operation.Responses.Value("200").Value.Content.Get(mediaType)
 	if recorder.Code != http.StatusOK || content == nil {
-		t.Fatalf("answered %d %q: %s", recorder.Code, mediaType, recorder.Body)
+		t.Fatalf("status = %d, Content-Type = %q: %s", recorder.Code, mediaType, recorder.Body)
 	}
 	values := 0
 	lines := bufio.NewScanner(recorder.Body)
@@ -175,7 +176,7 @@ func checkReply(t *testing.T, operation *openapi3.Operation, recorder *httptest.
 		values++
 	}
 	if values != 1 || lines.Err() != nil {
-		t.Errorf("read %d replies, error %v", values, lines.Err())
+		t.Errorf("read %d replies, error %v, want 1", values, lines.Err())
 	}
 }
 
@@ -186,14 +187,14 @@ func check(t *testing.T, what string, schema *openapi3.SchemaRef, value any) {
 	}
 }
 
-// received is a call as it came in.
+// received is a call that the server received.
 type received struct {
 	method  string
 	request proto.Message
 }
 
-// serve opens the door to a server that takes any call, tells calls of it, and answers once
-// with everything set, and of each oneof its choice.
+// serve returns a handler in front of a server that accepts any call and sends it to calls. The
+// server replies once, with every field set; choice selects the field of each oneof.
 func serve(t *testing.T, calls chan<- received, choice *atomic.Int32) http.Handler {
 	t.Helper()
 	listener := bufconn.Listen(64 << 10)
@@ -221,15 +222,15 @@ func serve(t *testing.T, calls chan<- received, choice *atomic.Int32) http.Handl
 			t.Error(err)
 		}
 	})
-	door, err := gateway.New(t.Context(), connection)
+	handler, err := gateway.New(t.Context(), connection)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return door
+	return handler
 }
 
-// filled is a message with every field set, and within as deep as it goes, by values that
-// keep all rules. Of a oneof the choice says which field, counted around.
+// filled returns a message with every field set to a valid value, recursively. choice selects the
+// field of a oneof, modulo the number of its fields.
 func filled(d protoreflect.MessageDescriptor, choice int) proto.Message {
 	message := dynamicpb.NewMessage(d)
 	switch d.FullName() {
@@ -269,7 +270,7 @@ func filledValue(field protoreflect.FieldDescriptor, choice int) protoreflect.Va
 	case protoreflect.Int64Kind:
 		return protoreflect.ValueOfInt64(7)
 	case protoreflect.StringKind:
-		return protoreflect.ValueOfString("2026-11-20") // an id as well as a date
+		return protoreflect.ValueOfString("2026-11-20") // It is valid as an id and as a date.
 	case protoreflect.BytesKind:
 		return protoreflect.ValueOfBytes([]byte{0, 255})
 	case protoreflect.EnumKind:

@@ -1,5 +1,5 @@
-// Package openapi holds the OpenAPI document of the HTTP door. protoc-gen-openapi makes it
-// from the protos and their http.yaml.
+// Package openapi serves the OpenAPI document of the HTTP API. The command protoc-gen-openapi
+// generates the document from the protos and http.yaml. Start at [Serve].
 package openapi
 
 import (
@@ -11,7 +11,7 @@ import (
 //go:embed gen/openapi.json
 var document []byte
 
-// Serve answers with the document: OpenAPI 3.1 as JSON. It looks at nothing in the request.
+// Serve answers any request with the document: OpenAPI 3.1 as JSON.
 func Serve(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(document)))

@@ -20,23 +20,23 @@ import (
 )
 
 func TestDocumentIsValid(t *testing.T) {
-	document := load(t, served(t))
+	document := load(t, servedDocument(t))
 	if err := document.Validate(t.Context(), openapi3.EnableMultiError()); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestDocumentHasEveryCall compares the operations with the RPCs and with http.yaml: each is
-// there, under its path, and nothing else is.
+// TestDocumentHasEveryCall: the operations of the document are the RPCs with the paths of
+// http.yaml.
 func TestDocumentHasEveryCall(t *testing.T) {
-	document := load(t, served(t))
+	document := load(t, servedDocument(t))
 	described := map[string]string{} // "GET /v1/agents" → "ListAgents"
 	for path, item := range document.Paths.Map() {
 		for method, operation := range item.Operations() {
-			described[method+" "+bare(path)] = strings.TrimRight(operation.OperationID, "0123456789")
+			described[method+" "+withoutNames(path)] = strings.TrimRight(operation.OperationID, "0123456789")
 		}
 	}
-	if diff := cmp.Diff(ruled(t), described); diff != "" {
+	if diff := cmp.Diff(httpRules(t), described); diff != "" {
 		t.Errorf("http.yaml and the document differ (-http.yaml +document):\n%s", diff)
 	}
 
@@ -46,13 +46,13 @@ func TestDocumentHasEveryCall(t *testing.T) {
 	}
 	for name := range methods() {
 		if !reached[name] {
-			t.Errorf("%s is not in the document", name)
+			t.Errorf("call %s is not in the document", name)
 		}
 	}
 }
 
-// ruled gives the paths of http.yaml as they are described.
-func ruled(t *testing.T) map[string]string {
+// httpRules returns the calls in http.yaml by method and path.
+func httpRules(t *testing.T) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile("../../../../proto/parley/v1/http.yaml")
 	if err != nil {
@@ -67,15 +67,15 @@ func ruled(t *testing.T) map[string]string {
 	paths := map[string]string{}
 	for _, rule := range service.HTTP.Rules {
 		selector, _ := rule["selector"].(string)
-		ways := []any{rule}
+		bindings := []any{rule}
 		if more, ok := rule["additional_bindings"].([]any); ok {
-			ways = append(ways, more...)
+			bindings = append(bindings, more...)
 		}
-		for _, way := range ways {
-			way, _ := way.(map[string]any)
-			for key, value := range way {
+		for _, each := range bindings {
+			binding, _ := each.(map[string]any)
+			for key, value := range binding {
 				if path, _ := value.(string); strings.HasPrefix(path, "/") {
-					paths[strings.ToUpper(key)+" "+bare(path)] = selector[strings.LastIndex(selector, ".")+1:]
+					paths[strings.ToUpper(key)+" "+withoutNames(path)] = selector[strings.LastIndex(selector, ".")+1:]
 				}
 			}
 		}
@@ -83,12 +83,12 @@ func ruled(t *testing.T) map[string]string {
 	return paths
 }
 
-// bare takes the names out of a path: "/v1/conversations/{}".
-func bare(path string) string {
+// withoutNames removes the names of parameters from a path, for example "/v1/conversations/{}".
+func withoutNames(path string) string {
 	return regexp.MustCompile(`\{.*?\}`).ReplaceAllString(path, "{}")
 }
 
-// methods gives all RPCs that clients call, by name.
+// methods returns all RPCs of the services for clients, by name.
 func methods() map[string]protoreflect.MethodDescriptor {
 	found := map[string]protoreflect.MethodDescriptor{}
 	for _, file := range []protoreflect.FileDescriptor{
@@ -106,12 +106,12 @@ func methods() map[string]protoreflect.MethodDescriptor {
 	return found
 }
 
-func served(t *testing.T) []byte {
+func servedDocument(t *testing.T) []byte {
 	t.Helper()
 	recorder := httptest.NewRecorder()
 	openapi.Serve(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/openapi.json", http.NoBody))
 	if got := recorder.Header().Get("Content-Type"); got != "application/json" {
-		t.Errorf("Content-Type is %q", got)
+		t.Errorf("Content-Type = %q, want application/json", got)
 	}
 	return recorder.Body.Bytes()
 }
@@ -125,8 +125,8 @@ func load(t *testing.T, data []byte) *openapi3.T {
 	return document
 }
 
-// closed is the document with schemas that let no property pass that they do not name.
-func closed(t *testing.T, data []byte) []byte {
+// strict returns the document with schemas that do not allow additional properties.
+func strict(t *testing.T, data []byte) []byte {
 	t.Helper()
 	var document map[string]any
 	if err := json.Unmarshal(data, &document); err != nil {
@@ -146,10 +146,10 @@ func closed(t *testing.T, data []byte) []byte {
 	return data
 }
 
-// TestDocumentSays looks at one example of each thing that the document has to say.
-func TestDocumentSays(t *testing.T) {
+// TestDocumentContent checks one example of each kind of information in the document.
+func TestDocumentContent(t *testing.T) {
 	var document any
-	if err := json.Unmarshal(served(t), &document); err != nil {
+	if err := json.Unmarshal(servedDocument(t), &document); err != nil {
 		t.Fatal(err)
 	}
 	const pattern = `"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"`
@@ -186,14 +186,14 @@ func TestDocumentSays(t *testing.T) {
 		if err := json.Unmarshal([]byte(test.want), &want); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, at(document, strings.Fields(test.where))); diff != "" {
+		if diff := cmp.Diff(want, valueAt(document, strings.Fields(test.where))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.where, diff)
 		}
 	}
 }
 
-// at goes down by keys and indexes; nil where there is nothing.
-func at(value any, keys []string) any {
+// valueAt returns the value at a path of keys and indexes, or nil if there is none.
+func valueAt(value any, keys []string) any {
 	for _, key := range keys {
 		switch within := value.(type) {
 		case map[string]any:

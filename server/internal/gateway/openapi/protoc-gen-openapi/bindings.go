@@ -9,15 +9,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// binding is one way to a call: a method, a path and what the body holds.
+// binding maps an HTTP method and path to a call.
 type binding struct {
 	method string   // "get"
 	path   string   // "/v1/conversations/{conversation.id}"
-	fields []string // of the path: "conversation.id"
-	body   string   // "*" is the whole request, "" nothing, else one of its fields
+	fields []string // Parameters of the path, for example "conversation.id".
+	body   string   // Field of the request in the body; "*" is the request itself, "" is no body.
 }
 
-// rule is a google.api.HttpRule, without what no path here needs.
+// rule is a google.api.HttpRule with the keys that are supported.
 type rule struct {
 	Selector           string
 	Get                string
@@ -29,8 +29,8 @@ type rule struct {
 	AdditionalBindings []rule `yaml:"additional_bindings"`
 }
 
-// parseBindings reads a google.api.Service in YAML: the ways to each call, by its full name
-// "package.Service.Method". The main one is the first.
+// parseBindings reads a google.api.Service in YAML and returns the bindings of each call by its
+// full name "package.Service.Method". The first binding is the primary one.
 func parseBindings(data []byte) (map[string][]binding, error) {
 	var service struct {
 		Type          string
@@ -42,20 +42,20 @@ func parseBindings(data []byte) (map[string][]binding, error) {
 	if err := decoder.Decode(&service); err != nil {
 		return nil, err
 	}
-	ways := map[string][]binding{}
+	bindings := map[string][]binding{}
 	for _, r := range service.HTTP.Rules {
-		if ways[r.Selector] != nil {
-			return nil, fmt.Errorf("%s: has two rules", r.Selector)
+		if bindings[r.Selector] != nil {
+			return nil, fmt.Errorf("%s: has two rules; use additional_bindings", r.Selector)
 		}
-		for _, way := range append([]rule{r}, r.AdditionalBindings...) {
-			b, err := way.binding()
+		for _, each := range append([]rule{r}, r.AdditionalBindings...) {
+			b, err := each.binding()
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", r.Selector, err)
 			}
-			ways[r.Selector] = append(ways[r.Selector], b)
+			bindings[r.Selector] = append(bindings[r.Selector], b)
 		}
 	}
-	return ways, nil
+	return bindings, nil
 }
 
 func (r *rule) binding() (binding, error) {
@@ -66,7 +66,7 @@ func (r *rule) binding() (binding, error) {
 		}
 	}
 	if len(found) != 1 {
-		return binding{}, fmt.Errorf("has %d paths, not 1", len(found))
+		return binding{}, fmt.Errorf("has %d paths, want 1", len(found))
 	}
 	b := found[0]
 	for _, field := range regexp.MustCompile(`\{(.*?)\}`).FindAllStringSubmatch(b.path, -1) {

@@ -5,8 +5,7 @@ import (
 	"encoding/json"
 )
 
-// The parts of an OpenAPI document that this one has. Maps are written in the order of their
-// keys.
+// The types of an OpenAPI document, with the fields that are used. Maps are written sorted by key.
 
 type document struct {
 	OpenAPI    string                           `json:"openapi"`
@@ -73,14 +72,14 @@ type header struct {
 	Schema      *schema `json:"schema,omitempty"`
 }
 
-// content is what there is to read or write, by media type.
+// content maps media types to the schemas of a body.
 type content map[string]mediaType
 
 type mediaType struct {
 	Schema *schema `json:"schema"`
 }
 
-// schema is a JSON Schema. The empty one allows any JSON.
+// schema is a JSON Schema. The zero value allows any JSON.
 type schema struct {
 	Ref                  string     `json:"$ref,omitempty"`
 	Type                 string     `json:"type,omitempty"`
@@ -104,7 +103,7 @@ type schema struct {
 	AnyOf                []*schema  `json:"anyOf,omitempty"`
 }
 
-// properties stay in their order, that of the proto: it was chosen for readers.
+// properties are written in the order of the proto, which is chosen for readers.
 type properties []property
 
 type property struct {
@@ -112,7 +111,7 @@ type property struct {
 	schema *schema
 }
 
-// MarshalJSON writes an object.
+// MarshalJSON returns the properties as an object.
 func (p properties) MarshalJSON() ([]byte, error) {
 	var out bytes.Buffer
 	separator := byte('{')
@@ -135,7 +134,7 @@ func (p properties) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// encode is json.Marshal that leaves "<", ">" and "&" in texts as they are.
+// encode works like json.Marshal, but does not escape "<", ">" and "&".
 func encode(value any, indent string) ([]byte, error) {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

@@ -9,20 +9,21 @@ import (
 	"google.golang.org/protobuf/compiler/protogen"
 )
 
-const about = `Parley keeps multi-turn conversations, has agents answer them, and tells coordinators what they need to route. This is its gRPC API as JSON over HTTP.
+const about = `Parley stores multi-turn conversations, lets agents answer them, and gives coordinators the information that they need for routing. This is its gRPC API as JSON over HTTP.
 
-Names are in camelCase; what is sent may be in snake_case too, as the descriptions write it: must_exist is mustExist. Fields that are empty, 0 or false are left out of replies. Integers of 64 bits are strings, bytes are base64.
+Names are in camelCase; requests may also use snake_case, as the descriptions do: must_exist is mustExist. Fields that are empty, 0 or false are omitted from replies. Integers of 64 bits are strings; bytes are base64.
 
-Streams are JSON lines (application/x-ndjson): a reply is a line. With "Accept: text/event-stream" they are server-sent events.
+Streams are JSON lines (application/x-ndjson), one reply a line. With "Accept: text/event-stream" they are server-sent events.
 
-Errors are a google.rpc.Status as JSON. The descriptions name gRPC's codes; their HTTP statuses are 400 for INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE, 401 for UNAUTHENTICATED, 403 for PERMISSION_DENIED, 404 for NOT_FOUND, 409 for ALREADY_EXISTS and ABORTED, 413 or 429 for RESOURCE_EXHAUSTED, 499 for CANCELLED, 501 for UNIMPLEMENTED, 503 for UNAVAILABLE, 504 for DEADLINE_EXCEEDED, and 500 for all others.`
+Errors are a google.rpc.Status as JSON. The descriptions use the codes of gRPC; their HTTP statuses are 400 for INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE, 401 for UNAUTHENTICATED, 403 for PERMISSION_DENIED, 404 for NOT_FOUND, 409 for ALREADY_EXISTS and ABORTED, 413 or 429 for RESOURCE_EXHAUSTED, 499 for CANCELLED, 501 for UNIMPLEMENTED, 503 for UNAVAILABLE, 504 for DEADLINE_EXCEEDED, and 500 for all others.`
 
-// generate makes the document of all calls that have a way, in the same bytes for the same
-// input. All calls of a service must have one, or none; every way must lead to a call.
-func generate(files []*protogen.File, ways map[string][]binding) ([]byte, error) {
+// generate returns the document of all calls that have bindings. The output depends only on the
+// input. Either all calls of a service have bindings or none, and each binding must belong to a
+// call.
+func generate(files []*protogen.File, bindings map[string][]binding) ([]byte, error) {
 	g := generator{schemas: schemas{}, paths: map[string]map[string]*operation{}}
 	g.addFixed()
-	left := maps.Clone(ways)
+	left := maps.Clone(bindings)
 	for _, file := range files {
 		for _, service := range file.Services {
 			if err := g.service(service, left); err != nil {
@@ -43,9 +44,9 @@ func generate(files []*protogen.File, ways map[string][]binding) ([]byte, error)
 		Paths: g.paths,
 		Components: components{
 			Schemas:   g.schemas,
-			Responses: failures(),
+			Responses: errorResponses(),
 			Headers: map[string]*header{"RetryAfter": {
-				Description: "Seconds after which the call may succeed, where the server knows.", Schema: &schema{Type: "integer"},
+				Description: "Seconds after which a retry may succeed, if known.", Schema: &schema{Type: "integer"},
 			}},
 		},
 	}, "\t")
@@ -57,27 +58,27 @@ type generator struct {
 	tags    []tag
 }
 
-// service adds the calls of a service, and takes their ways out of left.
+// service adds the calls of a service and deletes their bindings from left.
 func (g *generator) service(service *protogen.Service, left map[string][]binding) error {
 	name := string(service.Desc.Name())
 	var without []string
 	for _, call := range service.Methods {
-		ways := left[string(call.Desc.FullName())]
+		bindings := left[string(call.Desc.FullName())]
 		delete(left, string(call.Desc.FullName()))
-		if len(ways) == 0 {
+		if len(bindings) == 0 {
 			without = append(without, call.GoName)
 			continue
 		}
-		for i, way := range ways {
-			made, err := g.operation(call, ways, way)
+		for i, b := range bindings {
+			op, err := g.operation(call, bindings, b)
 			if err != nil {
 				return fmt.Errorf("%s: %w", call.Desc.FullName(), err)
 			}
-			made.OperationID, made.Tags = call.GoName, []string{name}
+			op.OperationID, op.Tags = call.GoName, []string{name}
 			if i > 0 {
-				made.OperationID += fmt.Sprint(i + 1)
+				op.OperationID += fmt.Sprint(i + 1)
 			}
-			if err := g.put(way, made); err != nil {
+			if err := g.addOperation(b, op); err != nil {
 				return fmt.Errorf("%s: %w", call.Desc.FullName(), err)
 			}
 		}
@@ -85,39 +86,39 @@ func (g *generator) service(service *protogen.Service, left map[string][]binding
 	switch len(without) {
 	case 0:
 		g.tags = append(g.tags, tag{Name: name, Description: describe(service.Comments.Leading)})
-	case len(service.Methods): // One for other servers: agents.
+	case len(service.Methods): // The service is not served over HTTP: the AgentService.
 	default:
 		return fmt.Errorf("%s: calls without a path: %s", service.Desc.FullName(), strings.Join(without, ", "))
 	}
 	return nil
 }
 
-func (g *generator) put(way binding, made *operation) error {
-	path := way.path
-	for _, field := range way.fields {
+func (g *generator) addOperation(b binding, op *operation) error {
+	path := b.path
+	for _, field := range b.fields {
 		path = strings.Replace(path, "{"+field+"}", "{"+pathName(field)+"}", 1)
 	}
 	if g.paths[path] == nil {
 		g.paths[path] = map[string]*operation{}
 	}
-	if g.paths[path][way.method] != nil {
-		return fmt.Errorf("%s %s leads to two calls", way.method, path)
+	if g.paths[path][b.method] != nil {
+		return fmt.Errorf("%s %s leads to two calls", b.method, path)
 	}
-	g.paths[path][way.method] = made
+	g.paths[path][b.method] = op
 	return nil
 }
 
-// addFixed adds the schemas of what comes with every call, or every stream.
+// addFixed adds the schemas that do not come from the protos: those of errors and of event streams.
 func (g *generator) addFixed() {
 	g.schemas["Status"] = &schema{
 		Type:        "object",
-		Description: "Status says why a call failed: google.rpc.Status.",
+		Description: "Status describes why a call failed: google.rpc.Status.",
 		Properties: properties{
 			{"code", &schema{Type: "integer", Format: "int32", Description: "A google.rpc.Code."}},
-			{"message", &schema{Type: "string", Description: "For people: what went wrong and what to do about it."}},
+			{"message", &schema{Type: "string", Description: "For people: what went wrong and what to do."}},
 			{"details", &schema{
 				Type:        "array",
-				Description: "More for programs: a google.rpc.ErrorInfo, whose reason is a stable upper-snake-case word, and others of google.rpc, such as BadRequest with the fields that are wrong.",
+				Description: "For programs: a google.rpc.ErrorInfo, whose reason is a stable upper-snake-case word, and other messages of google.rpc, for example BadRequest with the fields that are wrong.",
 				Items: &schema{
 					Type:                 "object",
 					Required:             []string{"@type"},
@@ -129,29 +130,29 @@ func (g *generator) addFixed() {
 	}
 	g.schemas["StreamError"] = &schema{
 		Type:        "object",
-		Description: "StreamError is the last line of a stream that failed after its first.",
+		Description: "StreamError is the last line of a stream that failed after its first line.",
 		Required:    []string{"error"},
 		Properties:  properties{{"error", schemaRef("Status")}},
 	}
 	g.schemas["EventStream"] = &schema{
 		Type: "string",
-		Description: "Server-sent events. The data of one is the JSON that would be a line. A stream that fails after its first event " +
-			"ends with an event of the type error, whose data is a Status.",
+		Description: "Server-sent events. The data of each event is the JSON of a line. A stream that fails after its first event " +
+			"ends with an event of type error, whose data is a Status.",
 	}
 }
 
-// failures are the responses that are not what was asked for. Each is an error that HTTP has
-// a word for, and that a client may want to tell from others.
-func failures() map[string]*response {
+// errorResponses returns the responses for errors. Each is an error that HTTP has a status for and
+// that a client may handle differently from others.
+func errorResponses() map[string]*response {
 	status := content{"application/json": {Schema: schemaRef("Status")}}
 	retryAfter := map[string]*header{"Retry-After": {Ref: "#/components/headers/RetryAfter"}}
 	return map[string]*response{
-		"BadRequest":  {Description: "The request is malformed or breaks a rule, or the state is not one for it.", Content: status},
-		"NotFound":    {Description: "What the request names does not exist.", Content: status},
-		"Conflict":    {Description: "It exists already, is at another version, or is busy.", Content: status},
+		"BadRequest":  {Description: "The request is malformed, breaks a rule, or is not valid in the current state.", Content: status},
+		"NotFound":    {Description: "A resource that the request names does not exist.", Content: status},
+		"Conflict":    {Description: "The resource already exists, has another version, or is busy.", Content: status},
 		"TooLarge":    {Description: "The body or a message in it is too large.", Content: status},
-		"TooMany":     {Description: "A limit has been reached.", Headers: retryAfter, Content: status},
-		"Unavailable": {Description: "The server cannot take the call now.", Headers: retryAfter, Content: status},
+		"TooMany":     {Description: "A limit is reached.", Headers: retryAfter, Content: status},
+		"Unavailable": {Description: "The server cannot handle the call now.", Headers: retryAfter, Content: status},
 		"Error":       {Description: "Any other error.", Content: status},
 	}
 }

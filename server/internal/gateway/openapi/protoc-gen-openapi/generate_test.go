@@ -24,7 +24,7 @@ func TestGenerate(t *testing.T) {
 	}
 	second, err := generated(t, data)
 	if err != nil || !bytes.Equal(first, second) {
-		t.Errorf("the second time differs, error %v", err)
+		t.Errorf("second generate differs, error %v", err)
 	}
 }
 
@@ -34,8 +34,8 @@ func TestGenerateRefuses(t *testing.T) {
 		{"a call without a path", "selector: parley.v1.AdminService.GetStats", "selector: a.b.C", "parley.v1.AdminService: calls without a path: GetStats"},
 		{"a path without a call", "  rules:", "  rules:\n    - {selector: a.b.C, get: /v1/c}", "paths without a call: a.b.C"},
 		{"a call twice", "AdminService.GetStats", "AdminService.BackupStore", "parley.v1.AdminService.BackupStore: has two rules"},
-		{"no method", "get: /v1/stats", "body: conversation", "parley.v1.AdminService.GetStats: has 0 paths, not 1"},
-		{"two methods", "get: /v1/stats", "get: /v1/stats\n      put: /v1/stats", "parley.v1.AdminService.GetStats: has 2 paths, not 1"},
+		{"no method", "get: /v1/stats", "body: conversation", "parley.v1.AdminService.GetStats: has 0 paths, want 1"},
+		{"two methods", "get: /v1/stats", "get: /v1/stats\n      put: /v1/stats", "parley.v1.AdminService.GetStats: has 2 paths, want 1"},
 		{"a path twice", "get: /v1/stats", "get: /v1/agents", "ConversationService.ListAgents: get /v1/agents leads to two calls"},
 		{"an unknown key", "get: /v1/stats", "head: /v1/stats", "field head not found"},
 		{"an unknown field in a path", "get: /v1/stats", "get: /v1/stats/{a.b}", "/v1/stats/{a.b}: GetStatsRequest has no field a.b"},
@@ -49,7 +49,7 @@ func TestGenerateRefuses(t *testing.T) {
 				t.Fatalf("%q is not in http.yaml", test.old)
 			}
 			if _, err := generated(t, changed); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %s", err, test.want)
+				t.Errorf("generate error = %v, want one with %s", err, test.want)
 			}
 		})
 	}
@@ -64,7 +64,8 @@ func readHTTP(t *testing.T) string {
 	return string(data)
 }
 
-// generated runs the plugin's work, without comments: the program has none in its protos.
+// generated runs the generator on the descriptors that are linked into the test, which have no
+// comments.
 func generated(t *testing.T, http string) ([]byte, error) {
 	t.Helper()
 	request := &pluginpb.CodeGeneratorRequest{}
@@ -88,7 +89,7 @@ func generated(t *testing.T, http string) ([]byte, error) {
 	return generate(plugin.Files, paths)
 }
 
-// addFile adds a file behind those that it imports, as plugins are given them.
+// addFile adds a file after the files that it imports, in the order that protoc uses.
 func addFile(request *pluginpb.CodeGeneratorRequest, file protoreflect.FileDescriptor) {
 	added := func(f *descriptorpb.FileDescriptorProto) bool { return f.GetName() == file.Path() }
 	if slices.ContainsFunc(request.ProtoFile, added) {

@@ -1,11 +1,11 @@
-// Command protoc-gen-openapi is a protoc plugin that describes the HTTP door in OpenAPI 3.1:
-// openapi.json, one document for all services that have paths. It takes one parameter,
-// grpc_api_configuration, the file that gives them, as protoc-gen-grpc-gateway does. Comments
-// become descriptions, and the rules of protovalidate keywords of JSON Schema where there are
-// such.
+// Command protoc-gen-openapi is a protoc plugin that generates openapi.json, an OpenAPI 3.1 document
+// of the HTTP API. The document covers all services that have paths. The only parameter,
+// grpc_api_configuration, is the file with the paths, as for protoc-gen-grpc-gateway. Comments become
+// descriptions. Rules of protovalidate become keywords of JSON Schema if there is an equivalent.
 //
-// It is a program of this project because what has to be said is this door's own: bare
-// replies as lines or events, resuming, statuses. What it does not know it refuses.
+// The project has its own plugin because existing plugins cannot describe this API: streams of plain
+// replies as lines or events, resumption, and statuses. The plugin fails on input that it does not
+// support. Start at generate.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 
 func main() {
 	var flags flag.FlagSet
-	configuration := flags.String("grpc_api_configuration", "", "file that says how each call is reached over HTTP")
+	configuration := flags.String("grpc_api_configuration", "", "file with the HTTP path of each call")
 	protogen.Options{ParamFunc: flags.Set}.Run(func(plugin *protogen.Plugin) error {
 		plugin.SupportedFeatures = uint64(pluginpb.CodeGeneratorResponse_FEATURE_PROTO3_OPTIONAL)
 		data, err := os.ReadFile(*configuration)

@@ -15,9 +15,9 @@ func fieldRules(field *protogen.Field) *validate.FieldRules {
 	return rules
 }
 
-// constrain says in a field's schema what its rules of protovalidate ask for, as far as JSON
-// Schema has words for it. It never asks for more than they do, but that an empty value that
-// they let pass has to be left out. So max_bytes becomes maxLength, which counts characters.
+// constrain adds to a field's schema what the rules of protovalidate require, as far as JSON Schema
+// can express it. The schema never requires more than the rules, with one exception: an empty value
+// that the rules allow must be omitted. max_bytes becomes maxLength, which counts characters.
 func constrain(of *schema, field *protogen.Field) error {
 	rules := fieldRules(field)
 	switch {
@@ -43,12 +43,12 @@ func constrainString(of *schema, rules *validate.StringRules) {
 	}
 	of.Pattern = rules.GetPattern()
 	of.MaxLength = rules.GetMaxBytes()
-	of.MinLength = min(rules.GetMinBytes(), 1) // One character may have several bytes.
+	of.MinLength = min(rules.GetMinBytes(), 1) // A single character may have several bytes.
 }
 
 func constrainInt32(of *schema, rules *validate.Int32Rules) error {
 	if rules.HasGt() || rules.HasLt() {
-		return fmt.Errorf("gt and lt of %v are not supported, use gte and lte", rules)
+		return fmt.Errorf("gt and lt of %v are not supported; use gte and lte", rules)
 	}
 	if rules.HasGte() {
 		of.Minimum = new(rules.GetGte())
@@ -66,7 +66,7 @@ func isRequired(field *protogen.Field) bool {
 		return true
 	}
 	if field.Desc.HasPresence() || rules.GetIgnore() == validate.Ignore_IGNORE_IF_ZERO_VALUE {
-		return false // Rules look at what is set.
+		return false // Rules apply only to a field that is set.
 	}
 	switch {
 	case rules.HasString():

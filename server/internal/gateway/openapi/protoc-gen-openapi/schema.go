@@ -9,12 +9,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// schemas makes those of messages and enums, each once, in the form of protojson.
+// schemas maps the names of messages and enums to their schemas, in the form of protojson.
 type schemas map[string]*schema
 
-// message gives a reference to the schema of a message, and makes that and all that it needs
-// when it is new. Of the well-known types it gives the schema itself. The fields named in
-// without are left out: a request's own, which its path has.
+// message returns a reference to the schema of a message and adds that schema, and all that it
+// refers to, if needed. For a well-known type it returns the schema itself. Fields named in without
+// are omitted: the path contains them.
 func (s schemas) message(m *protogen.Message, without ...protoreflect.Name) (*schema, error) {
 	if known, ok := wellKnown(m.Desc.FullName()); ok {
 		return known, nil
@@ -24,10 +24,10 @@ func (s schemas) message(m *protogen.Message, without ...protoreflect.Name) (*sc
 		return schemaRef(name), nil
 	}
 	if parent := m.Desc.Parent(); parent != m.Desc.ParentFile() {
-		return nil, fmt.Errorf("%s: a message within a message is not supported", m.Desc.FullName())
+		return nil, fmt.Errorf("%s: nested messages are not supported", m.Desc.FullName())
 	}
-	made := &schema{Type: "object", Description: describe(m.Comments.Leading)}
-	s[name] = made // Ahead of its fields: one of them may lead back here.
+	result := &schema{Type: "object", Description: describe(m.Comments.Leading)}
+	s[name] = result // Before its fields, because a message may contain itself.
 	for _, field := range m.Fields {
 		if slices.Contains(without, field.Desc.Name()) {
 			continue
@@ -36,14 +36,14 @@ func (s schemas) message(m *protogen.Message, without ...protoreflect.Name) (*sc
 		if err != nil {
 			return nil, err
 		}
-		made.Properties = append(made.Properties, property{field.Desc.JSONName(), of})
+		result.Properties = append(result.Properties, property{field.Desc.JSONName(), of})
 		if isRequired(field) {
-			made.Required = append(made.Required, field.Desc.JSONName())
+			result.Required = append(result.Required, field.Desc.JSONName())
 		}
 	}
 	for _, one := range m.Oneofs {
 		if !one.Desc.IsSynthetic() {
-			made.Description += "\n\nAt most one of these is set: " + names(one.Fields) + "."
+			result.Description += "\n\nAt most one of these is set: " + names(one.Fields) + "."
 		}
 	}
 	return schemaRef(name), nil
@@ -57,28 +57,28 @@ func names(fields []*protogen.Field) string {
 	return strings.Join(quoted, ", ")
 }
 
-// field makes the schema of a field, with its comment and rules.
+// field returns the schema of a field, with its comment and rules.
 func (s schemas) field(field *protogen.Field) (*schema, error) {
-	var made *schema
+	var result *schema
 	var err error
 	switch {
 	case field.Desc.IsMap():
-		made = &schema{Type: "object"}
-		made.AdditionalProperties, err = s.value(field.Message.Fields[1])
+		result = &schema{Type: "object"}
+		result.AdditionalProperties, err = s.value(field.Message.Fields[1])
 	case field.Desc.IsList():
-		made = &schema{Type: "array"}
-		made.Items, err = s.value(field)
+		result = &schema{Type: "array"}
+		result.Items, err = s.value(field)
 	default:
-		made, err = s.value(field)
+		result, err = s.value(field)
 	}
 	if err != nil {
 		return nil, err
 	}
-	made.Description = strings.TrimSpace(describe(field.Comments.Leading) + " " + made.Description)
-	return made, constrain(made, field)
+	result.Description = strings.TrimSpace(describe(field.Comments.Leading) + " " + result.Description)
+	return result, constrain(result, field)
 }
 
-// value makes the schema of one value of a field.
+// value returns the schema of one value of a field.
 func (s schemas) value(field *protogen.Field) (*schema, error) {
 	switch field.Desc.Kind() {
 	case protoreflect.BoolKind:
@@ -102,17 +102,17 @@ func (s schemas) value(field *protogen.Field) (*schema, error) {
 
 func (s schemas) enum(e *protogen.Enum) *schema {
 	name := string(e.Desc.Name())
-	made := &schema{Type: "string", Description: describe(e.Comments.Leading) + "\n"}
+	result := &schema{Type: "string", Description: describe(e.Comments.Leading) + "\n"}
 	for _, value := range e.Values {
-		made.Enum = append(made.Enum, string(value.Desc.Name()))
-		made.Description += "\n- `" + string(value.Desc.Name()) + "`: " + describe(value.Comments.Leading)
+		result.Enum = append(result.Enum, string(value.Desc.Name()))
+		result.Description += "\n- `" + string(value.Desc.Name()) + "`: " + describe(value.Comments.Leading)
 	}
-	s[name] = made
+	s[name] = result
 	return schemaRef(name)
 }
 
-// wellKnown gives the schema of a type that protojson writes in a form of its own. Its
-// description, if it has one, is what comments of fields need not say.
+// wellKnown returns the schema of a type that has its own form in protojson. The comments of fields
+// need not repeat its description.
 func wellKnown(name protoreflect.FullName) (*schema, bool) {
 	switch name {
 	case "google.protobuf.Timestamp":
@@ -130,7 +130,7 @@ func wellKnown(name protoreflect.FullName) (*schema, bool) {
 	}
 }
 
-// describe makes a text of a comment: its lines one line, its paragraphs kept.
+// describe converts a comment to text: each paragraph becomes one line.
 func describe(comment protogen.Comments) string {
 	var paragraphs []string
 	for paragraph := range strings.SplitSeq(string(comment), "\n\n") {
