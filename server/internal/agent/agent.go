@@ -1,11 +1,10 @@
-// Package agent holds what every agent is to the rest of the server: the [Agent]
-// interface, the [Error] by which one says why it failed, and the [Set] of agents
-// that the configuration names. Begin with Agent; each kind of agent has a package
-// of its own below this one.
+// Package agent defines the [Agent] interface, the [Error] that an agent returns, and the [Set] of
+// configured agents. Each kind of agent is a package in a subdirectory.
 //
-// What several kinds have in common is here as well: the history as models take it
-// ([Answered], [Text]), data within text ([Blocks]), how many answer at once ([Limit]),
-// the HTTP API that a model is behind ([Provider]), and hiding secrets ([Redact]).
+// The package also contains what several kinds of agents use: message histories in the form that
+// models accept ([Answered], [Text]), structured data in text ([Blocks]), a limit of concurrent
+// answers ([Limit]), the HTTP API of a model provider ([Provider]), and removal of secrets from
+// texts ([Redact]). Start at [Agent].
 package agent
 
 import (
@@ -15,35 +14,34 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Agent answers conversations. All methods may be called by many goroutines at once.
+// Agent answers conversations. All methods are safe for concurrent use.
 type Agent interface {
-	// Respond answers what the messages end with. It yields pieces until the answer is
-	// whole or it fails, changes nothing in the request, and returns within 5 s of ctx's
-	// end.
+	// Respond answers the last messages of the request. It yields pieces until the answer is
+	// complete or fails, and returns within 5 s after ctx ends. It does not change the request.
 	//
-	// The sequence may be ranged over once. An error comes last and beside a nil piece:
-	// an *Error when the agent failed, the cause of ctx's end when that came first. Text
-	// is valid UTF-8. A consumer that stops early ends the work behind the answer too.
+	// The sequence can be iterated once. An error is the last element, with a nil piece: an *Error
+	// if the agent failed, or the cause of ctx if ctx ended first. Text is valid UTF-8. If the
+	// consumer stops early, the work for the answer ends too.
 	Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error]
 
-	// Close gives back what the agent holds between answers. No Respond may be under way
-	// or follow.
+	// Close releases what the agent holds between answers. It must not be called before all calls
+	// of Respond have returned, and Respond must not be called after it.
 	Close() error
 }
 
-// Error says why an agent failed. It becomes a Turn.error with reason AGENT_FAILED;
-// time and size limits have reasons of their own, which agents need not know.
+// Error describes why an agent failed. It becomes a Turn.error with the reason AGENT_FAILED. Time
+// and size limits have their own reasons, which are set outside of agents.
 type Error struct {
-	// Message tells a person what went wrong, without the agent's name. It is shown to
-	// users and logged: valid UTF-8, a few KiB at most, no secrets of the server and
-	// no address of the agent.
+	// Message describes the failure for a person, without the agent's name. It is shown to users
+	// and logged. It must be valid UTF-8, have at most a few KiB, and contain neither secrets of
+	// the server nor the agent's address.
 	Message string
-	// Detail is for the log only: addresses and network errors. It has the same limits as Message
-	// and may be empty.
+	// Detail is for the log only, for example addresses and network errors. It has the same limits
+	// as Message and may be empty.
 	Detail string
-	// Retryable says that the same request may well succeed when it is made again.
+	// Retryable means that the same request may succeed when it is repeated.
 	Retryable bool
 }
 
-// Error returns the message.
+// Error returns Message.
 func (e *Error) Error() string { return e.Message }

@@ -8,36 +8,36 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Blocks returns an agent that answers as a does, but for structured data that a writes
-// as text: a fenced block at the very end of an answer message,
+// Blocks returns an agent that answers like a, but converts structured data in the text. A fenced
+// block at the end of an answer message,
 //
 //	```json type=library_list
 //	{"libraries": ["preact", "solid"]}
 //	```
 //
-// becomes a StructuredData piece, and leaves the text together with the blank lines ahead
-// of it. Several blocks in a row count, the last 64 that have 1 MiB together, and 512 KiB as
-// they are encoded; only white space may stand between and behind them. Numbers take several
-// times their text's bytes as data: what is larger stays text, so that an answer that can be
-// kept as text can be kept.
+// becomes a StructuredData piece. The block and the blank lines before it are removed from the
+// text. If several blocks follow each other, separated only by white space, the last 64 are
+// converted, as long as they have at most 1 MiB of text and 512 KiB of encoded data. Numbers need
+// several times the bytes of their text when they are encoded. A larger block stays text, so that
+// an answer that can be stored as text can be stored.
 //
-// The fences begin their lines. The type has 1 to 128 bytes and no white space; the value
-// is one JSON value of finite numbers, without a key twice in an object and at most 16
-// levels deep. What is otherwise, and every block when the answer fails, stays text, byte
-// for byte.
+// The fences must be at the beginning of their lines. The type must have 1 to 128 bytes and no
+// white space. The value must be one JSON value of finite numbers, without duplicate keys in an
+// object and at most 16 levels deep. Any other block stays text, byte for byte, and so does each
+// block of an answer that fails.
 //
-// Text is passed on at once, save what may yet be such a block or the line breaks ahead of
-// one. While a block is being written, a Progress piece every 10 s tells so. Other pieces
-// pass by text that is held back, unless they end the answer message.
+// Text is passed on at once, except text that may become such a block and the line breaks before
+// it. While a block is written, a Progress piece is sent every 10 s. Other pieces are passed on
+// before text that is held back, unless they end the answer message.
 func Blocks(a Agent) Agent { return &blocks{a} }
 
 type blocks struct{ Agent }
 
-// Respond answers with the text less its blocks.
+// Respond answers without the blocks in the text.
 func (b *blocks) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		var s blockScanner
-		told := time.Now()
+		lastPiece := time.Now()
 		for piece, err := range b.Agent.Respond(ctx, request) {
 			if err != nil {
 				if text := s.stop(); text == "" || yield(textPiece(text), nil) {
@@ -51,7 +51,7 @@ func (b *blocks) Respond(ctx context.Context, request *parleyv1.RespondRequest) 
 				switch {
 				case text != "":
 					piece = textPiece(text)
-				case time.Since(told) >= ReassureEvery && s.writing() != "":
+				case time.Since(lastPiece) >= ProgressInterval && s.writing() != "":
 					piece = progress("Writing " + s.writing() + ".")
 				default:
 					continue
@@ -64,14 +64,14 @@ func (b *blocks) Respond(ctx context.Context, request *parleyv1.RespondRequest) 
 			if !yield(piece, nil) {
 				return
 			}
-			told = time.Now()
+			lastPiece = time.Now()
 		}
 		s.end(yield)
 	}
 }
 
-// end ends the answer message: what is held back becomes pieces. It returns false when the
-// consumer has stopped. The next message may follow.
+// end ends the answer message and yields what is held back. It returns false if the consumer has
+// stopped. The scanner is then ready for the next message.
 func (s *blockScanner) end(yield func(*parleyv1.RespondResponse, error) bool) bool {
 	text, found := s.finish()
 	if text != "" && !yield(textPiece(text), nil) {

@@ -16,10 +16,11 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// What a model reads of structured data, it may write.
+// TestBlocksReadsWhatTextWrites: Blocks recognizes structured data in the form in which Text writes
+// it.
 func TestBlocksReadsWhatTextWrites(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := says(assistant, rapid.SampledFrom([]string{"", "Hi.", "\nHi. "}).Draw(t, "content"))
+		m := newMessage(assistant, rapid.SampledFrom([]string{"", "Hi.", "\nHi. "}).Draw(t, "content"))
 		for range rapid.IntRange(0, 5).Draw(t, "values") {
 			value, err := structpb.NewValue(drawJSON(t, 4))
 			if err != nil {
@@ -75,7 +76,7 @@ func drawJSON(t *rapid.T, levels int) any {
 	}
 }
 
-// drawChunks cuts a text at runes.
+// drawChunks splits a text between characters.
 func drawChunks(t *rapid.T, text string) []any {
 	var chunks []any
 	for text != "" {
@@ -88,7 +89,7 @@ func drawChunks(t *rapid.T, text string) []any {
 	return chunks
 }
 
-// drawText makes texts in which there are blocks, and what is almost one.
+// drawText returns a text that contains blocks and similar texts.
 func drawText(t *rapid.T) string {
 	parts := rapid.SliceOfN(rapid.SampledFrom([]string{
 		block("a", "1"), block("b", `{"x": "`+tail+`"}`), block("c", "{"), block("d", "\n[]\n") + "\n",
@@ -98,11 +99,11 @@ func drawText(t *rapid.T) string {
 	return strings.Join(parts, "")
 }
 
-// blocksOracle finds the blocks at the end of a text, from its last line up.
+// blocksOracle finds the blocks at the end of a text, starting with its last line.
 func blocksOracle(text string, valid func(value string) bool) (left string, data []string) {
 	const blanks = " \t\r"
 	all := strings.Split(text, "\n")
-	end := len(all) // the lines from here on are taken
+	end := len(all) // The first line that belongs to a found block.
 	for {
 		at := end
 		for at > 0 && strings.Trim(all[at-1], blanks) == "" {
@@ -141,11 +142,11 @@ func blocksOracle(text string, valid func(value string) bool) (left string, data
 
 func isJSON(value string) bool { return new(structpb.Value).UnmarshalJSON([]byte(value)) == nil }
 
-func TestBlocksDoNotDependOnThePieces(t *testing.T) {
+func TestBlocksAreIndependentOfPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := drawText(t)
 		want, wantData := blocksOracle(text, isJSON)
-		got, gotData := said(t, agent.Blocks(saying(drawChunks(t, text)...)))
+		got, gotData := collect(t, agent.Blocks(saying(drawChunks(t, text)...)))
 		for i, d := range wantData {
 			kind, value, _ := strings.Cut(d, " ")
 			v := new(structpb.Value)
@@ -163,12 +164,12 @@ func TestBlocksDoNotDependOnThePieces(t *testing.T) {
 	})
 }
 
-// Whatever is held back could, with what may follow, still leave the text.
+// TestBlocksHoldNothingLongerThanNeeded: text that is held back could still become a block.
 func TestBlocksHoldNothingLongerThanNeeded(t *testing.T) {
-	// The last block is not yet written; those ahead of it are what they are.
-	hopeful := func() func(string) bool {
+	// The last block may still be incomplete, so any value of it is valid.
+	lastValid := func() func(string) bool {
 		last := true
-		return func(value string) bool { was := last; last = false; return was || isJSON(value) }
+		return func(value string) bool { isLast := last; last = false; return isLast || isJSON(value) }
 	}
 	const end = "\n```json type=a\n{}\n```"
 	rapid.Check(t, func(t *rapid.T) {
@@ -179,11 +180,11 @@ func TestBlocksHoldNothingLongerThanNeeded(t *testing.T) {
 				return
 			}
 			for i := range end {
-				if left, _ := blocksOracle(given+end[i:], hopeful()); left == got {
+				if left, _ := blocksOracle(given+end[i:], lastValid()); left == got {
 					return
 				}
 			}
-			t.Fatalf("of %q, %q was passed on, and the rest could not become a block", given, got)
+			t.Fatalf("text %q: passed on %q, but the rest cannot become a block", given, got)
 		}
 		a := agent.Blocks(agentFunc(func(_ context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
 			for _, chunk := range runes(text) {

@@ -15,62 +15,63 @@ const (
 	fence     = "```"
 	fenceOpen = fence + "json type="
 
-	// maxBlocks is what a message may hold.
+	// maxBlocks is the maximum number of blocks in a message.
 	maxBlocks = 64
-	// maxHeld bounds the text that is held back.
+	// maxHeld is the maximum size of the text that is held back.
 	maxHeld = 1 << 20
-	// maxEncoded bounds the data of a message: half of what an answer may have by default.
+	// maxEncoded is the maximum size of the encoded data of a message: half of the default limit of
+	// an answer.
 	maxEncoded = 512 << 10
-	// maxTypeBytes and maxDataLevels are what the API allows structured data to have.
+	// maxTypeBytes and maxDataLevels are the limits of the API for structured data.
 	maxTypeBytes  = 128
 	maxDataLevels = 16
 )
 
-// blockScanner finds the blocks at the end of a text that comes in pieces. It goes byte by
-// byte, so that what it finds does not depend on the pieces. The zero value is ready; it
-// begins anew after finish and stop.
+// blockScanner finds the blocks at the end of a text that arrives in pieces. It processes single
+// bytes, so the result does not depend on the pieces. The zero value is ready for use; after finish
+// and stop it can be used again.
 //
-// What it holds back is a run: white space from a line break on, a block, white space, a
-// block and so on, and at last what may become the next block. A byte that makes this
-// impossible shows that the whole run is followed by text, and so is text itself.
+// The text that is held back consists of white space from a line break on, a block, white space, a
+// block and so on, and finally what may become the next block. If the next byte is not possible
+// there, the whole run is text.
 type blockScanner struct {
 	state scanState
 	held  []byte
-	found []foundBlock // the whole blocks in held
-	// Where in held that which may become the next block has the start of its type, of its
-	// value, and of its current line; and its data once the value is whole.
+	found []foundBlock // Complete blocks in held.
+	// Positions in held of the possible next block: the start of its type, of its value and of its current
+	// line. data is set when the value is complete.
 	kind, value, line int
 	data              *parleyv1.StructuredData
 
-	out []byte // no longer held back
+	out []byte // Text to return, which is no longer held back.
 }
 
-// foundBlock is a whole block.
+// foundBlock is a complete block.
 type foundBlock struct {
-	end     int // in held, behind its last line
+	end     int // Position in held after its last line.
 	data    *parleyv1.StructuredData
-	encoded int // bytes of data
+	encoded int // Encoded size of data in bytes.
 }
 
-// scanState is what the next byte belongs to.
+// scanState is the part of the text that the next byte belongs to.
 type scanState int
 
 const (
-	inBlank scanState = iota // white space ahead of a block; the start of the text is such
-	inText                   // a line of text; nothing is held
-	inOpen                   // the fence that opens a block
-	inType                   // the rest of that line
-	inValue                  // the lines below
-	inClose                  // behind the fence that closes the block
+	inBlank scanState = iota // White space before a block, or the start of the text.
+	inText                   // A line of text; held is empty.
+	inOpen                   // The opening fence of a block.
+	inType                   // The rest of that line.
+	inValue                  // The lines of the value.
+	inClose                  // The line after the closing fence.
 )
 
-// add takes the next text and returns what need not be held back. Text is cut at ASCII
-// bytes only.
+// add processes the next text and returns the text that need not be held back. The result is split
+// only at ASCII bytes.
 func (s *blockScanner) add(text string) string {
 	for i := range len(text) {
 		s.step(text[i])
 		if len(s.held) > maxHeld {
-			s.makeRoom()
+			s.reduceHeld()
 		}
 	}
 	out := string(s.out)
@@ -78,10 +79,10 @@ func (s *blockScanner) add(text string) string {
 	return out
 }
 
-// finish ends the text: it returns what is left of it, and the blocks.
+// finish ends the text and returns the rest of it, and the blocks.
 func (s *blockScanner) finish() (text string, found []*parleyv1.StructuredData) {
 	if s.state == inClose {
-		s.take()
+		s.completeBlock()
 	}
 	if s.state != inBlank || len(s.found) == 0 {
 		return s.stop(), nil
@@ -89,19 +90,19 @@ func (s *blockScanner) finish() (text string, found []*parleyv1.StructuredData) 
 	for _, block := range s.found {
 		found = append(found, block.data)
 	}
-	text = string(s.out) // of a block too many
+	text = string(s.out) // Text of a block that exceeded maxBlocks.
 	*s = blockScanner{}
 	return text, found
 }
 
-// stop ends the text where there are to be no blocks, and returns what is left of it.
+// stop ends the text without blocks and returns the rest of it.
 func (s *blockScanner) stop() string {
-	text := string(s.out) + string(s.held) // out: of a block that was too large
+	text := string(s.out) + string(s.held) // out may contain a block that was too large.
 	*s = blockScanner{}
 	return text
 }
 
-// writing is the type of the block that is being written, "" when none is.
+// writing returns the type of the block that is being written, or "" if there is none.
 func (s *blockScanner) writing() string {
 	if s.state != inValue {
 		return ""
@@ -145,7 +146,7 @@ func (s *blockScanner) step(b byte) {
 	}
 }
 
-// stepType goes on with the line that opens a block.
+// stepType processes a byte of the line that opens a block.
 func (s *blockScanner) stepType(b byte) {
 	name := s.held[s.kind:]
 	ended := len(name) > 0 && isSpace(name[len(name)-1])
@@ -161,8 +162,8 @@ func (s *blockScanner) stepType(b byte) {
 	}
 }
 
-// stepValue goes on with a value. A fence where a line begins is no part of JSON, so the
-// first one closes the block, or it never will be one.
+// stepValue processes a byte of a value. A fence at the beginning of a line is not valid in JSON,
+// so the first one must close the block.
 func (s *blockScanner) stepValue(b byte) {
 	switch {
 	case b == '\n':
@@ -181,11 +182,11 @@ func (s *blockScanner) stepValue(b byte) {
 	}
 }
 
-// stepClose goes on with the line that closes a block.
+// stepClose processes a byte of the line that closes a block.
 func (s *blockScanner) stepClose(b byte) {
 	switch {
 	case b == '\n':
-		s.take()
+		s.completeBlock()
 		s.held = append(s.held, b)
 	case isSpace(b):
 		s.held = append(s.held, b)
@@ -194,8 +195,8 @@ func (s *blockScanner) stepClose(b byte) {
 	}
 }
 
-// take makes a whole block of the one that has just been closed.
-func (s *blockScanner) take() {
+// completeBlock adds the block that has just been closed.
+func (s *blockScanner) completeBlock() {
 	s.state, s.found = inBlank, append(s.found, foundBlock{len(s.held), s.data, proto.Size(s.data)})
 	encoded := 0
 	for _, block := range s.found {
@@ -212,24 +213,23 @@ func (s *blockScanner) typeName() string {
 	return strings.TrimRight(name, " \t\r")
 }
 
-// release makes text of the first n bytes that are held, and goes on with the others and
-// with b.
+// release makes the first n held bytes text, and processes the other held bytes and b again.
 func (s *blockScanner) release(n int, b byte) {
-	again := append(bytes.Clone(s.held[n:]), b)
+	rest := append(bytes.Clone(s.held[n:]), b)
 	s.out = append(s.out, s.held[:n]...)
 	s.state, s.held, s.found = inText, s.held[:0], nil
-	for _, b := range again {
+	for _, b := range rest {
 		s.step(b)
 	}
 }
 
-// releaseAbove makes text of all that is above the current line, which may open a block
-// itself: the line breaks between are held back, and b goes on with it.
+// releaseAbove makes all text before the current line text. The current line may open a block
+// itself: the line breaks before it stay held, and b continues the line.
 func (s *blockScanner) releaseAbove(b byte) {
 	s.release(len(bytes.TrimRight(s.held[:s.line], " \t\r\n")), b)
 }
 
-// releaseFirst makes text of the first whole block.
+// releaseFirst makes the first complete block text.
 func (s *blockScanner) releaseFirst() {
 	n := s.found[0].end
 	s.out = append(s.out, s.held[:n]...)
@@ -240,8 +240,8 @@ func (s *blockScanner) releaseFirst() {
 	s.kind, s.value, s.line = s.kind-n, s.value-n, s.line-n
 }
 
-// makeRoom makes text of the first whole block, or of everything when there is none.
-func (s *blockScanner) makeRoom() {
+// reduceHeld makes the first complete block text, or everything if there is none.
+func (s *blockScanner) reduceHeld() {
 	if len(s.found) > 0 {
 		s.releaseFirst()
 		return
@@ -252,7 +252,7 @@ func (s *blockScanner) makeRoom() {
 
 func isSpace(b byte) bool { return b == ' ' || b == '\t' || b == '\r' || b == '\n' }
 
-// deeper reports whether more than so many lists and objects are inside each other.
+// deeper reports whether lists and objects are nested more than levels deep.
 func deeper(value *structpb.Value, levels int) bool {
 	var inner []*structpb.Value
 	switch kind := value.GetKind().(type) {

@@ -17,7 +17,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// agentFunc is an agent that is the function.
+// agentFunc is an agent whose Respond is the function.
 type agentFunc func(ctx context.Context, yield func(*parleyv1.RespondResponse, error) bool)
 
 func (f agentFunc) Respond(ctx context.Context, _ *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
@@ -26,7 +26,7 @@ func (f agentFunc) Respond(ctx context.Context, _ *parleyv1.RespondRequest) iter
 
 func (f agentFunc) Close() error { return errors.New("closed") }
 
-// saying is an agent that gives the pieces: strings as text, errors as such.
+// saying returns an agent that yields the pieces: strings as text, and errors as errors.
 func saying(pieces ...any) agentFunc {
 	return func(_ context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
 		for _, piece := range pieces {
@@ -62,7 +62,7 @@ func handoff(name string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: name}}
 }
 
-// pieces is what the agent yields, a line each.
+// pieces returns what the agent yields, one line for each piece.
 func pieces(ctx context.Context, a agent.Agent) []string {
 	var all []string
 	for piece, err := range a.Respond(ctx, nil) {
@@ -92,7 +92,7 @@ func pieceLine(piece *parleyv1.RespondResponse, err error) string {
 	}
 }
 
-const tail = "```" // shorter in tables
+const tail = "```" // A fence.
 
 func block(kind, value string) string { return "```json type=" + kind + "\n" + value + "\n```" }
 
@@ -108,10 +108,10 @@ func TestBlocksOfText(t *testing.T) {
 		{"block alone", one, "", []string{"n 1"}},
 		{"block and white space", " \n" + one + " \t\r\n\n ", "", []string{"n 1"}},
 		{"text and block", "Here: \n" + one, "Here: ", []string{"n 1"}},
-		{"blank lines ahead", "Here:\r\n \t\n\r\n" + one + "\n", "Here:", []string{"n 1"}},
+		{"blank lines before", "Here:\r\n \t\n\r\n" + one + "\n", "Here:", []string{"n 1"}},
 		{"several", "Here:\n" + one + "\n\n \n" + block("list", "[\n  1,\n\n  {\"a\": null}\n]") + "\n" + one, "Here:", []string{"n 1", `list [1,{"a":null}]`, "n 1"}},
 		{"carriage returns", "Here:\r\n```json type=n\r\n1\r\n```\r\n", "Here:", []string{"n 1"}},
-		{"blanks behind fences", "```json type=n  \n1\n``` \n", "", []string{"n 1"}},
+		{"blanks after fences", "```json type=n  \n1\n``` \n", "", []string{"n 1"}},
 		{"blank lines in a block", "```json type=n\n\n\n1\n\n```", "", []string{"n 1"}},
 		{"fences in strings", "```json type=s\n\"```\"\n```", "", []string{"s \"```\""}},
 		{"urn", block("urn:acme:invoice:2", "{}"), "", []string{"urn:acme:invoice:2 {}"}},
@@ -119,19 +119,19 @@ func TestBlocksOfText(t *testing.T) {
 		{"16 levels", block("n", strings.Repeat("[", 16)+strings.Repeat("]", 16)), "", []string{"n " + strings.Repeat("[", 16) + strings.Repeat("]", 16)}},
 		{"null", block("n", "null"), "", []string{"n null"}},
 
-		{"text behind", one + "\nThat is it.", one + "\nThat is it.", nil},
+		{"text after", one + "\nThat is it.", one + "\nThat is it.", nil},
 		{"text on its last line", "```json type=n\n1\n```.", "```json type=n\n1\n```.", nil},
 		{"text between", one + "\nand\n" + block("m", "2"), one + "\nand", []string{"m 2"}},
-		{"another fence behind", one + "\n```\n", one + "\n```\n", nil},
+		{"another fence after", one + "\n```\n", one + "\n```\n", nil},
 		{"never closed", "```json type=n\n1\n", "```json type=n\n1\n", nil},
-		{"closed by half", "```json type=n\n1\n``", "```json type=n\n1\n``", nil},
-		{"closed by more", "```json type=n\n1\n````", "```json type=n\n1\n````", nil},
+		{"incomplete closing fence", "```json type=n\n1\n``", "```json type=n\n1\n``", nil},
+		{"longer closing fence", "```json type=n\n1\n````", "```json type=n\n1\n````", nil},
 		{"only opened", "Hi\n```json type=n", "Hi\n```json type=n", nil},
 		{"not opened", "1\n```", "1\n```", nil},
-		{"not closed, then one that is", "Hi\n```json type=m\n{\n\n" + one, "Hi\n```json type=m\n{", []string{"n 1"}},
-		{"nothing in it, then one that has", "```json type=m\n" + one, "```json type=m", []string{"n 1"}},
-		{"no JSON, then one that is", block("m", "{") + "\n" + one, block("m", "{"), []string{"n 1"}},
-		{"one, then no JSON", one + "\n" + block("m", "{"), one + "\n" + block("m", "{"), nil},
+		{"not closed, then a valid block", "Hi\n```json type=m\n{\n\n" + one, "Hi\n```json type=m\n{", []string{"n 1"}},
+		{"empty, then a valid block", "```json type=m\n" + one, "```json type=m", []string{"n 1"}},
+		{"not JSON, then a valid block", block("m", "{") + "\n" + one, block("m", "{"), []string{"n 1"}},
+		{"valid, then not JSON", one + "\n" + block("m", "{"), one + "\n" + block("m", "{"), nil},
 		{"not on its own line", "Here: " + one, "Here: " + one, nil},
 		{"indented", "\n " + one, "\n " + one, nil},
 		{"indented end", "```json type=n\n1\n ```", "```json type=n\n1\n ```", nil},
@@ -143,7 +143,7 @@ func TestBlocksOfText(t *testing.T) {
 		{"type too long", block(longest+"x", "1"), block(longest+"x", "1"), nil},
 		{"fence in the type", block("a`b", "1"), block("a`b", "1"), nil},
 		{"no value", "```json type=n\n```", "```json type=n\n```", nil},
-		{"no JSON", block("n", "{a: 1}"), block("n", "{a: 1}"), nil},
+		{"not JSON", block("n", "{a: 1}"), block("n", "{a: 1}"), nil},
 		{"more than one value", block("n", "1\n2"), block("n", "1\n2"), nil},
 		{"NaN", block("n", "[NaN]"), block("n", "[NaN]"), nil},
 		{"infinite", block("n", "1e999"), block("n", "1e999"), nil},
@@ -158,34 +158,34 @@ func TestBlocksOfText(t *testing.T) {
 				if !whole {
 					a = saying(runes(test.text)...)
 				}
-				left, data := said(t, agent.Blocks(a))
+				left, data := collect(t, agent.Blocks(a))
 				if diff := cmp.Diff(test.left, left); diff != "" {
-					t.Errorf("at once: %v: text (-want +got):\n%s", whole, diff)
+					t.Errorf("in one piece: %v: text (-want +got):\n%s", whole, diff)
 				}
 				if diff := cmp.Diff(test.data, data); diff != "" {
-					t.Errorf("at once: %v: data (-want +got):\n%s", whole, diff)
+					t.Errorf("in one piece: %v: data (-want +got):\n%s", whole, diff)
 				}
 			}
 		})
 	}
 }
 
-// checked is a test of the testing package or of rapid.
-type checked interface {
+// testingT is the testing package's T or rapid's.
+type testingT interface {
 	Helper()
 	Context() context.Context
 	Fatalf(format string, args ...any)
 }
 
-// said is the text of an answer and its data.
-func said(t checked, a agent.Agent) (text string, data []string) {
+// collect returns the text and the data of an answer.
+func collect(t testingT, a agent.Agent) (text string, data []string) {
 	t.Helper()
 	for piece, err := range a.Respond(t.Context(), nil) {
 		if err != nil || piece.GetText() == "" && piece.GetStructuredData() == nil {
-			t.Fatalf("piece %v, %v", piece, err)
+			t.Fatalf("Respond yields %v, %v, want text or data", piece, err)
 		}
 		if data != nil && piece.GetText() != "" {
-			t.Fatalf("%q comes behind data", piece.GetText())
+			t.Fatalf("text %q follows data", piece.GetText())
 		}
 		text += piece.GetText()
 		if d := piece.GetStructuredData(); d != nil {
@@ -214,13 +214,13 @@ func TestBlocksStream(t *testing.T) {
 		{"line breaks wait for what follows", saying("Hi.", "\n", "\n", "I am here.\n", "Bye."), []string{"Hi.", "\n\nI am here.", "\nBye."}},
 		{"other code", saying("Code:", "\n```", "go\n", "x := 1", "\n```", "\nfine"), []string{"Code:", "\n```go", "\nx := 1", "\n```\nfine"}},
 		{"block", saying("Hi.", "\n\n", "```json ty", "pe=n\n", "1", "\n``", "`"), []string{"Hi.", "data n 1"}},
-		{"what ends an answer ends the blocks", saying("a\n"+block("n", "1"), resultPiece("r"), block("n", "2"), handoff("b"), block("n", "3")+"\n"), []string{"a", "data n 1", "result r", "data n 2", "next b", "data n 3"}},
-		{"each message begins anew", saying("a", handoff("b"), block("n", "1"), "x", resultPiece("r"), "```json type=n\n1", handoff("c"), "\n```"), []string{"a", "next b", block("n", "1") + "x", "result r", "```json type=n\n1", "next c", "\n```"}},
-		{"other pieces pass", saying("Hi.\n", callPiece("a"), block("n", "1"), callPiece("b"), "\n"), []string{"Hi.", "call a", "call b", "data n 1"}},
-		{"other pieces part nothing", saying("Hi.\n", callPiece("a"), "There."), []string{"Hi.", "call a", "\nThere."}},
-		{"a failure takes nothing away", saying("Hi.\n", block("n", "1"), stuck), []string{"Hi.", "\n" + block("n", "1"), "error stuck"}},
-		{"a failure in a block", saying("Hi.\n```json type", stuck), []string{"Hi.", "\n```json type", "error stuck"}},
-		{"a failure at once", saying(stuck), []string{"error stuck"}},
+		{"pieces that end a message end its blocks", saying("a\n"+block("n", "1"), resultPiece("r"), block("n", "2"), handoff("b"), block("n", "3")+"\n"), []string{"a", "data n 1", "result r", "data n 2", "next b", "data n 3"}},
+		{"each message starts empty", saying("a", handoff("b"), block("n", "1"), "x", resultPiece("r"), "```json type=n\n1", handoff("c"), "\n```"), []string{"a", "next b", block("n", "1") + "x", "result r", "```json type=n\n1", "next c", "\n```"}},
+		{"other pieces are passed on", saying("Hi.\n", callPiece("a"), block("n", "1"), callPiece("b"), "\n"), []string{"Hi.", "call a", "call b", "data n 1"}},
+		{"other pieces do not split text", saying("Hi.\n", callPiece("a"), "There."), []string{"Hi.", "call a", "\nThere."}},
+		{"failure keeps blocks as text", saying("Hi.\n", block("n", "1"), stuck), []string{"Hi.", "\n" + block("n", "1"), "error stuck"}},
+		{"failure in a block", saying("Hi.\n```json type", stuck), []string{"Hi.", "\n```json type", "error stuck"}},
+		{"immediate failure", saying(stuck), []string{"error stuck"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -238,60 +238,60 @@ func TestBlocksStopsWithItsConsumer(t *testing.T) {
 		var got []string
 		for piece, err := range agent.Blocks(saying(all...)).Respond(t.Context(), nil) {
 			if got = append(got, pieceLine(piece, err)); len(got) == n+1 {
-				break // a piece more would panic
+				break // The iteration panics if another piece is yielded.
 			}
 		}
 		if diff := cmp.Diff(want[:n+1], got); diff != "" {
-			t.Errorf("the first %d (-want +got):\n%s", n+1, diff)
+			t.Errorf("first %d pieces (-want +got):\n%s", n+1, diff)
 		}
 	}
 }
 
-func TestBlocksTakesTheLastOfMany(t *testing.T) {
+func TestBlocksConvertsTheLastOfMany(t *testing.T) {
 	var all, data []string
 	for i := range 70 {
 		all, data = append(all, block("n", fmt.Sprint(i))), append(data, fmt.Sprint("n ", i))
 	}
 	for _, n := range []int{63, 64, 65, 70} {
-		few := max(0, n-64)
+		excess := max(0, n-64)
 		for _, end := range []string{"", "\n", "\n\n"} {
-			left, got := said(t, agent.Blocks(saying("Hi.\n"+strings.Join(all[:n], "\n\n")+end)))
+			left, got := collect(t, agent.Blocks(saying("Hi.\n"+strings.Join(all[:n], "\n\n")+end)))
 			want := "Hi."
-			if few > 0 {
-				want = "Hi.\n" + strings.Join(all[:few], "\n\n")
+			if excess > 0 {
+				want = "Hi.\n" + strings.Join(all[:excess], "\n\n")
 			}
 			if diff := cmp.Diff(want, left); diff != "" {
 				t.Errorf("text of %d (-want +got):\n%s", n, diff)
 			}
-			if diff := cmp.Diff(data[few:n], got); diff != "" {
+			if diff := cmp.Diff(data[excess:n], got); diff != "" {
 				t.Errorf("data of %d (-want +got):\n%s", n, diff)
 			}
 		}
 	}
-	behind := strings.Join(all, "\n") + "\nBye."
-	if left, got := said(t, agent.Blocks(saying(behind))); left != behind || got != nil {
-		t.Errorf("with text behind: %d of %d bytes, %v", len(left), len(behind), got)
+	withText := strings.Join(all, "\n") + "\nBye."
+	if left, got := collect(t, agent.Blocks(saying(withText))); left != withText || got != nil {
+		t.Errorf("blocks before text: %d of %d bytes, data %v", len(left), len(withText), got)
 	}
 }
 
-func TestBlocksHoldsLittle(t *testing.T) {
-	const most = 1 << 20
+func TestBlocksHeldTextIsLimited(t *testing.T) {
+	const maxHeld = 1 << 20
 	big := func(n int) string { return block("s", `"`+strings.Repeat("ü", n/2)+`"`) }
 	many := strings.Repeat(big(100_000)+"\n", 20)
 	tests := []struct {
 		name, text string
 		data       int
 	}{
-		{"large block", "Hi.\n" + big(most/2-100), 1},
-		{"large block of much data", "Hi.\n" + big(most-100), 0},
-		{"overlong block", "Hi.\n" + big(most), 0},
-		{"endless block", "Hi.\n```json type=s\n" + strings.Repeat("ü\n", most), 0},
-		{"endless value", "Hi.\n```json type=s\n\"" + strings.Repeat("ü", most), 0},
-		{"endless type", "Hi.\n```json type=" + strings.Repeat("s", 2*most), 0},
-		{"endless white space", "Hi." + strings.Repeat("\n", 2*most), 0},
-		{"endless blanks", "Hi.\n```json type=s" + strings.Repeat(" ", 2*most), 0},
-		{"endless blanks at the end", "Hi.\n```json type=s\n1\n```" + strings.Repeat(" ", 2*most), 0},
-		{"white space behind a block", "Hi.\n" + block("s", "1") + strings.Repeat("\n", 2*most), 0},
+		{"large block", "Hi.\n" + big(maxHeld/2-100), 1},
+		{"large block of much data", "Hi.\n" + big(maxHeld-100), 0},
+		{"overlong block", "Hi.\n" + big(maxHeld), 0},
+		{"endless block", "Hi.\n```json type=s\n" + strings.Repeat("ü\n", maxHeld), 0},
+		{"endless value", "Hi.\n```json type=s\n\"" + strings.Repeat("ü", maxHeld), 0},
+		{"endless type", "Hi.\n```json type=" + strings.Repeat("s", 2*maxHeld), 0},
+		{"endless white space", "Hi." + strings.Repeat("\n", 2*maxHeld), 0},
+		{"endless blanks", "Hi.\n```json type=s" + strings.Repeat(" ", 2*maxHeld), 0},
+		{"endless blanks at the end", "Hi.\n```json type=s\n1\n```" + strings.Repeat(" ", 2*maxHeld), 0},
+		{"white space after a block", "Hi.\n" + block("s", "1") + strings.Repeat("\n", 2*maxHeld), 0},
 		{"many", "Hi.\n" + many, 5},
 		{"many, and text", "Hi.\n" + many + "Bye.", 0},
 	}
@@ -309,15 +309,15 @@ func TestBlocksHoldsLittle(t *testing.T) {
 					if !yield(textPiece(rest[:n]), nil) {
 						return
 					}
-					if held := given - got.Len(); held > most+1000 {
-						t.Fatalf("%d bytes are held back", held)
+					if held := given - got.Len(); held > maxHeld+1000 {
+						t.Fatalf("%d bytes are held back, want at most 1 MiB", held)
 					}
 					rest = rest[n:]
 				}
 			}))
 			for piece, err := range a.Respond(t.Context(), nil) {
 				if err != nil || !utf8.ValidString(piece.GetText()) {
-					t.Fatalf("%.20q, %v", piece.GetText(), err)
+					t.Fatalf("Respond yields %.20q, %v", piece.GetText(), err)
 				}
 				got.WriteString(piece.GetText())
 				if piece.GetStructuredData() != nil {
@@ -325,13 +325,13 @@ func TestBlocksHoldsLittle(t *testing.T) {
 				}
 			}
 			if data != test.data || !strings.HasPrefix(test.text, got.String()) || data == 0 && got.Len() != len(test.text) {
-				t.Errorf("%d bytes of %d, and %d data, want %d", got.Len(), len(test.text), data, test.data)
+				t.Errorf("Respond = %d of %d bytes and %d data, want %d", got.Len(), len(test.text), data, test.data)
 			}
 		})
 	}
 }
 
-func TestBlocksTellsThatALongOneIsBeingWritten(t *testing.T) {
+func TestBlocksReportsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := agentFunc(func(_ context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
 			text := []string{"Hi.", "\n```json type=list\n["}
@@ -354,6 +354,6 @@ func TestBlocksTellsThatALongOneIsBeingWritten(t *testing.T) {
 
 func TestBlocksClosesItsAgent(t *testing.T) {
 	if err := agent.Blocks(saying()).Close(); err == nil || err.Error() != "closed" {
-		t.Errorf("Close: %v", err)
+		t.Errorf("Close() = %v, want the agent's error", err)
 	}
 }

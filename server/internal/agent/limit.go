@@ -11,13 +11,13 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// ReassureEvery is how often an answer that has nothing to show for itself says that it
-// is under way all the same, so that the turn does not take its agent for stuck.
-const ReassureEvery = 10 * time.Second
+// ProgressInterval is the interval at which an answer without new output sends a Progress piece, so
+// that the turn does not treat its agent as hung.
+const ProgressInterval = 10 * time.Second
 
-// Limit returns an agent that answers as a does, n requests at once. A further one waits
-// for its turn, first come, first served; it says so in a Progress piece at once and
-// every 10 s. Below 1 there is no limit.
+// Limit returns an agent that answers like a, but at most n requests at the same time. Further
+// requests wait in the order of their arrival. A request that waits yields a Progress piece at once
+// and every 10 s. If n is less than 1, Limit returns a.
 func Limit(a Agent, n int) Agent {
 	if n < 1 {
 		return a
@@ -30,63 +30,63 @@ type limited struct {
 	slots *Slots
 }
 
-// Respond answers when it has a slot, which it gives back when the answer has ended.
+// Respond acquires a slot, answers and releases the slot.
 func (l *limited) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		if !l.slots.Take(ctx, yield) {
+		if !l.slots.Acquire(ctx, yield) {
 			return
 		}
-		defer l.slots.Free()
+		defer l.slots.Release()
 		l.Agent.Respond(ctx, request)(yield)
 	}
 }
 
-// Slots bound how many answers are under way at once. Make them by [NewSlots]; the zero
-// value has none. Many goroutines may use them.
+// Slots limits the number of concurrent answers. Use [NewSlots] to create it; the zero value has no
+// slots. It is safe for concurrent use.
 type Slots struct {
 	n int
 
 	mu    sync.Mutex
 	taken int
-	queue []chan struct{} // of those who wait, the first come first; closed with the slot given
+	queue []chan struct{} // Waiters, oldest first. A channel is closed when its waiter has a slot.
 }
 
-// NewSlots makes n slots; n is 1 or more.
+// NewSlots returns n free slots. n is at least 1.
 func NewSlots(n int) *Slots { return &Slots{n: n} }
 
-// Take waits for a slot, and tells the consumer of the answer so, as [Limit] describes. It
-// returns false when there is to be no answer: ctx has ended, and its cause was yielded,
-// or the consumer has stopped. Otherwise the caller must Free the slot.
-func (s *Slots) Take(ctx context.Context, yield func(*parleyv1.RespondResponse, error) bool) (got bool) {
-	given := s.enter()
+// Acquire waits for a slot and yields Progress pieces as [Limit] describes. It returns false if the
+// request must not be answered: ctx has ended and its cause was yielded, or the consumer has
+// stopped. If it returns true, the caller must call Release.
+func (s *Slots) Acquire(ctx context.Context, yield func(*parleyv1.RespondResponse, error) bool) (ok bool) {
+	granted := s.enqueue()
 	defer func() {
-		if !got { // by a panic in yield too
-			s.leave(given)
+		if !ok { // Also after a panic in yield.
+			s.abandon(granted)
 		}
 	}()
 	select {
-	case <-given:
+	case <-granted:
 		return true
 	default:
 	}
-	note := fmt.Sprintf("Waiting: the agent is busy with as many answers as it may give at once (%d).", s.n)
-	again := time.NewTicker(ReassureEvery)
-	defer again.Stop()
-	for yield(progress(note), nil) {
+	text := fmt.Sprintf("Waiting: the agent has reached its limit of concurrent answers (%d).", s.n)
+	ticker := time.NewTicker(ProgressInterval)
+	defer ticker.Stop()
+	for yield(progress(text), nil) {
 		select {
-		case <-given:
+		case <-granted:
 			return true
 		case <-ctx.Done():
 			yield(nil, context.Cause(ctx))
 			return false
-		case <-again.C:
+		case <-ticker.C:
 		}
 	}
 	return false
 }
 
-// Free gives a slot back, to the one that has waited longest if any does.
-func (s *Slots) Free() {
+// Release releases a slot. The oldest waiter gets it, if there is one.
+func (s *Slots) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.queue) == 0 {
@@ -97,34 +97,34 @@ func (s *Slots) Free() {
 	s.queue = slices.Delete(s.queue, 0, 1)
 }
 
-// enter joins the queue, or takes a slot at once: the channel is closed with the slot
-// given.
-func (s *Slots) enter() (given chan struct{}) {
+// enqueue acquires a free slot or joins the queue. The channel is closed when the caller has a
+// slot.
+func (s *Slots) enqueue() (granted chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	given = make(chan struct{})
+	granted = make(chan struct{})
 	if s.taken < s.n {
 		s.taken++
-		close(given)
+		close(granted)
 	} else {
-		s.queue = append(s.queue, given)
+		s.queue = append(s.queue, granted)
 	}
-	return given
+	return granted
 }
 
-// leave gives up a place in the queue, or the slot that it has just led to.
-func (s *Slots) leave(given chan struct{}) {
+// abandon leaves the queue. If a slot has been granted in the meantime, abandon releases it.
+func (s *Slots) abandon(granted chan struct{}) {
 	s.mu.Lock()
-	i := slices.Index(s.queue, given)
+	i := slices.Index(s.queue, granted)
 	if i >= 0 {
 		s.queue = slices.Delete(s.queue, i, i+1)
 	}
 	s.mu.Unlock()
 	if i < 0 {
-		s.Free()
+		s.Release()
 	}
 }
 
-func progress(note string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: note}}}
+func progress(text string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: text}}}
 }

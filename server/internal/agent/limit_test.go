@@ -19,10 +19,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// slow is an agent whose answer takes a minute.
+// slow returns an agent whose answer takes a minute.
 func slow() agentFunc {
 	return func(ctx context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
-		if !yield(textPiece("on it"), nil) {
+		if !yield(textPiece("started"), nil) {
 			return
 		}
 		select {
@@ -34,17 +34,16 @@ func slow() agentFunc {
 	}
 }
 
-const waiting = "progress Waiting: the agent is busy with as many answers as it may give at once (1)."
+const waiting = "progress Waiting: the agent has reached its limit of concurrent answers (1)."
 
-// timed is what the agent yields within two hours, each piece with the time that it
-// comes at.
+// timed returns what the agent yields within two hours, each piece with its time.
 func timed(ctx context.Context, a agent.Agent) []string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Hour)
 	defer cancel()
-	began := time.Now()
+	start := time.Now()
 	var all []string
 	for piece, err := range a.Respond(ctx, nil) {
-		all = append(all, fmt.Sprint(time.Since(began), " ", pieceLine(piece, err)))
+		all = append(all, fmt.Sprint(time.Since(start), " ", pieceLine(piece, err)))
 	}
 	return all
 }
@@ -56,10 +55,10 @@ func TestLimit(t *testing.T) {
 		var answers sync.WaitGroup
 		for i := range got {
 			answers.Go(func() { got[i] = timed(t.Context(), a) })
-			synctest.Wait() // the next one comes later
+			synctest.Wait() // The requests arrive one after another.
 		}
 		answers.Wait()
-		// A note may come at the very instant of the slot: leave those out.
+		// Ignore a Progress piece at the very time at which the slot is released.
 		for i := range got {
 			got[i] = slices.DeleteFunc(got[i], func(s string) bool { return s == "1m0s "+waiting || s == "2m0s "+waiting })
 		}
@@ -70,9 +69,9 @@ func TestLimit(t *testing.T) {
 			return notes
 		}
 		want := [][]string{
-			{"0s on it", "1m0s done"},
-			append(note(0, 10, 20, 30, 40, 50), "1m0s on it", "2m0s done"),
-			append(note(0, 10, 20, 30, 40, 50, 70, 80, 90, 100, 110), "2m0s on it", "3m0s done"),
+			{"0s started", "1m0s done"},
+			append(note(0, 10, 20, 30, 40, 50), "1m0s started", "2m0s done"),
+			append(note(0, 10, 20, 30, 40, 50, 70, 80, 90, 100, 110), "2m0s started", "3m0s done"),
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -92,14 +91,14 @@ func TestLimitWaitsNoLongerThanItsContext(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		<-time.After(time.Hour)
-		if got := timed(t.Context(), a); got[0] != "0s on it" {
-			t.Errorf("when all have ended: %q", got)
+		if got := timed(t.Context(), a); got[0] != "0s started" {
+			t.Errorf("Respond after all answers have ended = %q, want it to start at once", got)
 		}
 	})
 }
 
-// However an answer ends, while it waits too, its slot is there for the next one.
-func TestLimitGivesSlotsBack(t *testing.T) {
+// TestLimitReleasesSlots: the slot is released however an answer ends, also while it waits.
+func TestLimitReleasesSlots(t *testing.T) {
 	stopAfter := func(ctx context.Context, a agent.Agent, n int) {
 		got := 0
 		for _, err := range a.Respond(ctx, nil) {
@@ -111,8 +110,8 @@ func TestLimitGivesSlotsBack(t *testing.T) {
 	}
 	panics := func(respond func()) {
 		defer func() {
-			if r := recover(); r != "oh <nil>" {
-				t.Errorf("recovered %v", r)
+			if r := recover(); r != "stop <nil>" {
+				t.Errorf("recover() = %v, want the panic", r)
 			}
 		}()
 		respond()
@@ -121,35 +120,35 @@ func TestLimitGivesSlotsBack(t *testing.T) {
 		name string
 		end  func(ctx context.Context, a agent.Agent)
 	}{
-		{"whole", func(ctx context.Context, a agent.Agent) { timed(ctx, a) }},
+		{"complete", func(ctx context.Context, a agent.Agent) { timed(ctx, a) }},
 		{"the consumer stops", func(ctx context.Context, a agent.Agent) { stopAfter(ctx, a, 1) }},
 		{"the consumer panics", func(ctx context.Context, a agent.Agent) {
 			panics(func() {
 				for _, err := range a.Respond(ctx, nil) {
-					panic(fmt.Sprint("oh ", err))
+					panic(fmt.Sprint("stop ", err))
 				}
 			})
 		}},
-		{"the consumer stops when it waits", func(ctx context.Context, a agent.Agent) {
+		{"the consumer stops while it waits", func(ctx context.Context, a agent.Agent) {
 			go timed(ctx, a)
 			synctest.Wait()
 			stopAfter(ctx, a, 1)
 		}},
-		{"the consumer stops when it waits still", func(ctx context.Context, a agent.Agent) {
+		{"the consumer stops after a longer wait", func(ctx context.Context, a agent.Agent) {
 			go timed(ctx, a)
 			synctest.Wait()
 			stopAfter(ctx, a, 3)
 		}},
-		{"the consumer panics when it waits", func(ctx context.Context, a agent.Agent) {
+		{"the consumer panics while it waits", func(ctx context.Context, a agent.Agent) {
 			go timed(ctx, a)
 			synctest.Wait()
 			panics(func() {
 				for _, err := range a.Respond(ctx, nil) {
-					panic(fmt.Sprint("oh ", err))
+					panic(fmt.Sprint("stop ", err))
 				}
 			})
 		}},
-		{"the slot comes while the consumer stops", func(ctx context.Context, a agent.Agent) {
+		{"the slot is granted while the consumer stops", func(ctx context.Context, a agent.Agent) {
 			go timed(ctx, a)
 			synctest.Wait()
 			for _, err := range a.Respond(ctx, nil) {
@@ -166,8 +165,8 @@ func TestLimitGivesSlotsBack(t *testing.T) {
 				a := agent.Limit(slow(), 1)
 				test.end(t.Context(), a)
 				<-time.After(time.Hour)
-				if diff := cmp.Diff([]string{"0s on it", "1m0s done"}, timed(t.Context(), a)); diff != "" {
-					t.Errorf("the next answer (-want +got):\n%s", diff)
+				if diff := cmp.Diff([]string{"0s started", "1m0s done"}, timed(t.Context(), a)); diff != "" {
+					t.Errorf("next answer (-want +got):\n%s", diff)
 				}
 			})
 		})
@@ -175,12 +174,12 @@ func TestLimitGivesSlotsBack(t *testing.T) {
 }
 
 func TestLimitWhenTheAgentPanics(t *testing.T) {
-	a := agent.Limit(agentFunc(func(context.Context, func(*parleyv1.RespondResponse, error) bool) { panic("oh") }), 1)
+	a := agent.Limit(agentFunc(func(context.Context, func(*parleyv1.RespondResponse, error) bool) { panic("stop") }), 1)
 	for range 2 {
 		func() {
 			defer func() {
-				if r := recover(); r != "oh" {
-					t.Errorf("recovered %v", r)
+				if r := recover(); r != "stop" {
+					t.Errorf("recover() = %v, want the panic", r)
 				}
 			}()
 			pieces(t.Context(), a)
@@ -189,42 +188,43 @@ func TestLimitWhenTheAgentPanics(t *testing.T) {
 }
 
 func TestNoLimit(t *testing.T) {
-	a := &closing{}
+	a := &closer{}
 	for _, n := range []int{0, -1} {
 		if agent.Limit(a, n) != agent.Agent(a) {
-			t.Errorf("%d: the agent is another", n)
+			t.Errorf("Limit(a, %d) != a", n)
 		}
 	}
 }
 
 func TestLimitClosesItsAgent(t *testing.T) {
 	if err := agent.Limit(saying(), 1).Close(); err == nil || err.Error() != "closed" {
-		t.Errorf("Close: %v", err)
+		t.Errorf("Close() = %v, want the agent's error", err)
 	}
 }
 
-// visit is a request: when it comes, how long it waits and how long its answer takes.
-type visit struct{ arrival, patience, work time.Duration }
+// visit is a request: when it arrives, how long it waits and how long its answer takes.
+type visit struct{ arrival, maxWait, work time.Duration }
 
-// visited is an agent whose answers take as long as the visit of the request's turn id.
-type visited struct {
+// visitedAgent is an agent whose answer takes as long as the visit with the index of the request's
+// turn id.
+type visitedAgent struct {
 	agentFunc
-	visits []visit
-	began  func(i int)
+	visits  []visit
+	started func(i int)
 }
 
-func (v *visited) Respond(_ context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (v *visitedAgent) Respond(_ context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(func(*parleyv1.RespondResponse, error) bool) {
 		i := slices.Index(visitors(), request.GetTurnId())
-		v.began(i)
+		v.started(i)
 		<-time.After(v.visits[i].work)
 	}
 }
 
 func visitors() []string { return strings.Split("abcdefghijkl", "") }
 
-// First come, first served, n at once, and no slot is idle while somebody waits: answers
-// begin when a queue on paper says so, however others take their time or go.
+// TestLimitIsAQueue: requests are answered in the order of their arrival, n at the same time, and
+// no slot is free while a request waits. The start times must equal those of a simulated queue.
 func TestLimitIsAQueue(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 3).Draw(rt, "n")
@@ -233,17 +233,17 @@ func TestLimitIsAQueue(t *testing.T) {
 			seconds := func(what string) time.Duration {
 				return time.Duration(rapid.IntRange(0, 40).Draw(rt, what)) * time.Second
 			}
-			// No two of them at the same instant: which came first would be chance.
-			unlike := time.Duration(i+1) * time.Microsecond
-			visits[i] = visit{seconds("arrival") + unlike, seconds("patience") + 100*unlike, seconds("work") + 10_000*unlike}
+			// No two events may happen at the same time, because their order would be random.
+			offset := time.Duration(i+1) * time.Microsecond
+			visits[i] = visit{seconds("arrival") + offset, seconds("maxWait") + 100*offset, seconds("work") + 10_000*offset}
 		}
 		slices.SortFunc(visits, func(a, b visit) int { return int(a.arrival - b.arrival) })
 
 		want := make(map[int]time.Duration)
-		free := make([]time.Duration, n) // when each slot is
+		free := make([]time.Duration, n) // The time at which each slot is free.
 		for i, v := range visits {
 			slot := slices.Index(free, slices.Min(free))
-			if start := max(v.arrival, free[slot]); start < v.arrival+v.patience {
+			if start := max(v.arrival, free[slot]); start < v.arrival+v.maxWait {
 				want[i], free[slot] = start, start+v.work
 			}
 		}
@@ -251,7 +251,7 @@ func TestLimitIsAQueue(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
 			var mu sync.Mutex
-			a := agent.Limit(&visited{visits: visits, began: func(i int) {
+			a := agent.Limit(&visitedAgent{visits: visits, started: func(i int) {
 				mu.Lock()
 				defer mu.Unlock()
 				got[i] = time.Since(start)
@@ -260,7 +260,7 @@ func TestLimitIsAQueue(t *testing.T) {
 			for i, v := range visits {
 				all.Go(func() {
 					<-time.After(v.arrival)
-					ctx, cancel := context.WithTimeout(t.Context(), v.patience)
+					ctx, cancel := context.WithTimeout(t.Context(), v.maxWait)
 					defer cancel()
 					for _, err := range a.Respond(ctx, &parleyv1.RespondRequest{TurnId: visitors()[i]}) {
 						if err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -272,7 +272,7 @@ func TestLimitIsAQueue(t *testing.T) {
 			all.Wait()
 		})
 		if diff := cmp.Diff(want, got); diff != "" {
-			rt.Fatalf("answers of %v, %d at once, begin (-want +got):\n%s", visits, n, diff)
+			rt.Fatalf("start times of %v with limit %d (-want +got):\n%s", visits, n, diff)
 		}
 	})
 }

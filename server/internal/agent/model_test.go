@@ -13,7 +13,7 @@ import (
 
 const ownBaseURL = "https://api.provider.test/v1"
 
-func TestModelTellsEveryFault(t *testing.T) {
+func TestModelFaults(t *testing.T) {
 	_, err := agent.NewProvider(agent.Model{
 		BaseURL: "ftp://ann:hidden@host", Key: "hidden\n", MaxOutputTokens: -1, Temperature: new(math.NaN()),
 		Headers: map[string]string{"X Y": "hidden", "X-Z": "hidden\r\n", "": "hidden", "X-W": "hidden\x00", "x-#!": "\tfine"},
@@ -31,19 +31,19 @@ func TestModelTellsEveryFault(t *testing.T) {
 	want := []string{
 		"base_url: must begin with http:// or https://",
 		"model: is required",
-		"key: has a line feed or another control character in it",
-		`headers: "" cannot name a header`,
-		`headers: "X Y" cannot name a header`,
-		"headers: the value of X-W has a line feed or another control character in it",
-		"headers: the value of X-Z has a line feed or another control character in it",
+		"key: contains a line feed or another control character",
+		`headers: "" is not a valid header name`,
+		`headers: "X Y" is not a valid header name`,
+		"headers: the value of X-W contains a line feed or another control character",
+		"headers: the value of X-Z contains a line feed or another control character",
 		"max_output_tokens: -1 is less than 0",
 		"temperature: NaN is not a finite number",
-		`tools: "a b" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
-		"tools: a is there twice",
-		`tools: "` + strings.Repeat("x", 65) + `" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		`tools: "a b" is not a valid tool name; use 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		"tools: a is configured twice",
+		`tools: "` + strings.Repeat("x", 65) + `" is not a valid tool name; use 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
 		`tools: the parameters of "list" are not a JSON schema of type object`,
 		`tools: the parameters of "none" are not a JSON schema of type object`,
-		`tools: the parameters of "odd" cannot be written as JSON: json: unsupported type: func()`,
+		`tools: the parameters of "odd" cannot be encoded as JSON: json: unsupported type: func()`,
 	}
 	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(err), "\n")); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)
@@ -54,15 +54,15 @@ func TestBaseURL(t *testing.T) {
 	for address, want := range map[string]string{
 		"":                         "https://api.provider.test/v1/",
 		"http://host:1/a%2Fb?k=1":  "http://host:1/a%2Fb/?k=1",
-		"http://h:hidden":          `base_url: is not a URL; write it like "https://api.provider.test/v1"`,
-		"http://hidden@ host":      `base_url: is not a URL; write it like "https://api.provider.test/v1"`,
-		"https:///v1?k=hidden":     "base_url: names no host",
-		"https://host/v1#hidden":   "base_url: must not have a fragment, the part behind #",
+		"http://h:hidden":          `base_url: is not a URL; use the form "https://api.provider.test/v1"`,
+		"http://hidden@ host":      `base_url: is not a URL; use the form "https://api.provider.test/v1"`,
+		"https:///v1?k=hidden":     "base_url: has no host",
+		"https://host/v1#hidden":   "base_url: must not have a fragment (the part after #)",
 		"api.provider.test/hidden": "base_url: must begin with http:// or https://",
 	} {
 		p, err := agent.NewProvider(agent.Model{Model: "m", BaseURL: address}, ownBaseURL)
 		if err == nil && p.Base.String() != want || err != nil && err.Error() != want {
-			t.Errorf("%s: %+v, %v, want %s", address, p, err, want)
+			t.Errorf("NewProvider with BaseURL %q = %+v, %v, want %s", address, p, err, want)
 		}
 	}
 }

@@ -10,28 +10,27 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// ProviderRetries is how often a request is made again before an answer has begun, where
-// there was no response, or one of 408, 409, 429 and 5xx. With the waits between them, all
-// tries end well within the time that a turn may be silent.
+// ProviderRetries is how often a request is repeated before an answer has begun: after a connection
+// error, or status 408, 409, 429 or 5xx. With the waits in between, all attempts fit in the time
+// that a turn may be silent.
 const ProviderRetries = 2
 
-// connectTimeout bounds each step to a connection.
+// connectTimeout limits each step of a connection: TCP and TLS.
 const connectTimeout = 10 * time.Second
 
-// Provider is the HTTP API that a [Model] is behind, without the protocol: where it is, a
-// client whose responses have bounds, and words for a person of what fails. Begin with
-// [NewProvider]. Many goroutines may use it.
+// Provider is the HTTP API of a [Model], independent of the protocol: its address, a client that
+// limits responses, and descriptions of failures for people. Use [NewProvider] to create it. It is
+// safe for concurrent use.
 //
-// No error has a secret of the model's configuration in it. What is quoted of others is at
-// most 1 KiB.
+// Errors contain no secret of the configuration, and at most 1 KiB of a provider's own text.
 type Provider struct {
-	// Base is where the API is. Its path ends in a slash.
+	// Base is the address of the API. Its path ends in a slash.
 	Base *url.URL
-	// Client makes the requests. Redirects are responses, so that no key goes anywhere but
-	// to Base. Of a refusal, which is a status of 400 or more, 64 KiB can be read, and none
-	// is to be tried again that wants a wait of over 10 s. All other bodies have to be
-	// streams of events, each of 4 MiB at most. The client uses the proxy that the
-	// environment names, and nothing else of it. CloseIdleConnections ends it.
+	// Client sends the requests. It does not follow redirects, so that a key is sent only to Base.
+	// The body of a response with status 400 or more is limited to 64 KiB, and is marked as not
+	// retryable if the provider asks for a wait of more than 10 s. All other bodies must be event
+	// streams with events of at most 4 MiB. Of the environment, only the proxy is used.
+	// CloseIdleConnections closes the connections.
 	Client *http.Client
 
 	model      Model
@@ -39,15 +38,15 @@ type Provider struct {
 	secrets    []string
 }
 
-// NewProvider checks the model's whole configuration and connects to nothing yet. The
-// provider's own base URL is used where BaseURL is empty, and shows people how to write one.
-// Every fault is in the one error, by its key in the configuration and without any secret.
+// NewProvider checks the complete configuration of the model and does not connect yet. ownBaseURL
+// is the provider's own base URL; it is used if BaseURL is empty, and as an example in errors. The
+// error lists all faults by their keys in the configuration, without secrets.
 func NewProvider(model Model, ownBaseURL string) (*Provider, error) {
 	base, err := model.parseBaseURL(ownBaseURL)
 	if err := errors.Join(err, model.check()); err != nil {
 		return nil, err
 	}
-	// One that is nobody else's, so that closing it closes all it has.
+	// The transport is not shared, so closing its idle connections affects no other agent.
 	transport := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: connectTimeout}).DialContext,
@@ -55,14 +54,14 @@ func NewProvider(model Model, ownBaseURL string) (*Provider, error) {
 		ForceAttemptHTTP2:   true,
 		MaxIdleConnsPerHost: 16,
 		IdleConnTimeout:     90 * time.Second,
-		// Compressed streams come in bursts, and nobody gains from them.
+		// Compression would delay the events of a stream.
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: 64 << 10,
 	}
 	return &Provider{
 		Base: base,
 		Client: &http.Client{
-			Transport:     bounded{transport},
+			Transport:     boundedTransport{transport},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		model:      model,
@@ -71,6 +70,6 @@ func NewProvider(model Model, ownBaseURL string) (*Provider, error) {
 	}, nil
 }
 
-// AtWork tells, every ReassureEvery of a model's silence, that it reasons or writes the
-// arguments of a call: nobody is to take that for a hung agent.
-func AtWork() *parleyv1.RespondResponse { return progress("the model is still at work") }
+// WorkingProgress returns the Progress piece for a model that is silent while it reasons or writes the
+// arguments of a call. It is sent every [ProgressInterval], so that the agent is not treated as hung.
+func WorkingProgress() *parleyv1.RespondResponse { return progress("the model is still working") }

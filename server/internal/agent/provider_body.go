@@ -10,37 +10,37 @@ import (
 )
 
 const (
-	// maxRefusalBytes is how much is read of what is no stream.
+	// maxRefusalBytes is the maximum size of a body that is not an event stream.
 	maxRefusalBytes = 64 << 10
-	// maxEventBytes bounds one event of a stream. Most have a few hundred bytes, but
-	// gateways that do not stream themselves send the whole answer in one.
+	// maxEventBytes is the maximum size of an event. Most events have a few hundred bytes, but a
+	// gateway that does not stream itself sends the whole answer in one event.
 	maxEventBytes = 4 << 20
-	// maxWait is the longest that a request waits to be made again. A provider that wants
-	// a longer one is told of at once.
+	// maxWait is the maximum wait before a request is repeated. If a provider asks for more, the
+	// error is returned at once.
 	maxWait = 10 * time.Second
 )
 
-// errEventTooLarge ends a stream with an event that is larger than maxEventBytes.
+// errEventTooLarge is the error of a stream with an event larger than maxEventBytes.
 var errEventTooLarge = fmt.Errorf("an event has more than %d bytes", maxEventBytes)
 
-// notStreamError ends a body that has no event.
-type notStreamError struct{ head []byte } // all of it, or its beginning
+// notStreamError is the error of a body that contains no event.
+type notStreamError struct{ head []byte } // The body or its beginning.
 
-// Error says so.
-func (*notStreamError) Error() string { return "the body is no stream of events" }
+// Error returns a constant text.
+func (*notStreamError) Error() string { return "the body is not an event stream" }
 
-// bounded keeps responses to sizes and waits for which the clients that read them have no
-// bounds, or other ones.
-type bounded struct{ *http.Transport }
+// boundedTransport limits the sizes of responses and the waits that providers ask for, since the
+// code that reads the responses has no limits.
+type boundedTransport struct{ *http.Transport }
 
 // RoundTrip sends the request once.
-func (b bounded) RoundTrip(request *http.Request) (*http.Response, error) {
+func (b boundedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := b.Transport.RoundTrip(request)
 	if err != nil {
 		return nil, err
 	}
 	if response.StatusCode < http.StatusBadRequest {
-		response.Body = &events{ReadCloser: response.Body}
+		response.Body = &eventBody{ReadCloser: response.Body}
 		return response, nil
 	}
 	response.Body = struct {
@@ -48,12 +48,12 @@ func (b bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 		io.Closer
 	}{io.LimitReader(response.Body, maxRefusalBytes), response.Body}
 	if wantsLongWait(response.Header) {
-		response.Header.Set("X-Should-Retry", "false") // as both SDKs understand
+		response.Header.Set("X-Should-Retry", "false") // Both SDKs obey this header.
 	}
 	return response, nil
 }
 
-// wantsLongWait reports whether nobody is to try again before maxWait is over.
+// wantsLongWait reports whether the provider asks for a wait of more than maxWait.
 func wantsLongWait(header http.Header) bool {
 	if n, err := strconv.ParseFloat(header.Get("Retry-After-Ms"), 64); err == nil {
 		return n > float64(maxWait.Milliseconds())
@@ -66,25 +66,25 @@ func wantsLongWait(header http.Header) bool {
 	return err == nil && time.Until(at) > maxWait
 }
 
-// events is the body of a stream of events in which none grows without end: those who read
-// it gather lines and events in memory. It fails as well where it is no such stream: it ends
-// without an event, or its first 64 KiB have none.
-type events struct {
+// eventBody is the body of an event stream with limited events, because its readers collect lines
+// and events in memory. Reading also fails if the body is not an event stream: if it ends without
+// an event, or if its first 64 KiB contain none.
+type eventBody struct {
 	io.ReadCloser
-	head  []byte // all, as long as there is no event
-	size  int    // of the event so far
-	line  int    // bytes of its line so far, without carriage returns
-	field int    // how many of them are the beginning of fieldName
-	some  bool   // there was data of an event
+	head    []byte // The body read so far, until there is an event.
+	size    int    // Bytes of the current event.
+	line    int    // Bytes of the current line, without carriage returns.
+	field   int    // Number of these that match the beginning of fieldName.
+	hasData bool   // Data of an event was found.
 }
 
-// fieldName is what the lines of an event that count begin with.
+// fieldName is the beginning of the lines with data.
 const fieldName = "data:"
 
-// Read reads on, in an event that is not too large yet.
-func (e *events) Read(p []byte) (int, error) {
+// Read reads from the stream. It fails if the current event is too large.
+func (e *eventBody) Read(p []byte) (int, error) {
 	n, err := e.ReadCloser.Read(p)
-	if !e.some {
+	if !e.hasData {
 		e.head = append(e.head, p[:n]...)
 	}
 	for _, b := range p[:n] {
@@ -93,16 +93,16 @@ func (e *events) Read(p []byte) (int, error) {
 			return 0, errEventTooLarge
 		}
 	}
-	if !e.some && (errors.Is(err, io.EOF) || len(e.head) >= maxRefusalBytes) {
+	if !e.hasData && (errors.Is(err, io.EOF) || len(e.head) >= maxRefusalBytes) {
 		return 0, &notStreamError{e.head}
 	}
 	return n, err
 }
 
-func (e *events) step(b byte) {
+func (e *eventBody) step(b byte) {
 	e.size++
 	switch {
-	case b == '\n' && e.line == 0: // an empty line ends an event
+	case b == '\n' && e.line == 0: // An empty line ends an event.
 		e.size = 0
 	case b == '\n':
 		e.line, e.field = 0, 0
@@ -110,7 +110,7 @@ func (e *events) step(b byte) {
 		if e.field == e.line && e.line < len(fieldName) && b == fieldName[e.line] {
 			e.field++
 			if e.field == len(fieldName) {
-				e.some, e.head = true, nil
+				e.hasData, e.head = true, nil
 			}
 		}
 		e.line++

@@ -8,21 +8,20 @@ import (
 )
 
 const (
-	// maxCalls and maxCallBytes bound the calls of one answer: nothing of them is passed
-	// on before they are whole, so nobody else can stop them.
+	// maxCalls and maxCallBytes limit the calls of one answer. Calls are passed on only when they
+	// are complete, so no other limit applies to them before.
 	maxCalls     = 1000
 	maxCallBytes = 4 << 20
-	// maxCallNameBytes is what the API of messages allows.
+	// maxCallNameBytes is the limit of the messages API.
 	maxCallNameBytes = 128
 )
 
-// CallBounds counts the tool calls of an answer as a provider streams it. The zero value
-// has counted none.
-type CallBounds struct{ calls, bytes int }
+// CallLimits counts the tool calls of a streamed answer. The zero value is ready for use.
+type CallLimits struct{ calls, bytes int }
 
-// Add counts calls that have begun, and bytes of these and earlier ones. It returns an
-// *Error when there are more than 1000 calls, or 4 MiB of them.
-func (b *CallBounds) Add(calls, bytes int) error {
+// Add adds a number of new calls, and bytes of new or earlier calls. It returns an *Error if there
+// are more than 1000 calls or more than 4 MiB.
+func (b *CallLimits) Add(calls, bytes int) error {
 	b.calls += calls
 	b.bytes += bytes
 	switch {
@@ -34,22 +33,21 @@ func (b *CallBounds) Add(calls, bytes int) error {
 	return nil
 }
 
-// CheckCallName returns an *Error unless the name of a tool that a model calls has 1 to 128
-// bytes.
+// CheckCallName returns an *Error unless the name of a called tool has 1 to 128 bytes.
 func CheckCallName(name string) error {
 	if name == "" || len(name) > maxCallNameBytes {
 		return &Error{
-			Message:   fmt.Sprintf("the model called a tool by a name of %d bytes, not 1 to %d", len(name), maxCallNameBytes),
+			Message:   fmt.Sprintf("the model called a tool with a name of %d bytes, want 1 to %d", len(name), maxCallNameBytes),
 			Retryable: true,
 		}
 	}
 	return nil
 }
 
-// IsWhole reports whether a call is to be passed on from an answer that ended for this reason,
-// in the words of either API: its arguments are JSON, or the model meant to end there. Any
-// other call is one that the end cut off, and which nobody could run.
-func IsWhole(call *parleyv1.ToolCall, finish string) bool {
+// IsComplete reports whether to pass on a call of an answer that ended with the finish reason of
+// either API. The call is complete if its arguments are JSON or if the model ended the answer
+// itself. Otherwise the end of the answer cut off the call, and it cannot be run.
+func IsComplete(call *parleyv1.ToolCall, finish string) bool {
 	switch finish {
 	case "", "stop", "tool_calls", "function_call", "tool_use":
 		return true
@@ -57,21 +55,21 @@ func IsWhole(call *parleyv1.ToolCall, finish string) bool {
 	return json.Valid([]byte(call.GetArguments()))
 }
 
-// CheckEmpty returns an *Error that says why a model gave an answer without a word and without
-// a call, where the reason for its end tells that; nil where a model may well say nothing.
+// CheckEmpty returns an *Error for an answer without text and calls if the finish reason explains
+// why. It returns nil if an empty answer is valid.
 func CheckEmpty(finish string) error {
-	var why string
+	var cause string
 	switch finish {
 	case "length", "max_tokens":
-		why = "all its tokens were used up before the first word; set max_output_tokens higher, or have the model reason less"
+		cause = "the model used all output tokens before the first word; increase max_output_tokens or reduce reasoning"
 	case "model_context_window_exceeded":
-		why = "the conversation fills the model's context; give the agent a smaller window"
+		cause = "the conversation fills the model's context; configure a smaller window for the agent"
 	case "content_filter":
-		why = "the provider's content filter held it back"
+		cause = "the provider's content filter withheld it"
 	case "refusal":
-		why = "the model refused to give one"
+		cause = "the model refused to answer"
 	default:
 		return nil
 	}
-	return &Error{Message: fmt.Sprintf("there is no answer: %s (%s)", why, finish)}
+	return &Error{Message: fmt.Sprintf("the answer is empty: %s (%s)", cause, finish)}
 }

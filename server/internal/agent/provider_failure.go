@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// maxShownBytes is how much of others' words is shown.
+	// maxShownBytes is the maximum length of a text of the provider in an error.
 	maxShownBytes = 1 << 10
 
-	// statusOverloaded is no standard's, but understood by many.
+	// statusOverloaded is not a standard status, but is in common use.
 	statusOverloaded = 529
 )
 
-// NoAnswer is why there is no answer: the response of another status than 2xx, whose body
-// it reads and closes, or the error where there is no such response.
-func (p *Provider) NoAnswer(response *http.Response, err error) *Error {
+// ResponseError returns the error for a response that is not an answer: err if there is no
+// response, or the status and body of a response outside 2xx. It closes the body.
+func (p *Provider) ResponseError(response *http.Response, err error) *Error {
 	if response == nil || response.StatusCode < http.StatusMultipleChoices {
 		return p.unreachable(err)
 	}
@@ -33,48 +33,49 @@ func (p *Provider) NoAnswer(response *http.Response, err error) *Error {
 		if location, err := response.Location(); err == nil {
 			to = (&url.URL{Scheme: location.Scheme, Host: location.Host, Path: location.Path}).String()
 		}
-		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to where the API is", to)
+		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to the address of the API", to)
 	}
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		body = nil // the status says enough
+		body = nil // The status is sufficient.
 	}
 	return p.refused(response.StatusCode, parseReport(body))
 }
 
-// GaveUp is why the provider ended its answer with the event that says so.
-func (p *Provider) GaveUp(event []byte) *Error {
+// EventError returns the error for an event in which the provider reports a failure.
+func (p *Provider) EventError(event []byte) *Error {
 	r := parseReport(event)
 	if status := r.status(); status != 0 {
 		return p.refused(status, r)
 	}
-	return p.failure(true, "the provider failed in the middle of the answer", r.message)
+	return p.failure(true, "the provider failed during the answer", r.message)
 }
 
-// Malformed is why an event cannot be read; what is the event or what is wrong with it.
-func (p *Provider) Malformed(what string) *Error {
+// MalformedEvent returns the error for an event that cannot be decoded. what is the event or a
+// description.
+func (p *Provider) MalformedEvent(what string) *Error {
 	return p.failure(true, "the provider sent an event that is not a JSON object", what)
 }
 
-// CutOff is why the stream ended before the answer did; err is what reading it ended with,
-// nil at its end.
-func (p *Provider) CutOff(err error) *Error {
-	notStream, isNoStream := errors.AsType[*notStreamError](err)
+// StreamError returns the error for a stream that ended before the answer. err is the error of
+// reading the stream, or nil at its end.
+func (p *Provider) StreamError(err error) *Error {
+	notStream, isNotStream := errors.AsType[*notStreamError](err)
 	switch {
 	case err == nil:
-		return &Error{Message: "the answer was cut off: the stream ended before the answer did", Retryable: true}
+		return &Error{Message: "the answer was cut off: the stream ended before the answer", Retryable: true}
 	case errors.Is(err, errEventTooLarge):
 		return &Error{Message: fmt.Sprintf("the provider sent an event of more than %d bytes", maxEventBytes)}
-	case !isNoStream:
+	case !isNotStream:
 		return p.broken(true, "the answer broke off", reason(err))
 	}
 	if r := parseReport(notStream.head); r.message != "" {
 		return p.failure(false, "the provider did not answer with a stream; check base_url and model", r.message)
 	}
-	return &Error{Message: fmt.Sprintf("the provider did not answer with a stream; check that base_url is where its API is, written like %q", p.ownBaseURL)}
+	return &Error{Message: fmt.Sprintf("the provider did not answer with a stream; check that base_url is the address of its API, in the form %q", p.ownBaseURL)}
 }
 
-// unreachable is why there is no response at all.
+// unreachable returns the error for a request without a response.
 func (p *Provider) unreachable(err error) *Error {
 	// The URL in the error contains the query. The log gets only the scheme and the host.
 	if fault, ok := errors.AsType[*url.Error](err); ok {
@@ -94,10 +95,10 @@ func (p *Provider) unreachable(err error) *Error {
 	case isNet && operation.Op == "dial":
 		return p.broken(true, "cannot connect to the provider", detail)
 	}
-	return p.broken(true, "no answer from the provider", detail)
+	return p.broken(true, "no response from the provider", detail)
 }
 
-// reason is the error without the addresses of this machine and its resolver.
+// reason returns the text of an error without addresses of this machine and its resolver.
 func reason(err error) string {
 	if fault, ok := errors.AsType[*net.DNSError](err); ok {
 		return fault.Err
@@ -111,65 +112,64 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// refused says for a person what the status means.
+// refused returns the error for a status, with the provider's message.
 func (p *Provider) refused(status int, r report) *Error {
-	var words string
+	var message string
 	retryable := false
 	switch {
 	case status == http.StatusUnauthorized && p.model.Key == "" && len(p.model.Headers) == 0:
-		words = "the provider wants a key, and none is configured"
+		message = "the provider requires a key, and none is configured"
 	case status == http.StatusUnauthorized:
-		words = "the provider refused the key"
+		message = "the provider refused the key"
 	case status == http.StatusForbidden:
-		words = "the provider refused the key, or what it was used for"
+		message = "the provider refused the key or its use"
 	case status == http.StatusPaymentRequired:
-		words = "the provider's quota is used up"
+		message = "the provider's quota is used up"
 	case status == http.StatusTooManyRequests:
-		words, retryable = "the provider's quota or rate limit is used up", true
+		message, retryable = "the provider's quota or rate limit is used up", true
 	case status == statusOverloaded:
-		words, retryable = "the provider is overloaded", true
+		message, retryable = "the provider is overloaded", true
 	case r.tooLong() || status == http.StatusRequestEntityTooLarge:
-		words = "the conversation is too long for the model; give the agent a smaller window"
+		message = "the conversation is too long for the model; configure a smaller window for the agent"
 	case status == http.StatusNotFound:
-		words = fmt.Sprintf("the provider does not know the model %q, or base_url is not where its API is", p.model.Model)
+		message = fmt.Sprintf("the provider does not know the model %q, or base_url is not the address of its API", p.model.Model)
 	case status == http.StatusRequestTimeout || status == http.StatusConflict || status >= http.StatusInternalServerError:
-		words, retryable = "the provider failed", true
+		message, retryable = "the provider failed", true
 	default:
-		words = "the provider refused the request"
+		message = "the provider refused the request"
 	}
-	words = strings.TrimSpace(fmt.Sprintf("%s (%d %s", words, status, http.StatusText(status))) + ")"
-	return p.failure(retryable, words, r.message)
+	message = strings.TrimSpace(fmt.Sprintf("%s (%d %s", message, status, http.StatusText(status))) + ")"
+	return p.failure(retryable, message, r.message)
 }
 
-// broken returns an error with a message of the server and a detail that is for the log only.
-func (p *Provider) broken(retryable bool, words, detail string) *Error {
-	return &Error{Message: words, Detail: p.shown(detail), Retryable: retryable}
+// broken returns an error with a message, and a detail that is only for the log.
+func (p *Provider) broken(retryable bool, message, detail string) *Error {
+	return &Error{Message: message, Detail: p.shown(detail), Retryable: retryable}
 }
 
-// failure returns an error with a message of the server followed by the provider's message, without
-// secrets and control characters.
-func (p *Provider) failure(retryable bool, words, said string) *Error {
-	if said = p.shown(said); said != "" {
-		words += ": " + said
+// failure returns an error with a message, followed by the provider's own text.
+func (p *Provider) failure(retryable bool, message, providerText string) *Error {
+	if providerText = p.shown(providerText); providerText != "" {
+		message += ": " + providerText
 	}
-	return &Error{Message: words, Retryable: retryable}
+	return &Error{Message: message, Retryable: retryable}
 }
 
-// shown is the text without secrets, line breaks and other control characters, cut to
+// shown returns a text without secrets, line breaks and other control characters, with at most
 // maxShownBytes.
 func (p *Provider) shown(text string) string {
-	// The secrets go first: cut in two, one would not be found.
+	// Secrets are removed first, because a truncated secret would not be found.
 	text = Redact(text, p.secrets...)
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
 	if len(text) > maxShownBytes {
-		text = Clipped(text, maxShownBytes-len("…")) + "…"
+		text = Truncate(text, maxShownBytes-len("…")) + "…"
 	}
 	return text
 }
 
-// Clipped is valid UTF-8, at most the first n bytes of s.
-func Clipped(s string, n int) string {
+// Truncate returns at most the first n bytes of s as valid UTF-8.
+func Truncate(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= n {
 		return s

@@ -28,7 +28,7 @@ func TestIsImage(t *testing.T) {
 	} {
 		attachment := &parleyv1.Attachment{Uri: test.uri, MediaType: test.media}
 		if image, pdf := agent.IsImage(attachment), agent.IsPDF(attachment); image != test.image || pdf != test.pdf {
-			t.Errorf("%v: image %v, PDF %v", attachment, image, pdf)
+			t.Errorf("IsImage, IsPDF of %v = %v, %v, want %v, %v", attachment, image, pdf, test.image, test.pdf)
 		}
 	}
 }

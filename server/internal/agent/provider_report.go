@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// report is what a provider says of a failure.
+// report is a provider's description of a failure.
 type report struct {
-	message string // never HTML; empty: nothing
-	code    string // a status, or a word
-	kind    string // a word
+	message string // Text for a person. It is never HTML and may be empty.
+	code    string // An HTTP status or an identifier.
+	kind    string // An identifier.
 }
 
-// maxReportLevels is how deep parseReport looks for the message.
+// maxReportLevels is the maximum depth at which parseReport searches for the message.
 const maxReportLevels = 4
 
-// parseReport understands {"error": {"message", "code", "type"}}, which is the APIs' own,
-// and what servers make of it: {"error": "…"}, {"message"}, {"detail"}, one of these in a
-// list, plain text. HTML, the word of a proxy, tells no more than the status. A body that
-// has been cut tells nothing: its last words may be half a secret.
+// parseReport parses {"error": {"message", "code", "type"}}, which is the form of the APIs, and the
+// variants of other servers: {"error": "…"}, {"message"}, {"detail"}, one of these in a list, or
+// plain text. HTML comes from a proxy and adds nothing to the status. A truncated body is ignored,
+// because it may end with a part of a secret.
 func parseReport(body []byte) report {
 	if len(body) >= maxRefusalBytes {
 		return report{}
@@ -39,10 +39,10 @@ func parseReport(body []byte) report {
 		}
 		body = outer.Error
 	}
-	var told struct{ Message, Detail, Code, Type any }
-	if err := json.Unmarshal(body, &told); err == nil {
-		message := cmp.Or(word(told.Message), word(told.Detail), string(body))
-		return report{message: message, code: word(told.Code), kind: word(told.Type)}
+	var fields struct{ Message, Detail, Code, Type any }
+	if err := json.Unmarshal(body, &fields); err == nil {
+		message := cmp.Or(textOf(fields.Message), textOf(fields.Detail), string(body))
+		return report{message: message, code: textOf(fields.Code), kind: textOf(fields.Type)}
 	}
 	var message string
 	if json.Unmarshal(body, &message) == nil || bytes.HasPrefix(body, []byte("<")) {
@@ -51,8 +51,8 @@ func parseReport(body []byte) report {
 	return report{message: string(body)}
 }
 
-// word is a JSON value as text: strings as they are, nothing of null.
-func word(value any) string {
+// textOf returns a JSON value as text: a string as it is, and "" for null.
+func textOf(value any) string {
 	switch value := value.(type) {
 	case nil:
 		return ""
@@ -61,29 +61,29 @@ func word(value any) string {
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
-		return "" // it was read from JSON
+		return "" // It cannot fail: the value was decoded from JSON.
 	}
 	return string(text)
 }
 
-// tooLong reports whether the provider means that the context does not fit the model.
-// There is a code for it, which few servers besides OpenAI's own send.
+// tooLong reports whether the context does not fit the model. There is a code for this, but few
+// servers except OpenAI's send it.
 func (r report) tooLong() bool {
 	if r.code == "context_length_exceeded" || strings.Contains(r.kind, "exceed_context") {
 		return true
 	}
 	message := strings.ToLower(r.message)
-	for _, words := range []string{
+	for _, phrase := range []string{
 		"context length", "context limit", "context size", "context window", "prompt is too long", "input is too long", "too many tokens",
 	} {
-		if strings.Contains(message, words) {
+		if strings.Contains(message, phrase) {
 			return true
 		}
 	}
 	return false
 }
 
-// status is the one that the failure has where it is a response; 0 where that is not known.
+// status returns the HTTP status for the failure, or 0 if it is unknown.
 func (r report) status() int {
 	if status, err := strconv.Atoi(r.code); err == nil && status >= 400 && status <= 599 {
 		return status
@@ -91,7 +91,7 @@ func (r report) status() int {
 	if r.tooLong() {
 		return http.StatusBadRequest
 	}
-	switch r.kind { // in the words of Anthropic's API, some of which are OpenAI's
+	switch r.kind { // Anthropic's types; OpenAI uses some of them too.
 	case "invalid_request_error", "invalid_request":
 		return http.StatusBadRequest
 	case "authentication_error":

@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// provider is one of the model, which is closed with the test.
-func provider(t *testing.T, model agent.Model) *agent.Provider {
+// newProvider returns a provider for the model, which is closed at the end of the test.
+func newProvider(t *testing.T, model agent.Model) *agent.Provider {
 	t.Helper()
 	model.Model = "m"
 	p, err := agent.NewProvider(model, ownBaseURL)
@@ -29,8 +29,8 @@ func provider(t *testing.T, model agent.Model) *agent.Provider {
 	return p
 }
 
-// asked is what the provider answers, and its body, as far as it can be read.
-func asked(t *testing.T, p *agent.Provider) (response *http.Response, body []byte, err error) {
+// get sends a request and returns the response and as much of its body as can be read.
+func get(t *testing.T, p *agent.Provider) (response *http.Response, body []byte, err error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.Base.String(), http.NoBody)
 	if err != nil {
@@ -44,22 +44,22 @@ func asked(t *testing.T, p *agent.Provider) (response *http.Response, body []byt
 	return response, body, err
 }
 
-// serving is a provider that answers with this.
-func serving(t *testing.T, handler http.HandlerFunc) *agent.Provider {
+// serve returns a provider that answers with handler.
+func serve(t *testing.T, handler http.HandlerFunc) *agent.Provider {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return provider(t, agent.Model{BaseURL: server.URL})
+	return newProvider(t, agent.Model{BaseURL: server.URL})
 }
 
-// TestProxyOfTheEnvironment runs itself in a process of its own: the environment is read once
-// in each.
+// TestProxyOfTheEnvironment runs itself in another process, because the environment is read only
+// once per process.
 func TestProxyOfTheEnvironment(t *testing.T) {
-	const inside = "PROVIDER_TEST_INSIDE"
-	p := provider(t, agent.Model{BaseURL: "http://models.test/v1"})
-	if os.Getenv(inside) != "" {
-		_, body, err := asked(t, p)
-		t.Logf("got %q, %v", body, err)
+	const childVariable = "PROVIDER_TEST_CHILD"
+	p := newProvider(t, agent.Model{BaseURL: "http://models.test/v1"})
+	if os.Getenv(childVariable) != "" {
+		_, body, err := get(t, p)
+		t.Logf("get = %q, %v", body, err)
 		return
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,48 +71,48 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	command := exec.CommandContext(t.Context(), program, "-test.run=^"+t.Name()+"$", "-test.v")
-	command.Env = append(os.Environ(), inside+"=1", "HTTP_PROXY="+proxy.URL, "http_proxy=", "NO_PROXY=", "no_proxy=")
+	command.Env = append(os.Environ(), childVariable+"=1", "HTTP_PROXY="+proxy.URL, "http_proxy=", "NO_PROXY=", "no_proxy=")
 	out, err := command.CombinedOutput()
-	if want := `got "data: http://models.test/v1/\n\n", <nil>`; err != nil || !strings.Contains(string(out), want) {
-		t.Errorf("%v: %s, want %s", err, out, want)
+	if want := `get = "data: http://models.test/v1/\n\n", <nil>`; err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("child process: %v: %s, want %s", err, out, want)
 	}
 }
 
-// TestStreams: what reading a body ends with.
+// TestStreams: the errors of reading a body.
 func TestStreams(t *testing.T) {
-	const tooLarge, noStream = "an event has more than 4194304 bytes", "the body is no stream of events"
+	const tooLarge, notStream = "an event has more than 4194304 bytes", "the body is not an event stream"
 	line := strings.Repeat("x", 64<<10)
 	for name, test := range map[string]struct {
 		body, want string
 	}{
-		"many events":       {strings.Repeat("data: "+line+"\ndata: "+line+"\n\n", 40), ""},
-		"many with CR LF":   {strings.Repeat("event: e\r\ndata: "+line+"\r\n\r\n", 80), ""},
-		"a large event":     {"data: " + strings.Repeat("x", 4<<20-7), ""},
-		"too large":         {"data: " + strings.Repeat("x", 4<<20), tooLarge},
-		"too many lines":    {strings.Repeat("data: "+line+"\n", 65), tooLarge},
-		"comments at first": {strings.Repeat(": wait\n\n", 1000) + "data:\n\n", ""},
-		"no last line end":  {"event: e\ndata:", ""},
-		"nothing":           {"", noStream},
-		"comments":          {": wait\n\n", noStream},
-		"JSON":              {"{\n  \"data:\": 1\n}\n", noStream},
-		"not quite":         {"ddata: x\n\ndat\nxyza:\n\n", noStream},
-		"a long page":       {strings.Repeat("<p>\n\n", 64<<10) + "data: x\n\n", noStream},
+		"many events":         {strings.Repeat("data: "+line+"\ndata: "+line+"\n\n", 40), ""},
+		"many with CR LF":     {strings.Repeat("event: e\r\ndata: "+line+"\r\n\r\n", 80), ""},
+		"large event":         {"data: " + strings.Repeat("x", 4<<20-7), ""},
+		"too large":           {"data: " + strings.Repeat("x", 4<<20), tooLarge},
+		"too many lines":      {strings.Repeat("data: "+line+"\n", 65), tooLarge},
+		"leading comments":    {strings.Repeat(": wait\n\n", 1000) + "data:\n\n", ""},
+		"no final line break": {"event: e\ndata:", ""},
+		"nothing":             {"", notStream},
+		"comments":            {": wait\n\n", notStream},
+		"JSON":                {"{\n  \"data:\": 1\n}\n", notStream},
+		"similar field names": {"ddata: x\n\ndat\nxyza:\n\n", notStream},
+		"long page":           {strings.Repeat("<p>\n\n", 64<<10) + "data: x\n\n", notStream},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := serving(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, test.body) })
-			_, body, err := asked(t, p)
+			p := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, test.body) })
+			_, body, err := get(t, p)
 			got := ""
 			if err != nil {
 				got = err.Error()
 			}
 			if got != test.want || err == nil && string(body) != test.body {
-				t.Errorf("%d bytes of %d, %q, want %q", len(body), len(test.body), got, test.want)
+				t.Errorf("read %d of %d bytes with error %q, want %q", len(body), len(test.body), got, test.want)
 			}
 		})
 	}
 }
 
-// TestLongWaits: a client is told not to try again rather than to wait.
+// TestLongWaits: if a provider asks for a long wait, the client is told not to retry.
 func TestLongWaits(t *testing.T) {
 	for wait, want := range map[string]string{
 		"Retry-After: 10": "", "Retry-After: 11": "false", "Retry-After: -1": "", "Retry-After: soon": "", "Retry-After: 1e999": "false",
@@ -120,15 +120,15 @@ func TestLongWaits(t *testing.T) {
 		"Retry-After: " + time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat): "",
 		"Retry-After: " + time.Now().Add(time.Hour).UTC().Format(http.TimeFormat):  "false",
 	} {
-		p := serving(t, func(w http.ResponseWriter, _ *http.Request) {
+		p := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			name, value, _ := strings.Cut(wait, ": ")
 			w.Header().Set(name, value)
 			w.WriteHeader(http.StatusTooManyRequests)
 			_, _ = io.WriteString(w, strings.Repeat("x", 100<<10))
 		})
-		response, body, err := asked(t, p)
+		response, body, err := get(t, p)
 		if got := response.Header.Get("X-Should-Retry"); got != want || len(body) != 64<<10 || err != nil {
-			t.Errorf("%s: X-Should-Retry is %q, want %q; %d bytes, %v", wait, got, want, len(body), err)
+			t.Errorf("%s: X-Should-Retry = %q, want %q; %d bytes, %v", wait, got, want, len(body), err)
 		}
 	}
 }

@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// redacted stands where a secret was.
+	// redacted replaces a secret.
 	redacted = "[redacted]"
 
-	// minSecretBytes is the least that is looked for. What is shorter, such as the 1 of a
-	// version header, is in every other text by chance, and keeps no secret.
+	// minSecretBytes is the minimum length of a secret. Shorter values, for example the 1 of a
+	// version header, occur in other texts by chance and are not secret.
 	minSecretBytes = 4
 )
 
-// Redact returns the text with "[redacted]" in place of every secret, also where it is
-// written as in JSON, a URL or HTML, or as one of them in another. Where secrets overlap,
-// all that any of them covers is gone. White space around a secret is not part of it,
-// since HTTP sends headers without. Of several words, as in "Bearer token", each behind the
-// first is a secret by itself, too. One of fewer than 4 bytes is passed over.
+// Redact returns text with each secret replaced by "[redacted]". It also finds a secret that is
+// encoded as JSON, URL or HTML, or as a combination of two of them. Overlapping secrets are
+// replaced together. White space around a secret is ignored, because HTTP sends headers without it.
+// If a secret has several words, for example "Bearer token", each word after the first is a secret
+// too. A secret of fewer than 4 bytes is ignored.
 //
-// Bound a text after Redact, not before: what was cut in the middle is not found. Of a text
-// whose beginning is gone already, see [RedactEnd].
+// Truncate a text after Redact, not before: a secret that is cut in the middle is not found. For a
+// text whose beginning is already cut off, use [RedactTail].
 func Redact(text string, secrets ...string) string { return redact(text, secrets, false) }
 
-// RedactEnd is Redact of the end of a longer text: the rest of a secret, of 4 bytes or more,
-// that it begins with is gone, too.
-func RedactEnd(text string, secrets ...string) string { return redact(text, secrets, true) }
+// RedactTail is like Redact, for the end of a longer text: it also replaces the rest of a secret at
+// the beginning of text, if the rest has 4 bytes or more.
+func RedactTail(text string, secrets ...string) string { return redact(text, secrets, true) }
 
 func redact(text string, secrets []string, isEnd bool) string {
 	covered, found := make([]bool, len(text)), false
@@ -59,7 +59,7 @@ func redact(text string, secrets []string, isEnd bool) string {
 					covered[from+i] = true
 				}
 				found = true
-				from++ // the next may begin inside this one
+				from++ // The next occurrence may overlap this one.
 			}
 		}
 	}
@@ -82,7 +82,7 @@ func redact(text string, secrets []string, isEnd bool) string {
 	return b.String()
 }
 
-// forms are the ways in which a secret, and the words of it, may be written.
+// forms returns the encodings of a secret and of its words.
 func forms(secret string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		parts := []string{strings.TrimSpace(secret)}
@@ -93,7 +93,7 @@ func forms(secret string) iter.Seq[string] {
 			if len(part) < minSecretBytes {
 				continue
 			}
-			for _, form := range written(part) {
+			for _, form := range encodings(part) {
 				if !yield(form) {
 					return
 				}
@@ -102,9 +102,9 @@ func forms(secret string) iter.Seq[string] {
 	}
 }
 
-// written is the text in its forms, one inside of another too: a provider may quote in its
-// JSON what it has read in a URL.
-func written(text string) []string {
+// encodings returns the encodings of a text, and those of the encodings, because a provider may
+// quote a part of a URL in JSON.
+func encodings(text string) []string {
 	all := []string{text}
 	for range 2 {
 		for _, form := range all {
@@ -118,22 +118,22 @@ func written(text string) []string {
 	return all
 }
 
-// jsonEscaped is the text as Go's JSON has it, safe inside of HTML.
+// jsonEscaped returns the text as encoding/json writes it, safe inside HTML.
 func jsonEscaped(text string) string {
 	quoted, err := json.Marshal(text)
 	if err != nil {
-		return text // a string always can be written
+		return text // Encoding a string cannot fail.
 	}
 	return string(quoted[1 : len(quoted)-1])
 }
 
-// goEscaped is the text as %q has it, and as the JSON of most others.
+// goEscaped returns the text as %q writes it, which equals the JSON of most other encoders.
 func goEscaped(text string) string {
 	quoted := strconv.Quote(text)
 	return quoted[1 : len(quoted)-1]
 }
 
-// asciiEscaped is the text as JSON in ASCII.
+// asciiEscaped returns the text as JSON in ASCII.
 func asciiEscaped(text string) string {
 	var b strings.Builder
 	for _, unit := range utf16.Encode([]rune(goEscaped(text))) {

@@ -11,38 +11,38 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxNameBytes is what the API allows an agent's name to have.
+// maxNameBytes is the limit of the API for an agent's name.
 const maxNameBytes = 128
 
-// Entry is one configured agent and what the configuration says of it.
+// Entry is a configured agent.
 type Entry struct {
-	// Name by which requests and conversations call the agent; 1 to 128 bytes.
+	// Name identifies the agent in requests and conversations: 1 to 128 bytes.
 	Name string
-	// Kind of the agent: "echo", "command", "openai", "anthropic" or "remote".
+	// Kind is "echo", "command", "openai", "anthropic" or "remote".
 	Kind string
-	// Description is for people; may be empty.
+	// Description is a text for people. It may be empty.
 	Description string
-	// SystemPrompt is used where neither the request nor the conversation has one.
+	// SystemPrompt is used if neither the request nor the conversation has one.
 	SystemPrompt string
-	// Window bounds the history that the agent is given where the request sets none;
-	// nil is unbounded.
+	// Window limits the history that is passed to the agent if the request has no window. If nil,
+	// there is no limit.
 	Window *parleyv1.ContextWindow
-	// Agent does the work.
+	// Agent answers the requests.
 	Agent Agent
 }
 
-// Set is the configured agents. It never changes, so many goroutines may use it;
-// nobody may change an Entry that it has given out.
+// Set contains the configured agents. It does not change and is safe for concurrent use. Callers
+// must not change an Entry that it returns.
 type Set struct {
 	entries     map[string]*Entry
 	names       []string
 	defaultName string
 }
 
-// NewSet makes a set of the entries, of which defaultName names the one that answers
-// when nothing else names an agent. Every fault is in the one error that it returns:
-// a missing, overlong, malformed or double name, an entry without an agent, a default
-// that no entry has. The set closes the agents; without a set, the caller does.
+// NewSet returns a set of the entries. defaultName is the agent that answers if nothing else
+// selects one. The error lists all faults: a name that is missing, too long, malformed or
+// duplicate, an entry without an agent, or an unknown default. The set closes the agents; after an
+// error, the caller must close them.
 func NewSet(defaultName string, entries []Entry) (*Set, error) {
 	s := &Set{entries: make(map[string]*Entry, len(entries)), defaultName: defaultName}
 	var faults []error
@@ -51,21 +51,21 @@ func NewSet(defaultName string, entries []Entry) (*Set, error) {
 		case entry.Name == "":
 			faults = append(faults, fmt.Errorf("agent %d of %d has no name", i+1, len(entries)))
 		case len(entry.Name) > maxNameBytes:
-			faults = append(faults, fmt.Errorf("agent %.32q…: the name has %d bytes, more than %d", entry.Name, len(entry.Name), maxNameBytes))
+			faults = append(faults, fmt.Errorf("agent %.32q…: the name has %d bytes, more than the limit of %d", entry.Name, len(entry.Name), maxNameBytes))
 		case !utf8.ValidString(entry.Name):
 			faults = append(faults, fmt.Errorf("agent %q: the name is not valid UTF-8", entry.Name))
 		case s.entries[entry.Name] != nil:
-			faults = append(faults, fmt.Errorf("agent %q is there twice", entry.Name))
+			faults = append(faults, fmt.Errorf("agent %q is configured twice", entry.Name))
 		default:
 			s.entries[entry.Name] = &entry
 		}
 		if entry.Agent == nil {
-			faults = append(faults, fmt.Errorf("agent %q has nothing behind it", entry.Name))
+			faults = append(faults, fmt.Errorf("agent %q has no implementation", entry.Name))
 		}
 	}
 	s.names = slices.Sorted(maps.Keys(s.entries))
 	if s.Default() == nil {
-		faults = append(faults, fmt.Errorf("default agent %q is not configured; there are: %s", defaultName, strings.Join(s.names, ", ")))
+		faults = append(faults, fmt.Errorf("default agent %q is not configured; configured agents: %s", defaultName, strings.Join(s.names, ", ")))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
@@ -73,19 +73,19 @@ func NewSet(defaultName string, entries []Entry) (*Set, error) {
 	return s, nil
 }
 
-// Get returns the agent of that name, and whether there is one.
+// Get returns the agent with a name, and whether it exists.
 func (s *Set) Get(name string) (*Entry, bool) {
 	entry, ok := s.entries[name]
 	return entry, ok
 }
 
-// Default returns the agent that answers when nothing else names one.
+// Default returns the agent that answers if nothing else selects one.
 func (s *Set) Default() *Entry { return s.entries[s.defaultName] }
 
-// Names returns the names of all agents in byte order, in a slice of the caller's own.
+// Names returns a new slice with the names of all agents in byte order.
 func (s *Set) Names() []string { return slices.Clone(s.names) }
 
-// Infos describes all agents in the order of Names, in messages of the caller's own.
+// Infos returns new messages that describe all agents, in the order of Names.
 func (s *Set) Infos() []*parleyv1.AgentInfo {
 	infos := make([]*parleyv1.AgentInfo, 0, len(s.names))
 	for _, name := range s.names {
@@ -100,7 +100,7 @@ func (s *Set) Infos() []*parleyv1.AgentInfo {
 	return infos
 }
 
-// Close closes every agent, in the order of Names, and returns all that went wrong.
+// Close closes all agents in the order of Names and returns all errors.
 func (s *Set) Close() error {
 	var faults []error
 	for _, name := range s.names {

@@ -13,56 +13,54 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// noResult is what a model reads of a call that nobody has answered.
+// noResult is the result that a model receives for a call that was not answered.
 const noResult = "no result"
 
-// Answered returns the messages as a model's API takes them: behind each assistant
-// message with tool calls stand the results of its calls, one for each, in the order of
-// the calls, and nowhere else is there a result. All other messages keep their order.
+// Answered returns the messages in the order that a model's API requires. After each assistant
+// message with tool calls follow the results of its calls, one for each, in the order of the calls.
+// There are no other results. All other messages keep their order.
 //
-//   - Which call a result answers is the rule of ToolResult.call_id.
-//   - A call without a result, open or not, gets one that says "no result". So does one whose
-//     result came when others had spoken since.
-//   - Such a late result, and one without a call, becomes a user message that tells it in
-//     words where it stands: the model has been told "no result" by then, and is to answer
-//     what is new at the end.
-//   - A call whose id is empty, or has been used before, gets another, and so does its
-//     result. Ids are told apart from the oldest on, so that more messages at the end
-//     change nothing ahead of them, and a provider's prompt cache stays good.
+//   - Which call a result answers is defined by ToolResult.call_id.
+//   - A call without a result gets the result "no result", whether it is open or not. This includes a call whose
+//     result arrived after other messages.
+//   - Such a late result, and a result without a call, becomes a user message that contains it as text, at the
+//     same position. The model has already received "no result" and must answer what is new at the end.
+//   - A call whose id is empty or was used before gets another id, and so does its result. Ids are assigned from
+//     the oldest message on. New messages at the end therefore do not change earlier ones, and a provider's
+//     prompt cache stays valid.
 //
-// The messages are not changed. Those of the result that needed no change are the same
-// ones, so nobody may change those either.
+// The messages are not changed. Messages of the result that needed no change are shared with the
+// input, so callers must not change them.
 func Answered(messages []*parleyv1.Message) []*parleyv1.Message {
 	calls, taken := pair(messages)
 	answered := make([]*parleyv1.Message, 0, len(messages))
 	for i, message := range messages {
 		switch {
-		case taken[i]: // stands behind its call
+		case taken[i]: // It follows its call.
 		case message.GetRole() == parleyv1.Role_ROLE_TOOL:
-			answered = append(answered, told(message))
+			answered = append(answered, asUserMessage(message))
 		default:
 			answered = append(answered, withIDs(message, calls[i]))
 			for _, call := range calls[i] {
-				answered = append(answered, call.answer())
+				answered = append(answered, call.resultMessage())
 			}
 		}
 	}
 	return answered
 }
 
-// call is a tool call on its way to its result.
+// call is a tool call with its result.
 type call struct {
 	*parleyv1.ToolCall
-	id     string            // by which the model knows it; most often its own
-	result *parleyv1.Message // nil: nobody has answered
+	id     string            // Id that the model receives; usually the call's own.
+	result *parleyv1.Message // Nil if the call was not answered.
 }
 
-// pair finds the calls of each message, with their results, and which messages are those
-// results.
+// pair returns the calls of each message with their results, and which messages are those results.
 func pair(messages []*parleyv1.Message) (calls [][]*call, taken []bool) {
 	calls, taken = make([][]*call, len(messages)), make([]bool, len(messages))
 	ids := ids{used: map[string]bool{"": true}, copies: make(map[string]int)}
-	open := make(map[string][]*call) // by their own id, each of one message; the first one gets the next result
+	open := make(map[string][]*call) // Calls of the last assistant message by their own id. The first call gets the next result.
 	for i, message := range messages {
 		switch message.GetRole() {
 		case parleyv1.Role_ROLE_USER:
@@ -86,13 +84,13 @@ func pair(messages []*parleyv1.Message) (calls [][]*call, taken []bool) {
 	return calls, taken
 }
 
-// ids gives out ids of calls, each once.
+// ids assigns unique ids to calls.
 type ids struct {
 	used   map[string]bool
-	copies map[string]int // how often each was wanted again
+	copies map[string]int // Number of duplicates of each id.
 }
 
-// next is the id if it is free, else another made of it.
+// next returns the id if it is unused, otherwise a new id that is derived from it.
 func (s ids) next(id string) string {
 	for wanted := id; s.used[id]; {
 		s.copies[wanted]++
@@ -102,7 +100,7 @@ func (s ids) next(id string) string {
 	return id
 }
 
-// withIDs is the message with the ids that its calls were given.
+// withIDs returns the message with the ids that were assigned to its calls.
 func withIDs(message *parleyv1.Message, calls []*call) *parleyv1.Message {
 	if !slices.ContainsFunc(calls, func(c *call) bool { return c.id != c.GetId() }) {
 		return message
@@ -114,8 +112,8 @@ func withIDs(message *parleyv1.Message, calls []*call) *parleyv1.Message {
 	return message
 }
 
-// answer is the message that answers the call.
-func (c *call) answer() *parleyv1.Message {
+// resultMessage returns the message with the result of the call.
+func (c *call) resultMessage() *parleyv1.Message {
 	if c.result == nil {
 		return &parleyv1.Message{
 			Role:       parleyv1.Role_ROLE_TOOL,
@@ -130,9 +128,9 @@ func (c *call) answer() *parleyv1.Message {
 	return message
 }
 
-// told is a result in words, as a message of the user's. What the message carries
-// besides stays with it.
-func told(message *parleyv1.Message) *parleyv1.Message {
+// asUserMessage returns a result as the text of a user message. The other content of the message is
+// kept.
+func asUserMessage(message *parleyv1.Message) *parleyv1.Message {
 	message = proto.CloneOf(message)
 	message.Role = parleyv1.Role_ROLE_USER
 	if result := message.GetToolResult(); result != nil {
@@ -152,16 +150,16 @@ func told(message *parleyv1.Message) *parleyv1.Message {
 	return message
 }
 
-// Text is what a model reads of a message: its content, " [cut off]" if the message is
-// INCOMPLETE, and its structured data, each value in the form in which [Blocks] takes
-// them from an answer:
+// Text returns the text of a message for a model: its content, " [cut off]" if the message is
+// INCOMPLETE, and its structured data. Each value has the form that [Blocks] recognizes in an
+// answer:
 //
 //	```json type=library_list
 //	{"libraries":["preact","solid"]}
 //	```
 //
-// A blank line is ahead of each but the first thing said. Tool calls, results and
-// attachments are no part of it. It is empty for a message that has none of these.
+// A blank line separates the parts. Tool calls, results and attachments are not included. Text
+// returns "" if the message has none of these parts.
 func Text(message *parleyv1.Message) string {
 	text := message.GetContent()
 	if message.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
@@ -184,15 +182,15 @@ func Text(message *parleyv1.Message) string {
 	return b.String()
 }
 
-// JSON is the value as compact JSON with its keys in byte order: the same value has the
-// same text always, which protojson does not promise. What JSON lacks is told in a
-// string, "NaN"; no value at all is null.
+// JSON returns the value as compact JSON with its keys in byte order. The result is the same for
+// equal values, which protojson does not guarantee. Numbers that JSON does not support become
+// strings, for example "NaN". A missing value becomes null.
 func JSON(value *structpb.Value) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false) // the reader is a program or a model, not a browser
+	e.SetEscapeHTML(false) // The reader is a program or a model, not a browser.
 	if err := e.Encode(value.AsInterface()); err != nil {
-		return "null" // AsInterface gives nothing that JSON lacks
+		return "null" // It cannot fail: AsInterface returns only values that JSON supports.
 	}
 	return string(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }

@@ -25,14 +25,14 @@ const (
 	cutOff    = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
 )
 
-func says(role parleyv1.Role, content string) *parleyv1.Message {
+func newMessage(role parleyv1.Role, content string) *parleyv1.Message {
 	return &parleyv1.Message{Role: role, Content: content}
 }
 
-// calling is an assistant message with calls of those ids, each of a tool of the id's
-// first letter.
+// calling returns an assistant message with calls that have these ids. The tool's name contains the
+// first letter of the id.
 func calling(content string, ids ...string) *parleyv1.Message {
-	m := says(assistant, content)
+	m := newMessage(assistant, content)
 	for _, id := range ids {
 		m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: fmt.Sprintf("tool-%.1s", id), Arguments: "{}"})
 	}
@@ -43,7 +43,7 @@ func result(id, content string) *parleyv1.Message {
 	return &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: id, Content: content}}
 }
 
-// lines tells each message in a line.
+// lines describes each message in a line.
 func lines(messages []*parleyv1.Message) []string {
 	var all []string
 	for _, m := range messages {
@@ -68,8 +68,8 @@ func lines(messages []*parleyv1.Message) []string {
 func TestAnswered(t *testing.T) {
 	failure := result("x", "no such city")
 	failure.ToolResult.Name, failure.ToolResult.IsError, failure.Status = "weather", true, cutOff
-	worded := result("x", "sunny")
-	worded.Content = "From the roof."
+	withContent := result("x", "sunny")
+	withContent.Content = "From the roof."
 	half := calling("Let me", "a", "b")
 	half.Status = cutOff
 	tests := []struct {
@@ -80,22 +80,22 @@ func TestAnswered(t *testing.T) {
 		{"nothing", nil, nil},
 		{
 			"no calls",
-			[]*parleyv1.Message{says(user, "Hi"), says(assistant, "Hello")},
+			[]*parleyv1.Message{newMessage(user, "Hi"), newMessage(assistant, "Hello")},
 			[]string{"user Hi", "assistant Hello"},
 		},
 		{
 			"already answered",
-			[]*parleyv1.Message{says(user, "Hi"), calling("", "a", "b"), result("a", "1"), result("b", "2"), says(assistant, "3")},
+			[]*parleyv1.Message{newMessage(user, "Hi"), calling("", "a", "b"), result("a", "1"), result("b", "2"), newMessage(assistant, "3")},
 			[]string{"user Hi", "assistant [a] [b]", "tool (a) 1", "tool (b) 2", "assistant 3"},
 		},
 		{
-			"results in another order",
+			"results in a different order",
 			[]*parleyv1.Message{calling("", "a", "b"), result("b", "2"), result("a", "1")},
 			[]string{"assistant [a] [b]", "tool (a) 1", "tool (b) 2"},
 		},
 		{
 			"answered late, after other messages",
-			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), says(assistant, "Well."), result("b", "2"), calling("", "c"), says(parleyv1.Role_ROLE_SYSTEM, "!"), result("c", "3")},
+			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), newMessage(assistant, "Well."), result("b", "2"), calling("", "c"), newMessage(parleyv1.Role_ROLE_SYSTEM, "!"), result("c", "3")},
 			[]string{
 				"assistant [a] [b]", "tool (a) 1", "tool (b) no result", "assistant Well.", "user Result of a tool: 2",
 				"assistant [c]", "tool (c) 3", "system !",
@@ -103,44 +103,44 @@ func TestAnswered(t *testing.T) {
 		},
 		{
 			"never answered",
-			[]*parleyv1.Message{calling("", "a", "b"), result("b", "2"), says(user, "Never mind")},
+			[]*parleyv1.Message{calling("", "a", "b"), result("b", "2"), newMessage(user, "Never mind")},
 			[]string{"assistant [a] [b]", "tool (a) no result", "tool (b) 2", "user Never mind"},
 		},
 		{
 			"cut off in its calls",
-			[]*parleyv1.Message{half, says(user, "Go on"), result("b", "2")},
-			[]string{"assistant [a] [b] Let me …", "tool (a) no result", "tool (b) no result", "user Go on", "user Result of a tool: 2"},
+			[]*parleyv1.Message{half, newMessage(user, "Continue"), result("b", "2")},
+			[]string{"assistant [a] [b] Let me …", "tool (a) no result", "tool (b) no result", "user Continue", "user Result of a tool: 2"},
 		},
 		{
 			"results without a call",
-			[]*parleyv1.Message{result("a", "early"), calling("", "a"), failure, worded, {Role: tool, Content: "bare"}, result("a", "1"), result("a", "again")},
+			[]*parleyv1.Message{result("a", "early"), calling("", "a"), failure, withContent, {Role: tool, Content: "plain"}, result("a", "1"), result("a", "again")},
 			[]string{
 				"user Result of a tool: early", "assistant [a]", "tool (a) 1", "user Failure of a tool (weather): no such city …",
-				"user From the roof.\n\nResult of a tool: sunny", "user bare", "user Result of a tool: again",
+				"user From the roof.\n\nResult of a tool: sunny", "user plain", "user Result of a tool: again",
 			},
 		},
 		{
-			"an id used again in each turn",
+			"id reused in each turn",
 			[]*parleyv1.Message{calling("", "a"), result("a", "1"), calling("", "a"), result("a", "2"), calling("", "a"), result("a", "3")},
 			[]string{"assistant [a]", "tool (a) 1", "assistant [a_2]", "tool (a_2) 2", "assistant [a_3]", "tool (a_3) 3"},
 		},
 		{
-			"an id used again while it is open: the older call gets no result any more",
-			[]*parleyv1.Message{calling("", "a"), says(user, "Again"), calling("", "a"), result("a", "2"), result("a", "late")},
+			"id reused while the call is open: the older call gets no result",
+			[]*parleyv1.Message{calling("", "a"), newMessage(user, "Again"), calling("", "a"), result("a", "2"), result("a", "late")},
 			[]string{"assistant [a]", "tool (a) no result", "user Again", "assistant [a_2]", "tool (a_2) 2", "user Result of a tool: late"},
 		},
 		{
-			"ids of a provider that begins again with each answer",
+			"provider that restarts its ids with each answer",
 			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), calling("", "a"), result("b", "2"), result("a", "3")},
 			[]string{"assistant [a] [b]", "tool (a) 1", "tool (b) no result", "assistant [a_2]", "tool (a_2) 3", "user Result of a tool: 2"},
 		},
 		{
-			"an id twice in one message: the first call is answered first",
+			"duplicate id in one message: the first call is answered first",
 			[]*parleyv1.Message{calling("", "a", "b", "a", "a"), result("a", "1"), result("a", "2")},
 			[]string{"assistant [a] [b] [a_2] [a_3]", "tool (a) 1", "tool (b) no result", "tool (a_2) 2", "tool (a_3) no result"},
 		},
 		{
-			"an id that looks like a copy",
+			"id that looks like a derived one",
 			[]*parleyv1.Message{calling("", "a", "a_2", "a", "a_2")},
 			[]string{
 				"assistant [a] [a_2] [a_3] [a_2_2]",
@@ -148,7 +148,7 @@ func TestAnswered(t *testing.T) {
 			},
 		},
 		{
-			"an id that a copy has taken",
+			"id that was already derived",
 			[]*parleyv1.Message{calling("", "a", "a"), result("a", "1"), result("a", "2"), calling("", "a_2"), result("a_2", "3")},
 			[]string{"assistant [a] [a_2]", "tool (a) 1", "tool (a_2) 2", "assistant [a_2_2]", "tool (a_2_2) 3"},
 		},
@@ -167,7 +167,7 @@ func TestAnswered(t *testing.T) {
 	}
 }
 
-func TestAnsweredTellsTheToolOfACallWithoutResult(t *testing.T) {
+func TestAnsweredNamesToolOfMissingResult(t *testing.T) {
 	got := agent.Answered([]*parleyv1.Message{calling("", "a")})
 	want := &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "a", Name: "tool-a", Content: "no result"}}
 	if diff := cmp.Diff(want, got[1], protocmp.Transform()); diff != "" {
@@ -175,7 +175,7 @@ func TestAnsweredTellsTheToolOfACallWithoutResult(t *testing.T) {
 	}
 }
 
-func TestAnsweredKeepsWhatAMessageCarries(t *testing.T) {
+func TestAnsweredKeepsOtherFields(t *testing.T) {
 	carried := &parleyv1.Message{
 		Id: "m", Sequence: 7, Agent: "writer", Metadata: map[string]string{"k": "v"},
 		StructuredData: []*parleyv1.StructuredData{{Type: "n", Value: structpb.NewNumberValue(1)}},
@@ -196,13 +196,13 @@ func TestAnsweredKeepsWhatAMessageCarries(t *testing.T) {
 	}
 }
 
-// drawMessages makes histories whose every text is there once, so that it can be found
-// again: m3, its result r3, the arguments of its calls g3.0, g3.1 …; ids are few.
+// drawMessages returns a history with unique texts, so that each can be found again: message m3,
+// its result r3, the arguments of its calls g3.0, g3.1 and so on. There are few different ids.
 func drawMessages(t *rapid.T) []*parleyv1.Message {
 	ids := rapid.SampledFrom([]string{"", "a", "a_2", "a_3", "b"})
 	messages := make([]*parleyv1.Message, rapid.IntRange(0, 12).Draw(t, "messages"))
 	for i := range messages {
-		m := says(rapid.SampledFrom([]parleyv1.Role{user, assistant, assistant, tool, tool}).Draw(t, "role"), fmt.Sprintf("<m%d>", i))
+		m := newMessage(rapid.SampledFrom([]parleyv1.Role{user, assistant, assistant, tool, tool}).Draw(t, "role"), fmt.Sprintf("<m%d>", i))
 		if rapid.Bool().Draw(t, "cut off") {
 			m.Status = cutOff
 		}
@@ -233,26 +233,26 @@ func TestAnsweredProperties(t *testing.T) {
 		before := cloned(messages)
 		got := agent.Answered(messages)
 		if diff := cmp.Diff(before, messages, protocmp.Transform()); diff != "" {
-			t.Fatalf("the input was changed (-before +after):\n%s", diff)
+			t.Fatalf("Answered changed its input (-before +after):\n%s", diff)
 		}
 		if diff := cmp.Diff(got, agent.Answered(got), protocmp.Transform()); diff != "" {
-			t.Fatalf("again gives another (-once +twice):\n%s", diff)
+			t.Fatalf("Answered is not idempotent (-once +twice):\n%s", diff)
 		}
 		checkNothingLost(t, messages, got)
 		checkAnswered(t, got)
 		checkPairs(t, messages, got)
 
-		// A longer history calls what it began with by the same ids.
-		some := rapid.IntRange(0, len(messages)).Draw(t, "some")
-		first := callIDs(agent.Answered(messages[:some]))
+		// A longer history assigns the same ids to its beginning.
+		prefix := rapid.IntRange(0, len(messages)).Draw(t, "prefix")
+		first := callIDs(agent.Answered(messages[:prefix]))
 		if all := callIDs(got); !slices.Equal(first, all[:len(first)]) {
-			t.Fatalf("ids were %q, then %q", first, all)
+			t.Fatalf("ids = %q, then %q with more messages", first, all)
 		}
 	})
 }
 
-// checkNothingLost finds every text again, once, in a message of the same status, and
-// the order of all that are not tool messages unchanged.
+// checkNothingLost checks that each text occurs once, in a message of the same status, and that
+// messages other than tool messages keep their order.
 func checkNothingLost(t *rapid.T, messages, got []*parleyv1.Message) {
 	text := fmt.Sprint(got)
 	var order, orderGot []string
@@ -268,11 +268,11 @@ func checkNothingLost(t *rapid.T, messages, got []*parleyv1.Message) {
 		}
 		for _, mark := range marks {
 			if n := strings.Count(text, mark); n != 1 {
-				t.Fatalf("%s is there %d times in %v", mark, n, lines(got))
+				t.Fatalf("%s occurs %d times in %v, want once", mark, n, lines(got))
 			}
 			j := slices.IndexFunc(got, func(g *parleyv1.Message) bool { return strings.Contains(g.String(), mark) })
 			if got[j].GetStatus() != m.GetStatus() {
-				t.Fatalf("%s: the status was %v, is %v", mark, m.GetStatus(), got[j].GetStatus())
+				t.Fatalf("%s: status %v became %v", mark, m.GetStatus(), got[j].GetStatus())
 			}
 		}
 	}
@@ -286,34 +286,34 @@ func checkNothingLost(t *rapid.T, messages, got []*parleyv1.Message) {
 	}
 }
 
-// checkAnswered finds one result directly behind each call, in the order of the calls, no
-// other results, and no id twice.
+// checkAnswered checks that each call is directly followed by one result, in the order of the
+// calls, that there are no other results, and that ids are unique.
 func checkAnswered(t *rapid.T, got []*parleyv1.Message) {
 	seen := map[string]bool{"": true}
 	for rest := got; len(rest) > 0; {
 		m := rest[0]
 		rest = rest[1:]
 		if m.GetRole() == tool || m.GetToolResult() != nil {
-			t.Fatalf("a result without a call: %v in %q", m, lines(got))
+			t.Fatalf("result without a call: %v in %q", m, lines(got))
 		}
 		for _, call := range m.GetToolCalls() {
 			if seen[call.GetId()] {
-				t.Fatalf("the id %q is there twice: %q", call.GetId(), lines(got))
+				t.Fatalf("id %q is not unique: %q", call.GetId(), lines(got))
 			}
 			seen[call.GetId()] = true
 			if len(rest) == 0 || rest[0].GetRole() != tool || rest[0].GetToolResult().GetCallId() != call.GetId() {
-				t.Fatalf("no result directly behind %v: %q", call, lines(got))
+				t.Fatalf("no result directly after %v: %q", call, lines(got))
 			}
 			rest = rest[1:]
 		}
 	}
 }
 
-// checkPairs finds behind each call the result that the contract says is its own, if nobody
-// has spoken in between: each result answers the newest message ahead of it that calls by its
-// id, there the first call that has no result.
+// checkPairs checks that each call has the result that the API defines, unless another message is
+// between them: a result answers the newest earlier message that contains a call with its id, and
+// there the first call without a result.
 func checkPairs(t *rapid.T, messages, got []*parleyv1.Message) {
-	results := make(map[string]string) // by the arguments of the call
+	results := make(map[string]string) // By the arguments of the call.
 	for i, m := range messages {
 		if m.GetRole() != tool {
 			continue
@@ -335,7 +335,7 @@ func checkPairs(t *rapid.T, messages, got []*parleyv1.Message) {
 		for k, call := range m.GetToolCalls() {
 			want := stdcmp.Or(results[call.GetArguments()], "no result")
 			if content := got[i+1+k].GetToolResult().GetContent(); content != want {
-				t.Fatalf("%v is answered by %s, want %s", call, content, want)
+				t.Fatalf("result of %v = %s, want %s", call, content, want)
 			}
 		}
 	}
@@ -366,12 +366,12 @@ func TestText(t *testing.T) {
 	}{
 		{"nil", nil, ""},
 		{"nothing", &parleyv1.Message{}, ""},
-		{"content", says(user, " Hi \n"), " Hi \n"},
+		{"content", newMessage(user, " Hi \n"), " Hi \n"},
 		{"cut off", &parleyv1.Message{Content: " The answer is", Status: cutOff}, " The answer is [cut off]"},
 		{"cut off at once", &parleyv1.Message{Status: cutOff}, "[cut off]"},
 		{"data", &parleyv1.Message{StructuredData: data}, blocks},
 		{"content and data", &parleyv1.Message{Content: "Here.", StructuredData: data, Status: cutOff}, "Here. [cut off]\n\n" + blocks},
-		{"a result is no text", result("a", "1"), ""},
+		{"a tool result", result("a", "1"), ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

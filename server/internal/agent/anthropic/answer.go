@@ -25,7 +25,7 @@ type answer struct {
 	usage      parleyv1.Usage
 	stopReason string
 	calls      map[int64]*toolUse // that are not passed on yet, by the index of their block
-	bounds     agent.CallBounds
+	bounds     agent.CallLimits
 	whole      bool      // there is no more to come
 	told       time.Time // when it last made a piece
 	said       bool      // there has been a call, or text other than white space
@@ -42,8 +42,8 @@ type toolUse struct {
 // the model thinks or writes a call.
 func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
 	pieces, err := a.piecesOf(event)
-	if err == nil && len(pieces) == 0 && time.Since(a.told) >= agent.ReassureEvery {
-		pieces = []*parleyv1.RespondResponse{agent.AtWork()}
+	if err == nil && len(pieces) == 0 && time.Since(a.told) >= agent.ProgressInterval {
+		pieces = []*parleyv1.RespondResponse{agent.WorkingProgress()}
 	}
 	if len(pieces) > 0 {
 		a.told = time.Now()
@@ -62,7 +62,7 @@ func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResp
 func (a *answer) piecesOf(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
 	switch event.Type {
 	case "message_start":
-		a.model = agent.Clipped(event.Message.Model, maxWord)
+		a.model = agent.Truncate(event.Message.Model, maxWord)
 		u := event.Message.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
 	case "content_block_start":
@@ -81,7 +81,7 @@ func (a *answer) piecesOf(event sdk.MessageStreamEventUnion) ([]*parleyv1.Respon
 		}
 	case "message_delta":
 		if event.Delta.StopReason != "" {
-			a.stopReason = agent.Clipped(string(event.Delta.StopReason), maxWord)
+			a.stopReason = agent.Truncate(string(event.Delta.StopReason), maxWord)
 		}
 		u := event.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
@@ -136,7 +136,7 @@ func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
 func (a *answer) end() []*parleyv1.RespondResponse {
 	var pieces []*parleyv1.RespondResponse
 	for _, index := range slices.Sorted(maps.Keys(a.calls)) {
-		if piece := a.calls[index].piece(); agent.IsWhole(piece.GetToolCall(), a.stopReason) {
+		if piece := a.calls[index].piece(); agent.IsComplete(piece.GetToolCall(), a.stopReason) {
 			pieces = append(pieces, piece)
 		}
 	}

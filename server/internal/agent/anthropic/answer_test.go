@@ -34,7 +34,7 @@ func TestLongSilenceIsTold(t *testing.T) {
 			add(`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}`)
 		}
 		add(`{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"42"}}`)
-		want := []string{"10s the model is still at work", "20s the model is still at work", "25s 42"}
+		want := []string{"10s the model is still working", "20s the model is still working", "25s 42"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}

@@ -142,7 +142,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 		defer stream.Close() //nolint:errcheck // only read; an end too early closes the connection
 		err := stream.Err()
 		if err != nil || response.StatusCode > 299 {
-			err = a.provider.NoAnswer(response, err)
+			err = a.provider.ResponseError(response, err)
 		}
 		answer := answer{told: time.Now()}
 		for err == nil && !answer.whole {
@@ -171,10 +171,10 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 // cutOff is why there is no more of an answer that had begun.
 func (a *Agent) cutOff(err error) error {
 	if e, ok := errors.AsType[*sdk.Error](err); ok { // an event that says so
-		return a.provider.GaveUp([]byte(e.RawJSON()))
+		return a.provider.EventError([]byte(e.RawJSON()))
 	}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return a.provider.Malformed(e.Error())
+		return a.provider.MalformedEvent(e.Error())
 	}
-	return a.provider.CutOff(err)
+	return a.provider.StreamError(err)
 }

@@ -114,7 +114,7 @@ func TestNothingIsThere(t *testing.T) {
 			t.Parallel()
 			pieces, err := told(t, anthropictest.Answer(test.message))
 			e, ok := errors.AsType[*agent.Error](err)
-			if ok != test.fails || ok && (!strings.HasPrefix(e.Message, "there is no answer: ") || !strings.Contains(e.Message, test.message.StopReason) || e.Retryable) {
+			if ok != test.fails || ok && (!strings.HasPrefix(e.Message, "the answer is empty: ") || !strings.Contains(e.Message, test.message.StopReason) || e.Retryable) {
 				t.Errorf("error %+v", err)
 			}
 			if n := len(pieces); n < 2 || pieces[n-2].GetUsage() == nil || pieces[n-1].GetFinishReason() != test.message.StopReason {

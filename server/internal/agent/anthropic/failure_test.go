@@ -42,8 +42,8 @@ func TestFailures(t *testing.T) {
 		return providertest.Sequence(once(), providertest.Parts(parts...))
 	}
 	const (
-		cutOff   = "the answer was cut off: the stream ended before the answer did"
-		noStream = `the provider did not answer with a stream; check that base_url is where its API is, written like "https://api.anthropic.com"`
+		cutOff   = "the answer was cut off: the stream ended before the answer"
+		noStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.anthropic.com"`
 	)
 	for name, test := range map[string]struct {
 		reply     providertest.Reply
@@ -51,14 +51,14 @@ func TestFailures(t *testing.T) {
 		retryable bool
 	}{
 		"key refused":         {refusal(401, "authentication_error", "invalid x-api-key"), "the provider refused the key (401 Unauthorized): invalid x-api-key", false},
-		"not allowed":         {refusal(403, "permission_error", "not your workspace"), "the provider refused the key, or what it was used for (403 Forbidden): not your workspace", false},
-		"unknown model":       {refusal(404, "not_found_error", "model: claude-test"), `the provider does not know the model "claude-test", or base_url is not where its API is (404 Not Found): model: claude-test`, false},
+		"not allowed":         {refusal(403, "permission_error", "not your workspace"), "the provider refused the key or its use (403 Forbidden): not your workspace", false},
+		"unknown model":       {refusal(404, "not_found_error", "model: claude-test"), `the provider does not know the model "claude-test", or base_url is not the address of its API (404 Not Found): model: claude-test`, false},
 		"quota":               {refusal(402, "billing_error", "pay first"), "the provider's quota is used up (402 Payment Required): pay first", false},
 		"rate limit":          {refusal(429, "rate_limit_error", "slow down"), "the provider's quota or rate limit is used up (429 Too Many Requests): slow down", true},
 		"overloaded":          {refusal(529, "overloaded_error", "Overloaded"), "the provider is overloaded (529): Overloaded", true},
 		"failed":              {refusal(500, "api_error", "Internal server error"), "the provider failed (500 Internal Server Error): Internal server error", true},
-		"prompt too long":     {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
-		"request too large":   {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; give the agent a smaller window (413 Request Entity Too Large): too many bytes", false},
+		"prompt too long":     {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
+		"request too large":   {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large): too many bytes", false},
 		"refused":             {refusal(400, "invalid_request_error", "temperature: too hot"), "the provider refused the request (400 Bad Request): temperature: too hot", false},
 		"a gateway's words":   {providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
 		"a gateway's message": {providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
@@ -72,14 +72,14 @@ func TestFailures(t *testing.T) {
 			providertest.Fail(200, `{"type":"message","content":[]}`),
 			`the provider did not answer with a stream; check base_url and model: {"type":"message","content":[]}`, false,
 		},
-		"no answer": {providertest.Break, "no answer from the provider", true},
+		"no answer": {providertest.Break, "no response from the provider", true},
 
 		"overloaded in mid-answer":   {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
-		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed in the middle of the answer: Oops", true},
+		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed during the answer: Oops", true},
 		"refused in mid-answer":      {inStream(anthropictest.Error("invalid_request_error", "No")), "the provider refused the request (400 Bad Request): No", false},
-		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed in the middle of the answer: Pff", true},
-		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed in the middle of the answer: Pff", true},
-		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed in the middle of the answer: 7", true},
+		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed during the answer: Pff", true},
+		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed during the answer: Pff", true},
+		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed during the answer: 7", true},
 		"connection cut off":         {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
 		"ended without an end":       {once(), cutOff, true},
 		"ended without the last event": {
@@ -97,7 +97,7 @@ func TestFailures(t *testing.T) {
 		},
 		"a call without a name": {
 			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1"}})),
-			"the model called a tool by a name of 0 bytes, not 1 to 128", true,
+			"the model called a tool with a name of 0 bytes, want 1 to 128", true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestFailures(t *testing.T) {
 func TestNoKey(t *testing.T) {
 	t.Parallel()
 	got := fault(t, agent.Model{}, providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
-	if want := "the provider wants a key, and none is configured (401 Unauthorized): x-api-key header is required"; got.Message != want {
+	if want := "the provider requires a key, and none is configured (401 Unauthorized): x-api-key header is required"; got.Message != want {
 		t.Errorf("error %q, want %q", got.Message, want)
 	}
 }
@@ -153,7 +153,7 @@ func TestRedirect(t *testing.T) {
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		other := anthropictest.New(t) // fails the test if it is asked
 		got := fault(t, agent.Model{Key: "sk-test-key"}, status(code, "Location", other.URL+"/v1/messages"))
-		const want = "the provider redirects to another address, which is not followed; set base_url to where the API is"
+		const want = "the provider redirects to another address, which is not followed; set base_url to the address of the API"
 		if got.Message != want || got.Detail != other.URL+"/v1/messages" || got.Retryable {
 			t.Errorf("status %d: %+v, want %s", code, got, want)
 		}
@@ -217,10 +217,10 @@ func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	_, err := anthropic.New(agent.Model{BaseURL: "http://secret@ host", Key: "secret\n", Tools: []agent.Tool{{Name: "look up"}}})
 	want := []string{
-		`base_url: is not a URL; write it like "https://api.anthropic.com"`,
+		`base_url: is not a URL; use the form "https://api.anthropic.com"`,
 		"model: is required",
-		"key: has a line feed or another control character in it",
-		`tools: "look up" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		"key: contains a line feed or another control character",
+		`tools: "look up" is not a valid tool name; use 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
 	}
 	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(err), "\n")); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)

@@ -160,7 +160,7 @@ func (a *Agent) Close() error { return nil }
 // program has ended, or when that takes longer than ctx's end allows.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		if !a.slots.Take(ctx, yield) {
+		if !a.slots.Acquire(ctx, yield) {
 			return
 		}
 		wanted := true
@@ -185,7 +185,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.RespondResponse) bool) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	p, err := a.start(ctx, input, a.slots.Free)
+	p, err := a.start(ctx, input, a.slots.Release)
 	if err != nil {
 		return err
 	}

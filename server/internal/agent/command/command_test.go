@@ -137,7 +137,7 @@ func enough(*parleyv1.RespondResponse, error) bool { return false }
 func TestWaitsForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := made(t, Config{Command: []string{"no-such-program-here"}, MaxConcurrent: 1})
-		if !a.slots.Take(t.Context(), enough) {
+		if !a.slots.Acquire(t.Context(), enough) {
 			t.Fatal("there is no slot")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -146,7 +146,7 @@ func TestWaitsForASlot(t *testing.T) {
 		if _, err := answer(ctx, a, saying("Hi")); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
 			t.Errorf("without a slot: %v after %v", err, time.Since(began))
 		}
-		time.AfterFunc(time.Hour, a.slots.Free)
+		time.AfterFunc(time.Hour, a.slots.Release)
 		var failure *agent.Error
 		told := ""
 		for piece, err := range a.Respond(t.Context(), saying("Hi")) {
@@ -158,7 +158,7 @@ func TestWaitsForASlot(t *testing.T) {
 		if !strings.HasPrefix(told, "Waiting: ") || failure == nil {
 			t.Errorf("told %q, and with a slot: %v, want that the program is not there", told, failure)
 		}
-		if !a.slots.Take(t.Context(), enough) {
+		if !a.slots.Acquire(t.Context(), enough) {
 			t.Error("the slot was kept")
 		}
 	})
@@ -168,7 +168,7 @@ func TestRunsAsManyAtOnceAsConfigured(t *testing.T) {
 	for _, test := range []struct{ configured, want int }{{0, 256}, {1, 1}, {3, 3}} {
 		a := made(t, Config{Command: []string{"program"}, MaxConcurrent: test.configured})
 		slots := 0
-		for slots < 1000 && a.slots.Take(t.Context(), enough) {
+		for slots < 1000 && a.slots.Acquire(t.Context(), enough) {
 			slots++
 		}
 		if slots != test.want {

@@ -232,7 +232,7 @@ func (t *tail) text(secrets []string) string {
 		// The cut may have left the end of a rune in front.
 		kept = bytes.TrimLeftFunc(kept, func(r rune) bool { return r == utf8.RuneError })
 	}
-	text := agent.RedactEnd(printable(string(kept)), secrets...)
+	text := agent.RedactTail(printable(string(kept)), secrets...)
 	if extra := len(text) - tailBytes; extra > 0 { // short secrets make it longer
 		for !utf8.RuneStart(text[extra]) {
 			extra++

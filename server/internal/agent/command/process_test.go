@@ -53,7 +53,7 @@ func TestFailures(t *testing.T) {
 			if failure.Retryable != test.retry {
 				t.Errorf("retryable: %v", failure.Retryable)
 			}
-			if !test.agent.slots.Take(t.Context(), enough) {
+			if !test.agent.slots.Acquire(t.Context(), enough) {
 				t.Error("the slot was kept")
 			}
 		})

@@ -1,5 +1,5 @@
-// Package echo is the agent that answers with the user's own words, so that
-// everything can be tried without a model. Begin with [New].
+// Package echo is an agent that answers with the user's own text, so that the server can be tried
+// without a model. Start at [New].
 package echo
 
 import (
@@ -12,24 +12,24 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// Agent is the echo agent. It holds nothing.
+// Agent is the echo agent. It has no state.
 type Agent struct{}
 
-// New makes an echo agent.
+// New returns an echo agent.
 func New() *Agent { return &Agent{} }
 
-// maxPieces bounds the pieces of an answer: a turn keeps so many events only, and a reader
-// of a long echo is not to fall behind them.
+// maxPieces limits the pieces of an answer: a turn keeps a limited number of events, and a reader
+// of a long answer must not fall behind them.
 const maxPieces = 1000
 
-// Respond answers with the text of the last message, exactly, a word and the white
-// space after it to each piece, or several in a text of many. A tool's result is echoed like a user's words. For a
-// message without text the answer names what came instead.
+// Respond answers with the exact text of the last message. Each piece is a word with the white
+// space after it, or several words in a long text. A tool result is echoed like a user's text. For
+// a message without text, the answer names its other content.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		messages := request.GetMessages()
 		if len(messages) == 0 {
-			yield(nil, &agent.Error{Message: "there is no message to echo"})
+			yield(nil, &agent.Error{Message: "the request has no message to echo"})
 			return
 		}
 		for word := range words(answer(messages[len(messages)-1])) {
@@ -47,7 +47,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 // Close does nothing.
 func (a *Agent) Close() error { return nil }
 
-// answer is what the agent says to the message; never empty.
+// answer returns the answer to a message. It is never empty.
 func answer(message *parleyv1.Message) string {
 	if message.GetContent() != "" {
 		return message.GetContent()
@@ -55,27 +55,26 @@ func answer(message *parleyv1.Message) string {
 	if content := message.GetToolResult().GetContent(); content != "" {
 		return content
 	}
-	var got []string
+	var parts []string
 	for _, data := range message.GetStructuredData() {
-		got = append(got, "structured data "+data.GetType())
+		parts = append(parts, "structured data "+data.GetType())
 	}
 	for _, attachment := range message.GetAttachments() {
-		got = append(got, "attachment "+attachment.GetUri())
+		parts = append(parts, "attachment "+attachment.GetUri())
 	}
-	if len(got) == 0 {
+	if len(parts) == 0 {
 		return "The message has no text."
 	}
-	return "The message has no text, but " + strings.Join(got, ", ") + "."
+	return "The message has no text, but " + strings.Join(parts, ", ") + "."
 }
 
-// words cuts the text before words other than the first: the pieces together are the
-// text.
+// words splits a text before each word except the first. The concatenated pieces are the text.
 func words(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		start, inSpace, sawWord, least := 0, false, false, len(text)/maxPieces
+		start, inSpace, sawWord, minBytes := 0, false, false, len(text)/maxPieces
 		for i, r := range text {
 			space := unicode.IsSpace(r)
-			if inSpace && !space && sawWord && i-start >= least {
+			if inSpace && !space && sawWord && i-start >= minBytes {
 				if !yield(text[start:i]) {
 					return
 				}

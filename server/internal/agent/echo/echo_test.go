@@ -17,7 +17,7 @@ import (
 
 var _ agent.Agent = (*echo.Agent)(nil)
 
-// respond returns the pieces of the answer to the last of the messages.
+// respond returns the pieces of the answer to the last message.
 func respond(ctx context.Context, messages ...*parleyv1.Message) (pieces []string, err error) {
 	for piece, err := range echo.New().Respond(ctx, &parleyv1.RespondRequest{Messages: messages}) {
 		if err != nil {
@@ -39,14 +39,14 @@ func TestAnswerIsTheText(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := strings.Join(pieces, ""); got != content {
-			t.Fatalf("echo of %q is %q", content, got)
+			t.Fatalf("Respond(%q) = %q, want the same text", content, got)
 		}
 		for i, piece := range pieces {
 			if !utf8.ValidString(piece) || piece == "" {
-				t.Fatalf("piece %d of %q is %q", i, content, piece)
+				t.Fatalf("piece %d of %q = %q, want valid text", i, content, piece)
 			}
 			if words := strings.FieldsFunc(piece, unicode.IsSpace); len(words) != 1 && len(pieces) > 1 {
-				t.Fatalf("piece %d of %q is %q, not one word", i, content, piece)
+				t.Fatalf("piece %d of %q = %q, want one word", i, content, piece)
 			}
 		}
 	})
@@ -69,13 +69,13 @@ func TestMessageWithoutText(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			pieces, err := respond(t.Context(), test.message)
 			if got := strings.Join(pieces, ""); got != test.want || err != nil {
-				t.Errorf("%q, %v; want %q", got, err, test.want)
+				t.Errorf("Respond = %q, %v, want %q", got, err, test.want)
 			}
 		})
 	}
 	var failure *agent.Error
 	if _, err := respond(t.Context()); !errors.As(err, &failure) {
-		t.Errorf("without a message: %v, want an *agent.Error", err)
+		t.Errorf("Respond without a message = %v, want an *agent.Error", err)
 	}
 }
 
@@ -91,13 +91,13 @@ func TestStops(t *testing.T) {
 		cancel(enough)
 	}
 	if len(pieces) != 2 || pieces[0] != "one " || !errors.Is(last, enough) {
-		t.Errorf("after the context's end: %q, %v", pieces, last)
+		t.Errorf("Respond with an ended context = %q, %v, want 1 piece and the cause", pieces, last)
 	}
 	for piece, err := range echo.New().Respond(t.Context(), request) {
 		if piece.GetText() != "one " || err != nil {
-			t.Errorf("%v, %v", piece, err)
+			t.Errorf("Respond = %v, %v, want %q", piece, err, "one ")
 		}
-		break // would panic if the agent went on
+		break // The iteration panics if the agent yields again.
 	}
 }
 
@@ -105,7 +105,7 @@ func TestLongAnswersHaveFewPieces(t *testing.T) {
 	content := strings.Repeat("a b ", 64<<10)
 	pieces, err := respond(t.Context(), &parleyv1.Message{Content: content})
 	if err != nil || strings.Join(pieces, "") != content {
-		t.Fatalf("%d pieces are not the text (%v)", len(pieces), err)
+		t.Fatalf("Respond = %d pieces, %v, want pieces of the text", len(pieces), err)
 	}
 	if len(pieces) > 1001 {
 		t.Errorf("%d pieces, want about 1000 at most", len(pieces))

@@ -22,7 +22,7 @@ const maxNameBytes = 128
 // 0 in all of them, ids are missing or are others in each part, names are told again.
 type calls struct {
 	list   []*call
-	bounds agent.CallBounds
+	bounds agent.CallLimits
 }
 
 // call is one of them so far.
@@ -101,7 +101,7 @@ func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 	ids := make(map[string]bool)
 	for _, call := range c.list {
 		whole := &parleyv1.ToolCall{Arguments: unescaped(call.arguments.String())}
-		if !agent.IsWhole(whole, finish) {
+		if !agent.IsComplete(whole, finish) {
 			continue
 		}
 		if err := agent.CheckCallName(call.name); err != nil {
@@ -112,7 +112,7 @@ func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 			id = "call_" + rand.Text()
 		}
 		ids[id] = true
-		whole.Id, whole.Name = agent.Clipped(id, maxNameBytes), agent.Clipped(call.name, maxNameBytes)
+		whole.Id, whole.Name = agent.Truncate(id, maxNameBytes), agent.Truncate(call.name, maxNameBytes)
 		done = append(done, whole)
 	}
 	return done, nil

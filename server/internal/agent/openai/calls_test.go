@@ -167,7 +167,7 @@ func TestNothingIsThere(t *testing.T) {
 			s := openaitest.New(t, openaitest.Events(test.delta, openaitest.Finish(test.finish), openaitest.Usage(9, 100), openaitest.Done))
 			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
 			failure, ok := errors.AsType[*agent.Error](err)
-			if !ok || !strings.HasPrefix(failure.Message, "there is no answer: ") || !strings.Contains(failure.Message, test.want) || failure.Retryable {
+			if !ok || !strings.HasPrefix(failure.Message, "the answer is empty: ") || !strings.Contains(failure.Message, test.want) || failure.Retryable {
 				t.Errorf("error is %+v", err)
 			}
 			if n := len(pieces); n < 2 || pieces[n-2].GetUsage().GetOutputTokens() != 100 || pieces[n-1].GetFinishReason() != test.finish {

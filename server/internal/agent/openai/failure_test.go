@@ -42,7 +42,7 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			403, `{"error":{"message":"Country not supported"}}`, 1,
-			agent.Error{Message: "the provider refused the key, or what it was used for (403 Forbidden): Country not supported"},
+			agent.Error{Message: "the provider refused the key or its use (403 Forbidden): Country not supported"},
 		},
 		{402, `{"error":{"message":"Insufficient credits","code":402}}`, 1, agent.Error{Message: "the provider's quota is used up (402 Payment Required): Insufficient credits"}},
 		{
@@ -51,21 +51,21 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			404, `{"error":"model \"test-model\" not found, try pulling it first"}`, 1,
-			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not where its API is (404 Not Found): model "test-model" not found, try pulling it first`},
+			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): model "test-model" not found, try pulling it first`},
 		},
 		{
 			404, "404 page not found", 1,
-			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not where its API is (404 Not Found): 404 page not found`},
+			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): 404 page not found`},
 		},
 		{
 			400, `{"error":{"message":"too much","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`, 1,
-			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): too much"},
+			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): too much"},
 		},
 		{
 			400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, 1,
-			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): the request exceeds the available context size"},
+			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): the request exceeds the available context size"},
 		},
-		{413, "", 1, agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (413 Request Entity Too Large)"}},
+		{413, "", 1, agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large)"}},
 		{400, `[{"error":{"code":400,"message":"Invalid value","status":"INVALID_ARGUMENT"}}]`, 1, agent.Error{Message: "the provider refused the request (400 Bad Request): Invalid value"}},
 		{
 			422, `{"detail":[{"loc":["body","x"],"msg":"extra"}]}`, 1,
@@ -94,7 +94,7 @@ func TestRefusals(t *testing.T) {
 	}
 	t.Run("no key", func(t *testing.T) {
 		s := openaitest.New(t, providertest.Fail(401, ""))
-		if got := failed(t, made(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider wants a key, and none is configured (401 Unauthorized)" {
+		if got := failed(t, made(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider requires a key, and none is configured (401 Unauthorized)" {
 			t.Error(got)
 		}
 	})
@@ -138,7 +138,7 @@ func TestUnreachable(t *testing.T) {
 		want          agent.Error
 	}{
 		{"refused", withSecrets(closed.URL), agent.Error{Message: "cannot connect to the provider", Detail: closed.URL + ": connect: connection refused", Retryable: true}},
-		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no answer from the provider", Detail: strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
+		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no response from the provider", Detail: strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
 		{"not trusted", withSecrets(secure.URL), agent.Error{
 			Message: "cannot connect to the provider", Detail: secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
 		}},
@@ -168,7 +168,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 				w.Header().Set("Location", to)
 				w.WriteHeader(status)
 			})
-			const want = "the provider redirects to another address, which is not followed; set base_url to where the API is"
+			const want = "the provider redirects to another address, which is not followed; set base_url to the address of the API"
 			detail := ""
 			switch {
 			case strings.HasPrefix(to, "/"):

@@ -22,7 +22,7 @@
 // tells of it now and then. Tool calls come whole at the end, then the usage if the
 // provider told it, then the finish_reason. The answer is whole when the model gave its
 // finish_reason, or the provider said [DONE]: a stream that just ends was cut off. A call that
-// the token limit cut off is left out, see [agent.IsWhole]; an answer of which nothing is there
+// the token limit cut off is left out, see [agent.IsComplete]; an answer of which nothing is there
 // for such a reason is a failure, see [agent.CheckEmpty].
 //
 // A failure says what the provider said of it, without the key, the headers, and what
@@ -106,7 +106,7 @@ func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit 
 	var response *http.Response
 	_, err := a.chat.New(ctx, a.params(request), option.WithJSONSet("stream", true), option.WithResponseBodyInto(&response))
 	if err != nil || response.StatusCode > 299 {
-		return a.provider.NoAnswer(response, err)
+		return a.provider.ResponseError(response, err)
 	}
 	defer response.Body.Close() // before its end this closes the connection, too
 	s := &stream{

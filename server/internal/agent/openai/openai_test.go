@@ -171,10 +171,10 @@ func TestUserOfBaseURLIsSent(t *testing.T) {
 func TestNewTellsEveryFault(t *testing.T) {
 	_, err := New(agent.Model{BaseURL: "http://h:hidden", Key: "hidden\n", Tools: []agent.Tool{{Name: "a b"}}})
 	want := []string{
-		`base_url: is not a URL; write it like "https://api.openai.com/v1"`,
+		`base_url: is not a URL; use the form "https://api.openai.com/v1"`,
 		"model: is required",
-		"key: has a line feed or another control character in it",
-		`tools: "a b" cannot name a tool; write 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
+		"key: contains a line feed or another control character",
+		`tools: "a b" is not a valid tool name; use 1 to 64 of A-Z, a-z, 0-9, '_' and '-'`,
 	}
 	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(err), "\n")); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)

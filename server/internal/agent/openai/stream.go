@@ -70,19 +70,19 @@ func (s *stream) read() error {
 	if s.finish != "" {
 		return s.end()
 	}
-	return s.agent.provider.CutOff(s.decoder.Err())
+	return s.agent.provider.StreamError(s.decoder.Err())
 }
 
 // add takes one event.
 func (s *stream) add(eventType string, data []byte) error {
 	var chunk sdk.ChatCompletionChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
-		return s.agent.provider.Malformed(string(data))
+		return s.agent.provider.MalformedEvent(string(data))
 	}
 	// Most gateways have the error where the API says, some send "error": null always.
 	fault := chunk.JSON.ExtraFields["error"].Raw()
 	if eventType == "error" || chunk.Object == "error" || fault != "" && fault != "null" && fault != `""` {
-		return s.agent.provider.GaveUp(data)
+		return s.agent.provider.EventError(data)
 	}
 	if chunk.Model != "" {
 		s.model = chunk.Model
@@ -101,8 +101,8 @@ func (s *stream) add(eventType string, data []byte) error {
 			s.finish = choice.FinishReason
 		}
 	}
-	if time.Since(s.told) >= agent.ReassureEvery {
-		return s.yield(agent.AtWork())
+	if time.Since(s.told) >= agent.ProgressInterval {
+		return s.yield(agent.WorkingProgress())
 	}
 	return nil
 }
@@ -142,11 +142,11 @@ func (s *stream) end() error {
 		if s.model == "" {
 			s.model = s.agent.config.Model
 		}
-		s.usage.Model = agent.Clipped(s.model, maxModelBytes)
+		s.usage.Model = agent.Truncate(s.model, maxModelBytes)
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: s.usage}})
 	}
 	if s.finish != "" {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: agent.Clipped(s.finish, maxFinishBytes)}})
+		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: agent.Truncate(s.finish, maxFinishBytes)}})
 	}
 	for _, piece := range pieces {
 		if !s.emit(piece) {

@@ -116,8 +116,8 @@ func data(events ...string) string { return "data: " + strings.Join(events, "\n\
 // TestBrokenStreams: what had come is passed on, and the error says how it ended.
 func TestBrokenStreams(t *testing.T) {
 	half := data(openaitest.Words("half")...)
-	const noStream = `the provider did not answer with a stream; check that base_url is where its API is, written like "https://api.openai.com/v1"`
-	const cutOff = "the answer was cut off: the stream ended before the answer did"
+	const noStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.openai.com/v1"`
+	const cutOff = "the answer was cut off: the stream ended before the answer"
 	tests := []struct {
 		name  string
 		reply providertest.Reply
@@ -130,7 +130,7 @@ func TestBrokenStreams(t *testing.T) {
 		{"breaks", providertest.Sequence(providertest.Parts(half), providertest.Break), "half", agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true}},
 		{
 			"error in the stream", providertest.Parts(half + data(`{"error":{"message":"The engine is overloaded","type":"server_error","code":null}}`)), "half",
-			agent.Error{Message: "the provider failed in the middle of the answer: The engine is overloaded", Retryable: true},
+			agent.Error{Message: "the provider failed during the answer: The engine is overloaded", Retryable: true},
 		},
 		{
 			"error with a status", providertest.Parts(half + data(`{"id":"g","error":{"code":429,"message":"Slow down"},"choices":[{"finish_reason":"error","delta":{"content":"never seen"}}]}`)), "half",
@@ -142,11 +142,11 @@ func TestBrokenStreams(t *testing.T) {
 		},
 		{
 			"error object", providertest.Parts(data(`{"object":"error","message":"This model's maximum context length is 4096 tokens","code":"x"}`, "[DONE]")), "",
-			agent.Error{Message: "the conversation is too long for the model; give the agent a smaller window (400 Bad Request): This model's maximum context length is 4096 tokens"},
+			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): This model's maximum context length is 4096 tokens"},
 		},
 		{
 			"error event", providertest.Parts("event: error\ndata: {\"message\":\"gone\"}\n\n"), "",
-			agent.Error{Message: "the provider failed in the middle of the answer: gone", Retryable: true},
+			agent.Error{Message: "the provider failed during the answer: gone", Retryable: true},
 		},
 		{
 			"no JSON", providertest.Parts(half + data("upstream "+testKey+" timed out")), "half",
@@ -167,7 +167,7 @@ func TestBrokenStreams(t *testing.T) {
 		},
 		{
 			"a call without a name", providertest.Parts(data(openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"arguments": "{}"}}), openaitest.Done)), "",
-			agent.Error{Message: "the model called a tool by a name of 0 bytes, not 1 to 128", Retryable: true},
+			agent.Error{Message: "the model called a tool with a name of 0 bytes, want 1 to 128", Retryable: true},
 		},
 	}
 	for _, test := range tests {
@@ -249,7 +249,7 @@ func TestLongSilenceIsTold(t *testing.T) {
 		if err := s.read(); err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"10s the model is still at work", "20s the model is still at work", "25s 42", "25s stop"}
+		want := []string{"10s the model is still working", "20s the model is still working", "25s 42", "25s stop"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}

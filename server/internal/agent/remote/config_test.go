@@ -25,7 +25,7 @@ func TestFaults(t *testing.T) {
 			`headers: "TE" is for gRPC to set`,
 			`headers: "a b" is not a name: one has letters, digits, '-', '_' and '.' only`,
 			`headers: "grpc-timeout" is for gRPC to set`,
-			`headers: "x-key" is there twice; names do not differ by case`,
+			`headers: "x-key" is configured twice; names do not differ by case`,
 			`headers: the value of "x-line" is not printable ASCII; only that of a name that ends with -bin may be`,
 			`headers: the value of "x-name" is not printable ASCII; only that of a name that ends with -bin may be`,
 			`headers: "ä" is not a name: one has letters, digits, '-', '_' and '.' only`,

@@ -156,5 +156,5 @@ func (a *Agent) reason(s *status.Status) string {
 		return text
 	}
 	const more = "…"
-	return agent.Clipped(text, maxReasonBytes-len(more)) + more
+	return agent.Truncate(text, maxReasonBytes-len(more)) + more
 }
