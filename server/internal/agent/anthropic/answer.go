@@ -15,58 +15,57 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// maxWord bounds ids, the model's name and the reason for the end, as the API of messages
-// does.
+// maxWord is the limit of the messages API for ids, the name of the model and the finish reason.
 const maxWord = 128
 
-// answer is what a stream has told so far.
+// answer is an answer that is being received.
 type answer struct {
 	model      string
 	usage      parleyv1.Usage
 	stopReason string
-	calls      map[int64]*toolUse // that are not passed on yet, by the index of their block
+	calls      map[int64]*toolUse // Calls that are not passed on yet, by the index of their block.
 	bounds     agent.CallLimits
-	whole      bool      // there is no more to come
-	told       time.Time // when it last made a piece
-	said       bool      // there has been a call, or text other than white space
+	complete   bool      // The last event was received.
+	lastPiece  time.Time // Time of the last piece.
+	hasContent bool      // A call, or text other than white space, was received.
 }
 
-// toolUse is a call that the model is writing.
+// toolUse is a call that is being received.
 type toolUse struct {
 	id, name string
-	given    string // the input at the block's start; the API's is always {}
+	initial  string // Input at the start of the block; always {} from the API itself.
 	input    strings.Builder
 }
 
-// add takes the next event and returns the pieces that it makes, or a note now and then while
-// the model thinks or writes a call.
+// add processes the next event and returns its pieces. While the model thinks or writes a call, add
+// returns a Progress piece at intervals.
 func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
-	pieces, err := a.piecesOf(event)
-	if err == nil && len(pieces) == 0 && time.Since(a.told) >= agent.ProgressInterval {
+	pieces, err := a.process(event)
+	if err == nil && len(pieces) == 0 && time.Since(a.lastPiece) >= agent.ProgressInterval {
 		pieces = []*parleyv1.RespondResponse{agent.WorkingProgress()}
 	}
 	if len(pieces) > 0 {
-		a.told = time.Now()
+		a.lastPiece = time.Now()
 	}
 	for _, piece := range pieces {
-		a.said = a.said || piece.GetToolCall() != nil || strings.TrimSpace(piece.GetText()) != ""
+		a.hasContent = a.hasContent || piece.GetToolCall() != nil || strings.TrimSpace(piece.GetText()) != ""
 	}
-	if err == nil && a.whole && !a.said {
+	if err == nil && a.complete && !a.hasContent {
 		err = agent.CheckEmpty(a.stopReason)
 	}
 	return pieces, err
 }
 
-// piecesOf takes an event. Events, blocks and deltas of other kinds are passed over, as the
-// API wants it: there will be more of them.
-func (a *answer) piecesOf(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
+// process processes an event and returns its pieces. Unknown types of events, blocks and deltas are
+// ignored, as the API requires: new types may be added.
+func (a *answer) process(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
 	switch event.Type {
 	case "message_start":
 		a.model = agent.Truncate(event.Message.Model, maxWord)
 		u := event.Message.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
 	case "content_block_start":
-		return a.begin(event.Index, event.ContentBlock)
+		return a.startBlock(event.Index, event.ContentBlock)
 	case "content_block_delta":
 		switch event.Delta.Type {
 		case "text_delta":
@@ -86,30 +85,30 @@ func (a *answer) piecesOf(event sdk.MessageStreamEventUnion) ([]*parleyv1.Respon
 		u := event.Usage
 		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
 	case "message_stop":
-		a.whole = true
+		a.complete = true
 		return a.end(), nil
 	}
 	return nil, nil
 }
 
-// begin takes the start of a block.
-func (a *answer) begin(index int64, block sdk.ContentBlockStartEventContentBlockUnion) ([]*parleyv1.RespondResponse, error) {
+// startBlock processes the start of a block.
+func (a *answer) startBlock(index int64, block sdk.ContentBlockStartEventContentBlockUnion) ([]*parleyv1.RespondResponse, error) {
 	switch block.Type {
 	case "text":
 		return textPieces(block.Text), nil
 	case "tool_use":
-		call := &toolUse{id: valid(block.ID), name: valid(block.Name), given: block.JSON.Input.Raw()}
+		call := &toolUse{id: valid(block.ID), name: valid(block.Name), initial: block.JSON.Input.Raw()}
 		if err := agent.CheckCallName(call.name); err != nil {
 			return nil, err
 		}
 		if call.id == "" || len(call.id) > maxWord {
-			return nil, &agent.Error{Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, not 1 to %d", len(call.id), maxWord)}
+			return nil, &agent.Error{Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, want 1 to %d", len(call.id), maxWord)}
 		}
 		if a.calls == nil {
 			a.calls = make(map[int64]*toolUse)
 		}
 		a.calls[index] = call
-		return nil, a.bounds.Add(1, len(call.id)+len(call.name)+len(call.given))
+		return nil, a.bounds.Add(1, len(call.id)+len(call.name)+len(call.initial))
 	}
 	return nil, nil
 }
@@ -117,14 +116,14 @@ func (a *answer) begin(index int64, block sdk.ContentBlockStartEventContentBlock
 func (a *answer) addInput(index int64, input string) error {
 	call := a.calls[index]
 	if call == nil {
-		return nil // of a tool that the provider runs itself
+		return nil // The input of a tool that the provider runs itself.
 	}
 	call.input.WriteString(input)
 	return a.bounds.Add(0, len(input))
 }
 
-// count notes what the provider counted. Its counts are of all so far and only grow; a
-// later event may leave out what an earlier one told.
+// count updates the usage. The provider's counts include all earlier ones and only increase. A
+// later event may omit counts of an earlier event.
 func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
 	a.usage.InputTokens = max(a.usage.InputTokens, tokens(input, cacheWrite, cacheRead))
 	a.usage.CachedInputTokens = max(a.usage.CachedInputTokens, tokens(cacheRead))
@@ -132,7 +131,8 @@ func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
 	a.usage.ReasoningTokens = max(a.usage.ReasoningTokens, tokens(thinking))
 }
 
-// end is what is told last, ahead of it the calls that are whole though they are not JSON.
+// end returns the last pieces: calls that are complete although their input is not JSON, the usage
+// and the finish reason.
 func (a *answer) end() []*parleyv1.RespondResponse {
 	var pieces []*parleyv1.RespondResponse
 	for _, index := range slices.Sorted(maps.Keys(a.calls)) {
@@ -153,13 +153,13 @@ func (a *answer) end() []*parleyv1.RespondResponse {
 	return pieces
 }
 
-// arguments are the input as the model wrote it.
+// arguments returns the input as the model wrote it.
 func (t *toolUse) arguments() string {
 	switch {
 	case t.input.Len() > 0:
 		return valid(t.input.String())
-	case t.given != "":
-		return valid(t.given)
+	case t.initial != "":
+		return valid(t.initial)
 	}
 	return "{}"
 }
@@ -177,10 +177,10 @@ func textPieces(text string) []*parleyv1.RespondResponse {
 	return []*parleyv1.RespondResponse{{Piece: &parleyv1.RespondResponse_Text{Text: valid(text)}}}
 }
 
-// valid is s with U+FFFD for what is not UTF-8.
+// valid replaces invalid UTF-8 by U+FFFD.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// tokens is the sum as the API can hold it.
+// tokens returns the sum of the counts, limited to the range of the messages API.
 func tokens(counts ...int64) int32 {
 	var sum int64
 	for _, count := range counts {

@@ -14,7 +14,7 @@ import (
 func TestLongSilenceIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		a := &answer{told: began}
+		a := &answer{lastPiece: began}
 		var got []string
 		add := func(data string) {
 			var event sdk.MessageStreamEventUnion

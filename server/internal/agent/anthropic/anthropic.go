@@ -1,56 +1,59 @@
-// Package anthropic is the agent that is a model behind Anthropic's Messages API, or
-// behind a gateway that speaks it. Begin with [New].
+// Package anthropic is an agent that calls a model through Anthropic's Messages API or a compatible
+// gateway.
 //
-// # What the model is given
+// # Requests
 //
-// The system prompt is the request's `system`. The messages follow oldest first, as
-// [agent.Answered] puts them. The API knows two roles, wants them to take turns beginning
-// with the user, and refuses text without anything but white space, so:
+// The system prompt becomes `system`. The messages follow, oldest first, in the order of
+// [agent.Answered]. The API has two roles, which must alternate and begin with the user, and it refuses
+// text that contains only white space. Therefore:
 //
-//   - Neighbours of one role become one message of several blocks.
-//   - A message is a block of text ([agent.Text]), then its attachments or tool calls.
-//     Where there is nothing of these, an assistant's message is left out; a user's becomes
-//     "[empty message]", since it may be what is to be answered.
-//   - A ROLE_SYSTEM message of the history is text of the user's between <system_message>
-//     and </system_message>, where it stands: to add it to `system` would have it speak of
-//     what came before it too, and would spoil the cached prompt of every message. Models
-//     follow such a mark, but a user could write it as well.
-//   - A tool's result is a tool_result ahead of everything else in the user's message that
-//     follows the call. What else the ROLE_TOOL message carries is inside the result.
-//   - A history that begins with the assistant has "[start of the conversation]" put first.
-//   - A user's attachment is an image ([agent.IsImage]) or a PDF document by its URL, which
-//     the API fetches. All else, the assistant's too, is a text of its media
-//     type, file name and URI.
-//   - Arguments of a call that are no JSON object, which the API demands, become one:
-//     {"invalid_arguments": "the text as the model wrote it"}; none at all are {}. Ids and
-//     names of calls that came from elsewhere are made of the characters that the API takes.
+//   - Adjacent messages of the same role become one message with several blocks.
+//   - A message becomes a block of text ([agent.Text]), followed by its attachments or tool calls. If
+//     it has none of these, an assistant's message is omitted. A user's message becomes
+//     "[empty message]", because it may be the one to answer.
+//   - A ROLE_SYSTEM message of the history becomes text of the user between <system_message> and
+//     </system_message>, at its position. In `system` it would also apply to earlier messages, and would
+//     invalidate the cached prompt. Models obey these tags, but a user could write them too.
+//   - A tool's result becomes a tool_result before all other blocks in the user message after the call.
+//     Other content of the ROLE_TOOL message is inside the result.
+//   - If the history begins with the assistant, "[start of the conversation]" is inserted first.
+//   - A user's attachment becomes an image ([agent.IsImage]) or a PDF document by its URL, which the API
+//     fetches. Any other attachment, and each of an assistant, becomes a text with its media type, file
+//     name and URI.
+//   - The API requires that the arguments of a call are a JSON object. Other arguments become
+//     {"invalid_arguments": "the original text"}; empty arguments become {}. Ids and names of calls are
+//     changed if they contain characters that the API does not allow.
 //
-// # What is cached
+// # Prompt cache
 //
-// When the window keeps its start (cache_stable), up to three blocks are marked for the
-// provider's prompt cache, of the four that the API allows: the system prompt, or the last
-// tool where there is none, which covers the tools as well, for they come first; the end of
-// the last user message, which is the whole prompt and the beginning of the next turn's;
-// and the end of the user message before that, where the last turn left its mark: from a
-// mark the API looks for earlier ones only 20 blocks back, and an answer may have more.
+// If the window keeps its start (cache_stable), up to three blocks are marked for the provider's prompt
+// cache. The API allows four.
 //
-// # What comes out
+//   - The system prompt, or the last tool if there is no system prompt. The mark on the system prompt
+//     includes the tools, which precede it.
+//   - The end of the last user message. It covers the whole prompt, which is the beginning of the next
+//     turn's prompt.
+//   - The end of the user message before that, where the last turn set its mark. The API searches only 20
+//     blocks before a mark for earlier ones, and an answer may have more blocks.
 //
-// Text as it comes; tool calls, each once and whole; at the end the usage and the
-// stop_reason as the finish reason. Thinking and blocks of kinds not known here are left
-// out. An answer that ended at max_tokens or with a refusal is a whole one, and its finish
-// reason tells, unless nothing of it is there: that is a failure, see [agent.CheckEmpty].
+// # Answers
 //
-// # How it fails
+// Text is passed on when it arrives, and each tool call when it is complete. The usage and the
+// stop_reason, as the finish reason, follow at the end. Thinking and unknown kinds of blocks are omitted.
+// An answer that ended at max_tokens or with a refusal is complete, with that finish reason. If it is
+// empty, it is a failure, see [agent.CheckEmpty].
 //
-// An [agent.Error] tells a person why, in the words of [agent.Provider]; what it quotes has
-// no secret of the configuration in it. A request that got no answer, or one of 408, 409,
-// 429 and 5xx, is made up to twice more, unless the provider wants a wait of over 10 s; once
-// an answer has begun, never. Redirects are not followed, so that no key goes anywhere but
-// to the base URL.
+// # Failures
 //
-// Of the environment only a proxy is read, as Go programs do (HTTPS_PROXY, NO_PROXY), and
-// nothing else: what it and the home directory say to Anthropic's own tools does not count.
+// An [agent.Error] describes the failure as [agent.Provider] does, without secrets of the configuration.
+// After a connection error, or status 408, 409, 429 or 5xx, the request is repeated up to twice, unless
+// the provider asks for a wait of more than 10 s. After an answer has begun, the request is never
+// repeated. Redirects are not followed, so that the key is sent only to the base URL.
+//
+// Of the environment, only the proxy is used (HTTPS_PROXY, NO_PROXY). Variables and files for
+// Anthropic's own tools are not read.
+//
+// Start at [New].
 package anthropic
 
 import (
@@ -72,11 +75,12 @@ import (
 const (
 	defaultBaseURL = "https://api.anthropic.com"
 
-	// defaultMaxTokens bounds an answer where the configuration does not: the API wants a bound.
+	// defaultMaxTokens limits an answer if the configuration does not, because the API requires a
+	// limit.
 	defaultMaxTokens = 8192
 )
 
-// Agent asks a model by its API. It holds idle connections until it is closed.
+// Agent calls a model. It keeps idle connections until it is closed.
 type Agent struct {
 	config   agent.Model
 	provider *agent.Provider
@@ -84,9 +88,9 @@ type Agent struct {
 	messages sdk.MessageService
 }
 
-// New makes an agent of the model, and neither looks for the provider nor connects to it
-// yet. An empty BaseURL is Anthropic's own; any may end in "/v1" or not. Every fault of the
-// configuration is in the one error, without any secret.
+// New returns an agent for the model. It does not connect yet. If BaseURL is empty, Anthropic's is
+// used; it may end in "/v1" or not. The error lists all faults of the configuration, without
+// secrets.
 func New(config agent.Model) (*Agent, error) {
 	provider, err := agent.NewProvider(config, defaultBaseURL)
 	if err != nil {
@@ -97,19 +101,19 @@ func New(config agent.Model) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{config: config, provider: provider, tools: tools}
-	// Not the SDK's Client, which reads the environment and files of the home directory.
+	// The SDK's Client would read the environment and files in the home directory.
 	a.messages = sdk.NewMessageService(a.options()...)
 	return a, nil
 }
 
-// options are all that the client knows: nothing is left for it to look up.
+// options returns the options of each request.
 func (a *Agent) options() []option.RequestOption {
 	base := a.provider.Base
 	if strings.HasSuffix(base.Path, "/v1/") {
-		base = base.JoinPath("../") // the paths of the API have their own version
+		base = base.JoinPath("../") // The paths of the API contain the version.
 	}
 	options := []option.RequestOption{
-		option.WithoutOpenTelemetry(), // by variables of the environment it would trace what is said
+		option.WithoutOpenTelemetry(), // Environment variables could enable tracing of messages.
 		option.WithBaseURL(base.String()),
 		option.WithMaxRetries(agent.ProviderRetries),
 		option.WithHTTPClient(a.provider.Client),
@@ -120,7 +124,7 @@ func (a *Agent) options() []option.RequestOption {
 	for name, value := range a.config.Headers {
 		options = append(options, option.WithHeader(name, value))
 	}
-	for name, values := range base.Query() { // a base URL's query is lost otherwise
+	for name, values := range base.Query() { // The SDK removes the query of the base URL.
 		for _, value := range values {
 			options = append(options, option.WithQueryAdd(name, value))
 		}
@@ -128,26 +132,26 @@ func (a *Agent) options() []option.RequestOption {
 	return options
 }
 
-// Close ends the connections that are kept for further requests.
+// Close closes the idle connections.
 func (a *Agent) Close() error {
 	a.provider.Client.CloseIdleConnections()
 	return nil
 }
 
-// Respond asks the API once and passes on what it answers.
+// Respond sends one request and passes on the answer.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		var response *http.Response
 		stream := a.messages.NewStreaming(ctx, a.params(request), option.WithResponseInto(&response))
-		defer stream.Close() //nolint:errcheck // only read; an end too early closes the connection
+		defer stream.Close() //nolint:errcheck // Only reading can fail. Closing it early closes the connection.
 		err := stream.Err()
 		if err != nil || response.StatusCode > 299 {
 			err = a.provider.ResponseError(response, err)
 		}
-		answer := answer{told: time.Now()}
-		for err == nil && !answer.whole {
+		answer := answer{lastPiece: time.Now()}
+		for err == nil && !answer.complete {
 			if !stream.Next() {
-				err = a.cutOff(stream.Err())
+				err = a.streamError(stream.Err())
 				break
 			}
 			var pieces []*parleyv1.RespondResponse
@@ -168,9 +172,9 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 	}
 }
 
-// cutOff is why there is no more of an answer that had begun.
-func (a *Agent) cutOff(err error) error {
-	if e, ok := errors.AsType[*sdk.Error](err); ok { // an event that says so
+// streamError returns the error of an answer that ended early.
+func (a *Agent) streamError(err error) error {
+	if e, ok := errors.AsType[*sdk.Error](err); ok { // An event reports the failure.
 		return a.provider.EventError([]byte(e.RawJSON()))
 	}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {

@@ -93,7 +93,7 @@ func TestFailures(t *testing.T) {
 		},
 		"a call without an id": {
 			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "name": "list"}})),
-			"the model made a tool call with an id of 0 bytes, not 1 to 128", false,
+			"the model made a tool call with an id of 0 bytes, want 1 to 128", false,
 		},
 		"a call without a name": {
 			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1"}})),

@@ -20,12 +20,11 @@ const (
 	beginning    = "[start of the conversation]"
 	emptyMessage = "[empty message]"
 
-	// maxToolName is what the API allows the name of a tool to have.
+	// maxToolName is the limit of the API for the name of a tool.
 	maxToolName = 64
 )
 
-// params are the request as the API takes it; the package comment tells what becomes of
-// what.
+// params returns the body of the request, as the package comment describes it.
 func (a *Agent) params(request *parleyv1.RespondRequest) sdk.MessageNewParams {
 	params := sdk.MessageNewParams{
 		Model:     a.config.Model,
@@ -47,8 +46,8 @@ func (a *Agent) params(request *parleyv1.RespondRequest) sdk.MessageNewParams {
 	return params
 }
 
-// newTools are the tools as the API takes them. The schemas are encoded here, once: the SDK
-// would put their keys in another order each time, and that spoils the prompt cache.
+// newTools returns the tools of the request. Their schemas are encoded once: the SDK would order
+// the keys differently each time, which would invalidate the prompt cache.
 func newTools(configured []agent.Tool) ([]sdk.ToolParam, error) {
 	var tools []sdk.ToolParam
 	for _, tool := range configured {
@@ -68,24 +67,25 @@ func newTools(configured []agent.Tool) ([]sdk.ToolParam, error) {
 	return tools, nil
 }
 
-// mark puts the marks of the prompt cache, three at most.
+// mark sets at most three marks for the prompt cache.
 func mark(params *sdk.MessageNewParams) {
-	here := sdk.NewCacheControlEphemeralParam()
+	cacheControl := sdk.NewCacheControlEphemeralParam()
 	if len(params.System) > 0 {
-		params.System[0].CacheControl = here
+		params.System[0].CacheControl = cacheControl
 	} else if n := len(params.Tools); n > 0 {
-		params.Tools[n-1].OfTool.CacheControl = here
+		params.Tools[n-1].OfTool.CacheControl = cacheControl
 	}
 	left := 2
 	for i := len(params.Messages) - 1; i >= 0 && left > 0; i-- {
 		if m := params.Messages[i]; m.Role == sdk.MessageParamRoleUser {
-			*m.Content[len(m.Content)-1].GetCacheControl() = here
+			*m.Content[len(m.Content)-1].GetCacheControl() = cacheControl
 			left--
 		}
 	}
 }
 
-// messages takes turns of the roles, the user first. Every message has content.
+// messages returns messages with alternating roles, beginning with the user. Each message has
+// content.
 func messages(history []*parleyv1.Message) []sdk.MessageParam {
 	var turns []sdk.MessageParam
 	for _, message := range history {
@@ -105,7 +105,7 @@ func messages(history []*parleyv1.Message) []sdk.MessageParam {
 	return turns
 }
 
-// blocksOf is what the message says, and in which of the API's roles.
+// blocksOf returns the role and the blocks of a message.
 func blocksOf(message *parleyv1.Message) (sdk.MessageParamRole, []sdk.ContentBlockParamUnion) {
 	switch message.GetRole() {
 	case parleyv1.Role_ROLE_ASSISTANT:
@@ -122,7 +122,7 @@ func assistantBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
 		blocks = append(blocks, sdk.NewTextBlock(text))
 	}
 	for _, attachment := range message.GetAttachments() {
-		blocks = append(blocks, sdk.NewTextBlock(attachmentText(attachment))) // images are the user's only
+		blocks = append(blocks, sdk.NewTextBlock(attachmentText(attachment))) // The API allows images only in user messages.
 	}
 	for _, call := range message.GetToolCalls() {
 		blocks = append(blocks, sdk.NewToolUseBlock(toolID(call.GetId()), input(call.GetArguments()), toolName(call.GetName())))
@@ -148,8 +148,8 @@ func userBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
 	return blocks
 }
 
-// toolResult is the result with all that its message carries besides, the text among it.
-// That of a failure may hold text only, and must hold some.
+// toolResult returns a result with all other content of its message. The result of a failure must
+// contain text, and nothing else.
 func toolResult(message *parleyv1.Message) sdk.ContentBlockParamUnion {
 	result := message.GetToolResult()
 	block := sdk.ToolResultBlockParam{ToolUseID: toolID(result.GetCallId())}
@@ -177,8 +177,8 @@ func toolResult(message *parleyv1.Message) sdk.ContentBlockParamUnion {
 	return sdk.ContentBlockParamUnion{OfToolResult: &block}
 }
 
-// attachmentBlock is by its URL what the API reads, and in words what it would refuse the
-// whole conversation for.
+// attachmentBlock returns an image or a document by its URL, or a text for any other attachment,
+// for which the API would refuse the whole conversation.
 func attachmentBlock(attachment *parleyv1.Attachment) sdk.ContentBlockParamUnion {
 	switch {
 	case agent.IsImage(attachment):
@@ -200,7 +200,7 @@ func attachmentText(attachment *parleyv1.Attachment) string {
 	return "[" + strings.Join(words, " ") + "]: " + attachment.GetUri()
 }
 
-// input is the arguments as the JSON object that the API wants.
+// input returns the arguments as a JSON object, which the API requires.
 func input(arguments string) json.RawMessage {
 	if isBlank(arguments) {
 		return json.RawMessage("{}")
@@ -210,13 +210,12 @@ func input(arguments string) json.RawMessage {
 	}
 	b, err := json.Marshal(map[string]string{"invalid_arguments": arguments})
 	if err != nil {
-		return json.RawMessage("{}") // a string can always be JSON
+		return json.RawMessage("{}") // It cannot fail: the value contains only strings.
 	}
 	return b
 }
 
-// toolID is the id in characters that the API takes: another one, always the same, where
-// it has others.
+// toolID returns the id if the API allows its characters, otherwise an id that is derived from it.
 func toolID(id string) string {
 	if id != "" && !strings.ContainsFunc(id, isNoWord) {
 		return id
@@ -225,7 +224,7 @@ func toolID(id string) string {
 	return "call_" + hex.EncodeToString(sum[:16])
 }
 
-// toolName is the name in characters and a length that the API takes.
+// toolName returns the name with the characters and the length that the API allows.
 func toolName(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if isNoWord(r) {
@@ -239,12 +238,12 @@ func toolName(name string) string {
 	return name[:min(len(name), maxToolName)]
 }
 
-// isWord reports whether the API takes the character in ids and names.
+// isWord reports whether the API allows the character in ids and names.
 func isWord(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
 }
 
 func isNoWord(r rune) bool { return !isWord(r) }
 
-// isBlank reports whether the API takes the text for an empty one.
+// isBlank reports whether the API treats the text as empty.
 func isBlank(text string) bool { return strings.TrimSpace(text) == "" }

@@ -12,32 +12,32 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// maxNameBytes is the limit of a call's id and of its name.
+// maxNameBytes is the limit of a call's id and name.
 const maxNameBytes = 128
 
-// calls puts the tool calls of an answer together.
+// calls collects the tool calls of an answer.
 //
-// By the API a call comes in parts: the first has its index, id and name, the others the
-// index and more of the arguments. Servers differ: calls come whole, the index is missing or
-// 0 in all of them, ids are missing or are others in each part, names are told again.
+// In the API, a call arrives in parts: the first contains its index, id and name, and the others
+// contain the index and more of the arguments. Other servers differ. They send complete calls, omit
+// the index or always send 0, omit the id or change it with each part, or repeat the name.
 type calls struct {
 	list   []*call
 	bounds agent.CallLimits
 }
 
-// call is one of them so far.
+// call is a tool call that is being received.
 type call struct {
 	index     int64
 	id, name  string
-	arguments strings.Builder // the inside of a JSON string
-	renamed   bool            // a part told the name again
+	arguments strings.Builder // The inside of a JSON string.
+	renamed   bool            // A part repeated the name.
 }
 
-// add takes the next part of a call.
+// add adds the next part of a call.
 func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
-	current, begun := c.find(delta), 0
+	current, added := c.find(delta), 0
 	if current == nil {
-		current, begun = &call{index: delta.Index}, 1
+		current, added = &call{index: delta.Index}, 1
 		c.list = append(c.list, current)
 	}
 	if current.id == "" {
@@ -48,10 +48,10 @@ func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
 	}
 	part := argumentsPart(delta.Function.JSON.Arguments.Raw())
 	current.arguments.WriteString(part)
-	return c.bounds.Add(begun, len(part)+len(delta.ID)+len(delta.Function.Name))
+	return c.bounds.Add(added, len(part)+len(delta.ID)+len(delta.Function.Name))
 }
 
-// find is the call that the part belongs to; nil: it begins another one.
+// find returns the call that the part belongs to, or nil if the part begins a new call.
 func (c *calls) find(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) *call {
 	var newest *call
 	for _, call := range slices.Backward(c.list) {
@@ -67,41 +67,40 @@ func (c *calls) find(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) *call {
 	}
 	switch name := delta.Function.Name; {
 	case newest == nil || name == "" || newest.name == "":
-		return newest // a part without a name begins nothing, whatever its id
-	case delta.ID != "" && newest.id != "", name != newest.name, newest.whole():
+		return newest // A part without a name does not begin a call, whatever its id is.
+	case delta.ID != "" && newest.id != "", name != newest.name, newest.isComplete():
 		return nil
 	}
 	newest.renamed = true
 	return newest
 }
 
-// whole reports whether nothing can be added to the arguments: they are JSON. That is
-// looked at once a call, and not again for a name in each of a thousand parts.
-func (c *call) whole() bool {
+// isComplete reports whether the arguments are complete JSON. It checks this once for a call,
+// because a server may repeat the name in each of a thousand parts.
+func (c *call) isComplete() bool {
 	return !c.renamed && json.Valid([]byte(unescaped(c.arguments.String())))
 }
 
-// argumentsPart is the text of the JSON value, escaped as in a JSON string. Where the API
-// has the text of an object, some servers send the object.
+// argumentsPart returns the text in a JSON value, escaped as in a JSON string. Some servers send
+// the arguments as an object instead of a string.
 func argumentsPart(value string) string {
 	if strings.HasPrefix(value, "{") {
 		quoted, err := json.Marshal(value)
 		if err != nil {
-			return "" // a string always can be written
+			return "" // Encoding a string cannot fail.
 		}
 		value = string(quoted)
 	}
 	return inside(value)
 }
 
-// done are the calls of an answer that ended for this reason, each with an id that no other of
-// the answer has.
+// done returns the calls of an answer that ended for this reason, with unique ids.
 func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
-	var done []*parleyv1.ToolCall
+	var complete []*parleyv1.ToolCall
 	ids := make(map[string]bool)
 	for _, call := range c.list {
-		whole := &parleyv1.ToolCall{Arguments: unescaped(call.arguments.String())}
-		if !agent.IsComplete(whole, finish) {
+		result := &parleyv1.ToolCall{Arguments: unescaped(call.arguments.String())}
+		if !agent.IsComplete(result, finish) {
 			continue
 		}
 		if err := agent.CheckCallName(call.name); err != nil {
@@ -112,8 +111,8 @@ func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 			id = "call_" + rand.Text()
 		}
 		ids[id] = true
-		whole.Id, whole.Name = agent.Truncate(id, maxNameBytes), agent.Truncate(call.name, maxNameBytes)
-		done = append(done, whole)
+		result.Id, result.Name = agent.Truncate(id, maxNameBytes), agent.Truncate(call.name, maxNameBytes)
+		complete = append(complete, result)
 	}
-	return done, nil
+	return complete, nil
 }

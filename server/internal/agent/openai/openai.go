@@ -1,33 +1,35 @@
-// Package openai is the agent that is a model behind the chat completions API: OpenAI's
-// own, or that of vLLM, Ollama, llama.cpp or a gateway that speaks the same. Begin with
-// [New].
+// Package openai is an agent that calls a model through the chat completions API of OpenAI, vLLM,
+// Ollama, llama.cpp or a compatible gateway.
 //
-// # What the provider is sent
+// # Requests
 //
-// One streamed request a turn. The system prompt comes first, then the messages in their
-// order and roles, every tool call followed by its result. Structured data is JSON in the
-// message's text, as [agent.Text] writes it. An image of a user's message, as [agent.IsImage]
-// knows one, is an image_url part; any other attachment is a line of text with its address and
-// media type.
+// Each turn sends one request and receives a stream. The system prompt is first, then the messages in
+// their order and with their roles. Each tool call is followed by its result. Structured data is JSON
+// in the text of a message, as [agent.Text] writes it. An image of a user's message is an image_url
+// part if [agent.IsImage] reports true. Any other attachment is a line of text with its media type and
+// URI.
 //
-// Requests carry the key, the headers and the query of base_url as configured, and nothing
-// of the server's environment: OPENAI_API_KEY and its kin are not read. Only a proxy is
-// looked up there, as Go programs do (HTTPS_PROXY, NO_PROXY), and nothing else. The SDK adds
-// its version, and which Go, operating system and processor it runs on. Redirects are not
-// followed, so no key goes anywhere but to base_url.
+// Requests contain the key, the headers and the query of base_url from the configuration. Of the
+// environment, only the proxy is used (HTTPS_PROXY, NO_PROXY); OPENAI_API_KEY and similar variables are
+// not read. The SDK adds its version, the version of Go, the operating system and the architecture.
+// Redirects are not followed, so that the key is sent only to base_url.
 //
-// # What becomes of the answer
+// # Answers
 //
-// Text is passed on as it comes, and so is a refusal; reasoning is not, though a note
-// tells of it now and then. Tool calls come whole at the end, then the usage if the
-// provider told it, then the finish_reason. The answer is whole when the model gave its
-// finish_reason, or the provider said [DONE]: a stream that just ends was cut off. A call that
-// the token limit cut off is left out, see [agent.IsComplete]; an answer of which nothing is there
-// for such a reason is a failure, see [agent.CheckEmpty].
+// Text and refusals are passed on when they arrive. Reasoning is not passed on, but a Progress piece is
+// sent at intervals. Complete tool calls follow at the end, then the usage if the provider sent it, then
+// the finish_reason. The answer is complete if the model sent its finish_reason or the provider sent
+// [DONE]; a stream that ends without these was cut off. A call that the token limit cut off is omitted,
+// see [agent.IsComplete]. An answer that is empty for such a reason is a failure, see
+// [agent.CheckEmpty].
 //
-// A failure says what the provider said of it, without the key, the headers, and what
-// base_url may hold in secrets. Connection errors, 408, 409, 429 and 5xx are tried again
-// twice, before the first piece only.
+// # Failures
+//
+// An error contains the provider's description, without the key, the values of headers and the secrets
+// in base_url. After a connection error, or status 408, 409, 429 or 5xx, the request is repeated up to
+// twice, but only before the first piece.
+//
+// Start at [New].
 package openai
 
 import (
@@ -46,7 +48,7 @@ import (
 
 const defaultBaseURL = "https://api.openai.com/v1"
 
-// Agent asks a model by its API. It holds idle connections until it is closed.
+// Agent calls a model. It keeps idle connections until it is closed.
 type Agent struct {
 	config     agent.Model
 	provider   *agent.Provider
@@ -55,10 +57,9 @@ type Agent struct {
 	usageGrace time.Duration
 }
 
-// New makes an agent of the model, and neither looks for the provider nor connects to it
-// yet. An empty BaseURL is OpenAI's own; otherwise it ends where "/chat/completions"
-// follows, most often in "/v1". Every fault of the configuration is in the one error,
-// without any secret.
+// New returns an agent for the model. It does not connect yet. If BaseURL is empty, OpenAI's is
+// used; otherwise it is the part before "/chat/completions", usually ending in "/v1". The error
+// lists all faults of the configuration, without secrets.
 func New(config agent.Model) (*Agent, error) {
 	provider, err := agent.NewProvider(config, defaultBaseURL)
 	if err != nil {
@@ -70,12 +71,12 @@ func New(config agent.Model) (*Agent, error) {
 		tools:      tools(config.Tools),
 		usageGrace: usageGrace,
 	}
-	// Not the SDK's Client, which reads the environment.
+	// The SDK's Client would read the environment.
 	a.chat = sdk.NewChatCompletionService(a.options()...)
 	return a, nil
 }
 
-// Respond asks the model once. See the package comment for what it sends and yields.
+// Respond sends one request. The package comment describes the request and the pieces.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		wanted := true
@@ -99,7 +100,7 @@ func (a *Agent) Close() error {
 	return nil
 }
 
-// ask makes the request and hands every piece to emit until that returns false.
+// ask sends the request and passes each piece to emit until emit returns false.
 func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -108,15 +109,15 @@ func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit 
 	if err != nil || response.StatusCode > 299 {
 		return a.provider.ResponseError(response, err)
 	}
-	defer response.Body.Close() // before its end this closes the connection, too
+	defer response.Body.Close() // Closing it before its end closes the connection too.
 	s := &stream{
 		agent: a, emit: emit, decoder: ssestream.NewDecoder(response),
-		giveUp: cancel, told: time.Now(),
+		cancel: cancel, lastPiece: time.Now(),
 	}
 	return s.read()
 }
 
-// options are those of every request.
+// options returns the options of each request.
 func (a *Agent) options() []option.RequestOption {
 	options := []option.RequestOption{
 		option.WithHTTPClient(a.provider.Client),
@@ -129,7 +130,7 @@ func (a *Agent) options() []option.RequestOption {
 	for name, value := range a.config.Headers {
 		options = append(options, option.WithHeader(name, value))
 	}
-	// The SDK resolves its path against base_url, which drops the query.
+	// The SDK resolves its path against base_url, which removes the query.
 	for name, values := range a.provider.Base.Query() {
 		for _, value := range values {
 			options = append(options, option.WithQueryAdd(name, value))

@@ -11,7 +11,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// params is the body of the request.
+// params returns the body of the request.
 func (a *Agent) params(request *parleyv1.RespondRequest) sdk.ChatCompletionNewParams {
 	params := sdk.ChatCompletionNewParams{
 		Model:         a.config.Model,
@@ -23,8 +23,7 @@ func (a *Agent) params(request *parleyv1.RespondRequest) sdk.ChatCompletionNewPa
 		params.Temperature = param.NewOpt(*a.config.Temperature)
 	}
 	if n := int64(a.config.MaxOutputTokens); n > 0 {
-		// OpenAI's newer models refuse the older name, and many other servers know no
-		// other.
+		// OpenAI's newer models refuse max_tokens, and many other servers support only that.
 		if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
 			params.MaxCompletionTokens = param.NewOpt(n)
 		} else {
@@ -34,7 +33,7 @@ func (a *Agent) params(request *parleyv1.RespondRequest) sdk.ChatCompletionNewPa
 	return params
 }
 
-// tools are the functions that the model may call.
+// tools returns the functions that the model may call.
 func tools(configured []agent.Tool) []sdk.ChatCompletionToolUnionParam {
 	var tools []sdk.ChatCompletionToolUnionParam
 	for _, tool := range configured {
@@ -43,8 +42,7 @@ func tools(configured []agent.Tool) []sdk.ChatCompletionToolUnionParam {
 			function.Description = param.NewOpt(tool.Description)
 		}
 		if tool.Parameters == nil {
-			// It may be left out by the API's own rules, but the chat templates of some
-			// models want it.
+			// The API allows to omit the parameters, but the chat templates of some models require them.
 			function.Parameters = sdk.FunctionParameters{"type": "object", "properties": map[string]any{}}
 		}
 		tools = append(tools, sdk.ChatCompletionFunctionTool(function))
@@ -52,7 +50,7 @@ func tools(configured []agent.Tool) []sdk.ChatCompletionToolUnionParam {
 	return tools
 }
 
-// messages are the system prompt and the conversation.
+// messages returns the system prompt and the conversation.
 func messages(request *parleyv1.RespondRequest) []sdk.ChatCompletionMessageParamUnion {
 	var messages []sdk.ChatCompletionMessageParamUnion
 	if prompt := request.GetSystemPrompt(); prompt != "" {
@@ -78,7 +76,7 @@ func toParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
 }
 
 func userParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
-	said := text(message, func(a *parleyv1.Attachment) bool { return !agent.IsImage(a) })
+	content := text(message, func(a *parleyv1.Attachment) bool { return !agent.IsImage(a) })
 	var parts []sdk.ChatCompletionContentPartUnionParam
 	for _, attachment := range message.GetAttachments() {
 		if agent.IsImage(attachment) {
@@ -86,10 +84,10 @@ func userParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
 		}
 	}
 	if parts == nil {
-		return sdk.UserMessage(said) // many servers know no parts
+		return sdk.UserMessage(content) // Many servers do not support parts.
 	}
-	if said != "" {
-		parts = append([]sdk.ChatCompletionContentPartUnionParam{sdk.TextContentPart(said)}, parts...)
+	if content != "" {
+		parts = append([]sdk.ChatCompletionContentPartUnionParam{sdk.TextContentPart(content)}, parts...)
 	}
 	return sdk.UserMessage(parts)
 }
@@ -106,16 +104,16 @@ func assistantParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUni
 			},
 		})
 	}
-	// Beside calls an empty text is left out, as the API has it.
-	if said := text(message, isAny); said != "" || assistant.ToolCalls == nil {
-		assistant.Content.OfString = param.NewOpt(said)
+	// The API requires that empty text is omitted if there are calls.
+	if content := text(message, isAny); content != "" || assistant.ToolCalls == nil {
+		assistant.Content.OfString = param.NewOpt(content)
 	}
 	return sdk.ChatCompletionMessageParamUnion{OfAssistant: &assistant}
 }
 
-// arguments are those of an earlier call, as the model wrote them. Some servers refuse the
-// whole conversation for a call whose arguments are not JSON, as those of an answer that was
-// cut off; there the model is shown its text as a value.
+// arguments returns the arguments of an earlier call. Some servers refuse the whole conversation if
+// they are not JSON, for example those of a call that was cut off. Such text is wrapped in an
+// object.
 func arguments(written string) string {
 	switch {
 	case json.Valid([]byte(written)):
@@ -125,7 +123,7 @@ func arguments(written string) string {
 	}
 	wrapped, err := json.Marshal(map[string]string{"not_json": written})
 	if err != nil {
-		return "{}" // a map of strings always can be written
+		return "{}" // It cannot fail: the value contains only strings.
 	}
 	return string(wrapped)
 }
@@ -139,8 +137,8 @@ func toolParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
 	return sdk.ToolMessage(joined(content, text(message, isAny)), result.GetCallId())
 }
 
-// text is what the model reads of the message, and a line for each attachment that is
-// wanted in words.
+// text returns the text of a message for the model, with a line for each attachment that wanted
+// selects.
 func text(message *parleyv1.Message, wanted func(*parleyv1.Attachment) bool) string {
 	var lines []string
 	for _, attachment := range message.GetAttachments() {
@@ -152,7 +150,7 @@ func text(message *parleyv1.Message, wanted func(*parleyv1.Attachment) bool) str
 	return joined(agent.Text(message), strings.Join(lines, "\n"))
 }
 
-// joined are both texts with a blank line between them, or the one that is not empty.
+// joined returns both texts with a blank line between them, or the one that is not empty.
 func joined(first, second string) string {
 	if first == "" || second == "" {
 		return first + second

@@ -16,36 +16,36 @@ import (
 )
 
 const (
-	// usageGrace is how long after its finish_reason an answer waits for what may follow,
-	// the usage and [DONE]. Some servers send neither and leave the connection open.
+	// usageGrace is the maximum wait for the usage and [DONE] after the finish_reason. Some servers
+	// send neither and keep the connection open.
 	usageGrace = 5 * time.Second
 
 	maxFinishBytes = 128
 	maxModelBytes  = 128
 )
 
-// stream is an answer as it comes.
+// stream is an answer that is being received.
 type stream struct {
 	agent   *Agent
-	emit    func(*parleyv1.RespondResponse) bool // false: no more pieces are wanted
+	emit    func(*parleyv1.RespondResponse) bool // Returns false if the consumer has stopped.
 	decoder ssestream.Decoder
-	giveUp  func() // makes the body end
+	cancel  func() // Ends the body.
 
-	told   time.Time // when the last piece was emitted
-	spoken bool      // there has been text other than white space
-	text   joiner
-	calls  calls
-	usage  *parleyv1.Usage
-	model  string
-	finish string // finish_reason; empty until it has come
+	lastPiece time.Time // Time of the last piece.
+	hasText   bool      // Text other than white space was received.
+	text      joiner
+	calls     calls
+	usage     *parleyv1.Usage
+	model     string
+	finish    string // The finish_reason, empty until it is received.
 }
 
-// errUnwanted ends a stream whose consumer wants no more of it.
-var errUnwanted = errors.New("no more is wanted")
+// errUnwanted ends a stream whose consumer has stopped.
+var errUnwanted = errors.New("the consumer has stopped")
 
-// read passes the answer on until it is whole, or no more of it is wanted.
+// read passes on the answer until it is complete or the consumer stops.
 func (s *stream) read() error {
-	grace := time.AfterFunc(math.MaxInt64, s.giveUp) // not before it is reset
+	grace := time.AfterFunc(math.MaxInt64, s.cancel) // Started by Reset.
 	defer grace.Stop()
 	for s.decoder.Next() {
 		event := s.decoder.Event()
@@ -73,15 +73,15 @@ func (s *stream) read() error {
 	return s.agent.provider.StreamError(s.decoder.Err())
 }
 
-// add takes one event.
+// add processes one event.
 func (s *stream) add(eventType string, data []byte) error {
 	var chunk sdk.ChatCompletionChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
 		return s.agent.provider.MalformedEvent(string(data))
 	}
-	// Most gateways have the error where the API says, some send "error": null always.
-	fault := chunk.JSON.ExtraFields["error"].Raw()
-	if eventType == "error" || chunk.Object == "error" || fault != "" && fault != "null" && fault != `""` {
+	// Most gateways send the error in the documented field. Some always send "error": null.
+	failure := chunk.JSON.ExtraFields["error"].Raw()
+	if eventType == "error" || chunk.Object == "error" || failure != "" && failure != "null" && failure != `""` {
 		return s.agent.provider.EventError(data)
 	}
 	if chunk.Model != "" {
@@ -92,7 +92,7 @@ func (s *stream) add(eventType string, data []byte) error {
 	}
 	for _, choice := range chunk.Choices {
 		if choice.Index != 0 {
-			continue // one answer was asked for
+			continue // The request asks for one answer.
 		}
 		if err := s.addDelta(&choice.Delta); err != nil {
 			return err
@@ -101,7 +101,7 @@ func (s *stream) add(eventType string, data []byte) error {
 			s.finish = choice.FinishReason
 		}
 	}
-	if time.Since(s.told) >= agent.ProgressInterval {
+	if time.Since(s.lastPiece) >= agent.ProgressInterval {
 		return s.yield(agent.WorkingProgress())
 	}
 	return nil
@@ -110,7 +110,7 @@ func (s *stream) add(eventType string, data []byte) error {
 func (s *stream) addDelta(delta *sdk.ChatCompletionChunkChoiceDelta) error {
 	for _, value := range []string{delta.JSON.Refusal.Raw(), delta.JSON.Content.Raw()} {
 		if text := s.text.add(inside(value)); text != "" {
-			s.spoken = s.spoken || strings.TrimSpace(text) != ""
+			s.hasText = s.hasText || strings.TrimSpace(text) != ""
 			if err := s.yield(textPiece(text)); err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (s *stream) addDelta(delta *sdk.ChatCompletionChunkChoiceDelta) error {
 	return nil
 }
 
-// end passes on what comes behind the text.
+// end passes on what follows the text.
 func (s *stream) end() error {
 	calls, err := s.calls.done(s.finish)
 	if err != nil {
@@ -132,7 +132,7 @@ func (s *stream) end() error {
 	}
 	var pieces []*parleyv1.RespondResponse
 	if rest := s.text.rest(); rest != "" {
-		s.spoken = true
+		s.hasText = true
 		pieces = append(pieces, textPiece(rest))
 	}
 	for _, call := range calls {
@@ -153,7 +153,7 @@ func (s *stream) end() error {
 			return nil
 		}
 	}
-	if s.spoken || len(calls) > 0 {
+	if s.hasText || len(calls) > 0 {
 		return nil
 	}
 	return agent.CheckEmpty(s.finish)
@@ -163,11 +163,11 @@ func (s *stream) yield(piece *parleyv1.RespondResponse) error {
 	if !s.emit(piece) {
 		return errUnwanted
 	}
-	s.told = time.Now()
+	s.lastPiece = time.Now()
 	return nil
 }
 
-// usage is what the provider counted, all but the model's name.
+// usage converts the counts of the provider, without the name of the model.
 func usage(counted sdk.CompletionUsage) *parleyv1.Usage {
 	count := func(n int64) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 	return &parleyv1.Usage{

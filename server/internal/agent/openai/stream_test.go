@@ -239,7 +239,7 @@ func TestLongSilenceIsTold(t *testing.T) {
 		began := time.Now()
 		var got []string
 		s := &stream{
-			agent: &Agent{usageGrace: usageGrace}, giveUp: func() {}, told: began,
+			agent: &Agent{usageGrace: usageGrace}, cancel: func() {}, lastPiece: began,
 			decoder: ssestream.NewDecoder(&http.Response{Body: r}),
 			emit: func(piece *parleyv1.RespondResponse) bool {
 				got = append(got, time.Since(began).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())

@@ -7,29 +7,29 @@ import (
 	"unicode/utf8"
 )
 
-// joiner puts text together that comes in the JSON strings of many chunks. Some servers
-// cut it in mid-rune, others in the middle of an escaped surrogate pair; the beginning of
-// such a rune is held back until its end comes.
+// joiner concatenates text that arrives in the JSON strings of several chunks. Some servers split
+// it within a character, others within an escaped surrogate pair. The beginning of such a character
+// is held back until the rest arrives.
 type joiner struct {
-	held string // of the JSON
+	held string // The part that is held back, still escaped.
 }
 
-// add takes the inside of the next JSON string and returns the text that is whole with it.
+// add processes the inside of the next JSON string and returns the text that is complete.
 func (j *joiner) add(inside string) string {
 	inside = j.held + inside
-	whole := len(inside) - unfinished(inside)
-	j.held = inside[whole:]
-	return unescaped(inside[:whole])
+	complete := len(inside) - unfinished(inside)
+	j.held = inside[complete:]
+	return unescaped(inside[:complete])
 }
 
-// rest is what was held back and will never be whole.
+// rest returns what was held back and was never completed.
 func (j *joiner) rest() string {
 	rest := unescaped(j.held)
 	j.held = ""
 	return rest
 }
 
-// unfinished is how many bytes at the end of s begin a rune that more may complete.
+// unfinished returns the number of bytes at the end of s that begin a character.
 func unfinished(s string) int {
 	for n := 1; n < utf8.UTFMax && n <= len(s); n++ {
 		if tail := s[len(s)-n:]; utf8.RuneStart(tail[0]) {
@@ -45,7 +45,7 @@ func unfinished(s string) int {
 		return 0
 	}
 	if backslashes := at + 1 - len(strings.TrimRight(s[:at+1], `\`)); backslashes%2 == 0 {
-		return 0 // they are escaped ones, and what follows is plain text
+		return 0 // The backslash itself is escaped, so what follows is plain text.
 	}
 	if unit, err := strconv.ParseUint(s[at+2:], 16, 16); err != nil || unit < 0xD800 || unit > 0xDBFF {
 		return 0
@@ -53,21 +53,20 @@ func unfinished(s string) int {
 	return escape
 }
 
-// unescaped is the text for which the inside of a JSON string stands. Bytes that are no
-// rune become U+FFFD each.
+// unescaped decodes the inside of a JSON string. Each invalid byte becomes U+FFFD.
 func unescaped(inside string) string {
 	if !strings.Contains(inside, `\`) && utf8.ValidString(inside) {
 		return inside
 	}
 	var text string
 	if err := json.Unmarshal([]byte(`"`+inside+`"`), &text); err != nil {
-		return strings.ToValidUTF8(inside, "\uFFFD") // chunks are checked to be JSON
+		return strings.ToValidUTF8(inside, "\uFFFD") // It cannot fail: the chunk was decoded as JSON.
 	}
 	return text
 }
 
-// inside is what the JSON value holds as text, still escaped: a string as it is, the
-// texts of a list of content parts, nothing of null and other values.
+// inside returns the text in a JSON value, still escaped: that of a string or of a list of content
+// parts. It returns "" for null and other values.
 func inside(value string) string {
 	switch {
 	case strings.HasPrefix(value, `"`):

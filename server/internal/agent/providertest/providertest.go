@@ -1,7 +1,6 @@
-// Package providertest is a provider of a model for tests: a real server on a port of its
-// own that answers what a test has written down, and keeps what it was asked. It knows no
-// protocol but JSON and streams of events; openaitest and anthropictest have the words of
-// theirs. Begin with [New].
+// Package providertest is a fake model provider for tests: an HTTP server that sends scripted
+// replies and records its requests. It supports JSON and event streams in general; openaitest and
+// anthropictest have the replies of the two APIs. Start at [New].
 package providertest
 
 import (
@@ -15,82 +14,81 @@ import (
 	"testing"
 )
 
-// maxRequestBytes is how much of a request's body is kept: what the largest API takes.
+// maxRequestBytes is the maximum size of a request body: the largest limit of the APIs.
 const maxRequestBytes = 32 << 20
 
-// Server is the provider. All methods may be called by many goroutines at once.
+// Server is the provider. All methods are safe for concurrent use.
 type Server struct {
-	// URL is the base URL of an agent, as New was told to make it.
+	// URL is the base URL for an agent, with the path that was passed to New.
 	URL string
 
 	tb       testing.TB
 	mu       sync.Mutex
 	replies  []Reply
-	always   Reply // nil: nothing but the replies is expected
+	always   Reply // If nil, a request without a reply fails the test.
 	requests []Request
 }
 
-// Reply answers one request. It must return when the request's context ends, which it does
-// when the client has gone.
+// Reply answers one request. It must return when the context of the request ends, which happens
+// when the client disconnects.
 type Reply = http.HandlerFunc
 
-// Request is one that the server was sent.
+// Request is a request that the server received.
 type Request struct {
 	Method string
-	// URI is path and query, as in "/v1/messages?version=1".
+	// URI is the path and query, for example "/v1/messages?version=1".
 	URI    string
 	Header http.Header
 	Body   []byte
 }
 
-// New starts a provider whose URL ends in the path, which may be empty. It answers with the
-// replies, one a request, retries included, in their order. It ends with the test, and with
-// it the connections that are open then. A request beyond the replies is refused with
-// status 400, and the test fails.
+// New starts a provider whose URL ends in path, which may be empty. Each request, including a
+// retry, gets the next reply. The server and its open connections are closed at the end of the
+// test. If no reply is left, the request is refused with status 400 and the test fails.
 func New(tb testing.TB, path string, replies ...Reply) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, replies: replies}
 	server := httptest.NewServer(s)
 	tb.Cleanup(func() {
-		server.CloseClientConnections() // replies that stall end with their clients
+		server.CloseClientConnections() // Ends the replies that stall.
 		server.Close()
 	})
 	s.URL = server.URL + path
 	return s
 }
 
-// Then adds replies behind those that are still to be given.
+// Then adds replies after those that are left.
 func (s *Server) Then(replies ...Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replies = append(slices.Clip(s.replies), replies...)
 }
 
-// Always sets what answers each request beyond the replies.
+// Always sets the reply to each request for which no other reply is left.
 func (s *Server) Always(reply Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.always = reply
 }
 
-// Requests returns what the server was sent so far, oldest first, refused requests too.
+// Requests returns the requests received so far, oldest first. Refused requests are included.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.requests)
 }
 
-// ServeHTTP keeps the request and gives the next reply.
+// ServeHTTP records the request and sends the next reply.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
 	if err != nil {
-		s.tb.Errorf("providertest: request broke off: %v", err)
+		s.tb.Errorf("providertest: reading the request: %v", err)
 		return
 	}
 	s.next(Request{Method: r.Method, URI: r.RequestURI, Header: r.Header.Clone(), Body: body})(w, r)
 }
 
-// next keeps the request and takes the reply to it.
+// next records the request and returns its reply.
 func (s *Server) next(request Request) Reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +105,7 @@ func (s *Server) next(request Request) Reply {
 	return Fail(http.StatusBadRequest, `{"error":{"type":"invalid_request_error","message":"providertest: no reply is left"}}`)
 }
 
-// JSON is the request's body, decoded as encoding/json does; nil when it is not an object.
+// JSON returns the decoded body, or nil if it is not an object.
 func (r Request) JSON() map[string]any {
 	var body map[string]any
 	if err := json.Unmarshal(r.Body, &body); err != nil {
@@ -116,7 +114,7 @@ func (r Request) JSON() map[string]any {
 	return body
 }
 
-// Messages are those of the body, as one line of JSON each with its keys in byte order.
+// Messages returns the messages in the body, each as one line of JSON with its keys in byte order.
 func (r Request) Messages() []string {
 	messages, ok := r.JSON()["messages"].([]any)
 	if !ok {
@@ -129,14 +127,14 @@ func (r Request) Messages() []string {
 	return lines
 }
 
-// JSON is the value as one line, written as it is read: without \u003c for "<". It panics
-// when that cannot be.
+// JSON returns the value as one line that does not escape "<". It panics if the value cannot be
+// encoded.
 func JSON(value any) string {
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(value); err != nil {
-		panic("providertest: " + err.Error()) // a test's own mistake
+		panic("providertest: " + err.Error()) // The test passed an invalid value.
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Parts answers with an event stream whose bytes are the parts, each flushed by itself,
-// and leaves it where they end, whether or not that is a whole answer.
+// Parts sends an event stream that consists of the parts, each flushed separately. It ends after
+// the last part, even if the answer is not complete.
 func Parts(parts ...string) Reply {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		controller := http.NewResponseController(w)
 		for _, part := range parts {
 			if _, err := w.Write([]byte(part)); err != nil {
-				return // the client has gone
+				return // The client disconnected.
 			}
 			if err := controller.Flush(); err != nil {
 				return
@@ -22,8 +22,8 @@ func Parts(parts ...string) Reply {
 	}
 }
 
-// Fail answers with the status and the body, as JSON unless it begins like HTML. The client
-// is told to try again at once where it does.
+// Fail sends the status and the body. The media type is JSON, or HTML if the body begins with "<".
+// Retry-After-Ms lets clients retry at once.
 func Fail(status int, body string) Reply {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		kind := "application/json"
@@ -33,17 +33,17 @@ func Fail(status int, body string) Reply {
 		w.Header().Set("Content-Type", kind)
 		w.Header().Set("Retry-After-Ms", "1")
 		w.WriteHeader(status)
-		_, _ = w.Write([]byte(body)) // the client may have gone
+		_, _ = w.Write([]byte(body)) // The client may have disconnected.
 	}
 }
 
-// Stall says nothing more until the client has gone.
+// Stall sends nothing until the client disconnects.
 func Stall(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
-// Break cuts the connection off.
+// Break closes the connection.
 func Break(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
-// Endless sends the part again and again until the client has gone.
+// Endless sends the part repeatedly until the client disconnects.
 func Endless(part string) Reply {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil {
@@ -52,7 +52,7 @@ func Endless(part string) Reply {
 	}
 }
 
-// Sequence is one reply made of several: what the first begins the next goes on with.
+// Sequence sends several replies as one response.
 func Sequence(replies ...Reply) Reply {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for _, reply := range replies {
@@ -61,14 +61,14 @@ func Sequence(replies ...Reply) Reply {
 	}
 }
 
-// Call is a tool call that the model makes.
+// Call is a tool call of the model.
 type Call struct {
 	ID, Name string
-	// Arguments is JSON, or what the model takes for it; empty is a call without any.
+	// Arguments is JSON or what the model writes instead. If empty, the call has no arguments.
 	Arguments string
 }
 
-// ArgumentParts are the arguments in parts of a few runes, as models write them.
+// ArgumentParts splits the arguments into parts of a few characters, as models send them.
 func (c Call) ArgumentParts() []string {
 	const partRunes = 5
 	var parts []string

@@ -8,7 +8,7 @@ import (
 )
 
 func TestFaults(t *testing.T) {
-	const none = ` is none of "host:port", "dns:///host:port" and "unix:PATH"`
+	const none = ` is not valid; use "host:port", "dns:///host:port" or "unix:PATH"`
 	tests := []struct {
 		name   string
 		config Config
@@ -20,15 +20,15 @@ func TestFaults(t *testing.T) {
 			"X-Key": "s3cret", "x-key": "s3cret", "x-line": "s3cret\n", "x-name": "s3cret ä", "x-raw-bin": "s3cret\x00\xff",
 		}}, []string{
 			`address: "localhost"` + none,
-			`headers: "" is not a name: one has letters, digits, '-', '_' and '.' only`,
-			`headers: ":authority" is not a name: one has letters, digits, '-', '_' and '.' only`,
-			`headers: "TE" is for gRPC to set`,
-			`headers: "a b" is not a name: one has letters, digits, '-', '_' and '.' only`,
-			`headers: "grpc-timeout" is for gRPC to set`,
-			`headers: "x-key" is configured twice; names do not differ by case`,
-			`headers: the value of "x-line" is not printable ASCII; only that of a name that ends with -bin may be`,
-			`headers: the value of "x-name" is not printable ASCII; only that of a name that ends with -bin may be`,
-			`headers: "ä" is not a name: one has letters, digits, '-', '_' and '.' only`,
+			`headers: "" is not a valid name; use letters, digits, '-', '_' and '.' only`,
+			`headers: ":authority" is not a valid name; use letters, digits, '-', '_' and '.' only`,
+			`headers: "TE" is reserved for gRPC`,
+			`headers: "a b" is not a valid name; use letters, digits, '-', '_' and '.' only`,
+			`headers: "grpc-timeout" is reserved for gRPC`,
+			`headers: "x-key" is configured twice; names are not case-sensitive`,
+			`headers: the value of "x-line" is not printable ASCII; only the value of a name that ends with -bin may be binary`,
+			`headers: the value of "x-name" is not printable ASCII; only the value of a name that ends with -bin may be binary`,
+			`headers: "ä" is not a valid name; use letters, digits, '-', '_' and '.' only`,
 			`max piece bytes: -1 is less than 0`,
 		}},
 	}

@@ -16,32 +16,32 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// maxReasonBytes bounds what an error shows of a status.
+// maxReasonBytes is the maximum length of the text of a status in an error.
 const maxReasonBytes = 1 << 10
 
-// hearing is what a call has heard from the agent itself. The same status may be the agent's
-// own word or what gRPC makes of a broken connection, and only this tells them apart.
-type hearing struct {
+// responseState records which parts of a response the agent itself has sent. The same status may
+// come from the agent or from gRPC after a connection error; only these parts distinguish the two.
+type responseState struct {
 	headers, trailers atomic.Bool
 }
 
-// hearingKey is where a call's context has its hearing.
-type hearingKey struct{}
+// responseStateKey is the key of the responseState in the context of a call.
+type responseStateKey struct{}
 
-// listen returns a context for one call, and where it notes what is heard.
-func listen(ctx context.Context) (context.Context, *hearing) {
-	h := new(hearing)
-	return context.WithValue(ctx, hearingKey{}, h), h
+// record returns a context for one call, and where the parts of its response are recorded.
+func record(ctx context.Context) (context.Context, *responseState) {
+	h := new(responseState)
+	return context.WithValue(ctx, responseStateKey{}, h), h
 }
 
-// listener fills the hearing of each call that has one.
-type listener struct{}
+// responseRecorder records the responses of calls with a responseState.
+type responseRecorder struct{}
 
-var _ stats.Handler = listener{}
+var _ stats.Handler = responseRecorder{}
 
-// HandleRPC notes what comes from the agent.
-func (listener) HandleRPC(ctx context.Context, event stats.RPCStats) {
-	h, ok := ctx.Value(hearingKey{}).(*hearing)
+// HandleRPC records the headers and trailers from the agent.
+func (responseRecorder) HandleRPC(ctx context.Context, event stats.RPCStats) {
+	h, ok := ctx.Value(responseStateKey{}).(*responseState)
 	if !ok {
 		return
 	}
@@ -54,15 +54,17 @@ func (listener) HandleRPC(ctx context.Context, event stats.RPCStats) {
 }
 
 // TagRPC does nothing.
-func (listener) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (responseRecorder) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
 // TagConn does nothing.
-func (listener) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (responseRecorder) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	return ctx
+}
 
 // HandleConn does nothing.
-func (listener) HandleConn(context.Context, stats.ConnStats) {}
+func (responseRecorder) HandleConn(context.Context, stats.ConnStats) {}
 
-// unopened is why the request could not be sent.
+// unopened returns the error for a request that could not be sent.
 func (a *Agent) unopened(err error) *agent.Error {
 	s := status.Convert(err)
 	if s.Code() == codes.Unavailable {
@@ -71,68 +73,68 @@ func (a *Agent) unopened(err error) *agent.Error {
 	return &agent.Error{Message: "the request could not be sent to the agent", Detail: a.detail(a.reason(s))}
 }
 
-// unavailable is that there is nobody to send a request to.
-func (a *Agent) unavailable(why string) *agent.Error {
-	return &agent.Error{Message: "the agent is not available", Detail: a.detail(why), Retryable: true}
+// unavailable returns the error for an agent without a usable connection.
+func (a *Agent) unavailable(reason string) *agent.Error {
+	return &agent.Error{Message: "the agent is not available", Detail: a.detail(reason), Retryable: true}
 }
 
-// detail returns the text for the log: the agent's address and the reason. The messages of gRPC may
+// detail returns the text for the log: the agent's address and the reason. Texts of gRPC may
 // contain addresses and paths of sockets.
 func (a *Agent) detail(what string) string { return a.address + ": " + what }
 
-// failure is why the stream of an answer ended with err; begun says that a piece of it has
-// come.
-func (a *Agent) failure(err error, heard *hearing, begun bool) *agent.Error {
+// failure returns the error for a stream that ended with err. started means that a piece was
+// received.
+func (a *Agent) failure(err error, received *responseState, started bool) *agent.Error {
 	s := status.Convert(err)
-	if s.Code() == codes.Unimplemented && !begun && (!heard.trailers.Load() || saysNoMethod(s.Message())) {
+	if s.Code() == codes.Unimplemented && !started && (!received.trailers.Load() || isMissingMethod(s.Message())) {
 		return &agent.Error{
 			Message: "the agent does not implement " + parleyv1.AgentService_ServiceDesc.ServiceName, Detail: a.detail(a.reason(s)),
 		}
 	}
-	// The trailers may have come while a message ahead of them could not be read, which gRPC
-	// tells in this way.
-	unreadable := heard.headers.Load() && strings.HasPrefix(s.Message(), "grpc: ")
-	if heard.trailers.Load() && !unreadable {
-		return &agent.Error{Message: a.said(s), Retryable: isPassing(s.Code())}
+	// The trailers may have arrived although a message before them could not be decoded. gRPC reports that with
+	// this prefix.
+	undecodable := received.headers.Load() && strings.HasPrefix(s.Message(), "grpc: ")
+	if received.trailers.Load() && !undecodable {
+		return &agent.Error{Message: a.statusMessage(s), Retryable: isTemporary(s.Code())}
 	}
 	failure := &agent.Error{Detail: a.detail(a.reason(s))}
 	switch {
-	case unreadable && s.Code() == codes.ResourceExhausted:
+	case undecodable && s.Code() == codes.ResourceExhausted:
 		failure.Message = fmt.Sprintf("the agent sent a piece of more than %d bytes", a.maxPieceBytes)
 	case s.Code() != codes.Unavailable && s.Code() != codes.Canceled:
-		failure.Message = "the agent does not keep to the protocol"
-	case begun:
-		failure.Message, failure.Retryable = "the agent was lost in the middle of its answer", true
+		failure.Message = "the agent violated the protocol"
+	case started:
+		failure.Message, failure.Retryable = "the connection to the agent was lost during its answer", true
 	default:
-		failure.Message, failure.Retryable = "the agent was lost before it answered", true
+		failure.Message, failure.Retryable = "the connection to the agent was lost before its answer", true
 	}
 	return failure
 }
 
-// saysNoMethod reports whether a server says on its own that it does not have the method: gRPC
-// for Go, Python, Java and Node, the code that is generated for Go and Python, and those that
-// say nothing, as for Rust. Agents may end a call with the same status for a reason of theirs.
-func saysNoMethod(message string) bool {
+// isMissingMethod reports whether a message says that the server itself does not have the method.
+// It contains the texts of gRPC for Go, Python, Java and Node, and of generated code for Go and
+// Python. An empty text is that of servers in Rust. An agent may end a call with the same status
+// for another reason.
+func isMissingMethod(message string) bool {
 	if message == "" {
 		return true
 	}
 	return slices.ContainsFunc([]string{
 		"unknown service ", "unknown method ", "method Respond not implemented",
 		"Method not found", "Method not implemented!", "The server does not implement the method ",
-	}, func(words string) bool { return strings.HasPrefix(message, words) })
+	}, func(prefix string) bool { return strings.HasPrefix(message, prefix) })
 }
 
-// said is what the agent tells of its failure.
-func (a *Agent) said(s *status.Status) string {
+// statusMessage describes the failure that the agent reported.
+func (a *Agent) statusMessage(s *status.Status) string {
 	if reason := a.reason(s); reason != "" {
-		return "the agent said: " + reason
+		return "the agent reported: " + reason
 	}
-	return fmt.Sprintf("the agent failed with status %v and did not say why", s.Code())
+	return fmt.Sprintf("the agent failed with status %v and without a message", s.Code())
 }
 
-// isPassing reports whether an agent that ends a call with this code may well do better at the
-// next.
-func isPassing(code codes.Code) bool {
+// isTemporary reports whether a repeated call may succeed after this code.
+func isTemporary(code codes.Code) bool {
 	switch code {
 	case codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.DeadlineExceeded:
 		return true
@@ -141,9 +143,8 @@ func isPassing(code codes.Code) bool {
 	}
 }
 
-// reason is the status's message as text for people: in valid UTF-8 without control
-// characters other than tabs and line feeds, without the headers' values, and of
-// maxReasonBytes at most.
+// reason returns the message of a status for people: valid UTF-8 without control characters except
+// tabs and line feeds, without the values of headers, and at most maxReasonBytes long.
 func (a *Agent) reason(s *status.Status) string {
 	text := strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' {

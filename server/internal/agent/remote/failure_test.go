@@ -27,24 +27,24 @@ func TestAgentsOwnWord(t *testing.T) {
 		message   string
 		retryable bool
 	}{
-		{status.Error(codes.Unavailable, "the shop is closed"), "the agent said: the shop is closed", true},
-		{status.Error(codes.ResourceExhausted, "quota"), "the agent said: quota", true},
-		{status.Error(codes.Aborted, "again"), "the agent said: again", true},
-		{status.Error(codes.DeadlineExceeded, "late"), "the agent said: late", true},
-		{status.Error(codes.Internal, "bug"), "the agent said: bug", false},
-		{status.Error(codes.InvalidArgument, "no"), "the agent said: no", false},
-		{status.Error(codes.Canceled, "stopped"), "the agent said: stopped", false},
-		{status.Error(codes.Unimplemented, "pictures are not supported; send text"), "the agent said: pictures are not supported; send text", false},
-		{errors.New("plain"), "the agent said: plain", false},
-		{status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and did not say why", false},
-		{status.Error(codes.Internal, " \x00\x1b "), "the agent failed with status Internal and did not say why", false},
-		{status.Error(codes.Internal, "a\tb\nc\x00\x1b[1m\u0085d"), "the agent said: a\tb\nc[1md", false},
-		{status.Error(codes.Internal, "grpc: of its own"), "the agent said: grpc: of its own", false},
-		{status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"), "the agent said: no such key as [redacted]", false},
-		{status.Error(codes.Unauthenticated, "nor marked-key-1234-and-more"), "the agent said: nor [redacted]", false},
-		{status.Error(codes.Unauthenticated, "token marked-\x00key-1234?"), "the agent said: token [redacted]?", false},
-		{status.Error(codes.Unauthenticated, "not c2hvcnQ, Basic or not"), "the agent said: not [redacted], Basic or not", false},
-		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent said: tier 1: [redacted]", false},
+		{status.Error(codes.Unavailable, "the shop is closed"), "the agent reported: the shop is closed", true},
+		{status.Error(codes.ResourceExhausted, "quota"), "the agent reported: quota", true},
+		{status.Error(codes.Aborted, "again"), "the agent reported: again", true},
+		{status.Error(codes.DeadlineExceeded, "late"), "the agent reported: late", true},
+		{status.Error(codes.Internal, "bug"), "the agent reported: bug", false},
+		{status.Error(codes.InvalidArgument, "no"), "the agent reported: no", false},
+		{status.Error(codes.Canceled, "stopped"), "the agent reported: stopped", false},
+		{status.Error(codes.Unimplemented, "pictures are not supported; send text"), "the agent reported: pictures are not supported; send text", false},
+		{errors.New("plain"), "the agent reported: plain", false},
+		{status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and without a message", false},
+		{status.Error(codes.Internal, " \x00\x1b "), "the agent failed with status Internal and without a message", false},
+		{status.Error(codes.Internal, "a\tb\nc\x00\x1b[1m\u0085d"), "the agent reported: a\tb\nc[1md", false},
+		{status.Error(codes.Internal, "grpc: of its own"), "the agent reported: grpc: of its own", false},
+		{status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"), "the agent reported: no such key as [redacted]", false},
+		{status.Error(codes.Unauthenticated, "nor marked-key-1234-and-more"), "the agent reported: nor [redacted]", false},
+		{status.Error(codes.Unauthenticated, "token marked-\x00key-1234?"), "the agent reported: token [redacted]?", false},
+		{status.Error(codes.Unauthenticated, "not c2hvcnQ, Basic or not"), "the agent reported: not [redacted], Basic or not", false},
+		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent reported: tier 1: [redacted]", false},
 	}
 	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "third": "Basic c2hvcnQ", "tier": "1"}
 	for _, begun := range []bool{false, true} {
@@ -82,7 +82,7 @@ func TestReasonIsText(t *testing.T) {
 		w.Header().Set("Grpc-Message", "bad %FF%FE bytes%1B")
 	})
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-	if got := mustFail(t, err); got.Message != "the agent said: bad \uFFFD bytes" {
+	if got := mustFail(t, err); got.Message != "the agent reported: bad \uFFFD bytes" {
 		t.Errorf("%q", got.Message)
 	}
 }
@@ -93,7 +93,7 @@ func TestLongReason(t *testing.T) {
 			return status.Error(codes.Internal, pad+strings.Repeat("円", 10<<10/3))
 		})
 		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
-		got := strings.TrimPrefix(mustFail(t, err).Message, "the agent said: ")
+		got := strings.TrimPrefix(mustFail(t, err).Message, "the agent reported: ")
 		if len(got) > maxReasonBytes || len(got) < maxReasonBytes-3 || !utf8.ValidString(got) || !strings.HasSuffix(got, "円…") {
 			t.Errorf("%d bytes, ending with %q", len(got), got[len(got)-8:])
 		}
@@ -111,7 +111,7 @@ func TestLargeTrailers(t *testing.T) {
 		w.Header().Set("Grpc-Status", "0")
 	})
 	_, err := collect(t.Context(), open(t, Config{Address: s}), nil)
-	if got := mustFail(t, err); got.Message != "the agent does not keep to the protocol" || got.Detail == "" || got.Retryable {
+	if got := mustFail(t, err); got.Message != "the agent violated the protocol" || got.Detail == "" || got.Retryable {
 		t.Errorf("%+v", got)
 	}
 	fine := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
@@ -184,7 +184,7 @@ func TestNotAPiece(t *testing.T) {
 		a := open(t, Config{Address: s.address})
 		for range 10 {
 			_, err := collect(t.Context(), a, nil)
-			if got := mustFail(t, err); got.Message != "the agent does not keep to the protocol" || !strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
+			if got := mustFail(t, err); got.Message != "the agent violated the protocol" || !strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
 				t.Fatalf("%q: %+v", sent, got)
 			}
 		}
@@ -226,7 +226,7 @@ func TestNoSuchMethod(t *testing.T) {
 func TestGateway(t *testing.T) {
 	address := httpAgent(t, func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) })
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-	if got := mustFail(t, err); got.Message != "the agent was lost before it answered" || !strings.Contains(got.Detail, "502") || !got.Retryable {
+	if got := mustFail(t, err); got.Message != "the connection to the agent was lost before its answer" || !strings.Contains(got.Detail, "502") || !got.Retryable {
 		t.Errorf("%+v", got)
 	}
 }
@@ -273,7 +273,7 @@ func TestNotHTTP2(t *testing.T) {
 				}
 			}()
 			a := open(t, Config{Address: l.Addr().String()})
-			a.patience = 50 * time.Millisecond
+			a.readyTimeout = 50 * time.Millisecond
 			_, err = collect(t.Context(), a, nil)
 			if got := mustFail(t, err); got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, a.address+": ") || !got.Retryable {
 				t.Errorf("%+v", got)

@@ -36,7 +36,7 @@ func TestNotServing(t *testing.T) {
 	a := open(t, Config{Address: s.address})
 	for range 2 {
 		until(t, a, connectivity.TransientFailure)
-		a.patience = 50 * time.Millisecond
+		a.readyTimeout = 50 * time.Millisecond
 		before := asked.Load()
 		_, err := collect(t.Context(), a, nil)
 		if got := mustFail(t, err); got.Message != "the agent is not available" ||
@@ -48,7 +48,7 @@ func TestNotServing(t *testing.T) {
 		}
 
 		// A turn that waits goes on as soon as the agent is well.
-		a.patience = untilFailed
+		a.readyTimeout = untilFailed
 		answered := make(chan error, 1)
 		go func() {
 			_, err := collect(t.Context(), a, nil)
@@ -84,7 +84,7 @@ func TestHealthStalls(t *testing.T) {
 	a := open(t, Config{Address: s.address})
 	a.conn.Connect()
 	wait(t, "the health check", m.asked)
-	a.patience = 50 * time.Millisecond
+	a.readyTimeout = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
 	want := s.address + ": it was not ready within 50ms"
 	if got := mustFail(t, err); got.Message != "the agent is not available" || got.Detail != want || !got.Retryable {
@@ -115,7 +115,7 @@ func TestHeadersWithHealth(t *testing.T) {
 
 	a = open(t, Config{Address: s.address, Headers: map[string]string{"X-Key": "marked-key-9999"}})
 	until(t, a, connectivity.TransientFailure)
-	a.patience = 50 * time.Millisecond
+	a.readyTimeout = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
 	if got := mustFail(t, err); !strings.Contains(got.Detail, "who is this?") || strings.Contains(got.Message+got.Detail, "marked") {
 		t.Errorf("%+v", got)

@@ -21,8 +21,8 @@ func TestKilled(t *testing.T) {
 		name, want string
 		first      []string
 	}{
-		{"before the first piece", "the agent was lost before it answered", nil},
-		{"in the middle", "the agent was lost in the middle of its answer", []string{"one ", "two "}},
+		{"before the first piece", "the connection to the agent was lost before its answer", nil},
+		{"in the middle", "the connection to the agent was lost during its answer", []string{"one ", "two "}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestNotThereYet(t *testing.T) {
 	s := start(t, "127.0.0.1:0", nil, says("never"))
 	s.stop()
 	a := open(t, Config{Address: s.address})
-	a.patience = untilFailed
+	a.readyTimeout = untilFailed
 	until(t, a, connectivity.TransientFailure)
 	answered := make(chan error, 1)
 	go func() {
@@ -112,7 +112,7 @@ func TestNotThere(t *testing.T) {
 	s.stop()
 	a := open(t, Config{Address: s.address})
 	until(t, a, connectivity.TransientFailure)
-	a.patience = 50 * time.Millisecond
+	a.readyTimeout = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
 	if got := mustFail(t, err); got.Message != "the agent is not available" ||
 		!strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, "connection refused") || !got.Retryable {
@@ -125,8 +125,8 @@ func TestNotThere(t *testing.T) {
 // try that takes its full time.
 func TestPatienceIsEnough(t *testing.T) {
 	const jitter = maxBackoff / 5
-	if maxBackoff+jitter >= patience || connectTimeout >= patience {
-		t.Errorf("patience %v, backoff up to %v, connecting up to %v", patience, maxBackoff, connectTimeout)
+	if maxBackoff+jitter >= readyTimeout || connectTimeout >= readyTimeout {
+		t.Errorf("readyTimeout %v, backoff up to %v, connecting up to %v", readyTimeout, maxBackoff, connectTimeout)
 	}
 	if pingAfter < 5*time.Minute {
 		t.Errorf("pings after %v: servers allow one in 5 minutes", pingAfter)
@@ -149,7 +149,7 @@ func TestDrained(t *testing.T) {
 	stopped := make(chan struct{})
 
 	a := open(t, Config{Address: s.address})
-	a.patience = untilFailed
+	a.readyTimeout = untilFailed
 	answered := make(chan error, 1)
 	go func() {
 		answer, err := collect(t.Context(), a, nil)

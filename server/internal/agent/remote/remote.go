@@ -1,28 +1,29 @@
-// Package remote is the agent that is a service: anything that implements AgentService, in
-// any language, called over gRPC. Begin with [New].
+// Package remote is an agent that calls a service over gRPC. The service implements AgentService in
+// any language.
 //
-// # How it is reached
+// # Connection
 //
-// The first turn connects. From then on the connection is kept, and made again by itself
-// when it breaks, after waits that grow from 0.1 s to 2 s; one that nobody has used for half
-// an hour is given up until the next turn. Where a name has several addresses, turns go to
-// them one after the other, to those that are well. HTTPS_PROXY is not heeded: agents are
-// neighbours.
+// The first turn connects. If the connection breaks, it is restored automatically, with waits that
+// increase from 0.1 s to 2 s. A connection that is idle for half an hour is closed until the next turn.
+// If a name has several addresses, turns are distributed round-robin over the healthy ones. HTTPS_PROXY
+// is ignored, because agents usually run in the same network.
 //
-// An agent that serves grpc.health.v1.Health is asked how it is, as service "", and gets
-// turns only while it says SERVING; one without that service counts as well. A turn waits
-// 5 s for an agent that is not ready and then fails with an error that may be retried.
+// If the agent serves grpc.health.v1.Health, its health is watched for service "", and it receives turns
+// only while its status is SERVING. An agent without that service counts as healthy. A turn waits 5 s for
+// an agent that is not ready, and then fails with a retryable error.
 //
-// # What is retried
+// # Retries
 //
-// Only what the agent cannot have seen: waiting for a connection, and calls that a server
-// refuses as it closes, which gRPC sends again by itself. An agent may have acted on anything
-// else before its first piece, so that is for those to repeat who asked.
+// A call is repeated only if the agent cannot have received it. This includes calls that a closing server
+// refuses, which gRPC sends again automatically. For any other failure, the agent may have acted on the
+// request before its first piece, so only the caller can decide to repeat it.
 //
-// # How it is lost
+// # Lost agents
 //
-// A machine that vanishes is noticed after 25 s, see [dial]; a process that hangs, by the
-// turn's own limits.
+// A machine that disappears is detected after 25 s, see [dial]. A process that hangs is detected by the
+// limits of the turn.
+//
+// Start at [New].
 package remote
 
 import (
@@ -40,7 +41,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	_ "google.golang.org/grpc/health" // checks the health of servers, as the service config asks
+	_ "google.golang.org/grpc/health" // Enables the health checks in serviceConfig.
 	"google.golang.org/grpc/keepalive"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -48,52 +49,51 @@ import (
 )
 
 const (
-	// defaultPieceBytes is gRPC's own limit of a message.
+	// defaultPieceBytes is gRPC's default limit of a message.
 	defaultPieceBytes = 4 << 20
-	// maxHeaderBytes is the most that an agent may send of headers or trailers, its status
-	// among them.
+	// maxHeaderBytes is the maximum size of headers and of trailers, which contain the status.
 	maxHeaderBytes = 64 << 10
 
-	// patience is how long a turn waits for an agent that is not ready: longer than one try
-	// to connect and than the wait before it.
-	patience       = 5 * time.Second
+	// readyTimeout is how long a turn waits for an agent that is not ready. It is longer than one
+	// attempt to connect and the wait before it.
+	readyTimeout   = 5 * time.Second
 	connectTimeout = 4 * time.Second
 	maxBackoff     = 2 * time.Second
 
-	// serviceConfig asks for turns to go round and for health checks. round_robin does them;
-	// pick_first, gRPC's default, does not.
+	// serviceConfig distributes turns round-robin and enables health checks. pick_first, gRPC's
+	// default policy, does not support health checks.
 	serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}`
 )
 
-// Config says where the agent is, and how to talk to it.
+// Config describes the agent's address and connection.
 type Config struct {
-	// Address of the agent: "host:port", "dns:///host:port" or "unix:PATH". Required.
+	// Address is "host:port", "dns:///host:port" or "unix:PATH". Required.
 	Address string
-	// TLS secures the connection; nil is plaintext. The name that the agent's certificate
-	// must have is ServerName, or the host of Address where that is empty.
+	// TLS secures the connection. If nil, the connection is plaintext. The agent's certificate must
+	// be valid for ServerName, or for the host of Address if ServerName is empty.
 	TLS *tls.Config
-	// Headers go with every call, health checks too, as gRPC metadata. They may be secret:
-	// no error shows a value of 4 bytes or more.
+	// Headers are sent as gRPC metadata with each call, including health checks. They may be
+	// secret: no error contains a value of 4 bytes or more.
 	Headers map[string]string
-	// MaxPieceBytes is how large one piece may be, encoded; 0 is 4 MiB.
+	// MaxPieceBytes is the maximum encoded size of a piece. If 0, it is 4 MiB.
 	MaxPieceBytes int
 }
 
-// Agent calls an AgentService. It is safe for use by many goroutines at once.
+// Agent calls an AgentService. It is safe for concurrent use.
 type Agent struct {
 	address       string
 	maxPieceBytes int
-	patience      time.Duration
+	readyTimeout  time.Duration
 	secrets       []string
 	conn          *grpc.ClientConn
 	service       parleyv1.AgentServiceClient
 }
 
-// New makes an agent of the service that the configuration names, which it does not connect
-// to yet. Every fault of the configuration is in the one error.
+// New returns an agent for the configured service. It does not connect yet. The error lists all
+// faults of the configuration.
 func New(config Config) (*Agent, error) { return connect(config) }
 
-// connect is New with options that come after its own.
+// connect is New with additional options, which have precedence.
 func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 	sent, err := newHeaders(config.Headers)
 	faults := []error{checkAddress(config.Address), err}
@@ -103,7 +103,7 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	a := &Agent{address: config.Address, maxPieceBytes: config.MaxPieceBytes, patience: patience, secrets: sent.secrets()}
+	a := &Agent{address: config.Address, maxPieceBytes: config.MaxPieceBytes, readyTimeout: readyTimeout, secrets: sent.secrets()}
 	if a.maxPieceBytes == 0 {
 		a.maxPieceBytes = defaultPieceBytes
 	}
@@ -115,7 +115,7 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 		grpc.WithTransportCredentials(security),
 		grpc.WithPerRPCCredentials(sent),
 		grpc.WithDefaultServiceConfig(serviceConfig),
-		grpc.WithDisableServiceConfig(), // A name server could ask for retries.
+		grpc.WithDisableServiceConfig(), // A service config from DNS could enable retries.
 		grpc.WithUserAgent("parley"),
 		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: deadAfter}),
@@ -124,12 +124,12 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithMaxHeaderListSize(maxHeaderBytes),
-		grpc.WithStatsHandler(listener{}),
+		grpc.WithStatsHandler(responseRecorder{}),
 		grpc.WithDefaultCallOptions(
 			grpc.ForceCodecV2(rules.Codec()),
 			grpc.MaxCallRecvMsgSize(a.maxPieceBytes),
-			// A call that a closing server refuses is sent again only if it is remembered
-			// whole; its size is bounded by what a conversation may have.
+			// gRPC repeats a call that a closing server refuses only if the request is buffered completely.
+			// The limits of a conversation limit its size.
 			grpc.MaxRetryRPCBufferSize(math.MaxInt32),
 		),
 	}
@@ -140,33 +140,33 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 	return a, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (a *Agent) Close() error { return a.conn.Close() }
 
-// Respond sends the request once and passes on the pieces that come. The end of ctx, whose
-// deadline the agent is told, and the consumer's end the call at once.
+// Respond sends the request once and passes on the pieces. The call ends when ctx ends, whose
+// deadline the agent receives, or when the consumer stops.
 //
-// A piece of a kind that this server does not know is passed over, as gRPC passes over
-// fields: the agent may be newer.
+// A piece of an unknown kind is ignored, because the agent may be newer. gRPC ignores unknown
+// fields for the same reason.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		call, cancel := context.WithCancel(ctx)
 		defer cancel()
-		call, heard := listen(call)
+		call, received := record(call)
 		stream, err := a.open(call, request)
 		if err != nil {
 			yield(nil, endOr(ctx, err))
 			return
 		}
-		for begun := false; ; {
+		for started := false; ; {
 			piece, err := stream.Recv()
 			switch {
 			case errors.Is(err, io.EOF):
 				return
 			case err != nil:
-				err = endOr(ctx, a.failure(err, heard, begun))
+				err = endOr(ctx, a.failure(err, received, started))
 			default:
-				err = context.Cause(ctx) // What had come before the end is not wanted after it.
+				err = context.Cause(ctx) // A piece received before the end must not be yielded after it.
 			}
 			if err != nil {
 				yield(nil, err)
@@ -175,7 +175,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 			if piece.GetPiece() == nil {
 				continue
 			}
-			begun = true
+			started = true
 			if !yield(piece, nil) {
 				return
 			}
@@ -183,13 +183,13 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 	}
 }
 
-// open sends the request as soon as the agent is ready.
+// open sends the request when the agent is ready.
 func (a *Agent) open(ctx context.Context, request *parleyv1.RespondRequest) (grpc.ServerStreamingClient[parleyv1.RespondResponse], error) {
 	switch a.await(ctx) {
 	case connectivity.Idle, connectivity.Connecting:
-		return nil, a.unavailable(fmt.Sprintf("it was not ready within %v", a.patience))
+		return nil, a.unavailable(fmt.Sprintf("it was not ready within %v", a.readyTimeout))
 	default:
-		// Where there is no connection, the call fails at once and says why there is none.
+		// Without a connection, the call fails at once with the reason.
 		stream, err := a.service.Respond(ctx, request)
 		if err != nil {
 			return nil, a.unopened(err)
@@ -198,10 +198,10 @@ func (a *Agent) open(ctx context.Context, request *parleyv1.RespondRequest) (grp
 	}
 }
 
-// await waits for the agent to be ready, for as long as ctx and patience allow, and returns
-// how it is then.
+// await waits until the agent is ready, ctx ends or readyTimeout expires. It returns the last
+// state.
 func (a *Agent) await(ctx context.Context) connectivity.State {
-	ctx, cancel := context.WithTimeout(ctx, a.patience)
+	ctx, cancel := context.WithTimeout(ctx, a.readyTimeout)
 	defer cancel()
 	for {
 		state := a.conn.GetState()
@@ -217,7 +217,7 @@ func (a *Agent) await(ctx context.Context) connectivity.State {
 	}
 }
 
-// endOr is why ctx has ended, or err where it has not.
+// endOr returns the cause of ctx if ctx has ended, otherwise err.
 func endOr(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

@@ -99,7 +99,7 @@ func TestTLS(t *testing.T) {
 				return
 			}
 			until(t, a, connectivity.TransientFailure)
-			a.patience = 50 * time.Millisecond
+			a.readyTimeout = 50 * time.Millisecond
 			_, err := collect(t.Context(), a, nil)
 			got := mustFail(t, err)
 			if got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, test.want) || !got.Retryable {

@@ -1,10 +1,11 @@
-// Package anthropictest is a provider of Anthropic's Messages API for tests: a
-// [providertest.Server], and replies in the form of the API's event stream. Begin with
-// [New]:
+// Package anthropictest is a fake provider of Anthropic's Messages API for tests: a
+// [providertest.Server] and replies in the form of the API's event stream. An example:
 //
 //	fake := anthropictest.New(t, anthropictest.Text("Hel", "lo."))
-//	… an agent whose base URL is fake.URL says "Hello." …
-//	asked := fake.Requests()[0].JSON()
+//	… an agent with the base URL fake.URL answers "Hello." …
+//	request := fake.Requests()[0].JSON()
+//
+// Start at [New].
 package anthropictest
 
 import (
@@ -14,46 +15,47 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// New starts a provider whose URL has no path, as Anthropic's own. See [providertest.New].
+// New starts a provider whose URL has no path, like Anthropic's. See [providertest.New].
 func New(tb testing.TB, replies ...providertest.Reply) *providertest.Server {
 	tb.Helper()
 	return providertest.New(tb, "", replies...)
 }
 
-// Text answers with the words, one to an event.
+// Text answers with the words, one in each event.
 func Text(words ...string) providertest.Reply { return Answer(Message{Words: words}) }
 
-// Calls answers with tool calls and no text.
+// Calls answers with tool calls and without text.
 func Calls(calls ...Call) providertest.Reply { return Answer(Message{Calls: calls}) }
 
-// Answer answers with the whole message.
+// Answer answers with the message.
 func Answer(message Message) providertest.Reply { return providertest.Parts(message.Events()...) }
 
-// Failure is the body of a refusal as the API writes it; kind is such as "overloaded_error".
+// Failure returns the body of an error response of the API. kind is for example "overloaded_error".
 func Failure(kind, message string) string { return providertest.JSON(failure(kind, message)) }
 
-// Message is an answer of the model's. The zero value is one without a word.
+// Message is an answer of the model. The zero value is an empty answer.
 type Message struct {
-	// Model that answers; empty is "claude-test".
+	// Model is the name of the model. If empty, it is "claude-test".
 	Model string
-	// Words are the text, one to an event. It comes first.
+	// Words are the text, one in each event. They precede the calls.
 	Words []string
-	// Calls that it asks for.
+	// Calls are the tool calls.
 	Calls []Call
-	// StopReason; empty is "tool_use" where there are calls, else "end_turn".
+	// StopReason is the reason for the end. If empty, it is "tool_use" with calls and "end_turn"
+	// without.
 	StopReason string
-	// Usage as the API counts.
+	// Usage contains the token counts of the API.
 	Usage Usage
 }
 
-// Call is a tool call that the model makes.
+// Call is a tool call of the model.
 type Call = providertest.Call
 
-// Usage is tokens: those of the prompt that no cache has, those written to and read from
-// a cache, those of the answer, and those of them that were spent on thinking.
+// Usage counts tokens: prompt tokens that are not cached, written to the cache and read from the
+// cache, output tokens, and output tokens for thinking.
 type Usage struct{ Input, CacheWrite, CacheRead, Output, Thinking int }
 
-// Events are the whole answer, as it goes over the line.
+// Events returns the complete answer as events.
 func (m Message) Events() []string {
 	events := []string{m.Start(), Event(object{"type": "ping"})}
 	index := 0
@@ -73,7 +75,7 @@ func (m Message) Events() []string {
 		block(object{"type": "text", "text": ""}, deltas)
 	}
 	for _, call := range m.Calls {
-		deltas := []object{{"type": "input_json_delta", "partial_json": ""}} // as the API has it
+		deltas := []object{{"type": "input_json_delta", "partial_json": ""}} // The API sends an empty part first.
 		for _, part := range call.ArgumentParts() {
 			deltas = append(deltas, object{"type": "input_json_delta", "partial_json": part})
 		}
@@ -82,7 +84,7 @@ func (m Message) Events() []string {
 	return append(events, m.end()...)
 }
 
-// Start is the first event of the answer.
+// Start returns the first event of the answer.
 func (m Message) Start() string {
 	return Event(object{"type": "message_start", "message": object{
 		"id": "msg_1", "type": "message", "role": "assistant", "content": []any{},
@@ -94,7 +96,7 @@ func (m Message) Start() string {
 	}})
 }
 
-// end is the last two events.
+// end returns the last two events.
 func (m Message) end() []string {
 	reason := "end_turn"
 	if len(m.Calls) > 0 {
@@ -110,19 +112,19 @@ func (m Message) end() []string {
 	}
 }
 
-// TextDelta is an event with the next text of the block of that index.
+// TextDelta returns an event with the next text of the block with an index.
 func TextDelta(index int, text string) string {
 	return Event(object{"type": "content_block_delta", "index": index, "delta": object{"type": "text_delta", "text": text}})
 }
 
-// Error is the event by which the API gives up in the middle of an answer.
+// Error returns the event with which the API reports a failure during an answer.
 func Error(kind, message string) string { return Event(failure(kind, message)) }
 
-// Event is one as it goes over the line, named by the "type" of its data.
+// Event encodes an event. Its name is the "type" of its data.
 func Event(data map[string]any) string {
 	name, ok := data["type"].(string)
 	if !ok {
-		panic("anthropictest: an event's data has a type") // a test's own mistake
+		panic("anthropictest: an event's data has a type") // The test passed invalid data.
 	}
 	return "event: " + name + "\ndata: " + providertest.JSON(data) + "\n\n"
 }

@@ -1,6 +1,5 @@
-// Package openaitest is a provider of the chat completions API for tests: a
-// [providertest.Server], and replies in the very form of the protocol's stream. Begin with
-// [New].
+// Package openaitest is a fake provider of the chat completions API for tests: a
+// [providertest.Server] and replies in the form of the API's event stream. Start at [New].
 package openaitest
 
 import (
@@ -9,15 +8,14 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// New starts a provider whose URL ends in /v1, as OpenAI's own does. See
-// [providertest.New].
+// New starts a provider whose URL ends in /v1, like OpenAI's. See [providertest.New].
 func New(tb testing.TB, replies ...providertest.Reply) *providertest.Server {
 	tb.Helper()
 	return providertest.New(tb, "/v1", replies...)
 }
 
-// Events answers with one event of the stream for each of the data, which are not checked,
-// and leaves it there: [DONE] is for the caller to say.
+// Events answers with one event for each of the data, which are not checked. The caller must add
+// [Done] if the stream is to be complete.
 func Events(data ...string) providertest.Reply {
 	parts := make([]string, 0, len(data))
 	for _, d := range data {
@@ -29,13 +27,14 @@ func Events(data ...string) providertest.Reply {
 // Done is the data that ends a stream.
 const Done = "[DONE]"
 
-// Text answers with the words, one to a chunk, then finish_reason "stop", a usage of 9
-// tokens and 1 for each word, and [DONE].
+// Text answers with the words, one in each chunk, then finish_reason "stop", a usage of 9 input
+// tokens and 1 output token for each word, and [Done].
 func Text(words ...string) providertest.Reply {
 	return Events(append(Words(words...), Finish("stop"), Usage(9, len(words)), Done)...)
 }
 
-// Words are the data of the first chunk, which has only the role, and one for each word.
+// Words returns the data of the first chunk, which contains only the role, and of one chunk for
+// each word.
 func Words(words ...string) []string {
 	chunks := []string{Delta(map[string]any{"role": "assistant", "content": "", "refusal": nil})}
 	for _, word := range words {
@@ -44,11 +43,11 @@ func Words(words ...string) []string {
 	return chunks
 }
 
-// Call is a tool call that the model makes.
+// Call is a tool call of the model.
 type Call = providertest.Call
 
-// Calls answers with tool calls as OpenAI streams them: the id and the name first, then
-// the arguments in parts of a few runes, call by call. The stream ends as that of Text.
+// Calls answers with tool calls in the form of OpenAI: for each call the id and the name, then the
+// arguments in parts of a few characters. The stream ends like that of Text.
 func Calls(calls ...Call) providertest.Reply {
 	chunks := []string{Delta(map[string]any{"role": "assistant", "content": nil})}
 	for i, call := range calls {
@@ -62,18 +61,18 @@ func Calls(calls ...Call) providertest.Reply {
 	return Events(append(chunks, Finish("tool_calls"), Usage(9, len(chunks)), Done)...)
 }
 
-// Delta is the data of a chunk with this delta.
+// Delta returns the data of a chunk with this delta.
 func Delta(delta map[string]any) string { return chunk(delta, nil) }
 
-// ToolDelta is the data of a chunk with these parts of tool calls.
+// ToolDelta returns the data of a chunk with these parts of tool calls.
 func ToolDelta(calls ...map[string]any) string {
 	return Delta(map[string]any{"tool_calls": calls})
 }
 
-// Finish is the data of the chunk that says why the model stopped.
+// Finish returns the data of the chunk with the finish reason.
 func Finish(reason string) string { return chunk(map[string]any{}, reason) }
 
-// Usage is the data of the last chunk, which has no choices.
+// Usage returns the data of the last chunk, which has no choices.
 func Usage(input, output int) string {
 	return providertest.JSON(envelope([]any{}, map[string]any{
 		"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output,
