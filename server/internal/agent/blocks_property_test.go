@@ -30,7 +30,7 @@ func TestBlocksReadsWhatTextWrites(t *testing.T) {
 			m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: kind, Value: value})
 		}
 		got := &parleyv1.Message{Role: assistant}
-		for piece, err := range agent.Blocks(saying(drawChunks(t, agent.Text(m))...)).Respond(t.Context(), nil) {
+		for piece, err := range agent.Blocks(newAgent(drawChunks(t, agent.Text(m))...)).Respond(t.Context(), nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,7 +146,7 @@ func TestBlocksAreIndependentOfPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := drawText(t)
 		want, wantData := blocksOracle(text, isJSON)
-		got, gotData := collect(t, agent.Blocks(saying(drawChunks(t, text)...)))
+		got, gotData := collect(t, agent.Blocks(newAgent(drawChunks(t, text)...)))
 		for i, d := range wantData {
 			kind, value, _ := strings.Cut(d, " ")
 			v := new(structpb.Value)

@@ -31,7 +31,7 @@ func TestBlocksKeepsLargeDataAsText(t *testing.T) {
 			var text string
 			var data []string
 			size := 0
-			for piece, err := range agent.Blocks(saying(test.text[:7], test.text[7:])).Respond(t.Context(), &parleyv1.RespondRequest{}) {
+			for piece, err := range agent.Blocks(newAgent(test.text[:7], test.text[7:])).Respond(t.Context(), &parleyv1.RespondRequest{}) {
 				if err != nil {
 					t.Fatal(err)
 				}

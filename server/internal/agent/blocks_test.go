@@ -27,7 +27,7 @@ func (f agentFunc) Respond(ctx context.Context, _ *parleyv1.RespondRequest) iter
 func (f agentFunc) Close() error { return errors.New("closed") }
 
 // saying returns an agent that yields the pieces: strings as text, and errors as errors.
-func saying(pieces ...any) agentFunc {
+func newAgent(pieces ...any) agentFunc {
 	return func(_ context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
 		for _, piece := range pieces {
 			more := false
@@ -154,9 +154,9 @@ func TestBlocksOfText(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			for _, whole := range []bool{true, false} {
-				a := saying(test.text)
+				a := newAgent(test.text)
 				if !whole {
-					a = saying(runes(test.text)...)
+					a = newAgent(runes(test.text)...)
 				}
 				left, data := collect(t, agent.Blocks(a))
 				if diff := cmp.Diff(test.left, left); diff != "" {
@@ -210,17 +210,17 @@ func TestBlocksStream(t *testing.T) {
 		a    agentFunc
 		want []string
 	}{
-		{"plain text", saying("Hel", "lo ", "you.", " Fine."), []string{"Hel", "lo ", "you.", " Fine."}},
-		{"line breaks wait for what follows", saying("Hi.", "\n", "\n", "I am here.\n", "Bye."), []string{"Hi.", "\n\nI am here.", "\nBye."}},
-		{"other code", saying("Code:", "\n```", "go\n", "x := 1", "\n```", "\nfine"), []string{"Code:", "\n```go", "\nx := 1", "\n```\nfine"}},
-		{"block", saying("Hi.", "\n\n", "```json ty", "pe=n\n", "1", "\n``", "`"), []string{"Hi.", "data n 1"}},
-		{"pieces that end a message end its blocks", saying("a\n"+block("n", "1"), resultPiece("r"), block("n", "2"), handoff("b"), block("n", "3")+"\n"), []string{"a", "data n 1", "result r", "data n 2", "next b", "data n 3"}},
-		{"each message starts empty", saying("a", handoff("b"), block("n", "1"), "x", resultPiece("r"), "```json type=n\n1", handoff("c"), "\n```"), []string{"a", "next b", block("n", "1") + "x", "result r", "```json type=n\n1", "next c", "\n```"}},
-		{"other pieces are passed on", saying("Hi.\n", callPiece("a"), block("n", "1"), callPiece("b"), "\n"), []string{"Hi.", "call a", "call b", "data n 1"}},
-		{"other pieces do not split text", saying("Hi.\n", callPiece("a"), "There."), []string{"Hi.", "call a", "\nThere."}},
-		{"failure keeps blocks as text", saying("Hi.\n", block("n", "1"), stuck), []string{"Hi.", "\n" + block("n", "1"), "error stuck"}},
-		{"failure in a block", saying("Hi.\n```json type", stuck), []string{"Hi.", "\n```json type", "error stuck"}},
-		{"immediate failure", saying(stuck), []string{"error stuck"}},
+		{"plain text", newAgent("Hel", "lo ", "you.", " Fine."), []string{"Hel", "lo ", "you.", " Fine."}},
+		{"line breaks wait for what follows", newAgent("Hi.", "\n", "\n", "I am here.\n", "Bye."), []string{"Hi.", "\n\nI am here.", "\nBye."}},
+		{"other code", newAgent("Code:", "\n```", "go\n", "x := 1", "\n```", "\nfine"), []string{"Code:", "\n```go", "\nx := 1", "\n```\nfine"}},
+		{"block", newAgent("Hi.", "\n\n", "```json ty", "pe=n\n", "1", "\n``", "`"), []string{"Hi.", "data n 1"}},
+		{"pieces that end a message end its blocks", newAgent("a\n"+block("n", "1"), resultPiece("r"), block("n", "2"), handoff("b"), block("n", "3")+"\n"), []string{"a", "data n 1", "result r", "data n 2", "next b", "data n 3"}},
+		{"each message starts empty", newAgent("a", handoff("b"), block("n", "1"), "x", resultPiece("r"), "```json type=n\n1", handoff("c"), "\n```"), []string{"a", "next b", block("n", "1") + "x", "result r", "```json type=n\n1", "next c", "\n```"}},
+		{"other pieces are passed on", newAgent("Hi.\n", callPiece("a"), block("n", "1"), callPiece("b"), "\n"), []string{"Hi.", "call a", "call b", "data n 1"}},
+		{"other pieces do not split text", newAgent("Hi.\n", callPiece("a"), "There."), []string{"Hi.", "call a", "\nThere."}},
+		{"failure keeps blocks as text", newAgent("Hi.\n", block("n", "1"), stuck), []string{"Hi.", "\n" + block("n", "1"), "error stuck"}},
+		{"failure in a block", newAgent("Hi.\n```json type", stuck), []string{"Hi.", "\n```json type", "error stuck"}},
+		{"immediate failure", newAgent(stuck), []string{"error stuck"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -233,10 +233,10 @@ func TestBlocksStream(t *testing.T) {
 
 func TestBlocksStopsWithItsConsumer(t *testing.T) {
 	all := []any{"a\n", block("n", "1"), "\nb\n", callPiece("c"), handoff("d"), block("n", "1") + "\n" + block("n", "2"), resultPiece("r"), block("m", "3"), errors.New("stuck")}
-	want := pieces(t.Context(), agent.Blocks(saying(all...)))
+	want := pieces(t.Context(), agent.Blocks(newAgent(all...)))
 	for n := range want {
 		var got []string
-		for piece, err := range agent.Blocks(saying(all...)).Respond(t.Context(), nil) {
+		for piece, err := range agent.Blocks(newAgent(all...)).Respond(t.Context(), nil) {
 			if got = append(got, pieceLine(piece, err)); len(got) == n+1 {
 				break // The iteration panics if another piece is yielded.
 			}
@@ -255,7 +255,7 @@ func TestBlocksConvertsTheLastOfMany(t *testing.T) {
 	for _, n := range []int{63, 64, 65, 70} {
 		excess := max(0, n-64)
 		for _, end := range []string{"", "\n", "\n\n"} {
-			left, got := collect(t, agent.Blocks(saying("Hi.\n"+strings.Join(all[:n], "\n\n")+end)))
+			left, got := collect(t, agent.Blocks(newAgent("Hi.\n"+strings.Join(all[:n], "\n\n")+end)))
 			want := "Hi."
 			if excess > 0 {
 				want = "Hi.\n" + strings.Join(all[:excess], "\n\n")
@@ -269,7 +269,7 @@ func TestBlocksConvertsTheLastOfMany(t *testing.T) {
 		}
 	}
 	withText := strings.Join(all, "\n") + "\nBye."
-	if left, got := collect(t, agent.Blocks(saying(withText))); left != withText || got != nil {
+	if left, got := collect(t, agent.Blocks(newAgent(withText))); left != withText || got != nil {
 		t.Errorf("blocks before text: %d of %d bytes, data %v", len(left), len(withText), got)
 	}
 }
@@ -353,7 +353,7 @@ func TestBlocksReportsProgress(t *testing.T) {
 }
 
 func TestBlocksClosesItsAgent(t *testing.T) {
-	if err := agent.Blocks(saying()).Close(); err == nil || err.Error() != "closed" {
+	if err := agent.Blocks(newAgent()).Close(); err == nil || err.Error() != "closed" {
 		t.Errorf("Close() = %v, want the agent's error", err)
 	}
 }

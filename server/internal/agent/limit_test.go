@@ -197,7 +197,7 @@ func TestNoLimit(t *testing.T) {
 }
 
 func TestLimitClosesItsAgent(t *testing.T) {
-	if err := agent.Limit(saying(), 1).Close(); err == nil || err.Error() != "closed" {
+	if err := agent.Limit(newAgent(), 1).Close(); err == nil || err.Error() != "closed" {
 		t.Errorf("Close() = %v, want the agent's error", err)
 	}
 }

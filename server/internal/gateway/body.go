@@ -165,7 +165,7 @@ func linger(w http.ResponseWriter, r *http.Request, reader *sync.WaitGroup) {
 	}
 }
 
-// reduceSizeHint says how to make a request smaller.
+// reduceSizeHint describes how to make a request smaller.
 const reduceSizeHint = "send less in one request, or store large data elsewhere and attach a reference"
 
 func bodyTooLarge() error {

@@ -10,11 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLongSilenceIsTold: while the model thinks, a note comes now and then.
-func TestLongSilenceIsTold(t *testing.T) {
+// TestProgressWhileThinking: while the model thinks, Progress pieces are sent at intervals.
+func TestProgressWhileThinking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		a := &answer{lastPiece: began}
+		start := time.Now()
+		a := &answer{lastPiece: start}
 		var got []string
 		add := func(data string) {
 			var event sdk.MessageStreamEventUnion
@@ -26,11 +26,11 @@ func TestLongSilenceIsTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, piece := range pieces {
-				got = append(got, time.Since(began).String()+" "+piece.GetProgress().GetText()+piece.GetText())
+				got = append(got, time.Since(start).String()+" "+piece.GetProgress().GetText()+piece.GetText())
 			}
 		}
-		for range 25 { // a second each
-			time.Sleep(time.Second) //nolint:forbidigo // of the bubble
+		for range 25 { // One event a second.
+			time.Sleep(time.Second) //nolint:forbidigo // In a bubble.
 			add(`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}`)
 		}
 		add(`{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"42"}}`)

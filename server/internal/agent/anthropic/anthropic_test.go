@@ -31,8 +31,8 @@ var _ agent.Agent = (*anthropic.Agent)(nil)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// made makes an agent that ends with the test.
-func made(t *testing.T, config agent.Model) *anthropic.Agent {
+// newAgent returns an agent that is closed at the end of the test.
+func newAgent(t *testing.T, config agent.Model) *anthropic.Agent {
 	t.Helper()
 	if config.Model == "" {
 		config.Model = "claude-test"
@@ -49,16 +49,16 @@ func made(t *testing.T, config agent.Model) *anthropic.Agent {
 	return a
 }
 
-func saying(content string) *parleyv1.RespondRequest {
+func newRequest(content string) *parleyv1.RespondRequest {
 	return &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: user, Content: content}}}
 }
 
-// answer is all that the agent answers, and its error, which comes beside no piece and last.
+// answer returns the pieces and the error of an answer. The error must be last and without a piece.
 func answer(t *testing.T, a *anthropic.Agent, request *parleyv1.RespondRequest) (pieces []*parleyv1.RespondResponse, err error) {
 	t.Helper()
 	for piece, fault := range a.Respond(t.Context(), request) {
 		if err != nil || (fault == nil) == (piece == nil) {
-			t.Fatalf("piece %v and error %v after error %v", piece, fault, err)
+			t.Fatalf("Respond yields %v, %v after error %v", piece, fault, err)
 		}
 		if err = fault; err == nil {
 			pieces = append(pieces, piece)
@@ -67,10 +67,10 @@ func answer(t *testing.T, a *anthropic.Agent, request *parleyv1.RespondRequest) 
 	return pieces, err
 }
 
-// told answers "Hi." with the reply.
-func told(t *testing.T, reply providertest.Reply) ([]*parleyv1.RespondResponse, error) {
+// answerTo returns the answer to "Hi." if the provider sends reply.
+func answerTo(t *testing.T, reply providertest.Reply) ([]*parleyv1.RespondResponse, error) {
 	t.Helper()
-	return answer(t, made(t, agent.Model{BaseURL: anthropictest.New(t, reply).URL}), saying("Hi."))
+	return answer(t, newAgent(t, agent.Model{BaseURL: anthropictest.New(t, reply).URL}), newRequest("Hi."))
 }
 
 func text(text string) *parleyv1.RespondResponse {
@@ -81,7 +81,7 @@ func call(id, name, arguments string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: arguments}}}
 }
 
-// ending is how each answer ends: usage, then the finish reason.
+// ending returns the last pieces of each answer: the usage and the finish reason.
 func ending(usage *parleyv1.Usage, reason string) []*parleyv1.RespondResponse {
 	usage.Model = "claude-test"
 	return []*parleyv1.RespondResponse{
@@ -123,7 +123,7 @@ func TestPieces(t *testing.T) {
 		reply providertest.Reply
 		want  []*parleyv1.RespondResponse
 	}{
-		"text, as it comes": {
+		"text in pieces": {
 			anthropictest.Text("Sugar ", "costs ", "50 cents."),
 			append([]*parleyv1.RespondResponse{text("Sugar "), text("costs "), text("50 cents.")}, ending(none(), "end_turn")...),
 		},
@@ -132,19 +132,19 @@ func TestPieces(t *testing.T) {
 			anthropictest.Answer(anthropictest.Message{Usage: anthropictest.Usage{Input: 7, CacheWrite: 20, CacheRead: 300, Output: 40, Thinking: 5}}),
 			ending(&parleyv1.Usage{InputTokens: 327, CachedInputTokens: 300, OutputTokens: 40, ReasoningTokens: 5}, "end_turn"),
 		},
-		"usage beyond what a message holds": {
+		"usage beyond the range of the API": {
 			anthropictest.Answer(anthropictest.Message{Usage: anthropictest.Usage{Input: 1 << 40, CacheRead: 1 << 31, Output: -1}}),
 			ending(&parleyv1.Usage{InputTokens: 1<<31 - 1, CachedInputTokens: 1<<31 - 1}, "end_turn"),
 		},
-		"cut at the limit": {
+		"cut off at the limit": {
 			anthropictest.Answer(anthropictest.Message{Words: []string{"Once"}, StopReason: "max_tokens"}),
 			append([]*parleyv1.RespondResponse{text("Once")}, ending(none(), "max_tokens")...),
 		},
-		"a refusal in words": {
+		"refusal with a text": {
 			anthropictest.Answer(anthropictest.Message{Words: []string{"No."}, StopReason: "refusal"}),
 			append([]*parleyv1.RespondResponse{text("No.")}, ending(none(), "refusal")...),
 		},
-		"calls, each once and whole": {
+		"complete calls": {
 			anthropictest.Answer(anthropictest.Message{Words: []string{"Let me see."}, Calls: []anthropictest.Call{
 				{ID: "toolu_1", Name: "look_up", Arguments: `{"product": "Zücker",  "n": 12345678901234567890}`},
 				{ID: "toolu_2", Name: "list"},
@@ -153,17 +153,17 @@ func TestPieces(t *testing.T) {
 				text("Let me see."), call("toolu_1", "look_up", `{"product": "Zücker",  "n": 12345678901234567890}`), call("toolu_2", "list", "{}"),
 			}, ending(none(), "tool_use")...),
 		},
-		"a call that the limit cut off": {
+		"call that the limit cut off": {
 			anthropictest.Answer(anthropictest.Message{StopReason: "max_tokens", Calls: []anthropictest.Call{
 				{ID: "toolu_1", Name: "list"}, {ID: "toolu_2", Name: "look_up", Arguments: `{"product": "Su`},
 			}}),
 			append([]*parleyv1.RespondResponse{call("toolu_1", "list", "{}")}, ending(none(), "max_tokens")...),
 		},
-		"a call that is no JSON": {
+		"call that is not JSON": {
 			anthropictest.Calls(anthropictest.Call{ID: "toolu_1", Name: "look_up", Arguments: `{product}`}),
 			append([]*parleyv1.RespondResponse{call("toolu_1", "look_up", `{product}`)}, ending(none(), "tool_use")...),
 		},
-		"a call given whole at its start": {
+		"call that is complete at its start": {
 			stream(begin(0, object{"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": object{"n": 1}}), end(0)),
 			append([]*parleyv1.RespondResponse{call("toolu_1", "look_up", `{"n":1}`)}, ending(none(), "end_turn")...),
 		},
@@ -172,7 +172,7 @@ func TestPieces(t *testing.T) {
 				anthropictest.TextDelta(1, "B"), delta(0, input(`:1}`)), end(1), end(0)),
 			append([]*parleyv1.RespondResponse{text("A"), text("B"), call("toolu_1", "look_up", `{"n":1}`)}, ending(none(), "end_turn")...),
 		},
-		"thinking and what is unknown is left out": {
+		"thinking and unknown types are omitted": {
 			stream(
 				begin(0, object{"type": "thinking", "thinking": "Hm", "signature": ""}),
 				delta(0, object{"type": "thinking_delta", "thinking": "Hmm"}), delta(0, object{"type": "signature_delta", "signature": "s"}), end(0),
@@ -185,22 +185,22 @@ func TestPieces(t *testing.T) {
 			),
 			append([]*parleyv1.RespondResponse{text("Sugar.")}, ending(none(), "end_turn")...),
 		},
-		"what comes after the end": {
+		"events after the end": {
 			providertest.Parts(append(anthropictest.Message{}.Events(), anthropictest.TextDelta(0, "more"))...),
 			ending(none(), "end_turn"),
 		},
-		"line feeds of another kind": {
+		"CR LF": {
 			providertest.Parts(strings.ReplaceAll(strings.Join(anthropictest.Message{Words: []string{"A\n", "B"}}.Events(), ""), "\n", "\r\n")),
 			append([]*parleyv1.RespondResponse{text("A\n"), text("B")}, ending(none(), "end_turn")...),
 		},
-		"bytes that are no text": {
+		"invalid UTF-8": {
 			stream(strings.Replace(anthropictest.TextDelta(0, "a?b"), "?", "\xff\xfe", 1)),
 			append([]*parleyv1.RespondResponse{text("a\uFFFDb")}, ending(none(), "end_turn")...),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := told(t, test.reply)
+			got, err := answerTo(t, test.reply)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,7 +211,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestSplit has every byte arrive by itself, so that runes come in two.
+// TestSplit: characters that are split over reads are decoded correctly.
 func TestSplit(t *testing.T) {
 	t.Parallel()
 	message := anthropictest.Message{Words: []string{"Zücker ", "🍬", " 5¢"}, Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list", Arguments: `{"was":"Süßes"}`}}}
@@ -219,7 +219,7 @@ func TestSplit(t *testing.T) {
 	for _, b := range []byte(strings.Join(message.Events(), "")) {
 		parts = append(parts, string([]byte{b}))
 	}
-	got, err := told(t, providertest.Parts(parts...))
+	got, err := answerTo(t, providertest.Parts(parts...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,10 +230,10 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestNothingLeaksIn sets all by which Anthropic's own tools are told who they are. A proxy
-// alone is heeded; agent.Provider has the test of that.
-func TestNothingLeaksIn(t *testing.T) {
-	elsewhere := anthropictest.New(t) // fails the test if it is asked
+// TestEnvironmentIsIgnored: the environment and files for Anthropic's own tools have no effect. A
+// test of agent.Provider covers the proxy, which is the only exception.
+func TestEnvironmentIsIgnored(t *testing.T) {
+	elsewhere := anthropictest.New(t) // It fails the test if it receives a request.
 	home := t.TempDir()
 	config := filepath.Join(home, ".config", "anthropic")
 	for path, content := range map[string]string{
@@ -258,31 +258,31 @@ func TestNothingLeaksIn(t *testing.T) {
 	}
 	for _, key := range []string{"", "sk-own"} {
 		fake := anthropictest.New(t, anthropictest.Text("Hello."))
-		if _, err := answer(t, made(t, agent.Model{BaseURL: fake.URL, Key: key}), saying("Hi.")); err != nil {
+		if _, err := answer(t, newAgent(t, agent.Model{BaseURL: fake.URL, Key: key}), newRequest("Hi.")); err != nil {
 			t.Fatal(err)
 		}
 		request := fake.Requests()[0]
 		if got := request.Header.Get("X-Api-Key"); got != key {
-			t.Errorf("key %q was sent as %q", key, got)
+			t.Errorf("X-Api-Key = %q, want %q", got, key)
 		}
 		for name, values := range request.Header {
 			if strings.Contains(strings.Join(values, " ")+name, "eaked") || name == "Authorization" {
-				t.Errorf("header %s: %q leaked in", name, values)
+				t.Errorf("header %s: %q comes from the environment", name, values)
 			}
 		}
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentAnswers(t *testing.T) {
 	t.Parallel()
 	fake := anthropictest.New(t)
 	fake.Always(anthropictest.Text("Hello."))
-	a := made(t, agent.Model{BaseURL: fake.URL, Tools: []agent.Tool{{Name: "list"}}})
+	a := newAgent(t, agent.Model{BaseURL: fake.URL, Tools: []agent.Tool{{Name: "list"}}})
 	faults := make(chan error)
 	for range 20 {
 		go func() {
 			var err error
-			for _, fault := range a.Respond(t.Context(), &parleyv1.RespondRequest{CacheStable: true, Messages: saying("Hi.").GetMessages()}) {
+			for _, fault := range a.Respond(t.Context(), &parleyv1.RespondRequest{CacheStable: true, Messages: newRequest("Hi.").GetMessages()}) {
 				err = errors.Join(err, fault)
 			}
 			faults <- err
@@ -295,13 +295,13 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestLongAnswer has more bytes in all than one event may have.
+// TestLongAnswer: an answer may be larger than the limit of an event.
 func TestLongAnswer(t *testing.T) {
 	t.Parallel()
 	message := anthropictest.Message{Words: slices.Repeat([]string{strings.Repeat("sugar ", 1<<10)}, 800)}
 	whole := strings.Join(message.Events(), "")
 	for name, stream := range map[string]string{"LF": whole, "CR LF": strings.ReplaceAll(whole, "\n", "\r\n")} {
-		pieces, err := told(t, providertest.Parts(stream))
+		pieces, err := answerTo(t, providertest.Parts(stream))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -310,7 +310,7 @@ func TestLongAnswer(t *testing.T) {
 			n += len(piece.GetText())
 		}
 		if n != 800*6<<10 {
-			t.Errorf("%s: %d bytes of text, want %d", name, n, 800*6<<10)
+			t.Errorf("%s: text has %d bytes, want %d", name, n, 800*6<<10)
 		}
 	}
 }

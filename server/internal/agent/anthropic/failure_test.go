@@ -19,16 +19,16 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// fault is the agent's error for the reply to its only request.
-func fault(t *testing.T, config agent.Model, reply providertest.Reply) *agent.Error {
+// failure returns the agent's error if the provider sends reply to each request.
+func failure(t *testing.T, config agent.Model, reply providertest.Reply) *agent.Error {
 	t.Helper()
 	fake := anthropictest.New(t)
 	fake.Always(reply)
 	config.BaseURL = fake.URL
-	_, err := answer(t, made(t, config), saying("Hi."))
+	_, err := answer(t, newAgent(t, config), newRequest("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
 	if !ok {
-		t.Fatalf("error %v, want one of the agent's", err)
+		t.Fatalf("Respond = %v, want an *agent.Error", err)
 	}
 	return e
 }
@@ -42,52 +42,52 @@ func TestFailures(t *testing.T) {
 		return providertest.Sequence(once(), providertest.Parts(parts...))
 	}
 	const (
-		cutOff   = "the answer was cut off: the stream ended before the answer"
-		noStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.anthropic.com"`
+		cutOff    = "the answer was cut off: the stream ended before the answer"
+		notStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.anthropic.com"`
 	)
 	for name, test := range map[string]struct {
 		reply     providertest.Reply
 		want      string
 		retryable bool
 	}{
-		"key refused":         {refusal(401, "authentication_error", "invalid x-api-key"), "the provider refused the key (401 Unauthorized): invalid x-api-key", false},
-		"not allowed":         {refusal(403, "permission_error", "not your workspace"), "the provider refused the key or its use (403 Forbidden): not your workspace", false},
-		"unknown model":       {refusal(404, "not_found_error", "model: claude-test"), `the provider does not know the model "claude-test", or base_url is not the address of its API (404 Not Found): model: claude-test`, false},
-		"quota":               {refusal(402, "billing_error", "pay first"), "the provider's quota is used up (402 Payment Required): pay first", false},
-		"rate limit":          {refusal(429, "rate_limit_error", "slow down"), "the provider's quota or rate limit is used up (429 Too Many Requests): slow down", true},
-		"overloaded":          {refusal(529, "overloaded_error", "Overloaded"), "the provider is overloaded (529): Overloaded", true},
-		"failed":              {refusal(500, "api_error", "Internal server error"), "the provider failed (500 Internal Server Error): Internal server error", true},
-		"prompt too long":     {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
-		"request too large":   {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large): too many bytes", false},
-		"refused":             {refusal(400, "invalid_request_error", "temperature: too hot"), "the provider refused the request (400 Bad Request): temperature: too hot", false},
-		"a gateway's words":   {providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
-		"a gateway's message": {providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
-		"plain text":          {providertest.Fail(503, "upstream connect error\n"), "the provider failed (503 Service Unavailable): upstream connect error", true},
-		"HTML":                {providertest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true},
-		"JSON of no use":      {providertest.Fail(400, `[]`), "the provider refused the request (400 Bad Request): []", false},
-		"no body":             {providertest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
-		"a body cut off":      {providertest.Sequence(status(400), providertest.Break), "the provider refused the request (400 Bad Request)", false},
-		"not at this address": {providertest.Fail(200, "<html>Welcome</html>"), noStream, false},
-		"an answer unstreamed": {
+		"key refused":            {refusal(401, "authentication_error", "invalid x-api-key"), "the provider refused the key (401 Unauthorized): invalid x-api-key", false},
+		"not allowed":            {refusal(403, "permission_error", "not your workspace"), "the provider refused the key or its use (403 Forbidden): not your workspace", false},
+		"unknown model":          {refusal(404, "not_found_error", "model: claude-test"), `the provider does not know the model "claude-test", or base_url is not the address of its API (404 Not Found): model: claude-test`, false},
+		"quota":                  {refusal(402, "billing_error", "pay first"), "the provider's quota is used up (402 Payment Required): pay first", false},
+		"rate limit":             {refusal(429, "rate_limit_error", "slow down"), "the provider's quota or rate limit is used up (429 Too Many Requests): slow down", true},
+		"overloaded":             {refusal(529, "overloaded_error", "Overloaded"), "the provider is overloaded (529): Overloaded", true},
+		"failed":                 {refusal(500, "api_error", "Internal server error"), "the provider failed (500 Internal Server Error): Internal server error", true},
+		"prompt too long":        {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
+		"request too large":      {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large): too many bytes", false},
+		"refused":                {refusal(400, "invalid_request_error", "temperature: too hot"), "the provider refused the request (400 Bad Request): temperature: too hot", false},
+		"text of a gateway":      {providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
+		"message of a gateway":   {providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
+		"plain text":             {providertest.Fail(503, "upstream connect error\n"), "the provider failed (503 Service Unavailable): upstream connect error", true},
+		"HTML":                   {providertest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true},
+		"JSON without a message": {providertest.Fail(400, `[]`), "the provider refused the request (400 Bad Request): []", false},
+		"no body":                {providertest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
+		"a body cut off":         {providertest.Sequence(status(400), providertest.Break), "the provider refused the request (400 Bad Request)", false},
+		"not at this address":    {providertest.Fail(200, "<html>Welcome</html>"), notStream, false},
+		"answer without a stream": {
 			providertest.Fail(200, `{"type":"message","content":[]}`),
 			`the provider did not answer with a stream; check base_url and model: {"type":"message","content":[]}`, false,
 		},
-		"no answer": {providertest.Break, "no response from the provider", true},
+		"no response": {providertest.Break, "no response from the provider", true},
 
-		"overloaded in mid-answer":   {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
-		"failed in mid-answer":       {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed during the answer: Oops", true},
-		"refused in mid-answer":      {inStream(anthropictest.Error("invalid_request_error", "No")), "the provider refused the request (400 Bad Request): No", false},
-		"unknown fault in an answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed during the answer: Pff", true},
-		"a fault that is no JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed during the answer: Pff", true},
-		"a fault that says nothing":  {inStream("event: error\ndata: 7\n\n"), "the provider failed during the answer: 7", true},
-		"connection cut off":         {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
-		"ended without an end":       {once(), cutOff, true},
+		"overloaded during the answer":    {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
+		"failed during the answer":        {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed during the answer: Oops", true},
+		"refused during the answer":       {inStream(anthropictest.Error("invalid_request_error", "No")), "the provider refused the request (400 Bad Request): No", false},
+		"unknown error during the answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed during the answer: Pff", true},
+		"error event that is not JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed during the answer: Pff", true},
+		"error event without a message":   {inStream("event: error\ndata: 7\n\n"), "the provider failed during the answer: 7", true},
+		"connection cut off":              {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
+		"ended early":                     {once(), cutOff, true},
 		"ended without the last event": {
 			inStream(event("message_delta", object{"delta": object{"stop_reason": "end_turn"}, "usage": object{}})),
 			cutOff, true,
 		},
 		"ended in the last event": {inStream(strings.TrimSuffix(event("message_stop", nil), "\n")), cutOff, true},
-		"an event that is no JSON": {
+		"event that is not JSON": {
 			inStream("event: message_delta\ndata: {\"type\":\n\n"),
 			"the provider sent an event that is not a JSON object: unexpected end of JSON input", true,
 		},
@@ -102,9 +102,9 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := fault(t, agent.Model{Key: "sk-test-key"}, test.reply)
+			got := failure(t, agent.Model{Key: "sk-test-key"}, test.reply)
 			if got.Message != test.want || got.Retryable != test.retryable {
-				t.Errorf("error %q, retryable %t; want %q, %t", got.Message, got.Retryable, test.want, test.retryable)
+				t.Errorf("error = %q, retryable = %t, want %q, %t", got.Message, got.Retryable, test.want, test.retryable)
 			}
 		})
 	}
@@ -112,13 +112,13 @@ func TestFailures(t *testing.T) {
 
 func TestNoKey(t *testing.T) {
 	t.Parallel()
-	got := fault(t, agent.Model{}, providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
+	got := failure(t, agent.Model{}, providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
 	if want := "the provider requires a key, and none is configured (401 Unauthorized): x-api-key header is required"; got.Message != want {
-		t.Errorf("error %q, want %q", got.Message, want)
+		t.Errorf("error = %q, want %q", got.Message, want)
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestConnectionRefused(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -126,41 +126,41 @@ func TestNobodyThere(t *testing.T) {
 	}
 	address := listener.Addr().String()
 	listener.Close()
-	_, err = answer(t, made(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}), saying("Hi."))
+	_, err = answer(t, newAgent(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}), newRequest("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
 	const want = "cannot connect to the provider"
 	if detail := "http://" + address + ": connect: connection refused"; !ok || e.Message != want || e.Detail != detail || !e.Retryable {
-		t.Errorf("error %v, want %q, retryable", err, want)
+		t.Errorf("Respond = %v, want %q, retryable", err, want)
 	}
 }
 
-func TestDistrust(t *testing.T) {
+func TestUntrustedCertificate(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	defer server.Close()
-	_, err := answer(t, made(t, agent.Model{BaseURL: server.URL}), saying("Hi."))
+	_, err := answer(t, newAgent(t, agent.Model{BaseURL: server.URL}), newRequest("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
 	if !ok || e.Retryable || !strings.Contains(e.Detail, "certificate") {
-		t.Errorf("error %v, want one of the certificate that lasts", err)
+		t.Errorf("Respond = %v, want an error about the certificate that is not retryable", err)
 	}
 }
 
-// TestRedirect has one host send to another, which must hear nothing.
+// TestRedirect: a redirect is not followed, and the other host receives nothing.
 func TestRedirect(t *testing.T) {
 	t.Parallel()
 	for _, code := range []int{301, 302, 303, 307, 308} {
-		other := anthropictest.New(t) // fails the test if it is asked
-		got := fault(t, agent.Model{Key: "sk-test-key"}, status(code, "Location", other.URL+"/v1/messages"))
+		other := anthropictest.New(t) // It fails the test if it receives a request.
+		got := failure(t, agent.Model{Key: "sk-test-key"}, status(code, "Location", other.URL+"/v1/messages"))
 		const want = "the provider redirects to another address, which is not followed; set base_url to the address of the API"
 		if got.Message != want || got.Detail != other.URL+"/v1/messages" || got.Retryable {
-			t.Errorf("status %d: %+v, want %s", code, got, want)
+			t.Errorf("status %d: error = %+v, want %s", code, got, want)
 		}
 	}
 }
 
-// TestSecrets has the provider say back what it was sent, in every way that it can.
+// TestSecrets: errors contain no secret that the provider sends back, in any form.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	const key, header, token, name, password, query = "sk-marked-key", "marked-header", "marked-token", "marked-name", "marked/pass word", "marked&query"
@@ -175,7 +175,7 @@ func TestSecrets(t *testing.T) {
 		"text in event": providertest.Sequence(once(), providertest.Parts("event: error\ndata: "+echo+"\n\n")),
 		"media type":    status(200, "Content-Type", "text/"+key),
 		"its address":   status(307, "Location", "http://127.0.0.1/"+key),
-		"no HTTP": func(w http.ResponseWriter, _ *http.Request) {
+		"not HTTP": func(w http.ResponseWriter, _ *http.Request) {
 			connection, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
 				_, _ = connection.Write([]byte(echo + "\r\n\r\n"))
@@ -188,31 +188,31 @@ func TestSecrets(t *testing.T) {
 			fake := anthropictest.New(t)
 			fake.Always(reply)
 			base := strings.Replace(fake.URL, "http://", "http://marked-name:marked%2Fpass%20word@", 1) + "/?k=marked%26query"
-			_, err := answer(t, made(t, agent.Model{
+			_, err := answer(t, newAgent(t, agent.Model{
 				BaseURL: base, Key: key, Headers: map[string]string{"X-Team": " " + header + " ", "Authorization": "Bearer " + token},
-			}), saying("Hi."))
+			}), newRequest("Hi."))
 			if _, ok := errors.AsType[*agent.Error](err); !ok || strings.Contains(err.Error(), "marked") || strings.Contains(err.Error(), "bWFya2Vk") {
-				t.Errorf("error %v", err)
+				t.Errorf("Respond = %v, want an *agent.Error without secrets", err)
 			}
 			if sent := fake.Requests()[0]; sent.Header.Get("X-Api-Key") != key || sent.Header.Get("X-Team") != header || sent.URI != "/v1/messages?k=marked%26query" {
-				t.Errorf("sent %s with %v", sent.URI, sent.Header)
+				t.Errorf("request = %s with header %v", sent.URI, sent.Header)
 			}
 		})
 	}
 }
 
-func TestLongWords(t *testing.T) {
+func TestLongMessage(t *testing.T) {
 	t.Parallel()
 	for cut := range 3 {
-		got := fault(t, agent.Model{}, providertest.Fail(400, anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
-		said, ok := strings.CutPrefix(got.Message, "the provider refused the request (400 Bad Request): ")
-		if n := len(said); !ok || n > 1<<10 || n < 1<<10-3 || !utf8.ValidString(said) {
-			t.Errorf("%d bytes: %q", n, got.Message)
+		got := failure(t, agent.Model{}, providertest.Fail(400, anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
+		text, ok := strings.CutPrefix(got.Message, "the provider refused the request (400 Bad Request): ")
+		if n := len(text); !ok || n > 1<<10 || n < 1<<10-3 || !utf8.ValidString(text) {
+			t.Errorf("message has %d bytes of the provider, want about 1 KiB: %q", n, got.Message)
 		}
 	}
 }
 
-// TestConfiguration has faults of each part: agent.NewProvider finds them.
+// TestConfiguration: New returns the faults that agent.NewProvider finds.
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	_, err := anthropic.New(agent.Model{BaseURL: "http://secret@ host", Key: "secret\n", Tools: []agent.Tool{{Name: "look up"}}})

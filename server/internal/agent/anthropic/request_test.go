@@ -18,30 +18,31 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// asked is what the provider is sent for the request, which stays as it is.
-func asked(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
+// sentRequest returns the request that the provider receives, and checks that Respond does not
+// change its argument.
+func sentRequest(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
 	t.Helper()
 	fake := anthropictest.New(t, anthropictest.Text("Hello."))
 	config.BaseURL = fake.URL
 	before := proto.CloneOf(request)
-	if _, err := answer(t, made(t, config), request); err != nil {
+	if _, err := answer(t, newAgent(t, config), request); err != nil {
 		t.Fatal(err)
 	}
 	if !proto.Equal(before, request) {
-		t.Errorf("the request was changed into %v", request)
+		t.Errorf("Respond changed the request to %v", request)
 	}
 	return fake.Requests()[0]
 }
 
-// sameJSON compares what was sent with what is wanted, whatever the order of keys.
-func sameJSON(t *testing.T, want string, sent []byte) {
+// checkJSON compares two JSON values, ignoring the order of keys.
+func checkJSON(t *testing.T, want string, sent []byte) {
 	t.Helper()
 	var w, s any
 	if err := json.Unmarshal([]byte(want), &w); err != nil {
-		t.Fatalf("wanted: %v", err)
+		t.Fatalf("want is not JSON: %v", err)
 	}
 	if err := json.Unmarshal(sent, &s); err != nil {
-		t.Fatalf("sent: %v", err)
+		t.Fatalf("sent body is not JSON: %v", err)
 	}
 	if diff := cmp.Diff(w, s); diff != "" {
 		t.Errorf("body (-want +sent):\n%s", diff)
@@ -57,13 +58,13 @@ func data(t *testing.T, kind, value string) *parleyv1.StructuredData {
 	return &parleyv1.StructuredData{Type: kind, Value: v}
 }
 
-// TestConversation has three turns, and structured data by which "the second one" can be
-// resolved.
+// TestConversation: structured data of earlier turns is in the request, so that the model can
+// resolve "the second one".
 func TestConversation(t *testing.T) {
 	t.Parallel()
 	products := data(t, "product_list", `{"products":[{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]}`)
 	sugar := data(t, "product", `{"name":"Sugar","price_cents":50}`)
-	sent := asked(t, agent.Model{Model: "claude-shop", Key: "sk-test-key", Temperature: new(0.25)}, &parleyv1.RespondRequest{
+	sent := sentRequest(t, agent.Model{Model: "claude-shop", Key: "sk-test-key", Temperature: new(0.25)}, &parleyv1.RespondRequest{
 		SystemPrompt: "You keep a shop's <list>.",
 		Messages: []*parleyv1.Message{
 			{Role: user, Content: "Create three products: flour, sugar, salt"},
@@ -74,9 +75,9 @@ func TestConversation(t *testing.T) {
 		},
 	})
 	if sent.Method != http.MethodPost || sent.URI != "/v1/messages" || sent.Header.Get("X-Api-Key") != "sk-test-key" || sent.Header.Get("Anthropic-Version") != "2023-06-01" {
-		t.Errorf("%s %s with %v", sent.Method, sent.URI, sent.Header)
+		t.Errorf("request = %s %s with header %v", sent.Method, sent.URI, sent.Header)
 	}
-	sameJSON(t, `{
+	checkJSON(t, `{
 		"model": "claude-shop", "max_tokens": 8192, "temperature": 0.25, "stream": true,
 		"system": [{"type": "text", "text": "You keep a shop's <list>."}],
 		"messages": [
@@ -111,7 +112,7 @@ func TestMessages(t *testing.T) {
 		messages []*parleyv1.Message
 		want     []string
 	}{
-		"neighbours of one role": {
+		"adjacent messages of one role": {
 			[]*parleyv1.Message{hi, {Role: user, Content: "Anyone?"}, {Role: assistant, Content: "Yes."}, {Role: assistant, Content: "Here."}, hi},
 			[]string{
 				`{"content":[{"text":"Hi.","type":"text"},{"text":"Anyone?","type":"text"}],"role":"user"}`,
@@ -125,14 +126,14 @@ func TestMessages(t *testing.T) {
 				`{"content":[{"text":"Welcome!","type":"text"}],"role":"assistant"}`, asksHi,
 			},
 		},
-		"a message of the system's": {
+		"system message": {
 			[]*parleyv1.Message{hi, {Role: assistant, Content: "Hello."}, {Role: system, Content: "The shop is closed."}, {Role: system, Content: " "}, hi},
 			[]string{
 				asksHi, `{"content":[{"text":"Hello.","type":"text"}],"role":"assistant"}`,
 				`{"content":[{"text":"<system_message>\nThe shop is closed.\n</system_message>","type":"text"},{"text":"Hi.","type":"text"}],"role":"user"}`,
 			},
 		},
-		"messages without a word": {
+		"empty messages": {
 			[]*parleyv1.Message{{Role: user}, {Role: assistant, Content: "\n"}, {Role: user, Content: " \t"}},
 			[]string{`{"content":[{"text":"[empty message]","type":"text"},{"text":"[empty message]","type":"text"}],"role":"user"}`},
 		},
@@ -140,7 +141,7 @@ func TestMessages(t *testing.T) {
 			[]*parleyv1.Message{hi, {Role: assistant, Content: "Hel", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE}, hi},
 			[]string{asksHi, `{"content":[{"text":"Hel [cut off]","type":"text"}],"role":"assistant"}`, asksHi},
 		},
-		"attachments of the user's": {
+		"attachments of the user": {
 			[]*parleyv1.Message{
 				attached(user, "Look:", png, pdf, &parleyv1.Attachment{Uri: "https://files.example/a.svg", MediaType: "image/svg+xml", Filename: "a.svg"},
 					&parleyv1.Attachment{Uri: "s3://files/a.png", MediaType: "image/png"}, &parleyv1.Attachment{Uri: "file:a"}),
@@ -156,11 +157,11 @@ func TestMessages(t *testing.T) {
 				`{"content":[{"source":{"type":"url","url":"https://files.example/a.png"},"type":"image"}],"role":"user"}`,
 			},
 		},
-		"attachments of the assistant's": {
+		"attachments of the assistant": {
 			[]*parleyv1.Message{hi, attached(assistant, "", png), hi},
 			[]string{asksHi, `{"content":[{"text":"[attachment IMAGE/PNG; q=1 a.png]: https://files.example/a.png","type":"text"}],"role":"assistant"}`, asksHi},
 		},
-		"results first, with what they carry": {
+		"results first, with other content": {
 			[]*parleyv1.Message{
 				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list", Arguments: `{"n":1}`}, &parleyv1.ToolCall{Id: "b", Name: "list"}, &parleyv1.ToolCall{Id: "c", Name: "list"}),
 				result("c", "", false), result("b", "", true),
@@ -176,7 +177,7 @@ func TestMessages(t *testing.T) {
 					`{"tool_use_id":"c","type":"tool_result"},{"text":"Well?","type":"text"}],"role":"user"}`,
 			},
 		},
-		"a failure with a picture": {
+		"failure with an attachment": {
 			[]*parleyv1.Message{
 				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list"}),
 				{Role: tool, Attachments: []*parleyv1.Attachment{pdf}, ToolResult: &parleyv1.ToolResult{CallId: "a", IsError: true}},
@@ -209,18 +210,18 @@ func TestMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sent := asked(t, agent.Model{}, &parleyv1.RespondRequest{Messages: test.messages})
+			sent := sentRequest(t, agent.Model{}, &parleyv1.RespondRequest{Messages: test.messages})
 			if diff := cmp.Diff(test.want, sent.Messages()); diff != "" {
 				t.Errorf("messages (-want +sent):\n%s", diff)
 			}
 			if sent.JSON()["system"] != nil {
-				t.Errorf("a system prompt came from nowhere: %s", sent.Body)
+				t.Errorf("body has a system prompt: %s", sent.Body)
 			}
 		})
 	}
 }
 
-// TestToolLoop answers two calls and has the model go on.
+// TestToolLoop: the model continues after the results of two calls.
 func TestToolLoop(t *testing.T) {
 	t.Parallel()
 	fake := anthropictest.New(t,
@@ -228,36 +229,36 @@ func TestToolLoop(t *testing.T) {
 			{ID: "toolu_1", Name: "price", Arguments: `{"product":"Sugar"}`}, {ID: "toolu_2", Name: "stock"},
 		}}),
 		anthropictest.Text("50 cents, none left."))
-	a := made(t, agent.Model{BaseURL: fake.URL, MaxOutputTokens: 100, Tools: []agent.Tool{
+	a := newAgent(t, agent.Model{BaseURL: fake.URL, MaxOutputTokens: 100, Tools: []agent.Tool{
 		{Name: "price", Description: "Price of a product", Parameters: map[string]any{
 			"type": "object", "required": []any{"product"}, "additionalProperties": false,
 			"properties": map[string]any{"product": map[string]any{"type": "string"}},
 		}},
 		{Name: "stock"},
 	}})
-	history := saying("Is there sugar?").GetMessages()
-	said := &parleyv1.Message{Role: assistant}
+	history := newRequest("Is there sugar?").GetMessages()
+	reply := &parleyv1.Message{Role: assistant}
 	pieces, err := answer(t, a, &parleyv1.RespondRequest{Messages: history})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, piece := range pieces {
-		said.Content += piece.GetText()
+		reply.Content += piece.GetText()
 		if call := piece.GetToolCall(); call != nil {
-			said.ToolCalls = append(said.ToolCalls, call)
+			reply.ToolCalls = append(reply.ToolCalls, call)
 		}
 	}
-	history = append(history, said)
-	for _, call := range said.GetToolCalls() {
+	history = append(history, reply)
+	for _, call := range reply.GetToolCalls() {
 		history = append(history, &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{
 			CallId: call.GetId(), Name: call.GetName(), Content: "result of " + call.GetName(), IsError: call.GetName() == "stock",
 		}})
 	}
 	pieces, err = answer(t, a, &parleyv1.RespondRequest{Messages: history})
 	if err != nil || pieces[0].GetText() != "50 cents, none left." {
-		t.Fatalf("pieces %v, error %v", pieces, err)
+		t.Fatalf("Respond = %v, %v, want the second answer", pieces, err)
 	}
-	sameJSON(t, `{
+	checkJSON(t, `{
 		"model": "claude-test", "max_tokens": 100, "stream": true,
 		"tools": [
 			{"name": "price", "description": "Price of a product", "input_schema": {"type": "object", "required": ["product"],
@@ -277,15 +278,16 @@ func TestToolLoop(t *testing.T) {
 	}`, fake.Requests()[1].Body)
 }
 
-// TestArguments keeps what a model wrote: numbers beyond a float, too.
+// TestArguments: arguments are sent as the model wrote them, including numbers that a float cannot
+// represent.
 func TestArguments(t *testing.T) {
 	t.Parallel()
-	sent := asked(t, agent.Model{}, &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
+	sent := sentRequest(t, agent.Model{}, &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 		{Role: user, Content: "Hi."},
 		{Role: assistant, ToolCalls: []*parleyv1.ToolCall{{Id: "a", Name: "list", Arguments: ` {"n":12345678901234567890,"b":1,"a":2} `}}},
 	}})
 	if !strings.Contains(string(sent.Body), `{"n":12345678901234567890,"b":1,"a":2}`) {
-		t.Errorf("sent %s", sent.Body)
+		t.Errorf("body = %s, want the original arguments", sent.Body)
 	}
 }
 
@@ -301,14 +303,14 @@ func TestLongConversation(t *testing.T) {
 		messages = append(messages, &parleyv1.Message{Role: role, Content: fmt.Sprint("message ", i)})
 		want = append(want, fmt.Sprintf(`{"content":[{"text":"message %d","type":"text"}],"role":%q}`, i, name))
 	}
-	sent := asked(t, agent.Model{}, &parleyv1.RespondRequest{Messages: messages})
+	sent := sentRequest(t, agent.Model{}, &parleyv1.RespondRequest{Messages: messages})
 	if diff := cmp.Diff(want, sent.Messages()); diff != "" {
 		t.Errorf("messages (-want +sent):\n%s", diff)
 	}
 }
 
-// TestCacheMarks looks where the marks are, and that the prompt is the same text in the same
-// order next time: the cache is for equal beginnings only.
+// TestCacheMarks checks the positions of the marks, and that the body is identical each time,
+// because the cache requires equal beginnings.
 func TestCacheMarks(t *testing.T) {
 	t.Parallel()
 	const mark = `"cache_control":{"type":"ephemeral"}`
@@ -329,7 +331,7 @@ func TestCacheMarks(t *testing.T) {
 		prompt string
 		tools  []agent.Tool
 		stable bool
-		marked []string // the text just ahead of each mark
+		marked []string // The text before each mark.
 	}{
 		"stable":                   {"Be brief.", tools, true, []string{`"system":[{"text":"Be brief.",`, `"tool_use_id":"a",`, `{"text":"8",`}},
 		"no system prompt":         {" ", tools, true, []string{`"name":"price",`, `"tool_use_id":"a",`, `{"text":"8",`}},
@@ -340,28 +342,28 @@ func TestCacheMarks(t *testing.T) {
 			t.Parallel()
 			var first string
 			for range 5 {
-				sent := asked(t, agent.Model{Tools: test.tools}, &parleyv1.RespondRequest{SystemPrompt: test.prompt, CacheStable: test.stable, Messages: history})
+				sent := sentRequest(t, agent.Model{Tools: test.tools}, &parleyv1.RespondRequest{SystemPrompt: test.prompt, CacheStable: test.stable, Messages: history})
 				body := string(sent.Body)
 				if first == "" {
 					first = body
 				}
 				if body != first {
-					t.Fatalf("sent\n%s\nthen\n%s", first, body)
+					t.Fatalf("body =\n%s\nthen\n%s", first, body)
 				}
 			}
 			if n := strings.Count(first, mark); n != len(test.marked) {
-				t.Errorf("%d marks, want %d: %s", n, len(test.marked), first)
+				t.Errorf("body has %d marks, want %d: %s", n, len(test.marked), first)
 			}
-			for _, ahead := range test.marked {
-				if at := strings.Index(first, ahead); at < 0 || !strings.Contains(first[at:min(len(first), at+len(ahead)+200)], mark) {
-					t.Errorf("no mark at %s in %s", ahead, first)
+			for _, before := range test.marked {
+				if at := strings.Index(first, before); at < 0 || !strings.Contains(first[at:min(len(first), at+len(before)+200)], mark) {
+					t.Errorf("no mark after %s in %s", before, first)
 				}
 			}
 		})
 	}
 }
 
-// TestAddress is where the request goes for the forms in which people write a base URL.
+// TestAddress: the request goes to the right path for all forms of base URLs.
 func TestAddress(t *testing.T) {
 	t.Parallel()
 	for suffix, want := range map[string]string{
@@ -370,11 +372,11 @@ func TestAddress(t *testing.T) {
 		"?api-version=1&x=a%20b": "/v1/messages?api-version=1&x=a+b",
 	} {
 		fake := anthropictest.New(t, anthropictest.Text("Hello."))
-		if _, err := answer(t, made(t, agent.Model{BaseURL: fake.URL + suffix}), saying("Hi.")); err != nil {
+		if _, err := answer(t, newAgent(t, agent.Model{BaseURL: fake.URL + suffix}), newRequest("Hi.")); err != nil {
 			t.Fatal(err)
 		}
 		if got := fake.Requests()[0].URI; got != want {
-			t.Errorf("base URL …%s asks %s, want %s", suffix, got, want)
+			t.Errorf("base URL …%s: path = %s, want %s", suffix, got, want)
 		}
 	}
 }

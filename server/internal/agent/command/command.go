@@ -1,11 +1,10 @@
-// Package command is the agent that is any program: one process a turn, the
-// conversation on its standard input, the answer on its standard output. Begin with
-// [New].
+// Package command is an agent that runs a program: one process for each turn, with the conversation
+// on standard input and the answer on standard output.
 //
-// # What the program reads
+// # Input
 //
-// Blocks parted by blank lines, oldest first, the message to be answered last, then a
-// line feed and the end of the file:
+// The program reads blocks that are separated by blank lines, oldest first. The message to answer is
+// last, followed by a line feed and the end of the file:
 //
 //	[SYSTEM]: You keep a shopping list.
 //
@@ -15,44 +14,43 @@
 //
 //	[USER]: Sugar for 50 cents
 //
-// The system prompt comes first if there is one. After a message's own block follow
-// those of what it carries:
+// The system prompt is first, if there is one. A message's own block is followed by the blocks of its
+// other content:
 //
 //	[STRUCTURED_DATA type]: the value as compact JSON
 //	[ATTACHMENT media_type]: the uri; without a media type [ATTACHMENT]: the uri
 //	[TOOL_CALL name id]: the arguments as the model wrote them
 //
-// A tool's result is [TOOL_RESULT name id]: and its content, which has "error: " ahead
-// of it when the call failed. The text of a message that was cut off ends with
-// " [cut off]". Nothing is escaped, and nothing is left out but line feeds at the end of a
-// block: the context window alone says how much history there is. A program that must tell a block from a text that
-// looks like one should be a remote agent instead.
+// A tool's result is [TOOL_RESULT name id]: and its content, with "error: " before it if the call
+// failed. The text of a message that was cut off ends with " [cut off]". Nothing is escaped. Only line
+// feeds at the end of a block are omitted; the context window determines how much history the program
+// receives. A program that must distinguish a block from a text that looks like one should be a remote
+// agent.
 //
-// # What the program writes
+// # Output
 //
-// In the format "text", whatever one read finds on its standard output becomes a piece
-// at once, so a program that wants to stream only has to flush. In the format
-// "stream-json" it writes the lines of `claude --output-format stream-json`, the last of
-// which is the result; see stream.go for what becomes of them. Its standard error is not
-// part of the answer, but the end of it is in the error when the program fails, without the
-// values of the variables that [Config] names.
+// In the format "text", each read of standard output becomes a piece at once, so a program streams by
+// flushing its output. In the format "stream-json", the program writes the lines of
+// `claude --output-format stream-json`, the last of which is the result; see stream.go. Standard error is
+// not part of the answer. If the program fails, the error contains the end of standard error, without the
+// values of the variables in [Config].
 //
-// # How the program lives
+// # Process
 //
-// It is started from an argument list, without a shell, in a process group of its own,
-// with the few environment variables that [Config] tells. It need not read its input.
-// The answer is whole when the program has ended with exit code 0, and in stream-json has
-// told its result; any other end is a failure, and what was said until then is no whole
-// answer. Whatever it has left running in its group is then killed. When the turn ends
-// first, the group gets SIGTERM at once and SIGKILL 4 s later: early enough that the
-// program is gone within the 5 s that the agent contract gives.
+// The program is started from an argument list, without a shell, in its own process group, with only the
+// environment variables of [Config]. It need not read its input. The answer is complete if the program
+// ends with exit code 0 and, in stream-json, has written its result. Any other end is a failure, and the
+// answer so far is incomplete. Processes that the program leaves running in its group are then killed. If
+// the turn ends first, the group receives SIGTERM at once and SIGKILL 4 s later, so that the program ends
+// within the 5 s that [agent.Agent] allows.
 //
-// So many processes of one agent run at once as [Config] says. A further turn waits, and
-// says so in a Progress piece. A process counts until it is really gone, even when its
-// turn has given up on it.
+// [Config] limits the number of concurrent processes of an agent. A further turn waits and sends Progress
+// pieces. A process counts until it has ended, even if its turn no longer waits for it.
 //
-// A program may leave orphaned processes. In a container they become children of process 1. A
-// server that is process 1 calls [Processes.Reap].
+// A program may leave orphaned processes. In a container they become children of process 1. A server that
+// is process 1 calls [Processes.Reap].
+//
+// Start at [New].
 package command
 
 import (
@@ -70,43 +68,44 @@ import (
 )
 
 const (
-	// FormatText takes standard output as the answer's text; it is the default.
+	// FormatText means that standard output is the text of the answer. It is the default.
 	FormatText = "text"
-	// FormatStreamJSON takes standard output as the lines of the claude command.
+	// FormatStreamJSON means that standard output consists of lines of the claude command.
 	FormatStreamJSON = "stream-json"
 
-	// defaultConcurrent is how many processes of one agent run at once.
+	// defaultConcurrent is the default limit of concurrent processes of an agent.
 	defaultConcurrent = 256
 
-	// killAfter is how long a program may take to end after SIGTERM.
+	// killAfter is the maximum time between SIGTERM and SIGKILL.
 	killAfter = 4 * time.Second
 )
 
-// Config says which program answers, and how.
+// Config describes the program.
 type Config struct {
-	// Command is the program and its arguments. A program without a slash is looked up
-	// in PATH. Required.
+	// Command is the program and its arguments. A program without a slash is searched in PATH.
+	// Required.
 	Command []string
-	// Format of the program's standard output: FormatText, FormatStreamJSON or empty,
-	// which is FormatText.
+	// Format is the format of standard output: FormatText or FormatStreamJSON. If empty, it is
+	// FormatText.
 	Format string
-	// Dir is the directory that the program runs in; empty is the server's own.
+	// Dir is the working directory of the program. If empty, it is the server's.
 	Dir string
-	// Env names environment variables of the server that the program gets besides PATH,
-	// HOME, USER, LANG, LC_*, TZ and TMPDIR. Those that are not set are passed over. The
-	// values of all others are taken for secrets, which no error shows.
+	// Env contains names of environment variables of the server that are passed to the program, in
+	// addition to PATH, HOME, USER, LANG, LC_*, TZ and TMPDIR. Unset variables are ignored. The
+	// values of variables in Env are secrets, which errors do not contain.
 	Env []string
-	// MaxConcurrent is how many processes run at once; 0 is 256.
+	// MaxConcurrent is the maximum number of concurrent processes. If 0, it is 256.
 	MaxConcurrent int
-	// Processes records the program's processes with those of other agents. If nil, the agent has a record of its own.
+	// Processes records the program's processes together with those of other agents. If nil, the
+	// agent has its own record.
 	Processes *Processes
 }
 
-// decoder makes pieces of a program's standard output. What its errors quote has been through
-// redact, and was not cut before.
+// decoder converts standard output to pieces. Text of the program in its errors is passed to redact
+// before it is truncated.
 type decoder func(output io.Reader, redact func(string) string) iter.Seq2[*parleyv1.RespondResponse, error]
 
-// Agent runs a program for every turn.
+// Agent runs a program for each turn.
 type Agent struct {
 	config    Config
 	processes *Processes
@@ -115,8 +114,8 @@ type Agent struct {
 	killAfter time.Duration
 }
 
-// New makes an agent of the program that the configuration names, which it neither
-// looks for nor starts yet. Every fault of the configuration is in the one error.
+// New returns an agent for the program. It neither searches for the program nor starts it. The
+// error lists all faults of the configuration.
 func New(config Config) (*Agent, error) {
 	a := &Agent{
 		config: config, processes: cmp.Or(config.Processes, new(Processes)),
@@ -127,7 +126,7 @@ func New(config Config) (*Agent, error) {
 		faults = append(faults, errors.New("command: is required"))
 	}
 	if strings.Contains(strings.Join(config.Command, "")+config.Dir, "\x00") {
-		faults = append(faults, errors.New("command: neither it nor dir can hold a NUL"))
+		faults = append(faults, errors.New("command: neither command nor dir may contain a NUL"))
 	}
 	switch config.Format {
 	case "", FormatText:
@@ -145,7 +144,7 @@ func New(config Config) (*Agent, error) {
 		}
 	}
 	if config.MaxConcurrent < 0 {
-		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative; 0 is %d", config.MaxConcurrent, defaultConcurrent))
+		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative; use 0 for the default of %d", config.MaxConcurrent, defaultConcurrent))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
@@ -153,11 +152,11 @@ func New(config Config) (*Agent, error) {
 	return a, nil
 }
 
-// Close does nothing: every process ends with the Respond that started it.
+// Close does nothing: each process ends with the Respond call that started it.
 func (a *Agent) Close() error { return nil }
 
-// Respond runs the program once and passes on what it writes. It returns after the
-// program has ended, or when that takes longer than ctx's end allows.
+// Respond runs the program once and passes on its output. It returns when the program has ended, or
+// when ctx has ended and the program takes too long to end.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		if !a.slots.Acquire(ctx, yield) {
@@ -171,8 +170,8 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 		switch {
 		case !wanted:
 		case ctx.Err() != nil:
-			// Whether the program was stopped or ended well in the same instant cannot
-			// be told; half an answer must not pass for a whole one.
+			// The program may have been stopped or may have ended by itself at the same time. An incomplete
+			// answer must not be treated as complete.
 			yield(nil, context.Cause(ctx))
 		case err != nil:
 			yield(nil, err)
@@ -180,8 +179,8 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 	}
 }
 
-// run starts the program in the slot that the caller has taken, hands every piece to
-// emit until that returns false, and waits for the program to end.
+// run starts the program in the slot that the caller has acquired, passes each piece to emit until
+// emit returns false, and waits for the program to end.
 func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.RespondResponse) bool) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -189,22 +188,22 @@ func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.Respo
 	if err != nil {
 		return err
 	}
-	read, unfinished := false, false // all of the output; its last line is missing
+	allRead, noResult := false, false
 	defer func() {
-		if !read { // cut short, by a panic in emit too
+		if !allRead { // Stopped early, possibly by a panic in emit.
 			stop()
 		}
 		switch end := p.wait(ctx); {
 		case err != nil:
 		case end != nil:
 			err = end
-		case unfinished:
-			err = p.failure("ended with exit code 0, but without a result line: the answer may not be whole")
+		case noResult:
+			err = p.failure("ended with exit code 0, but without a result line: the answer may be incomplete")
 		}
 	}()
 	for piece, err := range a.decode(p.stdout, p.redact) {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			unfinished = true // How the program ends may tell why.
+			noResult = true // The exit code may explain why.
 			break
 		}
 		if err != nil {
@@ -214,6 +213,6 @@ func (a *Agent) run(ctx context.Context, input string, emit func(*parleyv1.Respo
 			return nil
 		}
 	}
-	read = true
+	allRead = true
 	return nil
 }

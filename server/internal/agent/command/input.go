@@ -7,8 +7,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// input is what the program reads for the request: the blocks that the package comment
-// describes, ended by a line feed.
+// input returns the input of the program for the request, as the package comment describes it.
 func input(request *parleyv1.RespondRequest) string {
 	var t transcript
 	if prompt := request.GetSystemPrompt(); prompt != "" {
@@ -21,16 +20,16 @@ func input(request *parleyv1.RespondRequest) string {
 	return t.text.String()
 }
 
-// transcript collects blocks.
+// transcript collects the blocks of the input.
 type transcript struct {
 	text strings.Builder
-	// tools is the tool of each call so far, for results that do not name theirs.
+	// tools contains the tool of each call so far, for results that do not name theirs.
 	tools map[string]string
 }
 
-// block adds [HEAD]: content, where the head's words are parted by blanks. Empty words
-// are left out, and so are line feeds at the end, which many programs print: one blank line
-// parts the blocks.
+// block adds [HEAD]: content. The words of the head are separated by spaces; empty words are
+// omitted. Line feeds at the end of content are omitted too, because many programs print them and a
+// blank line separates blocks.
 func (t *transcript) block(content string, head ...string) {
 	if t.text.Len() > 0 {
 		t.text.WriteString("\n\n")
@@ -49,13 +48,13 @@ func (t *transcript) block(content string, head ...string) {
 	}
 }
 
-// message adds the message's own block and those of what it carries.
+// message adds the message's own block and the blocks of its other content.
 func (t *transcript) message(message *parleyv1.Message) {
 	if message.GetRole() == parleyv1.Role_ROLE_TOOL {
 		t.toolResult(message)
 	} else if content := text(message, message.GetContent()); content != "" || len(message.GetToolCalls()) == 0 {
-		// Without its own block, what a message carries would seem the message's before;
-		// tool calls can only be the assistant's.
+		// Without this block, the other content would appear to belong to the previous message. Tool calls are
+		// an exception, because only the assistant has them.
 		t.block(content, speaker(message.GetRole()))
 	}
 	for _, data := range message.GetStructuredData() {
@@ -85,7 +84,7 @@ func (t *transcript) toolResult(message *parleyv1.Message) {
 	t.block(text(message, content), "TOOL_RESULT", name, result.GetCallId())
 }
 
-// text is the content, marked if the message was cut off.
+// text returns the content, with a mark if the message was cut off.
 func text(message *parleyv1.Message, content string) string {
 	content = strings.TrimRight(content, "\n")
 	if message.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {

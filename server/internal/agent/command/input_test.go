@@ -27,7 +27,7 @@ func TestInput(t *testing.T) {
 	tests := []struct {
 		name    string
 		request *parleyv1.RespondRequest
-		want    []string // blocks
+		want    []string // The blocks.
 	}{
 		{"nothing", &parleyv1.RespondRequest{}, []string{""}},
 		{"new message alone", &parleyv1.RespondRequest{
@@ -54,7 +54,7 @@ func TestInput(t *testing.T) {
 			}},
 			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c1", Content: "sunny"}},
 			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c2", Name: "watch", Content: "stopped", IsError: true}},
-			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c3", Content: "of a call long gone"}},
+			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c3", Content: "of an unknown call"}},
 			{Role: assistant, Content: "Let me see.", ToolCalls: []*parleyv1.ToolCall{{Id: "c4", Name: "weather", Arguments: "{}"}}},
 		}}, []string{
 			"[USER]: Weather?",
@@ -62,11 +62,11 @@ func TestInput(t *testing.T) {
 			"[TOOL_CALL clock c2]:",
 			"[TOOL_RESULT weather c1]: sunny",
 			"[TOOL_RESULT watch c2]: error: stopped",
-			"[TOOL_RESULT c3]: of a call long gone",
+			"[TOOL_RESULT c3]: of an unknown call",
 			"[ASSISTANT]: Let me see.",
 			"[TOOL_CALL weather c4]: {}",
 		}},
-		{"what messages carry", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
+		{"other content of messages", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: assistant, Content: "Here.", StructuredData: []*parleyv1.StructuredData{
 				{Type: "list", Value: value},
 				{Type: "nothing", Value: structpb.NewNullValue()},
@@ -103,13 +103,13 @@ func TestInput(t *testing.T) {
 	}
 }
 
-func TestInputLeavesNothingOut(t *testing.T) {
+func TestInputIsComplete(t *testing.T) {
 	request := &parleyv1.RespondRequest{}
 	for range 300 {
 		request.Messages = append(request.Messages, &parleyv1.Message{Role: user, Content: strings.Repeat("x", 10_000)})
 	}
 	got := input(request)
 	if blocks := strings.Count(got, "[USER]: "); blocks != 300 || strings.Count(got, "x") != 3_000_000 {
-		t.Errorf("%d blocks and %d letters of 300 and 3,000,000", blocks, strings.Count(got, "x"))
+		t.Errorf("input has %d blocks and %d letters, want 300 and 3,000,000", blocks, strings.Count(got, "x"))
 	}
 }

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// pipeBytes is the most that a pipe can be made to hold without special rights.
+// pipeBytes is the maximum capacity of a pipe without special privileges.
 const pipeBytes = 1 << 20
 
-// output reads what a program writes to a pipe. It ends when the last writer has gone
-// and also, after noMore, when the pipe is empty: a grandchild that has left the process
-// group may hold the other end for ever.
+// output reads what a program writes to a pipe. Reading ends when the last writer has closed the
+// pipe. After finish, it also ends when the pipe is empty, because a grandchild outside the process
+// group may keep the pipe open forever.
 type output struct {
 	file *os.File
-	// ending is set by the reader when it has seen noMore. From then on at most left
-	// bytes are read: what the pipe may have held, not what a grandchild still writes.
+	// ending is set by the reader when it has noticed finish. From then on it reads at most left
+	// bytes: the capacity of the pipe, but not what a grandchild continues to write.
 	ending bool
 	left   int
 }
 
-// newOutput makes a pipe, and returns beside its reader the end for the program.
+// newOutput creates a pipe. It returns the reader, and the end for the program.
 func newOutput() (o *output, program *os.File, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -31,7 +31,7 @@ func newOutput() (o *output, program *os.File, err error) {
 	return &output{file: read, left: pipeBytes}, write, nil
 }
 
-// Read waits for something to read, as long as a program that may write is there.
+// Read waits for output while a process may write.
 func (o *output) Read(b []byte) (int, error) {
 	if !o.ending {
 		n, err := o.file.Read(b)
@@ -46,9 +46,8 @@ func (o *output) Read(b []byte) (int, error) {
 	return o.readNow(b[:min(len(b), o.left)])
 }
 
-// readNow reads what is in the pipe, and ends when that is nothing. A deadline will not
-// do for this: one that has passed hides what is there, and one that has not must be
-// guessed.
+// readNow reads what is in the pipe and returns io.EOF if it is empty. A read deadline cannot do
+// this: an expired deadline hides available data, and a later one would have to be guessed.
 func (o *output) readNow(b []byte) (int, error) {
 	connection, err := o.file.SyscallConn()
 	if err != nil {
@@ -56,7 +55,7 @@ func (o *output) readNow(b []byte) (int, error) {
 	}
 	n := 0
 	if err := connection.Read(func(fd uintptr) bool {
-		n, _ = syscall.Read(int(fd), b) // does not block: os.Pipe has seen to it
+		n, _ = syscall.Read(int(fd), b) // It does not block, because os.Pipe sets O_NONBLOCK.
 		return true
 	}); err != nil {
 		return 0, err
@@ -68,10 +67,9 @@ func (o *output) readNow(b []byte) (int, error) {
 	return n, nil
 }
 
-// noMore tells the reader, even one that waits, to take what is there and end. May be
+// finish makes the reader read what is available and then end, even if it is waiting. It may be
 // called while another goroutine reads.
-func (o *output) noMore() { _ = o.file.SetReadDeadline(time.Unix(1, 0)) }
+func (o *output) finish() { _ = o.file.SetReadDeadline(time.Unix(1, 0)) }
 
-// close gives the descriptor back; a reader that waits gets an error. May be called
-// more than once.
+// close closes the descriptor. A waiting reader gets an error. close may be called several times.
 func (o *output) close() { _ = o.file.Close() }

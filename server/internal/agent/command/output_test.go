@@ -28,46 +28,46 @@ func TestOutputEndsWithTheLastWriter(t *testing.T) {
 		_ = w.Close()
 	}()
 	if got, err := io.ReadAll(o); string(got) != "all" || err != nil {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("ReadAll = %q, %v, want all", got, err)
 	}
 }
 
-func TestOutputGivesWhatIsThereAfterNoMore(t *testing.T) {
+func TestOutputReadsTheRestAfterFinish(t *testing.T) {
 	o, w := pipe(t)
 	text := strings.Repeat("x", 60_000)
 	if _, err := w.WriteString(text); err != nil {
 		t.Fatal(err)
 	}
-	o.noMore()
+	o.finish()
 	if got, err := io.ReadAll(o); string(got) != text || err != nil {
-		t.Errorf("%d bytes of %d, %v", len(got), len(text), err)
+		t.Errorf("ReadAll = %d of %d bytes, %v", len(got), len(text), err)
 	}
 }
 
-func TestOutputWakesForNoMore(t *testing.T) {
+func TestFinishWakesReader(t *testing.T) {
 	o, _ := pipe(t)
-	go o.noMore()
+	go o.finish()
 	if got, err := io.ReadAll(o); len(got) != 0 || err != nil {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("ReadAll = %q, %v, want nothing", got, err)
 	}
 }
 
-func TestOutputEndsThoughAWriterGoesOn(t *testing.T) {
+func TestOutputEndsBeforeItsWriter(t *testing.T) {
 	o, w := pipe(t)
 	o.left = 10
-	if _, err := w.WriteString("0123456789 and so on, for ever"); err != nil {
+	if _, err := w.WriteString("0123456789 and so on"); err != nil {
 		t.Fatal(err)
 	}
-	o.noMore()
+	o.finish()
 	if got, err := io.ReadAll(o); string(got) != "0123456789" || err != nil {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("ReadAll = %q, %v, want 10 bytes", got, err)
 	}
 }
 
-func TestOutputWakesForClose(t *testing.T) {
+func TestCloseWakesReader(t *testing.T) {
 	o, _ := pipe(t)
 	go o.close()
 	if _, err := o.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("%v, want os.ErrClosed", err)
+		t.Errorf("Read = %v, want os.ErrClosed", err)
 	}
 }

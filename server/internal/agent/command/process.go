@@ -22,34 +22,34 @@ import (
 )
 
 const (
-	// tailBytes is how much of the end of standard error an error shows.
+	// tailBytes is the maximum length of the end of standard error in an error.
 	tailBytes = 4 << 10
-	// giveUpAfter is how long after SIGKILL a turn waits: a process that is still there
-	// is stuck in the kernel. It keeps its slot, and is cleaned up after when it goes.
+	// giveUpAfter is how long a turn waits after SIGKILL. A process that still exists then is
+	// blocked in the kernel. It keeps its slot until it ends.
 	giveUpAfter = 500 * time.Millisecond
 )
 
 // process is one run of the program.
 type process struct {
-	name      string
-	all       *Processes
-	cmd       *exec.Cmd
-	stdin     io.WriteCloser
-	stdout    *output
-	stderr    *output
-	said      tail     // the end of standard error
-	secrets   []string // that nobody is shown
-	killAfter time.Duration
+	name       string
+	all        *Processes
+	cmd        *exec.Cmd
+	stdin      io.WriteCloser
+	stdout     *output
+	stderr     *output
+	stderrTail tail     // The end of standard error.
+	secrets    []string // Values that errors must not contain.
+	killAfter  time.Duration
 
-	ended chan struct{} // closed when the program is gone; said and err are final then
-	err   error         // of cmd.Wait
+	ended chan struct{} // Closed when the program has ended; stderrTail and err do not change afterwards.
+	err   error         // The error of cmd.Wait.
 }
 
-// start starts the program, which the end of ctx stops, and has release called once:
-// when the program has ended, or before an error. The caller must end ctx.
+// start starts the program, which is stopped when ctx ends. release is called once: when the
+// program has ended, or before an error is returned. The caller must cancel ctx.
 func (a *Agent) start(ctx context.Context, input string, release func()) (*process, error) {
 	p := &process{
-		name:      filepath.Base(a.config.Command[0]), // its directory is nobody's business
+		name:      filepath.Base(a.config.Command[0]), // Errors must not contain the directory.
 		all:       a.processes,
 		cmd:       exec.CommandContext(ctx, a.config.Command[0], a.config.Command[1:]...),
 		killAfter: a.killAfter,
@@ -62,10 +62,9 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 	p.cmd.WaitDelay = a.killAfter
 	if err := p.launch(); err != nil {
 		release()
-		return nil, p.unstarted(err)
+		return nil, p.startError(err)
 	}
-	// A program that has been told to end must not hang in a write that nobody reads,
-	// nor the reader in a read of what no longer counts.
+	// After ctx has ended, the program must not block in a write, nor the reader in a read.
 	context.AfterFunc(ctx, p.stdout.close)
 	go func() {
 		p.supervise(input)
@@ -75,32 +74,32 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 	return p, nil
 }
 
-// unstarted is why the program could not be started, without the paths that the error has.
-func (p *process) unstarted(err error) error {
-	lasting := errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
+// startError returns the error for a program that could not be started, without the paths in err.
+func (p *process) startError(err error) error {
+	permanent := errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)
 	if fault, ok := errors.AsType[*fs.PathError](err); ok {
 		err = fault.Err
 	} else if fault, ok := errors.AsType[*exec.Error](err); ok {
 		err = fault.Err
 	}
-	why := err.Error()
-	// The system tells of a directory in the very words in which it does of a program.
+	cause := err.Error()
+	// The system reports the same error for a missing directory as for a missing program.
 	if p.cmd.Dir != "" {
 		dir, err := os.Stat(p.cmd.Dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			lasting, why = true, "its dir does not exist"
+			permanent, cause = true, "its dir does not exist"
 		case err == nil && !dir.IsDir():
-			lasting, why = true, "its dir is not a directory"
+			permanent, cause = true, "its dir is not a directory"
 		}
 	}
-	return &agent.Error{Message: fmt.Sprintf("%s could not be started: %s", p.name, why), Retryable: !lasting}
+	return &agent.Error{Message: fmt.Sprintf("%s could not be started: %s", p.name, cause), Retryable: !permanent}
 }
 
-// launch makes the pipes and starts the program. After an error no descriptor is left.
+// launch creates the pipes and starts the program. After an error, no descriptor is open.
 //
-// Standard output and error are not left to the Cmd, which reads them until everybody
-// who holds them has gone, or closes them before all is read.
+// launch does not let Cmd read standard output and error. Cmd would read until every process that
+// holds the pipes has ended, or would close the pipes before everything is read.
 func (p *process) launch() error {
 	stdout, out, err := newOutput()
 	if err != nil {
@@ -125,30 +124,30 @@ func (p *process) launch() error {
 	return err
 }
 
-// supervise feeds the program, keeps the end of its standard error, waits for it to end
-// and cleans up after it.
+// supervise writes the input, collects the end of standard error, waits for the program and cleans
+// up.
 func (p *process) supervise(input string) {
 	var pipes sync.WaitGroup
 	pipes.Go(func() {
-		// A program need not read what it is given, so a broken pipe is no fault.
+		// A program need not read its input, so a broken pipe is not an error.
 		_, _ = io.WriteString(p.stdin, input)
 		_ = p.stdin.Close()
 	})
-	pipes.Go(func() { _, _ = io.Copy(&p.said, p.stderr) })
+	pipes.Go(func() { _, _ = io.Copy(&p.stderrTail, p.stderr) })
 
-	// Wait looks after SIGTERM and SIGKILL when the context ends. It returns when the
-	// program itself has ended, whoever else holds its pipes, and then closes stdin.
+	// Wait sends SIGTERM and SIGKILL when the context ends. It returns when the program itself has ended,
+	// even if other processes hold its pipes, and then closes stdin.
 	p.err = p.all.wait(p.cmd)
-	// The rest of the group. Its number is not another's yet: one that has members is
-	// not given out, and otherwise numbers go round in a circle first.
+	// Kill the rest of the group. Its id cannot belong to another group yet: an id with members is not
+	// reused, and otherwise ids are assigned in a cycle.
 	_ = p.signal(syscall.SIGKILL)
-	p.stdout.noMore()
-	p.stderr.noMore()
+	p.stdout.finish()
+	p.stderr.finish()
 	pipes.Wait()
 	p.stderr.close()
 }
 
-// signal sends to every process of the group.
+// signal sends a signal to each process of the group.
 func (p *process) signal(s syscall.Signal) error {
 	err := syscall.Kill(-p.cmd.Process.Pid, s)
 	if errors.Is(err, syscall.ESRCH) {
@@ -157,8 +156,8 @@ func (p *process) signal(s syscall.Signal) error {
 	return err
 }
 
-// wait waits for the program to end, which takes killAfter and a little more at most
-// after ctx's end. It returns an error unless the exit code is 0.
+// wait waits for the program to end, at most killAfter and giveUpAfter after the end of ctx. It
+// returns an error unless the exit code is 0.
 func (p *process) wait(ctx context.Context) error {
 	defer p.stdout.close()
 	select {
@@ -180,42 +179,42 @@ func (p *process) wait(ctx context.Context) error {
 	return p.failure(fmt.Sprintf("ended with exit code %d", exit.ExitCode()))
 }
 
-// failure tells what became of a program that has ended, and the end of what it said on
-// standard error.
+// failure returns an error that describes how the program ended, with the end of its standard
+// error.
 func (p *process) failure(what string) error {
 	message := p.name + " " + what
-	if said := p.said.text(p.secrets); said != "" {
-		message += ": " + said
+	if output := p.stderrTail.text(p.secrets); output != "" {
+		message += ": " + output
 	}
 	return &agent.Error{Message: message, Retryable: true}
 }
 
-// redact is the text without the secrets that the program was given.
+// redact removes the secrets that were passed to the program from a text.
 func (p *process) redact(text string) string { return agent.Redact(text, p.secrets...) }
 
-// environment is the part of the server's environment that the program gets, and which values
-// of it are secrets: those that it gets by name only. The part is never nil, since os/exec
-// passes the whole environment for nil.
-func environment(all, names []string) (given, secrets []string) {
-	given = []string{}
+// environment returns the part of the server's environment that the program receives, and the
+// values in it that are secret: those of the variables in names. The part is never nil, because
+// os/exec would then pass the whole environment.
+func environment(all, names []string) (passed, secrets []string) {
+	passed = []string{}
 	for _, entry := range all {
 		name, value, _ := strings.Cut(entry, "=")
 		switch {
 		case strings.HasPrefix(name, "LC_") || slices.Contains([]string{"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR"}, name):
-			given = append(given, entry)
+			passed = append(passed, entry)
 		case slices.Contains(names, name):
-			given = append(given, entry)
-			// As the program may write it, and as control characters are taken out of what it wrote.
+			passed = append(passed, entry)
+			// The value itself, and the value without control characters, which are removed from output.
 			secrets = append(secrets, value, printable(value))
 		}
 	}
-	return given, secrets
+	return passed, secrets
 }
 
-// tail keeps the last bytes written to it.
+// tail keeps the last bytes that were written to it.
 type tail struct{ kept []byte }
 
-// Write never fails.
+// Write never returns an error.
 func (t *tail) Write(b []byte) (int, error) {
 	t.kept = append(t.kept, b...)
 	if extra := len(t.kept) - tailBytes; extra > 0 {
@@ -224,16 +223,16 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// text is what was kept as text for people: printable, without the secrets, and without white
-// space around it.
+// text returns the kept bytes as text for people: printable, without secrets, and without
+// surrounding white space.
 func (t *tail) text(secrets []string) string {
 	kept := t.kept
 	if len(kept) == tailBytes {
-		// The cut may have left the end of a rune in front.
+		// The kept bytes may begin within a character.
 		kept = bytes.TrimLeftFunc(kept, func(r rune) bool { return r == utf8.RuneError })
 	}
 	text := agent.RedactTail(printable(string(kept)), secrets...)
-	if extra := len(text) - tailBytes; extra > 0 { // short secrets make it longer
+	if extra := len(text) - tailBytes; extra > 0 { // Replacing short secrets makes the text longer.
 		for !utf8.RuneStart(text[extra]) {
 			extra++
 		}
@@ -242,7 +241,7 @@ func (t *tail) text(secrets []string) string {
 	return strings.TrimSpace(text)
 }
 
-// printable is the text in valid UTF-8 without control characters, save tabs and line feeds.
+// printable returns the text as valid UTF-8 without control characters except tabs and line feeds.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\t' && r != '\n' {

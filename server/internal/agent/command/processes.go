@@ -9,14 +9,14 @@ import (
 // reap them: the turn that started a program waits for it. The zero value is ready for use.
 type Processes struct {
 	mu       sync.Mutex
-	starting int           // programs whose number is not known yet
-	ours     map[int]int   // how many programs of that number were started and not waited for
-	changed  chan struct{} // if not nil, closed when a program was started or waited for
+	starting int           // Number of programs whose process id is not known yet.
+	ours     map[int]int   // Number of programs by process id that were started and not waited for.
+	changed  chan struct{} // If not nil, closed when a program is started or waited for.
 }
 
-// start starts a program. If it returns no error, wait must be called. Nothing else waits for a
-// program that hangs while it starts, as on a dead network disk, but Reap: until its number is
-// known it cannot be told from an orphan, and orphans stay zombies.
+// start starts a program. If it returns no error, wait must be called. While a program hangs during
+// its start, for example on an unreachable network disk, only Reap waits for it. Until its process
+// id is known, it cannot be distinguished from an orphan, so orphans stay zombies.
 func (p *Processes) start(cmd *exec.Cmd) error {
 	p.mu.Lock()
 	p.starting++
@@ -49,7 +49,7 @@ func (p *Processes) wait(cmd *exec.Cmd) error {
 	return err
 }
 
-// announce tells who waits for a change that there was one. The caller holds mu.
+// announce notifies waiters of a change. The caller must hold mu.
 func (p *Processes) announce() {
 	if p.changed != nil {
 		close(p.changed)
@@ -57,9 +57,9 @@ func (p *Processes) announce() {
 	}
 }
 
-// unlessOurs calls f unless a process of this number may be a program that was started and not
-// waited for. Then it returns a channel that is closed when that may have changed. No program
-// starts before f returns.
+// unlessOurs calls f unless the process id may belong to a program that was started and not waited
+// for. In that case it returns a channel that is closed when that may have changed. No program
+// starts while f runs.
 func (p *Processes) unlessOurs(pid int, f func()) (changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

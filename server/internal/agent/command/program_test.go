@@ -13,30 +13,30 @@ import (
 	"go.uber.org/goleak"
 )
 
-// programWord as the first argument makes the test binary one of the programs below.
-const programWord = "parley-test-program"
+// programArgument is the first argument that makes the test binary run one of the programs below.
+const programArgument = "parley-test-program"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 2 && os.Args[1] == programWord {
+	if len(os.Args) > 2 && os.Args[1] == programArgument {
 		program(os.Args[2], os.Args[3:])
 		os.Exit(0)
 	}
-	// Programs that were built to find races otherwise take a second to end.
+	// Without this, programs built with the race detector take a second to end.
 	check(os.Setenv("GORACE", "atexit_sleep_ms=0"))
 	goleak.VerifyTestMain(m)
 }
 
-// program is what a command agent may be given to run. Files are named pipes: opening
-// one waits for the other side, and one that is held open ends when its holder does.
+// program runs a program for a command agent. The files are named pipes: opening one waits for the
+// other side, and the reader of one sees its end when the program that holds it ends.
 func program(name string, files []string) {
 	switch name {
 	case "cat":
 		_, err := io.Copy(os.Stdout, os.Stdin)
 		check(err)
-	case "deaf": // closes its input unread
+	case "ignore-input": // Closes its input without reading it.
 		check(os.Stdin.Close())
 		fmt.Print("done")
-	case "halting": // says one thing, and the next when it is told to
+	case "two-parts": // Waits for the pipe between two parts.
 		fmt.Print("one ")
 		await(files[0])
 		fmt.Print("two")
@@ -47,39 +47,39 @@ func program(name string, files []string) {
 	case "killed":
 		check(syscall.Kill(os.Getpid(), syscall.SIGKILL))
 		select {}
-	case "stubborn": // stays until it is killed
+	case "ignore-sigterm": // Runs until SIGKILL.
 		signal.Ignore(syscall.SIGTERM)
 		hold(files[0])
 		fmt.Print("ready")
 		select {}
-	case "polite", "wordy": // ends when it is asked to, and tells so
+	case "sigterm", "sigterm-with-output": // Ends at SIGTERM and writes to the pipe.
 		signal.Ignore(syscall.SIGPIPE)
-		asked := make(chan os.Signal, 1)
-		signal.Notify(asked, syscall.SIGTERM)
-		told := hold(files[0])
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, syscall.SIGTERM)
+		pipe := hold(files[0])
 		fmt.Print("ready")
-		<-asked
-		if name == "wordy" { // with more to say than the pipe holds
+		<-signals
+		if name == "sigterm-with-output" { // More output than fits in the pipe.
 			_, _ = os.Stdout.WriteString(strings.Repeat("more ", 1<<20))
 		}
-		_, err := told.WriteString("bye")
+		_, err := pipe.WriteString("bye")
 		check(err)
-	case "chatty": // writes for ever, and does not care that nobody reads
+	case "endless-output": // Writes forever, even if nothing reads.
 		signal.Ignore(syscall.SIGTERM, syscall.SIGPIPE)
 		hold(files[0])
 		for {
 			_, _ = os.Stdout.WriteString(strings.Repeat("more ", 1000))
 		}
-	case "parent": // ends and leaves a child that holds all it has
+	case "parent": // Ends and leaves a child that has all its descriptors.
 		held := hold(files[0])
 		child(&syscall.SysProcAttr{}, held, "idle")
 		fmt.Print("parent done")
 	case "idle":
 		select {}
-	case "deserter": // the same, but the child has left the process group
-		child(&syscall.SysProcAttr{Setsid: true}, nil, "leashed", files...)
+	case "parent-of-daemon": // Like parent, but the child is outside the process group.
+		child(&syscall.SysProcAttr{Setsid: true}, nil, "daemon", files...)
 		fmt.Print("parent done")
-	case "leashed":
+	case "daemon":
 		await(files[0])
 	case "environment":
 		wd, err := os.Getwd()
@@ -91,24 +91,24 @@ func program(name string, files []string) {
 	}
 }
 
-// child starts a program that outlives this one and shares its pipes, and held.
+// child starts a program that continues after this one and shares its standard descriptors and
+// held.
 func child(how *syscall.SysProcAttr, held *os.File, name string, files ...string) {
-	cmd := exec.Command(os.Args[0], append([]string{programWord, name}, files...)...)
+	cmd := exec.Command(os.Args[0], append([]string{programArgument, name}, files...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{held}
 	cmd.SysProcAttr = how
 	check(cmd.Start())
 }
 
-// hold opens a named pipe to write; whoever reads it sees its end when this program is
-// gone.
+// hold opens a named pipe for writing. Its reader sees the end when this program ends.
 func hold(file string) *os.File {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	check(err)
 	return f
 }
 
-// await waits until somebody has opened the named pipe to write and has gone again.
+// await waits until a writer has opened the named pipe and closed it again.
 func await(file string) {
 	f, err := os.Open(file)
 	check(err)

@@ -21,9 +21,9 @@ func Inherits() bool {
 	return err == nil && subreaper != 0
 }
 
-// Reap reaps inherited processes that have ended, which would otherwise stay as zombies, until ctx
+// Reap reaps inherited processes that have ended, which would otherwise stay zombies, until ctx
 // ends. It checks for them at the start and at each signal on died. While Reap runs, only the
-// agents of p may start processes: Reap would take the exit status of any other child.
+// agents of p may start processes, because Reap would consume the exit status of any other child.
 func (p *Processes) Reap(ctx context.Context, died <-chan os.Signal, log *slog.Logger) {
 	for {
 		again := p.reapAll(log)
@@ -36,8 +36,8 @@ func (p *Processes) Reap(ctx context.Context, died <-chan os.Signal, log *slog.L
 	}
 }
 
-// reapAll reaps what has ended. If what may be a program of an agent has ended and stands before
-// other processes, it returns a channel that is closed when that may have changed.
+// reapAll reaps ended processes. If the first one may be a program of an agent, reapAll stops and
+// returns a channel that is closed when that may have changed.
 func (p *Processes) reapAll(log *slog.Logger) (again <-chan struct{}) {
 	for {
 		pid := firstEnded()
@@ -50,16 +50,16 @@ func (p *Processes) reapAll(log *slog.Logger) (again <-chan struct{}) {
 	}
 }
 
-// reap reaps a process that has ended. If it is no child any more, its agent has waited for it
-// in the meantime.
+// reap reaps a process that has ended. If it is no longer a child, its agent has waited for it in
+// the meantime.
 func reap(pid int, log *slog.Logger) {
 	if reaped, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err == nil && reaped == pid {
 		log.Debug("orphaned process reaped", "pid", pid)
 	}
 }
 
-// firstEnded returns the process id of a child that has ended and was not waited for, 0 if there is
-// none. It does not reap the child.
+// firstEnded returns the process id of a child that has ended and was not waited for, or 0 if there
+// is none. It does not reap the child.
 func firstEnded() (pid int) {
 	// info is the kernel's siginfo_t of SIGCHLD, 128 bytes. The union in it has the alignment of a
 	// pointer.

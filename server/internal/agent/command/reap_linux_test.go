@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReapKeepsAwayFromPrograms: a program that has ended is left to its agent, and what may be
-// behind it is looked for when the agent has waited for it.
-func TestReapKeepsAwayFromPrograms(t *testing.T) {
+// TestReapLeavesProgramsToAgents: Reap does not reap an ended program of an agent. Processes after
+// it are checked when the agent has waited for it.
+func TestReapLeavesProgramsToAgents(t *testing.T) {
 	var p Processes
 	program := exec.CommandContext(t.Context(), "sh", "-c", "exit 3")
 	if err := p.start(program); err != nil {
@@ -21,27 +21,27 @@ func TestReapKeepsAwayFromPrograms(t *testing.T) {
 	awaitZombie(t, program)
 	again := p.reapAll(slog.New(slog.DiscardHandler))
 	if again == nil {
-		t.Fatal("reapAll found nothing to wait for, want the program")
+		t.Fatal("reapAll() = nil, want to wait for the program")
 	}
 	select {
 	case <-again:
-		t.Error("the program counts as waited for, and was not")
+		t.Error("channel is closed before the program was waited for")
 	default:
 	}
 	if err := p.wait(program); program.ProcessState == nil || program.ProcessState.ExitCode() != 3 {
-		t.Errorf("the program's agent got %v, want exit code 3", err)
+		t.Errorf("wait() = %v, want exit code 3", err)
 	}
 	mustClose(t, again)
 	if again := p.reapAll(slog.New(slog.DiscardHandler)); again != nil {
-		t.Error("reapAll waits for a program that was waited for")
+		t.Error("reapAll waits for a program that was already waited for")
 	}
 }
 
-// TestReapWhileAProgramStarts: a start that hangs keeps orphans from being reaped, and neither
-// other programs from being started nor Reap from ending.
+// TestReapWhileAProgramStarts: while a program hangs during its start, orphans are not reaped,
+// other programs can start, and Reap can end.
 func TestReapWhileAProgramStarts(t *testing.T) {
 	var p Processes
-	p.starting++ // It hangs in exec.
+	p.starting++ // A program that hangs in exec.
 	orphan := exec.CommandContext(t.Context(), "true")
 	if err := orphan.Start(); err != nil {
 		t.Fatal(err)
@@ -49,13 +49,13 @@ func TestReapWhileAProgramStarts(t *testing.T) {
 	awaitZombie(t, orphan)
 	again := p.reapAll(slog.New(slog.DiscardHandler))
 	if again == nil {
-		t.Fatal("reapAll found nothing to wait for, want the program that starts")
+		t.Fatal("reapAll() = nil, want to wait for the program that starts")
 	}
 
 	for name, fails := range map[string]bool{"true": false, "/nonexistent": true} {
 		program := exec.CommandContext(t.Context(), name)
 		if err := p.start(program); (err != nil) != fails {
-			t.Fatalf("start of %s: %v", name, err)
+			t.Fatalf("start of %s = %v", name, err)
 		}
 		mustClose(t, again)
 		if !fails {
@@ -64,19 +64,19 @@ func TestReapWhileAProgramStarts(t *testing.T) {
 			}
 		}
 		if again = p.reapAll(slog.New(slog.DiscardHandler)); again == nil {
-			t.Fatal("reapAll has reaped while a program starts")
+			t.Fatal("reapAll reaped while a program starts")
 		}
 	}
-	p.starting-- // It has failed.
+	p.starting-- // The start has failed.
 	if again := p.reapAll(slog.New(slog.DiscardHandler)); again != nil {
 		t.Error("reapAll waits though no program starts")
 	}
 	if err := orphan.Wait(); !errors.Is(err, unix.ECHILD) {
-		t.Errorf("Wait for the orphan = %v, want %v, for it was reaped", err, unix.ECHILD)
+		t.Errorf("Wait of the orphan = %v, want %v because it was reaped", err, unix.ECHILD)
 	}
 }
 
-// awaitZombie returns when the program has ended. It does not wait for it as its parent does.
+// awaitZombie waits until the program has ended and does not reap it.
 func awaitZombie(t *testing.T, program *exec.Cmd) {
 	t.Helper()
 	for {
@@ -94,6 +94,6 @@ func mustClose(t *testing.T, c <-chan struct{}) {
 	select {
 	case <-c:
 	case <-time.After(10 * time.Second):
-		t.Fatal("whoever waits for a change is not woken")
+		t.Fatal("channel not closed after the change")
 	}
 }

@@ -11,5 +11,5 @@ import (
 // Inherits returns false: only on Linux can the server be process 1 of a container.
 func Inherits() bool { return false }
 
-// Reap returns at once.
+// Reap does nothing.
 func (*Processes) Reap(context.Context, <-chan os.Signal, *slog.Logger) {}

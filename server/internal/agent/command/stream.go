@@ -17,38 +17,35 @@ import (
 )
 
 const (
-	// maxLine is the most bytes of a line, its end not counted.
+	// maxLine is the maximum length of a line without its line feed.
 	maxLine = 1 << 20
-	// maxWord bounds the model's name, the reason for the end and a tool's name.
+	// maxWord is the maximum length of the model's name, the finish reason and a tool's name.
 	maxWord = 128
-	// maxReport bounds what an error quotes of what the program said.
+	// maxReport is the maximum length of the program's text in an error.
 	maxReport = 4 << 10
 )
 
-// decodeStream reads the lines that `claude -p --output-format stream-json --verbose`
-// prints, with or without --include-partial-messages, and makes of them:
+// decodeStream reads the lines that `claude -p --output-format stream-json --verbose` prints, with
+// or without --include-partial-messages, and converts them:
 //
-//   - text: of the partial events of a message when there were any, else of the whole
-//     message. A tool call between two texts makes a paragraph of the second. A result's
-//     text counts only when there was no other.
-//   - usage and finish reason: of the result.
-//   - progress: the name of each tool that runs, for whoever watches. The command runs
-//     its tools itself and feeds their results back itself, so they are no tool calls
-//     and results of this conversation: calls without an answer would have the turn wait
-//     for one, and dozens of results would push the user's messages out of the history.
-//   - an error: of a result that reports one, or of a last message that does. The
-//     program may still end by itself. io.ErrUnexpectedEOF where no result is behind all
-//     messages: by the format, a run that was not cut off ends with one, and nothing else
-//     tells a whole answer from half of one.
+//   - Text comes from the partial events of a message if there were any, otherwise from the complete message. Text after
+//     a tool call begins a new paragraph. The text of a result is used only if there was no other text.
+//   - Usage and finish reason come from the result.
+//   - Progress pieces contain the name of each tool that runs. The command runs its tools itself and feeds their results
+//     back itself, so they are not tool calls and results of the conversation: the turn would wait for the result of
+//     each call, and dozens of results would displace the user's messages from the history.
+//   - An error comes from a result that reports one, or from a last message that does. The program may still end by
+//     itself. If no result follows the last message, the error is io.ErrUnexpectedEOF: a complete run ends with a
+//     result, and nothing else distinguishes a complete answer from an incomplete one.
 //
-// What subagents say is not part of the answer. Lines of other types are passed over, and so
-// are those longer than 1 MiB, whatever they are: they hold what tools have read, and a result
-// that long is missed as one that is not there. A line that is no JSON object is an error.
+// Text of subagents is not part of the answer. Lines of unknown types are ignored, and so are lines
+// longer than 1 MiB, which contain what tools have read. A longer result therefore counts as
+// missing. A line that is not a JSON object is an error.
 func decodeStream(r io.Reader, redact func(string) string) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		s := stream{redact: redact}
 		lines := bufio.NewScanner(r)
-		lines.Buffer(nil, maxLine+1) // the line feed has to fit as well
+		lines.Buffer(nil, maxLine+1) // Space for the line feed too.
 		lines.Split(shortLines())
 		for lines.Scan() {
 			pieces, err := s.line(lines.Bytes())
@@ -74,29 +71,29 @@ func decodeStream(r io.Reader, redact func(string) string) iter.Seq2[*parleyv1.R
 	}
 }
 
-// shortLines splits into the lines of at most maxLine bytes, and drops longer ones as they come.
+// shortLines splits the input into lines of at most maxLine bytes and skips longer lines.
 func shortLines() bufio.SplitFunc {
-	dropping := false
+	skipping := false
 	return func(data []byte, atEOF bool) (advance int, line []byte, err error) {
 		advance, line, err = bufio.ScanLines(data, atEOF)
 		switch {
 		case advance == 0 && len(data) > maxLine:
-			dropping = true
+			skipping = true
 			return len(data), nil, nil
-		case advance > 0 && (dropping || len(line) > maxLine):
-			dropping = false
+		case advance > 0 && (skipping || len(line) > maxLine):
+			skipping = false
 			return advance, nil, nil
 		}
 		return advance, line, err
 	}
 }
 
-// streamLine is what is read of a line; each type of line has some of the fields.
+// streamLine contains the fields of all types of lines that are used.
 type streamLine struct {
 	Type    string        `json:"type"`
-	Parent  string        `json:"parent_tool_use_id"` // set on what a subagent does
+	Parent  string        `json:"parent_tool_use_id"` // Set for lines of a subagent.
 	Message streamMessage `json:"message"`            // assistant
-	Error   string        `json:"error"`              // assistant: kind of the failure that the text tells
+	Error   string        `json:"error"`              // assistant: kind of the failure that the text describes
 	Event   struct {      // stream_event
 		Type    string        `json:"type"`
 		Message streamMessage `json:"message"` // message_start
@@ -133,20 +130,19 @@ type streamMessage struct {
 	} `json:"content"`
 }
 
-// stream is what a run has told so far. Only the main agent's lines count, save for
-// progress.
+// stream is the state of a run. Except for progress, only lines of the main agent are used.
 type stream struct {
-	redact func(string) string // what errors quote
+	redact func(string) string // Removes secrets from texts in errors.
 
-	spoken  bool // there has been text
-	pausing bool // a tool was called, or a result given, since the last text
+	hasText   bool // Text was yielded.
+	paragraph bool // The next text begins a paragraph: a tool was called, or a result received, since the last text.
 
-	partialID string // of the message that the partial events belong to
-	partial   bool   // they have had text
+	partialID string // Id of the message that the partial events belong to.
+	partial   bool   // These events contained text.
 
 	model, stopReason string
-	ended             bool         // there has been a result, and no message since
-	failure           *agent.Error // what the run would end with if it ended now
+	ended             bool         // A result was received, and no message after it.
+	failure           *agent.Error // The error if the run ends now.
 }
 
 func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
@@ -156,17 +152,17 @@ func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
 	}
 	var line streamLine
 	err := json.Unmarshal(b, &line)
-	// A field that is not of the type known here is left empty: lines of other types,
-	// and those of versions to come, may use the same names for other things.
+	// A field with an unexpected type is ignored: lines of other types and of later versions may use the
+	// same name for something else.
 	if field := new(json.UnmarshalTypeError); b[0] != '{' || err != nil && !errors.As(err, &field) {
-		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", clipped(s.redact(mended(b)), 80))}
+		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", truncate(s.redact(toValidUTF8(b)), 80))}
 	}
 	switch line.Type {
 	case "assistant":
-		return s.whole(&line), nil
+		return s.message(&line), nil
 	case "stream_event":
 		return s.event(&line), nil
-	case "tool_progress": // every half minute that a tool takes
+	case "tool_progress": // Sent every half minute while a tool runs.
 		return []*parleyv1.RespondResponse{progressPiece(line.ToolName)}, nil
 	case "result":
 		return s.result(&line), nil
@@ -174,7 +170,7 @@ func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
 	return nil, nil
 }
 
-// event takes a partial event.
+// event processes a partial event.
 func (s *stream) event(line *streamLine) []*parleyv1.RespondResponse {
 	event := &line.Event
 	switch {
@@ -186,51 +182,51 @@ func (s *stream) event(line *streamLine) []*parleyv1.RespondResponse {
 		s.note("", event.Delta.StopReason)
 	case event.Type == "content_block_delta" && event.Delta.Type == "text_delta" && event.Delta.Text != "":
 		s.partial, s.ended = true, false
-		return []*parleyv1.RespondResponse{s.say(event.Delta.Text)}
+		return []*parleyv1.RespondResponse{s.newText(event.Delta.Text)}
 	}
 	return nil
 }
 
-// whole takes a message. The program prints one such line for each block of a message,
-// and does so too for blocks of which there were partial events.
-func (s *stream) whole(line *streamLine) []*parleyv1.RespondResponse {
+// message processes a complete message. The program prints one such line for each block of a
+// message, even if it sent partial events for the block.
+func (s *stream) message(line *streamLine) []*parleyv1.RespondResponse {
 	message := &line.Message
-	mine := line.Parent == ""
+	isMain := line.Parent == ""
 	known := s.partial && (message.ID == s.partialID || message.ID == "" || s.partialID == "")
-	if mine {
+	if isMain {
 		s.note(message.Model, message.StopReason)
-		s.ended, s.failure = false, nil // the run goes on
+		s.ended, s.failure = false, nil // The run continues.
 		if line.Error != "" {
-			s.failure = s.failed(line.Error, line.Error, 0)
+			s.failure = s.newError(line.Error, line.Error, 0)
 		}
 	}
 	var pieces []*parleyv1.RespondResponse
 	for _, block := range message.Content {
 		switch {
 		case strings.HasSuffix(block.Type, "tool_use"):
-			s.pausing = s.pausing || mine
+			s.paragraph = s.paragraph || isMain
 			pieces = append(pieces, progressPiece(block.Name))
-		case block.Type != "text" || block.Text == "" || !mine:
+		case block.Type != "text" || block.Text == "" || !isMain:
 		case line.Error != "":
-			s.failure.Message = clipped(s.redact(block.Text), maxReport)
+			s.failure.Message = truncate(s.redact(block.Text), maxReport)
 		case !known:
-			pieces = append(pieces, s.say(block.Text))
+			pieces = append(pieces, s.newText(block.Text))
 		}
 	}
 	return pieces
 }
 
-// result takes the end of a run. Others may follow: the program goes on when something
-// that it has left in the background ends.
+// result processes the end of a run. Other lines may follow: the program continues when something
+// that runs in the background ends.
 func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	var pieces []*parleyv1.RespondResponse
 	switch {
 	case line.IsError || strings.HasPrefix(line.Subtype, "error"):
-		passing := s.failure != nil && s.failure.Retryable // the message before tells more
-		s.failure = s.failed(cmp.Or(line.Result, strings.Join(line.Errors, "; "), line.Subtype), "", line.Status)
-		s.failure.Retryable = s.failure.Retryable || passing
-	case !s.spoken && s.failure == nil && line.Result != "":
-		pieces = append(pieces, s.say(line.Result))
+		retryable := s.failure != nil && s.failure.Retryable // The previous message knows the kind of failure.
+		s.failure = s.newError(cmp.Or(line.Result, strings.Join(line.Errors, "; "), line.Subtype), "", line.Status)
+		s.failure.Retryable = s.failure.Retryable || retryable
+	case !s.hasText && s.failure == nil && line.Result != "":
+		pieces = append(pieces, s.newText(line.Result))
 	}
 	if usage := line.Usage; usage != nil {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{
@@ -244,38 +240,38 @@ func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	if s.stopReason != "" {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: s.stopReason}})
 	}
-	s.pausing, s.ended = true, true
+	s.paragraph, s.ended = true, true
 	return pieces
 }
 
-// say makes a piece of the text, a paragraph apart from what was said before a tool ran.
-func (s *stream) say(text string) *parleyv1.RespondResponse {
-	if s.spoken && s.pausing {
+// newText returns a piece with the text, as a new paragraph if a tool ran before.
+func (s *stream) newText(text string) *parleyv1.RespondResponse {
+	if s.hasText && s.paragraph {
 		text = "\n\n" + text
 	}
-	s.spoken, s.pausing = true, false
+	s.hasText, s.paragraph = true, false
 	return textPiece(text)
 }
 
-// note keeps the newest of what is given. Messages that the program made up itself name
-// a model in angle brackets.
+// note records the latest model and stop reason. Messages that the program itself created have a
+// model in angle brackets, which is ignored.
 func (s *stream) note(model, stopReason string) {
 	if model != "" && model[0] != '<' {
-		s.model = clipped(model, maxWord)
+		s.model = truncate(model, maxWord)
 	}
 	if stopReason != "" {
-		s.stopReason = clipped(stopReason, maxWord)
+		s.stopReason = truncate(stopReason, maxWord)
 	}
 }
 
-// failed is the error for what the program reported; kind and status are those of the
-// model's API, where they are known.
-func (s *stream) failed(text, kind string, status int) *agent.Error {
-	passing := kind == "rate_limit" || kind == "overloaded" || kind == "server_error" || status == 429 || status >= 500
-	return &agent.Error{Message: cmp.Or(clipped(s.redact(text), maxReport), "the program reports a failure and does not say which"), Retryable: passing}
+// newError returns the error for a failure that the program reported. kind and status are those of
+// the model's API, if known.
+func (s *stream) newError(text, kind string, status int) *agent.Error {
+	retryable := kind == "rate_limit" || kind == "overloaded" || kind == "server_error" || status == 429 || status >= 500
+	return &agent.Error{Message: cmp.Or(truncate(s.redact(text), maxReport), "the program reported a failure without a message"), Retryable: retryable}
 }
 
-// tokens is the sum as the API can hold it.
+// tokens returns the sum of the counts, limited to the range of the messages API.
 func tokens(counts ...int64) int32 {
 	var sum int64
 	for _, count := range counts {
@@ -286,6 +282,6 @@ func tokens(counts ...int64) int32 {
 
 func progressPiece(text string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{
-		Progress: &parleyv1.TurnProgress{Text: clipped(text, maxWord)},
+		Progress: &parleyv1.TurnProgress{Text: truncate(text, maxWord)},
 	}}
 }

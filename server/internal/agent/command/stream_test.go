@@ -23,7 +23,7 @@ func finishPiece(reason string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: reason}}
 }
 
-// Lines as the claude command prints them, without the fields that nobody reads.
+// Lines of the claude command, without unused fields.
 const (
 	initLine     = `{"type":"system","subtype":"init","session_id":"s","model":"claude-x","tools":["Bash"]}`
 	messageStart = `{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1","type":"message","role":"assistant","model":"claude-x","content":[],"stop_reason":null}},"parent_tool_use_id":null}`
@@ -51,12 +51,12 @@ func TestDecodeStream(t *testing.T) {
 	}{
 		{name: "nothing"},
 		{
-			name:  "whole messages",
+			name:  "complete messages",
 			lines: []string{initLine, wholeHello, resultDone},
 			want:  []*parleyv1.RespondResponse{textPiece("Hello"), usage, end},
 		},
 		{
-			name:  "partial events and the same message whole",
+			name:  "partial events and the same complete message",
 			lines: []string{initLine, messageStart, blockStart, deltaHello, deltaLo, wholeHello, deltaStop, resultDone},
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), usage, end},
 		},
@@ -66,22 +66,22 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo")},
 		},
 		{
-			name:  "partial events and the same message whole without its id",
+			name:  "partial events and the same complete message without its id",
 			lines: []string{messageStart, deltaHello, deltaLo, strings.Replace(wholeHello, `"id":"m1",`, "", 1)},
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo")},
 		},
 		{
-			name:  "a message that begins in partial events and comes whole",
+			name:  "partial events of a second message, and the complete message",
 			lines: []string{messageStart, deltaHello, deltaLo, wholeHello, strings.Replace(messageStart, "m1", "m2", 1), wholeDone},
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), textPiece("One file.")},
 		},
 		{
-			name:  "a message without partial events after one with them",
+			name:  "message without partial events after one with them",
 			lines: []string{messageStart, deltaHello, deltaLo, wholeHello, toolUse, toolResult, wholeDone},
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), progressPiece("Bash"), textPiece("\n\nOne file.")},
 		},
 		{
-			name:  "partial events that hold no text",
+			name:  "partial events without text",
 			lines: []string{messageStart, deltaThought, wholeHello},
 			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
@@ -109,7 +109,7 @@ func TestDecodeStream(t *testing.T) {
 			want: []*parleyv1.RespondResponse{textPiece("Hello"), progressPiece("Grep"), textPiece("Hello"), usage, end},
 		},
 		{
-			name:  "text that the program made up",
+			name:  "text of the program itself",
 			lines: []string{wholeHello, `{"type":"assistant","message":{"id":"m8","model":"<synthetic>","content":[{"type":"text","text":"!"}]}}`, resultDone},
 			want:  []*parleyv1.RespondResponse{textPiece("Hello"), textPiece("!"), usage, end},
 		},
@@ -127,7 +127,7 @@ func TestDecodeStream(t *testing.T) {
 			},
 		},
 		{
-			name:  "reason of the message where the result has none",
+			name:  "stop reason of the message if the result has none",
 			lines: []string{messageStart, deltaHello, deltaStop, `{"type":"result","stop_reason":null}`},
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), finishPiece("max_tokens")},
 		},
@@ -142,7 +142,7 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
 		{
-			name:  "broken runes",
+			name:  "invalid characters",
 			lines: []string{`{"type":"assistant","message":{"content":[{"type":"text","text":"a` + "\xff" + `\ud800b"}]}}`},
 			want:  []*parleyv1.RespondResponse{textPiece("a\uFFFD\uFFFDb")},
 		},
@@ -157,14 +157,14 @@ func TestDecodeStream(t *testing.T) {
 			failure: &agent.Error{Message: "first; second"},
 		},
 		{
-			name:    "result that tells its error by its subtype alone",
+			name:    "result with an error only in its subtype",
 			lines:   []string{`{"type":"result","subtype":"error_max_turns","is_error":false}`},
 			failure: &agent.Error{Message: "error_max_turns"},
 		},
 		{
-			name:    "result with an error and no word of it",
+			name:    "result with an error without a text",
 			lines:   []string{`{"type":"result","is_error":true}`},
-			failure: &agent.Error{Message: "the program reports a failure and does not say which"},
+			failure: &agent.Error{Message: "the program reported a failure without a message"},
 		},
 		{
 			name:    "overloaded",
@@ -172,22 +172,22 @@ func TestDecodeStream(t *testing.T) {
 			failure: &agent.Error{Message: "Overloaded", Retryable: true},
 		},
 		{
-			name:    "message that tells an error",
+			name:    "message with an error",
 			lines:   []string{apiError},
 			failure: &agent.Error{Message: "Usage limit reached", Retryable: true},
 		},
 		{
-			name:    "message that tells an error, and a result that calls it a success",
+			name:    "message with an error and a result of success",
 			lines:   []string{apiError, `{"type":"result","subtype":"success","is_error":false,"result":"Usage limit reached"}`},
 			failure: &agent.Error{Message: "Usage limit reached", Retryable: true},
 		},
 		{
-			name:    "message that tells an error, and its result",
+			name:    "message with an error and its result",
 			lines:   []string{apiError, `{"type":"result","is_error":true,"result":"Usage limit reached."}`},
 			failure: &agent.Error{Message: "Usage limit reached.", Retryable: true},
 		},
 		{
-			name:  "error that the program got over",
+			name:  "error that the program recovered from",
 			lines: []string{apiError, wholeHello},
 			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
@@ -198,12 +198,12 @@ func TestDecodeStream(t *testing.T) {
 			failure: &agent.Error{Message: `the program printed a line that is not a JSON object: "Error: unknown option --verbos` + strings.Repeat("e", 50) + `"`},
 		},
 		{
-			name:    "no object",
+			name:    "not an object",
 			lines:   []string{"null"},
 			failure: &agent.Error{Message: `the program printed a line that is not a JSON object: "null"`},
 		},
 		{
-			name:    "half an object",
+			name:    "incomplete object",
 			lines:   []string{`{"type":"assistant"`},
 			failure: &agent.Error{Message: `the program printed a line that is not a JSON object: "{\"type\":\"assistant\""`},
 		},
@@ -213,14 +213,14 @@ func TestDecodeStream(t *testing.T) {
 			lines := strings.Join(test.lines, "\n")
 			got, err := decoded(lines)
 			if errors.Is(err, io.ErrUnexpectedEOF) != (test.failure == nil && !strings.Contains(lines, `{"type":"result"`)) {
-				t.Errorf("error is %v, want %v only where no result is", err, io.ErrUnexpectedEOF)
+				t.Errorf("decodeStream error = %v, want %v if and only if there is no result", err, io.ErrUnexpectedEOF)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("pieces (-want +got):\n%s", diff)
 			}
 			var failure *agent.Error
 			if !errors.As(err, &failure) && err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Fatalf("error is %v", err)
+				t.Fatalf("decodeStream error = %v, want an *agent.Error", err)
 			}
 			if diff := cmp.Diff(test.failure, failure); diff != "" {
 				t.Errorf("failure (-want +got):\n%s", diff)
@@ -229,29 +229,30 @@ func TestDecodeStream(t *testing.T) {
 	}
 }
 
-// Without a result behind all messages nobody knows whether the answer is whole.
-func TestDecodeStreamWantsAResult(t *testing.T) {
+// TestDecodeStreamRequiresResult: without a result after all messages, the answer may be
+// incomplete.
+func TestDecodeStreamRequiresResult(t *testing.T) {
 	const inner = `{"type":"assistant","message":{"id":"m7","content":[{"type":"text","text":"inner"}]},"parent_tool_use_id":"t1"}`
 	tests := []struct {
-		name  string
-		lines []string
-		whole bool
+		name     string
+		lines    []string
+		complete bool
 	}{
 		{"nothing", nil, false},
 		{"a message", []string{initLine, wholeHello}, false},
 		{"partial events", []string{messageStart, deltaHello}, false},
 		{"a result", []string{resultDone}, true},
-		{"a result and what is no message", []string{wholeHello, resultDone, `{"type":"system"}`, inner, ""}, true},
-		{"a message behind a result", []string{wholeHello, resultDone, wholeDone}, false},
-		{"a message begins behind a result", []string{wholeHello, resultDone, messageStart}, false},
-		{"text behind a result", []string{wholeHello, resultDone, deltaHello}, false},
-		{"a result behind that", []string{wholeHello, resultDone, wholeDone, resultDone}, true},
+		{"a result and other lines", []string{wholeHello, resultDone, `{"type":"system"}`, inner, ""}, true},
+		{"a message after a result", []string{wholeHello, resultDone, wholeDone}, false},
+		{"the start of a message after a result", []string{wholeHello, resultDone, messageStart}, false},
+		{"text after a result", []string{wholeHello, resultDone, deltaHello}, false},
+		{"a second result after a message", []string{wholeHello, resultDone, wholeDone, resultDone}, true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := decoded(strings.Join(test.lines, "\n"))
-			if test.whole && err != nil || !test.whole && !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Errorf("error is %v", err)
+			if test.complete && err != nil || !test.complete && !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("decodeStream error = %v, want success: %v", err, test.complete)
 			}
 		})
 	}
@@ -267,16 +268,16 @@ func decoded(lines string) (pieces []*parleyv1.RespondResponse, err error) {
 	return pieces, nil
 }
 
-func TestDecodeStreamBoundsLines(t *testing.T) {
+func TestDecodeStreamLimitsLines(t *testing.T) {
 	frame := `{"type":"assistant","message":{"content":[{"type":"text","text":""}]}}`
 	for _, end := range []string{"", "\n", "\n" + wholeHello} {
 		line := strings.Replace(frame, `text":""`, `text":"`+strings.Repeat("x", maxLine-len(frame))+`"`, 1)
 		if len(line) != maxLine {
-			t.Fatalf("the line has %d bytes", len(line))
+			t.Fatalf("line has %d bytes, want maxLine", len(line))
 		}
 		pieces, err := decoded(line + end)
 		if !errors.Is(err, io.ErrUnexpectedEOF) || len(pieces) == 0 || len(pieces[0].GetText()) != maxLine-len(frame) {
-			t.Errorf("line of 1 MiB: %d pieces, %v", len(pieces), err)
+			t.Errorf("decodeStream of a line of 1 MiB = %d pieces, %v", len(pieces), err)
 		}
 		for _, extra := range []int{1, 2, maxLine - 1, maxLine, maxLine + 1, 3*maxLine + 7} {
 			pieces, err = decoded(line + strings.Repeat(" ", extra) + end + "\n" + wholeDone + "\n" + resultDone)
@@ -291,32 +292,32 @@ func TestDecodeStreamBoundsLines(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(want, texts); diff != "" || err != nil {
-				t.Errorf("line of 1 MiB and %d bytes: %v (-want +got):\n%s", extra, err, diff)
+				t.Errorf("decodeStream of a line of 1 MiB and %d bytes: %v (-want +got):\n%s", extra, err, diff)
 			}
 		}
 		if pieces, err := decoded(wholeHello + "\n" + resultDone[:len(resultDone)-1] + strings.Repeat(" ", maxLine) + "}" + end); len(pieces) < 1 || !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("a result that is too long: %d pieces, %v", len(pieces), err)
+			t.Errorf("decodeStream of a too long result = %d pieces, %v", len(pieces), err)
 		}
 	}
 }
 
-// TestDecodeStreamBoundsMemory has a line without an end.
-func TestDecodeStreamBoundsMemory(t *testing.T) {
+// TestDecodeStreamLimitsMemory: an endless line does not use more memory than a line may have.
+func TestDecodeStreamLimitsMemory(t *testing.T) {
 	const length = 256 << 20
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for piece, err := range decodeStream(io.LimitReader(endless{}, length), nil) {
 		if piece != nil || !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("%v, %v", piece, err)
+			t.Errorf("decodeStream yields %v, %v, want io.ErrUnexpectedEOF", piece, err)
 		}
 	}
 	runtime.ReadMemStats(&after)
 	if used := after.TotalAlloc - before.TotalAlloc; used > 16*maxLine {
-		t.Errorf("%d bytes were allocated for a line of %d", used, length)
+		t.Errorf("allocated %d bytes for a line of %d, want at most 16 MiB", used, length)
 	}
 }
 
-// endless is a line without an end.
+// endless is a line that does not end.
 type endless struct{}
 
 func (endless) Read(b []byte) (int, error) {
@@ -340,7 +341,7 @@ func FuzzDecodeStream(f *testing.F) {
 				}
 			}
 			if len(piece.GetFinishReason()) > 128 || len(usage.GetModel()) > 128 || usage.GetInputTokens() < 0 || usage.GetOutputTokens() < 0 {
-				t.Errorf("the API would refuse %v", piece)
+				t.Errorf("piece %v exceeds limits of the API", piece)
 			}
 		}
 		if err != nil && !utf8.ValidString(err.Error()) {

@@ -10,26 +10,26 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// readSize is the most that one piece of plain text holds; half of what a pipe does.
+// readSize is the maximum size of a piece of plain text: half of the default capacity of a pipe.
 const readSize = 32 << 10
 
-// decodeText makes a piece of every read. A rune whose bytes come in several reads is
-// held back until it is whole; each byte that belongs to no rune becomes U+FFFD. So the
-// pieces together are the same text however the reads fell.
+// decodeText makes a piece of each read. A character that is split over several reads is held back
+// until it is complete. Each invalid byte becomes U+FFFD. The concatenated pieces therefore do not
+// depend on how the output was read.
 func decodeText(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		buffer, held := make([]byte, readSize), 0
 		for {
 			n, err := r.Read(buffer[held:])
 			n += held
-			whole := n
+			complete := n
 			if err == nil {
-				whole -= unfinished(buffer[:n])
+				complete -= unfinished(buffer[:n])
 			}
-			if whole > 0 && !yield(textPiece(mended(buffer[:whole])), nil) {
+			if complete > 0 && !yield(textPiece(toValidUTF8(buffer[:complete])), nil) {
 				return
 			}
-			held = copy(buffer, buffer[whole:n])
+			held = copy(buffer, buffer[complete:n])
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -41,8 +41,7 @@ func decodeText(r io.Reader) iter.Seq2[*parleyv1.RespondResponse, error] {
 	}
 }
 
-// unfinished is how many bytes at the end of b begin a rune that more bytes may
-// complete.
+// unfinished returns the number of bytes at the end of b that begin a character.
 func unfinished(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
@@ -55,14 +54,14 @@ func unfinished(b []byte) int {
 	return 0
 }
 
-// mended is b with U+FFFD for every byte that is not part of a rune. Runs of such
-// bytes must not be merged, as strings.ToValidUTF8 does: a run may be split over reads.
-func mended(b []byte) string {
+// toValidUTF8 replaces each invalid byte by U+FFFD. strings.ToValidUTF8 would replace a run of
+// invalid bytes by one U+FFFD, but a run may be split over reads.
+func toValidUTF8(b []byte) string {
 	return strings.Map(func(r rune) rune { return r }, string(b))
 }
 
-// clipped is at most the first n bytes of s, cut at a rune.
-func clipped(s string, n int) string {
+// truncate returns at most the first n bytes of s and does not split a character.
+func truncate(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

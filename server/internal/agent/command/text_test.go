@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// reads gives one part to each read.
+// reads is a reader that returns one part for each Read.
 type reads []string
 
 func (r *reads) Read(b []byte) (int, error) {
@@ -43,11 +43,11 @@ func TestDecodeText(t *testing.T) {
 	}{
 		{"nothing", nil, nil},
 		{"a piece for each read", []string{"one ", "two\n", "\n three"}, []string{"one ", "two\n", "\n three"}},
-		{"rune in two reads", []string{"Z\xc3", "\xbccker"}, []string{"Z", "ücker"}},
-		{"rune in four reads", []string{"\xf0", "\x9f", "\x8d", "\xac!"}, []string{"🍬!"}},
+		{"character in two reads", []string{"Z\xc3", "\xbccker"}, []string{"Z", "ücker"}},
+		{"character in four reads", []string{"\xf0", "\x9f", "\x8d", "\xac!"}, []string{"🍬!"}},
 		{"never completed", []string{"a\xe2\x82", "b"}, []string{"a", "\uFFFD\uFFFDb"}},
-		{"end inside a rune", []string{"a\xe2\x82"}, []string{"a", "\uFFFD\uFFFD"}},
-		{"no UTF-8 at all", []string{"\xff\xfe", "\x80"}, []string{"\uFFFD\uFFFD", "\uFFFD"}},
+		{"end within a character", []string{"a\xe2\x82"}, []string{"a", "\uFFFD\uFFFD"}},
+		{"invalid UTF-8", []string{"\xff\xfe", "\x80"}, []string{"\uFFFD\uFFFD", "\uFFFD"}},
 		{"U+FFFD itself", []string{"\xef\xbf", "\xbd"}, []string{"\uFFFD"}},
 	}
 	for _, test := range tests {
@@ -68,12 +68,12 @@ func TestDecodeTextReportsReadError(t *testing.T) {
 		got, last = got+piece.GetText(), err
 	}
 	if got != "half" || !errors.Is(last, broken) {
-		t.Errorf("%q, %v", got, last)
+		t.Errorf("decodeText = %q, %v, want half and the error of the reader", got, last)
 	}
 }
 
-// However the reads fall, the pieces together are what a conversion of the whole to
-// runes gives.
+// FuzzDecodeText: the concatenated pieces equal the text converted to runes, however it is split
+// over reads.
 func FuzzDecodeText(f *testing.F) {
 	f.Add("Zücker 🍬", []byte{1, 2, 1})
 	f.Add("\xe2\x82\xac\xe2\x82\xe2\xf0\x9f\x8d", []byte{2, 0, 3})
@@ -90,7 +90,7 @@ func FuzzDecodeText(f *testing.F) {
 		pieces := textOf(t, &r)
 		for i, piece := range pieces {
 			if piece == "" || !utf8.ValidString(piece) {
-				t.Fatalf("piece %d is %q", i, piece)
+				t.Fatalf("piece %d = %q, want valid text", i, piece)
 			}
 		}
 		if diff := cmp.Diff(string([]rune(text)), strings.Join(pieces, "")); diff != "" {
@@ -99,10 +99,10 @@ func FuzzDecodeText(f *testing.F) {
 	})
 }
 
-func TestClipped(t *testing.T) {
+func TestTruncate(t *testing.T) {
 	for n, want := range []string{"", "a", "a", "aü", "aü", "aü", "aü", "aü🍬", "aü🍬"} {
-		if got := clipped("aü🍬", n); got != want {
-			t.Errorf("clipped to %d: %q, want %q", n, got, want)
+		if got := truncate("aü🍬", n); got != want {
+			t.Errorf("truncate(%d) = %q, want %q", n, got, want)
 		}
 	}
 }
@@ -115,14 +115,14 @@ func TestTail(t *testing.T) {
 	_, _ = long.Write([]byte(" the end\n"))
 	got := long.text(nil)
 	if !utf8.ValidString(got) || strings.ContainsRune(got, utf8.RuneError) || !strings.HasSuffix(got, "日本 the end") {
-		t.Errorf("%.20q … %q", got, got[len(got)-20:])
+		t.Errorf("text() = %.20q … %q, want the end of the text", got, got[len(got)-20:])
 	}
 	if len(got) < tailBytes-20 || len(got) > tailBytes {
-		t.Errorf("%d bytes kept", len(got))
+		t.Errorf("text() has %d bytes, want about tailBytes", len(got))
 	}
 	var short tail
 	_, _ = short.Write([]byte("\n\x1b[31mred\x07\ttab\r\n line \xff\n\n"))
 	if got, want := short.text(nil), "[31mred\ttab\n line \uFFFD"; got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("text() = %q, want %q", got, want)
 	}
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
 )
 
-// TestToolCalls: calls as several servers stream them, each whole and once.
+// TestToolCalls: calls in the forms of several servers are passed on once and complete.
 func TestToolCalls(t *testing.T) {
 	sunny, noon := callPiece("c1", "weather", `{"city": "Bonn"}`), callPiece("c2", "clock", "{}")
 	tests := []struct {
 		name  string
-		calls []string // of a delta each
+		calls []string // Tool calls of each delta.
 		want  []*parleyv1.RespondResponse
 	}{
 		{"in parts", []string{
@@ -29,15 +29,15 @@ func TestToolCalls(t *testing.T) {
 			`[{"index":1,"id":"c2","type":"function","function":{"name":"clock","arguments":""}}]`,
 			`[{"index":1,"function":{"arguments":"{}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny, noon}},
-		{"parts of both by turns", []string{
+		{"interleaved parts", []string{
 			`[{"index":0,"id":"c1","function":{"name":"weather"}},{"index":1,"id":"c2","function":{"name":"clock"}}]`,
 			`[{"index":0,"function":{"arguments":"{\"city\""}},{"index":1,"function":{"arguments":"{"}}]`,
 			`[{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":": \"Bonn\"}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny, noon}},
-		{"whole", []string{
+		{"complete", []string{
 			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}},{"index":1,"id":"c2","function":{"name":"clock","arguments":"{}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny, noon}},
-		{"whole, index 0 for all", []string{
+		{"complete, index 0 for all", []string{
 			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}}]`,
 			`[{"index":0,"id":"c2","function":{"name":"clock","arguments":"{}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny, noon}},
@@ -61,7 +61,7 @@ func TestToolCalls(t *testing.T) {
 			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\": \"Bonn\"}"}},{"index":1,"id":"c2","function":{"name":"clock","arguments":"{"}}]`,
 			`[{"function":{"arguments":"}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny, noon}},
-		{"another id in each part", []string{
+		{"different id in each part", []string{
 			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":"{\"city\""}}]`,
 			`[{"index":0,"id":"x1","function":{"name":null,"arguments":": \"Bonn\"}"}}]`,
 		}, []*parleyv1.RespondResponse{sunny}},
@@ -76,10 +76,10 @@ func TestToolCalls(t *testing.T) {
 		{"arguments as an object", []string{
 			`[{"index":0,"id":"c1","function":{"name":"weather","arguments":{"city": "Bonn"}}}]`,
 		}, []*parleyv1.RespondResponse{sunny}},
-		{"not what JSON is", []string{
+		{"not JSON", []string{
 			`[{"index":0,"id":"c","function":{"name":"f","arguments":"{'a':\n<é>"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("c", "f", "{'a':\n<é>")}},
-		{"runes in parts", []string{
+		{"split characters", []string{
 			`[{"index":0,"id":"c","function":{"name":"f","arguments":"{\"a\":\"\ud83d"}}]`,
 			`[{"index":0,"function":{"arguments":"\ude00` + "\xc3" + `"}}]`,
 			`[{"index":0,"function":{"arguments":"` + "\xa9\xff" + `\"}"}}]`,
@@ -99,7 +99,7 @@ func TestToolCalls(t *testing.T) {
 				chunks = append(chunks, `{"choices":[{"index":0,"delta":{"tool_calls":`+calls+`}}]}`)
 			}
 			s := openaitest.New(t, openaitest.Events(append(chunks, openaitest.Finish("tool_calls"), openaitest.Done)...))
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,7 +107,7 @@ func TestToolCalls(t *testing.T) {
 			for _, piece := range pieces {
 				call := piece.GetToolCall()
 				if call != nil && seen[call.GetId()] {
-					t.Errorf("id %q is there twice", call.GetId())
+					t.Errorf("id %q is not unique", call.GetId())
 				}
 				if seen[call.GetId()] = true; newID.MatchString(call.GetId()) {
 					call.Id = "new"
@@ -120,8 +120,8 @@ func TestToolCalls(t *testing.T) {
 	}
 }
 
-// TestCallsThatAreCutOff: a call that is no JSON is passed on where the model meant to end there,
-// and no other one.
+// TestCallsThatAreCutOff: a call that is not JSON is passed on only if the model ended the answer
+// itself.
 func TestCallsThatAreCutOff(t *testing.T) {
 	list := callPiece("c1", "list", "{}")
 	for finish, want := range map[string][]*parleyv1.RespondResponse{
@@ -140,7 +140,7 @@ func TestCallsThatAreCutOff(t *testing.T) {
 				want = append(want, finishPiece(finish))
 			}
 			s := openaitest.New(t, openaitest.Events(append(chunks, openaitest.Done)...))
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if diff := cmp.Diff(want, pieces, protocmp.Transform()); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
@@ -148,30 +148,30 @@ func TestCallsThatAreCutOff(t *testing.T) {
 	}
 }
 
-// TestNothingIsThere: an answer of which nothing is there is a failure where its end tells why.
-// What it cost is told all the same.
-func TestNothingIsThere(t *testing.T) {
+// TestEmptyAnswer: an empty answer is a failure if its finish reason explains it. The usage is
+// reported anyway.
+func TestEmptyAnswer(t *testing.T) {
 	cutOff := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}})
 	nameless := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c"})
 	for name, test := range map[string]struct {
 		delta, finish, want string
 	}{
-		"all tokens went into reasoning": {openaitest.Delta(map[string]any{"reasoning_content": "Hm"}), "length", "max_output_tokens"},
-		"only white space":               {openaitest.Delta(map[string]any{"content": " \n"}), "length", "max_output_tokens"},
-		"the only call is cut off":       {cutOff, "length", "max_output_tokens"},
-		"a call is cut off in its name":  {nameless, "length", "max_output_tokens"},
-		"filtered":                       {openaitest.Delta(nil), "content_filter", "filter"},
-		"refused":                        {openaitest.Delta(nil), "refusal", "refused"},
+		"all tokens used for reasoning": {openaitest.Delta(map[string]any{"reasoning_content": "Hm"}), "length", "max_output_tokens"},
+		"only white space":              {openaitest.Delta(map[string]any{"content": " \n"}), "length", "max_output_tokens"},
+		"the only call is cut off":      {cutOff, "length", "max_output_tokens"},
+		"a call is cut off in its name": {nameless, "length", "max_output_tokens"},
+		"filtered":                      {openaitest.Delta(nil), "content_filter", "filter"},
+		"refused":                       {openaitest.Delta(nil), "refusal", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openaitest.New(t, openaitest.Events(test.delta, openaitest.Finish(test.finish), openaitest.Usage(9, 100), openaitest.Done))
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			failure, ok := errors.AsType[*agent.Error](err)
 			if !ok || !strings.HasPrefix(failure.Message, "the answer is empty: ") || !strings.Contains(failure.Message, test.want) || failure.Retryable {
-				t.Errorf("error is %+v", err)
+				t.Errorf("Respond = %+v, want an empty answer", err)
 			}
 			if n := len(pieces); n < 2 || pieces[n-2].GetUsage().GetOutputTokens() != 100 || pieces[n-1].GetFinishReason() != test.finish {
-				t.Errorf("pieces are %v", pieces)
+				t.Errorf("pieces = %v, want usage and finish reason at the end", pieces)
 			}
 		})
 	}

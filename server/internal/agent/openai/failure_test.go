@@ -18,13 +18,13 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// failed is the agent's error; the test ends if it is of another kind.
+// failed returns the agent's error.
 func failed(t *testing.T, a *Agent) *agent.Error {
 	t.Helper()
-	pieces, err := answer(t.Context(), a, saying("Hi"))
+	pieces, err := answer(t.Context(), a, newRequest("Hi"))
 	failure, ok := errors.AsType[*agent.Error](err)
 	if !ok || len(pieces) != 0 {
-		t.Fatalf("pieces %v, error %v", pieces, err)
+		t.Fatalf("Respond = %v, %v, want an *agent.Error", pieces, err)
 	}
 	return failure
 }
@@ -84,7 +84,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
 			s := openaitest.New(t)
 			s.Always(providertest.Fail(test.status, test.body))
-			if diff := cmp.Diff(test.want, *failed(t, asking(t, s))); diff != "" {
+			if diff := cmp.Diff(test.want, *failed(t, agentOf(t, s))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if got := len(s.Requests()); got != test.requests {
@@ -94,33 +94,33 @@ func TestRefusals(t *testing.T) {
 	}
 	t.Run("no key", func(t *testing.T) {
 		s := openaitest.New(t, providertest.Fail(401, ""))
-		if got := failed(t, made(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider requires a key, and none is configured (401 Unauthorized)" {
+		if got := failed(t, newAgent(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider requires a key, and none is configured (401 Unauthorized)" {
 			t.Error(got)
 		}
 	})
 }
 
-// TestTriesAgain: before the answer has begun, a failure is none yet.
-func TestTriesAgain(t *testing.T) {
+// TestRetries: a failure before the answer is retried.
+func TestRetries(t *testing.T) {
 	s := openaitest.New(t, providertest.Fail(503, ""), providertest.Fail(429, ""), openaitest.Text("At last."))
-	pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+	pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 	if texts(pieces) != "At last." || err != nil {
-		t.Errorf("%v, %v", pieces, err)
+		t.Errorf("Respond = %v, %v, want the third reply", pieces, err)
 	}
 	bodies := s.Requests()
 	if len(bodies) != 3 || !bytes.Equal(bodies[0].Body, bodies[2].Body) {
-		t.Errorf("%d requests, the last one %s", len(bodies), bodies[len(bodies)-1].Body)
+		t.Errorf("%d requests with the last body %s, want 3 equal ones", len(bodies), bodies[len(bodies)-1].Body)
 	}
 }
 
-// TestLongWaitIsNotWaited: a provider that is to be asked again in a minute is not waited for.
-func TestLongWaitIsNotWaited(t *testing.T) {
+// TestLongRetryAfter: if the provider asks for a long wait, the request is not repeated.
+func TestLongRetryAfter(t *testing.T) {
 	s := openaitest.New(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "60")
 		w.WriteHeader(http.StatusTooManyRequests)
 	})
-	if got := failed(t, asking(t, s)); got.Message != "the provider's quota or rate limit is used up (429 Too Many Requests)" || !got.Retryable {
-		t.Errorf("%+v", got)
+	if got := failed(t, agentOf(t, s)); got.Message != "the provider's quota or rate limit is used up (429 Too Many Requests)" || !got.Retryable {
+		t.Errorf("error = %+v, want the rate limit", got)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestUnreachable(t *testing.T) {
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
 	secure := httptest.NewUnstartedServer(http.NotFoundHandler())
-	secure.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // it is to fail
+	secure.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // A handshake error is expected.
 	secure.StartTLS()
 	t.Cleanup(secure.Close)
 	breaking := openaitest.New(t)
@@ -146,22 +146,21 @@ func TestUnreachable(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(test.want, *failed(t, made(t, agent.Model{BaseURL: test.address, Key: testKey}))); diff != "" {
+			if diff := cmp.Diff(test.want, *failed(t, newAgent(t, agent.Model{BaseURL: test.address, Key: testKey}))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// withSecrets adds a user, a password and a query to the address.
+// withSecrets adds a user, a password and a query to an address.
 func withSecrets(address string) string {
 	return strings.Replace(address, "://", "://ann:p%40ssword@", 1) + "?token=t-hidden"
 }
 
-// TestRedirectsAreNotFollowed: neither key nor conversation goes to where the provider
-// points, be it itself.
+// TestRedirectsAreNotFollowed: a redirect is not followed, even to the same provider.
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	other := openaitest.New(t) // fails the test when it is asked
+	other := openaitest.New(t) // It fails the test if it receives a request.
 	for _, status := range []int{301, 302, 307, 308} {
 		for _, to := range []string{withSecrets(other.URL), "/v1/other?token=t-hidden", ""} {
 			s := openaitest.New(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -176,15 +175,15 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 			case to != "":
 				detail = other.URL
 			}
-			if got := failed(t, asking(t, s)); got.Message != want || got.Detail != detail || got.Retryable {
-				t.Errorf("%d to %s: %+v, want %s and the detail %s", status, to, got, want, detail)
+			if got := failed(t, agentOf(t, s)); got.Message != want || got.Detail != detail || got.Retryable {
+				t.Errorf("%d to %s: error = %+v, want %s and the detail %s", status, to, got, want, detail)
 			}
 		}
 	}
 }
 
-// TestNoSecretIsShown: a provider that echoes all that it was sent, in any form, in any
-// place that an error has.
+// TestNoSecretIsShown: errors contain no secret that the provider sends back, in any form and at
+// any place.
 func TestNoSecretIsShown(t *testing.T) {
 	const marked, odd = "marked-secret-1", `marked "secret"/2&é`
 	echo := func(r *http.Request) string {
@@ -213,16 +212,16 @@ func TestNoSecretIsShown(t *testing.T) {
 			s := openaitest.New(t, reply)
 			base := strings.Replace(s.URL, "://", "://marked-user:marked-password@", 1) + "?api-key=marked-query&x=" + url.QueryEscape(odd)
 			for _, key := range []string{"marked-key", ""} {
-				a := made(t, agent.Model{BaseURL: base, Key: key, Headers: map[string]string{
+				a := newAgent(t, agent.Model{BaseURL: base, Key: key, Headers: map[string]string{
 					"X-Marked": marked, "X-Odd": odd, "X-Token": "Bearer marked-token", "X-Short": "1",
 				}})
 				failure := failed(t, a)
 				got := failure.Message + " " + failure.Detail
 				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") || !strings.Contains(got, "[redacted]") {
-					t.Errorf("shown: %s", got)
+					t.Errorf("error = %s, want redacted secrets", got)
 				}
 				if len(got) > 2<<10 {
-					t.Errorf("%d bytes are shown", len(got))
+					t.Errorf("error has %d bytes, want at most 2 KiB", len(got))
 				}
 				s.Then(reply)
 			}

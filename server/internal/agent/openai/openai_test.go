@@ -28,8 +28,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const testKey = "sk-marked-0123456789abcdef"
 
-// made is an agent of the configuration, closed with the test.
-func made(t *testing.T, config agent.Model) *Agent {
+// newAgent returns an agent that is closed at the end of the test.
+func newAgent(t *testing.T, config agent.Model) *Agent {
 	t.Helper()
 	if config.Model == "" {
 		config.Model = "test-model"
@@ -46,17 +46,17 @@ func made(t *testing.T, config agent.Model) *Agent {
 	return a
 }
 
-// asking is an agent of the provider.
-func asking(t *testing.T, s *providertest.Server) *Agent {
+// agentOf returns an agent for the provider.
+func agentOf(t *testing.T, s *providertest.Server) *Agent {
 	t.Helper()
-	return made(t, agent.Model{BaseURL: s.URL, Key: testKey})
+	return newAgent(t, agent.Model{BaseURL: s.URL, Key: testKey})
 }
 
-func saying(content string) *parleyv1.RespondRequest {
+func newRequest(content string) *parleyv1.RespondRequest {
 	return &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: user, Content: content}}}
 }
 
-// answer is what the agent yields: its pieces and the error behind them.
+// answer returns the pieces and the error of an answer.
 func answer(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (pieces []*parleyv1.RespondResponse, err error) {
 	for piece, err := range a.Respond(ctx, request) {
 		if err != nil {
@@ -89,26 +89,26 @@ func texts(pieces []*parleyv1.RespondResponse) string {
 	return b.String()
 }
 
-func TestAnswerComesInPieces(t *testing.T) {
-	goAhead := make(chan struct{})
+func TestPiecesAreSentAtOnce(t *testing.T) {
+	resume := make(chan struct{})
 	s := openaitest.New(t, providertest.Sequence(
 		openaitest.Events(openaitest.Words("Sugar")...),
 		func(_ http.ResponseWriter, r *http.Request) {
 			select {
-			case <-goAhead:
+			case <-resume:
 			case <-r.Context().Done():
 			}
 		},
 		openaitest.Text(" costs", " 50 cents."),
 	))
-	a := asking(t, s)
+	a := agentOf(t, s)
 	var pieces []*parleyv1.RespondResponse
-	for piece, err := range a.Respond(t.Context(), saying("What does sugar cost?")) {
+	for piece, err := range a.Respond(t.Context(), newRequest("What does sugar cost?")) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		if pieces = append(pieces, piece); len(pieces) == 1 {
-			close(goAhead) // nothing more comes before
+			close(resume) // The provider sends nothing more before this.
 		}
 	}
 	want := []*parleyv1.RespondResponse{
@@ -120,10 +120,10 @@ func TestAnswerComesInPieces(t *testing.T) {
 	}
 }
 
-// TestEnvironmentStaysHere: whatever the server's environment has for the SDK, none of it
-// is sent, and requests go to base_url alone.
-func TestEnvironmentStaysHere(t *testing.T) {
-	other := openaitest.New(t) // fails the test when it is asked
+// TestEnvironmentIsIgnored: nothing of the server's environment is sent, and requests go only to
+// base_url.
+func TestEnvironmentIsIgnored(t *testing.T) {
+	other := openaitest.New(t) // It fails the test if it receives a request.
 	t.Setenv("OPENAI_BASE_URL", other.URL)
 	for _, name := range []string{"OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_WEBHOOK_SECRET"} {
 		t.Setenv(name, "from-the-environment")
@@ -131,16 +131,16 @@ func TestEnvironmentStaysHere(t *testing.T) {
 	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-Custom: from-the-environment")
 	for _, key := range []string{"", testKey} {
 		s := openaitest.New(t, openaitest.Text("Hi."))
-		a := made(t, agent.Model{BaseURL: s.URL + "/?version=7&version=8", Key: key, Headers: map[string]string{"x-team": "shop", "X-Empty": ""}})
-		if _, err := answer(t.Context(), a, saying("Hi")); err != nil {
+		a := newAgent(t, agent.Model{BaseURL: s.URL + "/?version=7&version=8", Key: key, Headers: map[string]string{"x-team": "shop", "X-Empty": ""}})
+		if _, err := answer(t.Context(), a, newRequest("Hi")); err != nil {
 			t.Fatal(err)
 		}
 		request := s.Requests()[0]
 		if request.Method != http.MethodPost || request.URI != "/v1/chat/completions?version=7&version=8" {
-			t.Errorf("%s %s", request.Method, request.URI)
+			t.Errorf("request = %s %s, want a POST with the query", request.Method, request.URI)
 		}
 		if got := request.Header.Get("X-Team"); got != "shop" {
-			t.Errorf("header is %q", got)
+			t.Errorf("X-Team = %q, want shop", got)
 		}
 		var want []string
 		if key != "" {
@@ -149,26 +149,26 @@ func TestEnvironmentStaysHere(t *testing.T) {
 		if diff := cmp.Diff(want, request.Header.Values("Authorization")); diff != "" {
 			t.Errorf("Authorization (-want +got):\n%s", diff)
 		}
-		if said := fmt.Sprint(request.Header, string(request.Body)); strings.Contains(said, "from-the-environment") {
-			t.Errorf("the environment was sent: %s", said)
+		if sent := fmt.Sprint(request.Header, string(request.Body)); strings.Contains(sent, "from-the-environment") {
+			t.Errorf("request contains the environment: %s", sent)
 		}
 	}
 }
 
 func TestUserOfBaseURLIsSent(t *testing.T) {
 	s := openaitest.New(t, openaitest.Text("Hi."))
-	a := made(t, agent.Model{BaseURL: strings.Replace(s.URL, "://", "://ann:secret@", 1)})
-	if _, err := answer(t.Context(), a, saying("Hi")); err != nil {
+	a := newAgent(t, agent.Model{BaseURL: strings.Replace(s.URL, "://", "://ann:secret@", 1)})
+	if _, err := answer(t.Context(), a, newRequest("Hi")); err != nil {
 		t.Fatal(err)
 	}
 	request := &http.Request{Header: s.Requests()[0].Header}
 	if name, password, ok := request.BasicAuth(); !ok || name != "ann" || password != "secret" {
-		t.Errorf("signed in as %q, %q, %v", name, password, ok)
+		t.Errorf("BasicAuth = %q, %q, %v, want ann, secret", name, password, ok)
 	}
 }
 
-// TestNewTellsEveryFault: agent.NewProvider finds them.
-func TestNewTellsEveryFault(t *testing.T) {
+// TestNewFaults: New returns the faults that agent.NewProvider finds.
+func TestNewFaults(t *testing.T) {
 	_, err := New(agent.Model{BaseURL: "http://h:hidden", Key: "hidden\n", Tools: []agent.Tool{{Name: "a b"}}})
 	want := []string{
 		`base_url: is not a URL; use the form "https://api.openai.com/v1"`,
@@ -182,48 +182,47 @@ func TestNewTellsEveryFault(t *testing.T) {
 }
 
 func TestBaseURLOfTheProvider(t *testing.T) {
-	if got := made(t, agent.Model{}).provider.Base.String(); got != "https://api.openai.com/v1/" {
-		t.Errorf("base_url is %s", got)
+	if got := newAgent(t, agent.Model{}).provider.Base.String(); got != "https://api.openai.com/v1/" {
+		t.Errorf("Base = %s, want https://api.openai.com/v1/", got)
 	}
 }
 
-// TestContextEnds: the provider stalls before its answer and in the middle of it, and what
-// the agent returns is why the context ended.
+// TestContextEnds: if ctx ends while the provider is silent, Respond returns the cause of ctx.
 func TestContextEnds(t *testing.T) {
-	late := errors.New("the turn is over")
+	cause := errors.New("the turn is over")
 	for name, before := range map[string]providertest.Reply{
-		"before the headers": providertest.Sequence(),
-		"before a piece":     providertest.Parts(": wait\n\n"),
-		"in an event":        providertest.Parts(`data: {"cho`),
-		"in a refusal":       providertest.Sequence(providertest.Fail(http.StatusBadRequest, "no"), providertest.Parts("t")),
+		"before the headers":   providertest.Sequence(),
+		"before a piece":       providertest.Parts(": wait\n\n"),
+		"in an event":          providertest.Parts(`data: {"cho`),
+		"in an error response": providertest.Sequence(providertest.Fail(http.StatusBadRequest, "no"), providertest.Parts("t")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			gone := make(chan struct{})
+			disconnected := make(chan struct{})
 			s := openaitest.New(t, providertest.Sequence(before, func(w http.ResponseWriter, r *http.Request) {
-				cancel(late)
+				cancel(cause)
 				providertest.Stall(w, r)
-				close(gone)
+				close(disconnected)
 			}))
-			pieces, err := answer(ctx, asking(t, s), saying("Hi"))
-			if len(pieces) != 0 || !errors.Is(err, late) {
-				t.Errorf("%v, %v", pieces, err)
+			pieces, err := answer(ctx, agentOf(t, s), newRequest("Hi"))
+			if len(pieces) != 0 || !errors.Is(err, cause) {
+				t.Errorf("Respond = %v, %v, want the cause of ctx", pieces, err)
 			}
-			<-gone // the provider need not work on
+			<-disconnected // The provider's connection is closed.
 		})
 	}
 }
 
 func TestConsumerStopsEarly(t *testing.T) {
-	gone := make(chan struct{})
+	disconnected := make(chan struct{})
 	s := openaitest.New(t, providertest.Sequence(
 		providertest.Endless("data: "+openaitest.Delta(map[string]any{"content": "and on "})+"\n\n"),
-		func(http.ResponseWriter, *http.Request) { close(gone) },
+		func(http.ResponseWriter, *http.Request) { close(disconnected) },
 	))
-	a := asking(t, s)
+	a := agentOf(t, s)
 	got := 0
-	for piece, err := range a.Respond(t.Context(), saying("Never stop")) {
+	for piece, err := range a.Respond(t.Context(), newRequest("Never stop")) {
 		if err != nil || piece.GetText() != "and on " {
 			t.Fatal(piece, err)
 		}
@@ -232,40 +231,41 @@ func TestConsumerStopsEarly(t *testing.T) {
 			break
 		}
 	}
-	<-gone
+	<-disconnected
 }
 
-// TestConsumerStopsAnywhere: after each of the pieces, nothing more is yielded.
+// TestConsumerStopsAnywhere: if the consumer stops after any piece, nothing more is yielded.
 func TestConsumerStopsAnywhere(t *testing.T) {
 	call := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{}"}})
 	reply := openaitest.Events(slices.Concat(openaitest.Words("a", "b"), []string{call, openaitest.Finish("stop"), openaitest.Usage(1, 1), openaitest.Done})...)
 	s := openaitest.New(t)
 	s.Always(reply)
-	a := asking(t, s)
-	pieces, err := answer(t.Context(), a, saying("Hi"))
+	a := agentOf(t, s)
+	pieces, err := answer(t.Context(), a, newRequest("Hi"))
 	if len(pieces) != 5 || err != nil {
 		t.Fatal(pieces, err)
 	}
 	for wanted := 1; wanted < 5; wanted++ {
 		got := 0
-		for _, err := range a.Respond(t.Context(), saying("Hi")) {
+		for _, err := range a.Respond(t.Context(), newRequest("Hi")) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			got++
 			if got == wanted {
-				break // an iterator that goes on panics here
+				break // The iteration panics if another piece is yielded.
 			}
 		}
 	}
 }
 
-// TestAnswerIsWholeThoughTheStreamStaysOpen: a server that neither says [DONE] nor closes.
-func TestAnswerIsWholeThoughTheStreamStaysOpen(t *testing.T) {
+// TestStreamWithoutEnd: an answer is complete after its finish_reason, even if the server neither
+// sends [DONE] nor closes the stream.
+func TestStreamWithoutEnd(t *testing.T) {
 	s := openaitest.New(t, providertest.Sequence(openaitest.Events(append(openaitest.Words("All."), openaitest.Finish("stop"))...), providertest.Stall))
-	a := asking(t, s)
+	a := agentOf(t, s)
 	a.usageGrace = time.Millisecond
-	pieces, err := answer(t.Context(), a, saying("Hi"))
+	pieces, err := answer(t.Context(), a, newRequest("Hi"))
 	if diff := cmp.Diff([]*parleyv1.RespondResponse{textPiece("All."), finishPiece("stop")}, pieces, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
@@ -284,18 +284,18 @@ func TestCloseEndsIdleConnections(t *testing.T) {
 	}
 	server.Start()
 	t.Cleanup(server.Close)
-	a := made(t, agent.Model{BaseURL: server.URL})
-	if pieces, err := answer(t.Context(), a, saying("Hi")); err == nil {
+	a := newAgent(t, agent.Model{BaseURL: server.URL})
+	if pieces, err := answer(t.Context(), a, newRequest("Hi")); err == nil {
 		t.Fatal(pieces)
 	}
-	<-idle // the connection is kept for the next request
+	<-idle // The connection is kept for the next request.
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-closed
 }
 
-func TestManyAtOnceNeverMix(t *testing.T) {
+func TestConcurrentAnswers(t *testing.T) {
 	s := openaitest.New(t)
 	s.Always(func(w http.ResponseWriter, r *http.Request) { openaitest.Text(r.Header.Get("X-Turn"))(w, r) })
 	t.Run("agents", func(t *testing.T) {
@@ -303,9 +303,9 @@ func TestManyAtOnceNeverMix(t *testing.T) {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
 				name := fmt.Sprint("turn ", i)
-				a := made(t, agent.Model{BaseURL: s.URL, Headers: map[string]string{"X-Turn": name}})
-				if pieces, err := answer(t.Context(), a, saying("Hi")); texts(pieces) != name || err != nil {
-					t.Errorf("%v, %v", pieces, err)
+				a := newAgent(t, agent.Model{BaseURL: s.URL, Headers: map[string]string{"X-Turn": name}})
+				if pieces, err := answer(t.Context(), a, newRequest("Hi")); texts(pieces) != name || err != nil {
+					t.Errorf("Respond = %v, %v, want %q", pieces, err, name)
 				}
 			})
 		}

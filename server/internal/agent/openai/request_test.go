@@ -22,17 +22,18 @@ const (
 	tool      = parleyv1.Role_ROLE_TOOL
 )
 
-// sent is the request that the provider gets for this one.
-func sent(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
+// sentRequest returns the request that the provider receives, and checks that Respond does not
+// change its argument.
+func sentRequest(t *testing.T, config agent.Model, request *parleyv1.RespondRequest) providertest.Request {
 	t.Helper()
 	s := openaitest.New(t, openaitest.Text("ok"))
 	config.BaseURL = s.URL
 	before := proto.CloneOf(request)
-	if _, err := answer(t.Context(), made(t, config), request); err != nil {
+	if _, err := answer(t.Context(), newAgent(t, config), request); err != nil {
 		t.Fatal(err)
 	}
 	if !proto.Equal(before, request) {
-		t.Error("the request was changed")
+		t.Error("Respond changed the request")
 	}
 	return s.Requests()[0]
 }
@@ -106,7 +107,7 @@ func TestMessages(t *testing.T) {
 			`{"content":"no result","role":"tool","tool_call_id":"c4"}`,
 			`{"content":"Never mind.","role":"user"}`,
 		}},
-		{"result with more", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
+		{"result with other content", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: assistant, ToolCalls: []*parleyv1.ToolCall{{Id: "c1", Name: "draw", Arguments: "{}"}}},
 			{Role: tool, Content: "See the picture.", ToolResult: &parleyv1.ToolResult{CallId: "c1", Content: "done"}, Attachments: attachments[:1]},
 		}}, []string{
@@ -116,15 +117,15 @@ func TestMessages(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, sent(t, agent.Model{}, test.request).Messages()); diff != "" {
+			if diff := cmp.Diff(test.want, sentRequest(t, agent.Model{}, test.request).Messages()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestThreeTurns: the whole history, structured data with it, so that the model can tell
-// which one "the second one" is.
+// TestThreeTurns: structured data of earlier turns is in the request, so that the model can resolve
+// "the second one".
 func TestThreeTurns(t *testing.T) {
 	products := func(prices ...any) []*parleyv1.StructuredData {
 		var list []any
@@ -139,7 +140,7 @@ func TestThreeTurns(t *testing.T) {
 	}
 	s := openaitest.New(t, openaitest.Text("Sugar", " is sold out."))
 	temperature := 0.0
-	a := made(t, agent.Model{BaseURL: s.URL, Key: testKey, Model: "shop-model", MaxOutputTokens: 500, Temperature: &temperature})
+	a := newAgent(t, agent.Model{BaseURL: s.URL, Key: testKey, Model: "shop-model", MaxOutputTokens: 500, Temperature: &temperature})
 	pieces, err := answer(t.Context(), a, &parleyv1.RespondRequest{SystemPrompt: "You keep a shop.", Messages: []*parleyv1.Message{
 		{Role: user, Content: "Create three products: flour, sugar, salt"},
 		{Role: assistant, Content: "Created.", StructuredData: products(nil, nil, nil)},
@@ -148,10 +149,10 @@ func TestThreeTurns(t *testing.T) {
 		{Role: user, Content: "The second one is sold out"},
 	}})
 	if texts(pieces) != "Sugar is sold out." || err != nil {
-		t.Errorf("%v, %v", pieces, err)
+		t.Errorf("Respond = %v, %v, want another text", pieces, err)
 	}
-	data := func(said, price string) string {
-		return said + "\n\n```json type=product_list\n" +
+	data := func(content, price string) string {
+		return content + "\n\n```json type=product_list\n" +
 			`[{"cents":null,"name":"Flour"},{"cents":` + price + `,"name":"Sugar"},{"cents":null,"name":"Salt"}]` + "\n```"
 	}
 	want := map[string]any{
@@ -183,7 +184,7 @@ func TestLongConversationInOrder(t *testing.T) {
 		request.Messages = append(request.Messages, &parleyv1.Message{Role: role, Content: content})
 		want = append(want, fmt.Sprintf(`{"content":%q,"role":%q}`, content, name))
 	}
-	if diff := cmp.Diff(want, sent(t, agent.Model{}, request).Messages()); diff != "" {
+	if diff := cmp.Diff(want, sentRequest(t, agent.Model{}, request).Messages()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -192,9 +193,9 @@ func TestTools(t *testing.T) {
 	parameters := map[string]any{
 		"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}, "required": []any{"city"},
 	}
-	got := sent(t, agent.Model{Tools: []agent.Tool{
+	got := sentRequest(t, agent.Model{Tools: []agent.Tool{
 		{Name: "weather", Description: "Tells the weather.", Parameters: parameters}, {Name: "clock"},
-	}}, saying("Hi")).JSON()
+	}}, newRequest("Hi")).JSON()
 	want := []any{
 		map[string]any{"type": "function", "function": map[string]any{"name": "weather", "description": "Tells the weather.", "parameters": parameters}},
 		map[string]any{"type": "function", "function": map[string]any{"name": "clock", "parameters": map[string]any{"type": "object", "properties": map[string]any{}}}},
@@ -204,13 +205,13 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// TestToolLoop: the model makes two calls, and goes on with both results.
+// TestToolLoop: the model continues after the results of two calls.
 func TestToolLoop(t *testing.T) {
 	s := openaitest.New(t,
 		openaitest.Calls(openaitest.Call{ID: "c1", Name: "weather", Arguments: `{"city": "Zürich"}`}, openaitest.Call{ID: "c2", Name: "clock", Arguments: "{}"}),
 		openaitest.Text("Sunny, and noon."))
-	a := made(t, agent.Model{BaseURL: s.URL, Tools: []agent.Tool{{Name: "weather"}, {Name: "clock"}}})
-	request := saying("Weather and time?")
+	a := newAgent(t, agent.Model{BaseURL: s.URL, Tools: []agent.Tool{{Name: "weather"}, {Name: "clock"}}})
+	request := newRequest("Weather and time?")
 	pieces, err := answer(t.Context(), a, request)
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +224,7 @@ func TestToolLoop(t *testing.T) {
 	}
 	request.Messages = append(request.Messages, message, result("c2", "noon", false), result("c1", "sunny", false))
 	if pieces, err = answer(t.Context(), a, request); texts(pieces) != "Sunny, and noon." || err != nil {
-		t.Errorf("%v, %v", pieces, err)
+		t.Errorf("Respond = %v, %v, want another text", pieces, err)
 	}
 	want := []string{
 		`{"content":"Weather and time?","role":"user"}`,
@@ -237,18 +238,18 @@ func TestToolLoop(t *testing.T) {
 	}
 }
 
-// TestMaxTokensByProvider: OpenAI has another name for it than everybody else.
+// TestMaxTokensByProvider: OpenAI uses a different parameter than other servers.
 func TestMaxTokensByProvider(t *testing.T) {
 	for address, own := range map[string]bool{
 		"": true, "https://eu.api.openai.com/v1": true, "https://shop.openai.azure.com/openai/v1": true,
 		"http://127.0.0.1:11434/v1": false, "https://notopenai.com": false,
 	} {
-		params := made(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).params(saying("Hi"))
+		params := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).params(newRequest("Hi"))
 		if got := params.MaxCompletionTokens.Value == 7 && params.MaxTokens.Value == 0; got != own {
-			t.Errorf("%s: max_completion_tokens %v, max_tokens %v", address, params.MaxCompletionTokens, params.MaxTokens)
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, params.MaxCompletionTokens, params.MaxTokens)
 		}
 		if got := params.MaxTokens.Value == 7 && params.MaxCompletionTokens.Value == 0; got == own {
-			t.Errorf("%s: max_completion_tokens %v, max_tokens %v", address, params.MaxCompletionTokens, params.MaxTokens)
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, params.MaxCompletionTokens, params.MaxTokens)
 		}
 	}
 }

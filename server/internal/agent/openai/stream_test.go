@@ -20,8 +20,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// Streams of several providers, as their documentation shows them, without what nobody
-// reads.
+// Streams of several providers as in their documentation, without unused fields.
 const (
 	openaiStream = `data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"model":"gpt-x-2026","service_tier":"default","system_fingerprint":"fp_1","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"usage":null,"obfuscation":"a1"}
 
@@ -34,7 +33,7 @@ data: {"id":"chatcmpl-9","object":"chat.completion.chunk","created":1741569952,"
 data: [DONE]
 
 `
-	// With usage counted along, reasoning apart, and a finish_reason beside text.
+	// With usage in each chunk, separate reasoning, and a finish_reason in a chunk with text.
 	vllmStream = `data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}
 
 data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[{"index":0,"delta":{"reasoning_content":"The user greets."}}],"usage":{"prompt_tokens":5,"total_tokens":8,"completion_tokens":3}}
@@ -44,7 +43,7 @@ data: {"id":"cmpl-1","object":"chat.completion.chunk","model":"qwen","choices":[
 data: [DONE]
 
 `
-	// Line ends of Windows, comments, event names, several lines of data, no last blank line.
+	// With CR LF, comments, event names, several lines of data, and no final blank line.
 	gatewayStream = ": GATEWAY PROCESSING\r\n\r\nevent: message\r\ndata:{\"error\":null,\"choices\":[{\"index\":0,\r\ndata:\"delta\":{\"content\":\"Hi\"}}]}\r\n\r\n" +
 		"data:\r\n\r\nid: 7\r\ndata: {\"choices\":[{\"finish_reason\":\"stop\",\"delta\":{}}]}\r\n\r\ndata: [DONE]"
 )
@@ -68,9 +67,9 @@ func TestStreams(t *testing.T) {
 		{"usage without a model", data(`{"usage":{"prompt_tokens":-1,"completion_tokens":9999999999}}`, openaitest.Done), []*parleyv1.RespondResponse{
 			usagePiece(&parleyv1.Usage{Model: "test-model", OutputTokens: math.MaxInt32}),
 		}},
-		{"cut by the limit", data(hi, openaitest.Finish("length")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")}},
+		{"cut off by the limit", data(hi, openaitest.Finish("length")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")}},
 		{"filtered", data(hi, openaitest.Finish("content_filter")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("content_filter")}},
-		{"nothing to say", data(openaitest.Finish("stop")), []*parleyv1.RespondResponse{finishPiece("stop")}},
+		{"empty", data(openaitest.Finish("stop")), []*parleyv1.RespondResponse{finishPiece("stop")}},
 		{"refusal", data(`{"choices":[{"delta":{"refusal":"I can't."}}]}`, openaitest.Finish("stop")), []*parleyv1.RespondResponse{
 			textPiece("I can't."), finishPiece("stop"),
 		}},
@@ -84,7 +83,7 @@ func TestStreams(t *testing.T) {
 			[]*parleyv1.RespondResponse{textPiece("aéb")},
 		},
 		{
-			"split runes", data(`{"choices":[{"delta":{"content":"a`+"\xe2\x82"+`"}}]}`, `{"choices":[{"delta":{"content":"`+"\xac"+`b\ud83d"}}]}`,
+			"split characters", data(`{"choices":[{"delta":{"content":"a`+"\xe2\x82"+`"}}]}`, `{"choices":[{"delta":{"content":"`+"\xac"+`b\ud83d"}}]}`,
 				`{"choices":[{"delta":{"content":""}}]}`, `{"choices":[{"delta":{"content":"\ude00"}}]}`, `{"choices":[{"delta":{"content":"`+"\xff\xe2"+`"}}]}`, openaitest.Done),
 			[]*parleyv1.RespondResponse{textPiece("a"), textPiece("€b"), textPiece("😀"), textPiece("\uFFFD"), textPiece("\uFFFD")},
 		},
@@ -95,7 +94,7 @@ func TestStreams(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			s := openaitest.New(t, providertest.Parts(test.stream))
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if diff := cmp.Diff(test.want, pieces, protocmp.Transform()); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
@@ -103,20 +102,20 @@ func TestStreams(t *testing.T) {
 	}
 	t.Run("byte by byte", func(t *testing.T) {
 		s := openaitest.New(t, providertest.Parts(strings.Split(openaiStream, "")...))
-		pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+		pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 		if diff := cmp.Diff(tests[0].want, pieces, protocmp.Transform()); diff != "" || err != nil {
 			t.Errorf("%v (-want +got):\n%s", err, diff)
 		}
 	})
 }
 
-// data is a stream with these events.
+// data returns a stream with these events.
 func data(events ...string) string { return "data: " + strings.Join(events, "\n\ndata: ") + "\n\n" }
 
-// TestBrokenStreams: what had come is passed on, and the error says how it ended.
+// TestBrokenStreams: pieces before the end are passed on, and the error describes the end.
 func TestBrokenStreams(t *testing.T) {
 	half := data(openaitest.Words("half")...)
-	const noStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.openai.com/v1"`
+	const notStream = `the provider did not answer with a stream; check that base_url is the address of its API, in the form "https://api.openai.com/v1"`
 	const cutOff = "the answer was cut off: the stream ended before the answer"
 	tests := []struct {
 		name  string
@@ -137,7 +136,7 @@ func TestBrokenStreams(t *testing.T) {
 			agent.Error{Message: "the provider's quota or rate limit is used up (429 Too Many Requests): Slow down", Retryable: true},
 		},
 		{
-			"error that will not go", providertest.Parts(data(`{"error":{"message":"no such tool","type":"invalid_request_error"}}`)), "",
+			"error that is not retryable", providertest.Parts(data(`{"error":{"message":"no such tool","type":"invalid_request_error"}}`)), "",
 			agent.Error{Message: "the provider refused the request (400 Bad Request): no such tool"},
 		},
 		{
@@ -149,17 +148,17 @@ func TestBrokenStreams(t *testing.T) {
 			agent.Error{Message: "the provider failed during the answer: gone", Retryable: true},
 		},
 		{
-			"no JSON", providertest.Parts(half + data("upstream "+testKey+" timed out")), "half",
+			"not JSON", providertest.Parts(half + data("upstream "+testKey+" timed out")), "half",
 			agent.Error{Message: "the provider sent an event that is not a JSON object: upstream [redacted] timed out", Retryable: true},
 		},
 		{"a list", providertest.Parts(data("[1]")), "", agent.Error{Message: "the provider sent an event that is not a JSON object: [1]", Retryable: true}},
 		{
 			"nothing", providertest.Parts(), "",
-			agent.Error{Message: noStream},
+			agent.Error{Message: notStream},
 		},
 		{
 			"a page", providertest.Fail(http.StatusOK, "<html><title>Chat</title></html>"), "",
-			agent.Error{Message: noStream},
+			agent.Error{Message: notStream},
 		},
 		{
 			"an error with status 200", providertest.Fail(http.StatusOK, `{"error":"model not loaded"}`), "",
@@ -173,26 +172,26 @@ func TestBrokenStreams(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			s := openaitest.New(t, test.reply)
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if texts(pieces) != test.text || len(pieces) > 1 {
-				t.Errorf("pieces %v, want %q", pieces, test.text)
+				t.Errorf("pieces = %v, want %q", pieces, test.text)
 			}
 			failure, ok := errors.AsType[*agent.Error](err)
 			if !ok {
-				t.Fatalf("error is %v", err)
+				t.Fatalf("Respond = %v, want an *agent.Error", err)
 			}
 			if diff := cmp.Diff(test.want, *failure); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 			if len(s.Requests()) != 1 {
-				t.Errorf("%d requests; a stream that has begun is not tried again", len(s.Requests()))
+				t.Errorf("%d requests, want 1: a stream that has begun is not repeated", len(s.Requests()))
 			}
 		})
 	}
 }
 
-// TestMemoryIsBounded: what a provider sends without end is refused before it is held.
-func TestMemoryIsBounded(t *testing.T) {
+// TestMemoryIsLimited: an endless response is refused before it uses much memory.
+func TestMemoryIsLimited(t *testing.T) {
 	lines := strings.Repeat("x", 64<<10)
 	argument := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": lines}})
 	calls := data(openaitest.ToolDelta(map[string]any{"function": map[string]any{"name": "f", "arguments": "{}"}}))
@@ -200,49 +199,49 @@ func TestMemoryIsBounded(t *testing.T) {
 		reply providertest.Reply
 		want  string
 	}{
-		"a line":    {providertest.Sequence(providertest.Parts("data: "), providertest.Endless(lines)), "the provider sent an event of more than 4194304 bytes"},
-		"an event":  {providertest.Endless("data: " + lines + "\n"), "the provider sent an event of more than 4194304 bytes"},
-		"arguments": {providertest.Endless(data(argument)), "the model's tool calls are larger than 4194304 bytes"},
-		"calls":     {providertest.Endless(calls), "the model made more than 1000 tool calls in one answer"},
-		"a refusal": {providertest.Sequence(providertest.Fail(http.StatusTeapot, "no coffee "), providertest.Endless(lines)), "the provider refused the request (418 I'm a teapot)"},
+		"a line":            {providertest.Sequence(providertest.Parts("data: "), providertest.Endless(lines)), "the provider sent an event of more than 4194304 bytes"},
+		"an event":          {providertest.Endless("data: " + lines + "\n"), "the provider sent an event of more than 4194304 bytes"},
+		"arguments":         {providertest.Endless(data(argument)), "the model's tool calls are larger than 4194304 bytes"},
+		"calls":             {providertest.Endless(calls), "the model made more than 1000 tool calls in one answer"},
+		"an error response": {providertest.Sequence(providertest.Fail(http.StatusTeapot, "no coffee "), providertest.Endless(lines)), "the provider refused the request (418 I'm a teapot)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gone := make(chan struct{})
-			s := openaitest.New(t, providertest.Sequence(test.reply, func(http.ResponseWriter, *http.Request) { close(gone) }))
-			pieces, err := answer(t.Context(), asking(t, s), saying("Hi"))
+			disconnected := make(chan struct{})
+			s := openaitest.New(t, providertest.Sequence(test.reply, func(http.ResponseWriter, *http.Request) { close(disconnected) }))
+			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if len(pieces) != 0 || err == nil || err.Error() != test.want {
-				t.Errorf("%v, %v, want %s", pieces, err, test.want)
+				t.Errorf("Respond = %v, %v, want %s", pieces, err, test.want)
 			}
-			<-gone
+			<-disconnected
 		})
 	}
-	t.Run("one large event is fine", func(t *testing.T) {
+	t.Run("one large event", func(t *testing.T) {
 		text := strings.Repeat("x", 2<<20)
 		s := openaitest.New(t, openaitest.Text(text))
-		if pieces, err := answer(t.Context(), asking(t, s), saying("Hi")); texts(pieces) != text || err != nil {
-			t.Errorf("%d bytes, %v", len(texts(pieces)), err)
+		if pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi")); texts(pieces) != text || err != nil {
+			t.Errorf("Respond = %d bytes, %v, want 2 MiB", len(texts(pieces)), err)
 		}
 	})
 }
 
-// TestLongSilenceIsTold: while the model reasons, a note comes now and then.
-func TestLongSilenceIsTold(t *testing.T) {
+// TestProgressWhileReasoning: while the model reasons, Progress pieces are sent at intervals.
+func TestProgressWhileReasoning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
 		go func() {
-			for range 25 { // a second each
-				time.Sleep(time.Second) //nolint:forbidigo // of the bubble
+			for range 25 { // One event a second.
+				time.Sleep(time.Second) //nolint:forbidigo // In a bubble.
 				_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"reasoning_content": "hm"})))
 			}
 			_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"content": "42"}), openaitest.Finish("stop"), openaitest.Done))
 		}()
-		began := time.Now()
+		start := time.Now()
 		var got []string
 		s := &stream{
-			agent: &Agent{usageGrace: usageGrace}, cancel: func() {}, lastPiece: began,
+			agent: &Agent{usageGrace: usageGrace}, cancel: func() {}, lastPiece: start,
 			decoder: ssestream.NewDecoder(&http.Response{Body: r}),
 			emit: func(piece *parleyv1.RespondResponse) bool {
-				got = append(got, time.Since(began).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
+				got = append(got, time.Since(start).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
 				return true
 			},
 		}

@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// TestJoiner: however the text is cut, it comes out the same and nothing is held for long.
+// TestJoiner: the text does not depend on how it is split, and nothing is held back at the end.
 func TestJoiner(t *testing.T) {
 	for inside, want := range map[string]string{
 		`caf` + "é €😀":          "café €😀",
 		`\ud83d\ude00 \"\\\n`:   "😀 \"\\\n",
-		`\\ud83d`:               `\ud83d`, // an escaped backslash, no surrogate
+		`\\ud83d`:               `\ud83d`, // An escaped backslash, not a surrogate.
 		`\\\ud83d\ude00`:        `\😀`,
 		`\ud83d`:                "\uFFFD",
 		`\ud83dx \ude00 \u00e9`: "\uFFFDx \uFFFD é",
@@ -19,21 +19,21 @@ func TestJoiner(t *testing.T) {
 	} {
 		for cut := range len(inside) + 1 {
 			if inEscape(inside, cut) {
-				continue // that would be no JSON
+				continue // The parts would not be valid JSON.
 			}
 			var j joiner
 			if got := j.add(inside[:cut]) + j.add(inside[cut:]) + j.rest(); got != want || j.held != "" {
-				t.Errorf("%q cut at %d: %q, %q is held, want %q", inside, cut, got, j.held, want)
+				t.Errorf("%q split at %d = %q with %q held back, want %q", inside, cut, got, j.held, want)
 			}
 		}
 	}
 	var j joiner
 	if got := j.add(`\\ud83d`); got != `\ud83d` {
-		t.Errorf("%q, though nothing is to be waited for", got)
+		t.Errorf("add() = %q, want the complete text", got)
 	}
 }
 
-// inEscape reports whether the cut would be inside of an escape.
+// inEscape reports whether the position is within an escape sequence.
 func inEscape(inside string, cut int) bool {
 	for i := 0; i < cut; {
 		n := 1

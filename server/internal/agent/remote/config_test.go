@@ -8,7 +8,7 @@ import (
 )
 
 func TestFaults(t *testing.T) {
-	const none = ` is not valid; use "host:port", "dns:///host:port" or "unix:PATH"`
+	const suffix = ` is not valid; use "host:port", "dns:///host:port" or "unix:PATH"`
 	tests := []struct {
 		name   string
 		config Config
@@ -19,7 +19,7 @@ func TestFaults(t *testing.T) {
 			"grpc-timeout": "s3cret", "TE": "s3cret", ":authority": "s3cret", "": "s3cret", "a b": "s3cret", "ä": "s3cret",
 			"X-Key": "s3cret", "x-key": "s3cret", "x-line": "s3cret\n", "x-name": "s3cret ä", "x-raw-bin": "s3cret\x00\xff",
 		}}, []string{
-			`address: "localhost"` + none,
+			`address: "localhost"` + suffix,
 			`headers: "" is not a valid name; use letters, digits, '-', '_' and '.' only`,
 			`headers: ":authority" is not a valid name; use letters, digits, '-', '_' and '.' only`,
 			`headers: "TE" is reserved for gRPC`,
@@ -36,13 +36,13 @@ func TestFaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			a, err := New(test.config)
 			if a != nil || err == nil {
-				t.Fatalf("New = %v, %v", a, err)
+				t.Fatalf("New = %v, %v, want an error", a, err)
 			}
 			if diff := cmp.Diff(test.want, strings.Split(err.Error(), "\n")); diff != "" {
 				t.Errorf("faults (-want +got):\n%s", diff)
 			}
 			if strings.Contains(err.Error(), "s3cret") {
-				t.Error("an error shows a header's value")
+				t.Error("error contains the value of a header")
 			}
 		})
 	}
@@ -55,7 +55,7 @@ func TestAddresses(t *testing.T) {
 	} {
 		a, err := New(Config{Address: address})
 		if err != nil {
-			t.Errorf("%s: %v", address, err)
+			t.Errorf("New(%s) = %v, want success", address, err)
 			continue
 		}
 		a.Close()
@@ -65,7 +65,7 @@ func TestAddresses(t *testing.T) {
 		"dns:///localhost", "dns:", "unix:", "unix://", "unix://host/agent.socket", "xds:///planner", "passthrough:///x",
 	} {
 		if a, err := New(Config{Address: address}); err == nil {
-			t.Errorf("%s is taken", address)
+			t.Errorf("New(%s) succeeded, want an error", address)
 			a.Close()
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TestProbes reads back what the kernel was asked to do for a connection that is up.
+// TestProbes reads the socket options of a connection from the kernel.
 func TestProbes(t *testing.T) {
-	s := start(t, "127.0.0.1:0", nil, says("here"))
+	s := start(t, "127.0.0.1:0", nil, answerTexts("here"))
 	dialed := make(chan net.Conn, 1)
 	a := open(t, Config{Address: s.address}, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		conn, err := dial(ctx, address)
@@ -27,7 +27,7 @@ func TestProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const userTimeout = 0x12 // TCP_USER_TIMEOUT, which package syscall does not know everywhere
+	const userTimeout = 0x12 // TCP_USER_TIMEOUT, which package syscall does not define on all architectures.
 	options := []struct {
 		name                string
 		level, option, want int
@@ -41,7 +41,7 @@ func TestProbes(t *testing.T) {
 	if err := connection.Control(func(fd uintptr) {
 		for _, o := range options {
 			if got, err := syscall.GetsockoptInt(int(fd), o.level, o.option); got != o.want || err != nil {
-				t.Errorf("%s is %d (%v), want %d", o.name, got, err, o.want)
+				t.Errorf("%s = %d (%v), want %d", o.name, got, err, o.want)
 			}
 		}
 	}); err != nil {

@@ -21,7 +21,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func TestAgentsOwnWord(t *testing.T) {
+func TestAgentStatus(t *testing.T) {
 	tests := []struct {
 		status    error
 		message   string
@@ -47,10 +47,10 @@ func TestAgentsOwnWord(t *testing.T) {
 		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent reported: tier 1: [redacted]", false},
 	}
 	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "third": "Basic c2hvcnQ", "tier": "1"}
-	for _, begun := range []bool{false, true} {
+	for _, started := range []bool{false, true} {
 		var end error
 		s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
-			if begun {
+			if started {
 				if err := stream.Send(text("This will ")); err != nil {
 					return err
 				}
@@ -59,22 +59,22 @@ func TestAgentsOwnWord(t *testing.T) {
 		})
 		a := open(t, Config{Address: s.address, Headers: secrets})
 		for _, test := range tests {
-			if begun && strings.Contains(test.message, "grpc: ") {
-				continue // Then it is taken for gRPC's own.
+			if started && strings.Contains(test.message, "grpc: ") {
+				continue // After a piece it is treated as gRPC's own status.
 			}
 			end = test.status
 			answer, err := collect(t.Context(), a, nil)
-			if (len(answer) == 1) != begun {
-				t.Errorf("%v: pieces %v", test.status, answer)
+			if (len(answer) == 1) != started {
+				t.Errorf("%v: pieces = %v", test.status, answer)
 			}
 			if got := mustFail(t, err); got.Message != test.message || got.Retryable != test.retryable {
-				t.Errorf("%v: %q, retryable %v; want %q, %v", test.status, got.Message, got.Retryable, test.message, test.retryable)
+				t.Errorf("%v: message = %q, retryable = %v, want %q, %v", test.status, got.Message, got.Retryable, test.message, test.retryable)
 			}
 		}
 	}
 }
 
-// TestReasonIsText has an agent whose status is not UTF-8.
+// TestReasonIsText: the message of a status that is not UTF-8 is converted.
 func TestReasonIsText(t *testing.T) {
 	address := httpAgent(t, func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "application/grpc")
@@ -83,7 +83,7 @@ func TestReasonIsText(t *testing.T) {
 	})
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
 	if got := mustFail(t, err); got.Message != "the agent reported: bad \uFFFD bytes" {
-		t.Errorf("%q", got.Message)
+		t.Errorf("message = %q, want valid text", got.Message)
 	}
 }
 
@@ -95,13 +95,13 @@ func TestLongReason(t *testing.T) {
 		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
 		got := strings.TrimPrefix(mustFail(t, err).Message, "the agent reported: ")
 		if len(got) > maxReasonBytes || len(got) < maxReasonBytes-3 || !utf8.ValidString(got) || !strings.HasSuffix(got, "円…") {
-			t.Errorf("%d bytes, ending with %q", len(got), got[len(got)-8:])
+			t.Errorf("message of %d bytes ends with %q, want it truncated", len(got), got[len(got)-8:])
 		}
 	}
 }
 
-// TestLargeTrailers has an agent that sends more with its status than this server takes. A
-// server of grpc-go does not even try, so this is HTTP/2 by hand.
+// TestLargeTrailers: trailers that exceed the limit are an error. The test serves HTTP/2 itself,
+// because a server of grpc-go does not send such trailers.
 func TestLargeTrailers(t *testing.T) {
 	s := httpAgent(t, func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "application/grpc")
@@ -112,14 +112,14 @@ func TestLargeTrailers(t *testing.T) {
 	})
 	_, err := collect(t.Context(), open(t, Config{Address: s}), nil)
 	if got := mustFail(t, err); got.Message != "the agent violated the protocol" || got.Detail == "" || got.Retryable {
-		t.Errorf("%+v", got)
+		t.Errorf("error = %+v, want a violation of the protocol", got)
 	}
 	fine := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
 		stream.SetTrailer(metadata.Pairs("x", strings.Repeat("x", 8<<10)))
 		return stream.Send(text("fine"))
 	})
 	if answer, err := collect(t.Context(), open(t, Config{Address: fine.address}), nil); len(answer) != 1 || err != nil {
-		t.Errorf("%v, %v", answer, err)
+		t.Errorf("Respond = %v, %v, want one piece", answer, err)
 	}
 }
 
@@ -127,15 +127,15 @@ func TestPieceTooLarge(t *testing.T) {
 	tests := []struct {
 		name  string
 		max   int
-		fits  int // bytes of text, with 4 or 5 more around it
+		fits  int // Bytes of text; the piece has 4 or 5 more.
 		times int
 	}{
 		{"default", 0, 4<<20 - 5, 1},
-		{"small, so that the status may be here first", 1000, 900, 20},
+		{"small, so that the status may arrive first", 1000, 900, 20},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			for _, end := range []error{nil, status.Error(codes.Unavailable, "besides")} {
+			for _, end := range []error{nil, status.Error(codes.Unavailable, "unavailable")} {
 				size := test.fits
 				s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
 					if err := stream.Send(text(strings.Repeat("x", size))); err != nil {
@@ -145,16 +145,16 @@ func TestPieceTooLarge(t *testing.T) {
 				})
 				a := open(t, Config{Address: s.address, MaxPieceBytes: test.max})
 				if answer, err := collect(t.Context(), a, nil); len(answer) != 1 || (err == nil) != (end == nil) {
-					t.Errorf("a piece that fits: %d pieces, %v", len(answer), err)
+					t.Errorf("Respond with a piece within the limit = %d pieces, %v", len(answer), err)
 				}
 				size += 100
 				for range test.times {
 					answer, err := collect(t.Context(), a, nil)
 					if len(answer) != 0 {
-						t.Fatal("the piece came through")
+						t.Fatal("Respond yields the too large piece")
 					}
 					if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent sent a piece of more than ") || got.Retryable {
-						t.Fatalf("%+v", got)
+						t.Fatalf("error = %+v, want that the piece is too large", got)
 					}
 				}
 			}
@@ -162,7 +162,7 @@ func TestPieceTooLarge(t *testing.T) {
 	}
 }
 
-// raw is a codec that sends bytes as they are.
+// raw is a codec that sends strings unchanged.
 type raw struct{ encoding.CodecV2 }
 
 func (raw) Name() string { return "proto" }
@@ -171,9 +171,9 @@ func (raw) Marshal(v any) (mem.BufferSlice, error) {
 }
 func (raw) Unmarshal(mem.BufferSlice, any) error { return nil }
 
-// TestNotAPiece has agents that send what is not a piece.
+// TestNotAPiece: an agent that sends something other than a piece violates the protocol.
 func TestNotAPiece(t *testing.T) {
-	for _, sent := range []string{"\xff\xff\xff", "\x0a\x02\xc3\x28"} { // No message; a text that is not UTF-8.
+	for _, sent := range []string{"\xff\xff\xff", "\x0a\x02\xc3\x28"} { // Not a message; a text that is not UTF-8.
 		s := new(service)
 		s.serve(t, "127.0.0.1:0", grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			if method, _ := grpc.MethodFromServerStream(stream); strings.Contains(method, "Health") {
@@ -185,13 +185,13 @@ func TestNotAPiece(t *testing.T) {
 		for range 10 {
 			_, err := collect(t.Context(), a, nil)
 			if got := mustFail(t, err); got.Message != "the agent violated the protocol" || !strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
-				t.Fatalf("%q: %+v", sent, got)
+				t.Fatalf("%q: error = %+v, want a violation of the protocol", sent, got)
 			}
 		}
 	}
 }
 
-// TestNoSuchService has servers that are something else.
+// TestNoSuchService: a server without the service is named as the cause.
 func TestNoSuchService(t *testing.T) {
 	other := new(service)
 	other.serve(t, "127.0.0.1:0", grpc.NewServer())
@@ -199,40 +199,40 @@ func TestNoSuchService(t *testing.T) {
 	for _, address := range []string{other.address, web} {
 		_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
 		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || !strings.HasPrefix(got.Detail, address+": ") || got.Retryable {
-			t.Errorf("%+v", got)
+			t.Errorf("error = %+v, want another", got)
 		}
 	}
 }
 
-// TestNoSuchMethod has servers that say in the words of their language that they do not have
-// the method.
+// TestNoSuchMethod: the messages of servers in several languages for a missing method are
+// recognized.
 func TestNoSuchMethod(t *testing.T) {
-	for _, words := range []string{
+	for _, message := range []string{
 		"", "unknown method Respond for service parley.v1.AgentService", "method Respond not implemented",
 		"Method not found!", "Method not found: parley.v1.AgentService/Respond", "Method not implemented!",
 		"The server does not implement the method /parley.v1.AgentService/Respond",
 	} {
 		s := start(t, "127.0.0.1:0", nil, func(*parleyv1.RespondRequest, pieces) error {
-			return status.Error(codes.Unimplemented, words)
+			return status.Error(codes.Unimplemented, message)
 		})
 		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
-		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || got.Detail != s.address+": "+words || got.Retryable {
-			t.Errorf("%q: %+v", words, got)
+		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || got.Detail != s.address+": "+message || got.Retryable {
+			t.Errorf("%q: error = %+v, want a missing service", message, got)
 		}
 	}
 }
 
-// TestGateway has the server in between that has lost the agent.
+// TestGateway: status 502 of a proxy counts as a lost connection.
 func TestGateway(t *testing.T) {
 	address := httpAgent(t, func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) })
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
 	if got := mustFail(t, err); got.Message != "the connection to the agent was lost before its answer" || !strings.Contains(got.Detail, "502") || !got.Retryable {
-		t.Errorf("%+v", got)
+		t.Errorf("error = %+v, want another", got)
 	}
 }
 
-// httpAgent is a server of HTTP/2, plaintext, that has no health service and answers the rest
-// as respond says.
+// httpAgent starts a plaintext HTTP/2 server without a health service that answers calls by
+// respond.
 func httpAgent(t *testing.T, respond func(http.ResponseWriter)) (address string) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -251,7 +251,7 @@ func httpAgent(t *testing.T, respond func(http.ResponseWriter)) (address string)
 	return server.Listener.Addr().String()
 }
 
-// TestNotHTTP2 has servers that take connections and speak something else, or nothing.
+// TestNotHTTP2: a server that accepts connections but does not speak HTTP/2 is not available.
 func TestNotHTTP2(t *testing.T) {
 	for _, greeting := range []string{"SSH-2.0-OpenSSH\r\n", ""} {
 		t.Run(greeting, func(t *testing.T) {
@@ -263,12 +263,12 @@ func TestNotHTTP2(t *testing.T) {
 			defer func() { l.Close(); <-done }()
 			go func() {
 				defer close(done)
-				var taken []net.Conn // so that they stay open
+				var accepted []net.Conn // Keeps the connections open.
 				for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
-					taken = append(taken, conn)
+					accepted = append(accepted, conn)
 					_, _ = io.WriteString(conn, greeting)
 				}
-				for _, conn := range taken {
+				for _, conn := range accepted {
 					conn.Close()
 				}
 			}()
@@ -276,7 +276,7 @@ func TestNotHTTP2(t *testing.T) {
 			a.readyTimeout = 50 * time.Millisecond
 			_, err = collect(t.Context(), a, nil)
 			if got := mustFail(t, err); got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, a.address+": ") || !got.Retryable {
-				t.Errorf("%+v", got)
+				t.Errorf("error = %+v, want another", got)
 			}
 		})
 	}

@@ -23,27 +23,27 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var _ agent.Agent = (*Agent)(nil)
 
-// untilFailed is how long a test waits for what must come. Only a failing test takes so long.
-const untilFailed = time.Minute
+// testTimeout is the maximum wait of a test. Only a failing test waits that long.
+const testTimeout = time.Minute
 
 type pieces = grpc.ServerStreamingServer[parleyv1.RespondResponse]
 
-// service is a counterpart: an AgentService that does what a test says.
+// service is an AgentService whose answers a test defines.
 type service struct {
 	parleyv1.UnimplementedAgentServiceServer
 	respond func(*parleyv1.RespondRequest, pieces) error
 
-	address string
-	health  *health.Server // nil where it has none
-	lines   *lines
-	stop    func() // kills it: the connections are reset, without a word
+	address  string
+	health   *health.Server // Nil if the server has no health service.
+	listener *resettingListener
+	stop     func() // Ends the server like a killed process: its connections are reset.
 }
 
 func (s *service) Respond(request *parleyv1.RespondRequest, stream pieces) error {
 	return s.respond(request, stream)
 }
 
-// start serves respond on address, "127.0.0.1:0" or "unix:PATH", until the test ends.
+// start serves respond on address, "127.0.0.1:0" or "unix:PATH", until the end of the test.
 func start(t *testing.T, address string, h *health.Server, respond func(*parleyv1.RespondRequest, pieces) error, options ...grpc.ServerOption) *service {
 	t.Helper()
 	s := &service{respond: respond, health: h}
@@ -56,7 +56,7 @@ func start(t *testing.T, address string, h *health.Server, respond func(*parleyv
 	return s
 }
 
-// serve serves what has been registered.
+// serve serves the registered services on address.
 func (s *service) serve(t *testing.T, address string, server *grpc.Server) {
 	t.Helper()
 	network := "tcp"
@@ -67,29 +67,29 @@ func (s *service) serve(t *testing.T, address string, server *grpc.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.address, s.lines = l.Addr().String(), &lines{Listener: l}
+	s.address, s.listener = l.Addr().String(), &resettingListener{Listener: l}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = server.Serve(s.lines) // Ends when the listener does.
+		_ = server.Serve(s.listener) // It ends when the listener is closed.
 	}()
 	s.stop = sync.OnceFunc(func() {
-		s.lines.cut()
+		s.listener.cut()
 		server.Stop()
 		<-served
 	})
 	t.Cleanup(s.stop)
 }
 
-// lines is a listener that can do to its connections what the death of the process does.
-type lines struct {
+// resettingListener can reset all its connections, as the kernel does when a process is killed.
+type resettingListener struct {
 	net.Listener
 
 	mu    sync.Mutex
 	taken []net.Conn
 }
 
-func (l *lines) Accept() (net.Conn, error) {
+func (l *resettingListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err == nil {
 		l.mu.Lock()
@@ -99,7 +99,7 @@ func (l *lines) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-func (l *lines) cut() {
+func (l *resettingListener) cut() {
 	l.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,7 +111,7 @@ func (l *lines) cut() {
 	}
 }
 
-// open makes an agent that is closed when the test ends.
+// open returns an agent that is closed at the end of the test.
 func open(t *testing.T, config Config, extra ...grpc.DialOption) *Agent {
 	t.Helper()
 	a, err := connect(config, extra...)
@@ -126,7 +126,7 @@ func open(t *testing.T, config Config, extra ...grpc.DialOption) *Agent {
 	return a
 }
 
-// collect returns what an answer brings.
+// collect returns the pieces of an answer.
 func collect(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (got []*parleyv1.RespondResponse, err error) {
 	for piece, err := range a.Respond(ctx, request) {
 		if err != nil {
@@ -137,37 +137,37 @@ func collect(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (g
 	return got, nil
 }
 
-// mustFail checks that the error is one for people, and returns it.
+// mustFail returns the error as an *agent.Error.
 func mustFail(t *testing.T, err error) *agent.Error {
 	t.Helper()
 	failure, ok := errors.AsType[*agent.Error](err)
 	if !ok {
-		t.Fatalf("error is %v (%T), want an *agent.Error", err, err)
+		t.Fatalf("error = %v (%T), want an *agent.Error", err, err)
 	}
 	return failure
 }
 
-// until waits for the agent's connection to be in one of the states.
+// until waits until the agent's connection is in one of the states.
 func until(t *testing.T, a *Agent, states ...connectivity.State) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), untilFailed)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	a.conn.Connect()
 	for state := a.conn.GetState(); !slices.Contains(states, state); state = a.conn.GetState() {
 		if !a.conn.WaitForStateChange(ctx, state) {
-			t.Fatalf("the connection is %v, want %v", state, states)
+			t.Fatalf("connection state = %v, want %v", state, states)
 		}
 	}
 }
 
-// wait waits for c to be closed or to bring something.
+// wait waits until c is closed or returns a value.
 func wait[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(untilFailed):
-		t.Fatalf("waited in vain for %s", what)
+	case <-time.After(testTimeout):
+		t.Fatalf("timed out waiting for %s", what)
 		panic("unreachable")
 	}
 }
@@ -176,8 +176,8 @@ func text(s string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
 }
 
-// says answers with these texts.
-func says(texts ...string) func(*parleyv1.RespondRequest, pieces) error {
+// answerTexts returns a Respond function that answers with these texts.
+func answerTexts(texts ...string) func(*parleyv1.RespondRequest, pieces) error {
 	return func(_ *parleyv1.RespondRequest, stream pieces) error {
 		for _, s := range texts {
 			if err := stream.Send(text(s)); err != nil {

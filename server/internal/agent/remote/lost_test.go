@@ -14,8 +14,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestKilled kills the agent before and in the middle of its answer: it is asked once only,
-// and the next turn finds the one that has taken its place.
+// TestKilled: an agent that is killed before or during its answer is called only once, and the next
+// turn reaches the agent that replaces it.
 func TestKilled(t *testing.T) {
 	tests := []struct {
 		name, want string
@@ -26,11 +26,11 @@ func TestKilled(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			var asked atomic.Int32
+			var calls atomic.Int32
 			reached := make(chan struct{}, 1)
 			s := start(t, "127.0.0.1:0", health.NewServer(), func(request *parleyv1.RespondRequest, stream pieces) error {
-				asked.Add(1)
-				if err := says(test.first...)(request, stream); err != nil {
+				calls.Add(1)
+				if err := answerTexts(test.first...)(request, stream); err != nil {
 					return err
 				}
 				reached <- struct{}{}
@@ -58,57 +58,57 @@ func TestKilled(t *testing.T) {
 			}
 			wait(t, "the agent's end", killed)
 			if failure := mustFail(t, last); failure.Message != test.want || !strings.HasPrefix(failure.Detail, s.address+": ") || !failure.Retryable {
-				t.Errorf("%+v, want %q", failure, test.want)
+				t.Errorf("error = %+v, want %q", failure, test.want)
 			}
 			if strings.Join(got, "") != strings.Join(test.first, "") {
-				t.Errorf("got %q before it died, want %q", got, test.first)
+				t.Errorf("pieces before the agent was killed = %q, want %q", got, test.first)
 			}
-			if n := asked.Load(); n != 1 {
-				t.Errorf("the agent was asked %d times", n)
+			if n := calls.Load(); n != 1 {
+				t.Errorf("agent was called %d times, want once", n)
 			}
-			start(t, s.address, health.NewServer(), says("back"))
+			start(t, s.address, health.NewServer(), answerTexts("back"))
 			if answer, err := collect(t.Context(), a, nil); len(answer) != 1 || err != nil {
-				t.Errorf("after a restart: %v, %v", answer, err)
+				t.Errorf("Respond after a restart = %v, %v, want one piece", answer, err)
 			}
 		})
 	}
 }
 
-// TestRestartBetweenTurns restarts an agent, killed or drained, while nobody asks it.
+// TestRestartBetweenTurns: an agent that restarts between turns is reached by the next turn.
 func TestRestartBetweenTurns(t *testing.T) {
-	s := start(t, "127.0.0.1:0", nil, says("first"))
+	s := start(t, "127.0.0.1:0", nil, answerTexts("first"))
 	a := open(t, Config{Address: s.address})
 	for range 5 {
 		if answer, err := collect(t.Context(), a, nil); len(answer) != 1 || err != nil {
-			t.Fatalf("%v, %v", answer, err)
+			t.Fatalf("Respond = %v, %v, want one piece", answer, err)
 		}
 		s.stop()
 		until(t, a, connectivity.TransientFailure)
-		s = start(t, s.address, nil, says("next"))
+		s = start(t, s.address, nil, answerTexts("next"))
 	}
 }
 
-// TestNotThereYet asks an agent that begins to serve a little later.
-func TestNotThereYet(t *testing.T) {
-	s := start(t, "127.0.0.1:0", nil, says("never"))
+// TestLateAgent: a turn waits for an agent that starts later.
+func TestLateAgent(t *testing.T) {
+	s := start(t, "127.0.0.1:0", nil, answerTexts("never"))
 	s.stop()
 	a := open(t, Config{Address: s.address})
-	a.readyTimeout = untilFailed
+	a.readyTimeout = testTimeout
 	until(t, a, connectivity.TransientFailure)
 	answered := make(chan error, 1)
 	go func() {
 		_, err := collect(t.Context(), a, nil)
 		answered <- err
 	}()
-	start(t, s.address, nil, says("here"))
+	start(t, s.address, nil, answerTexts("here"))
 	if err := wait(t, "the answer", answered); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestNotThere asks an agent that nobody serves.
-func TestNotThere(t *testing.T) {
-	s := start(t, "127.0.0.1:0", nil, says("never"))
+// TestMissingAgent: a turn fails if no agent is started.
+func TestMissingAgent(t *testing.T) {
+	s := start(t, "127.0.0.1:0", nil, answerTexts("never"))
 	s.stop()
 	a := open(t, Config{Address: s.address})
 	until(t, a, connectivity.TransientFailure)
@@ -116,31 +116,30 @@ func TestNotThere(t *testing.T) {
 	_, err := collect(t.Context(), a, nil)
 	if got := mustFail(t, err); got.Message != "the agent is not available" ||
 		!strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, "connection refused") || !got.Retryable {
-		t.Errorf("%+v", got)
+		t.Errorf("error = %+v, want a refused connection", got)
 	}
 }
 
-// TestPatienceIsEnough holds the times against one another: a turn that waits sees at least
-// one whole try to connect after the longest wait between two, when it fails at once, or a
-// try that takes its full time.
-func TestPatienceIsEnough(t *testing.T) {
+// TestReadyTimeout: a waiting turn sees at least one complete attempt to connect after the longest
+// backoff if the attempt fails at once, or one attempt that takes the full time.
+func TestReadyTimeout(t *testing.T) {
 	const jitter = maxBackoff / 5
 	if maxBackoff+jitter >= readyTimeout || connectTimeout >= readyTimeout {
-		t.Errorf("readyTimeout %v, backoff up to %v, connecting up to %v", readyTimeout, maxBackoff, connectTimeout)
+		t.Errorf("readyTimeout = %v, want more than maxBackoff %v and connectTimeout %v", readyTimeout, maxBackoff, connectTimeout)
 	}
 	if pingAfter < 5*time.Minute {
-		t.Errorf("pings after %v: servers allow one in 5 minutes", pingAfter)
+		t.Errorf("pingAfter = %v, want at least 5 minutes, as servers require", pingAfter)
 	}
 }
 
-// TestDrained has an agent stop gracefully: it finishes the answer that is under way, the
-// health check does not hold it up, and what it refuses meanwhile goes to the next.
+// TestDrained: an agent that stops gracefully finishes its answer. Health checks do not delay that,
+// and refused calls go to the next agent.
 func TestDrained(t *testing.T) {
-	begun, goOn := make(chan struct{}), make(chan struct{})
+	started, resume := make(chan struct{}), make(chan struct{})
 	s := &service{respond: func(_ *parleyv1.RespondRequest, stream pieces) error {
-		close(begun)
-		<-goOn
-		return stream.Send(text("whole"))
+		close(started)
+		<-resume
+		return stream.Send(text("complete"))
 	}}
 	server := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(server, s)
@@ -149,33 +148,33 @@ func TestDrained(t *testing.T) {
 	stopped := make(chan struct{})
 
 	a := open(t, Config{Address: s.address})
-	a.readyTimeout = untilFailed
+	a.readyTimeout = testTimeout
 	answered := make(chan error, 1)
 	go func() {
 		answer, err := collect(t.Context(), a, nil)
 		if err == nil && len(answer) != 1 {
-			err = errors.New("the answer is not whole")
+			err = errors.New("the answer is incomplete")
 		}
 		answered <- err
 	}()
-	wait(t, "the request", begun)
+	wait(t, "the request", started)
 	go func() {
 		defer close(stopped)
 		server.GracefulStop()
 	}()
 	until(t, a, connectivity.TransientFailure, connectivity.Connecting, connectivity.Idle)
-	start(t, s.address, health.NewServer(), says("next"))
+	start(t, s.address, health.NewServer(), answerTexts("next"))
 	if answer, err := collect(t.Context(), a, nil); err != nil || answer[0].GetText() != "next" {
-		t.Errorf("%v, %v", answer, err)
+		t.Errorf("Respond = %v, %v, want next", answer, err)
 	}
-	close(goOn)
+	close(resume)
 	if err := wait(t, "the answer", answered); err != nil {
 		t.Error(err)
 	}
 	wait(t, "the agent to stop", stopped)
 }
 
-// TestClosed uses an agent after its end, which nobody should.
+// TestClosed: Respond fails after Close.
 func TestClosed(t *testing.T) {
 	a, err := New(Config{Address: "127.0.0.1:1"})
 	if err != nil {
@@ -185,6 +184,6 @@ func TestClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := collect(t.Context(), a, nil); err == nil {
-		t.Error("no error")
+		t.Error("Respond after Close succeeded, want an error")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Frames of HTTP/2 (RFC 9113) by number, and what this test sends in them.
+// Types, flags and codes of HTTP/2 frames (RFC 9113).
 const (
 	frameData, frameHeaders, frameReset, frameSettings, frameWindow = 0, 1, 3, 4, 8
 
@@ -19,12 +19,12 @@ const (
 
 	refusedStream = 7
 
-	// preface is what a client sends first.
+	// preface is the beginning of a client connection.
 	preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 )
 
-// TestRefused has an agent that refuses the first request unseen, as a server does that is about
-// to close: it is sent again, however large it is.
+// TestRefused: a request that a closing server refuses without processing it is sent again,
+// whatever its size.
 func TestRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestRefused(t *testing.T) {
 		conn, err := l.Accept()
 		if err == nil {
 			defer conn.Close()
-			err = (&byHand{conn}).serve(&requests)
+			err = (&rawHTTP2{conn}).serve(&requests)
 		}
 		ended <- err
 	}()
@@ -47,7 +47,7 @@ func TestRefused(t *testing.T) {
 	request := &parleyv1.RespondRequest{SystemPrompt: strings.Repeat("x", 1<<20)}
 	answer, err := collect(t.Context(), a, request)
 	if len(answer) != 0 || err != nil {
-		t.Errorf("%v, %v", answer, err)
+		t.Errorf("Respond = %v, %v, want no pieces", answer, err)
 	}
 	a.Close()
 	l.Close()
@@ -55,20 +55,20 @@ func TestRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if requests != 2 {
-		t.Errorf("%d requests, want the one that was refused and another", requests)
+		t.Errorf("%d requests, want the refused one and a second one", requests)
 	}
 }
 
-// byHand serves HTTP/2 frame by frame: no library refuses streams when it is told to.
-type byHand struct{ net.Conn }
+// rawHTTP2 serves HTTP/2 frame by frame, because no library can be told to refuse streams.
+type rawHTTP2 struct{ net.Conn }
 
-// serve has no health service, refuses the first other request when all of it is there, and
-// answers the next with OK. It returns when the client leaves.
-func (c *byHand) serve(requests *int) error {
+// serve has no health service, refuses the first other request when it is complete, and answers the
+// next one with OK. It returns when the client disconnects.
+func (c *rawHTTP2) serve(requests *int) error {
 	if _, err := io.CopyN(io.Discard, c, int64(len(preface))); err != nil {
 		return err
 	}
-	// Windows of 64 MiB: whatever comes fits.
+	// Windows of 64 MiB, so that each request fits.
 	if err := c.write(frameSettings, 0, 0, []byte{0, 4, 4, 0, 0, 0}); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (c *byHand) serve(requests *int) error {
 	var header [9]byte
 	for {
 		if _, err := io.ReadFull(c, header[:]); err != nil {
-			return nil //nolint:nilerr // The client has left.
+			return nil //nolint:nilerr // The client disconnected.
 		}
 		length := int64(header[0])<<16 | int64(header[1])<<8 | int64(header[2])
 		kind, flags, stream := header[3], header[4], binary.BigEndian.Uint32(header[5:])
@@ -106,19 +106,19 @@ func (c *byHand) serve(requests *int) error {
 	}
 }
 
-func (c *byHand) write(kind, flags byte, stream uint32, payload []byte) error {
+func (c *rawHTTP2) write(kind, flags byte, stream uint32, payload []byte) error {
 	frame := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
 	frame = append(binary.BigEndian.AppendUint32(frame, stream), payload...)
 	_, err := c.Write(frame)
 	return err
 }
 
-// status ends a stream with a gRPC status and nothing else.
-func (c *byHand) status(stream uint32, code string) error {
+// status ends a stream with only a gRPC status.
+func (c *rawHTTP2) status(stream uint32, code string) error {
 	var block bytes.Buffer
-	block.WriteByte(0x88) // :status 200, by its number in HPACK's table
+	block.WriteByte(0x88) // :status 200 by its index in HPACK's static table.
 	for _, field := range [][2]string{{"content-type", "application/grpc"}, {"grpc-status", code}} {
-		block.WriteByte(0) // as it stands
+		block.WriteByte(0) // Literal field without indexing.
 		for _, s := range field {
 			block.WriteByte(byte(len(s)))
 			block.WriteString(s)

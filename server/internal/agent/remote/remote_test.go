@@ -21,8 +21,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestEveryPiece sends every kind of piece, in an order that makes no sense: what becomes of
-// them is for others to judge.
+// TestEveryPiece: pieces of all kinds are passed on unchanged, in any order.
 func TestEveryPiece(t *testing.T) {
 	sent := []*parleyv1.RespondResponse{
 		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "of no call", Content: "21 °C"}}},
@@ -72,7 +71,7 @@ func TestEveryPiece(t *testing.T) {
 		t.Errorf("request (-sent +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(before, request, protocmp.Transform()); diff != "" {
-		t.Errorf("the request was changed (-before +after):\n%s", diff)
+		t.Errorf("Respond changed the request (-before +after):\n%s", diff)
 	}
 	want := metadata.MD{"authorization": {"Bearer 12345678"}, "raw-bin": {"\x00\xff"}}
 	for name := range want {
@@ -81,17 +80,17 @@ func TestEveryPiece(t *testing.T) {
 		}
 	}
 	if agent := strings.Join(md["user-agent"], ""); !strings.HasPrefix(agent, "parley ") {
-		t.Errorf("user-agent is %q", agent)
+		t.Errorf("user-agent = %q, want parley", agent)
 	}
 	if left < 59*time.Minute || left > time.Hour {
-		t.Errorf("the agent has %v, want the hour that ctx has", left)
+		t.Errorf("deadline of the agent in %v, want that of ctx in an hour", left)
 	}
 }
 
-// TestUnknownPieces is an agent that is newer than this server.
+// TestUnknownPieces: pieces of unknown kinds from a newer agent are ignored.
 func TestUnknownPieces(t *testing.T) {
 	newer := &parleyv1.RespondResponse{}
-	newer.ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 2, 'h', 'i'}) // field 100
+	newer.ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 2, 'h', 'i'}) // Field 100.
 	s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
 		return errors.Join(stream.Send(newer), stream.Send(text("a")), stream.Send(&parleyv1.RespondResponse{}), stream.Send(text("b")))
 	})
@@ -101,36 +100,36 @@ func TestUnknownPieces(t *testing.T) {
 	}
 }
 
-// TestNoPiece is an agent that has nothing to say.
+// TestNoPiece: an answer may be empty.
 func TestNoPiece(t *testing.T) {
-	s := start(t, "127.0.0.1:0", nil, says())
+	s := start(t, "127.0.0.1:0", nil, answerTexts())
 	if answer, err := collect(t.Context(), open(t, Config{Address: s.address}), nil); len(answer) != 0 || err != nil {
-		t.Errorf("%v, %v", answer, err)
+		t.Errorf("Respond = %v, %v, want no pieces", answer, err)
 	}
 }
 
 func TestUnixSocket(t *testing.T) {
 	t.Chdir(t.TempDir())
-	start(t, "unix:agent.socket", nil, says("here"))
+	start(t, "unix:agent.socket", nil, answerTexts("here"))
 	path, err := filepath.Abs("agent.socket")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, address := range []string{"unix:agent.socket", "unix:" + path, "unix://" + path} {
 		if answer, err := collect(t.Context(), open(t, Config{Address: address}), nil); len(answer) != 1 || err != nil {
-			t.Errorf("%s: %v, %v", address, answer, err)
+			t.Errorf("Respond of %s = %v, %v, want one piece", address, answer, err)
 		}
 	}
 }
 
-// TestStall has agents that send nothing, or no more, for as long as they are let.
+// TestStall: when ctx ends, the call to an agent that sends nothing more ends too.
 func TestStall(t *testing.T) {
 	for _, first := range [][]string{nil, {"one"}} {
 		t.Run(strings.Join(first, ""), func(t *testing.T) {
 			reached, ended := make(chan struct{}), make(chan struct{})
 			s := start(t, "127.0.0.1:0", nil, func(request *parleyv1.RespondRequest, stream pieces) error {
 				defer close(ended)
-				if err := says(first...)(request, stream); err != nil {
+				if err := answerTexts(first...)(request, stream); err != nil {
 					return err
 				}
 				close(reached)
@@ -146,14 +145,15 @@ func TestStall(t *testing.T) {
 				cancel(enough)
 			}()
 			if _, err := collect(ctx, a, nil); !errors.Is(err, enough) {
-				t.Errorf("after %q: %v, want the cause of the end", first, err)
+				t.Errorf("Respond after %q = %v, want the cause of ctx", first, err)
 			}
-			wait(t, "the agent to be told", ended)
+			wait(t, "the end of the call", ended)
 		})
 	}
 }
 
-// TestFlood is an agent that does not stop by itself.
+// TestFlood: when the consumer stops or ctx ends, the call to an agent that sends without end ends
+// too.
 func TestFlood(t *testing.T) {
 	ended := make(chan struct{}, 1)
 	s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
@@ -175,7 +175,7 @@ func TestFlood(t *testing.T) {
 			break
 		}
 	}
-	wait(t, "the agent to be told that nobody listens", ended)
+	wait(t, "the end of the call", ended)
 
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -187,28 +187,29 @@ func TestFlood(t *testing.T) {
 		if piece != nil {
 			n++
 		}
-		cancel(enough) // Many more pieces have come by now.
+		cancel(enough) // Many more pieces have been received.
 	}
 	if n != 1 || !errors.Is(last, enough) {
-		t.Errorf("%d pieces and %v, want one and the cause of the end", n, last)
+		t.Errorf("Respond = %d pieces, %v, want one piece and the cause of ctx", n, last)
 	}
-	wait(t, "the agent to be told", ended)
+	wait(t, "the end of the call", ended)
 }
 
-// TestEndedBefore begins with a context that has ended.
-func TestEndedBefore(t *testing.T) {
+// TestEndedContext: Respond with an ended context returns its cause.
+func TestEndedContext(t *testing.T) {
 	a := open(t, Config{Address: "127.0.0.1:1"})
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
 	if answer, err := collect(ctx, a, nil); len(answer) != 0 || !errors.Is(err, enough) {
-		t.Errorf("%v, %v; want the cause", answer, err)
+		t.Errorf("Respond = %v, %v, want the cause of ctx", answer, err)
 	}
 }
 
-// TestSeveralAddresses has two agents behind one name, of which one goes away.
+// TestSeveralAddresses: turns are distributed over the addresses of a name, and only to agents that
+// are connected.
 func TestSeveralAddresses(t *testing.T) {
-	one, two := start(t, "127.0.0.1:0", nil, says("one")), start(t, "127.0.0.1:0", nil, says("two"))
+	one, two := start(t, "127.0.0.1:0", nil, answerTexts("one")), start(t, "127.0.0.1:0", nil, answerTexts("two"))
 	names := manual.NewBuilderWithScheme("test")
 	names.InitialState(resolver.State{Endpoints: []resolver.Endpoint{
 		{Addresses: []resolver.Address{{Addr: one.address}}},
@@ -226,14 +227,14 @@ func TestSeveralAddresses(t *testing.T) {
 		}
 		return all
 	}
-	deadline := time.Now().Add(untilFailed) // One is connected before the other.
+	deadline := time.Now().Add(testTimeout) // One agent may be connected before the other.
 	for both := []string(nil); !slices.Contains(both, "one") || !slices.Contains(both, "two"); both = answers() {
 		if time.Now().After(deadline) {
-			t.Fatalf("only one of them answers: %q", both)
+			t.Fatalf("answers = %q, want both agents", both)
 		}
 	}
 	one.stop()
-	// What is sent before the loss is noticed may fail; what comes after goes to the other.
+	// Turns may fail until the loss is detected. Later turns go to the other agent.
 	for {
 		if _, err := collect(t.Context(), a, nil); err != nil {
 			_ = mustFail(t, err)
@@ -245,7 +246,7 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
-// dns gives names out under the scheme that Config takes.
+// dns is a resolver for a scheme that Config accepts.
 type dns struct{ *manual.Resolver }
 
 func (dns) Scheme() string { return "dns" }

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/health"
 )
 
-// authority is a certificate authority that nobody else knows.
+// authority is a certificate authority for a test.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -38,7 +38,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue makes a certificate for both ends of a connection.
+// issue returns a certificate for clients and servers.
 func (a *authority) issue(t *testing.T, name string) tls.Certificate {
 	t.Helper()
 	certificate, key := sign(t, &x509.Certificate{
@@ -49,7 +49,7 @@ func (a *authority) issue(t *testing.T, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{certificate.Raw}, PrivateKey: key}
 }
 
-// sign makes a certificate with a new key, signed by signer or, where that is nil, by itself.
+// sign returns a certificate with a new key. If signer is nil, it is self-signed.
 func sign(t *testing.T, template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -72,7 +72,7 @@ func sign(t *testing.T, template, parent *x509.Certificate, signer *ecdsa.Privat
 
 func TestTLS(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
-	s := start(t, "127.0.0.1:0", health.NewServer(), says("secure"), grpc.Creds(credentials.NewTLS(&tls.Config{
+	s := start(t, "127.0.0.1:0", health.NewServer(), answerTexts("secure"), grpc.Creds(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{ours.issue(t, "planner.internal")},
 		ClientCAs:    ours.pool, ClientAuth: tls.RequireAndVerifyClientCert,
 	})))
@@ -86,7 +86,7 @@ func TestTLS(t *testing.T) {
 		{"unknown authority", &tls.Config{RootCAs: theirs.pool, ServerName: "planner.internal", Certificates: us}, "unknown authority"},
 		{"host of the address", &tls.Config{RootCAs: ours.pool, Certificates: us}, "127.0.0.1"},
 		{"other name", &tls.Config{RootCAs: ours.pool, ServerName: "other.internal", Certificates: us}, "not other.internal"},
-		{"no certificate of ours", &tls.Config{RootCAs: ours.pool, ServerName: "planner.internal"}, ""},
+		{"no client certificate", &tls.Config{RootCAs: ours.pool, ServerName: "planner.internal"}, ""},
 		{"plaintext", nil, ""},
 	}
 	for _, test := range tests {
@@ -94,7 +94,7 @@ func TestTLS(t *testing.T) {
 			a := open(t, Config{Address: s.address, TLS: test.config})
 			if test.name == "right" {
 				if answer, err := collect(t.Context(), a, nil); len(answer) != 1 || err != nil {
-					t.Errorf("%v, %v", answer, err)
+					t.Errorf("Respond = %v, %v, want one piece", answer, err)
 				}
 				return
 			}
@@ -103,7 +103,7 @@ func TestTLS(t *testing.T) {
 			_, err := collect(t.Context(), a, nil)
 			got := mustFail(t, err)
 			if got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, test.want) || !got.Retryable {
-				t.Errorf("%+v, want %q in it", got, test.want)
+				t.Errorf("error = %+v, want one with %q", got, test.want)
 			}
 		})
 	}

@@ -13,8 +13,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestUnknownFields sends pieces with fields that the server does not know. The server must drop
-// them, since pieces become part of messages.
+// TestUnknownFields: unknown fields are removed from pieces, because pieces become part of
+// messages.
 func TestUnknownFields(t *testing.T) {
 	value := structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewNumberValue(1)}})
 	data := &parleyv1.StructuredData{Type: "n", Value: value}

@@ -1,4 +1,4 @@
-"""A shopping list: answers the last message by what was said before it."""
+"""A shopping list that answers the last message from the earlier ones."""
 
 import re
 import sys
@@ -15,4 +15,4 @@ elif message == "Add a product":
 elif before:
     print(f"You said: {', '.join(before)}.")
 else:
-    sys.exit("shop: nothing to go on")
+    sys.exit("shop: no message to answer")
