@@ -62,7 +62,7 @@ const (
 	inOpen                   // The opening fence of a block.
 	inType                   // The rest of that line.
 	inValue                  // The lines of the value.
-	inClose                  // The line after the closing fence.
+	inClose                  // The rest of the line with the closing fence.
 )
 
 // add processes the next text and returns the text that need not be held back. The result is split
@@ -213,7 +213,7 @@ func (s *blockScanner) typeName() string {
 	return strings.TrimRight(name, " \t\r")
 }
 
-// release makes the first n held bytes text, and processes the other held bytes and b again.
+// release turns the first n held bytes into text, and processes the other held bytes and b again.
 func (s *blockScanner) release(n int, b byte) {
 	rest := append(bytes.Clone(s.held[n:]), b)
 	s.out = append(s.out, s.held[:n]...)
@@ -223,13 +223,13 @@ func (s *blockScanner) release(n int, b byte) {
 	}
 }
 
-// releaseAbove makes all text before the current line text. The current line may open a block
-// itself: the line breaks before it stay held, and b continues the line.
+// releaseAbove turns everything before the current line into text. The current line may open a
+// block itself: the line breaks before it stay held, and b continues the line.
 func (s *blockScanner) releaseAbove(b byte) {
 	s.release(len(bytes.TrimRight(s.held[:s.line], " \t\r\n")), b)
 }
 
-// releaseFirst makes the first complete block text.
+// releaseFirst turns the first complete block into text.
 func (s *blockScanner) releaseFirst() {
 	n := s.found[0].end
 	s.out = append(s.out, s.held[:n]...)
@@ -240,7 +240,7 @@ func (s *blockScanner) releaseFirst() {
 	s.kind, s.value, s.line = s.kind-n, s.value-n, s.line-n
 }
 
-// reduceHeld makes the first complete block text, or everything if there is none.
+// reduceHeld turns the first complete block into text, or everything if there is none.
 func (s *blockScanner) reduceHeld() {
 	if len(s.found) > 0 {
 		s.releaseFirst()

@@ -28,8 +28,8 @@ const (
 // decodeStream reads the lines that `claude -p --output-format stream-json --verbose` prints, with
 // or without --include-partial-messages, and converts them:
 //
-//   - Text comes from the partial events of a message if there were any, otherwise from the complete message. Text after
-//     a tool call begins a new paragraph. The text of a result is used only if there was no other text.
+//   - Text comes from the partial events of a message if there were any, otherwise from the complete message. Text
+//     after a tool call begins a new paragraph. The text of a result is used only if there was no other text.
 //   - Usage and finish reason come from the result.
 //   - Progress pieces contain the name of each tool that runs. The command runs its tools itself and feeds their results
 //     back itself, so they are not tool calls and results of the conversation: the turn would wait for the result of
