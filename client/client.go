@@ -1,22 +1,25 @@
-// Package client talks to a Parley server from Go.
+// Package client is the Go client of a Parley server.
 //
-// Begin with [Dial]. Ask an agent with [Client.Chat], which streams the answer, and come back
-// to one with [Client.ResumeTurn]; see what happens to conversations as it does with
-// [Client.WatchConversations]. None of them minds a connection that breaks or a server that
-// restarts meanwhile. Every other call is a method of the generated stubs that [Client]
-// embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on. [Reason]
-// tells errors apart. The examples append to a conversation, load it, chat, route, and watch.
+// [Dial] returns a [Client]. [Client.Chat] asks an agent and streams the answer.
+// [Client.ResumeTurn] returns to a turn. [Client.WatchConversations] reports changes of
+// conversations as they are committed. These three reconnect and resume automatically when the
+// connection breaks or the server restarts. All other calls are methods of the generated stubs
+// that Client embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
+// [Reason] tells errors apart. The examples append to a conversation, load it, chat, route and
+// watch.
 //
-// Three things hold for every call:
+// Three rules hold for every call:
 //
-//   - An empty request_id is filled with a random UUID, on a copy of the request. The server
-//     does the work of a request_id once, so a call that carries one may be sent again.
-//   - Calls that only read, and calls that carry a request_id, are sent up to five times
-//     within about 1.5 s while the server is UNAVAILABLE: a quick restart goes unnoticed.
-//     The others (update, delete, clear, purge, lease, import) are sent once. A stream that
-//     breaks after its first message is not sent again; the three above ask for the rest.
-//   - A program that repeats a call itself, say after its own restart, sets the request_id
-//     itself, to the same value each time.
+//   - If request_id is empty, the client sets a random UUID on a copy of the request. The server
+//     executes a request_id once, so a call with a request_id is safe to send again.
+//   - While the server is UNAVAILABLE, calls that only read and calls with a request_id are sent
+//     up to five times within about 1.5 s, so that callers do not notice a quick restart. The
+//     other calls (update, delete, clear, purge, lease, import) are sent once. A stream that
+//     breaks after its first message is not sent again; the three calls above request the rest.
+//   - A program that repeats a call itself, for example after its own restart, must set
+//     request_id itself, to the same value each time.
+//
+// Start at [Dial].
 package client
 
 import (
@@ -37,21 +40,21 @@ import (
 )
 
 const (
-	// The same as the server's, so that whatever it sends can be read.
+	// maxMessageBytes equals the server's limit, so that the client can read every reply.
 	maxMessageBytes = 4 << 20
-	// gRPC sends a call again only while it remembers it whole, framing included; its own
-	// default of 256 KiB is less than a batch of messages may have.
+	// maxRetryBytes is the size of the buffer in which gRPC keeps a call, framing included, to
+	// send it again. gRPC's default of 256 KiB is smaller than the largest batch of messages.
 	maxRetryBytes = maxMessageBytes + 64<<10
 )
 
-// The retried methods, each by name; a test compares the list with the services.
+// serviceConfig lists the retried methods by name. A test compares the list with the services.
 //
 //go:embed service_config.json
 var serviceConfig string
 
-// Client is a connection to one Parley server. It is safe for use by many goroutines at
-// once, and one is enough for a program. Of the embedded stubs, Chat, ResumeTurn and
-// WatchConversations are hidden by methods of Client; the generated ones are
+// Client is a connection to one Parley server. It is safe for concurrent use, and a program
+// needs only one. Client has its own methods Chat, ResumeTurn and WatchConversations, which hide
+// those of the embedded stubs. The generated methods remain available as
 // Client.ConversationServiceClient.Chat and so on.
 type Client struct {
 	parleyv1.ConversationServiceClient
@@ -62,16 +65,16 @@ type Client struct {
 }
 
 // Dial returns a client of the server at target: "host:port", "unix:PATH", or any other
-// target that gRPC can resolve. It does not connect yet: where there is no server, the first
-// call fails with UNAVAILABLE. An error means that target or opts make no sense. Call Close
-// when done.
+// target that gRPC can resolve. Dial does not connect yet. If no server listens at target, the
+// first call fails with UNAVAILABLE. Dial returns an error only if target or opts are invalid.
+// Call Close when the client is no longer needed.
 //
-// The connection is plaintext when target is a loopback address, localhost or a Unix socket,
-// and else TLS with the system's certificates. opts come after the defaults and replace them:
-// [grpc.WithTransportCredentials] sets another security, [grpc.WithUserAgent] the name
-// that servers are told, [grpc.WithDefaultServiceConfig] other retries. Messages may have
-// 4 MiB in either direction. A connection that has been silent for 30 s is checked, and
-// given up after another 10 s.
+// The connection is plaintext if target is a loopback address, localhost or a Unix socket.
+// Otherwise it uses TLS with the system's certificates. opts are applied after the defaults and
+// override them: [grpc.WithTransportCredentials] sets other credentials, [grpc.WithUserAgent]
+// sets the user agent, [grpc.WithDefaultServiceConfig] sets other retries. The limit of a message
+// is 4 MiB in each direction. The client pings a connection that has been silent for 30 s, and
+// closes it if there is no answer within 10 s.
 func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	defaults := []grpc.DialOption{
 		grpc.WithTransportCredentials(defaultCredentials(target)),
@@ -82,11 +85,11 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 			grpc.MaxCallSendMsgSize(maxMessageBytes),
 			grpc.MaxRetryRPCBufferSize(maxRetryBytes),
 		),
-		// The server cuts off clients that ask more often than every 10 s.
+		// The server closes connections of clients that ping more often than every 10 s.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true,
 		}),
-		// Connect anew as quickly as calls are retried: they would else all fail on the
+		// Reconnect as quickly as calls are retried. Otherwise all retries would fail on the
 		// connection that a restart broke.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
@@ -94,8 +97,8 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 			},
 			MinConnectTimeout: 10 * time.Second,
 		}),
-		grpc.WithChainUnaryInterceptor(fillUnary),
-		grpc.WithChainStreamInterceptor(fillStream),
+		grpc.WithChainUnaryInterceptor(requestIDUnary),
+		grpc.WithChainStreamInterceptor(requestIDStream),
 	}
 	conn, err := grpc.NewClient(target, append(defaults, opts...)...)
 	if err != nil {
@@ -109,8 +112,8 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	}, nil
 }
 
-// Close ends the connection; calls that are under way fail with CANCELED. Turns that they
-// began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
+// Close closes the connection. Calls in progress fail with CANCELED. The turns that they started
+// continue on the server, unless their requests set ON_DISCONNECT_CANCEL.
 func (c *Client) Close() error {
 	return c.conn.Close()
 }
@@ -122,24 +125,24 @@ func defaultCredentials(target string) credentials.TransportCredentials {
 	return credentials.NewTLS(nil)
 }
 
-// isLocal reports whether target cannot leave this machine. What it does not understand
-// can.
+// isLocal reports whether target is certainly on this machine. It returns false for targets that
+// it cannot parse.
 func isLocal(target string) bool {
 	if strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "unix-abstract:") {
 		return true
 	}
 	for _, scheme := range []string{"dns:", "passthrough:"} {
 		if rest, found := strings.CutPrefix(target, scheme); found {
-			target = rest[strings.LastIndex(rest, "/")+1:] // An authority may stand between slashes.
+			target = rest[strings.LastIndex(rest, "/")+1:] // An authority may precede the last slash.
 			break
 		}
 	}
 	host, _, err := net.SplitHostPort(target)
 	switch {
 	case err != nil:
-		host = strings.Trim(target, "[]") // No port; gRPC takes 443.
+		host = strings.Trim(target, "[]") // There is no port; gRPC uses 443.
 	case host == "":
-		return true // gRPC, like the net package, takes ":50051" for this machine.
+		return true // For gRPC and for package net, ":50051" is this machine.
 	}
 	if strings.EqualFold(host, "localhost") {
 		return true

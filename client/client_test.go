@@ -20,7 +20,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// listen serves f at address until the test ends and returns where.
+// listen serves f at address until the test ends, and returns the address of the listener.
 func listen(t *testing.T, f *fake, network, address string) string {
 	t.Helper()
 	listener, err := net.Listen(network, address)
@@ -31,12 +31,12 @@ func listen(t *testing.T, f *fake, network, address string) string {
 	return listener.Addr().String()
 }
 
-func get(ctx context.Context, c *client.Client) error {
+func getConversation(ctx context.Context, c *client.Client) error {
 	_, err := c.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: "a"})
 	return err
 }
 
-func TestLocalServersArePlaintext(t *testing.T) {
+func TestDialUsesPlaintextForLocalServers(t *testing.T) {
 	socket := t.TempDir() + "/parley.sock"
 	listen(t, &fake{}, "unix", socket)
 	for _, target := range []string{"unix:" + socket, listen(t, &fake{}, "tcp", "127.0.0.1:0")} {
@@ -44,14 +44,14 @@ func TestLocalServersArePlaintext(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := get(t.Context(), c); err != nil {
+		if err := getConversation(t.Context(), c); err != nil {
 			t.Errorf("%s: %v", target, err)
 		}
 		c.Close()
 	}
 }
 
-func TestOtherServersMustSpeakTLS(t *testing.T) {
+func TestDialUsesTLSForRemoteServers(t *testing.T) {
 	address := listen(t, &fake{}, "tcp", "127.0.0.1:0")
 	c, err := client.Dial("passthrough:///parley.example:50051",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -61,25 +61,25 @@ func TestOtherServersMustSpeakTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := get(t.Context(), c); err == nil || !strings.Contains(err.Error(), "tls:") {
-		t.Errorf("error = %v, want a failed handshake", err)
+	if err := getConversation(t.Context(), c); err == nil || !strings.Contains(err.Error(), "tls:") {
+		t.Errorf("error = %v, want a failed TLS handshake", err)
 	}
 }
 
-func TestDialRefusesNonsense(t *testing.T) {
+func TestDialRefusesInvalidTargets(t *testing.T) {
 	c, err := client.Dial("dns://\x7f")
 	if err == nil {
 		c.Close()
-		t.Fatal("dialled it")
+		t.Fatal("Dial succeeded, want an error")
 	}
 	if !strings.Contains(err.Error(), "dial") {
-		t.Errorf("error = %v, want it to say what was dialled", err)
+		t.Errorf("error = %v, want one that contains \"dial\"", err)
 	}
 }
 
-func TestRequestsAreBounded(t *testing.T) {
+func TestRequestsOverTheSizeLimitAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := answering(0)
+		f := turnFake(0)
 		_, err := f.dial(t).AppendMessages(t.Context(), batch(1, strings.Repeat("x", 4<<20)))
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "trying to send") {
 			t.Errorf("error = %v, want RESOURCE_EXHAUSTED before anything is sent", err)
@@ -87,55 +87,55 @@ func TestRequestsAreBounded(t *testing.T) {
 	})
 }
 
-// The server allows a ping every 10 s; a client that asks more often loses its connection.
-func TestKeepaliveFindsADeadLineAndPleasesTheServer(t *testing.T) {
+// The server allows one ping every 10 s. It closes the connection of a client that pings more often.
+func TestKeepaliveDetectsADeadConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lines := make(chan *line, 1)
+		conns := make(chan *lossyConn, 1)
 		c := (&fake{}).dialThrough(t, func(connect dialer) dialer {
 			return func(ctx context.Context, address string) (net.Conn, error) {
 				conn, err := connect(ctx, address)
-				line := &line{Conn: conn, cut: make(chan struct{}), closed: make(chan struct{})}
+				lossy := &lossyConn{Conn: conn, lose: make(chan struct{}), closed: make(chan struct{})}
 				select {
-				case lines <- line:
-					return line, err
+				case conns <- lossy:
+					return lossy, err
 				default:
-					return nil, errors.New("the first line was lost")
+					return nil, errors.New("the client has lost its first connection")
 				}
 			}
 		})
 		for range 3 {
-			if err := get(t.Context(), c); err != nil {
-				t.Fatalf("on a line that was idle: %v", err)
+			if err := getConversation(t.Context(), c); err != nil {
+				t.Fatalf("after an idle time: %v", err)
 			}
 			<-time.After(5 * time.Minute)
 		}
 		begin := time.Now()
-		line := <-lines
-		close(line.cut)
-		<-line.closed
+		conn := <-conns
+		close(conn.lose)
+		<-conn.closed
 		if took := time.Since(begin); took > 41*time.Second {
-			t.Errorf("a dead line was given up after %v, want 30 s + 10 s at most", took)
+			t.Errorf("the dead connection was closed after %v, want at most 30 s + 10 s", took)
 		}
 	})
 }
 
-// line is a connection that loses whatever is written to it once cut is closed.
-type line struct {
+// lossyConn is a connection that discards everything written to it once lose is closed.
+type lossyConn struct {
 	net.Conn
-	cut, closed chan struct{}
-	once        sync.Once
+	lose, closed chan struct{}
+	once         sync.Once
 }
 
-func (l *line) Write(b []byte) (int, error) {
+func (l *lossyConn) Write(b []byte) (int, error) {
 	select {
-	case <-l.cut:
+	case <-l.lose:
 		return len(b), nil
 	default:
 		return l.Conn.Write(b)
 	}
 }
 
-func (l *line) Close() error {
+func (l *lossyConn) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return l.Conn.Close()
 }
@@ -154,16 +154,16 @@ func TestReason(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"of the server", with("parley"), "CONVERSATION_NOT_FOUND"},
+		{"from the server", with("parley"), "CONVERSATION_NOT_FOUND"},
 		{"wrapped", fmt.Errorf("open: %w", with("parley")), "CONVERSATION_NOT_FOUND"},
-		{"of somebody in between", with("proxy.example"), ""},
-		{"a bare status", status.Error(codes.NotFound, ""), ""},
+		{"from a proxy", with("proxy.example"), ""},
+		{"a status without details", status.Error(codes.NotFound, ""), ""},
 		{"no status", errors.New("plain"), ""},
 		{"no error", nil, ""},
 	}
 	for _, test := range tests {
 		if got := client.Reason(test.err); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+			t.Errorf("%s: Reason(err) = %q, want %q", test.name, got, test.want)
 		}
 	}
 }

@@ -18,34 +18,34 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// fake answers what the tests ask for, over real gRPC, and writes down what it was asked.
+// fake is a server over real gRPC. It answers as the test wants and records the calls.
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	turn func(*asked) error // Answers Chat and ResumeTurn.
+	turn func(*turnCall) error // The handler of Chat and ResumeTurn.
 
 	mu          sync.Mutex
-	unavailable int // Calls that fail before the first one that is answered.
+	unavailable int // The number of calls that fail with UNAVAILABLE before one succeeds.
 	calls       []string
 	requestIDs  []string
 	turns       int
 	conns       []net.Conn
 }
 
-// asked is a call of Chat or ResumeTurn.
-type asked struct {
+// turnCall is a call of Chat or ResumeTurn.
+type turnCall struct {
 	grpc.ServerStream
 
-	nth    int                         // Of such calls, from 0.
-	chat   *parleyv1.ChatRequest       // nil: it is the other.
-	resume *parleyv1.ResumeTurnRequest // The same.
-	event  func(*parleyv1.TurnEvent) error
+	nth       int                         // The number of such calls before this one.
+	chat      *parleyv1.ChatRequest       // nil for ResumeTurn.
+	resume    *parleyv1.ResumeTurnRequest // nil for Chat.
+	sendEvent func(*parleyv1.TurnEvent) error
 }
 
-// send sends events, in order.
-func (a *asked) send(events ...*parleyv1.TurnEvent) error {
+// send sends events in order.
+func (a *turnCall) send(events ...*parleyv1.TurnEvent) error {
 	for _, event := range events {
-		if err := a.event(event); err != nil {
+		if err := a.sendEvent(event); err != nil {
 			return err
 		}
 	}
@@ -53,13 +53,13 @@ func (a *asked) send(events ...*parleyv1.TurnEvent) error {
 }
 
 // hang waits until the stream breaks or the client leaves.
-func (a *asked) hang() error {
+func (a *turnCall) hang() error {
 	<-a.Context().Done()
 	return a.Context().Err()
 }
 
-// attempt notes a call and its request_id.
-func (f *fake) attempt(method string, request any) error {
+// record records a call and its request_id, and returns UNAVAILABLE for the first calls.
+func (f *fake) record(method string, request any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls = append(f.calls, method)
@@ -67,12 +67,13 @@ func (f *fake) attempt(method string, request any) error {
 		f.requestIDs = append(f.requestIDs, carrier.GetRequestId())
 	}
 	if len(f.calls) <= f.unavailable {
-		return status.Error(codes.Unavailable, "away for a moment")
+		return status.Error(codes.Unavailable, "not available yet")
 	}
 	return nil
 }
 
-func (f *fake) seen() (calls, requestIDs []string) {
+// recordedCalls returns the methods of all calls and the request ids of those that have one.
+func (f *fake) recordedCalls() (calls, requestIDs []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls, f.requestIDs
@@ -80,7 +81,7 @@ func (f *fake) seen() (calls, requestIDs []string) {
 
 // unary answers each unary call with an empty reply.
 func (f *fake) unary(_ context.Context, request any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-	if err := f.attempt(info.FullMethod, request); err != nil {
+	if err := f.record(info.FullMethod, request); err != nil {
 		return nil, err
 	}
 	switch info.FullMethod {
@@ -102,24 +103,24 @@ func (f *fake) unary(_ context.Context, request any, info *grpc.UnaryServerInfo,
 }
 
 func (f *fake) Chat(request *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
-	return f.stream(parleyv1.ConversationService_Chat_FullMethodName, request, &asked{
-		ServerStream: stream, chat: request, event: func(event *parleyv1.TurnEvent) error {
+	return f.stream(parleyv1.ConversationService_Chat_FullMethodName, request, &turnCall{
+		ServerStream: stream, chat: request, sendEvent: func(event *parleyv1.TurnEvent) error {
 			return stream.Send(&parleyv1.ChatResponse{Event: event})
 		},
 	})
 }
 
-// ResumeTurn is answered as Chat is.
+// ResumeTurn answers like Chat.
 func (f *fake) ResumeTurn(request *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
-	return f.stream(parleyv1.ConversationService_ResumeTurn_FullMethodName, request, &asked{
-		ServerStream: stream, resume: request, event: func(event *parleyv1.TurnEvent) error {
+	return f.stream(parleyv1.ConversationService_ResumeTurn_FullMethodName, request, &turnCall{
+		ServerStream: stream, resume: request, sendEvent: func(event *parleyv1.TurnEvent) error {
 			return stream.Send(&parleyv1.ResumeTurnResponse{Event: event})
 		},
 	})
 }
 
-func (f *fake) stream(method string, request any, a *asked) error {
-	if err := f.attempt(method, request); err != nil {
+func (f *fake) stream(method string, request any, a *turnCall) error {
+	if err := f.record(method, request); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -129,8 +130,8 @@ func (f *fake) stream(method string, request any, a *asked) error {
 	return f.turn(a)
 }
 
-// cut breaks the connections to the fake: with a reset, where they have such.
-func (f *fake) cut() {
+// breakConnections closes all connections of f, those over TCP with a reset.
+func (f *fake) breakConnections() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, conn := range f.conns {
@@ -142,40 +143,40 @@ func (f *fake) cut() {
 	f.conns = nil
 }
 
-// wire is a listener that tells its fake of each connection.
-type wire struct {
+// recordingListener is a listener that records each connection in f.
+type recordingListener struct {
 	net.Listener
 	f *fake
 }
 
-func (w wire) Accept() (net.Conn, error) {
-	conn, err := w.Listener.Accept()
+func (l recordingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
 	if err == nil {
-		w.f.mu.Lock()
-		w.f.conns = append(w.f.conns, conn)
-		w.f.mu.Unlock()
+		l.f.mu.Lock()
+		l.f.conns = append(l.f.conns, conn)
+		l.f.mu.Unlock()
 	}
 	return conn, err
 }
 
-// dialer opens connections for a client.
+// dialer opens a connection for a client.
 type dialer = func(ctx context.Context, address string) (net.Conn, error)
 
-// dial serves f in memory and returns a client of it. Both end with the test; in a bubble of
-// synctest, that checks that they leave no goroutine.
+// dial serves f in memory and returns a client of it. Both end with the test. In a synctest bubble
+// this also checks that they leave no goroutine.
 func (f *fake) dial(t *testing.T) *client.Client {
 	t.Helper()
 	return f.dialThrough(t, func(connect dialer) dialer { return connect })
 }
 
-// dialThrough is dial with a say in how connections are opened.
-func (f *fake) dialThrough(t *testing.T, through func(dialer) dialer) *client.Client {
+// dialThrough is dial with connections that the dialer returned by wrap opens.
+func (f *fake) dialThrough(t *testing.T, wrap func(dialer) dialer) *client.Client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	f.serve(t, listener)
 	c, err := client.Dial("passthrough:///memory",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(through(func(ctx context.Context, _ string) (net.Conn, error) {
+		grpc.WithContextDialer(wrap(func(ctx context.Context, _ string) (net.Conn, error) {
 			return listener.DialContext(ctx)
 		})))
 	if err != nil {
@@ -185,7 +186,7 @@ func (f *fake) dialThrough(t *testing.T, through func(dialer) dialer) *client.Cl
 	return c
 }
 
-// serve serves f until the test ends, with the server's own rule for keepalive pings.
+// serve serves f until the test ends. It enforces the same limit of keepalive pings as the real server.
 func (f *fake) serve(t *testing.T, listener net.Listener) {
 	t.Helper()
 	server := grpc.NewServer(
@@ -193,16 +194,17 @@ func (f *fake) serve(t *testing.T, listener net.Listener) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
 	parleyv1.RegisterConversationServiceServer(server, f)
 	var running sync.WaitGroup
-	running.Go(func() { _ = server.Serve(wire{listener, f}) })
+	running.Go(func() { _ = server.Serve(recordingListener{listener, f}) })
 	t.Cleanup(func() { server.Stop(); running.Wait() })
 }
 
-// answering gives everybody the same answer, after so many failures.
-func answering(unavailable int) *fake {
-	return &fake{unavailable: unavailable, turn: func(a *asked) error { return a.send(short()...) }}
+// turnFake returns a fake that answers each turn with the events of short. Its first calls, as many
+// as unavailable says, fail with UNAVAILABLE.
+func turnFake(unavailable int) *fake {
+	return &fake{unavailable: unavailable, turn: func(a *turnCall) error { return a.send(short()...) }}
 }
 
-// short is a turn of few events.
+// short returns the events of a short turn.
 func short() []*parleyv1.TurnEvent {
 	return client.Numbered("t", client.Started("c"), client.Text("hi"), client.Finished())
 }

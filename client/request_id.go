@@ -9,35 +9,35 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Interceptors run once a call, ahead of gRPC's retries, so each attempt has the same id.
+// The interceptors run once for each call, before gRPC's retries, so that all attempts carry the same request_id.
 
-func fillUnary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func requestIDUnary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if message, ok := request.(proto.Message); ok {
 		request = withRequestID(message)
 	}
 	return invoke(ctx, method, request, reply, conn, opts...)
 }
 
-func fillStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func requestIDStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	stream, err := open(ctx, desc, conn, method, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return fillingStream{stream}, nil
+	return requestIDClientStream{stream}, nil
 }
 
-type fillingStream struct{ grpc.ClientStream }
+type requestIDClientStream struct{ grpc.ClientStream }
 
-// SendMsg is called by the generated stubs with each request of the stream.
-func (s fillingStream) SendMsg(request any) error {
+// SendMsg sets an empty request_id and sends request. The generated stubs call it for each request of the stream.
+func (s requestIDClientStream) SendMsg(request any) error {
 	if message, ok := request.(proto.Message); ok {
 		request = withRequestID(message)
 	}
 	return s.ClientStream.SendMsg(request)
 }
 
-// withRequestID returns request itself, or a copy with a random request_id when it has an
-// empty one.
+// withRequestID returns a copy of request with a random request_id if its request_id is empty.
+// Otherwise it returns request itself.
 func withRequestID[M proto.Message](request M) M {
 	fields := request.ProtoReflect()
 	field := fields.Descriptor().Fields().ByName("request_id")

@@ -16,8 +16,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// long is a turn with all kinds of events: data between text, notes, a tool's result, a
-// handover.
+// long returns the events of a turn with all kinds of events: data between texts, notes, a tool
+// result and a handover.
 func long() []*parleyv1.TurnEvent {
 	return client.Numbered("t",
 		client.Started("c"), client.Text("Let "), client.Note(""), client.Text("me "), client.Data("d"), client.Text("see."),
@@ -25,32 +25,34 @@ func long() []*parleyv1.TurnEvent {
 		client.Text(" als ..."), client.Next("b"), client.Text("Done"), client.Text("."), client.Finished())
 }
 
-// from sends what follows the place that was asked for.
-func (a *asked) from(events []*parleyv1.TurnEvent) error {
+// sendRest sends the events after the requested index.
+func (a *turnCall) sendRest(events []*parleyv1.TurnEvent) error {
 	return a.send(events[a.resume.GetAfterIndex():]...)
 }
 
-// breaks are the ends of streams that are gone on with.
-func breaks() map[string]error {
+// resumableErrors returns the errors that end a stream which the client then resumes. For io.EOF the
+// test breaks the connection.
+func resumableErrors() map[string]error {
 	return map[string]error{
-		"the server ends the stream":       nil,
-		"the server restarts":              refused(codes.Unavailable, "SHUTTING_DOWN"),
-		"the caller was slow":              refused(codes.ResourceExhausted, "SLOW_READER"),
-		"something in between is away":     status.Error(codes.Unavailable, "bad gateway"),
-		"something in between resets it":   status.Error(codes.Internal, "RST_STREAM"),
-		"something in between cancels it":  status.Error(codes.Canceled, "RST_STREAM"),
-		"something in between is confused": status.Error(codes.Unknown, "no trailers"),
-		"the connection breaks":            io.EOF,
+		"the server ends the stream": nil,
+		"the server restarts":        statusWithReason(codes.Unavailable, "SHUTTING_DOWN"),
+		"the caller was too slow":    statusWithReason(codes.ResourceExhausted, "SLOW_READER"),
+		"a proxy is unavailable":     status.Error(codes.Unavailable, "bad gateway"),
+		"a proxy resets the stream":  status.Error(codes.Internal, "RST_STREAM"),
+		"a proxy cancels the stream": status.Error(codes.Canceled, "RST_STREAM"),
+		"a proxy sends no trailers":  status.Error(codes.Unknown, "no trailers"),
+		"the connection breaks":      io.EOF,
 	}
 }
 
-// breaking answers with events, but ends the first stream after so many.
-func breaking(events []*parleyv1.TurnEvent, after int, end error, second **asked) (f *fake, step func(int)) {
+// breakingFake returns a fake that answers with events but ends its first stream with end after the
+// given number of them. It stores the second call in second. The caller of readTurn must pass step.
+func breakingFake(events []*parleyv1.TurnEvent, after int, end error, second **turnCall) (f *fake, step func(int)) {
 	f = &fake{}
-	f.turn = func(a *asked) error {
+	f.turn = func(a *turnCall) error {
 		if a.nth > 0 {
 			*second = a
-			return a.from(events)
+			return a.sendRest(events)
 		}
 		if err := a.send(events[:after]...); err != nil {
 			return err
@@ -59,40 +61,40 @@ func breaking(events []*parleyv1.TurnEvent, after int, end error, second **asked
 			return end
 		}
 		if after == 0 {
-			f.cut()
+			f.breakConnections()
 		}
 		return a.hang()
 	}
 	return f, func(shown int) {
 		if shown == after && errors.Is(end, io.EOF) {
-			f.cut()
+			f.breakConnections()
 		}
 	}
 }
 
-func TestABreakBehindAnyEventGoesUnnoticed(t *testing.T) {
+func TestChatResumesAfterEachEvent(t *testing.T) {
 	events := long()
-	for name, end := range breaks() {
+	for name, end := range resumableErrors() {
 		t.Run(name, func(t *testing.T) {
 			for k := range events {
 				synctest.Test(t, func(t *testing.T) {
-					var second *asked
-					f, step := breaking(events, k, end, &second)
-					got, err := watch(f.dial(t).Chat(t.Context(), hello()), step)
+					var second *turnCall
+					f, step := breakingFake(events, k, end, &second)
+					got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), step)
 					if err != nil {
-						t.Fatalf("behind event %d: %v", k, err)
+						t.Fatalf("after event %d: %v", k, err)
 					}
-					expect(t, events, got)
-					_, ids := f.seen()
+					checkEvents(t, events, got)
+					_, ids := f.recordedCalls()
 					if k == 0 {
 						if second.chat == nil || ids[0] == "" || ids[0] != ids[1] {
-							t.Errorf("before anything: asked with request ids %q, want Chat with one, twice", ids)
+							t.Errorf("before the first event: request ids = %q, want Chat with the same id twice", ids)
 						}
 						return
 					}
 					want := &parleyv1.ResumeTurnRequest{ConversationId: "c", TurnId: "t", AfterIndex: int32(k)}
 					if diff := cmp.Diff(want, second.resume, protocmp.Transform()); diff != "" {
-						t.Errorf("behind event %d (-want +asked):\n%s", k, diff)
+						t.Errorf("after event %d: request (-want +got):\n%s", k, diff)
 					}
 				})
 			}
@@ -100,34 +102,34 @@ func TestABreakBehindAnyEventGoesUnnoticed(t *testing.T) {
 	}
 }
 
-func TestAResetBehindAnyEventGoesUnnoticed(t *testing.T) {
+func TestChatResumesAfterAConnectionReset(t *testing.T) {
 	events := long()
 	for k := range events {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			var second *asked
-			f, step := breaking(events, k, io.EOF, &second)
+			var second *turnCall
+			f, step := breakingFake(events, k, io.EOF, &second)
 			c, err := client.Dial(listen(t, f, "tcp", "127.0.0.1:0"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			got, err := watch(c.Chat(t.Context(), hello()), step)
+			got, err := readTurn(c.Chat(t.Context(), hello()), step)
 			if err != nil {
-				t.Fatalf("behind event %d: %v", k, err)
+				t.Fatalf("after event %d: %v", k, err)
 			}
-			expect(t, events, got)
+			checkEvents(t, events, got)
 		})
 	}
 }
 
-// The events are gone behind any event k, the replay is of any time n, and breaks behind any
-// of its events j.
+// The first stream breaks after event k, and the server no longer has the single events. The replay
+// contains the first n events merged, and breaks after its event j.
 func TestEventsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := long()
 		var k, n, j, asks int
-		f := &fake{turn: func(a *asked) error {
+		f := &fake{turn: func(a *turnCall) error {
 			asks++
 			switch {
 			case asks == 1 && k%2 == 0:
@@ -138,12 +140,12 @@ func TestEventsGone(t *testing.T) {
 				}
 				fallthrough
 			case a.resume.GetAfterIndex() > 0:
-				return refused(codes.OutOfRange, "EVENTS_GONE")
+				return statusWithReason(codes.OutOfRange, "EVENTS_GONE")
 			}
 			replay := append(client.Merged(events[:n]), events[n:]...)
 			if asks <= 3 {
 				replay = replay[:min(j, len(replay))]
-				n = min(n+1, len(events)) // The next one is of a later time.
+				n = min(n+1, len(events)) // The next replay has one more event merged.
 			}
 			return a.send(replay...)
 		}}
@@ -152,12 +154,12 @@ func TestEventsGone(t *testing.T) {
 			for when := before; when <= len(events); when += 5 {
 				for cut := 0; cut <= len(events); cut += 2 {
 					k, n, j, asks = before, when, cut, 0
-					got, err := watch(turn, nil)
+					got, err := readTurn(turn, nil)
 					if err != nil {
-						t.Fatalf("behind %d, replay of %d, broken behind %d: %v", before, when, cut, err)
+						t.Fatalf("first stream of %d events, replay with %d merged, broken after %d: %v", before, when, cut, err)
 					}
-					if diff := cmp.Diff(client.Story(events), client.Story(got)); diff != "" {
-						t.Fatalf("behind %d, replay of %d, broken behind %d (-want +got):\n%s", before, when, cut, diff)
+					if diff := cmp.Diff(client.Summary(events), client.Summary(got)); diff != "" {
+						t.Fatalf("first stream of %d events, replay with %d merged, broken after %d (-want +got):\n%s", before, when, cut, diff)
 					}
 					checkIndexes(t, got)
 				}
@@ -166,6 +168,7 @@ func TestEventsGone(t *testing.T) {
 	})
 }
 
+// checkIndexes fails the test if the indexes of events do not increase.
 func checkIndexes(t *testing.T, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	for i, event := range events {
@@ -175,13 +178,13 @@ func checkIndexes(t *testing.T, events []*parleyv1.TurnEvent) {
 	}
 }
 
-func TestACrashOfTheServer(t *testing.T) {
+func TestChatAfterACrashOfTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := client.Numbered("t", client.Started("c"), client.Text("Once"), client.Text(" upon"), client.Text(" a ti"))
 		end := client.Finished()
 		end.TurnId, end.Index = "t", 1<<20
 		f := &fake{}
-		f.turn = func(a *asked) error {
+		f.turn = func(a *turnCall) error {
 			switch {
 			case a.nth == 0:
 				if err := a.send(events...); err != nil {
@@ -189,32 +192,32 @@ func TestACrashOfTheServer(t *testing.T) {
 				}
 				return a.hang()
 			case a.resume.GetAfterIndex() > 3:
-				return refused(codes.OutOfRange, "EVENTS_GONE")
-			default: // The last piece had not been saved.
+				return statusWithReason(codes.OutOfRange, "EVENTS_GONE")
+			default: // The crash lost the last piece of text.
 				return a.send(append(client.Merged(events[:3]), end)...)
 			}
 		}
-		got, err := watch(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
+		got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
 			if shown == len(events) {
-				f.cut()
+				f.breakConnections()
 			}
 		})
 		if err != nil {
 			t.Error(err)
 		}
-		expect(t, append(events, end), got)
+		checkEvents(t, append(events, end), got)
 	})
 }
 
-func TestAPlaceInTheQueue(t *testing.T) {
+func TestChatResumesAQueuedTurn(t *testing.T) {
 	waited := client.Numbered("t1", client.Queued(2), client.Queued(1))
 	kept := client.Numbered("t1", client.Queued(2), client.Queued(1), client.Started("c"), client.Text("hi"), client.Finished())
-	anew := client.Numbered("t2", client.Queued(3), client.Started("c"), client.Text("hi"), client.Finished())
-	for name, second := range map[string][]*parleyv1.TurnEvent{"kept": kept, "lost": anew} {
+	requeued := client.Numbered("t2", client.Queued(3), client.Started("c"), client.Text("hi"), client.Finished())
+	for name, second := range map[string][]*parleyv1.TurnEvent{"kept": kept, "lost": requeued} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &fake{}
-				f.turn = func(a *asked) error {
+				f.turn = func(a *turnCall) error {
 					if a.nth > 0 {
 						return a.send(second...)
 					}
@@ -223,9 +226,9 @@ func TestAPlaceInTheQueue(t *testing.T) {
 					}
 					return a.hang()
 				}
-				got, err := watch(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
+				got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
 					if shown == 2 {
-						f.cut()
+						f.breakConnections()
 					}
 				})
 				if err != nil {
@@ -233,11 +236,11 @@ func TestAPlaceInTheQueue(t *testing.T) {
 				}
 				want := kept
 				if name == "lost" {
-					want = slices.Concat(waited, anew)
+					want = slices.Concat(waited, requeued)
 				}
-				expect(t, want, got)
-				if _, ids := f.seen(); len(ids) != 2 || ids[0] != ids[1] {
-					t.Errorf("request ids = %q, want one, twice", ids)
+				checkEvents(t, want, got)
+				if _, ids := f.recordedCalls(); len(ids) != 2 || ids[0] != ids[1] {
+					t.Errorf("request ids = %q, want the same id twice", ids)
 				}
 			})
 		})
@@ -249,35 +252,36 @@ func TestResumeTurnFromAnyEvent(t *testing.T) {
 	for k := range len(events) + 1 {
 		for cut := k; cut <= len(events); cut++ {
 			synctest.Test(t, func(t *testing.T) {
-				f := &fake{turn: func(a *asked) error {
+				f := &fake{turn: func(a *turnCall) error {
 					if a.nth == 0 {
 						return errors.Join(a.send(events[k:cut]...), status.Error(codes.Internal, "RST_STREAM"))
 					}
 					if a.resume.GetTurnId() == "" && cut > k {
-						t.Error("asked for any turn, want the one that was shown")
+						t.Error("ResumeTurn without turn_id, want the id of the delivered turn")
 					}
-					return a.from(events)
+					return a.sendRest(events)
 				}}
-				got, err := watch(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", AfterIndex: int32(k)}), nil)
+				got, err := readTurn(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", AfterIndex: int32(k)}), nil)
 				if err != nil {
-					t.Fatalf("from %d, broken behind %d: %v", k, cut, err)
+					t.Fatalf("after index %d, broken after event %d: %v", k, cut, err)
 				}
-				expect(t, events[k:], append([]*parleyv1.TurnEvent{}, got...))
+				checkEvents(t, events[k:], append([]*parleyv1.TurnEvent{}, got...))
 			})
 		}
 	}
 }
 
-// How much text was shown is known only once there has been some.
-func TestResumeTurnOfEventsThatAreGone(t *testing.T) {
+// After EVENTS_GONE, ResumeTurn can resume only if it knows how much text the caller has, which is so
+// after the first text or the first new message.
+func TestResumeTurnAfterEventsGone(t *testing.T) {
 	events := long()
-	gone := refused(codes.OutOfRange, "EVENTS_GONE")
+	gone := statusWithReason(codes.OutOfRange, "EVENTS_GONE")
 	for _, first := range []struct {
-		end   int // Of what the first stream brings from event 4 on.
-		known bool
+		end   int  // The first stream sends the events from 4 to end.
+		known bool // The delivered text is known.
 	}{{4, false}, {5, false}, {6, true}, {8, true}} {
 		synctest.Test(t, func(t *testing.T) {
-			f := &fake{turn: func(a *asked) error {
+			f := &fake{turn: func(a *turnCall) error {
 				switch {
 				case a.nth == 0:
 					return errors.Join(a.send(events[4:first.end]...), gone)
@@ -287,16 +291,16 @@ func TestResumeTurnOfEventsThatAreGone(t *testing.T) {
 					return a.send(client.Merged(events)...)
 				}
 			}}
-			got, err := watch(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", TurnId: "t", AfterIndex: 4}), nil)
+			got, err := readTurn(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", TurnId: "t", AfterIndex: 4}), nil)
 			want := events[4:]
 			if !first.known {
 				want = events[4:first.end]
 			}
-			if diff := cmp.Diff(client.Story(want), client.Story(got)); diff != "" {
+			if diff := cmp.Diff(client.Summary(want), client.Summary(got)); diff != "" {
 				t.Errorf("up to %d (-want +got):\n%s", first.end, diff)
 			}
 			if reason := client.Reason(err); first.known != (err == nil) || !first.known && reason != "EVENTS_GONE" {
-				t.Errorf("up to %d: error = %v", first.end, err)
+				t.Errorf("up to %d: error = %v, want EVENTS_GONE: %t", first.end, err, !first.known)
 			}
 		})
 	}

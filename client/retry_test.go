@@ -2,233 +2,247 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
-	"os"
-	"slices"
-	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/client"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// call is a request and how a client sends it to the end of its reply.
-type call struct {
-	name    string
-	request proto.Message
-	send    func(context.Context, *client.Client) error
-}
+var errRefused = errors.New("connection refused")
 
-// writes are the calls that carry a request_id.
-func writes() []call {
-	create := &parleyv1.CreateConversationRequest{}
-	load := &parleyv1.LoadConversationRequest{ConversationId: "a"}
-	fork := &parleyv1.ForkConversationRequest{ConversationId: "a"}
-	one, many := batch(1, "hello"), batch(12, strings.Repeat("x", 250<<10))
-	chat := &parleyv1.ChatRequest{Content: "hello"}
-	return []call{
-		{"create", create, func(ctx context.Context, c *client.Client) error {
-			_, err := c.CreateConversation(ctx, create)
-			return err
-		}},
-		{"load", load, func(ctx context.Context, c *client.Client) error {
-			_, err := c.LoadConversation(ctx, load)
-			return err
-		}},
-		{"fork", fork, func(ctx context.Context, c *client.Client) error {
-			_, err := c.ForkConversation(ctx, fork)
-			return err
-		}},
-		{"append", one, func(ctx context.Context, c *client.Client) error {
-			_, err := c.AppendMessages(ctx, one)
-			return err
-		}},
-		{"append of 3 MiB", many, func(ctx context.Context, c *client.Client) error {
-			_, err := c.AppendMessages(ctx, many)
-			return err
-		}},
-		{"chat", chat, func(ctx context.Context, c *client.Client) error {
-			for _, err := range c.Chat(ctx, chat) {
-				if err != nil {
-					return err
-				}
+// dialUntil returns a client whose connections to f are refused while gone is true.
+func (f *fake) dialUntil(t *testing.T, gone *atomic.Bool) *client.Client {
+	t.Helper()
+	return f.dialThrough(t, func(connect dialer) dialer {
+		return func(ctx context.Context, address string) (net.Conn, error) {
+			if gone.Load() {
+				return nil, errRefused
 			}
-			return nil
-		}},
-		{"generated chat", chat, func(ctx context.Context, c *client.Client) error {
-			stream, err := c.ConversationServiceClient.Chat(ctx, chat)
-			for err == nil {
-				_, err = stream.Recv()
-			}
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			return err
-		}},
-	}
-}
-
-func batch(n int, content string) *parleyv1.AppendMessagesRequest {
-	request := &parleyv1.AppendMessagesRequest{ConversationId: "a"}
-	for range n {
-		request.Messages = append(request.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
-	}
-	return request
-}
-
-func TestRetriesCarryOneRequestID(t *testing.T) {
-	for _, call := range writes() {
-		t.Run(call.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := answering(2)
-				before := proto.Clone(call.request)
-				if err := call.send(t.Context(), f.dial(t)); err != nil {
-					t.Fatalf("after two failures: %v", err)
-				}
-				_, ids := f.seen()
-				if len(ids) != 3 || ids[0] == "" || ids[1] != ids[0] || ids[2] != ids[0] {
-					t.Errorf("request ids = %q, want one, three times", ids)
-				}
-				if diff := cmp.Diff(before, call.request, protocmp.Transform()); diff != "" {
-					t.Errorf("the caller's request was changed (-before +after):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
-func TestRequestIDsAreNotReplacedAndNotReused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := answering(0)
-		c := f.dial(t)
-		for _, id := range []string{"mine", "mine", "", ""} {
-			if _, err := c.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: id}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		_, ids := f.seen()
-		if ids[0] != "mine" || ids[1] != "mine" {
-			t.Errorf("the caller's ids became %q", ids[:2])
-		}
-		if ids[2] == ids[3] {
-			t.Errorf("two calls share the id %q", ids[2])
+			return connect(ctx, address)
 		}
 	})
 }
 
-func TestGivesUp(t *testing.T) {
+func TestChatGivesUp(t *testing.T) {
 	tests := []struct {
-		name     string
-		attempts int
-		call     func(context.Context, *client.Client) error
+		name   string
+		gone   bool // The server cannot be reached after the first stream.
+		answer func(*turnCall) error
+		code   codes.Code
+		reason string
 	}{
-		{"a read, after the last attempt", 5, func(ctx context.Context, c *client.Client) error {
-			_, err := c.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: "a"})
-			return err
-		}},
-		{"what is not safe to repeat, at once", 1, func(ctx context.Context, c *client.Client) error {
-			_, err := c.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: "a"})
-			return err
-		}},
+		{"no server", true, nil, codes.Unavailable, ""},
+		{
+			"a server that is always shutting down", false,
+			func(*turnCall) error { return statusWithReason(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
+		},
+		{"streams without events", false, func(*turnCall) error { return nil }, codes.Unknown, ""},
+		{
+			"a server that shuts down, then hangs", false,
+			func(a *turnCall) error {
+				if a.nth > 20 {
+					return a.hang()
+				}
+				return statusWithReason(codes.Unavailable, "SHUTTING_DOWN")
+			},
+			codes.Unavailable, "SHUTTING_DOWN",
+		},
+		{"streams that hang", false, (*turnCall).hang, codes.Unavailable, ""},
+		{
+			"streams that repeat known events", false,
+			func(a *turnCall) error {
+				return errors.Join(a.send(short()[:2]...), status.Error(codes.Internal, "RST_STREAM"))
+			},
+			codes.Internal, "",
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := answering(100)
+				var gone atomic.Bool
+				f := &fake{turn: func(a *turnCall) error {
+					if a.nth > 0 {
+						return test.answer(a)
+					}
+					if err := a.send(short()[:2]...); err != nil {
+						return err
+					}
+					return a.hang()
+				}}
+				c := f.dialUntil(t, &gone)
 				begin := time.Now()
-				err := test.call(t.Context(), f.dial(t))
-				if status.Code(err) != codes.Unavailable {
-					t.Errorf("error = %v, want UNAVAILABLE", err)
+				got, err := readTurn(c.Chat(t.Context(), hello()), func(shown int) {
+					if shown == 2 {
+						gone.Store(test.gone)
+						f.breakConnections()
+					}
+				})
+				checkEvents(t, short()[:2], got)
+				if status.Code(err) != test.code || client.Reason(err) != test.reason {
+					t.Errorf("error = %v, want %v %q", err, test.code, test.reason)
 				}
-				if calls, _ := f.seen(); len(calls) != test.attempts {
-					t.Errorf("sent %d times, want %d", len(calls), test.attempts)
+				if test.code == codes.Unknown && !errors.Is(err, io.ErrUnexpectedEOF) {
+					t.Errorf("error = %v, want io.ErrUnexpectedEOF", err)
 				}
-				if took := time.Since(begin); took > 2*time.Second {
-					t.Errorf("took %v, want 2 s at most", took)
+				if took := time.Since(begin); took < 57*time.Second || took > time.Minute {
+					t.Errorf("gave up after %v, want between 57 s and 1 min", took)
+				}
+				if calls, _ := f.recordedCalls(); len(calls) > 150 {
+					t.Errorf("server received %d calls, want at most 150: five attempts of gRPC every two seconds", len(calls))
 				}
 			})
 		})
 	}
 }
 
-func TestARestartGoesUnnoticed(t *testing.T) {
+// Each new event restarts the time limit of one minute.
+func TestNewEventsRestartTheTimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		line := make(chan net.Conn, 1)
-		back := time.Now().Add(600 * time.Millisecond)
-		c := (&fake{}).dialThrough(t, func(connect dialer) dialer {
-			return func(ctx context.Context, address string) (net.Conn, error) {
-				if time.Now().Before(back) {
-					return nil, errors.New("connection refused")
-				}
-				conn, err := connect(ctx, address)
-				line <- conn
-				return conn, err
+		events := long()
+		var downUntil time.Time
+		f := &fake{}
+		f.turn = func(a *turnCall) error {
+			if time.Now().Before(downUntil) {
+				return statusWithReason(codes.Unavailable, "SHUTTING_DOWN")
 			}
-		})
-		if err := get(t.Context(), c); err != nil {
-			t.Errorf("while the server started: %v", err)
+			if err := a.send(events[a.resume.GetAfterIndex()]); err != nil {
+				return err
+			}
+			downUntil = time.Now().Add(50 * time.Second)
+			return status.Error(codes.Unavailable, "broken")
 		}
-		back = time.Now().Add(600 * time.Millisecond)
-		(<-line).Close()
-		if err := get(t.Context(), c); err != nil {
-			t.Errorf("while the server started again: %v", err)
+		got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		checkEvents(t, events, got)
+	})
+}
+
+// The connection works, but a proxy has lost the stream.
+func TestChatReplacesASilentStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{turn: func(a *turnCall) error {
+			if a.nth > 0 {
+				return a.sendRest(long())
+			}
+			if err := a.send(long()[:5]...); err != nil {
+				return err
+			}
+			return a.hang()
+		}}
+		begin := time.Now()
+		got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		checkEvents(t, long(), got)
+		if took := time.Since(begin); took < 45*time.Second || took > 46*time.Second {
+			t.Errorf("the silent stream was replaced after %v, want 45 s", took)
 		}
 	})
 }
 
-// Each method of the three services is either named in the service config or here.
-func TestServiceConfigNamesWhatMayBeRepeated(t *testing.T) {
-	sentOnce := []string{
-		"UpdateConversation", "DeleteConversation", "ClearConversation", "PurgeConversations",
-		"SetActiveAgent", "ImportConversations", "DeleteInteractions",
-	}
-	var want []string
-	for _, file := range []protoreflect.FileDescriptor{
-		parleyv1.File_parley_v1_conversation_service_proto,
-		parleyv1.File_parley_v1_interaction_log_service_proto,
-		parleyv1.File_parley_v1_admin_service_proto,
-	} {
-		methods := file.Services().Get(0).Methods()
-		for i := range methods.Len() {
-			method := methods.Get(i)
-			if method.Input().Fields().ByName("request_id") == nil && slices.Contains(sentOnce, string(method.Name())) {
-				continue
+func TestASlowLoopDoesNotCountAsSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{turn: func(a *turnCall) error {
+			for _, event := range long() {
+				if err := a.send(event); err != nil {
+					return err
+				}
+				<-time.After(15 * time.Second)
 			}
-			want = append(want, string(file.Services().Get(0).FullName())+"/"+string(method.Name()))
+			return nil
+		}}
+		got, err := readTurn(f.dial(t).Chat(t.Context(), hello()), func(shown int) {
+			if shown == 3 {
+				<-time.After(2 * time.Minute)
+			}
+		})
+		if err != nil {
+			t.Error(err)
 		}
-	}
+		checkEvents(t, long(), got)
+		if calls, _ := f.recordedCalls(); len(calls) != 1 {
+			t.Errorf("server received %d calls, want 1", len(calls))
+		}
+	})
+}
 
-	content, err := os.ReadFile("service_config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var config struct {
-		MethodConfig []struct {
-			Name []struct{ Service, Method string }
+func TestChatWithWaitForReadyWaitsForTheServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gone atomic.Bool
+		gone.Store(true)
+		c := turnFake(0).dialUntil(t, &gone)
+		time.AfterFunc(5*time.Minute, func() { gone.Store(false) })
+		got, err := readTurn(c.Chat(t.Context(), hello(), grpc.WaitForReady(true)), nil)
+		if err != nil {
+			t.Error(err)
 		}
+		checkEvents(t, short(), got)
+	})
+}
+
+func TestChatEndsWithItsContext(t *testing.T) {
+	tests := map[codes.Code]func(context.Context) (context.Context, context.CancelFunc){
+		codes.DeadlineExceeded: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 10*time.Second)
+		},
+		codes.Canceled: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(10*time.Second, cancel)
+			return ctx, cancel
+		},
 	}
-	if err := json.Unmarshal(content, &config); err != nil {
-		t.Fatal(err)
+	for want, limit := range tests {
+		t.Run(want.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fake{turn: func(a *turnCall) error {
+					if err := a.send(short()[0]); err != nil {
+						return err
+					}
+					return status.Error(codes.Internal, "RST_STREAM")
+				}}
+				begin := time.Now()
+				ctx, cancel := limit(t.Context())
+				defer cancel()
+				_, err := readTurn(f.dial(t).Chat(ctx, hello()), nil)
+				if status.Code(err) != want {
+					t.Errorf("error = %v, want %v", err, want)
+				}
+				if took := time.Since(begin); took != 10*time.Second {
+					t.Errorf("ended after %v, want 10 s", took)
+				}
+			})
+		})
 	}
-	var got []string
-	for _, name := range config.MethodConfig[0].Name {
-		got = append(got, name.Service+"/"+name.Method)
-	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("retried methods (-want +got):\n%s", diff)
-	}
+}
+
+func TestCloseEndsChat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{turn: func(a *turnCall) error {
+			if err := a.send(short()[0]); err != nil {
+				return err
+			}
+			return a.hang()
+		}}
+		c := f.dial(t)
+		begin := time.Now()
+		_, err := readTurn(c.Chat(t.Context(), hello()), func(int) { c.Close() })
+		if status.Code(err) != codes.Canceled {
+			t.Errorf("error = %v, want CANCELED", err)
+		}
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("took %v, want less than a second", took)
+		}
+	})
 }

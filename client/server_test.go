@@ -18,15 +18,15 @@ import (
 	"github.com/parleyhq/parley/client"
 )
 
-// programs are the server, built at most once a run of the tests, and what was started of it
-// where no test could end it: by examples.
+// programs builds the server at most once for each test run, and owns the servers of the examples,
+// which have no test that could end them.
 var programs = &serverPrograms{}
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(cleanRun{m})
 }
 
-// cleanRun is a run of the tests that leaves no process and no file.
+// cleanRun runs the tests, then ends the processes and removes the files of programs.
 type cleanRun struct{ *testing.M }
 
 func (r cleanRun) Run() (code int) {
@@ -41,7 +41,7 @@ func (r cleanRun) Run() (code int) {
 
 type serverPrograms struct {
 	once     sync.Once
-	dir      string // Where the server is, if it could be built.
+	dir      string // The directory of the server program, if the build succeeded.
 	buildErr error
 
 	mu      sync.Mutex
@@ -66,7 +66,7 @@ func (p *serverPrograms) build() (string, error) {
 	return filepath.Join(p.dir, name), p.buildErr
 }
 
-// start starts a server that close ends.
+// start starts a server that runs until close.
 func (p *serverPrograms) start(args ...string) (*serverProcess, error) {
 	s, err := startProcess(args...)
 	if err != nil {
@@ -78,6 +78,7 @@ func (p *serverPrograms) start(args ...string) (*serverProcess, error) {
 	return s, nil
 }
 
+// close ends the servers of start and removes the program.
 func (p *serverPrograms) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,14 +91,14 @@ func (p *serverPrograms) close() error {
 	return os.RemoveAll(p.dir)
 }
 
-// serverProcess is a running server that keeps everything in memory.
+// serverProcess is a running server with the memory store.
 type serverProcess struct {
 	address string
 	command *exec.Cmd
 	reading sync.WaitGroup
 }
 
-// startProcess returns once the server serves. Whoever starts it kills it.
+// startProcess starts a server and returns once it serves gRPC. The caller must kill it.
 func startProcess(args ...string) (*serverProcess, error) {
 	program, err := programs.build()
 	if err != nil {
@@ -113,13 +114,13 @@ func startProcess(args ...string) (*serverProcess, error) {
 		return nil, err
 	}
 	log := bufio.NewReader(stderr)
-	var before strings.Builder
+	var output strings.Builder
 	for {
 		line, err := log.ReadBytes('\n')
-		before.Write(line)
+		output.Write(line)
 		if err != nil {
 			s.kill()
-			return nil, fmt.Errorf("the server does not serve: %s", before.String())
+			return nil, fmt.Errorf("the server ended before it served gRPC: %s", output.String())
 		}
 		var entry struct{ Msg, Address string }
 		if json.Unmarshal(line, &entry) == nil && entry.Msg == "serving grpc" {
@@ -136,7 +137,7 @@ func (s *serverProcess) kill() {
 	_ = s.command.Wait()
 }
 
-// dialServer returns a client of a server of the test's own. Both end with the test.
+// dialServer starts a server with args and returns a client of it. Both end with the test.
 func dialServer(t *testing.T, args ...string) *client.Client {
 	t.Helper()
 	s, err := startProcess(args...)

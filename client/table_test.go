@@ -24,8 +24,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestTheTableOfCalls makes the calls of calls.json, which says itself how it is read.
-func TestTheTableOfCalls(t *testing.T) {
+// TestCallTable executes the steps of testdata/calls.json. The file explains its format.
+func TestCallTable(t *testing.T) {
 	text, err := os.ReadFile("testdata/calls.json")
 	if err != nil {
 		t.Fatal(err)
@@ -35,11 +35,11 @@ func TestTheTableOfCalls(t *testing.T) {
 		Steps []callStep `json:"steps"`
 	}
 	if err := decodeStrictly(text, &table); err != nil || len(table.Steps) == 0 {
-		t.Fatalf("%d steps, %v", len(table.Steps), err)
+		t.Fatalf("calls.json has %d steps, error = %v", len(table.Steps), err)
 	}
 	run := &tableRun{client: dialServer(t), saved: map[string]string{}}
 	for _, step := range table.Steps {
-		if err := run.make(t.Context(), step); err != nil {
+		if err := run.execute(t.Context(), step); err != nil {
 			t.Errorf("%s: %v", step.Name, err)
 		}
 	}
@@ -50,7 +50,7 @@ type callStep struct {
 	Call    string          `json:"call"`
 	Request json.RawMessage `json:"request"`
 
-	// One of these.
+	// A step has exactly one of the next four fields.
 	Want    any         `json:"want"`
 	Error   *wantError  `json:"error"`
 	Turn    *wantedTurn `json:"turn"`
@@ -71,14 +71,14 @@ type wantedTurn struct {
 	Messages []any  `json:"messages"`
 }
 
-// tableRun makes steps one after the other.
+// tableRun executes steps in order.
 type tableRun struct {
 	client *client.Client
 	saved  map[string]string
 }
 
-// make makes a step and returns what is wrong with what it gave.
-func (r *tableRun) make(ctx context.Context, step callStep) error {
+// execute executes step and returns an error that describes each difference from the expectation.
+func (r *tableRun) execute(ctx context.Context, step callStep) error {
 	if wants := []bool{step.Want != nil, step.Error != nil, step.Turn != nil, step.Changes != nil}; count(wants) != 1 {
 		return errors.New("a step needs one of want, error, turn and changes")
 	}
@@ -100,37 +100,38 @@ func (r *tableRun) make(ctx context.Context, step callStep) error {
 		return errors.New(strings.Join(faults, "\n"))
 	}
 	for name, path := range step.Save {
-		value, ok := at(reply, path).(string)
+		value, ok := valueAt(reply, path).(string)
 		if !ok || value == "" {
-			return fmt.Errorf("save %s: there is no text at %s", name, path)
+			return fmt.Errorf("save %s: no text at %s", name, path)
 		}
 		r.saved[name] = value
 	}
 	return nil
 }
 
-func count(all []bool) (n int) {
-	for _, is := range all {
-		if is {
+// count returns the number of true values.
+func count(values []bool) (n int) {
+	for _, value := range values {
+		if value {
 			n++
 		}
 	}
 	return n
 }
 
-// call makes the call and returns what it gave as the step wants it told: a reply, a turn or
-// changes, as JSON.
+// call makes the call of step. It returns the reply, the turn or the changes as decoded JSON, in the
+// form in which step describes them.
 func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
 	text := string(step.Request)
 	for name, value := range r.saved {
 		text = strings.ReplaceAll(text, "${"+name+"}", value)
 	}
 	if strings.Contains(text, "${") {
-		return nil, fmt.Errorf("nothing was saved for %s", text)
+		return nil, fmt.Errorf("no value was saved for a name in %s", text)
 	}
 	method := reflect.ValueOf(r.client).MethodByName(step.Call)
 	if !method.IsValid() {
-		return nil, fmt.Errorf("there is no method %q", step.Call)
+		return nil, fmt.Errorf("no method %q", step.Call)
 	}
 	request, ok := reflect.TypeAssert[proto.Message](reflect.New(method.Type().In(1).Elem()))
 	if !ok {
@@ -142,21 +143,22 @@ func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
 	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(request)})
 	switch result := results[0].Interface().(type) {
 	case iter.Seq2[*parleyv1.TurnEvent, error]:
-		return toldTurn(result)
+		return turnJSON(result)
 	case iter.Seq2[*parleyv1.ConversationChange, error]:
-		return toldChanges(result, len(step.Changes))
+		return changesJSON(result, len(step.Changes))
 	case proto.Message:
 		if !results[1].IsNil() {
 			err, _ := reflect.TypeAssert[error](results[1])
 			return nil, err
 		}
-		return toldMessage(result)
+		return messageJSON(result)
 	default:
-		return nil, fmt.Errorf("%s gives %T", step.Call, result)
+		return nil, fmt.Errorf("%s returns %T", step.Call, result)
 	}
 }
 
-func toldTurn(events iter.Seq2[*parleyv1.TurnEvent, error]) (any, error) {
+// turnJSON reads a turn to its end and returns its text, state and messages.
+func turnJSON(events iter.Seq2[*parleyv1.TurnEvent, error]) (any, error) {
 	var text strings.Builder
 	finished := &parleyv1.TurnFinished{}
 	for event, err := range events {
@@ -168,43 +170,43 @@ func toldTurn(events iter.Seq2[*parleyv1.TurnEvent, error]) (any, error) {
 	}
 	messages := []any{}
 	for _, message := range finished.GetMessages() {
-		told, err := toldMessage(message)
+		value, err := messageJSON(message)
 		if err != nil {
 			return nil, err
 		}
-		messages = append(messages, told)
+		messages = append(messages, value)
 	}
 	return map[string]any{"text": text.String(), "state": finished.GetTurn().GetState().String(), "messages": messages}, nil
 }
 
-// toldChanges leaves the stream after so many.
-func toldChanges(changes iter.Seq2[*parleyv1.ConversationChange, error], n int) (any, error) {
-	told := []any{}
+// changesJSON returns the first n changes, then leaves the stream.
+func changesJSON(changes iter.Seq2[*parleyv1.ConversationChange, error], n int) (any, error) {
+	values := []any{}
 	for change, err := range changes {
 		if err != nil {
 			return nil, err
 		}
-		one, err := toldMessage(change)
+		value, err := messageJSON(change)
 		if err != nil {
 			return nil, err
 		}
-		if told = append(told, one); len(told) >= n {
+		if values = append(values, value); len(values) >= n {
 			break
 		}
 	}
-	return told, nil
+	return values, nil
 }
 
-func toldMessage(message proto.Message) (told any, err error) {
+func messageJSON(message proto.Message) (value any, err error) {
 	text, err := protojson.Marshal(message)
 	if err != nil {
 		return nil, err
 	}
-	err = json.Unmarshal(text, &told)
-	return told, err
+	err = json.Unmarshal(text, &value)
+	return value, err
 }
 
-// compare returns in what err is another one.
+// compare returns nil if err is the wanted error, and otherwise an error that shows the difference.
 func (w wantError) compare(err error) error {
 	if err == nil {
 		return fmt.Errorf("no error, want %s, %s", w.Code, w.Reason)
@@ -212,7 +214,7 @@ func (w wantError) compare(err error) error {
 	s := status.Convert(err)
 	got := wantError{Code: code.Code(s.Code()).String(), Reason: client.Reason(err)}
 	for _, detail := range s.Details() {
-		if bad, is := detail.(*errdetails.BadRequest); is {
+		if bad, ok := detail.(*errdetails.BadRequest); ok {
 			for _, violation := range bad.GetFieldViolations() {
 				got.Fields = append(got.Fields, violation.GetField())
 			}
@@ -226,12 +228,12 @@ func (w wantError) compare(err error) error {
 	return nil
 }
 
-// differences says where got is not what is wanted.
+// differences returns a description of each place where got does not match want.
 func differences(path string, want, got any) (faults []string) {
 	switch want := want.(type) {
 	case map[string]any:
-		object, is := got.(map[string]any)
-		if !is {
+		object, ok := got.(map[string]any)
+		if !ok {
 			return []string{fmt.Sprintf("%s is %v, want an object", path, got)}
 		}
 		for name, value := range want {
@@ -244,8 +246,8 @@ func differences(path string, want, got any) (faults []string) {
 		}
 		return faults
 	case []any:
-		list, is := got.([]any)
-		if !is || len(list) != len(want) {
+		list, ok := got.([]any)
+		if !ok || len(list) != len(want) {
 			return []string{fmt.Sprintf("%s is %v, want %d elements", path, got, len(want))}
 		}
 		for i, value := range want {
@@ -253,7 +255,7 @@ func differences(path string, want, got any) (faults []string) {
 		}
 		return faults
 	}
-	if text, is := got.(string); is && text != "" && want == "*" {
+	if text, ok := got.(string); ok && text != "" && want == "*" {
 		return nil
 	}
 	if want != got {
@@ -262,18 +264,18 @@ func differences(path string, want, got any) (faults []string) {
 	return nil
 }
 
-// at returns what is at the path, nil if nothing is.
-func at(value any, path string) any {
+// valueAt returns the value at path, or nil if there is none.
+func valueAt(value any, path string) any {
 	for step := range strings.SplitSeq(path, ".") {
 		switch inner := value.(type) {
 		case map[string]any:
 			value = inner[step]
 		case []any:
-			place, err := strconv.Atoi(step)
-			if err != nil || place < 0 || place >= len(inner) {
+			index, err := strconv.Atoi(step)
+			if err != nil || index < 0 || index >= len(inner) {
 				return nil
 			}
-			value = inner[place]
+			value = inner[index]
 		default:
 			return nil
 		}
@@ -281,6 +283,7 @@ func at(value any, path string) any {
 	return value
 }
 
+// decodeStrictly decodes JSON and refuses unknown keys.
 func decodeStrictly(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

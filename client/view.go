@@ -6,34 +6,36 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// unknown is how much of a message a caller has been shown that brought its after_index
-// from elsewhere.
+// unknown is the value of view.bytes if the caller's after_index is from an earlier call, because
+// the client then does not know how much text of the message the caller has.
 const unknown = -1
 
-// view is what a caller has been shown of a turn. It cuts a stream that repeats some of that
-// to what is new.
+// view records which part of a turn a caller has received. It reduces a stream that repeats some
+// of that part to what is new.
 //
-// The messages of an answer follow each other: answer_started or tool_result opens another,
-// and nothing of the one before comes later. So an event behind the last one shown is of the
-// message under way then, or of one that such an event behind the last one opens first. Of
-// the message under way, text is cut by the bytes shown of it; everything else, and all text
-// of the others, is either not behind the last one, and known, or new.
+// The messages of an answer follow one another. The events answer_started and tool_result begin the
+// next message, and no event of an earlier message follows them. So an event after the last
+// delivered one belongs either to the message that was current then, or to a later message that
+// such an event begins first. In the current message, view cuts text by the bytes delivered of it.
+// All other events, and all text of other messages, are either known, if their index is not
+// after the last one, or new.
 //
-// Where texts are merged, data may overtake the text that came before it; the indexes left
-// out in between tell. From then on only a stream from the start can be gone on with: the
-// one behind the last index would lack that text.
+// When the server merges texts, data may arrive before the text that preceded it. The client sees
+// this because indexes are left out. After that, only a stream from the beginning can resume the
+// turn: a stream after the last index would lack that text.
 type view struct {
-	turn  string // Its id; empty until it is known.
-	last  int32  // Index of the newest event shown.
-	bytes int    // Shown of the text of the answer message under way; or unknown.
-	// merged: the events before last have not all been shown one by one.
+	turn  string // The id of the turn; empty until it is known.
+	last  int32  // The index of the newest delivered event.
+	bytes int    // The delivered bytes of the current message's text, or unknown.
+	// merged means that the events before last have not all been delivered one by one.
 	merged bool
-	// repeats: the stream begins before last.
+	// repeats means that the current stream begins before last.
 	repeats bool
 }
 
-// viewFrom is the view of a caller that has the events up to that one from elsewhere; 0: none.
-func viewFrom(turn string, after int32) view {
+// newView returns the view of a caller that already has the events of turn up to index after.
+// If after is 0, the caller has none.
+func newView(turn string, after int32) view {
 	v := view{turn: turn, last: after}
 	if after != 0 {
 		v.bytes = unknown
@@ -41,30 +43,31 @@ func viewFrom(turn string, after int32) view {
 	return v
 }
 
-// next is where the next stream has to begin: the index behind which it does.
-func (v *view) next() int32 {
+// resumeIndex returns the index after which the next stream must begin.
+func (v *view) resumeIndex() int32 {
 	if v.merged && v.bytes != unknown {
 		return 0
 	}
 	return v.last
 }
 
-// begin notes that a stream begins there.
-func (v *view) begin(after int32) int32 {
+// startStream records that a stream begins after index after, and returns after.
+func (v *view) startStream(after int32) int32 {
 	v.repeats = after < v.last
 	return after
 }
 
-// gone notes that the server does not keep the events one by one any more. It reports
-// whether there is a way to go on.
-func (v *view) gone() bool {
+// restart records that the server no longer keeps the single events (EVENTS_GONE), so that the next
+// stream must begin at the start of the turn. It returns false if that is not possible because the
+// client does not know how much text the caller has.
+func (v *view) restart() bool {
 	v.merged = v.bytes != unknown
 	return v.merged
 }
 
-// take notes an event as shown and returns what is new of it: all, some of its text in a
-// copy, or nil.
-func (v *view) take(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
+// newPart records event as delivered and returns the part of it that is new: event itself, a copy
+// with the rest of its text, or nil.
+func (v *view) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	if id := event.GetTurnId(); id != "" && id != v.turn {
 		if v.turn != "" {
 			*v = view{}
@@ -75,7 +78,7 @@ func (v *view) take(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 		if event.GetFinished() == nil {
 			return nil
 		}
-		// A server that lost count in a crash; the end is news in any case.
+		// The server's indexes restarted after a crash. The caller needs finished in any case.
 		event = proto.CloneOf(event)
 		event.Index = v.last + 1
 	}
@@ -85,12 +88,13 @@ func (v *view) take(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	case *parleyv1.TurnEvent_AnswerStarted, *parleyv1.TurnEvent_ToolResult:
 		v.bytes = 0
 	case *parleyv1.TurnEvent_TextDelta:
-		return v.takeText(event)
+		return v.newText(event)
 	}
 	return event
 }
 
-func (v *view) takeText(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
+// newText is newPart for a text delta: it cuts the bytes that the caller has.
+func (v *view) newText(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	delta := event.GetTextDelta()
 	begin, end := int(delta.GetOffset()), int(delta.GetOffset())+len(delta.GetText())
 	known := v.bytes - begin
@@ -99,7 +103,7 @@ func (v *view) takeText(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	case !v.repeats || known <= 0:
 		return event
 	case known >= len(delta.GetText()):
-		return nil // All of it; or a crash has taken the end of what was shown.
+		return nil // The caller has all of it, or has text that the server lost in a crash.
 	}
 	event = proto.CloneOf(event)
 	event.GetTextDelta().Text = delta.GetText()[known:]

@@ -17,15 +17,15 @@ func FuzzViewOfAnyTurn(f *testing.F)    { f.Fuzz(rapid.MakeFuzz(viewOfAnyTurn)) 
 func TestViewOfAnyStreams(t *testing.T) { rapid.Check(t, viewOfAnyStreams) }
 func FuzzViewOfAnyStreams(f *testing.F) { f.Fuzz(rapid.MakeFuzz(viewOfAnyStreams)) }
 
-// server is what a server has of a turn while clients come and go.
+// server models how much of a turn a server keeps.
 type server struct {
 	events []*parleyv1.TurnEvent
-	now    int // So many have happened.
-	oldest int // The first of them that is kept.
-	lost   int // Unless 0: it crashed when so many had been saved.
+	now    int // The number of events so far.
+	oldest int // The index of the oldest event that is kept as a single event.
+	lost   int // If not 0, the server crashed when this number of events was saved.
 }
 
-// stream is what is sent behind an index; false: EVENTS_GONE.
+// stream returns the events after an index, or false for EVENTS_GONE.
 func (s *server) stream(after int) ([]*parleyv1.TurnEvent, bool) {
 	switch {
 	case s.lost > 0 && after > s.lost:
@@ -42,14 +42,14 @@ func (s *server) stream(after int) ([]*parleyv1.TurnEvent, bool) {
 	}
 }
 
-// viewOfAnyTurn follows any turn through streams that break anywhere, of a server that keeps
-// less and less of it and may crash. What is shown must be the turn.
+// viewOfAnyTurn reads a random turn over streams that break at random events. The server keeps fewer
+// and fewer of the events, and may crash. The delivered events must be those of the turn.
 func viewOfAnyTurn(t *rapid.T) { followAnyTurn(t) }
 
 func followAnyTurn(t *rapid.T) *recorder {
 	s := &server{events: anyTurn(t), oldest: 1}
-	began := rapid.SampledFrom([]int{0, rapid.IntRange(0, len(s.events)-1).Draw(t, "began")}).Draw(t, "elsewhere")
-	v := &recorder{view: viewFrom("t", int32(began))}
+	began := rapid.SampledFrom([]int{0, rapid.IntRange(0, len(s.events)-1).Draw(t, "began")}).Draw(t, "resumed")
+	v := &recorder{view: newView("t", int32(began))}
 	var shown []*parleyv1.TurnEvent
 	for len(shown) == 0 || shown[len(shown)-1].GetFinished() == nil {
 		s.now = rapid.IntRange(max(s.now, int(v.last)), len(s.events)).Draw(t, "now")
@@ -59,24 +59,24 @@ func followAnyTurn(t *rapid.T) *recorder {
 		if s.lost == 0 && s.now > 1 && rapid.IntRange(0, 19).Draw(t, "crash") == 0 {
 			s.lost = rapid.IntRange(1, s.now-1).Draw(t, "lost")
 		}
-		after := v.begin(v.next())
+		after := v.startStream(v.resumeIndex())
 		events, kept := s.stream(int(after))
 		if !kept {
 			if after == 0 {
-				t.Fatalf("the model does not keep the turn")
+				t.Fatalf("the model of the server returned EVENTS_GONE for index 0")
 			}
-			if v.gone() {
+			if v.restart() {
 				continue
 			}
-			break // The end for whoever began elsewhere.
+			break // A caller that resumed an earlier call gets EVENTS_GONE.
 		}
-		news := rapid.IntRange(1, 4).Draw(t, "news") // Behind so much of it the stream breaks.
+		left := rapid.IntRange(1, 4).Draw(t, "left") // The stream breaks after this number of new events.
 		for _, event := range events {
-			if event = v.take(event); event == nil {
+			if event = v.newPart(event); event == nil {
 				continue
 			}
-			shown, news = append(shown, event), news-1
-			if news == 0 {
+			shown, left = append(shown, event), left-1
+			if left == 0 {
 				break
 			}
 		}
@@ -85,7 +85,7 @@ func followAnyTurn(t *rapid.T) *recorder {
 	return v
 }
 
-// checkShown compares what was shown with the turn behind the event where it began.
+// checkShown compares the delivered events with those of the turn after index began.
 func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 	last := int32(began)
 	for _, event := range shown {
@@ -95,21 +95,21 @@ func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 		last = event.GetIndex()
 	}
 	finished := len(shown) > 0 && shown[len(shown)-1].GetFinished() != nil
-	got, want := Story(shown), Story(s.events[began:])
+	got, want := Summary(shown), Summary(s.events[began:])
 	if s.lost == 0 && finished {
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Fatalf("shown (-want +got):\n%s", diff)
+			t.Fatalf("delivered events (-want +got):\n%s", diff)
 		}
 		return
 	}
-	// Of a turn that was not shown to its end: nothing twice, nothing out of order, and of each
-	// message's text the beginning.
+	// If the turn was not delivered to its end, no event may be repeated, and each text must be the
+	// beginning of a message's text.
 	for i, line := range got {
 		same := slices.IndexFunc(want, func(whole string) bool {
 			return whole == line || strings.HasPrefix(line, "text") && strings.HasPrefix(whole, line)
 		})
 		if same < 0 && (!finished || i < len(got)-1) {
-			t.Fatalf("%q is not, or not again, in %q", line, want)
+			t.Fatalf("line %q is not in the rest of the turn %q", line, want)
 		}
 		if same >= 0 {
 			want = slices.Delete(want, same, same+1)
@@ -117,6 +117,7 @@ func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 	}
 }
 
+// anyTurn draws the events of a turn.
 func anyTurn(t *rapid.T) []*parleyv1.TurnEvent {
 	step := rapid.OneOf(
 		rapid.Map(rapid.StringN(1, 5, -1), Text), rapid.Map(rapid.StringN(1, 5, -1), Text),
@@ -129,19 +130,19 @@ func anyTurn(t *rapid.T) []*parleyv1.TurnEvent {
 	steps = append(steps, Started("c"))
 	for _, s := range rapid.SliceOfN(step, 0, 20).Draw(t, "steps") {
 		if steps[len(steps)-1].GetToolResult() != nil && s.GetToolResult() == nil {
-			steps = append(steps, Next("a")) // As the server does.
+			steps = append(steps, Next("a")) // The server inserts this event.
 		}
 		steps = append(steps, s)
 	}
 	return Numbered("t", append(steps, Finished())...)
 }
 
-// viewOfAnyStreams hands in streams that make no sense: indexes rise all the same.
+// viewOfAnyStreams passes random events to a view. The indexes of the new ones must increase.
 func viewOfAnyStreams(t *rapid.T) {
 	v := view{last: rapid.Int32Range(-1, 5).Draw(t, "last"), bytes: rapid.IntRange(unknown, 5).Draw(t, "bytes")}
 	last := v.last
 	for range rapid.IntRange(0, 4).Draw(t, "streams") {
-		v.begin(rapid.Int32Range(-1, 10).Draw(t, "after"))
+		v.startStream(rapid.Int32Range(-1, 10).Draw(t, "after"))
 		for range rapid.IntRange(0, 10).Draw(t, "events") {
 			event := proto.CloneOf(rapid.SampledFrom([]*parleyv1.TurnEvent{
 				nil, {}, Text("ä"), Text(""), Text("abc"), Data("d"), Result("r"), Next("b"), Started("c"), Finished(),
@@ -152,7 +153,7 @@ func viewOfAnyStreams(t *rapid.T) {
 			if delta := event.GetTextDelta(); delta != nil {
 				delta.Offset = rapid.Int32Range(-3, 10).Draw(t, "offset")
 			}
-			if event = v.take(event); event == nil {
+			if event = v.newPart(event); event == nil {
 				continue
 			}
 			if event.GetIndex() <= last {

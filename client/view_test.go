@@ -10,34 +10,35 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// at puts an event at an index, for streams that Numbered cannot make.
+// at sets the turn id and index of event, for streams that Numbered cannot make.
 func at(index int32, event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	event.TurnId, event.Index = "t", index
 	return event
 }
 
+// textAt returns a text delta with an index and an offset.
 func textAt(index, offset int32, text string) *parleyv1.TurnEvent {
 	event := at(index, Text(text))
 	event.GetTextDelta().Offset = offset
 	return event
 }
 
-// stream is what came of one, behind an index.
+// stream is a stream that begins after an index and breaks after its events.
 type stream struct {
 	after  int32
 	events []*parleyv1.TurnEvent
 }
 
-// cut is a story of streams that repeat themselves, and what of them is shown.
-type cut struct {
+// streamsCase is a sequence of streams with repeated events, and the events that the caller receives.
+type streamsCase struct {
 	name    string
 	begin   view
 	streams []stream
 	want    []*parleyv1.TurnEvent
 }
 
-func cuts() []cut {
-	return []cut{
+func streamsCases() []streamsCase {
+	return []streamsCase{
 		{
 			"the rest of a merged text",
 			view{},
@@ -57,7 +58,7 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "né"), textAt(3, 3, "😀"), textAt(5, 7, "中ü!"), at(6, Finished())},
 		},
 		{
-			"text that comes after its data",
+			"text that arrives after the data that follows it",
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab")}},
@@ -67,7 +68,7 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), at(5, Data("d")), textAt(7, 2, "cdef"), at(8, Finished())},
 		},
 		{
-			"nothing of the next message",
+			"text of the next message is not cut",
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "long text")}},
@@ -91,7 +92,7 @@ func cuts() []cut {
 			},
 		},
 		{
-			"a crash that took text which was shown",
+			"a crash that lost delivered text",
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 2, "cd")}},
@@ -100,7 +101,7 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 2, "cd"), at(1_000_002, Finished())},
 		},
 		{
-			"a crash that made later indexes of less text",
+			"a crash that lost text but raised indexes",
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "abcd")}},
@@ -110,7 +111,7 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "abcd"), textAt(4, 4, "e"), at(5, Finished())},
 		},
 		{
-			"an end that lost count",
+			"a finished event with an old index",
 			view{},
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 2, "cd")}},
@@ -119,8 +120,8 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 2, "cd"), at(4, Finished())},
 		},
 		{
-			"text shown elsewhere",
-			viewFrom("t", 7),
+			"resumed after an index of an earlier call",
+			newView("t", 7),
 			[]stream{
 				{7, []*parleyv1.TurnEvent{textAt(8, 10, "on")}},
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(9, 0, "0123456789onward"), at(10, Finished())}},
@@ -128,7 +129,7 @@ func cuts() []cut {
 			[]*parleyv1.TurnEvent{textAt(8, 10, "on"), textAt(9, 12, "ward"), at(10, Finished())},
 		},
 		{
-			"a place in the queue that was lost",
+			"a lost position in the queue",
 			view{},
 			[]stream{
 				{0, Numbered("s", Queued(2), Queued(1))},
@@ -137,7 +138,7 @@ func cuts() []cut {
 			append(Numbered("s", Queued(2), Queued(1)), at(1, Queued(3)), at(2, Started("c")), textAt(3, 0, "hi"), at(4, Finished())),
 		},
 		{
-			"offsets that are not kept, where nothing is repeated",
+			"offsets of 0 in a stream without repeated events",
 			view{},
 			[]stream{{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 0, "cd"), at(4, Finished())}}},
 			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), textAt(3, 0, "cd"), at(4, Finished())},
@@ -145,14 +146,14 @@ func cuts() []cut {
 	}
 }
 
-// run shows the streams.
-func (c cut) run() (*recorder, []*parleyv1.TurnEvent) {
+// run passes the streams through a view and returns the delivered events.
+func (c streamsCase) run() (*recorder, []*parleyv1.TurnEvent) {
 	v := &recorder{view: c.begin}
 	var shown []*parleyv1.TurnEvent
 	for _, stream := range c.streams {
-		v.begin(stream.after)
+		v.startStream(stream.after)
 		for _, event := range stream.events {
-			if event := v.take(event); event != nil {
+			if event := v.newPart(event); event != nil {
 				shown = append(shown, event)
 			}
 		}
@@ -160,25 +161,25 @@ func (c cut) run() (*recorder, []*parleyv1.TurnEvent) {
 	return v, shown
 }
 
-func TestViewCutsWhatIsKnown(t *testing.T) {
-	for _, test := range cuts() {
+func TestViewRemovesKnownEvents(t *testing.T) {
+	for _, test := range streamsCases() {
 		t.Run(test.name, func(t *testing.T) {
 			_, got := test.run()
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("shown (-want +got):\n%s", diff)
+				t.Errorf("delivered events (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestViewLeavesTheEventsOfAStreamAsTheyAre(t *testing.T) {
-	for _, test := range cuts() {
+func TestViewDoesNotChangeTheEventsOfAStream(t *testing.T) {
+	for _, test := range streamsCases() {
 		v := test.begin
 		for _, stream := range test.streams {
-			v.begin(stream.after)
+			v.startStream(stream.after)
 			for _, event := range stream.events {
 				before := proto.CloneOf(event)
-				v.take(event)
+				v.newPart(event)
 				if diff := cmp.Diff(before, event, protocmp.Transform()); diff != "" {
 					t.Errorf("%s: an event was changed (-before +after):\n%s", test.name, diff)
 				}
@@ -187,50 +188,50 @@ func TestViewLeavesTheEventsOfAStreamAsTheyAre(t *testing.T) {
 	}
 }
 
-// way is what was shown in one stream, and where the next one has to begin.
-type way struct {
+// resumeCase is the delivered events of one stream, and the index after which the next one must begin.
+type resumeCase struct {
 	name    string
 	begin   view
 	shown   []*parleyv1.TurnEvent
-	refused bool // EVENTS_GONE was said of the next one.
+	refused bool // The server refused the next stream with EVENTS_GONE.
 	want    int32
-	end     bool // There is no way on.
+	end     bool // The view cannot resume.
 }
 
-func ways() []way {
-	return []way{
-		{name: "nothing shown", want: 0},
-		{name: "one by one", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(2, Data("d"))}, want: 2},
-		{name: "data that overtook text", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(3, Data("d"))}, want: 0},
-		{name: "from elsewhere", begin: viewFrom("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, want: 6},
-		{name: "from elsewhere, with a gap", begin: viewFrom("t", 5), shown: []*parleyv1.TurnEvent{at(8, Data("d"))}, want: 8},
-		{name: "from elsewhere, up to the next message", begin: viewFrom("t", 5), shown: []*parleyv1.TurnEvent{at(8, Next("b"))}, want: 0},
+func resumeCases() []resumeCase {
+	return []resumeCase{
+		{name: "nothing delivered", want: 0},
+		{name: "single events", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(2, Data("d"))}, want: 2},
+		{name: "data that arrived before text", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(3, Data("d"))}, want: 0},
+		{name: "resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, want: 6},
+		{name: "resumed, with a gap", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Data("d"))}, want: 8},
+		{name: "resumed, then the next message", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Next("b"))}, want: 0},
 		{name: "another turn", shown: append(Numbered("s", Queued(2), Queued(1)), at(1, Queued(1))), want: 1},
 		{name: "events gone", shown: []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "a")}, refused: true, want: 0},
-		{name: "events gone, from elsewhere", begin: viewFrom("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, refused: true, want: 6, end: true},
-		{name: "events gone, from elsewhere, behind a text", begin: viewFrom("t", 5), shown: []*parleyv1.TurnEvent{textAt(6, 9, "a")}, refused: true, want: 0},
+		{name: "events gone, resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, refused: true, want: 6, end: true},
+		{name: "events gone, resumed, after a text", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{textAt(6, 9, "a")}, refused: true, want: 0},
 	}
 }
 
-// run shows the events and looks for the way on.
-func (w way) run() (v *recorder, end bool, next int32) {
-	v = &recorder{view: w.begin}
-	v.begin(w.begin.last)
-	for _, event := range w.shown {
-		v.take(event)
+// run delivers the events. It returns whether the view cannot resume, and the next resume index.
+func (c resumeCase) run() (v *recorder, end bool, next int32) {
+	v = &recorder{view: c.begin}
+	v.startStream(c.begin.last)
+	for _, event := range c.shown {
+		v.newPart(event)
 	}
-	if w.refused {
-		end = !v.gone()
+	if c.refused {
+		end = !v.restart()
 	}
-	next = v.next()
+	next = v.resumeIndex()
 	return v, end, next
 }
 
-func TestViewFindsTheWayOn(t *testing.T) {
-	for _, test := range ways() {
+func TestViewResumeIndex(t *testing.T) {
+	for _, test := range resumeCases() {
 		_, end, got := test.run()
 		if got != test.want || end != test.end {
-			t.Errorf("%s: the next stream begins behind %d, want %d; there is no way on: %t, want %t", test.name, got, test.want, end, test.end)
+			t.Errorf("%s: resumeIndex() = %d, want %d; cannot resume: %t, want %t", test.name, got, test.want, end, test.end)
 		}
 	}
 }

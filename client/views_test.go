@@ -17,24 +17,24 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-var update = flag.Bool("update", false, "write testdata/views.json anew")
+var update = flag.Bool("update", false, "write testdata/views.json again")
 
 const viewsFile = "testdata/views.json"
 
-// viewsAbout says what views.json is, to those who write clients in other languages.
+// viewsAbout describes views.json for the authors of clients in other languages.
 func viewsAbout() []string {
 	return []string{
-		"What a client shows of a turn whose events come over many streams, read by the tests of all client packages.",
-		"Made by `go test ./client -run TestViews -update` from cases picked by hand and from random ones: change those, not this file.",
-		"A case is one view, see view.go, used step by step. turn, after: the caller began with ResumeTurn and this turn_id and after_index; left out: with Chat.",
-		"begin: a stream begins behind this index.",
-		"take: the stream brings this event (proto JSON). shown: what of it the caller is shown; null: nothing. The offset of a text is in bytes of UTF-8.",
-		"gone: the server has said EVENTS_GONE; true: there is a way to go on all the same.",
-		"next: the index behind which the next stream has to begin.",
+		"The events that a client delivers of a turn that it reads over several streams. The tests of all client packages read this file.",
+		"`go test ./client -run TestViews -update` generates it from hand-written and random cases. Change the cases, not this file.",
+		"A case is the steps of one view, see view.go. turn, after: the caller called ResumeTurn with this turn_id and after_index; without them it called Chat.",
+		"begin: a stream begins after this index.",
+		"take: the stream contains this event (proto JSON). shown: the part of it that the caller receives, or null for nothing. The offset of a text is in bytes of UTF-8.",
+		"gone: the server returned EVENTS_GONE; true means that the view can resume from the start.",
+		"next: the index after which the next stream must begin.",
 	}
 }
 
-// views is the file.
+// views is the content of views.json.
 type views struct {
 	About []string   `json:"about"`
 	Cases []viewCase `json:"cases"`
@@ -47,7 +47,7 @@ type viewCase struct {
 	Steps []viewStep `json:"steps"`
 }
 
-// viewStep has one of its fields; Shown goes with Take.
+// viewStep is one call of a method of view. Exactly one field is set, or Take and Shown.
 type viewStep struct {
 	Begin *int32          `json:"begin,omitempty"`
 	Take  json.RawMessage `json:"take,omitempty"`
@@ -56,53 +56,54 @@ type viewStep struct {
 	Next  *int32          `json:"next,omitempty"`
 }
 
-// recorder is a view that writes down how it is used.
+// recorder is a view that records the calls of its methods.
 type recorder struct {
 	view
 
 	steps  []viewStep
-	traits []string // What is worth telling about them.
+	traits []string // The kinds of behaviour that the steps show.
 }
 
-func (r *recorder) next() int32 {
-	next := r.view.next()
+func (r *recorder) resumeIndex() int32 {
+	next := r.view.resumeIndex()
 	r.steps = append(r.steps, viewStep{Next: &next})
-	r.note(next == 0 && r.last > 0, "asks from the start again")
+	r.addTrait(next == 0 && r.last > 0, "restarts from the beginning")
 	return next
 }
 
-func (r *recorder) begin(after int32) int32 {
+func (r *recorder) startStream(after int32) int32 {
 	r.steps = append(r.steps, viewStep{Begin: &after})
-	return r.view.begin(after)
+	return r.view.startStream(after)
 }
 
-func (r *recorder) gone() bool {
-	r.note(true, "events are gone")
-	goesOn := r.view.gone()
-	r.steps = append(r.steps, viewStep{Gone: &goesOn})
-	r.note(!goesOn, "there is no way on")
-	return goesOn
+func (r *recorder) restart() bool {
+	r.addTrait(true, "events are gone")
+	resumable := r.view.restart()
+	r.steps = append(r.steps, viewStep{Gone: &resumable})
+	r.addTrait(!resumable, "cannot resume")
+	return resumable
 }
 
-func (r *recorder) take(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
-	last, elsewhere := r.last, r.bytes == unknown
-	shown := r.view.take(event)
+func (r *recorder) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
+	last, resumed := r.last, r.bytes == unknown
+	shown := r.view.newPart(event)
 	step := viewStep{Take: eventJSON(event), Shown: eventJSON(shown)}
 	r.steps = append(r.steps, step)
 	known := event.GetTextDelta().GetText()[:len(event.GetTextDelta().GetText())-len(shown.GetTextDelta().GetText())]
-	r.note(elsewhere, "begins elsewhere")
-	r.note(shown == nil, "skips what is known")
-	r.note(shown != nil && known != "", "cuts a text")
-	r.note(shown != nil && strings.ContainsFunc(known, func(c rune) bool { return c >= 0x80 }), "cuts a text of many bytes")
-	r.note(shown != nil && event.GetIndex() > last+1 && event.GetFinished() == nil, "leaves indexes out")
-	r.note(shown != nil && event.GetIndex() >= 1000, "ends with a crash")
-	r.note(shown.GetToolResult() != nil, "has a tool's result")
-	r.note(shown.GetAnswerStarted() != nil, "has another message")
+	r.addTrait(resumed, "resumes an earlier call")
+	r.addTrait(shown == nil, "skips known events")
+	r.addTrait(shown != nil && known != "", "cuts a text")
+	r.addTrait(shown != nil && strings.ContainsFunc(known, func(c rune) bool { return c >= 0x80 }), "cuts a text of many bytes")
+	r.addTrait(shown != nil && event.GetIndex() > last+1 && event.GetFinished() == nil, "leaves indexes out")
+	r.addTrait(shown != nil && event.GetIndex() >= 1000, "ends with a crash")
+	r.addTrait(shown.GetToolResult() != nil, "has a tool result")
+	r.addTrait(shown.GetAnswerStarted() != nil, "has another message")
 	return shown
 }
 
-func (r *recorder) note(is bool, trait string) {
-	if is && !slices.Contains(r.traits, trait) {
+// addTrait adds trait if it applies and is new.
+func (r *recorder) addTrait(applies bool, trait string) {
+	if applies && !slices.Contains(r.traits, trait) {
 		r.traits = append(r.traits, trait)
 	}
 }
@@ -115,39 +116,39 @@ func eventJSON(event *parleyv1.TurnEvent) json.RawMessage {
 	if err != nil {
 		panic(err)
 	}
-	var compact bytes.Buffer // protojson puts in blanks at random.
+	var compact bytes.Buffer // protojson inserts spaces at random.
 	if err := json.Compact(&compact, text); err != nil {
 		panic(err)
 	}
 	return compact.Bytes()
 }
 
-// makeViews makes the cases: those picked by hand, and of the random ones the first that have
-// what few before them had.
+// makeViews returns the hand-written cases and the first random ones that have a trait of which there
+// are fewer than enough cases so far.
 func makeViews() views {
 	made := views{About: viewsAbout()}
-	for _, c := range cuts() {
+	for _, c := range streamsCases() {
 		v, _ := c.run()
 		made.add(c.name, c.begin, v)
 	}
-	for _, w := range ways() {
+	for _, w := range resumeCases() {
 		v, _, _ := w.run()
 		made.add(w.name, w.begin, v)
 	}
 	const enough, longest = 7, 25
 	random := rapid.Custom(followAnyTurn)
-	had := map[string]int{}
+	casesWith := map[string]int{}
 	for seed := range 2000 {
 		v := random.Example(seed)
-		if len(v.steps) > longest || !slices.ContainsFunc(v.traits, func(trait string) bool { return had[trait] < enough }) {
+		if len(v.steps) > longest || !slices.ContainsFunc(v.traits, func(trait string) bool { return casesWith[trait] < enough }) {
 			continue
 		}
 		for _, trait := range v.traits {
-			had[trait]++
+			casesWith[trait]++
 		}
 		began := view{}
 		if begin := *v.steps[1].Begin; begin > 0 {
-			began = viewFrom("t", begin)
+			began = newView("t", begin)
 		}
 		made.add(fmt.Sprintf("random %d: %s", seed, strings.Join(v.traits, ", ")), began, v)
 	}
@@ -158,7 +159,7 @@ func (v *views) add(name string, begin view, r *recorder) {
 	v.Cases = append(v.Cases, viewCase{Name: name, Turn: begin.turn, After: begin.last, Steps: r.steps})
 }
 
-// text is the file with a line for each step.
+// text returns the content of the file, with one line for each step.
 func (v *views) text() []byte {
 	var text bytes.Buffer
 	line := func(v any) []byte {
@@ -191,8 +192,8 @@ func (v *views) text() []byte {
 	return text.Bytes()
 }
 
-// TestViews holds the view to the file that clients in other languages are held to, and the
-// file to what it is made from.
+// TestViews checks that views.json is up to date and that view behaves as the file says. The clients in
+// other languages are tested against the same file.
 func TestViews(t *testing.T) {
 	made := makeViews()
 	if *update {
@@ -205,7 +206,7 @@ func TestViews(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(text, made.text()) {
-		t.Errorf("%s is not what it would be made of now: add -update to this test, then look at what has changed", viewsFile)
+		t.Errorf("%s is not up to date: run this test with -update, then check the changes", viewsFile)
 	}
 	var file views
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -215,7 +216,7 @@ func TestViews(t *testing.T) {
 	}
 	for _, c := range file.Cases {
 		t.Run(c.Name, func(t *testing.T) {
-			v := viewFrom(c.Turn, c.After)
+			v := newView(c.Turn, c.After)
 			for i, step := range c.Steps {
 				if got := step.replay(t, &v); !bytes.Equal(line(t, step), line(t, got)) {
 					t.Fatalf("step %d is %s, want %s", i, line(t, got), line(t, step))
@@ -225,24 +226,24 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// replay makes the step and returns what it gives.
+// replay executes the step and returns it with the results.
 func (s viewStep) replay(t *testing.T, v *view) viewStep {
 	t.Helper()
 	switch {
 	case s.Begin != nil:
-		v.begin(*s.Begin)
+		v.startStream(*s.Begin)
 		return s
 	case s.Next != nil:
-		return viewStep{Next: new(v.next())}
+		return viewStep{Next: new(v.resumeIndex())}
 	case s.Gone != nil:
-		return viewStep{Gone: new(v.gone())}
+		return viewStep{Gone: new(v.restart())}
 	default:
 		event := &parleyv1.TurnEvent{}
 		if err := protojson.Unmarshal(s.Take, event); err != nil {
 			t.Fatal(err)
 		}
 		taken := proto.CloneOf(event)
-		return viewStep{Take: eventJSON(event), Shown: eventJSON(v.take(taken))}
+		return viewStep{Take: eventJSON(event), Shown: eventJSON(v.newPart(taken))}
 	}
 }
 

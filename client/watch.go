@@ -14,54 +14,68 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// WatchConversations watches as request says when it is ranged over and yields the changes
-// as they are committed, behind request.cursor, else from now on. It does not end by itself:
-// leaving the loop, or the end of ctx, ends the stream at once. Request must not be changed
-// before the loop has ended; to range again is to begin again with it.
+// WatchConversations returns the changes of conversations as they are committed. It sends request
+// when the caller ranges over the sequence. The changes begin after request.cursor or, if it is
+// empty, with the next commit. The sequence has no end of its own: the stream ends when the
+// caller leaves the loop or ctx ends. The caller must not change request before the loop has ended.
+// If the caller ranges over the sequence again, the watch begins again with request.
 //
-// What the caller sees is one stream: where the connection breaks, or the server restarts, it
-// is asked again and goes on behind the last change, so that nothing is missing and nothing
-// comes twice. It helps to know that:
+// The caller sees one stream. If the connection breaks or the server restarts, WatchConversations
+// reconnects and resumes after the last change, so that no change is missing and none is repeated.
+// There are these limits:
 //
-//   - A HEARTBEAT is handed on like the rest. The first one says that the watch stands, with
-//     request.delete_after_disconnect in force; then one comes after every 15 s of silence,
-//     and one more each time that the stream has been opened anew. The cursor of each change,
-//     heartbeats included, is where another watch can go on, say after the caller's restart.
-//   - A GAP says that changes are missing: the server no longer has them, has restarted, or
-//     the caller has taken too long for what came before. Read the state anew, then go on;
-//     what is committed after the GAP comes behind it, so nothing falls between.
-//   - Events of turns have no place in that order: of those that fall into a break none come.
-//     Their index and offset tell, and [Client.ResumeTurn] has the whole turn.
-//   - To the server a break is a disconnect: session memory that is to outlive one needs a
-//     delete_after_disconnect of some seconds. Two minutes outlive any that is gone on with.
+//   - The sequence includes each HEARTBEAT. The first one confirms that the watch is active,
+//     with request.delete_after_disconnect in force. Another one follows after each 15 s without
+//     a change, and each time the stream is opened again. Every change, heartbeats included, has
+//     a cursor from which another watch can resume, for example after the caller restarts.
+//   - A GAP means that changes are missing, because the server no longer has them, has
+//     restarted, or the caller was too slow to read earlier changes. Read the state again, then
+//     continue. Changes that are committed after the GAP follow it, so none is lost between.
+//   - Events of turns are not part of that order. The events of turns during a break are lost.
+//     Index and offset of the later events show this, and [Client.ResumeTurn] returns the
+//     whole turn.
+//   - For the server a break is a disconnect. An ephemeral conversation that must survive a
+//     break needs a delete_after_disconnect of some seconds. Two minutes are longer than any
+//     break after which the client resumes.
 //
-// An error is yielded once, at the end, with a nil change. It is a gRPC status, see [Reason]:
-// the watch was refused; ctx has ended; no server was there at first (UNAVAILABLE, after about
-// 1.5 s); or the server has not answered for a minute, though it was asked again and again, with
-// the status of the last attempt, or [io.ErrUnexpectedEOF] where it ends each stream without a
-// word. Over its limit of watchers (TOO_MANY_WATCHERS) a server refuses a new watch; one that it
-// had let in before tries for that minute, since its own broken stream may still be counted.
-// Time that the loop's body takes does not count. Opts go with each attempt.
+// An error is yielded once, at the end, with a nil change. It is a gRPC status; see [Reason]. The
+// causes are:
+//
+//   - The server refused the watch.
+//   - ctx has ended.
+//   - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
+//   - The server sent nothing for one minute, although WatchConversations kept retrying. The
+//     error is the status of the last attempt, or [io.ErrUnexpectedEOF] if the server ends each
+//     stream without a message. The time that the loop's body takes does not count.
+//
+// At its limit of watchers the server refuses a new watch (TOO_MANY_WATCHERS). A watch that the server
+// accepted before retries for that minute, because the server may still count its broken stream.
+//
+// WatchConversations passes opts to each attempt.
 func (c *Client) WatchConversations(ctx context.Context, request *parleyv1.WatchConversationsRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.ConversationChange, error] {
 	return func(yield func(*parleyv1.ConversationChange, error) bool) {
-		w := watcher{patience: patience{conn: c.conn}, client: c, opts: opts, request: &parleyv1.WatchConversationsRequest{}}
+		w := watcher{retry: retry{conn: c.conn}, client: c, opts: opts, request: &parleyv1.WatchConversationsRequest{}}
 		proto.Merge(w.request, request)
 		w.run(ctx, yield)
 	}
 }
 
-// watcher shows changes to one caller, over as many streams as that takes.
-type watcher struct {
-	patience
+// yieldChange passes a change, or at the end an error, to the caller. It returns false if the
+// caller has left the loop.
+type yieldChange = func(*parleyv1.ConversationChange, error) bool
 
-	client  *Client
-	opts    []grpc.CallOption
-	request *parleyv1.WatchConversationsRequest // Its cursor is that of the last change shown.
-	letIn   bool                                // The server has sent something, ever.
+// watcher delivers changes to one caller. It opens as many streams as it needs.
+type watcher struct {
+	retry
+
+	client   *Client
+	opts     []grpc.CallOption
+	request  *parleyv1.WatchConversationsRequest // Its cursor is that of the last delivered change.
+	accepted bool                                // The server has sent a change on any stream.
 }
 
-// run shows changes until the caller leaves or there is no way to go on.
-func (w *watcher) run(ctx context.Context, yield func(*parleyv1.ConversationChange, error) bool) {
+// run delivers changes until the caller leaves the loop or the watch cannot resume.
+func (w *watcher) run(ctx context.Context, yield yieldChange) {
 	for {
 		err := w.attempt(ctx, func(ctx context.Context, silence *time.Timer) error {
 			return w.read(ctx, silence, yield)
@@ -69,50 +83,50 @@ func (w *watcher) run(ctx context.Context, yield func(*parleyv1.ConversationChan
 		if err == nil {
 			return
 		}
-		w.broken = err
-		full := w.letIn && Reason(err) == "TOO_MANY_WATCHERS"
-		if !full && !isBreak(err) || !w.wait(ctx) {
-			yield(nil, w.broken)
+		w.err = err
+		full := w.accepted && Reason(err) == "TOO_MANY_WATCHERS"
+		if !full && !isResumable(err) || !w.wait(ctx) {
+			yield(nil, w.err)
 			return
 		}
 	}
 }
 
-// read opens a stream and shows what it brings. It returns nil when the caller has left.
-func (w *watcher) read(ctx context.Context, silence *time.Timer, yield func(*parleyv1.ConversationChange, error) bool) error {
+// read opens one stream and delivers its changes. It returns nil if the caller has left the loop.
+func (w *watcher) read(ctx context.Context, silence *time.Timer, yield yieldChange) error {
 	stream, err := w.client.ConversationServiceClient.WatchConversations(ctx, w.request, w.opts...)
 	if err != nil {
 		return err
 	}
-	w.met()
+	w.noteConnected()
 	for {
-		silence.Reset(w.left())
+		silence.Reset(w.receiveTimeout())
 		response, err := stream.Recv()
 		silence.Stop()
 		switch {
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("the server has ended the watch: %w", io.ErrUnexpectedEOF)
+			return fmt.Errorf("the server ended the watch: %w", io.ErrUnexpectedEOF)
 		case err != nil:
 			return err
-		case response.GetChange() != nil && !w.show(response.GetChange(), yield):
+		case response.GetChange() != nil && !w.deliver(response.GetChange(), yield):
 			return nil
 		}
 	}
 }
 
-// show shows a change and reports whether the caller wants more.
-func (w *watcher) show(change *parleyv1.ConversationChange, yield func(*parleyv1.ConversationChange, error) bool) bool {
+// deliver yields change. It reports whether the caller is still in the loop.
+func (w *watcher) deliver(change *parleyv1.ConversationChange, yield yieldChange) bool {
 	if cursor := change.GetCursor(); cursor != "" {
 		w.request.Cursor = cursor
 	}
-	w.letIn, w.news = true, true
+	w.accepted, w.progress = true, true
 	delay := w.delay
 	more := yield(change, nil)
-	w.calm()
+	w.resetDeadline()
 	switch change.GetKind() {
 	case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, parleyv1.ChangeKind_CHANGE_KIND_GAP:
-		// A server that answers, but breaks each stream behind that, is not to be asked ever
-		// more quickly.
+		// Keep the delay, so that the client does not retry quickly against a server that
+		// answers but breaks each stream after its first messages.
 		w.delay = delay
 	}
 	return more

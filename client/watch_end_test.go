@@ -20,82 +20,82 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func TestWhatEndsAWatch(t *testing.T) {
-	full := refused(codes.ResourceExhausted, "TOO_MANY_WATCHERS")
+func TestWatchDoesNotRetryFinalErrors(t *testing.T) {
+	full := statusWithReason(codes.ResourceExhausted, "TOO_MANY_WATCHERS")
 	tests := []struct {
 		name string
 		sent []*parleyv1.ConversationChange
 		end  error
 		want codes.Code
 	}{
-		{"refused", nil, refused(codes.InvalidArgument, "INVALID_REQUEST"), codes.InvalidArgument},
-		{"too many, from the start on", nil, full, codes.ResourceExhausted},
-		{"not in this version", nil, status.Error(codes.Unimplemented, "no such call"), codes.Unimplemented},
-		{"a fault of the server", committed(2), refused(codes.Internal, "INTERNAL"), codes.Internal},
-		{"no longer signed in", committed(2), status.Error(codes.Unauthenticated, "expired"), codes.Unauthenticated},
-		{"a limit of gRPC's", committed(2), status.Error(codes.ResourceExhausted, "message too large"), codes.ResourceExhausted},
-		{"a deadline", committed(2), status.Error(codes.DeadlineExceeded, "late"), codes.DeadlineExceeded},
+		{"refused", nil, statusWithReason(codes.InvalidArgument, "INVALID_REQUEST"), codes.InvalidArgument},
+		{"too many watchers at the first attempt", nil, full, codes.ResourceExhausted},
+		{"not in this version of the server", nil, status.Error(codes.Unimplemented, "no such call"), codes.Unimplemented},
+		{"internal error of the server", messageChanges(2), statusWithReason(codes.Internal, "INTERNAL"), codes.Internal},
+		{"no longer signed in", messageChanges(2), status.Error(codes.Unauthenticated, "expired"), codes.Unauthenticated},
+		{"a limit of gRPC", messageChanges(2), status.Error(codes.ResourceExhausted, "message too large"), codes.ResourceExhausted},
+		{"a deadline", messageChanges(2), status.Error(codes.DeadlineExceeded, "late"), codes.DeadlineExceeded},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := showing(func(w *watched) error { return errors.Join(w.send(test.sent...), test.end) })
-				got, err := follow(f.dial(t).WatchConversations(t.Context(), nil), upTo(9))
+				f := watchFake(func(w *watchCall) error { return errors.Join(w.send(test.sent...), test.end) })
+				got, err := readChanges(f.dial(t).WatchConversations(t.Context(), nil), untilPosition(9))
 				if diff := cmp.Diff(test.sent, got, protocmp.Transform()); diff != "" {
 					t.Errorf("changes (-want +got):\n%s", diff)
 				}
 				if status.Code(err) != test.want {
 					t.Errorf("error = %v, want %v", err, test.want)
 				}
-				if calls, _ := f.seen(); len(calls) != 1 {
-					t.Errorf("asked %d times, want once", len(calls))
+				if calls, _ := f.recordedCalls(); len(calls) != 1 {
+					t.Errorf("server received %d calls, want 1", len(calls))
 				}
 			})
 		})
 	}
 }
 
-func TestNoServerToWatchAtFirst(t *testing.T) {
+func TestWatchFailsQuicklyWithoutServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var gone atomic.Bool
 		gone.Store(true)
-		c := showing((*watched).hang).dialUntil(t, &gone)
+		c := watchFake((*watchCall).hang).dialUntil(t, &gone)
 		begin := time.Now()
-		_, err := follow(c.WatchConversations(t.Context(), session()), upTo(1))
+		_, err := readChanges(c.WatchConversations(t.Context(), watchRequest()), untilPosition(1))
 		if status.Code(err) != codes.Unavailable || strings.Contains(err.Error(), "nothing new") {
-			t.Errorf("error = %v, want gRPC's own UNAVAILABLE", err)
+			t.Errorf("error = %v, want UNAVAILABLE of gRPC itself", err)
 		}
 		if took := time.Since(begin); took > 2*time.Second {
-			t.Errorf("took %v, want 2 s at most", took)
+			t.Errorf("took %v, want at most 2 s", took)
 		}
 	})
 }
 
-func TestGivesUpAWatch(t *testing.T) {
+func TestWatchGivesUp(t *testing.T) {
 	tests := []struct {
 		name   string
-		gone   bool // The server cannot be reached any more.
-		answer func(*watched) error
+		gone   bool // The server cannot be reached after the first stream.
+		answer func(*watchCall) error
 		code   codes.Code
 		reason string
 	}{
 		{"no server", true, nil, codes.Unavailable, ""},
 		{
-			"a server that stops and stops", false,
-			func(*watched) error { return refused(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
+			"a server that is always shutting down", false,
+			func(*watchCall) error { return statusWithReason(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
 		},
 		{
-			"a server that is full meanwhile", false,
-			func(*watched) error { return refused(codes.ResourceExhausted, "TOO_MANY_WATCHERS") }, codes.ResourceExhausted, "TOO_MANY_WATCHERS",
+			"a server that has reached its limit", false,
+			func(*watchCall) error { return statusWithReason(codes.ResourceExhausted, "TOO_MANY_WATCHERS") }, codes.ResourceExhausted, "TOO_MANY_WATCHERS",
 		},
-		{"streams without a word", false, func(*watched) error { return nil }, codes.Unknown, ""},
-		{"streams that hang", false, (*watched).hang, codes.Unavailable, ""},
+		{"streams without changes", false, func(*watchCall) error { return nil }, codes.Unknown, ""},
+		{"streams that hang", false, (*watchCall).hang, codes.Unavailable, ""},
 		{
-			"a server that stops, answers, then hangs", false,
-			func(w *watched) error {
+			"a server that shuts down, answers, then hangs", false,
+			func(w *watchCall) error {
 				switch {
-				case w.nth <= 5: // As often as gRPC itself asks.
-					return refused(codes.Unavailable, "SHUTTING_DOWN")
+				case w.nth <= 5: // The number of attempts of gRPC itself.
+					return statusWithReason(codes.Unavailable, "SHUTTING_DOWN")
 				case w.nth == 6:
 					return errors.Join(w.send(heartbeat(0)), w.hang())
 				default:
@@ -109,7 +109,7 @@ func TestGivesUpAWatch(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var gone atomic.Bool
-				f := showing(func(w *watched) error {
+				f := watchFake(func(w *watchCall) error {
 					if w.nth > 0 {
 						return test.answer(w)
 					}
@@ -117,51 +117,51 @@ func TestGivesUpAWatch(t *testing.T) {
 				})
 				c := f.dialUntil(t, &gone)
 				begin := time.Now()
-				cut := sync.OnceFunc(f.cut)
-				got, err := follow(c.WatchConversations(t.Context(), session()), func(*parleyv1.ConversationChange) bool {
+				cut := sync.OnceFunc(f.breakConnections)
+				got, err := readChanges(c.WatchConversations(t.Context(), watchRequest()), func(*parleyv1.ConversationChange) bool {
 					gone.Store(test.gone)
 					cut()
-					begin = time.Now() // What counts is the last one.
+					begin = time.Now() // The minute begins with the last change.
 					return true
 				})
 				if len(got) == 0 || status.Code(err) != test.code || client.Reason(err) != test.reason {
-					t.Errorf("%d changes, error = %v; want some, %v %q", len(got), err, test.code, test.reason)
+					t.Errorf("%d changes, error = %v; want at least one change, %v %q", len(got), err, test.code, test.reason)
 				}
 				if test.code == codes.Unknown && !errors.Is(err, io.ErrUnexpectedEOF) {
 					t.Errorf("error = %v, want io.ErrUnexpectedEOF", err)
 				}
 				if took := time.Since(begin); took < 57*time.Second || took > time.Minute {
-					t.Errorf("gave up after %v, want a minute", took)
+					t.Errorf("gave up after %v, want between 57 s and 1 min", took)
 				}
 			})
 		})
 	}
 }
 
-// As long as it answers, a server is asked; but one that breaks every stream is not asked all
-// the time.
-func TestABrokenServerIsAskedSlowly(t *testing.T) {
+// The watch does not give up on a server that answers, but it retries slowly if the server breaks each
+// stream.
+func TestWatchRetriesABrokenServerSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(func(w *watched) error {
+		f := watchFake(func(w *watchCall) error {
 			return errors.Join(w.send(gap(w.nth), heartbeat(w.nth)), status.Error(codes.Internal, "RST_STREAM"))
 		})
 		begin := time.Now()
-		got, err := follow(f.dial(t).WatchConversations(t.Context(), session()), func(*parleyv1.ConversationChange) bool {
+		got, err := readChanges(f.dial(t).WatchConversations(t.Context(), watchRequest()), func(*parleyv1.ConversationChange) bool {
 			return time.Since(begin) < 10*time.Minute
 		})
 		if err != nil {
 			t.Error(err)
 		}
-		if calls, _ := f.seen(); len(calls) > 400 || len(got) < 400 {
-			t.Errorf("asked %d times, %d changes; want an ask every two seconds, two changes for each", len(calls), len(got))
+		if calls, _ := f.recordedCalls(); len(calls) > 400 || len(got) < 400 {
+			t.Errorf("server received %d calls, %d changes; want one call every two seconds with two changes each", len(calls), len(got))
 		}
 	})
 }
 
-// Three heartbeats are missing: something in between has forgotten the stream.
-func TestAWatchThatHangs(t *testing.T) {
+// Three heartbeats are missing, because a proxy has lost the stream.
+func TestWatchReplacesASilentStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(func(w *watched) error {
+		f := watchFake(func(w *watchCall) error {
 			if w.nth > 0 {
 				return errors.Join(w.send(gap(1)), w.hang())
 			}
@@ -174,34 +174,34 @@ func TestAWatchThatHangs(t *testing.T) {
 			return errors.Join(w.send(heartbeat(0)), w.hang())
 		})
 		begin := time.Now()
-		got, err := follow(f.dial(t).WatchConversations(t.Context(), session()), upTo(1))
+		got, err := readChanges(f.dial(t).WatchConversations(t.Context(), watchRequest()), untilPosition(1))
 		if err != nil || len(got) != 6 {
 			t.Errorf("%d changes, error = %v; want 6", len(got), err)
 		}
 		if took := time.Since(begin) - 4*44*time.Second; took < 45*time.Second || took > 46*time.Second {
-			t.Errorf("the silence was borne for %v, want 45 s", took)
+			t.Errorf("the silent stream was replaced after %v, want 45 s", took)
 		}
 	})
 }
 
-func TestAWatcherMayTakeItsTime(t *testing.T) {
+func TestASlowWatchLoopDoesNotCountAsSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(func(w *watched) error {
-			if err := w.send(committed(2)...); err != nil {
+		f := watchFake(func(w *watchCall) error {
+			if err := w.send(messageChanges(2)...); err != nil {
 				return err
 			}
 			<-time.After(10*time.Minute + 10*time.Second)
 			return errors.Join(w.send(gap(3)), w.hang())
 		})
-		_, err := follow(f.dial(t).WatchConversations(t.Context(), session()), func(change *parleyv1.ConversationChange) bool {
+		_, err := readChanges(f.dial(t).WatchConversations(t.Context(), watchRequest()), func(change *parleyv1.ConversationChange) bool {
 			<-time.After(5 * time.Minute)
-			return upTo(3)(change)
+			return untilPosition(3)(change)
 		})
 		if err != nil {
 			t.Error(err)
 		}
-		if calls, _ := f.seen(); len(calls) != 1 {
-			t.Errorf("asked %d times, want once", len(calls))
+		if calls, _ := f.recordedCalls(); len(calls) != 1 {
+			t.Errorf("server received %d calls, want 1", len(calls))
 		}
 	})
 }
@@ -209,34 +209,34 @@ func TestAWatcherMayTakeItsTime(t *testing.T) {
 func TestLeavingTheLoopEndsTheWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := make(chan struct{}, 2)
-		f := showing(func(w *watched) error {
+		f := watchFake(func(w *watchCall) error {
 			defer func() { left <- struct{}{} }()
-			return errors.Join(w.send(heartbeat(w.place()), gap(w.place()+1)), w.hang())
+			return errors.Join(w.send(heartbeat(w.position()), gap(w.position()+1)), w.hang())
 		})
-		changes := f.dial(t).WatchConversations(t.Context(), session())
-		for range 2 { // To range again is to begin again.
-			got, err := follow(changes, upTo(1))
+		changes := f.dial(t).WatchConversations(t.Context(), watchRequest())
+		for range 2 { // A second range begins the watch again.
+			got, err := readChanges(changes, untilPosition(1))
 			begin := time.Now()
 			<-left
 			if err != nil || len(got) != 2 || time.Since(begin) > time.Second {
-				t.Errorf("%d changes, error = %v, the server was told after %v; want 2, at once", len(got), err, time.Since(begin))
+				t.Errorf("%d changes, error = %v, the server noticed the end after %v; want 2 changes, at once", len(got), err, time.Since(begin))
 			}
 		}
 	})
 }
 
 func TestAWatchEndsWithItsContext(t *testing.T) {
-	for name, answer := range map[string]func(*watched) error{
-		"while it stands":        (*watched).hang,
-		"while it is asked anew": func(*watched) error { return status.Error(codes.Internal, "RST_STREAM") },
+	for name, answer := range map[string]func(*watchCall) error{
+		"during a stream":  (*watchCall).hang,
+		"between attempts": func(*watchCall) error { return status.Error(codes.Internal, "RST_STREAM") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := showing(func(w *watched) error { return errors.Join(w.send(heartbeat(0)), answer(w)) })
+				f := watchFake(func(w *watchCall) error { return errors.Join(w.send(heartbeat(0)), answer(w)) })
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				begin := time.Now()
-				_, err := follow(f.dial(t).WatchConversations(ctx, session()), upTo(1))
+				_, err := readChanges(f.dial(t).WatchConversations(ctx, watchRequest()), untilPosition(1))
 				if status.Code(err) != codes.DeadlineExceeded || time.Since(begin) != 10*time.Second {
 					t.Errorf("error = %v after %v, want DEADLINE_EXCEEDED after 10 s", err, time.Since(begin))
 				}
@@ -247,10 +247,10 @@ func TestAWatchEndsWithItsContext(t *testing.T) {
 
 func TestCloseEndsAWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(func(w *watched) error { return errors.Join(w.send(heartbeat(0)), w.hang()) })
+		f := watchFake(func(w *watchCall) error { return errors.Join(w.send(heartbeat(0)), w.hang()) })
 		c := f.dial(t)
 		begin := time.Now()
-		_, err := follow(c.WatchConversations(t.Context(), session()), func(*parleyv1.ConversationChange) bool {
+		_, err := readChanges(c.WatchConversations(t.Context(), watchRequest()), func(*parleyv1.ConversationChange) bool {
 			c.Close()
 			return true
 		})
@@ -260,19 +260,19 @@ func TestCloseEndsAWatch(t *testing.T) {
 	})
 }
 
-func TestTheGeneratedWatchIsThere(t *testing.T) {
+func TestGeneratedWatchIsAvailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := showing(func(w *watched) error { return w.send(heartbeat(7)) })
-		stream, err := f.dial(t).ConversationServiceClient.WatchConversations(t.Context(), session())
+		f := watchFake(func(w *watchCall) error { return w.send(heartbeat(7)) })
+		stream, err := f.dial(t).ConversationServiceClient.WatchConversations(t.Context(), watchRequest())
 		if err != nil {
 			t.Fatal(err)
 		}
 		response, err := stream.Recv()
-		if err != nil || placeOf(response.GetChange()) != 7 {
-			t.Errorf("%v, error = %v; want the heartbeat", response, err)
+		if err != nil || cursorPosition(response.GetChange()) != 7 {
+			t.Errorf("Recv() = %v, %v; want the heartbeat", response, err)
 		}
 		if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
-			t.Errorf("error = %v, want the end", err)
+			t.Errorf("Recv() after the end = %v, want io.EOF", err)
 		}
 	})
 }

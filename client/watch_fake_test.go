@@ -10,34 +10,34 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// watched is a call of WatchConversations.
-type watched struct {
+// watchCall is a call of WatchConversations.
+type watchCall struct {
 	grpc.ServerStream
 
-	nth     int // Of such calls, from 0.
+	nth     int // The number of such calls before this one.
 	request *parleyv1.WatchConversationsRequest
 }
 
 func (f *fake) WatchConversations(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
-	return f.stream(parleyv1.ConversationService_WatchConversations_FullMethodName, request, &asked{
-		ServerStream: &watched{ServerStream: stream, request: request},
+	return f.stream(parleyv1.ConversationService_WatchConversations_FullMethodName, request, &turnCall{
+		ServerStream: &watchCall{ServerStream: stream, request: request},
 	})
 }
 
-// showing is a fake that answers watches so.
-func showing(answer func(*watched) error) *fake {
-	return &fake{turn: func(a *asked) error {
-		w, ok := a.ServerStream.(*watched)
+// watchFake returns a fake that answers calls of WatchConversations with answer.
+func watchFake(answer func(*watchCall) error) *fake {
+	return &fake{turn: func(a *turnCall) error {
+		w, ok := a.ServerStream.(*watchCall)
 		if !ok {
-			return errGone
+			return errRefused
 		}
 		w.nth = a.nth
 		return answer(w)
 	}}
 }
 
-// send sends changes, in order.
-func (w *watched) send(changes ...*parleyv1.ConversationChange) error {
+// send sends changes in order.
+func (w *watchCall) send(changes ...*parleyv1.ConversationChange) error {
 	for _, change := range changes {
 		if err := w.SendMsg(&parleyv1.WatchConversationsResponse{Change: change}); err != nil {
 			return err
@@ -47,38 +47,38 @@ func (w *watched) send(changes ...*parleyv1.ConversationChange) error {
 }
 
 // hang waits until the stream breaks or the client leaves.
-func (w *watched) hang() error {
+func (w *watchCall) hang() error {
 	<-w.Context().Done()
 	return w.Context().Err()
 }
 
-// place is how many changes the client has had.
-func (w *watched) place() int {
-	return placeOf(w.request)
+// position returns the number of changes that the client has, according to its cursor.
+func (w *watchCall) position() int {
+	return cursorPosition(w.request)
 }
 
-// placeOf is what a cursor says; 0: an empty one.
-func placeOf(m interface{ GetCursor() string }) int {
-	place, _ := strconv.Atoi(m.GetCursor())
-	return place
+// cursorPosition returns the number in the cursor of m, or 0 if the cursor is empty.
+func cursorPosition(m interface{ GetCursor() string }) int {
+	position, _ := strconv.Atoi(m.GetCursor())
+	return position
 }
 
-// change is one whose cursor says how many changes there are up to it.
-func change(kind parleyv1.ChangeKind, place int) *parleyv1.ConversationChange {
-	return &parleyv1.ConversationChange{Kind: kind, Cursor: strconv.Itoa(place)}
+// change returns a change at a position, the number of changes up to it. The cursor is the position.
+func change(kind parleyv1.ChangeKind, position int) *parleyv1.ConversationChange {
+	return &parleyv1.ConversationChange{Kind: kind, Cursor: strconv.Itoa(position)}
 }
 
-func heartbeat(place int) *parleyv1.ConversationChange {
-	return change(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, place)
+func heartbeat(position int) *parleyv1.ConversationChange {
+	return change(parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, position)
 }
 
-func gap(place int) *parleyv1.ConversationChange {
-	return change(parleyv1.ChangeKind_CHANGE_KIND_GAP, place)
+func gap(position int) *parleyv1.ConversationChange {
+	return change(parleyv1.ChangeKind_CHANGE_KIND_GAP, position)
 }
 
-// committed are the changes up to a place.
-func committed(place int) []*parleyv1.ConversationChange {
-	changes := make([]*parleyv1.ConversationChange, place)
+// messageChanges returns one change for each message up to a position.
+func messageChanges(position int) []*parleyv1.ConversationChange {
+	changes := make([]*parleyv1.ConversationChange, position)
 	for i := range changes {
 		changes[i] = change(parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, i+1)
 		changes[i].Payload = &parleyv1.ConversationChange_Message{Message: &parleyv1.Message{Sequence: int32(i + 1)}}
@@ -86,19 +86,20 @@ func committed(place int) []*parleyv1.ConversationChange {
 	return changes
 }
 
-// session is a request that is to arrive whole each time, but for its cursor.
-func session() *parleyv1.WatchConversationsRequest {
+// watchRequest returns a request whose fields, except the cursor, must be the same in each attempt.
+func watchRequest() *parleyv1.WatchConversationsRequest {
 	return &parleyv1.WatchConversationsRequest{
 		ConversationIds: []string{"c"}, IncludeTurnEvents: true, DeleteAfterDisconnect: durationpb.New(0),
 	}
 }
 
-// follow reads changes until step says that it is enough, and calls it before each is kept.
-func follow(changes iter.Seq2[*parleyv1.ConversationChange, error], step func(*parleyv1.ConversationChange) (more bool)) (shown []*parleyv1.ConversationChange, err error) {
+// readChanges returns the changes of a watch and its error. It calls step with each change and leaves
+// the loop when step returns false.
+func readChanges(changes iter.Seq2[*parleyv1.ConversationChange, error], step func(*parleyv1.ConversationChange) (more bool)) (shown []*parleyv1.ConversationChange, err error) {
 	for change, failure := range changes {
 		if failure != nil {
 			err = failure
-			continue // That there is nothing behind it is for the tests to see.
+			continue // The loop goes on so that tests detect changes after the error.
 		}
 		shown = append(shown, change)
 		if !step(change) {
@@ -108,9 +109,10 @@ func follow(changes iter.Seq2[*parleyv1.ConversationChange, error], step func(*p
 	return shown, err
 }
 
-// upTo reads until the change of that place, heartbeats aside.
-func upTo(place int) func(*parleyv1.ConversationChange) bool {
+// untilPosition returns a step for readChanges that ends the loop at the change of a position, but not
+// at a heartbeat.
+func untilPosition(position int) func(*parleyv1.ConversationChange) bool {
 	return func(change *parleyv1.ConversationChange) bool {
-		return change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT || placeOf(change) != place
+		return change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT || cursorPosition(change) != position
 	}
 }

@@ -19,18 +19,18 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func TestAWatchGoesOnBehindItsLastChange(t *testing.T) {
-	changes := committed(5)
-	for name, end := range breaks() {
+func TestWatchResumesAfterItsLastChange(t *testing.T) {
+	changes := messageChanges(5)
+	for name, end := range resumableErrors() {
 		t.Run(name, func(t *testing.T) {
-			// Behind so many messages of the first stream: 0 is not even the heartbeat.
+			// The first stream breaks after k messages. The heartbeat is the first one.
 			for k := range len(changes) + 2 {
 				synctest.Test(t, func(t *testing.T) {
 					var asks []*parleyv1.WatchConversationsRequest
 					var f *fake
-					f = showing(func(w *watched) error {
+					f = watchFake(func(w *watchCall) error {
 						asks = append(asks, w.request)
-						all := append([]*parleyv1.ConversationChange{heartbeat(w.place())}, changes[w.place():]...)
+						all := append([]*parleyv1.ConversationChange{heartbeat(w.position())}, changes[w.position():]...)
 						if w.nth > 0 {
 							return errors.Join(w.send(all...), w.send(gap(6)), w.hang())
 						}
@@ -41,37 +41,37 @@ func TestAWatchGoesOnBehindItsLastChange(t *testing.T) {
 							return end
 						}
 						if k == 0 {
-							f.cut()
+							f.breakConnections()
 						}
 						return w.hang()
 					})
-					request := session()
+					request := watchRequest()
 					shown := 0
-					got, err := follow(f.dial(t).WatchConversations(t.Context(), request), func(change *parleyv1.ConversationChange) bool {
+					got, err := readChanges(f.dial(t).WatchConversations(t.Context(), request), func(change *parleyv1.ConversationChange) bool {
 						shown++
 						if shown == k && errors.Is(end, io.EOF) {
-							f.cut()
+							f.breakConnections()
 						}
-						return upTo(6)(change)
+						return untilPosition(6)(change)
 					})
 					if err != nil {
-						t.Fatalf("behind message %d: %v", k, err)
+						t.Fatalf("after message %d: %v", k, err)
 					}
-					place := max(k-1, 0)
-					want := append([]*parleyv1.ConversationChange{heartbeat(0)}, changes[:place]...)[:k]
-					want = slices.Concat(want, []*parleyv1.ConversationChange{heartbeat(place)}, changes[place:], []*parleyv1.ConversationChange{gap(6)})
+					position := max(k-1, 0)
+					want := append([]*parleyv1.ConversationChange{heartbeat(0)}, changes[:position]...)[:k]
+					want = slices.Concat(want, []*parleyv1.ConversationChange{heartbeat(position)}, changes[position:], []*parleyv1.ConversationChange{gap(6)})
 					if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-						t.Errorf("behind message %d, changes (-want +got):\n%s", k, diff)
+						t.Errorf("after message %d: changes (-want +got):\n%s", k, diff)
 					}
-					again := session()
+					again := watchRequest()
 					if k > 0 {
-						again.Cursor = heartbeat(place).GetCursor()
+						again.Cursor = heartbeat(position).GetCursor()
 					}
-					if diff := cmp.Diff([]*parleyv1.WatchConversationsRequest{session(), again}, asks, protocmp.Transform()); diff != "" {
-						t.Errorf("behind message %d, requests (-want +asked):\n%s", k, diff)
+					if diff := cmp.Diff([]*parleyv1.WatchConversationsRequest{watchRequest(), again}, asks, protocmp.Transform()); diff != "" {
+						t.Errorf("after message %d: requests (-want +got):\n%s", k, diff)
 					}
-					if !proto.Equal(request, session()) {
-						t.Errorf("the caller's request became %v", request)
+					if !proto.Equal(request, watchRequest()) {
+						t.Errorf("the request of the caller became %v, want no change", request)
 					}
 				})
 			}
@@ -79,18 +79,18 @@ func TestAWatchGoesOnBehindItsLastChange(t *testing.T) {
 	}
 }
 
-// brokenStream is one that breaks behind so many messages. Before it the server may be full,
-// or have been restarted, and then it knows none of the old cursors.
+// brokenStream is a stream that breaks. Before it the server may be at its limit of watchers, or may
+// have restarted, so that it no longer knows the old cursors.
 type brokenStream struct {
-	Refusals int // Before it.
-	Lost     int // Up to here no cursor is known any more.
-	Messages int
-	End      string
+	Refusals int    // The number of TOO_MANY_WATCHERS errors before the stream.
+	Lost     int    // The server does not know the cursors before this position.
+	Messages int    // The stream breaks after this number of messages.
+	End      string // The name of the error that ends the stream.
 }
 
 func TestNoChangeIsMissingOrDoubled(t *testing.T) {
-	ends := breaks()
-	delete(ends, "the connection breaks") // Nobody can tell how far it had come.
+	ends := resumableErrors()
+	delete(ends, "the connection breaks") // The test cannot know how many changes the client has received.
 	streams := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) brokenStream {
 		return brokenStream{
 			rapid.IntRange(0, 3).Draw(rt, "refusals"), rapid.IntRange(0, 20).Draw(rt, "lost"), rapid.IntRange(0, 9).Draw(rt, "messages"),
@@ -100,7 +100,7 @@ func TestNoChangeIsMissingOrDoubled(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		plan := streams.Draw(rt, "streams")
 		from := rapid.IntRange(0, 20).Draw(rt, "from")
-		var failure string // The bubble is no place to stop a test of rapid's.
+		var failure string // A rapid test must not be stopped inside the synctest bubble.
 		synctest.Test(t, func(t *testing.T) { failure = watchBroken(t, plan, ends, from) })
 		if failure != "" {
 			rt.Fatal(failure)
@@ -108,28 +108,28 @@ func TestNoChangeIsMissingOrDoubled(t *testing.T) {
 	})
 }
 
-// watchBroken watches 20 changes from one on, over the streams of a plan and a last one that
-// brings the rest, and says what is wrong with what it is shown.
+// watchBroken watches 20 changes from a position, over the streams of plan and a last one that
+// contains the rest. It returns a description of what is wrong with the received changes, or "".
 func watchBroken(t *testing.T, plan []brokenStream, ends map[string]error, from int) (failure string) {
 	t.Helper()
-	changes, end := committed(20), gap(21)
+	changes, end := messageChanges(20), gap(21)
 	var sent []*parleyv1.ConversationChange
-	f := showing(func(w *watched) error {
+	f := watchFake(func(w *watchCall) error {
 		now := brokenStream{Messages: len(changes) + 3}
 		if len(plan) > 0 {
 			if len(sent) > 0 && plan[0].Refusals > 0 {
 				plan[0].Refusals--
-				return refused(codes.ResourceExhausted, "TOO_MANY_WATCHERS")
+				return statusWithReason(codes.ResourceExhausted, "TOO_MANY_WATCHERS")
 			}
 			now, plan = plan[0], plan[1:]
 		}
-		place := w.place()
-		all := []*parleyv1.ConversationChange{heartbeat(place)}
-		if now.Lost > place {
-			place = now.Lost
-			all = []*parleyv1.ConversationChange{gap(place), heartbeat(place)}
+		position := w.position()
+		all := []*parleyv1.ConversationChange{heartbeat(position)}
+		if now.Lost > position {
+			position = now.Lost
+			all = []*parleyv1.ConversationChange{gap(position), heartbeat(position)}
 		}
-		all = append(append(all, changes[place:]...), end)
+		all = append(append(all, changes[position:]...), end)
 		all = all[:min(now.Messages, len(all))]
 		sent = append(sent, all...)
 		if err := w.send(all...); err != nil || now.End == "" {
@@ -138,7 +138,7 @@ func watchBroken(t *testing.T, plan []brokenStream, ends map[string]error, from 
 		return ends[now.End]
 	})
 	request := &parleyv1.WatchConversationsRequest{Cursor: heartbeat(from).GetCursor()}
-	got, err := follow(f.dial(t).WatchConversations(t.Context(), request), upTo(21))
+	got, err := readChanges(f.dial(t).WatchConversations(t.Context(), request), untilPosition(21))
 	if err != nil {
 		return err.Error()
 	}
@@ -147,40 +147,40 @@ func watchBroken(t *testing.T, plan []brokenStream, ends map[string]error, from 
 	}
 	last := from
 	for _, change := range got {
-		place := placeOf(change)
-		follows := change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED && place == last+1
-		if !follows && place != last && change.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_GAP {
-			return fmt.Sprintf("%v comes behind %d", change, last)
+		position := cursorPosition(change)
+		follows := change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED && position == last+1
+		if !follows && position != last && change.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_GAP {
+			return fmt.Sprintf("%v follows position %d", change, last)
 		}
-		last = place
+		last = position
 	}
-	if last != placeOf(end) {
-		return fmt.Sprintf("the last change is %d, want all %d", last, placeOf(end))
+	if last != cursorPosition(end) {
+		return fmt.Sprintf("the last change is %d, want %d", last, cursorPosition(end))
 	}
 	return ""
 }
 
-// Events of turns have no cursor of their own: what is gone on with is the change before.
-func TestEventsOfTurnsAreNotAskedForAgain(t *testing.T) {
+// Events of turns have no cursor of their own, so the watch resumes after the change before them.
+func TestWatchDoesNotRequestTurnEventsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cursors []string
-		f := showing(func(w *watched) error {
+		f := watchFake(func(w *watchCall) error {
 			cursors = append(cursors, w.request.GetCursor())
 			if w.nth > 0 {
 				return errors.Join(w.send(gap(2)), w.hang())
 			}
 			event := change(parleyv1.ChangeKind_CHANGE_KIND_TURN, 1)
 			event.Payload = &parleyv1.ConversationChange_TurnEvent{TurnEvent: short()[0]}
-			bare := change(parleyv1.ChangeKind_CHANGE_KIND_TURN, 1)
-			bare.Cursor = ""
-			return errors.Join(w.send(heartbeat(0), committed(1)[0], event, bare, nil), status.Error(codes.Unavailable, "closing"))
+			withoutCursor := change(parleyv1.ChangeKind_CHANGE_KIND_TURN, 1)
+			withoutCursor.Cursor = ""
+			return errors.Join(w.send(heartbeat(0), messageChanges(1)[0], event, withoutCursor, nil), status.Error(codes.Unavailable, "closing"))
 		})
-		got, err := follow(f.dial(t).WatchConversations(t.Context(), session()), upTo(2))
+		got, err := readChanges(f.dial(t).WatchConversations(t.Context(), watchRequest()), untilPosition(2))
 		if err != nil || len(got) != 5 {
 			t.Errorf("%d changes, error = %v; want 5 changes", len(got), err)
 		}
 		if want := []string{"", "1"}; !slices.Equal(cursors, want) {
-			t.Errorf("asked behind %q, want %q", cursors, want)
+			t.Errorf("cursors of the requests = %q, want %q", cursors, want)
 		}
 	})
 }
