@@ -8,20 +8,20 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What stands between the deferred Close and the output is in README.md, too, word for word.
+// README.md contains the code between the deferred Close and the output, word for word.
 
-// An agent service adds what was said, in one step: all of it is kept or nothing.
+// An agent service appends messages in one step: either all of them are stored or none.
 func ExampleClient_append() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer()) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
-		fmt.Println(err) // The address or an option makes no sense; nothing was sent yet.
+		fmt.Println(err) // The address or an option is invalid; nothing has been sent.
 		return
 	}
 	defer c.Close()
 
 	reply, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
-		ConversationId: "garden", // Made if it does not exist.
+		ConversationId: "garden", // Created if it does not exist.
 		Messages: []*parleyv1.Message{
 			{Role: parleyv1.Role_ROLE_USER, Content: "Which herbs like shade?"},
 			{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint and parsley.", Summary: "named herbs for shade"},
@@ -32,17 +32,17 @@ func ExampleClient_append() {
 		return
 	}
 	for _, message := range reply.GetAppended() {
-		fmt.Println("kept as message", message.GetSequence())
+		fmt.Println("stored as message", message.GetSequence())
 	}
 	// Output:
-	// kept as message 1
-	// kept as message 2
+	// stored as message 1
+	// stored as message 2
 }
 
-// Whoever goes on with a conversation loads it with its newest messages.
+// To continue a conversation, a program loads it with its newest messages.
 func ExampleClient_load() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer(garden()...)) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer(garden()...)) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -62,10 +62,10 @@ func ExampleClient_load() {
 	// ROLE_ASSISTANT Mint and parsley.
 }
 
-// A front end asks an agent and shows the answer as it comes.
+// A front end asks an agent and shows the answer as it arrives.
 func ExampleClient_Chat() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer()) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -91,10 +91,10 @@ func ExampleClient_Chat() {
 	// TURN_STATE_COMPLETED
 }
 
-// A coordinator reads what has happened so far and gives the lead to an agent.
+// A coordinator reads the routing summary and makes an agent the active one.
 func ExampleClient_route() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer(garden()...)) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer(garden()...)) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -116,7 +116,7 @@ func ExampleClient_route() {
 		ConversationId: "garden",
 		Agent:          "echo", // Gets the next messages of Chat, unless one names another.
 		Reason:         "the questions get simpler",
-		IfVersion:      new(summary.GetVersion()), // ABORTED if something was said meanwhile.
+		IfVersion:      new(summary.GetVersion()), // ABORTED if the conversation has changed since the summary.
 	})
 	if err != nil {
 		fmt.Println(client.Reason(err), err)
@@ -127,10 +127,10 @@ func ExampleClient_route() {
 	// gardener wrote message 2
 }
 
-// A page that lists conversations keeps itself up to date. To leave the loop ends the watch.
+// A page that lists conversations keeps its list up to date. Leaving the loop ends the watch.
 func ExampleClient_WatchConversations() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer(garden()...)) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer(garden()...)) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -161,25 +161,25 @@ func ExampleClient_WatchConversations() {
 		}
 		switch change.GetKind() {
 		case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT:
-			fmt.Println("the watch stands")
+			fmt.Println("the watch is active")
 		case parleyv1.ChangeKind_CHANGE_KIND_GAP:
-			fmt.Println("changes are missing: list anew")
+			fmt.Println("changes are missing: list again")
 		case parleyv1.ChangeKind_CHANGE_KIND_CREATED:
-			fmt.Println("made:", change.GetConversation().GetTitle())
+			fmt.Println("created:", change.GetConversation().GetTitle())
 			return // Enough seen; leaving the loop ends the watch.
 		}
 	}
 	// Output:
 	// garden ends with Mint and parsley.
-	// the watch stands
-	// made: Kitchen
+	// the watch is active
+	// created: Kitchen
 }
 
-// What a call failed with has a code of gRPC, for any program, and a reason, for those who
-// know Parley.
+// An error has a gRPC code, which every gRPC program understands, and a reason, which is specific to
+// Parley.
 func ExampleReason() {
 	ctx := context.Background()
-	c, err := client.Dial(exampleServer()) // Elsewhere "127.0.0.1:50051", where `make run` serves.
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -199,7 +199,7 @@ func ExampleReason() {
 	// there is no such conversation, or it has expired
 }
 
-// garden is what the examples that need a past go on from.
+// garden returns the messages of the conversation that several examples start with.
 func garden() []*parleyv1.Message {
 	return []*parleyv1.Message{
 		{Role: parleyv1.Role_ROLE_USER, Content: "Which herbs like shade?"},
@@ -207,13 +207,13 @@ func garden() []*parleyv1.Message {
 	}
 }
 
-// exampleServer starts a server with these messages in the conversation garden and returns its
-// address. It ends with the run of the tests. What goes wrong is printed: no example wants that.
+// exampleServer starts a server with messages in the conversation garden and returns its address. The
+// server ends with the test run. Errors are printed, so that the output of the example does not match.
 func exampleServer(messages ...*parleyv1.Message) string {
 	s, err := programs.start()
 	if err != nil {
 		fmt.Println(err)
-		return "localhost:1" // Nobody is there.
+		return "localhost:1" // No server listens there.
 	}
 	if len(messages) == 0 {
 		return s.address

@@ -24,7 +24,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// snippets are the sections of README.md and the example that each is the body of.
+// snippets maps sections of README.md to the example whose body is the snippet of the section.
 func snippets() map[string]string {
 	return map[string]string{
 		"Append": "ExampleClient_append",
@@ -36,7 +36,7 @@ func snippets() map[string]string {
 	}
 }
 
-// readme returns the code of each section: what stands between fences of that language.
+// readme returns the first code block in language of each section.
 func readme(t *testing.T, language string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("README.md")
@@ -54,10 +54,10 @@ func readme(t *testing.T, language string) map[string]string {
 	return code
 }
 
-// words is code without what its layout adds.
+// words returns the words of code, without its layout.
 func words(code string) []string { return strings.Fields(code) }
 
-func TestReadmeHasTheExamples(t *testing.T) {
+func TestReadmeContainsTheExamples(t *testing.T) {
 	source, err := os.ReadFile("example_test.go")
 	if err != nil {
 		t.Fatal(err)
@@ -69,15 +69,15 @@ func TestReadmeHasTheExamples(t *testing.T) {
 	}
 	bodies := map[string]string{}
 	for _, declared := range file.Decls {
-		function, is := declared.(*ast.FuncDecl)
-		if !is || !strings.HasPrefix(function.Name.Name, "Example") {
+		function, ok := declared.(*ast.FuncDecl)
+		if !ok || !strings.HasPrefix(function.Name.Name, "Example") {
 			continue
 		}
 		body := string(source[files.Position(function.Body.Lbrace).Offset+1 : files.Position(function.Body.Rbrace).Offset])
 		_, body, connects := strings.Cut(body, "defer c.Close()\n")
 		body, _, hasOutput := strings.Cut(body, "// Output:")
 		if !connects || !hasOutput {
-			t.Errorf("%s does not connect first, or is not run", function.Name.Name)
+			t.Errorf("%s does not begin with a connection or has no output", function.Name.Name)
 		}
 		bodies[function.Name.Name] = body
 	}
@@ -92,16 +92,16 @@ func TestReadmeHasTheExamples(t *testing.T) {
 	}
 }
 
-// TestReadmeCompilesAsTyped puts each snippet where the section Connect says, and compiles that.
+// TestReadmeCompilesAsTyped compiles the program of section Connect with each snippet inserted.
 func TestReadmeCompilesAsTyped(t *testing.T) {
 	code := readme(t, "go")
-	const place = "\t// Here comes what is below.\n"
+	const place = "\t// Insert one of the snippets below.\n"
 	if strings.Count(code["Connect"], place) != 1 {
-		t.Fatalf("section Connect has no place for snippets:\n%s", code["Connect"])
+		t.Fatalf("section Connect does not contain %q once:\n%s", place, code["Connect"])
 	}
 	sources := map[string]string{}
 	for section := range snippets() {
-		// Programs would be linked as well.
+		// Package main would also be linked, which takes time.
 		program := strings.Replace(code["Connect"], "package main", "package typed", 1)
 		sources["typed"+strings.ToLower(section)] = strings.Replace(program, place, code[section], 1)
 	}
@@ -112,12 +112,12 @@ func TestReadmeCompilesAsTyped(t *testing.T) {
 		sources[name] = strings.Replace(source, "fmt.Println(", "fmt.Printline(", 1)
 	}
 	if output, err := goBuild(t, sources); err == nil || strings.Count(output, "undefined: fmt.Printline") != len(sources) {
-		t.Errorf("nonsense compiles: %v\n%s", err, output)
+		t.Errorf("goBuild of an undefined function = %v, want errors\n%s", err, output)
 	}
 }
 
-// goBuild compiles packages that stand beside this one, though no file of theirs is written
-// there: source by folder.
+// goBuild compiles packages in subdirectories of this one. sources maps a subdirectory to the source
+// of its only file. An overlay provides the files, so none is written to the source tree.
 func goBuild(t *testing.T, sources map[string]string, flags ...string) (output string, err error) {
 	t.Helper()
 	here, err := filepath.Abs(".")
@@ -148,16 +148,16 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// TestReadmeAgentAnswers builds the agent of the README, starts it, and asks it through a server
-// that has the README's configuration, but for the port.
+// TestReadmeAgentAnswers builds and starts the agent of the README. It then asks the agent through a
+// server with the README's configuration, except for the port.
 func TestReadmeAgentAnswers(t *testing.T) {
 	const address = "127.0.0.1:7001"
 	section := "An agent of your own"
 	source, config := readme(t, "go")[section], readme(t, "yaml")[section]
 	if strings.Count(source, address) != 1 || strings.Count(config, address) != 1 {
-		t.Fatalf("the agent or its configuration is not at %s", address)
+		t.Fatalf("the agent and its configuration must contain %s once", address)
 	}
-	program := filepath.Join(t.TempDir(), "agent.exe") // Windows wants that name, others do not mind.
+	program := filepath.Join(t.TempDir(), "agent.exe") // Windows requires the extension, other systems accept it.
 	sources := map[string]string{"typedagent": strings.Replace(source, address, "127.0.0.1:0", 1)}
 	if output, err := goBuild(t, sources, "-ldflags=-s -w", "-o", program); err != nil {
 		t.Fatalf("%v\n%s", err, output)
@@ -177,13 +177,13 @@ func TestReadmeAgentAnswers(t *testing.T) {
 		}
 		messages := last.GetFinished().GetMessages()
 		if text.String() != want || len(messages) != 1 || messages[0].GetContent() != want || messages[0].GetAgent() != "counter" {
-			t.Errorf("turn %d: the text is %q, want %q; then comes %v", i, text.String(), want, last)
+			t.Errorf("turn %d: text = %q, want %q; last event %v", i, text.String(), want, last)
 		}
 	}
 }
 
-// startAgent starts the program, which tells where it listens in its first line, until the test
-// ends.
+// startAgent runs program until the test ends. It returns the address that the program prints at the
+// end of its first line.
 func startAgent(t *testing.T, program string) (address string) {
 	t.Helper()
 	command := exec.Command(program)
@@ -203,14 +203,15 @@ func startAgent(t *testing.T, program string) (address string) {
 	out := bufio.NewReader(stdout)
 	line, err := out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("%q, %v", line, err)
+		t.Fatalf("first line of the agent = %q, %v", line, err)
 	}
 	reading.Go(func() { _, _ = io.Copy(io.Discard, out) })
 	fields := strings.Fields(line)
 	return fields[len(fields)-1]
 }
 
-// TestExamplesAreShown: documentation leaves out examples that are named after nothing.
+// TestExamplesAreShown checks that all examples are in the documentation, which leaves out examples
+// whose names match no identifier.
 func TestExamplesAreShown(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	if err != nil {
