@@ -146,7 +146,7 @@ func ExampleClient_WatchConversations() {
 		fmt.Println(entry.GetConversation().GetId(), "ends with", entry.GetPreview())
 	}
 
-	// What happens from now on comes behind the list's cursor, also before the watch begins.
+	// Changes that are committed after the list follow its cursor, even those before the watch begins.
 	_, err = c.CreateConversation(ctx, &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Title: "Kitchen"}})
 	if err != nil {
 		fmt.Println(client.Reason(err), err)
