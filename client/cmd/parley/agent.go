@@ -13,17 +13,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutAgent = `Say which agent is to get the next messages of a conversation: the active agent, which holds
-its routing lease. Chat without --agent goes to it, ahead of the conversation's own agent, and
-parley summary names it to coordinators. It may be an agent that this server does not have;
-chat without --agent is refused then. parley agents lists those that it has.`
+const aboutAgent = `Set or remove the active agent of a conversation, which holds its routing lease. The active agent
+answers chat without --agent, before the conversation's own agent. parley summary shows it to
+coordinators. It may be an agent that is not configured on this server; the server then refuses
+chat without --agent. parley agents lists the configured agents.`
 
 func (a *app) newAgentCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "agent",
-		Short: "Give an agent the next messages of a conversation, or end that",
+		Short: "Set or remove the active agent of a conversation",
 		Long:  aboutAgent,
-		Args:  cobra.NoArgs, // Also names a subcommand that does not exist.
+		Args:  cobra.NoArgs, // With NoArgs, cobra reports an unknown subcommand.
 		RunE:  func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	command.AddCommand(a.newAgentSetCommand(), a.newAgentClearCommand())
@@ -51,8 +51,8 @@ func (a *app) newAgentSetCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&request.Reason, "reason", "", "why, for people")
-	flags.Var(&lease, "for", "how long, as in 10m or 7d (default: until the conversation ends)")
+	flags.StringVar(&request.Reason, "reason", "", "reason, shown to people")
+	flags.Var(&lease, "for", "duration of the lease, such as 10m or 7d (default: until the conversation ends)")
 	addIfVersion(command)
 	return command
 }
@@ -60,7 +60,7 @@ func (a *app) newAgentSetCommand() *cobra.Command {
 func (a *app) newAgentClearCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "clear ID",
-		Short: "End what set began: the conversation's own agent answers again",
+		Short: "Remove the active agent; the conversation's own agent answers again",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			return a.setActiveAgent(command, &parleyv1.SetActiveAgentRequest{ConversationId: args[0]})
@@ -71,10 +71,10 @@ func (a *app) newAgentClearCommand() *cobra.Command {
 }
 
 func addIfVersion(command *cobra.Command) {
-	command.Flags().Int32("if-version", 0, "only if the conversation is at this version")
+	command.Flags().Int32("if-version", 0, "set only if the conversation is at this version")
 }
 
-// setActiveAgent sends request, with the --if-version of command, and says who is active then.
+// setActiveAgent sends request with the --if-version of command and prints the active agent.
 func (a *app) setActiveAgent(command *cobra.Command, request *parleyv1.SetActiveAgentRequest) error {
 	if command.Flags().Changed("if-version") {
 		version, err := command.Flags().GetInt32("if-version")
@@ -93,12 +93,12 @@ func (a *app) setActiveAgent(command *cobra.Command, request *parleyv1.SetActive
 }
 
 func (a *app) printActiveAgent(w io.Writer, c *parleyv1.Conversation) {
-	who, until := "none", ""
+	agent, until := "none", ""
 	if lease := c.GetActiveAgent(); lease != nil {
-		who = lease.GetAgent()
+		agent = lease.GetAgent()
 		if lease.GetLeaseExpireTime() != nil {
 			until = ", until " + a.when(lease.GetLeaseExpireTime())
 		}
 	}
-	fmt.Fprintln(w, oneLine(fmt.Sprintf("active agent of %s: %s%s", c.GetId(), who, until)))
+	fmt.Fprintln(w, oneLine(fmt.Sprintf("active agent of %s: %s%s", c.GetId(), agent, until)))
 }

@@ -15,38 +15,38 @@ import (
 )
 
 var (
-	// errTooEarly says what Ctrl-C did before anything had come of a question.
-	errTooEarly = errors.New("interrupted before the server replied; it may have taken the question")
-	// errLeft says what Ctrl-C did while the turn was being cancelled.
-	errLeft = errors.New("left before the turn had ended")
+	// errInterruptedEarly is the error of Ctrl-C before the first event of the turn.
+	errInterruptedEarly = errors.New("interrupted before the server replied; it may have received the message")
+	// errStoppedWaiting is the error of a second Ctrl-C, while the turn is being cancelled.
+	errStoppedWaiting = errors.New("stopped waiting before the turn ended")
 )
 
-// awaited is how long a server that was there may say nothing before that is told.
-const awaited = 3 * time.Second
+// silenceNotice is the time without an event after which answer prints a notice, if waitForServer is set.
+const silenceNotice = 3 * time.Second
 
-// question is what is known of a request beside its content.
-type question struct {
-	again bool // It may have been asked before.
-	met   bool // The server was there: it is waited for, say while it is started anew.
+// answerOptions are the options of answer.
+type answerOptions struct {
+	mayBeRepeated bool // The request may have been sent before, with the same request id.
+	waitForServer bool // Wait while the server is unavailable, for example during a restart.
 }
 
-// answer sends request and shows the events of the turn as they come. Ctrl-C cancels the
-// turn, whose end is then the last event; another one, or one before there is a turn to
-// cancel, ends the call. The view says how far that went, also when there is an error.
-func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, q question) (view, error) {
-	got := view{agent: request.GetAgent(), named: request.GetConversationId() != "", again: q.again}
-	ctx, leave := context.WithCancelCause(ctx)
+// answer sends request and prints the events of the turn as they arrive. The first Ctrl-C cancels the
+// turn, and answer continues to the turn's last event. A second Ctrl-C, or one before the turn has
+// begun, ends the call. The returned view is valid even if there is an error.
+func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, options answerOptions) (view, error) {
+	seen := view{agent: request.GetAgent(), namedConversation: request.GetConversationId() != "", mayBeRepeated: options.mayBeRepeated}
+	ctx, stop := context.WithCancelCause(ctx)
 	var opts []grpc.CallOption
-	var late <-chan time.Time
-	if q.met {
-		opts, late = append(opts, grpc.WaitForReady(true)), time.After(awaited)
+	var silent <-chan time.Time
+	if options.waitForServer {
+		opts, silent = append(opts, grpc.WaitForReady(true)), time.After(silenceNotice)
 	}
 	steps := receive(c.Chat(ctx, request, opts...))
-	refused := make(chan error, 1)
+	cancelErrs := make(chan error, 1)
 	var cancelling sync.WaitGroup
 	defer func() {
-		leave(nil)
-		for range steps { // Until the stream has ended, too.
+		stop(nil)
+		for range steps { // Wait until the stream has ended.
 		}
 		cancelling.Wait()
 	}()
@@ -56,58 +56,58 @@ func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.Ch
 		case s, more := <-steps:
 			switch {
 			case !more:
-				return got, nil
+				return seen, nil
 			case s.err != nil:
-				err = errors.Join(a.endLine(&got), left(ctx, &got, s.err))
+				err = errors.Join(a.endLine(&seen), streamError(ctx, &seen, s.err))
 			default:
-				err = a.show(s.event, &got)
+				err = a.show(s.event, &seen)
 			}
 		case <-a.interrupts:
-			if cancelled || !got.runs() {
-				leave(errInterrupted)
+			if cancelled || !seen.running() {
+				stop(errInterrupted)
 				continue
 			}
 			cancelled = true
-			err = a.note(&got, "cancelling the turn; another Ctrl-C leaves it at once")
-			turn := got.cancellation(request)
+			err = a.note(&seen, "cancelling the turn; press Ctrl-C again to stop waiting")
+			turn := seen.cancelRequest(request)
 			cancelling.Go(func() {
 				_, err := c.CancelTurn(ctx, turn)
-				refused <- err
+				cancelErrs <- err
 			})
-		case <-late:
-			if got.turnID == "" {
-				err = a.note(&got, fmt.Sprintf("nothing from %s yet; trying on, Ctrl-C gives up", a.address))
+		case <-silent:
+			if seen.turnID == "" {
+				err = a.note(&seen, fmt.Sprintf("no reply from %s yet; still trying, press Ctrl-C to give up", a.address))
 			}
-		case failure := <-refused:
-			if failure != nil && got.runs() && ctx.Err() == nil {
-				err = a.note(&got, "the turn goes on, it could not be cancelled: "+a.explain(failure))
+		case failure := <-cancelErrs:
+			if failure != nil && seen.running() && ctx.Err() == nil {
+				err = a.note(&seen, "the turn continues, cancelling failed: "+a.explain(failure))
 			}
 		}
 		if err != nil {
-			return got, err
+			return seen, err
 		}
 	}
 }
 
-// left is what ended a stream: Ctrl-C, or else err.
-func left(ctx context.Context, got *view, err error) error {
+// streamError returns the error for the user after a stream ended with err, which may be due to Ctrl-C.
+func streamError(ctx context.Context, seen *view, err error) error {
 	switch {
 	case !errors.Is(context.Cause(ctx), errInterrupted):
 		return err
-	case got.turnID == "":
-		return errTooEarly
+	case seen.turnID == "":
+		return errInterruptedEarly
 	default:
-		return errLeft
+		return errStoppedWaiting
 	}
 }
 
-// step is what a turn brings next: an event or, last, an error.
+// step is an event of a turn or, at the end, an error.
 type step struct {
 	event *parleyv1.TurnEvent
 	err   error
 }
 
-// receive sends what turn yields, then closes the channel. It must be read to its end.
+// receive returns a channel of the steps of turn. The caller must read it until it is closed.
 func receive(turn iter.Seq2[*parleyv1.TurnEvent, error]) <-chan step {
 	steps := make(chan step)
 	go func() {

@@ -17,12 +17,12 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutAppend = `Append one message, TEXT or what is on standard input, or with --json all messages that
-standard input holds: a JSON array of them, or one after the other. They are stored all or
-none. What the server sets (sequence, exchange, times) is ignored, so what show prints can
-be appended elsewhere.`
+const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard input,
+which is a JSON array or a sequence of JSON objects. Either all of them are stored or none. Fields
+that the server sets (sequence, exchange, times) are ignored, so that the output of parley show can
+be appended to another conversation.`
 
-// appendFlags are the flags that make up one message.
+// appendFlags are the flags that describe one message.
 type appendFlags struct {
 	role, agent, summary string
 	data                 []string
@@ -43,7 +43,7 @@ func (a *app) newAppendCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if asJSON && (len(args) > 1 || one.any() || command.Flags().Changed("role")) {
-				return usageError("--json takes everything from standard input: no TEXT, --role, --agent, --summary or --data")
+				return usageError("--json reads everything from standard input: leave out TEXT, --role, --agent, --summary or --data")
 			}
 			request.ConversationId = args[0]
 			if command.Flags().Changed("if-version") {
@@ -64,17 +64,18 @@ func (a *app) newAppendCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&one.role, "role", "user", "who speaks: user, assistant or system")
-	flags.StringVar(&one.agent, "agent", "", "agent that wrote it")
-	flags.StringVar(&one.summary, "summary", "", "what it did, in one short clause for coordinators")
-	flags.StringArrayVar(&one.data, "data", nil, "structured data, as TYPE=JSON; more than once for more")
+	flags.StringVar(&one.role, "role", "user", "role of the author: user, assistant or system")
+	flags.StringVar(&one.agent, "agent", "", "agent that wrote the message")
+	flags.StringVar(&one.summary, "summary", "", "what the agent did, one short clause for coordinators")
+	flags.StringArrayVar(&one.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
 	flags.BoolVar(&asJSON, "json", false, "read messages from standard input")
-	flags.StringVar(&request.RequestId, "request-id", "", "appended twice with the same, they are appended once")
-	flags.Int32Var(&ifVersion, "if-version", 0, "only if the conversation is at this version; 0: if there is none")
-	flags.BoolVar(&request.MustExist, "must-exist", false, "fail instead of making the conversation")
+	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second append with the same id changes nothing")
+	flags.Int32Var(&ifVersion, "if-version", 0, "append only if the conversation is at this version; 0: only if it does not exist")
+	flags.BoolVar(&request.MustExist, "must-exist", false, "fail if the conversation does not exist, instead of creating it")
 	return command
 }
 
+// append sends request and prints the appended messages.
 func (a *app) append(ctx context.Context, c *client.Client, request *parleyv1.AppendMessagesRequest) error {
 	reply, err := c.AppendMessages(ctx, request)
 	if err != nil {
@@ -89,13 +90,14 @@ func (a *app) append(ctx context.Context, c *client.Client, request *parleyv1.Ap
 	})
 }
 
+// any reports whether a flag other than --role is set.
 func (f appendFlags) any() bool { return f.agent != "" || f.summary != "" || len(f.data) > 0 }
 
-// message is the one message that the command line describes.
+// message returns the message that the command line describes.
 func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*parleyv1.Message, error) {
 	role := parleyv1.Role(parleyv1.Role_value["ROLE_"+strings.ToUpper(f.role)])
-	if role == parleyv1.Role_ROLE_UNSPECIFIED || role == parleyv1.Role_ROLE_TOOL { // The result of a tool takes JSON.
-		return nil, usageError(fmt.Sprintf("--role %q: only user, assistant and system are known", f.role))
+	if role == parleyv1.Role_ROLE_UNSPECIFIED || role == parleyv1.Role_ROLE_TOOL { // A tool message needs a tool result, which only --json can express.
+		return nil, usageError(fmt.Sprintf("--role %q: use user, assistant or system", f.role))
 	}
 	message := &parleyv1.Message{Role: role, Agent: f.agent, Summary: f.summary}
 	for _, data := range f.data {
@@ -111,7 +113,7 @@ func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*pa
 	return []*parleyv1.Message{message}, err
 }
 
-// messages are those that standard input holds as JSON.
+// messages returns the messages that standard input contains as JSON.
 func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
 	input, err := a.readAll(ctx)
 	if err != nil {
@@ -122,7 +124,7 @@ func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
 		return nil, usageError(fmt.Sprintf("standard input: %v", err))
 	}
 	if len(documents) == 0 {
-		return nil, usageError("standard input holds no messages")
+		return nil, usageError("standard input contains no messages")
 	}
 	messages := make([]*parleyv1.Message, len(documents))
 	for i, document := range documents {
@@ -134,7 +136,7 @@ func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
 	return messages, nil
 }
 
-// split returns the JSON documents that input holds one after the other, arrays taken apart.
+// split returns the JSON documents of input. An array counts as one document for each element.
 func split(input []byte) ([]json.RawMessage, error) {
 	var documents []json.RawMessage
 	decoder := json.NewDecoder(bytes.NewReader(input))

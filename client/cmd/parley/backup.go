@@ -16,13 +16,12 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutBackup = `Copy the server's store, the conversations of all tenants as they are at one instant, while
-it serves. parleyd restore brings the copy back. What was said before, the interaction log,
-is not in it.
+const aboutBackup = `Copy the server's store while it serves: the conversations of all tenants at one instant. The copy does
+not contain the interaction log. Restore a copy with parleyd restore.
 
-FILE is written in full or not at all, for its owner's eyes only: until all of the copy has
-come it is called FILE.partial. - is standard output; whoever reads it must look at the exit
-code, which is 1 when the copy is not whole.`
+FILE is written completely or not at all, with permissions for its owner only. Until the copy is
+complete, the file is named FILE.partial. If FILE is -, the copy goes to standard output; it is
+complete only if the exit code is 0.`
 
 // backupFlags are the flags of backup.
 type backupFlags struct {
@@ -41,18 +40,18 @@ func (a *app) newBackupCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if !a.timeoutSet {
-				a.timeout = 0 // It takes as long as it takes.
+				a.timeout = 0 // The duration depends on the size of the store.
 			}
 			return a.backup(command.Context(), args[0], f)
 		},
 	}
 	flags := command.Flags()
-	flags.BoolVar(&f.force, "force", false, "replace FILE, and a FILE.partial that was left behind")
-	flags.BoolVar(&f.quiet, "quiet", false, "no progress and no size on standard error, only what goes wrong")
+	flags.BoolVar(&f.force, "force", false, "replace FILE, and a FILE.partial that an interrupted backup left")
+	flags.BoolVar(&f.quiet, "quiet", false, "print only errors to standard error, no progress and no size")
 	return command
 }
 
-// backup writes a copy of the store to a file of that name, or to standard output.
+// backup writes a copy of the store to the file name, or to standard output if name is "-".
 func (a *app) backup(ctx context.Context, name string, f backupFlags) error {
 	var written int64
 	write := func(w io.Writer) error {
@@ -64,9 +63,9 @@ func (a *app) backup(ctx context.Context, name string, f backupFlags) error {
 	var err error
 	switch {
 	case name != "-":
-		err = writeNew(name, f.force, write)
+		err = writeNewFile(name, f.force, write)
 	case a.outTerminal:
-		return usageError("-: a copy of the store is not for a terminal; name a file, or send standard output elsewhere")
+		return usageError("-: the copy cannot be written to a terminal; name a file or redirect standard output")
 	default:
 		err = write(a.out)
 	}
@@ -76,11 +75,10 @@ func (a *app) backup(ctx context.Context, name string, f backupFlags) error {
 	return err
 }
 
-// backupTo writes a copy of the store to w and returns its size. What has come in less than
-// full is an error.
+// backupTo writes a copy of the store to w and returns its size. An incomplete copy is an error.
 func (a *app) backupTo(ctx context.Context, c *client.Client, w io.Writer, quiet bool) (written int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // The server is not to go on when w does not.
+	defer cancel() // The server must stop if writing to w fails.
 	stream, err := c.BackupStore(ctx, &parleyv1.BackupStoreRequest{})
 	if err != nil {
 		return 0, err
@@ -90,7 +88,7 @@ func (a *app) backupTo(ctx context.Context, c *client.Client, w io.Writer, quiet
 	if shown {
 		bar.show("waiting until the server has made its copy", -1)
 	}
-	whole := int64(-1) // The first piece tells.
+	total := int64(-1) // The first piece contains the size.
 	for {
 		piece, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -98,11 +96,11 @@ func (a *app) backupTo(ctx context.Context, c *client.Client, w io.Writer, quiet
 		} else if err != nil {
 			return written, err
 		}
-		if whole < 0 {
-			whole = piece.GetSizeBytes()
+		if total < 0 {
+			total = piece.GetSizeBytes()
 			bar.clear()
 			if shown {
-				bar.show("backing up", whole, progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
+				bar.show("backing up", total, progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
 			}
 		}
 		n, err := w.Write(piece.GetChunk())
@@ -112,16 +110,16 @@ func (a *app) backupTo(ctx context.Context, c *client.Client, w io.Writer, quiet
 		}
 		bar.add(int64(n))
 	}
-	if written != whole || whole <= 0 {
-		return written, fmt.Errorf("the copy is not whole: %d of %d bytes came", written, max(whole, 0))
+	if written != total || total <= 0 {
+		return written, fmt.Errorf("the copy is incomplete: %d of %d bytes received", written, max(total, 0))
 	}
 	return written, nil
 }
 
-// writeNew has write fill a new file of that name, with 0600, by way of one that is called
-// .partial, of which nothing is left if write fails. An old file stays unless force is set, and
-// also then if a server has it open.
-func writeNew(name string, force bool, write func(io.Writer) error) (err error) {
+// writeNewFile creates the file name with mode 0600 and the content that write writes. It writes to
+// name.partial first and removes that file if write fails. An existing file is replaced only if force is
+// set and no server has the file open.
+func writeNewFile(name string, force bool, write func(io.Writer) error) (err error) {
 	switch info, err := os.Lstat(name); {
 	case name == "":
 		return usageError("FILE is empty: name a file, or - for standard output")
@@ -129,11 +127,11 @@ func writeNew(name string, force bool, write func(io.Writer) error) (err error) 
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return usageError(fmt.Sprintf("%q: not a file; - is standard output", name))
+		return usageError(fmt.Sprintf("%q: not a regular file; use - for standard output", name))
 	case !force:
-		return usageError(fmt.Sprintf("%q: is there already; choose another name, or replace it with --force", name))
+		return usageError(fmt.Sprintf("%q: already exists; choose another name, or replace it with --force", name))
 	default:
-		old, err := lockReplaced(name)
+		old, err := lockForReplacement(name)
 		if err != nil {
 			return err
 		}
@@ -147,7 +145,7 @@ func writeNew(name string, force bool, write func(io.Writer) error) (err error) 
 	}
 	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return usageError(fmt.Sprintf("%q: is there already: another backup is writing it, or was cut off, then remove it or use --force", partial))
+		return usageError(fmt.Sprintf("%q: already exists: another backup is writing it, or an earlier one was interrupted; in that case remove it or use --force", partial))
 	} else if err != nil {
 		return err
 	}
@@ -155,10 +153,10 @@ func writeNew(name string, force bool, write func(io.Writer) error) (err error) 
 	if err == nil {
 		err = file.Sync()
 	}
-	own, statErr := file.Stat()
+	written, statErr := file.Stat()
 	err = errors.Join(err, statErr, file.Close())
-	if there, statErr := os.Lstat(partial); err == nil && (statErr != nil || !os.SameFile(own, there)) {
-		return fmt.Errorf("%q: another backup took its place: nothing was written to %q", partial, name)
+	if current, statErr := os.Lstat(partial); err == nil && (statErr != nil || !os.SameFile(written, current)) {
+		return fmt.Errorf("%q was replaced by another backup; %q was not written", partial, name)
 	}
 	if err == nil {
 		err = os.Rename(partial, name)
@@ -169,7 +167,7 @@ func writeNew(name string, force bool, write func(io.Writer) error) (err error) 
 	return syncDir(filepath.Dir(name))
 }
 
-// syncDir makes the names in a directory outlast a power cut.
+// syncDir syncs a directory, so that its file names survive a power failure.
 func syncDir(name string) error {
 	dir, err := os.Open(name)
 	if err != nil {

@@ -32,7 +32,7 @@ func (f fakeAdmin) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStre
 	return f.backup(stream)
 }
 
-// serveBackup serves backups until the test ends and returns where.
+// serveBackup serves backup until the test ends, and returns the address.
 func serveBackup(t *testing.T, backup func(backupStream) error) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -47,13 +47,13 @@ func serveBackup(t *testing.T, backup func(backupStream) error) string {
 	return listener.Addr().String()
 }
 
-// pieces is a backup that says it has so many bytes, brings these, and ends with err.
-func pieces(whole int64, err error, chunks ...string) func(backupStream) error {
+// backupPieces returns a backup that announces size bytes, sends chunks, and ends with err.
+func backupPieces(size int64, err error, chunks ...string) func(backupStream) error {
 	return func(stream backupStream) error {
 		for i, chunk := range chunks {
 			reply := &parleyv1.BackupStoreResponse{Chunk: []byte(chunk)}
 			if i == 0 {
-				reply.SizeBytes = whole
+				reply.SizeBytes = size
 			}
 			if err := stream.Send(reply); err != nil {
 				return err
@@ -63,8 +63,8 @@ func pieces(whole int64, err error, chunks ...string) func(backupStream) error {
 	}
 }
 
-// filled makes a directory with these files.
-func filled(t *testing.T, content map[string]string) string {
+// newDir creates a directory with these files.
+func newDir(t *testing.T, content map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range content {
@@ -76,9 +76,9 @@ func filled(t *testing.T, content map[string]string) string {
 }
 
 func TestBackup(t *testing.T) {
-	const there = " is there already"
+	const exists = " already exists"
 	old, partial := map[string]string{"b.db": "old"}, map[string]string{"b.db.partial": "old"}
-	whole := pieces(6, nil, "one", "", "two")
+	complete := backupPieces(6, nil, "one", "", "two")
 	lost := status.Error(codes.Internal, "out of order")
 	tests := []struct {
 		name   string
@@ -86,26 +86,26 @@ func TestBackup(t *testing.T) {
 		before map[string]string
 		args   []string
 		after  map[string]string
-		stderr string // A part of it.
+		stderr string // A part of standard error.
 		code   int
 	}{
-		{"new", whole, nil, nil, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
-		{"quiet", whole, nil, []string{"--quiet"}, map[string]string{"b.db": "-rw------- onetwo"}, "", 0},
-		{"an old one stays", whole, old, nil, map[string]string{"b.db": "-rw------- old"}, there, 64},
-		{"an old one goes", whole, old, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
-		{"another is being written", whole, partial, nil, map[string]string{"b.db.partial": "-rw------- old"}, there, 64},
-		{"another was cut off", whole, partial, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
-		{"bytes are missing", pieces(7, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is not whole: 6 of 7 bytes came", 1},
-		{"bytes too many", pieces(5, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is not whole: 6 of 5 bytes came", 1},
-		{"nothing came", pieces(0, nil), nil, nil, map[string]string{}, "the copy is not whole: 0 of 0 bytes came", 1},
-		{"no size came", pieces(0, nil, "one"), nil, nil, map[string]string{}, "the copy is not whole: 3 of 0 bytes came", 1},
-		{"the server breaks off", pieces(7, lost, "one"), old, []string{"--force"}, map[string]string{"b.db": "-rw------- old"}, "out of order (Internal)", 1},
+		{"new", complete, nil, nil, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
+		{"quiet", complete, nil, []string{"--quiet"}, map[string]string{"b.db": "-rw------- onetwo"}, "", 0},
+		{"an existing file is kept", complete, old, nil, map[string]string{"b.db": "-rw------- old"}, exists, 64},
+		{"an existing file is replaced", complete, old, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
+		{"a partial file is kept", complete, partial, nil, map[string]string{"b.db.partial": "-rw------- old"}, exists, 64},
+		{"a partial file is replaced", complete, partial, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
+		{"missing bytes", backupPieces(7, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is incomplete: 6 of 7 bytes received", 1},
+		{"too many bytes", backupPieces(5, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is incomplete: 6 of 5 bytes received", 1},
+		{"no bytes", backupPieces(0, nil), nil, nil, map[string]string{}, "the copy is incomplete: 0 of 0 bytes received", 1},
+		{"no size", backupPieces(0, nil, "one"), nil, nil, map[string]string{}, "the copy is incomplete: 3 of 0 bytes received", 1},
+		{"an error of the server", backupPieces(7, lost, "one"), old, []string{"--force"}, map[string]string{"b.db": "-rw------- old"}, "out of order (Internal)", 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			dir := filled(t, test.before)
+			dir := newDir(t, test.before)
 			args := append([]string{"--address", serveBackup(t, test.backup), "backup", filepath.Join(dir, "b.db")}, test.args...)
-			stdout, stderr, code := once(t.Context(), "", args...)
+			stdout, stderr, code := runOnce(t.Context(), "", args...)
 			if stdout != "" || !strings.Contains(stderr, test.stderr) || (test.stderr == "") != (stderr == "") || code != test.code {
 				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %d", stdout, stderr, code, test.stderr, test.code)
 			}
@@ -116,19 +116,19 @@ func TestBackup(t *testing.T) {
 	}
 }
 
-// TestBackupReplacesNoStore: a file that a server has open stays, also with --force.
-func TestBackupReplacesNoStore(t *testing.T) {
-	dir := filled(t, map[string]string{"b.db": "old"})
+// TestBackupKeepsAnOpenStore checks that --force does not replace a file that a server has open.
+func TestBackupKeepsAnOpenStore(t *testing.T) {
+	dir := newDir(t, map[string]string{"b.db": "old"})
 	name := filepath.Join(dir, "b.db")
-	held, err := lockReplaced(name)
+	locked, err := lockForReplacement(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, stderr, code := once(t.Context(), "", "--address", serveBackup(t, pieces(6, nil, "one", "two")), "backup", name, "--force")
+	_, stderr, code := runOnce(t.Context(), "", "--address", serveBackup(t, backupPieces(6, nil, "one", "two")), "backup", name, "--force")
 	if !strings.Contains(stderr, "a server has it open") || code != 64 {
-		t.Errorf("standard error %q, exit code %d", stderr, code)
+		t.Errorf("standard error %q, exit code %d; want that a server has it open, 64", stderr, code)
 	}
-	if err := held.Close(); err != nil {
+	if err := locked.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]string{"b.db": "-rw------- old"}, files(t, dir)); diff != "" {
@@ -136,16 +136,17 @@ func TestBackupReplacesNoStore(t *testing.T) {
 	}
 }
 
-// TestBackupPushedAside: a backup whose .partial another one has replaced leaves that alone.
-func TestBackupPushedAside(t *testing.T) {
+// TestBackupKeepsAnotherPartialFile checks that a backup does not remove a partial file that another backup has
+// written in the meantime.
+func TestBackupKeepsAnotherPartialFile(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "b.db")
-	err := writeNew(name, false, func(w io.Writer) error {
+	err := writeNewFile(name, false, func(w io.Writer) error {
 		_, err := io.WriteString(w, "mine")
 		return errors.Join(err, os.Remove(name+".partial"), os.WriteFile(name+".partial", []byte("another's"), 0o600))
 	})
-	if err == nil || !strings.Contains(err.Error(), "another backup took its place") {
-		t.Errorf("error %v", err)
+	if err == nil || !strings.Contains(err.Error(), "replaced by another backup") {
+		t.Errorf("writeNewFile() = %v, want that another backup replaced the file", err)
 	}
 	if diff := cmp.Diff(map[string]string{"b.db.partial": "-rw------- another's"}, files(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
@@ -153,39 +154,39 @@ func TestBackupPushedAside(t *testing.T) {
 }
 
 func TestBackupToStandardOutput(t *testing.T) {
-	address := serveBackup(t, pieces(6, nil, "one", "two"))
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "backup", "-")
+	address := serveBackup(t, backupPieces(6, nil, "one", "two"))
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "backup", "-")
 	if stdout != "onetwo" || stderr != "backed up 6 B\n" || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d", stdout, stderr, code)
 	}
-	_, written := seen(t, nil, "--address", address, "backup", "-")
-	if !strings.Contains(written, "not for a terminal") {
-		t.Errorf("on a terminal: %q", written)
+	_, written := runOnTerminal(t, nil, "--address", address, "backup", "-")
+	if !strings.Contains(written, "cannot be written to a terminal") {
+		t.Errorf("to a terminal: output %q, want a refusal", written)
 	}
 	dir := t.TempDir()
-	if _, stderr, code := once(t.Context(), "", "--address", address, "backup", "--force", dir); !strings.Contains(stderr, "not a file") || code != 64 {
-		t.Errorf("into a directory: standard error %q, exit code %d, want 64", stderr, code)
+	if _, stderr, code := runOnce(t.Context(), "", "--address", address, "backup", "--force", dir); !strings.Contains(stderr, "not a regular file") || code != 64 {
+		t.Errorf("to a directory: standard error %q, exit code %d, want 64", stderr, code)
 	}
 }
 
-func TestBackupHasNoTimeLimitOfItsOwn(t *testing.T) {
+func TestBackupHasNoDefaultTimeout(t *testing.T) {
 	address := serveBackup(t, func(stream backupStream) error {
 		if _, limited := stream.Context().Deadline(); limited {
 			t.Error("the call has a deadline")
 		}
-		return pieces(1, nil, "x")(stream)
+		return backupPieces(1, nil, "x")(stream)
 	})
-	if _, stderr, code := once(t.Context(), "", "--address", address, "backup", "-"); code != 0 {
+	if _, stderr, code := runOnce(t.Context(), "", "--address", address, "backup", "-"); code != 0 {
 		t.Errorf("standard error %q, exit code %d", stderr, code)
 	}
 }
 
-func TestBackupThatCannotBeWritten(t *testing.T) {
+func TestBackupWithFullOutput(t *testing.T) {
 	address := serveBackup(t, func(stream backupStream) error {
-		if err := pieces(6, nil, "one", "two")(stream); err != nil {
+		if err := backupPieces(6, nil, "one", "two")(stream); err != nil {
 			return err
 		}
-		<-stream.Context().Done() // It must not be waited for.
+		<-stream.Context().Done() // The client must cancel the call.
 		return stream.Context().Err()
 	})
 	var stderr strings.Builder
@@ -200,7 +201,7 @@ func TestBackupThatCannotBeWritten(t *testing.T) {
 func TestBackupIsInterrupted(t *testing.T) {
 	sent := make(chan struct{})
 	address := serveBackup(t, func(stream backupStream) error {
-		if err := pieces(6, nil, "one")(stream); err != nil {
+		if err := backupPieces(6, nil, "one")(stream); err != nil {
 			return err
 		}
 		close(sent)
@@ -208,19 +209,20 @@ func TestBackupIsInterrupted(t *testing.T) {
 		return stream.Context().Err()
 	})
 	dir := t.TempDir()
-	s := open(t.Context(), t, "--address", address, "backup", filepath.Join(dir, "b.db"))
+	s := openTerminal(t.Context(), t, "--address", address, "backup", filepath.Join(dir, "b.db"))
 	<-sent
 	if diff := cmp.Diff([]string{"b.db.partial"}, names(t, dir)); diff != "" {
-		t.Errorf("files on the way (-want +got):\n%s", diff)
+		t.Errorf("files during the backup (-want +got):\n%s", diff)
 	}
 	s.interrupt()
 	s.expect("parley: interrupted\n")
 	s.expectEnd(1)
 	if left := names(t, dir); len(left) > 0 {
-		t.Errorf("%v are left", left)
+		t.Errorf("files after the interrupt = %v, want none", left)
 	}
 }
 
+// names returns the names of the files in dir.
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -233,17 +235,17 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-func TestBackupShowsHowFarItIs(t *testing.T) {
-	address := serveBackup(t, pieces(6, nil, "one", "two"))
-	left, written := seen(t, io.Discard, "--address", address, "backup", "-")
+func TestBackupShowsProgress(t *testing.T) {
+	address := serveBackup(t, backupPieces(6, nil, "one", "two"))
+	left, written := runOnTerminal(t, io.Discard, "--address", address, "backup", "-")
 	if left != "backed up 6 B\n" || !strings.Contains(written, "waiting until") || !strings.Contains(written, "\rbacking up") {
-		t.Errorf("left on the screen %q, written %q", left, written)
+		t.Errorf("final screen %q, output %q", left, written)
 	}
-	if left, _ := seen(t, io.Discard, "--address", address, "backup", "--quiet", "-"); left != "" {
-		t.Errorf("quietly: left on the screen %q", left)
+	if left, _ := runOnTerminal(t, io.Discard, "--address", address, "backup", "--quiet", "-"); left != "" {
+		t.Errorf("--quiet: final screen %q, want none", left)
 	}
 	lost := errors.New("gone")
-	if left, _ := seen(t, io.Discard, "--address", serveBackup(t, pieces(6, lost, "one")), "backup", "-"); left != "parley: gone (Unknown)\n" {
-		t.Errorf("that fails: left on the screen %q", left)
+	if left, _ := runOnTerminal(t, io.Discard, "--address", serveBackup(t, backupPieces(6, lost, "one")), "backup", "-"); left != "parley: gone (Unknown)\n" {
+		t.Errorf("failed backup: final screen %q", left)
 	}
 }

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// Characters of a message in its line.
+	// maxInLine limits the characters of a message in its line.
 	maxInLine = 200
-	// As wide as the time that the first line of an answer begins with.
+	// indent has the width of the time at the beginning of the first line of an answer.
 	indent = "         "
 )
 
-// colour is how a terminal is told of one.
+// colour is the escape sequence of a colour or style.
 type colour string
 
 const (
@@ -30,89 +30,89 @@ const (
 	endColour = "\x1b[0m"
 )
 
-// changeLines writes changes for people: a line each, but for the text of an answer, which
-// goes on in its line as it comes.
-type changeLines struct {
+// changeWriter prints changes for people, one on each line. The text of an answer continues its line as it
+// arrives.
+type changeWriter struct {
 	*app
 
-	watched []string // The conversations that were asked for; none: all.
-	answer  string   // Turn whose text the line under way is; empty: there is no such line.
-	held    string   // Line feeds behind that text, not written before more of it comes.
+	watched []string // The watched conversations; empty for all.
+	answer  string   // The turn whose text is in the current line; empty if there is no such line.
+	pending string   // Line feeds after that text, which are written only before further text.
 }
 
-// show writes what a change says to people; heartbeats say nothing.
-func (l *changeLines) show(change *parleyv1.ConversationChange) error {
+// show prints a change. Heartbeats print nothing.
+func (l *changeWriter) show(change *parleyv1.ConversationChange) error {
 	if delta := change.GetTurnEvent().GetTextDelta(); delta != nil {
 		return l.showText(change, delta.GetText())
 	}
-	what, in := l.describe(change)
-	if what == "" {
+	text, in := l.describe(change)
+	if text == "" {
 		return nil
 	}
 	if err := l.end(); err != nil {
 		return err
 	}
-	_, err := io.WriteString(l.out, l.head(change)+l.painted(in, oneLine(what))+"\n")
+	_, err := io.WriteString(l.out, l.head(change)+l.coloured(in, oneLine(text))+"\n")
 	return err
 }
 
-// showText writes the next piece of an answer: in the line of the piece before, unless
-// something else has come between.
-func (l *changeLines) showText(change *parleyv1.ConversationChange, text string) error {
+// showText prints the next piece of an answer. It continues the line of the previous piece unless other changes
+// were printed in between.
+func (l *changeWriter) showText(change *parleyv1.ConversationChange, text string) error {
 	var line string
 	if turn := change.GetTurnEvent().GetTurnId(); l.answer != turn {
 		if err := l.end(); err != nil {
 			return err
 		}
 		l.answer = turn
-		line = l.head(change) + l.painted(green, "answer: ")
+		line = l.head(change) + l.coloured(green, "answer: ")
 	}
-	text = l.held + text
+	text = l.pending + text
 	rest := strings.TrimRight(text, "\n")
-	l.held = text[len(rest):]
+	l.pending = text[len(rest):]
 	_, err := io.WriteString(l.out, line+l.printable(strings.ReplaceAll(rest, "\n", "\n"+indent)))
 	return err
 }
 
-// end ends the line that an answer is in, if one is.
-func (l *changeLines) end() error {
+// end ends the current line of an answer, if there is one.
+func (l *changeWriter) end() error {
 	if l.answer == "" {
 		return nil
 	}
-	l.answer, l.held = "", ""
+	l.answer, l.pending = "", ""
 	_, err := fmt.Fprintln(l.out)
 	return err
 }
 
-// head is how the line of a change begins: when, and where.
-func (l *changeLines) head(change *parleyv1.ConversationChange) string {
+// head returns the beginning of the line of a change: its time and conversation.
+func (l *changeWriter) head(change *parleyv1.ConversationChange) string {
 	at := l.now()
 	if change.GetTime() != nil {
 		at = change.GetTime().AsTime().In(at.Location())
 	}
-	head := l.painted(dim, at.Format("15:04:05")) + " "
+	head := l.coloured(dim, at.Format("15:04:05")) + " "
 	if id := change.GetConversationId(); id != "" {
-		head += l.painted(bold, oneLine(id)) + " "
+		head += l.coloured(bold, oneLine(id)) + " "
 	}
 	return head
 }
 
-// painted returns s in a colour where there are colours.
-func (a *app) painted(in colour, s string) string {
+// coloured returns s in a colour if the output supports colours.
+func (a *app) coloured(in colour, s string) string {
 	if in == plain || !a.outTerminal || a.getenv("NO_COLOR") != "" {
 		return s
 	}
 	return string(in) + s + endColour
 }
 
-// describe says a change in words, and in which colour; empty: there is nothing to say.
-func (l *changeLines) describe(change *parleyv1.ConversationChange) (string, colour) {
+// describe returns the text of a change and its colour. The text is "" if there is nothing to print.
+func (l *changeWriter) describe(change *parleyv1.ConversationChange) (string, colour) {
 	c := change.GetConversation()
 	switch change.GetKind() {
 	case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT:
 		return "", plain
 	case parleyv1.ChangeKind_CHANGE_KIND_GAP:
-		return "changes are missing here; see how things are now with: " + l.remedy(), yellow
+		return "changes are missing here; see the current state with: " + l.gapHint(), yellow
 	case parleyv1.ChangeKind_CHANGE_KIND_CREATED:
 		return describeCreation(c), green
 	case parleyv1.ChangeKind_CHANGE_KIND_UPDATED:
@@ -128,20 +128,20 @@ func (l *changeLines) describe(change *parleyv1.ConversationChange) (string, col
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
 		return kindName(change.GetKind()), red
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		return "evicted to make room for another one", red
+		return "evicted at capacity", red
 	case parleyv1.ChangeKind_CHANGE_KIND_TURN:
 		return describeStep(change.GetTurnEvent()), dim
-	default: // Of a later version.
+	default: // A kind of a later version of the server.
 		return kindName(change.GetKind()), plain
 	}
 }
 
-// remedy is what to do about changes that are missing.
-func (l *changeLines) remedy() string {
+// gapHint returns the command that shows the current state after a gap.
+func (l *changeWriter) gapHint() string {
 	if len(l.watched) == 1 {
-		return l.self() + " show " + l.watched[0]
+		return l.programCommand() + " show " + l.watched[0]
 	}
-	return l.self() + " list --order updated"
+	return l.programCommand() + " list --order updated"
 }
 
 func describeCreation(c *parleyv1.Conversation) string {
@@ -155,7 +155,7 @@ func describeCreation(c *parleyv1.Conversation) string {
 	return what
 }
 
-// describeMessage says a message in one line, its end cut off where that would be long.
+// describeMessage describes a message in one line of limited length.
 func describeMessage(m *parleyv1.Message) string {
 	head := fmt.Sprintf("message %d %s", m.GetSequence(), roleName(m.GetRole()))
 	if m.GetAgent() != "" {
@@ -194,7 +194,7 @@ func colourOf(role parleyv1.Role) colour {
 	}
 }
 
-// describeStep says a step of a turn, text aside; empty: there is nothing to say.
+// describeStep describes an event of a turn other than text. It returns "" if there is nothing to print.
 func describeStep(event *parleyv1.TurnEvent) string {
 	switch step := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_Started:
@@ -206,12 +206,12 @@ func describeStep(event *parleyv1.TurnEvent) string {
 		if failure := end.failure(); failure != nil {
 			return failure.Error()
 		}
-		if end.waits() {
+		if end.awaitsToolResults() {
 			return "the turn waits for the results of its tool calls"
 		}
 		return "the turn completed"
 	default:
-		return beside(event, &view{})
+		return describeEvent(event, &view{})
 	}
 }
 

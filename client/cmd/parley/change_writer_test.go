@@ -12,52 +12,54 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// noon is when all changes of these tests happen.
+// noon returns the time of all changes in these tests.
 func noon() time.Time { return time.Date(2026, time.November, 20, 12, 0, 5, 0, time.UTC) }
 
-func changed(id string, kind parleyv1.ChangeKind) *parleyv1.ConversationChange {
+// newChange returns a change of a kind, without payload.
+func newChange(id string, kind parleyv1.ChangeKind) *parleyv1.ConversationChange {
 	return &parleyv1.ConversationChange{
 		Cursor: "c", Kind: kind, ConversationId: id, Version: 7,
-		Time: timestamppb.New(noon().In(time.FixedZone("", 3600))), // Shown as the console's clock says it.
+		Time: timestamppb.New(noon().In(time.FixedZone("", 3600))), // It is printed in the time zone of the console's clock.
 	}
 }
 
-// header is a change of the conversation a.
-func header(kind parleyv1.ChangeKind, c *parleyv1.Conversation) *parleyv1.ConversationChange {
-	change := changed("a", kind)
+// conversationChange returns a change of the conversation a with a conversation.
+func conversationChange(kind parleyv1.ChangeKind, c *parleyv1.Conversation) *parleyv1.ConversationChange {
+	change := newChange("a", kind)
 	change.Payload = &parleyv1.ConversationChange_Conversation{Conversation: c}
 	return change
 }
 
-// appended is a message in the conversation a.
-func appended(m *parleyv1.Message) *parleyv1.ConversationChange {
-	change := changed("a", parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED)
+// messageChange returns an appended message of the conversation a.
+func messageChange(m *parleyv1.Message) *parleyv1.ConversationChange {
+	change := newChange("a", parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED)
 	change.Payload = &parleyv1.ConversationChange_Message{Message: m}
 	return change
 }
 
-func turned(id, turn string, event *parleyv1.TurnEvent) *parleyv1.ConversationChange {
-	change := changed(id, parleyv1.ChangeKind_CHANGE_KIND_TURN)
+// turnChange returns an event of a turn.
+func turnChange(id, turn string, event *parleyv1.TurnEvent) *parleyv1.ConversationChange {
+	change := newChange(id, parleyv1.ChangeKind_CHANGE_KIND_TURN)
 	event.TurnId = turn
 	change.Payload = &parleyv1.ConversationChange_TurnEvent{TurnEvent: event}
 	return change
 }
 
-func gap() *parleyv1.ConversationChange { return changed("", parleyv1.ChangeKind_CHANGE_KIND_GAP) }
+func gap() *parleyv1.ConversationChange { return newChange("", parleyv1.ChangeKind_CHANGE_KIND_GAP) }
 
 func heartbeat() *parleyv1.ConversationChange {
-	return changed("", parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT)
+	return newChange("", parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT)
 }
 
-// shown is what is written of changes.
-func shown(t *testing.T, c console, watched []string, changes ...*parleyv1.ConversationChange) string {
+// printed returns what a changeWriter prints for changes.
+func printed(t *testing.T, c console, watched []string, changes ...*parleyv1.ConversationChange) string {
 	t.Helper()
 	var out strings.Builder
 	c.program, c.out, c.now = "parley", &out, noon
 	if c.getenv == nil {
 		c.getenv = func(string) string { return "" }
 	}
-	lines := changeLines{app: &app{console: c}, watched: watched}
+	lines := changeWriter{app: &app{console: c}, watched: watched}
 	for _, change := range changes {
 		if err := lines.show(change); err != nil {
 			t.Fatal(err)
@@ -69,10 +71,10 @@ func shown(t *testing.T, c console, watched []string, changes ...*parleyv1.Conve
 	return out.String()
 }
 
-func TestChangesAreLines(t *testing.T) {
+func TestChangeWriter(t *testing.T) {
 	user, assistant := parleyv1.Role_ROLE_USER, parleyv1.Role_ROLE_ASSISTANT
-	bare := appended(&parleyv1.Message{Sequence: 1, Role: user, Content: "hi"})
-	bare.Time = nil
+	withoutTime := messageChange(&parleyv1.Message{Sequence: 1, Role: user, Content: "hi"})
+	withoutTime.Time = nil
 	failed := finished(parleyv1.TurnState_TURN_STATE_FAILED)
 	failed.GetFinished().GetTurn().Error = &parleyv1.TurnError{Reason: "AGENT_FAILED", Message: "out of\nideas"}
 	tests := []struct {
@@ -80,28 +82,28 @@ func TestChangesAreLines(t *testing.T) {
 		want   string
 	}{
 		{heartbeat(), ""},
-		{gap(), "changes are missing here; see how things are now with: parley list --order updated"},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a"}), "a created"},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a", Title: "The\nshop"}), "a created: The shop"},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 3}}), "a forked from b at 3"},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{Id: "a"}), "a updated to version 7"},
+		{gap(), "changes are missing here; see the current state with: parley list --order updated"},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a"}), "a created"},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a", Title: "The\nshop"}), "a created: The shop"},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 3}}), "a forked from b at 3"},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{Id: "a"}), "a updated to version 7"},
 		{
-			header(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{ActiveAgent: &parleyv1.ActiveAgent{Agent: "writer", Reason: "why not"}}),
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{ActiveAgent: &parleyv1.ActiveAgent{Agent: "writer", Reason: "why not"}}),
 			"a updated to version 7, active agent writer: why not",
 		},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1}), "a cleared, 1 message left"},
-		{changed("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), "a deleted"},
-		{changed("a", parleyv1.ChangeKind_CHANGE_KIND_EXPIRED), "a expired"},
-		{changed("a", parleyv1.ChangeKind_CHANGE_KIND_EVICTED), "a evicted to make room for another one"},
-		{changed("a", 99), "a 99"},
-		{bare, "a message 1 user: hi"},
-		{appended(&parleyv1.Message{Sequence: 3, Role: user, Content: "And the\n second\x1b[2J one?"}), "a message 3 user: And the second\uFFFD[2J one?"},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1}), "a cleared, 1 message left"},
+		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), "a deleted"},
+		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EXPIRED), "a expired"},
+		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EVICTED), "a evicted at capacity"},
+		{newChange("a", 99), "a 99"},
+		{withoutTime, "a message 1 user: hi"},
+		{messageChange(&parleyv1.Message{Sequence: 3, Role: user, Content: "And the\n second\x1b[2J one?"}), "a message 3 user: And the second\uFFFD[2J one?"},
 		{
-			appended(&parleyv1.Message{Sequence: 4, Role: assistant, Agent: "writer", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE, Content: strings.Repeat("ö", 300)}),
+			messageChange(&parleyv1.Message{Sequence: 4, Role: assistant, Agent: "writer", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE, Content: strings.Repeat("ö", 300)}),
 			"a message 4 assistant writer, incomplete: " + strings.Repeat("ö", 199) + "…",
 		},
 		{
-			appended(&parleyv1.Message{
+			messageChange(&parleyv1.Message{
 				Sequence: 5, Role: assistant, StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewNumberValue(1)}},
 				ToolCalls:   []*parleyv1.ToolCall{{Id: "c1", Name: "price", Arguments: "{}"}},
 				Attachments: []*parleyv1.Attachment{{Uri: "s3://b/k"}},
@@ -109,39 +111,39 @@ func TestChangesAreLines(t *testing.T) {
 			"a message 5 assistant: structured data list: 1; tool call price c1: {}; attachment: s3://b/k",
 		},
 		{
-			appended(&parleyv1.Message{Sequence: 6, Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50 cents"}}),
+			messageChange(&parleyv1.Message{Sequence: 6, Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50 cents"}}),
 			"a message 6 tool: tool result price c1: 50 cents",
 		},
-		{turned("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{Agent: "writer"}}}), "a the turn started; writer answers"},
-		{turned("a", "t", queued(2)), "a waiting, number 2 in the queue"},
-		{turned("a", "t", handover("other")), "a other answers"},
-		{turned("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}), ""},
-		{turned("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price"}}}), "a tool call price c1:"},
-		{turned("a", "t", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), "a the turn completed"},
-		{turned("a", "t", finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)), "a the turn waits for the results of its tool calls"},
-		{turned("a", "t", failed), "a the turn failed: out of ideas (AGENT_FAILED)"},
-		{turned("a", "t", &parleyv1.TurnEvent{}), ""},
+		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{Agent: "writer"}}}), "a the turn started; writer answers"},
+		{turnChange("a", "t", queued(2)), "a waiting, number 2 in the queue"},
+		{turnChange("a", "t", handover("other")), "a other answers"},
+		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}), ""},
+		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price"}}}), "a tool call price c1:"},
+		{turnChange("a", "t", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), "a the turn completed"},
+		{turnChange("a", "t", finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)), "a the turn waits for the results of its tool calls"},
+		{turnChange("a", "t", failed), "a the turn failed: out of ideas (AGENT_FAILED)"},
+		{turnChange("a", "t", &parleyv1.TurnEvent{}), ""},
 	}
 	for _, test := range tests {
 		want := ""
 		if test.want != "" {
 			want = "12:00:05 " + test.want + "\n"
 		}
-		if diff := cmp.Diff(want, shown(t, console{}, nil, test.change)); diff != "" {
+		if diff := cmp.Diff(want, printed(t, console{}, nil, test.change)); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.change, diff)
 		}
 	}
-	if got, want := shown(t, console{}, []string{"a"}, gap()), "12:00:05 changes are missing here; see how things are now with: parley show a\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if got, want := printed(t, console{}, []string{"a"}, gap()), "12:00:05 changes are missing here; see the current state with: parley show a\n"; got != want {
+		t.Errorf("gap of one watched conversation = %q, want %q", got, want)
 	}
 }
 
-// The text of an answer goes on where it was, unless something else has come between.
-func TestAnswersAreShownAsTheyCome(t *testing.T) {
-	got := shown(t, console{}, nil,
-		turned("a", "t1", delta("one ")), turned("a", "t1", delta("two\n")), turned("a", "t1", delta("three\n\n")), heartbeat(),
-		turned("b", "t2", delta("other\x1b[1m")), turned("a", "t1", delta("four")), turned("a", "t1", delta("")), appended(&parleyv1.Message{Sequence: 2, Content: "one"}),
-		turned("a", "t1", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), turned("b", "t2", delta("end\n")))
+// The text of an answer continues its line unless another change was printed in between.
+func TestChangeWriterPrintsAnswersAsTheyArrive(t *testing.T) {
+	got := printed(t, console{}, nil,
+		turnChange("a", "t1", delta("one ")), turnChange("a", "t1", delta("two\n")), turnChange("a", "t1", delta("three\n\n")), heartbeat(),
+		turnChange("b", "t2", delta("other\x1b[1m")), turnChange("a", "t1", delta("four")), turnChange("a", "t1", delta("")), messageChange(&parleyv1.Message{Sequence: 2, Content: "one"}),
+		turnChange("a", "t1", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), turnChange("b", "t2", delta("end\n")))
 	want := `12:00:05 a answer: one two
          three
 12:00:05 b answer: other` + "\x1b[1m" + `
@@ -156,7 +158,7 @@ func TestAnswersAreShownAsTheyCome(t *testing.T) {
 }
 
 func TestColours(t *testing.T) {
-	changes := []*parleyv1.ConversationChange{changed("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), turned("a", "t1", delta("\x1b[2J"))}
+	changes := []*parleyv1.ConversationChange{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), turnChange("a", "t1", delta("\x1b[2J"))}
 	without := "12:00:05 a deleted\n12:00:05 a answer: \uFFFD[2J\n"
 	tests := []struct {
 		name     string
@@ -170,7 +172,7 @@ func TestColours(t *testing.T) {
 	}
 	for _, test := range tests {
 		getenv := func(name string) string { return map[string]string{"NO_COLOR": test.noColour}[name] }
-		if diff := cmp.Diff(test.want, shown(t, console{outTerminal: test.terminal, getenv: getenv}, nil, changes...)); diff != "" {
+		if diff := cmp.Diff(test.want, printed(t, console{outTerminal: test.terminal, getenv: getenv}, nil, changes...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
 	}

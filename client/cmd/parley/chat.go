@@ -11,26 +11,27 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutChat = `Ask an agent and see its answer as it comes.
+const aboutChat = `Send a message to an agent and print its answer as it arrives.
 
-With TEXT, or with a message on standard input (- says so, where there is a terminal), one
-question is asked: the answer goes to standard output, all else to standard error, and the
-exit code is 1 when the turn did not complete, but 0 when it waits for results of tools.
-Without, on a terminal, chat asks line by line: /quit, Ctrl-D, or Ctrl-C at the prompt leaves.
+With TEXT or a message on standard input, chat sends one message. On a terminal, write - to read
+standard input. The answer goes to standard output, everything else to standard error. The exit
+code is 1 if the turn did not complete, and 0 if it completed or waits for tool results. On a
+terminal without TEXT, chat is interactive: each line is a message, and /quit, Ctrl-D, or Ctrl-C at
+the prompt exits.
 
-Ctrl-C during an answer cancels the turn: the agent stops, and what had arrived is kept as
-an incomplete message. Another Ctrl-C does not wait for that: it ends the program or, where
-chat asks line by line, goes back to the prompt.
+Ctrl-C during an answer cancels the turn: the agent stops, and the received part of the answer is
+stored as an incomplete message. A second Ctrl-C does not wait for that. It ends the program or, in
+interactive mode, returns to the prompt.
 
-Where the agent waits for the results of tool calls, chat ends by saying of which. It goes
-on with --tool-result for each of them, with TEXT or without; standard input is not read then
-unless - says so. Calls that get no result stay open. A call whose id has a "=" in it can be
-given its result with tool_results of the API alone.
+If the agent waits for tool results, chat prints which calls have none. Continue with one
+--tool-result for each call, with or without TEXT; standard input is then read only if you write -.
+Calls without a result stay open. A call whose id contains "=" can only get its result through
+tool_results of the API.
 
-To lose the connection is not to cancel, unless --on-disconnect says so: the turn goes on
-at the server, and parley resume shows it.`
+A lost connection does not cancel the turn, unless --on-disconnect says so: the turn continues on
+the server, and parley resume shows it.`
 
-// chatFlags are the flags that are words for something else in the request.
+// chatFlags are the flags whose values are converted for the request.
 type chatFlags struct {
 	system, onBusy, onDisconnect string
 	results                      []string
@@ -38,10 +39,10 @@ type chatFlags struct {
 
 func (a *app) newChatCommand() *cobra.Command {
 	var request parleyv1.ChatRequest
-	var words chatFlags
+	var f chatFlags
 	command := &cobra.Command{
 		Use:   "chat [TEXT... | -]",
-		Short: "Ask an agent and see its answer as it comes",
+		Short: "Send a message to an agent and print its answer as it arrives",
 		Long:  aboutChat,
 		Example: `  parley chat hello there
   parley chat --conversation shop --agent writer "Add a product"
@@ -50,55 +51,55 @@ func (a *app) newChatCommand() *cobra.Command {
   parley chat -c shop --tool-result 'call_1={"cents":50}'`,
 		RunE: func(command *cobra.Command, args []string) error {
 			if command.Flags().Changed("system") {
-				request.SystemPrompt = new(words.system)
+				request.SystemPrompt = new(f.system)
 			}
-			if err := words.fill(&request); err != nil {
+			if err := f.apply(&request); err != nil {
 				return err
 			}
 			if !a.timeoutSet {
-				a.timeout = 0 // An agent may think for minutes.
+				a.timeout = 0 // An answer may take minutes.
 			}
 			switch again, results := request.GetAnswerPending(), len(request.GetToolResults()) > 0; {
 			case again && results:
-				return usageError("--again asks what was asked before: no --tool-result")
+				return usageError("--again repeats the last message: leave out --tool-result")
 			case results && request.GetConversationId() == "":
-				return usageError("--tool-result needs --conversation: which one's call it answers")
+				return usageError("--tool-result needs --conversation, the conversation of the call")
 			case again && request.GetConversationId() == "":
-				return usageError("--again needs --conversation: which one's history to answer")
+				return usageError("--again needs --conversation, the conversation to answer")
 			case again && len(args) > 0:
-				return usageError("--again asks what was asked before: no TEXT")
+				return usageError("--again repeats the last message: leave out TEXT")
 			case again || results || len(args) > 0 || !a.inTerminal:
 				return a.ask(command.Context(), &request, args)
 			case request.GetRequestId() != "":
-				return usageError("--request-id names one question: give it TEXT")
+				return usageError("--request-id identifies one message: write TEXT")
 			}
-			return a.dialled(func(c *client.Client) error {
+			return a.withClient(func(c *client.Client) error {
 				return a.converse(command.Context(), c, &request)
 			})
 		},
 	}
 	flags := command.Flags()
-	flags.StringVarP(&request.ConversationId, "conversation", "c", "", "conversation to go on with or to make; a new one when empty")
-	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's own")
-	flags.StringVar(&words.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
-	flags.StringArrayVar(&words.results, "tool-result", nil, "result of a tool call that the agent waits for, as CALL_ID=CONTENT; more than once for more")
-	flags.BoolVar(&request.AnswerPending, "again", false, "have what the history ends with answered again, say after a turn that failed; no TEXT, and standard input is not read")
-	flags.StringVar(&words.onBusy, "on-busy", "reject", "while another turn runs: reject this one, queue it, or interrupt the other")
-	flags.StringVar(&words.onDisconnect, "on-disconnect", "continue", "continue the turn when the connection is lost, or cancel it")
-	flags.StringVar(&request.RequestId, "request-id", "", "asked twice with the same, the agent answers once")
-	flags.BoolVar(&request.MustExist, "must-exist", false, "fail instead of making the conversation")
+	flags.StringVarP(&request.ConversationId, "conversation", "c", "", "conversation to continue or create; if empty, a new one")
+	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's agent")
+	flags.StringVar(&f.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
+	flags.StringArrayVar(&f.results, "tool-result", nil, "result of a tool call that the agent waits for, as CALL_ID=CONTENT; may be repeated")
+	flags.BoolVar(&request.AnswerPending, "again", false, "answer the last message of the history again, for example after a failed turn; without TEXT and standard input")
+	flags.StringVar(&f.onBusy, "on-busy", "reject", "if another turn is running: reject this one, queue it, or interrupt the running one")
+	flags.StringVar(&f.onDisconnect, "on-disconnect", "continue", "if the connection is lost: continue the turn, or cancel it")
+	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second chat with the same id shows the same turn")
+	flags.BoolVar(&request.MustExist, "must-exist", false, "fail if the conversation does not exist, instead of creating it")
 	return command
 }
 
-// fill puts what the words mean into request.
-func (f chatFlags) fill(request *parleyv1.ChatRequest) error {
+// apply sets the fields of request that the flags describe.
+func (f chatFlags) apply(request *parleyv1.ChatRequest) error {
 	request.OnBusy = parleyv1.OnBusy(parleyv1.OnBusy_value["ON_BUSY_"+strings.ToUpper(f.onBusy)])
 	if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_UNSPECIFIED {
-		return usageError(fmt.Sprintf("--on-busy %q: only reject, queue and interrupt are known", f.onBusy))
+		return usageError(fmt.Sprintf("--on-busy %q: use reject, queue or interrupt", f.onBusy))
 	}
 	request.OnDisconnect = parleyv1.OnDisconnect(parleyv1.OnDisconnect_value["ON_DISCONNECT_"+strings.ToUpper(f.onDisconnect)])
 	if request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_UNSPECIFIED {
-		return usageError(fmt.Sprintf("--on-disconnect %q: only continue and cancel are known", f.onDisconnect))
+		return usageError(fmt.Sprintf("--on-disconnect %q: use continue or cancel", f.onDisconnect))
 	}
 	for _, result := range f.results {
 		id, content, found := strings.Cut(result, "=")
@@ -110,38 +111,39 @@ func (f chatFlags) fill(request *parleyv1.ChatRequest) error {
 	return nil
 }
 
-// ask asks one question and shows what comes.
+// ask sends one message and prints the answer.
 func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []string) error {
-	wordless := request.GetAnswerPending() || len(request.GetToolResults()) > 0
-	if !wordless || len(args) > 0 {
+	needsNoText := request.GetAnswerPending() || len(request.GetToolResults()) > 0
+	if !needsNoText || len(args) > 0 {
 		content, err := a.text(ctx, args)
 		if err != nil {
 			return err
 		}
 		request.Content = content
 	}
-	ctx, cancel := a.limited(ctx)
+	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	return a.dialled(func(c *client.Client) error {
-		got, err := a.answer(ctx, c, request, question{again: request.GetRequestId() != ""})
+	return a.withClient(func(c *client.Client) error {
+		seen, err := a.answer(ctx, c, request, answerOptions{mayBeRepeated: request.GetRequestId() != ""})
 		switch {
-		case got.conversation == "":
+		case seen.conversation == "":
 		case err != nil:
-			fmt.Fprintf(a.err, "see what came of it with: %s resume %s %s\n", a.self(), got.conversation, got.turnID)
-		case got.worthAsking():
-			fmt.Fprintf(a.err, "ask again with: %s --again\n", harmless(got.chat(a.self())))
-		case !got.named && !got.waits():
-			fmt.Fprintf(a.err, "continue with: %s ...\n", harmless(got.chat(a.self())))
+			fmt.Fprintf(a.err, "see the result with: %s resume %s %s\n", a.programCommand(), seen.conversation, seen.turnID)
+		case seen.retryable():
+			fmt.Fprintf(a.err, "ask again with: %s --again\n", sanitize(seen.chatCommand(a.programCommand())))
+		case !seen.namedConversation && !seen.awaitsToolResults():
+			fmt.Fprintf(a.err, "continue with: %s ...\n", sanitize(seen.chatCommand(a.programCommand())))
 		}
 		if err != nil {
 			return err
 		}
-		return got.failure()
+		return seen.failure()
 	})
 }
 
-// self is how this program is called to reach the same server, for lines to paste.
-func (a *app) self() string {
+// programCommand returns the command that calls this program for the same server. Messages to the user
+// contain it.
+func (a *app) programCommand() string {
 	words := []string{a.program}
 	if a.addressSet {
 		words = append(words, "--address", a.address)

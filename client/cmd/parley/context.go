@@ -15,7 +15,7 @@ func (a *app) newContextCommand() *cobra.Command {
 	window := &parleyv1.ContextWindow{}
 	command := &cobra.Command{
 		Use:     "context ID",
-		Short:   "Show the system prompt and history that a model is to be given",
+		Short:   "Show the system prompt and the history window for a model",
 		Example: `  parley context shop --max-exchanges 5`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
@@ -29,10 +29,10 @@ func (a *app) newContextCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.Int32Var(&window.MaxMessages, "max-messages", 0, "messages at most, 0 all")
-	flags.Int32Var(&window.MaxExchanges, "max-exchanges", 0, "exchanges at most, 0 all: a user message and what answers it")
-	flags.Int32Var(&window.MaxBytes, "max-bytes", 0, "encoded bytes at most, 0 all")
-	flags.BoolVar(&window.CacheStable, "cache-stable", false, "move the start in blocks, so that a provider's prompt cache can hit")
+	flags.Int32Var(&window.MaxMessages, "max-messages", 0, "maximum number of messages, 0 for all")
+	flags.Int32Var(&window.MaxExchanges, "max-exchanges", 0, "maximum number of exchanges (a user message and the answers to it), 0 for all")
+	flags.Int32Var(&window.MaxBytes, "max-bytes", 0, "maximum number of encoded bytes, 0 for all")
+	flags.BoolVar(&window.CacheStable, "cache-stable", false, "move the start of the window in blocks, so that the prompt cache of a provider is effective")
 	return command
 }
 

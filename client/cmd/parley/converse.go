@@ -12,62 +12,61 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// converse asks line by line what is typed, in one conversation, until /quit, Ctrl-D, or
-// Ctrl-C at the prompt. What goes wrong with one question does not end it. first is the
-// question without its words.
+// converse sends each line of input as a message of one conversation, until /quit, Ctrl-D, or Ctrl-C
+// at the prompt. An error of one message does not end it. first is the request without content.
 func (a *app) converse(ctx context.Context, c *client.Client, first *parleyv1.ChatRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines := a.lines(ctx)
-	request, met := proto.CloneOf(first), false
+	request, connected := proto.CloneOf(first), false
 	for {
 		fmt.Fprint(a.err, "> ")
 		select {
 		case line, more := <-lines:
 			switch {
 			case !more:
-				fmt.Fprintln(a.err) // Ctrl-D leaves the cursor behind the prompt.
-				return a.leave(first, request)
+				fmt.Fprintln(a.err) // After Ctrl-D the cursor is still in the line of the prompt.
+				return a.printContinue(first, request)
 			case line == "/quit":
-				return a.leave(first, request)
+				return a.printContinue(first, request)
 			case strings.TrimSpace(line) != "":
 				request.Content = line
-				met = a.askNext(ctx, c, request, met) || met
+				connected = a.askNext(ctx, c, request, connected) || connected
 			}
 		case <-a.interrupts:
 			fmt.Fprintln(a.err)
-			return a.leave(first, request)
+			return a.printContinue(first, request)
 		case <-ctx.Done():
-			return a.leave(first, request)
+			return a.printContinue(first, request)
 		}
 	}
 }
 
-// askNext asks one question, shows what comes, and puts into request the conversation that
-// the next question goes to. It says whether there was a server. Where it has been met
-// before it is waited for: a line that is typed while it is started anew is not lost.
-func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, met bool) bool {
-	ctx, cancel := a.limited(ctx)
+// askNext sends one message, prints the answer, and sets the conversation of the next message in
+// request. It reports whether the server was reached. If it was reached before (connected), askNext
+// waits for it, so that a line typed while the server restarts is not lost.
+func (a *app) askNext(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, connected bool) bool {
+	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	request.RequestId = uuid.NewString() // Asked twice, it is one question.
-	got, err := a.answer(ctx, c, request, question{met: met})
-	if got.conversation != "" {
-		request.ConversationId = got.conversation
+	request.RequestId = uuid.NewString() // If the request is sent twice, it starts one turn.
+	seen, err := a.answer(ctx, c, request, answerOptions{waitForServer: connected})
+	if seen.conversation != "" {
+		request.ConversationId = seen.conversation
 	}
 	if err == nil {
-		err = got.failure()
+		err = seen.failure()
 	}
 	if err != nil {
 		fmt.Fprintf(a.err, "parley: %s\n", oneLine(a.explain(err)))
 	}
-	return got.turnID != ""
+	return seen.turnID != ""
 }
 
-// leave says how to come back to a conversation that had no name at first.
-func (a *app) leave(first, last *parleyv1.ChatRequest) error {
+// printContinue prints the command that continues a conversation whose id the server chose.
+func (a *app) printContinue(first, last *parleyv1.ChatRequest) error {
 	if first.GetConversationId() != last.GetConversationId() {
-		went := view{conversation: last.GetConversationId(), agent: last.GetAgent()}
-		fmt.Fprintf(a.err, "continue with: %s\n", harmless(went.chat(a.self())))
+		v := view{conversation: last.GetConversationId(), agent: last.GetAgent()}
+		fmt.Fprintf(a.err, "continue with: %s\n", sanitize(v.chatCommand(a.programCommand())))
 	}
 	return nil
 }

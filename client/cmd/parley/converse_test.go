@@ -7,14 +7,14 @@ import (
 )
 
 func TestConverse(t *testing.T) {
-	address := serve(t, parrot)
+	address := serve(t, echoChat)
 	tests := []struct {
 		name   string
 		args   []string
-		screen string // With what is typed behind the prompts.
+		screen string // The screen, with the typed text after the prompts.
 	}{
 		{
-			"questions go to one conversation, empty lines nowhere", nil,
+			"messages go to one conversation, empty lines are ignored", nil,
 			`> hello
 in : hello
 > 
@@ -25,7 +25,7 @@ continue with: bin/parley --address ` + address + ` chat -c made-by-server
 `,
 		},
 		{
-			"a named conversation needs no reminder",
+			"a named conversation has no continue line",
 			[]string{"-c", "shop"},
 			`> hello
 in shop: hello
@@ -33,7 +33,7 @@ in shop: hello
 `,
 		},
 		{
-			"what fails does not end it",
+			"an error does not end the chat",
 			[]string{"-c", "shop"},
 			`> fail
 in shop: fail
@@ -46,12 +46,12 @@ in shop: hello
 `,
 		},
 		{
-			"what is beside the text has lines of its own",
+			"notes have their own lines",
 			[]string{"-c", "shop"},
 			`> call
 in shop: call
 tool call price c1: {"of":"sugar"}
-the agent waits for the results of its tool calls; go on with: bin/parley --address ` + address + ` chat -c shop --tool-result c1=...
+the agent waits for the results of its tool calls; continue with: bin/parley --address ` + address + ` chat -c shop --tool-result c1=...
 > hand over
 in shop: hand over
 other answers:
@@ -67,9 +67,9 @@ taken
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := open(t.Context(), t, append([]string{"--address", address, "chat"}, test.args...)...)
+			s := openTerminal(t.Context(), t, append([]string{"--address", address, "chat"}, test.args...)...)
 			for part := range strings.SplitSeq(test.screen, "> ") {
-				typed, shown, _ := strings.Cut(part, "\n")
+				typed, output, _ := strings.Cut(part, "\n")
 				switch {
 				case part == "":
 					continue
@@ -79,35 +79,35 @@ taken
 					s.expect("> ")
 					s.enter(typed)
 				}
-				s.expect(shown)
+				s.expect(output)
 			}
 			s.expectEnd(0)
 			if got, want := s.screen.String(), withoutTyped(test.screen); got != want {
-				t.Errorf("the screen:\n%s\nwant:\n%s", got, want)
+				t.Errorf("screen:\n%s\nwant:\n%s", got, want)
 			}
 		})
 	}
 }
 
-// withoutTyped is screen as the program wrote it: a terminal shows what is typed, and the
-// line feed behind it, on its own.
+// withoutTyped returns screen without the typed text and its line feeds, which the terminal shows and not the
+// program.
 func withoutTyped(screen string) string {
 	var written strings.Builder
 	for part := range strings.SplitSeq(screen, "> ") {
-		typed, shown, _ := strings.Cut(part, "\n")
+		typed, output, _ := strings.Cut(part, "\n")
 		if part != "" {
 			written.WriteString("> ")
 			if typed == "^D" {
 				written.WriteString("\n")
 			}
-			written.WriteString(shown)
+			written.WriteString(output)
 		}
 	}
 	return written.String()
 }
 
 func TestTimeoutEndsAnAnswer(t *testing.T) {
-	s := open(t.Context(), t, "--address", serve(t, parrot), "--timeout", "1ms", "chat", "-c", "shop")
+	s := openTerminal(t.Context(), t, "--address", serve(t, echoChat), "--timeout", "1ms", "chat", "-c", "shop")
 	s.expect("> ")
 	s.enter("think")
 	s.expect("parley: no reply from ")
@@ -116,47 +116,47 @@ func TestTimeoutEndsAnAnswer(t *testing.T) {
 	s.expectEnd(0)
 }
 
-func TestTerminationLeaves(t *testing.T) {
+func TestSIGTERMEndsTheChat(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s := open(ctx, t, "chat")
+	s := openTerminal(ctx, t, "chat")
 	s.expect("> ")
 	cancel()
 	s.expectEnd(0)
 }
 
-func TestTerminalUsage(t *testing.T) {
+func TestUsageErrorsOnATerminal(t *testing.T) {
 	tests := map[string][]string{
-		"--request-id names one question: give it TEXT":              {"chat", "--request-id", "r1"},
-		"nothing to say: give words, or a message on standard input": {"append", "shop"},
+		"--request-id identifies one message: write TEXT":             {"chat", "--request-id", "r1"},
+		"no message: write TEXT, or pass a message on standard input": {"append", "shop"},
 	}
 	for text, args := range tests {
-		s := open(t.Context(), t, args...)
+		s := openTerminal(t.Context(), t, args...)
 		s.expect("parley: " + text + "; see 'parley " + args[0] + " --help'\n")
 		s.expectEnd(64)
 	}
 }
 
-// A line that is typed while the server is started anew waits for it.
+// A line that is typed while the server restarts waits for the server.
 func TestConverseAcrossARestart(t *testing.T) {
 	server := &server{program: buildServer(t), dir: t.TempDir()}
 	if err := server.start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.kill)
-	s := open(t.Context(), t, "--address", server.address, "chat", "-c", "shop")
+	s := openTerminal(t.Context(), t, "--address", server.address, "chat", "-c", "shop")
 	s.expect("> ")
 	s.enter("hello")
 	s.expect("hello\n> ")
 	server.kill()
 	s.enter("again")
-	s.expect("nothing from " + server.address + " yet; trying on, Ctrl-C gives up\n")
+	s.expect("no reply from " + server.address + " yet; still trying, press Ctrl-C to give up\n")
 	if err := server.start(); err != nil {
 		t.Fatal(err)
 	}
 	s.expect("again\n> ")
 	server.kill()
 	s.enter("too late")
-	s.expect("trying on, Ctrl-C gives up\n")
+	s.expect("still trying, press Ctrl-C to give up\n")
 	s.interrupt()
 	s.expect("> ")
 	s.enter("/quit")

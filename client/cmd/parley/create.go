@@ -19,7 +19,7 @@ func (a *app) newCreateCommand() *cobra.Command {
 	var ttl time.Duration
 	command := &cobra.Command{
 		Use:   "create [ID]",
-		Short: "Make a conversation and print its id",
+		Short: "Create a conversation and print its id",
 		Example: `  parley create shop --title "The shop" --label team=blue
   id=$(parley create --ttl 24h)`,
 		Args: cobra.MaximumNArgs(1),
@@ -40,12 +40,12 @@ func (a *app) newCreateCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&conversation.Title, "title", "", "for people")
-	flags.StringToStringVar(&conversation.Labels, "label", nil, "key=value to find it by; more than once for more")
+	flags.StringVar(&conversation.Title, "title", "", "title, shown to people")
+	flags.StringToStringVar(&conversation.Labels, "label", nil, "label as key=value, which list can search for; may be repeated")
 	flags.StringVar(&conversation.Agent, "agent", "", "agent that answers chat")
-	flags.StringVar(&conversation.SystemPrompt, "system", "", "system prompt, ahead of every history")
-	flags.Int32Var(&conversation.Retention.MaxMessages, "max-messages", 0, "messages kept, 0 as the server says")
-	flags.DurationVar(&ttl, "ttl", 0, "life after the last append (default: as the server says)")
-	flags.StringVar(&request.RequestId, "request-id", "", "made twice with the same, it is made once")
+	flags.StringVar(&conversation.SystemPrompt, "system", "", "system prompt, before the history")
+	flags.Int32Var(&conversation.Retention.MaxMessages, "max-messages", 0, "number of messages to keep, 0 for the server's default")
+	flags.DurationVar(&ttl, "ttl", 0, "time to live after the last append (default: set by the server)")
+	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second create with the same id returns the same conversation")
 	return command
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/parleyhq/parley/client"
 )
 
-// explain says what went wrong and, where that is known, what to do about it.
+// explain returns the message for err and, if known, what to do about it.
 func (a *app) explain(err error) string {
 	var carrier interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &carrier) {
@@ -27,19 +27,20 @@ func (a *app) explain(err error) string {
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Sprintf("no reply from %s within %s: --timeout sets how long to wait", a.address, a.timeout)
 	case s.Code() == codes.Canceled:
-		return "stopped before the reply came"
+		return "stopped before the reply arrived"
 	default:
 		return s.Message() + " (" + s.Code().String() + ")"
 	}
 }
 
+// explainUnavailable explains the errors of gRPC when it cannot connect.
 func (a *app) explainUnavailable(message string) string {
 	has := func(part string) bool { return strings.Contains(message, part) }
 	switch {
 	case has("connection refused"), has("connect: no such file"), has("actively refused"):
 		return fmt.Sprintf("no server at %s: start one with `make run`, or name another with --address", a.address)
-	case has("first record does not look like a TLS handshake"):
-		return fmt.Sprintf("the server at %s does not speak TLS: --tls=false does without", a.address)
+	case has("first importLine does not look like a TLS handshake"):
+		return fmt.Sprintf("the server at %s does not use TLS: set --tls=false", a.address)
 	case has("no such host"), has("produced zero addresses"):
 		return fmt.Sprintf("no such host: %s; --address takes host:port or unix:PATH", a.address)
 	default:

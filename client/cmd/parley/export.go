@@ -18,19 +18,19 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutExport = `Write whole conversations, all or those named, as JSON Lines: one conversation a line, the
-oldest first, or in the order named. parley import takes them in elsewhere, with their ids,
-sequences and times. Each line is
+const aboutExport = `Write complete conversations as JSON Lines, one conversation on each line. Without ID, export writes
+all conversations, the oldest first; otherwise it writes the named ones in that order. parley import
+imports them with their ids, sequences and times. Each line is
 
   {"conversation": {...}, "messages": [...]}
 
-with the fields that are set, and the same conversation is always the same bytes. --output
-changes nothing about it.
+with the fields that are set. The same conversation always results in the same bytes. --output has no
+effect on the lines.
 
-Each conversation is as it is when its turn comes; what is made meanwhile may be missing.
-When the export fails the exit code is 1. What came to standard output by then is whole
-lines; a FILE is written in full or not at all, for its owner's eyes only. Where the server
-finds some damaged, it sends all others first: without --to they can be kept.`
+Each conversation is exported in its state at that moment. Conversations that are created during the
+export may be missing. If the export fails, the exit code is 1. Standard output then contains only
+complete lines; a FILE is written completely or not at all, with permissions for its owner only. If
+the server finds damaged conversations, it sends all others first. To keep those, do not use --to.`
 
 // exportFlags are the flags of export.
 type exportFlags struct {
@@ -42,33 +42,33 @@ func (a *app) newExportCommand() *cobra.Command {
 	var f exportFlags
 	command := &cobra.Command{
 		Use:   "export [ID...]",
-		Short: "Write whole conversations, one a line",
+		Short: "Write complete conversations, one on each line",
 		Long:  aboutExport,
 		Example: `  parley export > conversations.jsonl
   parley export shop --to shop.jsonl
   parley export --quiet | parley import --address 127.0.0.1:50052`,
 		RunE: func(command *cobra.Command, ids []string) error {
 			if !a.timeoutSet {
-				a.timeout = 0 // It takes as long as there is something to write.
+				a.timeout = 0 // The duration depends on the number of conversations.
 			}
 			return a.export(command.Context(), ids, f)
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&f.to, "to", "", "file to write, in place of what it holds, instead of standard output")
-	flags.BoolVar(&f.quiet, "quiet", false, "no progress and no count on standard error, only what goes wrong")
+	flags.StringVar(&f.to, "to", "", "write to this file, replacing its content, instead of standard output")
+	flags.BoolVar(&f.quiet, "quiet", false, "print only errors to standard error, no progress and no count")
 	return command
 }
 
-// check reports whether there is a file to write. A device or a pipe would be replaced by one.
+// check returns an error if --to is not a regular file, because a device or pipe would be replaced by one.
 func (f exportFlags) check() error {
 	if info, err := os.Stat(f.to); err == nil && !info.Mode().IsRegular() {
-		return usageError(fmt.Sprintf("--to %q: not a file; without --to all goes to standard output", f.to))
+		return usageError(fmt.Sprintf("--to %q: not a regular file; leave out --to to write to standard output", f.to))
 	}
 	return nil
 }
 
-// export writes conversations to where f says, and says how many they were.
+// export writes conversations to the destination of f and prints their number.
 func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 	if err := f.check(); err != nil {
 		return err
@@ -84,11 +84,11 @@ func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 	if f.to == "" {
 		err = write(a.out)
 	} else {
-		err = writeFile(f.to, write)
+		err = replaceFile(f.to, write)
 	}
 	switch {
 	case err != nil && f.to != "":
-		fmt.Fprintf(a.err, "%s had come; %s is as it was before\n", count(exported, "conversation"), f.to)
+		fmt.Fprintf(a.err, "received %s; %s is unchanged\n", count(exported, "conversation"), f.to)
 	case err != nil:
 		fmt.Fprintf(a.err, "%s written\n", count(exported, "conversation"))
 	case !f.quiet:
@@ -97,7 +97,7 @@ func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 	return err
 }
 
-// exportTo writes conversations to w and returns how many, also when it fails.
+// exportTo writes conversations to w and returns their number, also with an error.
 func (a *app) exportTo(ctx context.Context, c *client.Client, w io.Writer, ids []string, f exportFlags) (count int, err error) {
 	bar, err := a.exportProgress(ctx, c, ids, f)
 	if err != nil {
@@ -108,7 +108,7 @@ func (a *app) exportTo(ctx context.Context, c *client.Client, w io.Writer, ids [
 	if err != nil {
 		return 0, err
 	}
-	for conversation, err := range wholes(stream.Recv) {
+	for conversation, err := range joinParts(stream.Recv) {
 		if err != nil {
 			return count, err
 		}
@@ -121,7 +121,8 @@ func (a *app) exportTo(ctx context.Context, c *client.Client, w io.Writer, ids [
 	return count, nil
 }
 
-// exportProgress counts conversations, unless nobody sees it or it would be in the way.
+// exportProgress returns a progress bar that counts conversations. It is not shown if standard error is not
+// a terminal, with --quiet, or if the conversations go to the terminal.
 func (a *app) exportProgress(ctx context.Context, c *client.Client, ids []string, f exportFlags) (*progress, error) {
 	bar := &progress{err: a.err}
 	if !a.errTerminal || f.quiet || a.outTerminal && f.to == "" {
@@ -139,59 +140,60 @@ func (a *app) exportProgress(ctx context.Context, c *client.Client, ids []string
 	return bar, nil
 }
 
-// wholes joins the parts of conversations that receive returns one after the other, until
-// io.EOF. An error comes last; a conversation that had not come in full by then is left out.
-func wholes(receive func() (*parleyv1.ExportConversationsResponse, error)) iter.Seq2[*parleyv1.ExportConversationsResponse, error] {
+// joinParts joins the parts of conversations that receive returns until io.EOF. An error is the last element;
+// an incomplete conversation before it is left out.
+func joinParts(receive func() (*parleyv1.ExportConversationsResponse, error)) iter.Seq2[*parleyv1.ExportConversationsResponse, error] {
 	return func(yield func(*parleyv1.ExportConversationsResponse, error) bool) {
-		var whole *parleyv1.ExportConversationsResponse // nil: between two.
+		var joined *parleyv1.ExportConversationsResponse // nil between two conversations
 		for {
 			part, err := receive()
 			ended := errors.Is(err, io.EOF)
-			switch id := whole.GetConversation().GetId(); {
+			switch id := joined.GetConversation().GetId(); {
 			case err != nil && !ended:
 				yield(nil, err)
 				return
-			case whole != nil && (ended || part.GetConversation().GetId() != id):
-				yield(nil, fmt.Errorf("conversation %q: only %d of %d messages came",
-					id, len(whole.GetMessages()), whole.GetConversation().GetMessageCount()))
+			case joined != nil && (ended || part.GetConversation().GetId() != id):
+				yield(nil, fmt.Errorf("conversation %q: only %d of %d messages received",
+					id, len(joined.GetMessages()), joined.GetConversation().GetMessageCount()))
 				return
 			case ended:
 				return
-			case whole == nil:
-				whole = part
+			case joined == nil:
+				joined = part
 			default:
-				whole.Messages = append(whole.Messages, part.GetMessages()...)
+				joined.Messages = append(joined.Messages, part.GetMessages()...)
 			}
-			if len(whole.GetMessages()) >= int(whole.GetConversation().GetMessageCount()) {
-				if !yield(whole, nil) {
+			if len(joined.GetMessages()) >= int(joined.GetConversation().GetMessageCount()) {
+				if !yield(joined, nil) {
 					return
 				}
-				whole = nil
+				joined = nil
 			}
 		}
 	}
 }
 
-// writeLine writes a conversation as one line. Unlike in replies, what is empty is left out:
-// the file is smaller, and a server that does not know a field minds it only where it is used.
-func writeLine(w io.Writer, whole *parleyv1.ExportConversationsResponse) error {
-	loose, err := protojson.Marshal(whole)
+// writeLine writes a conversation as one line of JSON. Unlike in replies, empty fields are left out. The
+// file is smaller, and a server that does not know a field accepts the lines that do not use it.
+func writeLine(w io.Writer, conversation *parleyv1.ExportConversationsResponse) error {
+	spaced, err := protojson.Marshal(conversation)
 	if err != nil {
-		return fmt.Errorf("conversation %q: %w", whole.GetConversation().GetId(), err)
+		return fmt.Errorf("conversation %q: %w", conversation.GetConversation().GetId(), err)
 	}
 	var line bytes.Buffer
-	if err := json.Compact(&line, loose); err != nil { // protojson varies blanks on purpose.
-		return fmt.Errorf("conversation %q: %w", whole.GetConversation().GetId(), err)
+	if err := json.Compact(&line, spaced); err != nil { // protojson varies its spaces on purpose.
+		return fmt.Errorf("conversation %q: %w", conversation.GetConversation().GetId(), err)
 	}
 	line.WriteByte('\n')
 	_, err = line.WriteTo(w)
 	return err
 }
 
-// writeFile has write fill the file name, with 0600. Until all is well it holds what it held.
-func writeFile(name string, write func(io.Writer) error) error {
+// replaceFile writes the content that write writes to the file name, with mode 0600. If an error occurs, the
+// file keeps its old content.
+func replaceFile(name string, write func(io.Writer) error) error {
 	if target, err := filepath.EvalSymlinks(name); err == nil {
-		name = target // Else it would be the link that is replaced.
+		name = target // Otherwise the rename would replace the link.
 	}
 	file, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
 	if err != nil {

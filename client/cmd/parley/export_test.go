@@ -19,8 +19,8 @@ import (
 
 type exportStream = grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]
 
-// exporting is a server that exports parts and then ends with err.
-func exporting(err error, parts ...*parleyv1.ExportConversationsResponse) fake {
+// exportFake returns a server that exports parts and then ends with err.
+func exportFake(err error, parts ...*parleyv1.ExportConversationsResponse) fake {
 	return fake{export: func(_ *parleyv1.ExportConversationsRequest, stream exportStream) error {
 		for _, part := range parts {
 			if err := stream.Send(part); err != nil {
@@ -31,7 +31,7 @@ func exporting(err error, parts ...*parleyv1.ExportConversationsResponse) fake {
 	}}
 }
 
-// part is a part of a conversation of count messages: those with these contents.
+// part returns a part of a conversation of count messages: the messages with these contents.
 func part(id string, count int32, contents ...string) *parleyv1.ExportConversationsResponse {
 	p := &parleyv1.ExportConversationsResponse{Conversation: &parleyv1.Conversation{Id: id, MessageCount: count}}
 	for _, content := range contents {
@@ -40,9 +40,9 @@ func part(id string, count int32, contents ...string) *parleyv1.ExportConversati
 	return p
 }
 
-func TestExportJoinsWhatBelongsTogether(t *testing.T) {
-	f := exporting(nil, part("a", 3, "one", "two"), part("a", 3, "three"), part("b", 0), part("c", 1, "<&\u2028>"))
-	stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "--output", "json", "export")
+func TestExportJoinsParts(t *testing.T) {
+	f := exportFake(nil, part("a", 3, "one", "two"), part("a", 3, "three"), part("b", 0), part("c", 1, "<&\u2028>"))
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", f.serve(t), "--output", "json", "export")
 	want := `{"conversation":{"id":"a","messageCount":3},"messages":[{"role":"ROLE_USER","content":"one"},{"role":"ROLE_USER","content":"two"},{"role":"ROLE_USER","content":"three"}]}
 {"conversation":{"id":"b"}}
 {"conversation":{"id":"c","messageCount":1},"messages":[{"role":"ROLE_USER","content":"<&` + "\u2028" + `>"}]}
@@ -55,7 +55,7 @@ func TestExportJoinsWhatBelongsTogether(t *testing.T) {
 	}
 }
 
-func TestExportAsksForThoseNamedAndWaits(t *testing.T) {
+func TestExportSendsTheIDsWithoutDeadline(t *testing.T) {
 	f := fake{export: func(request *parleyv1.ExportConversationsRequest, stream exportStream) error {
 		if diff := cmp.Diff([]string{"b", "a"}, request.GetConversationIds()); diff != "" {
 			t.Errorf("ids (-want +got):\n%s", diff)
@@ -65,21 +65,21 @@ func TestExportAsksForThoseNamedAndWaits(t *testing.T) {
 		}
 		return nil
 	}}
-	stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "export", "--quiet", "b", "a")
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", f.serve(t), "export", "--quiet", "b", "a")
 	if stdout != "" || stderr != "" || code != 0 {
-		t.Errorf("standard output %q, standard error %q, exit code %d; want nothing", stdout, stderr, code)
+		t.Errorf("standard output %q, standard error %q, exit code %d; want no output, 0", stdout, stderr, code)
 	}
 }
 
-func TestExportNoticesWhatIsMissing(t *testing.T) {
+func TestExportDetectsMissingMessages(t *testing.T) {
 	tests := map[string]fake{
-		"at the end":  exporting(nil, part("a", 0), part("b", 2, "one")),
-		"between two": exporting(nil, part("a", 0), part("b", 2, "one"), part("c", 0)),
+		"at the end":            exportFake(nil, part("a", 0), part("b", 2, "one")),
+		"between conversations": exportFake(nil, part("a", 0), part("b", 2, "one"), part("c", 0)),
 	}
 	for name, f := range tests {
 		t.Run(name, func(t *testing.T) {
-			stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "export")
-			const want = "1 conversation written\nparley: conversation \"b\": only 1 of 2 messages came\n"
+			stdout, stderr, code := runOnce(t.Context(), "", "--address", f.serve(t), "export")
+			const want = "1 conversation written\nparley: conversation \"b\": only 1 of 2 messages received\n"
 			if stdout != `{"conversation":{"id":"a"}}`+"\n" || stderr != want || code != 1 {
 				t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout, stderr, code, want)
 			}
@@ -87,9 +87,9 @@ func TestExportNoticesWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestExportThatBreaksOff(t *testing.T) {
-	address := exporting(status.Error(codes.DataLoss, "out of order"), part("a", 0), part("b", 0), part("c", 1)).serve(t)
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "export")
+func TestExportThatFails(t *testing.T) {
+	address := exportFake(status.Error(codes.DataLoss, "out of order"), part("a", 0), part("b", 0), part("c", 1)).serve(t)
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "export")
 	if want := `{"conversation":{"id":"a"}}` + "\n" + `{"conversation":{"id":"b"}}` + "\n"; stdout != want {
 		t.Errorf("standard output %q, want %q", stdout, want)
 	}
@@ -102,8 +102,8 @@ func TestExportThatBreaksOff(t *testing.T) {
 	if err := os.WriteFile(to, []byte("before"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr, code = once(t.Context(), "", "--address", address, "export", "--to", to)
-	if want := "2 conversations had come; " + to + " is as it was before\nparley: out of order (DataLoss)\n"; stderr != want || code != 1 {
+	_, stderr, code = runOnce(t.Context(), "", "--address", address, "export", "--to", to)
+	if want := "received 2 conversations; " + to + " is unchanged\nparley: out of order (DataLoss)\n"; stderr != want || code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr, code, want)
 	}
 	if diff := cmp.Diff(map[string]string{"all.jsonl": "-rw------- before"}, files(t, dir)); diff != "" {
@@ -112,7 +112,7 @@ func TestExportThatBreaksOff(t *testing.T) {
 }
 
 func TestExportToAFile(t *testing.T) {
-	address := exporting(nil, part("a", 0)).serve(t)
+	address := exportFake(nil, part("a", 0)).serve(t)
 	const line = `{"conversation":{"id":"a"}}` + "\n"
 	dir := t.TempDir()
 	if err := errors.Join(
@@ -123,7 +123,7 @@ func TestExportToAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"new", "old", "link"} {
-		stdout, stderr, code := once(t.Context(), "", "--address", address, "export", "--to", filepath.Join(dir, name))
+		stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "export", "--to", filepath.Join(dir, name))
 		if stdout != "" || stderr != "exported 1 conversation\n" || code != 0 {
 			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d", name, stdout, stderr, code)
 		}
@@ -135,8 +135,8 @@ func TestExportToAFile(t *testing.T) {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 
-	_, stderr, code := once(t.Context(), "", "export", "--to", dir)
-	if want := "--to \"" + dir + "\": not a file; without --to all goes to standard output"; !strings.Contains(stderr, want) || code != 64 {
+	_, stderr, code := runOnce(t.Context(), "", "export", "--to", dir)
+	if want := "--to \"" + dir + "\": not a regular file; leave out --to to write to standard output"; !strings.Contains(stderr, want) || code != 64 {
 		t.Errorf("standard error %q, exit code %d, want %q, 64", stderr, code, want)
 	}
 }
@@ -160,12 +160,12 @@ func files(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-func TestExportThatCannotBeWritten(t *testing.T) {
+func TestExportWithFullOutput(t *testing.T) {
 	f := fake{export: func(_ *parleyv1.ExportConversationsRequest, stream exportStream) error {
 		if err := errors.Join(stream.Send(part("a", 0)), stream.Send(part("b", 0))); err != nil {
 			return err
 		}
-		<-stream.Context().Done() // It must not be waited for.
+		<-stream.Context().Done() // The client must cancel the call.
 		return stream.Context().Err()
 	}}
 	var stderr strings.Builder
@@ -185,16 +185,16 @@ func TestExportIsInterrupted(t *testing.T) {
 		<-stream.Context().Done()
 		return stream.Context().Err()
 	}}
-	s := open(t.Context(), t, "--address", f.serve(t), "export")
+	s := openTerminal(t.Context(), t, "--address", f.serve(t), "export")
 	s.expect(`{"conversation":{"id":"b"}}` + "\n")
 	s.interrupt()
 	s.expect("2 conversations written\nparley: interrupted\n")
 	s.expectEnd(1)
 }
 
-// seen runs the program with standard error on a terminal, and standard output as well if out
-// is nil, and returns what is left on the screen at the end and all that was written there.
-func seen(t *testing.T, out io.Writer, args ...string) (left, written string) {
+// runOnTerminal runs the program with standard error on a terminal. If out is nil, standard output is also on the
+// terminal. It returns the final screen (left) and everything written to it.
+func runOnTerminal(t *testing.T, out io.Writer, args ...string) (left, written string) {
 	t.Helper()
 	var screen strings.Builder
 	c := console{
@@ -207,44 +207,44 @@ func seen(t *testing.T, out io.Writer, args ...string) (left, written string) {
 	run(t.Context(), args, c)
 	var lines []string
 	for line := range strings.SplitSeq(screen.String(), "\n") {
-		var shown []rune
-		for again := range strings.SplitSeq(line, "\r") {
-			for i, r := range []rune(again) {
-				shown = append(shown[:min(i, len(shown))], append([]rune{r}, shown[min(i+1, len(shown)):]...)...)
+		var visible []rune
+		for overwritten := range strings.SplitSeq(line, "\r") {
+			for i, r := range []rune(overwritten) {
+				visible = append(visible[:min(i, len(visible))], append([]rune{r}, visible[min(i+1, len(visible)):]...)...)
 			}
 		}
-		lines = append(lines, strings.TrimRight(string(shown), " "))
+		lines = append(lines, strings.TrimRight(string(visible), " "))
 	}
 	return strings.Join(lines, "\n"), screen.String()
 }
 
-func TestExportShowsHowFarItIs(t *testing.T) {
-	address := exporting(status.Error(codes.DataLoss, "out of order"), part("a", 0), part("b", 0), part("c", 1)).serve(t)
+func TestExportShowsProgress(t *testing.T) {
+	address := exportFake(status.Error(codes.DataLoss, "out of order"), part("a", 0), part("b", 0), part("c", 1)).serve(t)
 	const lines = `{"conversation":{"id":"a"}}` + "\n" + `{"conversation":{"id":"b"}}` + "\n"
 	to := filepath.Join(t.TempDir(), "all.jsonl")
 	end := "2 conversations written\nparley: out of order (DataLoss)\n"
-	endOfFile := "2 conversations had come; " + to + " is as it was before\nparley: out of order (DataLoss)\n"
+	endOfFile := "received 2 conversations; " + to + " is unchanged\nparley: out of order (DataLoss)\n"
 	tests := []struct {
 		name string
-		out  io.Writer // nil: the terminal.
+		out  io.Writer // nil for the terminal.
 		args []string
 		left string
-		bar  string // Of how many; empty: none.
+		bar  string // A part of the progress bar; empty if there is none.
 	}{
-		{"into a pipe", io.Discard, nil, end, "(0/3"},
-		{"some into a pipe", io.Discard, []string{"a", "b"}, end, "(0/2"},
-		{"into a file", nil, []string{"--to", to}, endOfFile, "(0/3"},
-		{"onto the terminal", nil, nil, lines + end, ""},
-		{"quietly", io.Discard, []string{"--quiet"}, end, ""},
+		{"to a pipe", io.Discard, nil, end, "(0/3"},
+		{"some to a pipe", io.Discard, []string{"a", "b"}, end, "(0/2"},
+		{"to a file", nil, []string{"--to", to}, endOfFile, "(0/3"},
+		{"to the terminal", nil, nil, lines + end, ""},
+		{"--quiet", io.Discard, []string{"--quiet"}, end, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			left, written := seen(t, test.out, append([]string{"--address", address, "export"}, test.args...)...)
+			left, written := runOnTerminal(t, test.out, append([]string{"--address", address, "export"}, test.args...)...)
 			if diff := cmp.Diff(test.left, left); diff != "" {
-				t.Errorf("left on the screen (-want +got):\n%s", diff)
+				t.Errorf("final screen (-want +got):\n%s", diff)
 			}
 			if bar := strings.Contains(written, "\rexporting"); bar != (test.bar != "") || !strings.Contains(written, test.bar) {
-				t.Errorf("written %q, want a bar with %q", written, test.bar)
+				t.Errorf("output %q, want a progress bar with %q", written, test.bar)
 			}
 		})
 	}

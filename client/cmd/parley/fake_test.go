@@ -15,33 +15,33 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// fake is a server that can do what the scripts cannot ask of the real one.
+// fake is a server for behaviour that the scripts cannot produce with the real server.
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	chat   func(*parleyv1.ChatRequest, *turnStream) error
-	resume func(*parleyv1.ResumeTurnRequest, *turnStream) error
-	cancel func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error)
-	active string // The turn that runs, wherever one asks.
-	export func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
-	intake func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
+	chat    func(*parleyv1.ChatRequest, *turnStream) error
+	resume  func(*parleyv1.ResumeTurnRequest, *turnStream) error
+	cancel  func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error)
+	active  string // The active turn of every conversation.
+	export  func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
+	imports func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
 
-// turnStream takes the events of the turn t1 and numbers them.
+// turnStream sends the events of the turn t1 and numbers them.
 type turnStream struct {
 	grpc.ServerStream
 
 	send  func(*parleyv1.TurnEvent) error
-	index int32 // Of the last event.
+	index int32 // The index of the last event.
 }
 
-// serve serves a fake that can only chat until the test ends and returns where.
+// serve serves a fake that only supports Chat until the test ends, and returns the address.
 func serve(t *testing.T, chat func(*parleyv1.ChatRequest, *turnStream) error) string {
 	t.Helper()
 	return fake{chat: chat}.serve(t)
 }
 
-// serve serves f until the test ends and returns where.
+// serve serves f until the test ends, and returns the address.
 func (f fake) serve(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -79,7 +79,7 @@ func (f fake) GetConversation(_ context.Context, request *parleyv1.GetConversati
 	}, nil
 }
 
-// ListConversations has three conversations, in pages of one with an empty one between them.
+// ListConversations returns three conversations in pages of one, with an empty page among them.
 func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
 	page, next := pageOf(request.GetPageToken())
 	reply := &parleyv1.ListConversationsResponse{NextPageToken: next, TotalSize: 3}
@@ -91,7 +91,7 @@ func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConvers
 	return reply, nil
 }
 
-// ListMessages has four messages, in pages of one.
+// ListMessages returns four messages in pages of one.
 func (f fake) ListMessages(_ context.Context, request *parleyv1.ListMessagesRequest) (*parleyv1.ListMessagesResponse, error) {
 	page, next := pageOf(request.GetPageToken())
 	return &parleyv1.ListMessagesResponse{
@@ -105,7 +105,7 @@ func (f fake) ExportConversations(request *parleyv1.ExportConversationsRequest, 
 }
 
 func (f fake) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
-	return f.intake(stream)
+	return f.imports(stream)
 }
 
 func pageOf(token string) (page int, next string) {
@@ -116,9 +116,8 @@ func pageOf(token string) (page int, next string) {
 	return page, next
 }
 
-// parrot answers a question with the conversation that it came for and its words; some words
-// have a meaning of their own.
-func parrot(request *parleyv1.ChatRequest, stream *turnStream) error {
+// echoChat answers a message with its conversation and its text. Some texts have a special effect.
+func echoChat(request *parleyv1.ChatRequest, stream *turnStream) error {
 	id := request.GetConversationId()
 	if id == "" {
 		id = "made-by-server"
@@ -146,7 +145,7 @@ func parrot(request *parleyv1.ChatRequest, stream *turnStream) error {
 	return send(stream, append(events, end)...)
 }
 
-// hang sends events and then nothing until the client leaves.
+// hang sends events, then waits until the client cancels.
 func hang(stream *turnStream, events ...*parleyv1.TurnEvent) error {
 	if err := send(stream, events...); err != nil {
 		return err

@@ -13,7 +13,7 @@ func TestChatFlags(t *testing.T) {
 	var got *parleyv1.ChatRequest
 	address := serve(t, func(request *parleyv1.ChatRequest, stream *turnStream) error {
 		got = request
-		return parrot(request, stream)
+		return echoChat(request, stream)
 	})
 	tests := []struct {
 		args []string
@@ -33,29 +33,29 @@ func TestChatFlags(t *testing.T) {
 		}},
 	}
 	for _, test := range tests {
-		_, stderr, code := once(t.Context(), "from standard input", append([]string{"--address", address, "chat"}, test.args...)...)
+		_, stderr, code := runOnce(t.Context(), "from standard input", append([]string{"--address", address, "chat"}, test.args...)...)
 		if code != 0 {
 			t.Errorf("%v: exit code %d, %s", test.args, code, stderr)
 		}
-		got.RequestId = "" // Made by the client.
+		got.RequestId = "" // The client generates it.
 		if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("%v asks for (-want +got):\n%s", test.args, diff)
+			t.Errorf("%v: request (-want +got):\n%s", test.args, diff)
 		}
 	}
 }
 
 func TestChatUsage(t *testing.T) {
 	tests := map[string][]string{
-		`--on-busy "": only reject, queue and interrupt are known`:            {"--on-busy", "", "hello"},
-		`--on-busy "unspecified": only reject, queue and interrupt are known`: {"--on-busy", "unspecified", "hello"},
-		`--on-busy "wait": only reject, queue and interrupt are known`:        {"--on-busy", "wait"},
-		`--on-disconnect "leave": only continue and cancel are known`:         {"--on-disconnect", "leave", "hello"},
-		`--again needs --conversation: which one's history to answer`:         {"--again"},
-		`--again asks what was asked before: no TEXT`:                         {"--again", "-c", "shop", "hello"},
-		`nothing to say: give words, or a message on standard input`:          {"-c", "shop"},
+		`--on-busy "": use reject, queue or interrupt`:                {"--on-busy", "", "hello"},
+		`--on-busy "unspecified": use reject, queue or interrupt`:     {"--on-busy", "unspecified", "hello"},
+		`--on-busy "wait": use reject, queue or interrupt`:            {"--on-busy", "wait"},
+		`--on-disconnect "leave": use continue or cancel`:             {"--on-disconnect", "leave", "hello"},
+		`--again needs --conversation, the conversation to answer`:    {"--again"},
+		`--again repeats the last message: leave out TEXT`:            {"--again", "-c", "shop", "hello"},
+		`no message: write TEXT, or pass a message on standard input`: {"-c", "shop"},
 	}
 	for want, args := range tests {
-		stdout, stderr, code := once(t.Context(), "", append([]string{"chat"}, args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"chat"}, args...)...)
 		if want := "parley: " + want + "; see 'parley chat --help'\n"; stderr != want || stdout != "" || code != 64 {
 			t.Errorf("%v: standard error %q, exit code %d; want %q, 64", args, stderr, code, want)
 		}

@@ -11,9 +11,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutFork = `Copy a conversation, or its messages up to one of them, into a new one and print the id of
-that. The messages keep their sequences, so the copy goes on where the original was; title,
-labels, system prompt, agent and retention come along.`
+const aboutFork = `Copy a conversation, or its messages up to a sequence, to a new conversation and print its id. The
+messages keep their sequences. Title, labels, system prompt, agent and retention are copied too.`
 
 func (a *app) newForkCommand() *cobra.Command {
 	var request parleyv1.ForkConversationRequest
@@ -36,8 +35,8 @@ func (a *app) newForkCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.Int32Var(&request.AtSequence, "at", 0, "sequence of the last message to copy, 0 all")
-	flags.StringVar(&request.NewConversationId, "id", "", "id of the copy; a new one when empty")
-	flags.StringVar(&request.RequestId, "request-id", "", "forked twice with the same, it is forked once")
+	flags.Int32Var(&request.AtSequence, "at", 0, "sequence of the last message to copy, 0 for all")
+	flags.StringVar(&request.NewConversationId, "id", "", "id of the copy; if empty, the server chooses one")
+	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second fork with the same id returns the same copy")
 	return command
 }

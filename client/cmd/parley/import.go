@@ -20,19 +20,20 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutImport = `Take whole conversations in, as parley export wrote them, from FILE or from standard input.
-They keep their ids, sequences, versions and times, but not their uids. Those that have expired
-meanwhile are skipped, as are those for which there is no room. One that is there already is
-skipped as well, or replaced with --overwrite.
+const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They keep their
+ids, sequences, versions and times, but get new uids. Import skips conversations that have expired and
+those beyond the server's capacity. It also skips conversations that exist, or replaces them with
+--overwrite.
 
-A line that is no conversation, that names one again, or that the server refuses is told of
-on standard error with its number and counted; the others are taken in all the same, and the
-exit code is 1. To have skipped some is no failure.
+Import reports each line that is not a conversation, that repeats one, or that the server refuses, with
+its number on standard error. The other lines are imported, and the exit code is 1. Skipped
+conversations are not failures, except those beyond the server's capacity.
 
-Conversations are taken in one by one: when an import breaks off, those before stay, and it
-can be done again.`
+Conversations are imported one by one. If an import is interrupted, the conversations so far remain,
+and the import can be repeated.`
 
-// maxFailures is how many failures of each kind are listed as JSON, as many as a server tells.
+// maxFailures limits the failures of each kind (found here, reported by the server) in the JSON result. The
+// server reports as many.
 const maxFailures = 100
 
 // importFlags are the flags of import.
@@ -44,7 +45,7 @@ func (a *app) newImportCommand() *cobra.Command {
 	var f importFlags
 	command := &cobra.Command{
 		Use:   "import [FILE | -]",
-		Short: "Take in conversations that were exported",
+		Short: "Import conversations that were exported",
 		Long:  aboutImport,
 		Example: `  parley import < conversations.jsonl
   parley import shop.jsonl --overwrite
@@ -52,7 +53,7 @@ func (a *app) newImportCommand() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if !a.timeoutSet {
-				a.timeout = 0 // It takes as long as there is something to read.
+				a.timeout = 0 // The duration depends on the size of the input.
 			}
 			in := a.in
 			switch {
@@ -64,7 +65,7 @@ func (a *app) newImportCommand() *cobra.Command {
 				defer func() { _ = file.Close() }()
 				in = file
 			case len(args) == 0 && a.inTerminal:
-				return usageError("nothing to import: name a FILE, or give one on standard input")
+				return usageError("nothing to import: name a FILE or pass one on standard input")
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				return a.importFrom(ctx, c, in, f)
@@ -72,39 +73,39 @@ func (a *app) newImportCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.BoolVar(&f.overwrite, "overwrite", false, "replace conversations that exist, instead of skipping them")
-	flags.BoolVar(&f.quiet, "quiet", false, "no progress on standard error, only what goes wrong")
+	flags.BoolVar(&f.overwrite, "overwrite", false, "replace existing conversations instead of skipping them")
+	flags.BoolVar(&f.quiet, "quiet", false, "print only errors to standard error, no progress")
 	return command
 }
 
-// imported is what became of an import, as --output json shows it.
-type imported struct {
+// importResult is the result of an import. --output json prints it.
+type importResult struct {
 	Imported int64           `json:"imported"`
 	Skipped  int64           `json:"skipped"`
-	NoRoom   int64           `json:"noRoom"` // Of the skipped.
+	NoRoom   int64           `json:"noRoom"` // Skipped beyond the server's capacity; part of Skipped.
 	Failed   int64           `json:"failed"`
-	Failures []importFailure `json:"failures"` // The first of them.
+	Failures []importFailure `json:"failures"` // The first failures.
 }
 
-// importFailure is a line that was not taken in.
+// importFailure describes a line that was not imported.
 type importFailure struct {
 	Line           int    `json:"line"`
-	ConversationID string `json:"conversationId"` // Empty: it names none.
+	ConversationID string `json:"conversationId"` // Empty if the line has no valid id.
 	Reason         string `json:"reason"`
 }
 
-// importer is one import that is under way.
+// importer executes one import.
 type importer struct {
-	stream    grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
-	overwrite bool
-	lines     map[string]int // Where each conversation was that has been sent.
-	bar       *progress
-	inBytes   bool // The bar counts bytes, else conversations.
-	result    imported
-	unread    error // Why the input was not read to its end.
+	stream      grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
+	overwrite   bool
+	sentLines   map[string]int // The line number of each conversation that was sent, by id.
+	bar         *progress
+	countsBytes bool // The bar counts bytes instead of conversations.
+	result      importResult
+	readErr     error // The error that ended reading the input early, if any.
 }
 
-// importFrom sends what in holds and shows what became of it.
+// importFrom imports the conversations of in and prints the result.
 func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f importFlags) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -113,8 +114,8 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 		return err
 	}
 	i := &importer{
-		stream: stream, overwrite: f.overwrite, lines: map[string]int{}, bar: &progress{err: a.err},
-		result: imported{Failures: []importFailure{}},
+		stream: stream, overwrite: f.overwrite, sentLines: map[string]int{}, bar: &progress{err: a.err},
+		result: importResult{Failures: []importFailure{}},
 	}
 	if a.errTerminal && !f.quiet {
 		i.showProgress(in)
@@ -125,27 +126,27 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 		reply, err = stream.CloseAndRecv()
 	}
 	if err != nil {
-		i.bar.note("%d conversations had been sent; those that the server has taken in stay", len(i.lines))
+		i.bar.note("%d conversations were sent; those that the server imported remain", len(i.sentLines))
 		return err
 	}
-	i.count(reply)
+	i.addReply(reply)
 	i.bar.clear()
 	err = a.printImported(i.result)
 	switch r := i.result; {
 	case err != nil:
 	case r.Failed > 0:
-		err = fmt.Errorf("%s not taken in", count(int(r.Failed), "line"))
+		err = fmt.Errorf("%s not imported", count(int(r.Failed), "line"))
 	case r.NoRoom > 0:
-		err = fmt.Errorf("no room for %s: see --max-conversations of the server", count(int(r.NoRoom), "conversation"))
+		err = fmt.Errorf("the server has no capacity for %s; see its --max-conversations", count(int(r.NoRoom), "conversation"))
 	}
-	return errors.Join(i.unread, err)
+	return errors.Join(i.readErr, err)
 }
 
-// showProgress counts bytes where it is known how many there are.
+// showProgress shows a bar that counts bytes if the size of in is known, and conversations otherwise.
 func (i *importer) showProgress(in io.Reader) {
 	if file, ok := in.(interface{ Stat() (fs.FileInfo, error) }); ok {
 		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			i.inBytes = true
+			i.countsBytes = true
 			i.bar.show("importing", info.Size(), progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
 			return
 		}
@@ -153,18 +154,19 @@ func (i *importer) showProgress(in io.Reader) {
 	i.bar.show("importing", -1)
 }
 
-// sendAll sends what in holds, as far as it can be read. An error is one of the call.
+// sendAll sends the conversations of in as far as in can be read. It returns errors of the call; an error of
+// in is stored in readErr.
 func (i *importer) sendAll(ctx context.Context, in io.Reader) error {
-	ahead := make(chan record) // Nobody can end the wait for in; the end of ctx leaves it.
+	lines := make(chan importLine) // A read of in cannot be cancelled, so it has a goroutine of its own.
 	go func() {
-		defer close(ahead)
-		for r, err := range records(in, maxLine) {
+		defer close(lines)
+		for line, err := range readLines(in, maxLine) {
 			if err != nil {
-				i.unread = err
+				i.readErr = err
 				return
 			}
 			select {
-			case ahead <- r:
+			case lines <- line:
 			case <-ctx.Done():
 				return
 			}
@@ -172,11 +174,11 @@ func (i *importer) sendAll(ctx context.Context, in io.Reader) error {
 	}()
 	for {
 		select {
-		case r, open := <-ahead:
+		case line, open := <-lines:
 			if !open {
 				return nil
 			}
-			if err := i.send(r); err != nil {
+			if err := i.send(line); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -185,65 +187,65 @@ func (i *importer) sendAll(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// send sends one conversation, or counts it as failed.
-func (i *importer) send(r record) error {
-	if i.inBytes {
-		defer i.bar.add(r.size)
+// send sends the conversation of a line, or counts the line as failed.
+func (i *importer) send(line importLine) error {
+	if i.countsBytes {
+		defer i.bar.add(line.size)
 	} else {
 		defer i.bar.add(1)
 	}
-	if r.fault != nil {
-		i.fail(r.line, "", r.fault.Error())
+	if line.err != nil {
+		i.fail(line.number, "", line.err.Error())
 		return nil
 	}
-	id := r.whole.GetConversation().GetId()
-	if line, seen := i.lines[id]; seen {
-		i.fail(r.line, id, fmt.Sprintf("line %d was this conversation already", line))
+	id := line.conversation.GetConversation().GetId()
+	if first, sent := i.sentLines[id]; sent {
+		i.fail(line.number, id, fmt.Sprintf("line %d already contains this conversation", first))
 		return nil
 	}
-	parts, err := requests(r.whole, i.overwrite)
+	parts, err := requests(line.conversation, i.overwrite)
 	if err != nil {
-		i.fail(r.line, id, err.Error())
+		i.fail(line.number, id, err.Error())
 		return nil
 	}
 	for _, part := range parts {
 		if err := i.stream.Send(part); err != nil {
-			return i.whyEnded(err)
+			return i.endError(err)
 		}
 	}
-	i.lines[id] = r.line
+	i.sentLines[id] = line.number
 	return nil
 }
 
-// whyEnded returns why the call ended, of which Send may say no more than io.EOF. CloseAndRecv
-// knows as well, but might tell the server first that a conversation sent in part was whole.
-func (i *importer) whyEnded(err error) error {
+// endError returns the status of a call whose Send returned err, which may only be io.EOF. It does not use
+// CloseAndRecv, because that might first tell the server that a partly sent conversation is complete.
+func (i *importer) endError(err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err
 	}
 	if err := i.stream.RecvMsg(&parleyv1.ImportConversationsResponse{}); err != nil {
 		return err
 	}
-	return errors.New("the server ended the import before its time")
+	return errors.New("the server ended the import early")
 }
 
-// count adds what the server says to the result.
-func (i *importer) count(reply *parleyv1.ImportConversationsResponse) {
+// addReply adds the reply of the server to the result.
+func (i *importer) addReply(reply *parleyv1.ImportConversationsResponse) {
 	i.result.Imported, i.result.Skipped, i.result.NoRoom = reply.GetImportedCount(), reply.GetSkippedCount(), reply.GetNoRoomCount()
 	failures := slices.SortedFunc(slices.Values(reply.GetFailures()), func(a, b *parleyv1.ImportFailure) int {
-		return cmp.Compare(i.lines[a.GetConversationId()], i.lines[b.GetConversationId()])
+		return cmp.Compare(i.sentLines[a.GetConversationId()], i.sentLines[b.GetConversationId()])
 	})
 	for _, failure := range failures {
-		i.fail(i.lines[failure.GetConversationId()], failure.GetConversationId(), failure.GetReason())
+		i.fail(i.sentLines[failure.GetConversationId()], failure.GetConversationId(), failure.GetReason())
 	}
-	told := int64(len(reply.GetFailures()))
-	if more := int64(len(i.lines)) - i.result.Imported - i.result.Skipped - told; more > 0 {
+	listed := int64(len(reply.GetFailures()))
+	if more := int64(len(i.sentLines)) - i.result.Imported - i.result.Skipped - listed; more > 0 {
 		i.result.Failed += more
 		i.bar.note("the server refused %d more", more)
 	}
 }
 
-// fail counts a line as failed and says why.
+// fail counts a line as failed and prints the reason.
 func (i *importer) fail(line int, id, reason string) {
 	i.result.Failed++
 	if len(i.result.Failures) < 2*maxFailures {
@@ -255,7 +257,8 @@ func (i *importer) fail(line int, id, reason string) {
 	i.bar.note("line %d%s: %s", line, id, reason)
 }
 
-func (a *app) printImported(result imported) error {
+// printImported prints the result as JSON or as one line of text.
+func (a *app) printImported(result importResult) error {
 	if a.output == "json" {
 		document, err := json.MarshalIndent(result, "", "  ")
 		if err != nil {
@@ -266,7 +269,7 @@ func (a *app) printImported(result imported) error {
 	}
 	reasons := ""
 	if result.Skipped > 0 {
-		reasons = fmt.Sprintf(" (%d there already or expired, %d without room)", result.Skipped-result.NoRoom, result.NoRoom)
+		reasons = fmt.Sprintf(" (%d already present or expired, %d beyond the server's capacity)", result.Skipped-result.NoRoom, result.NoRoom)
 	}
 	_, err := fmt.Fprintf(a.out, "imported %d, skipped %d%s, failed %d\n", result.Imported, result.Skipped, reasons, result.Failed)
 	return err

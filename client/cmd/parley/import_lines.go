@@ -16,68 +16,70 @@ import (
 )
 
 const (
-	// Far more than a conversation of 3 MiB, the most that a server keeps, has as JSON.
+	// maxLine is much larger than the JSON of a conversation of 3 MiB, the server's limit.
 	maxLine = 64 << 20
-	// Messages of one request. A conversation has 3 MiB of them at most, a request 4 MiB.
+	// partBytes limits the messages of one request. The server's limits are 3 MiB of messages in a
+	// conversation and 4 MiB in a request.
 	partBytes = 1 << 20
-	// As proto/parley/v1/conversation.proto has it.
+	// maxID is the limit of proto/parley/v1/conversation.proto.
 	maxID = 128
-	// Some editors put it ahead of a text.
+	// byteOrderMark precedes the text in files of some editors.
 	byteOrderMark = "\ufeff"
-	// Structured data may be 16 deep, each of which is at most two messages; there is room
-	// for more. What is far deeper a server could not even decode, which would end the call.
+	// maxDepth limits the nesting of messages. Structured data may have 16 levels of at most two
+	// messages each, so 100 is more than enough. The server could not decode much deeper data, which
+	// would end the call.
 	maxDepth = 100
 )
 
-// record is a line of an export, as it was read.
-type record struct {
-	line  int   // From 1.
-	size  int64 // Bytes, line feed included.
-	whole *parleyv1.ExportConversationsResponse
-	fault error // Why there is no whole.
+// importLine is a line of an export file.
+type importLine struct {
+	number       int   // The line number, from 1.
+	size         int64 // The size in bytes, line feed included.
+	conversation *parleyv1.ExportConversationsResponse
+	err          error // The reason why there is no conversation.
 }
 
-// records yields the lines of in that are not blank, until it ends; one of more than most bytes
-// is at fault. An error says that in cannot be read on, and comes last, without a record.
-func records(in io.Reader, most int64) iter.Seq2[record, error] {
-	return func(yield func(record, error) bool) {
+// readLines returns the lines of in that are not blank. A line of more than maxBytes has an error. If in
+// cannot be read, the last element is an error without a line.
+func readLines(in io.Reader, maxBytes int64) iter.Seq2[importLine, error] {
+	return func(yield func(importLine, error) bool) {
 		input := bufio.NewReaderSize(in, 64<<10)
-		var line []byte
+		var text []byte
 		var err error
 		for number := 1; err == nil; number++ {
 			var n int64
-			line, n, err = readLine(input, line[:0], most)
+			text, n, err = readLine(input, text[:0], maxBytes)
 			if number == 1 {
-				line = bytes.TrimPrefix(line, []byte(byteOrderMark))
+				text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 			}
 			if err != nil && !errors.Is(err, io.EOF) {
-				yield(record{}, fmt.Errorf("line %d: %w", number, err))
+				yield(importLine{}, fmt.Errorf("line %d: %w", number, err))
 				return
 			}
-			r := record{line: number, size: n}
+			line := importLine{number: number, size: n}
 			switch {
-			case n > most:
-				r.fault = fmt.Errorf("longer than %s", size(most))
-			case len(bytes.TrimSpace(line)) == 0:
+			case n > maxBytes:
+				line.err = fmt.Errorf("longer than %s", size(maxBytes))
+			case len(bytes.TrimSpace(text)) == 0:
 				continue
 			default:
-				r.whole, r.fault = parse(line)
+				line.conversation, line.err = parse(text)
 			}
-			if !yield(r, nil) {
+			if !yield(line, nil) {
 				return
 			}
 		}
 	}
 }
 
-// readLine appends the next line to line, line feed included, and returns it with its size. Of
-// one of more than most bytes the rest is read and left out. With io.EOF it is the last one,
-// and may be empty.
-func readLine(input *bufio.Reader, line []byte, most int64) (appended []byte, n int64, err error) {
+// readLine appends the next line of input to line, line feed included, and returns it with its size. It
+// reads a line of more than maxBytes to its end, but does not append the part beyond maxBytes. The last
+// line, which may be empty, is returned with io.EOF.
+func readLine(input *bufio.Reader, line []byte, maxBytes int64) (appended []byte, n int64, err error) {
 	for {
 		part, err := input.ReadSlice('\n')
 		n += int64(len(part))
-		if n <= most {
+		if n <= maxBytes {
 			line = append(line, part...)
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
@@ -86,35 +88,35 @@ func readLine(input *bufio.Reader, line []byte, most int64) (appended []byte, n 
 	}
 }
 
-// parse returns the conversation that a line describes, which has an id that can be one.
+// parse returns the conversation of a line. It is an error if the id is empty or too long.
 func parse(line []byte) (*parleyv1.ExportConversationsResponse, error) {
-	whole := &parleyv1.ExportConversationsResponse{}
-	if err := (protojson.UnmarshalOptions{RecursionLimit: maxDepth}).Unmarshal(line, whole); err != nil {
-		// It names the package, and always the first line.
+	conversation := &parleyv1.ExportConversationsResponse{}
+	if err := (protojson.UnmarshalOptions{RecursionLimit: maxDepth}).Unmarshal(line, conversation); err != nil {
+		// The message contains the package name and always line 1.
 		text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))
 		return nil, errors.New(short(strings.Replace(text, "(line 1:", "(column ", 1), 200))
 	}
-	if n := len(whole.GetConversation().GetId()); n == 0 || n > maxID {
-		return nil, fmt.Errorf("no conversation with an id of up to %d characters", maxID)
+	if n := len(conversation.GetConversation().GetId()); n == 0 || n > maxID {
+		return nil, fmt.Errorf("the conversation needs an id of 1 to %d characters", maxID)
 	}
-	return whole, nil
+	return conversation, nil
 }
 
-// requests parts a conversation into requests that the server can take; an error says that
-// there are none.
-func requests(whole *parleyv1.ExportConversationsResponse, overwrite bool) ([]*parleyv1.ImportConversationsRequest, error) {
+// requests divides a conversation into requests of at most the server's size limit. It returns an error if
+// that is not possible.
+func requests(conversation *parleyv1.ExportConversationsResponse, overwrite bool) ([]*parleyv1.ImportConversationsRequest, error) {
 	var parts []*parleyv1.ImportConversationsRequest
 	var part *parleyv1.ImportConversationsRequest
-	begin := func() {
-		part = &parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Overwrite: overwrite}
+	addPart := func() {
+		part = &parleyv1.ImportConversationsRequest{Conversation: conversation.GetConversation(), Overwrite: overwrite}
 		parts = append(parts, part)
 	}
-	begin()
+	addPart()
 	total := 0
-	for _, message := range whole.GetMessages() {
+	for _, message := range conversation.GetMessages() {
 		n := proto.Size(message)
 		if total > 0 && total+n > partBytes {
-			begin()
+			addPart()
 			total = 0
 		}
 		part.Messages = append(part.Messages, message)
@@ -122,7 +124,7 @@ func requests(whole *parleyv1.ExportConversationsResponse, overwrite bool) ([]*p
 	}
 	for _, part := range parts {
 		if n := proto.Size(part); n > maxInput {
-			return nil, fmt.Errorf("a message, or all else, has %s: no request takes that much", size(int64(n)))
+			return nil, fmt.Errorf("a message or the header has %s, more than one request may have", size(int64(n)))
 		}
 	}
 	return parts, nil

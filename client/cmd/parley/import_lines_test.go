@@ -22,34 +22,34 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// From a server into lines, through requests into another server, and into lines again.
-func TestAConversationStaysWhatItIs(t *testing.T) {
+// Conversations survive the path from a server to lines, through import requests, and to lines again.
+func TestExportAndImportKeepConversations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want []*parleyv1.ExportConversationsResponse
 		for n := range rapid.IntRange(0, 3).Draw(t, "conversations") {
-			whole := &parleyv1.ExportConversationsResponse{}
-			fill(t, whole.ProtoReflect())
-			if whole.GetConversation() == nil {
-				whole.Conversation = &parleyv1.Conversation{}
+			conversation := &parleyv1.ExportConversationsResponse{}
+			fill(t, conversation.ProtoReflect())
+			if conversation.GetConversation() == nil {
+				conversation.Conversation = &parleyv1.Conversation{}
 			}
-			whole.GetConversation().Id = string(rune('a' + n))
-			whole.GetConversation().MessageCount = int32(len(whole.GetMessages()))
-			want = append(want, whole)
+			conversation.GetConversation().Id = string(rune('a' + n))
+			conversation.GetConversation().MessageCount = int32(len(conversation.GetMessages()))
+			want = append(want, conversation)
 		}
 
 		var lines bytes.Buffer
-		for _, whole := range want {
+		for _, conversation := range want {
 			lines.WriteString(rapid.SampledFrom([]string{"", "\n", " \r\n"}).Draw(t, "blank"))
-			if err := writeLine(&lines, whole); err != nil {
+			if err := writeLine(&lines, conversation); err != nil {
 				t.Fatal(err)
 			}
 		}
 		var parts []*parleyv1.ExportConversationsResponse
-		for r, err := range records(bytes.NewReader(lines.Bytes()), maxLine) {
-			if err != nil || r.fault != nil {
-				t.Fatalf("line %d: %v, %v", r.line, r.fault, err)
+		for r, err := range readLines(bytes.NewReader(lines.Bytes()), maxLine) {
+			if err != nil || r.err != nil {
+				t.Fatalf("line %d: %v, %v; want a conversation", r.number, r.err, err)
 			}
-			sent, err := requests(r.whole, true)
+			sent, err := requests(r.conversation, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,11 +60,11 @@ func TestAConversationStaysWhatItIs(t *testing.T) {
 		got := collect(t, parts)
 		same := func(a, b *parleyv1.ExportConversationsResponse) bool { return proto.Equal(a, b) }
 		if !slices.EqualFunc(want, got, same) {
-			t.Fatalf("(-want +got):\n%s", cmp.Diff(want, got, protocmp.Transform()))
+			t.Fatalf("conversations (-want +got):\n%s", cmp.Diff(want, got, protocmp.Transform()))
 		}
 		var again bytes.Buffer
-		for _, whole := range got {
-			if err := writeLine(&again, whole); err != nil {
+		for _, conversation := range got {
+			if err := writeLine(&again, conversation); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -75,16 +75,16 @@ func TestAConversationStaysWhatItIs(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(before.Bytes(), again.Bytes()) {
-			t.Fatalf("the lines differ:\n%s%s", before.Bytes(), again.Bytes())
+			t.Fatalf("exported lines:\n%s\nafter the import:\n%s", before.Bytes(), again.Bytes())
 		}
 	})
 }
 
-// collect returns the whole conversations of parts.
+// collect returns the conversations that joinParts joins from parts.
 func collect(t rapid.TB, parts []*parleyv1.ExportConversationsResponse) []*parleyv1.ExportConversationsResponse {
 	t.Helper()
 	var all []*parleyv1.ExportConversationsResponse
-	for whole, err := range wholes(func() (*parleyv1.ExportConversationsResponse, error) {
+	for conversation, err := range joinParts(func() (*parleyv1.ExportConversationsResponse, error) {
 		if len(parts) == 0 {
 			return nil, io.EOF
 		}
@@ -95,12 +95,12 @@ func collect(t rapid.TB, parts []*parleyv1.ExportConversationsResponse) []*parle
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, whole)
+		all = append(all, conversation)
 	}
 	return all
 }
 
-// fill sets some fields of m, whatever fields it has, to something.
+// fill sets random fields of m to random values.
 func fill(t *rapid.T, m protoreflect.Message) {
 	switch m := m.Interface().(type) {
 	case *timestamppb.Timestamp:
@@ -123,7 +123,7 @@ func fill(t *rapid.T, m protoreflect.Message) {
 		case f.IsList():
 			for list := m.Mutable(f).List(); n > 0; n-- {
 				element := list.NewElement()
-				fill(t, element.Message()) // All are lists of messages.
+				fill(t, element.Message()) // All repeated fields contain messages.
 				list.Append(element)
 			}
 		case f.IsMap():
@@ -138,6 +138,7 @@ func fill(t *rapid.T, m protoreflect.Message) {
 	}
 }
 
+// scalar draws a value for a field that is not a message.
 func scalar(t *rapid.T, f protoreflect.FieldDescriptor) protoreflect.Value {
 	switch f.Kind() {
 	case protoreflect.EnumKind:
@@ -155,12 +156,12 @@ func scalar(t *rapid.T, f protoreflect.FieldDescriptor) protoreflect.Value {
 	case protoreflect.Int64Kind:
 		return protoreflect.ValueOfInt64(rapid.Int64().Draw(t, "int64"))
 	default:
-		t.Fatalf("%s: make something up for a field of kind %s", f.FullName(), f.Kind())
+		t.Fatalf("%s: fill cannot draw a value of kind %s", f.FullName(), f.Kind())
 		return protoreflect.Value{}
 	}
 }
 
-// value returns a JSON value that is up to depth deep.
+// value draws a JSON value of at most depth levels.
 func value(t *rapid.T, depth int) *structpb.Value {
 	kinds := 6
 	if depth == 0 {
@@ -191,36 +192,36 @@ func value(t *rapid.T, depth int) *structpb.Value {
 }
 
 func TestRequestsFitTheServer(t *testing.T) {
-	of := func(sizes ...int) *parleyv1.ExportConversationsResponse {
-		whole := &parleyv1.ExportConversationsResponse{Conversation: &parleyv1.Conversation{Id: "a"}}
+	conversationOf := func(sizes ...int) *parleyv1.ExportConversationsResponse {
+		conversation := &parleyv1.ExportConversationsResponse{Conversation: &parleyv1.Conversation{Id: "a"}}
 		for _, size := range sizes {
-			whole.Messages = append(whole.Messages, &parleyv1.Message{Content: strings.Repeat("x", size)})
+			conversation.Messages = append(conversation.Messages, &parleyv1.Message{Content: strings.Repeat("x", size)})
 		}
-		return whole
+		return conversation
 	}
-	huge := of(1)
+	huge := conversationOf(1)
 	huge.GetConversation().SystemPrompt = strings.Repeat("x", 4<<20)
 	tests := []struct {
-		name  string
-		whole *parleyv1.ExportConversationsResponse
-		want  []int // Messages in each.
+		name         string
+		conversation *parleyv1.ExportConversationsResponse
+		want         []int // The number of messages in each request.
 	}{
-		{"no messages", of(), []int{0}},
-		{"small ones", of(1, 1, 1), []int{3}},
-		{"together too large", of(600<<10, 600<<10, 1, 1), []int{1, 3}},
-		{"the last alone", of(1, 1<<20), []int{1, 1}},
-		{"more than a part, less than a request", of(1, 3<<20, 1), []int{1, 1, 1}},
-		{"more than a request", of(1, 4<<20), nil},
-		{"a header of more than a request", huge, nil},
+		{"no messages", conversationOf(), []int{0}},
+		{"small messages", conversationOf(1, 1, 1), []int{3}},
+		{"too large together", conversationOf(600<<10, 600<<10, 1, 1), []int{1, 3}},
+		{"a large last message", conversationOf(1, 1<<20), []int{1, 1}},
+		{"a message larger than a part, smaller than a request", conversationOf(1, 3<<20, 1), []int{1, 1, 1}},
+		{"a message larger than a request", conversationOf(1, 4<<20), nil},
+		{"a header larger than a request", huge, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			parts, err := requests(test.whole, true)
+			parts, err := requests(test.conversation, true)
 			var got []int
 			for _, part := range parts {
 				got = append(got, len(part.GetMessages()))
 				if n := proto.Size(part); n > 4<<20 || part.GetConversation().GetId() != "a" || !part.GetOverwrite() {
-					t.Errorf("a request of %d bytes, %v", n, part.GetConversation())
+					t.Errorf("request of %d bytes, conversation %v; want at most 4 MiB, conversation a, overwrite", n, part.GetConversation())
 				}
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" || (err == nil) != (test.want != nil) {
@@ -237,10 +238,10 @@ func TestBadLines(t *testing.T) {
 		`{"conversation":{"id":"a"}} {}`: `syntax error (column 29): unexpected token {`,
 		`[{"conversation":{"id":"a"}}]`:  `syntax error (column 1): unexpected token [`,
 		`null`:                           `syntax error (column 1): unexpected token null`,
-		`{}`:                             `no conversation with an id of up to 128 characters`,
-		`{"conversation":{"title":"a"}}`: `no conversation with an id of up to 128 characters`,
-		`{"conversation":{"id":"` + strings.Repeat("x", 129) + `"}}`:                `no conversation with an id of up to 128 characters`,
-		`{"messages":[{"role":"ROLE_USER"}]}`:                                       `no conversation with an id of up to 128 characters`,
+		`{}`:                             `the conversation needs an id of 1 to 128 characters`,
+		`{"conversation":{"title":"a"}}`: `the conversation needs an id of 1 to 128 characters`,
+		`{"conversation":{"id":"` + strings.Repeat("x", 129) + `"}}`:                `the conversation needs an id of 1 to 128 characters`,
+		`{"messages":[{"role":"ROLE_USER"}]}`:                                       `the conversation needs an id of 1 to 128 characters`,
 		`{"conversation":{"id":"a","colour":"blue"}}`:                               `(column 27): unknown field "colour"`,
 		`{"conversation":{"id":"a"},"messages":[{"role":"ROBOT"}]}`:                 `(column 48): invalid value for enum field role: "ROBOT"`,
 		`{"conversation":{"id":"` + strings.Repeat("x", 1000) + `","id":"a"}}`:      `(column 1026): duplicate field "id"`,
@@ -251,44 +252,44 @@ func TestBadLines(t *testing.T) {
 	}
 	for line, want := range tests {
 		input := "\n" + line + "\r\n \n" + `{"conversation":{"id":"b"}}`
-		var got []record
-		for r, err := range records(strings.NewReader(input), maxLine) {
+		var got []importLine
+		for r, err := range readLines(strings.NewReader(input), maxLine) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			got = append(got, r)
 		}
-		if len(got) != 2 || got[0].fault == nil || got[0].fault.Error() != want || got[0].line != 2 || got[0].size != int64(len(line)+2) {
-			t.Errorf("%.60s: line %d, %d bytes, %v; want line 2, %s", line, got[0].line, got[0].size, got[0].fault, want)
+		if len(got) != 2 || got[0].err == nil || got[0].err.Error() != want || got[0].number != 2 || got[0].size != int64(len(line)+2) {
+			t.Errorf("%.60s: line %d, %d bytes, %v; want line 2, %s", line, got[0].number, got[0].size, got[0].err, want)
 		}
-		if len(got) != 2 || got[1].whole.GetConversation().GetId() != "b" || got[1].line != 4 || got[1].size != 27 {
-			t.Errorf("%.60s: then %+v, want conversation b in line 4", line, got[1])
+		if len(got) != 2 || got[1].conversation.GetConversation().GetId() != "b" || got[1].number != 4 || got[1].size != 27 {
+			t.Errorf("%.60s: second line = %+v, want conversation b in line 4", line, got[1])
 		}
 	}
 }
 
-// What a server takes, 16 levels, is not too deep here.
-func TestDeepDataIsRead(t *testing.T) {
+// parse accepts data with 16 levels, the server's limit.
+func TestParseAcceptsDeepData(t *testing.T) {
 	for _, level := range []string{`[]`, `{"a":}`} {
 		opening, closing := level[:len(level)-1], level[len(level)-1:]
 		line := `{"conversation":{"id":"a"},"messages":[{"structuredData":[{"value":` +
 			strings.Repeat(opening, 16) + "1" + strings.Repeat(closing, 16) + `}]}]}`
-		if whole, err := parse([]byte(line)); err != nil || len(whole.GetMessages()) != 1 {
-			t.Errorf("%s: %v, %v", line, whole, err)
+		if conversation, err := parse([]byte(line)); err != nil || len(conversation.GetMessages()) != 1 {
+			t.Errorf("%s: %v, %v", line, conversation, err)
 		}
 	}
 }
 
 func TestLongLines(t *testing.T) {
-	const most = 100
-	of := func(n int) string { return `{"conversation":{"id":"` + strings.Repeat("x", n-27) + `"}}` + "\n" }
-	for _, n := range []int{most - 1, most, most + 1, 100_000, 200_000} { // 64 KiB are read at once.
+	const maxBytes = 100
+	lineOf := func(n int) string { return `{"conversation":{"id":"` + strings.Repeat("x", n-27) + `"}}` + "\n" }
+	for _, n := range []int{maxBytes - 1, maxBytes, maxBytes + 1, 100_000, 200_000} { // The reader has a buffer of 64 KiB.
 		got := ""
-		for r, err := range records(strings.NewReader(of(n)+of(50)), most) {
-			got += fmt.Sprint(r.line, " ", r.size, " ", r.fault, " ", err, "\n")
+		for r, err := range readLines(strings.NewReader(lineOf(n)+lineOf(50)), maxBytes) {
+			got += fmt.Sprint(r.number, " ", r.size, " ", r.err, " ", err, "\n")
 		}
 		want := fmt.Sprintf("1 %d <nil> <nil>\n2 50 <nil> <nil>\n", n)
-		if n > most {
+		if n > maxBytes {
 			want = fmt.Sprintf("1 %d longer than 100 B <nil>\n2 50 <nil> <nil>\n", n)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -297,18 +298,18 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-func TestALineThatCannotBeRead(t *testing.T) {
+func TestReadErrorEndsTheLines(t *testing.T) {
 	broken := errors.New("broken")
 	input := io.MultiReader(strings.NewReader(`{"conversation":{"id":"a"}}`+"\n"+`{"conversation":{"id":"b"}}`), iotest.ErrReader(broken))
 	var got []string
-	for r, err := range records(input, maxLine) {
+	for r, err := range readLines(input, maxLine) {
 		if err != nil {
 			got = append(got, err.Error())
 		} else {
-			got = append(got, r.whole.GetConversation().GetId())
+			got = append(got, r.conversation.GetConversation().GetId())
 		}
 	}
 	if diff := cmp.Diff([]string{"a", "line 2: broken"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+		t.Errorf("ids and errors (-want +got):\n%s", diff)
 	}
 }

@@ -21,11 +21,11 @@ import (
 
 type importStream = grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
 
-// importing is a server that takes all in and then answers reply. taken is what it took: the
-// id of each request, how many messages it had, and whether it overwrites.
-func importing(reply *parleyv1.ImportConversationsResponse) (f fake, taken *[]string) {
-	taken = new([]string)
-	return fake{intake: func(stream importStream) error {
+// importFake returns a server that accepts every request and then returns reply. received describes each request:
+// the id, the number of messages, and whether it overwrites.
+func importFake(reply *parleyv1.ImportConversationsResponse) (f fake, received *[]string) {
+	received = new([]string)
+	return fake{imports: func(stream importStream) error {
 		for {
 			request, err := stream.Recv()
 			if errors.Is(err, io.EOF) {
@@ -34,15 +34,16 @@ func importing(reply *parleyv1.ImportConversationsResponse) (f fake, taken *[]st
 			if err != nil {
 				return err
 			}
-			*taken = append(*taken, fmt.Sprintf("%s %d %t", request.GetConversation().GetId(), len(request.GetMessages()), request.GetOverwrite()))
+			*received = append(*received, fmt.Sprintf("%s %d %t", request.GetConversation().GetId(), len(request.GetMessages()), request.GetOverwrite()))
 		}
-	}}, taken
+	}}, received
 }
 
+// conversationLine returns an export line of an empty conversation.
 func conversationLine(id string) string { return fmt.Sprintf(`{"conversation":{"id":%q}}`+"\n", id) }
 
-func TestImportTellsOfEachLine(t *testing.T) {
-	f, taken := importing(&parleyv1.ImportConversationsResponse{
+func TestImportReportsEachLine(t *testing.T) {
+	f, received := importFake(&parleyv1.ImportConversationsResponse{
 		ImportedCount: 2, SkippedCount: 1,
 		Failures: []*parleyv1.ImportFailure{
 			{ConversationId: "c", Reason: "its version is\n0"},
@@ -52,24 +53,24 @@ func TestImportTellsOfEachLine(t *testing.T) {
 	large := `{"conversation":{"id":"d"},"messages":[{"content":"` + strings.Repeat("x", 1<<20) + `"},{"content":"x"}]}` + "\n"
 	tooLarge := `{"conversation":{"id":"e"},"messages":[{"content":"x"},{"content":"` + strings.Repeat("x", 4<<20) + `"}]}` + "\n"
 	input := conversationLine("a") + "\nnonsense\n" + conversationLine("b") + conversationLine("c") + conversationLine("b") + tooLarge + large
-	stdout, stderr, code := once(t.Context(), input, "--address", address, "import", "--overwrite")
+	stdout, stderr, code := runOnce(t.Context(), input, "--address", address, "import", "--overwrite")
 	want := `line 3: syntax error (column 1): invalid value nonsense
-line 6 (b): line 4 was this conversation already
-line 7 (e): a message, or all else, has 4.0 MiB: no request takes that much
+line 6 (b): line 4 already contains this conversation
+line 7 (e): a message or the header has 4.0 MiB, more than one request may have
 line 5 (c): its version is 0
-parley: 4 lines not taken in
+parley: 4 lines not imported
 `
 	if diff := cmp.Diff(want, stderr); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
-	if want := "imported 2, skipped 1 (1 there already or expired, 0 without room), failed 4\n"; stdout != want || code != 1 {
+	if want := "imported 2, skipped 1 (1 already present or expired, 0 beyond the server's capacity), failed 4\n"; stdout != want || code != 1 {
 		t.Errorf("standard output %q, exit code %d, want %q, 1", stdout, code, want)
 	}
-	if diff := cmp.Diff([]string{"a 0 true", "b 0 true", "c 0 true", "d 1 true", "d 1 true"}, *taken); diff != "" {
-		t.Errorf("taken in (-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"a 0 true", "b 0 true", "c 0 true", "d 1 true", "d 1 true"}, *received); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 
-	stdout, _, _ = once(t.Context(), "nonsense\n"+conversationLine("c"), "--address", address, "--output", "json", "import", "--quiet")
+	stdout, _, _ = runOnce(t.Context(), "nonsense\n"+conversationLine("c"), "--address", address, "--output", "json", "import", "--quiet")
 	wantDocument := `{
   "imported": 2,
   "skipped": 1,
@@ -94,28 +95,28 @@ parley: 4 lines not taken in
 	}
 }
 
-func TestALackOfRoomIsAFailure(t *testing.T) {
-	f, _ := importing(&parleyv1.ImportConversationsResponse{ImportedCount: 1, SkippedCount: 2, NoRoomCount: 1})
+func TestImportBeyondTheCapacityFails(t *testing.T) {
+	f, _ := importFake(&parleyv1.ImportConversationsResponse{ImportedCount: 1, SkippedCount: 2, NoRoomCount: 1})
 	lines := byteOrderMark + conversationLine("a") + conversationLine("b") + conversationLine("c")
-	stdout, stderr, code := once(t.Context(), lines, "--address", f.serve(t), "import")
-	const want = "imported 1, skipped 2 (1 there already or expired, 1 without room), failed 0\n"
-	if wantErr := "parley: no room for 1 conversation: see --max-conversations of the server\n"; stdout != want || stderr != wantErr || code != 1 {
+	stdout, stderr, code := runOnce(t.Context(), lines, "--address", f.serve(t), "import")
+	const want = "imported 1, skipped 2 (1 already present or expired, 1 beyond the server's capacity), failed 0\n"
+	if wantErr := "parley: the server has no capacity for 1 conversation; see its --max-conversations\n"; stdout != want || stderr != wantErr || code != 1 {
 		t.Errorf("standard output %q, standard error %q, exit code %d", stdout, stderr, code)
 	}
 }
 
-func TestToSkipIsNoFailure(t *testing.T) {
-	f, taken := importing(&parleyv1.ImportConversationsResponse{SkippedCount: 1})
-	stdout, stderr, code := once(t.Context(), conversationLine("a"), "--address", f.serve(t), "import", "-")
-	if want := "imported 0, skipped 1 (1 there already or expired, 0 without room), failed 0\n"; stdout != want || stderr != "" || code != 0 {
+func TestImportSucceedsWithSkippedConversations(t *testing.T) {
+	f, received := importFake(&parleyv1.ImportConversationsResponse{SkippedCount: 1})
+	stdout, stderr, code := runOnce(t.Context(), conversationLine("a"), "--address", f.serve(t), "import", "-")
+	if want := "imported 0, skipped 1 (1 already present or expired, 0 beyond the server's capacity), failed 0\n"; stdout != want || stderr != "" || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d, want %q and 0", stdout, stderr, code, want)
 	}
-	if diff := cmp.Diff([]string{"a 0 false"}, *taken); diff != "" {
-		t.Errorf("taken in (-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"a 0 false"}, *received); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
 
-func TestImportSaysHowManyMoreFailed(t *testing.T) {
+func TestImportCountsUnreportedFailures(t *testing.T) {
 	reply := &parleyv1.ImportConversationsResponse{ImportedCount: 2, SkippedCount: 1}
 	var input strings.Builder
 	for n := range 150 {
@@ -125,17 +126,17 @@ func TestImportSaysHowManyMoreFailed(t *testing.T) {
 			reply.Failures = append(reply.Failures, &parleyv1.ImportFailure{ConversationId: id, Reason: "bad"})
 		}
 	}
-	f, _ := importing(reply)
-	stdout, stderr, code := once(t.Context(), input.String(), "--address", f.serve(t), "import")
-	if want := "line 100 (99): bad\nthe server refused 47 more\nparley: 147 lines not taken in\n"; !strings.HasSuffix(stderr, want) || code != 1 {
+	f, _ := importFake(reply)
+	stdout, stderr, code := runOnce(t.Context(), input.String(), "--address", f.serve(t), "import")
+	if want := "line 100 (99): bad\nthe server refused 47 more\nparley: 147 lines not imported\n"; !strings.HasSuffix(stderr, want) || code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr, code, want)
 	}
-	if want := "imported 2, skipped 1 (1 there already or expired, 0 without room), failed 147\n"; stdout != want {
+	if want := "imported 2, skipped 1 (1 already present or expired, 0 beyond the server's capacity), failed 147\n"; stdout != want {
 		t.Errorf("standard output %q, want %q", stdout, want)
 	}
 }
 
-// conversations are lines without end.
+// conversations is an endless reader of conversation lines.
 type conversations struct{ n int }
 
 func (c *conversations) Read(p []byte) (int, error) {
@@ -143,7 +144,7 @@ func (c *conversations) Read(p []byte) (int, error) {
 	return copy(p, conversationLine(fmt.Sprint(c.n))), nil
 }
 
-func TestImportThatTheServerEnds(t *testing.T) {
+func TestImportEndedByTheServer(t *testing.T) {
 	tests := []struct {
 		name string
 		end  func(importStream) error
@@ -154,13 +155,13 @@ func TestImportThatTheServerEnds(t *testing.T) {
 			"parley: out of order (DataLoss)\n",
 		},
 		{
-			"as if it were whole", func(s importStream) error { return s.SendAndClose(&parleyv1.ImportConversationsResponse{}) },
-			"parley: the server ended the import before its time\n",
+			"with a reply", func(s importStream) error { return s.SendAndClose(&parleyv1.ImportConversationsResponse{}) },
+			"parley: the server ended the import early\n",
 		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			f := fake{intake: func(stream importStream) error {
+			f := fake{imports: func(stream importStream) error {
 				for range 3 {
 					if _, err := stream.Recv(); err != nil {
 						return err
@@ -173,15 +174,15 @@ func TestImportThatTheServerEnds(t *testing.T) {
 				in: &conversations{}, out: &stdout, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
 			})
 			note, failure, _ := strings.Cut(stderr.String(), "\n")
-			if !strings.HasSuffix(note, " conversations had been sent; those that the server has taken in stay") || failure != test.want || code != 1 || stdout.String() != "" {
+			if !strings.HasSuffix(note, " conversations were sent; those that the server imported remain") || failure != test.want || code != 1 || stdout.String() != "" {
 				t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout.String(), stderr.String(), code, test.want)
 			}
 		})
 	}
 }
 
-func TestImportOfWhatCannotBeRead(t *testing.T) {
-	f, taken := importing(&parleyv1.ImportConversationsResponse{ImportedCount: 1})
+func TestImportOfUnreadableInput(t *testing.T) {
+	f, received := importFake(&parleyv1.ImportConversationsResponse{ImportedCount: 1})
 	address := f.serve(t)
 	var stdout, stderr strings.Builder
 	code := run(t.Context(), []string{"--address", address, "import"}, console{
@@ -191,20 +192,20 @@ func TestImportOfWhatCannotBeRead(t *testing.T) {
 	if stdout.String() != "imported 1, skipped 0, failed 0\n" || stderr.String() != "parley: line 2: broken\n" || code != 1 {
 		t.Errorf("standard output %q, standard error %q, exit code %d", stdout.String(), stderr.String(), code)
 	}
-	if diff := cmp.Diff([]string{"a 0 false"}, *taken); diff != "" {
-		t.Errorf("taken in (-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"a 0 false"}, *received); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 
-	if _, stderr, code := once(t.Context(), "", "import", filepath.Join(t.TempDir(), "none")); !strings.Contains(stderr, "none") || code != 1 {
-		t.Errorf("of no file: standard error %q, exit code %d", stderr, code)
+	if _, stderr, code := runOnce(t.Context(), "", "import", filepath.Join(t.TempDir(), "none")); !strings.Contains(stderr, "none") || code != 1 {
+		t.Errorf("import of a missing file: standard error %q, exit code %d", stderr, code)
 	}
-	s := open(t.Context(), t, "import")
-	s.expect("parley: nothing to import: name a FILE, or give one on standard input; see 'parley import --help'\n")
+	s := openTerminal(t.Context(), t, "import")
+	s.expect("parley: nothing to import: name a FILE or pass one on standard input; see 'parley import --help'\n")
 	s.expectEnd(64)
 }
 
-func TestImportThatCannotBeWritten(t *testing.T) {
-	f, _ := importing(&parleyv1.ImportConversationsResponse{ImportedCount: 1})
+func TestImportWithFullOutput(t *testing.T) {
+	f, _ := importFake(&parleyv1.ImportConversationsResponse{ImportedCount: 1})
 	address := f.serve(t)
 	for _, output := range []string{"table", "json"} {
 		var stderr strings.Builder
@@ -217,60 +218,61 @@ func TestImportThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// holding is a server that tells of each request, and once the client has left, of how it did.
-func holding(t *testing.T) (address string, taken chan string) {
+// serveBlockedImport serves imports that never end. It sends the id of each request, and at the end the status code
+// of the call, to received.
+func serveBlockedImport(t *testing.T) (address string, received chan string) {
 	t.Helper()
-	taken = make(chan string, 10)
-	return fake{intake: func(stream importStream) error {
+	received = make(chan string, 10)
+	return fake{imports: func(stream importStream) error {
 		for {
 			request, err := stream.Recv()
 			if err != nil {
-				taken <- status.Code(err).String()
+				received <- status.Code(err).String()
 				return err
 			}
 			if _, limited := stream.Context().Deadline(); limited {
 				t.Error("the call has a deadline")
 			}
-			taken <- request.GetConversation().GetId()
+			received <- request.GetConversation().GetId()
 		}
-	}}.serve(t), taken
+	}}.serve(t), received
 }
 
 func TestImportIsInterrupted(t *testing.T) {
-	address, taken := holding(t)
-	s := open(t.Context(), t, "--address", address, "import", "-")
+	address, received := serveBlockedImport(t)
+	s := openTerminal(t.Context(), t, "--address", address, "import", "-")
 	s.enter(conversationLine("a"))
-	if got := <-taken; got != "a" {
-		t.Fatalf("taken %s, want a", got)
+	if got := <-received; got != "a" {
+		t.Fatalf("the server received %s, want a", got)
 	}
 	s.interrupt()
-	s.expect("1 conversations had been sent; those that the server has taken in stay\nparley: interrupted\n")
+	s.expect("1 conversations were sent; those that the server imported remain\nparley: interrupted\n")
 	s.expectEnd(1)
-	if got := <-taken; got != codes.Canceled.String() {
+	if got := <-received; got != codes.Canceled.String() {
 		t.Errorf("the call ended with %s, want Canceled", got)
 	}
 }
 
-// What is on the way is larger than what the connection takes in advance.
+// The conversation is larger than the flow control window of the connection.
 func TestImportIsInterruptedWithinAConversation(t *testing.T) {
-	begun := make(chan struct{})
-	f := fake{intake: func(stream importStream) error {
+	received := make(chan struct{})
+	f := fake{imports: func(stream importStream) error {
 		_, err := stream.Recv()
-		close(begun)
+		close(received)
 		<-stream.Context().Done()
 		return err
 	}}
-	s := open(t.Context(), t, "--address", f.serve(t), "import", "-")
+	s := openTerminal(t.Context(), t, "--address", f.serve(t), "import", "-")
 	message := `{"content":"` + strings.Repeat("x", 1<<20) + `"}`
 	s.enter(`{"conversation":{"id":"a"},"messages":[` + strings.Repeat(message+",", 20) + message + `]}`)
-	<-begun
+	<-received
 	s.interrupt()
-	s.expect("0 conversations had been sent; those that the server has taken in stay\nparley: interrupted\n")
+	s.expect("0 conversations were sent; those that the server imported remain\nparley: interrupted\n")
 	s.expectEnd(1)
 }
 
-func TestImportShowsHowFarItIs(t *testing.T) {
-	f, _ := importing(&parleyv1.ImportConversationsResponse{ImportedCount: 2})
+func TestImportShowsProgress(t *testing.T) {
+	f, _ := importFake(&parleyv1.ImportConversationsResponse{ImportedCount: 2})
 	address := f.serve(t)
 	name := filepath.Join(t.TempDir(), "all.jsonl")
 	if err := os.WriteFile(name, []byte(conversationLine("a")+"nonsense\n"+conversationLine("b")), 0o600); err != nil {
@@ -280,26 +282,26 @@ func TestImportShowsHowFarItIs(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 line not taken in\n"
+	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 line not imported\n"
 	tests := []struct {
 		name string
 		args []string
 		left string
-		bar  string // Of how much; empty: none.
+		bar  string // A part of the progress bar; empty if there is none.
 	}{
-		{"of a file", []string{name}, end, "( 0/65 B"},
-		{"of what others write", nil, "imported 2, skipped 0, failed 0\n", "importing (0"},
-		{"of an empty file", []string{empty}, "imported 2, skipped 0, failed 0\n", ""},
-		{"quietly", []string{name, "--quiet"}, end, ""},
+		{"a file", []string{name}, end, "( 0/65 B"},
+		{"standard input", nil, "imported 2, skipped 0, failed 0\n", "importing (0"},
+		{"an empty file", []string{empty}, "imported 2, skipped 0, failed 0\n", ""},
+		{"--quiet", []string{name, "--quiet"}, end, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			left, written := seen(t, nil, append([]string{"--address", address, "import"}, test.args...)...)
+			left, written := runOnTerminal(t, nil, append([]string{"--address", address, "import"}, test.args...)...)
 			if diff := cmp.Diff(test.left, left); diff != "" {
-				t.Errorf("left on the screen (-want +got):\n%s", diff)
+				t.Errorf("final screen (-want +got):\n%s", diff)
 			}
 			if bar := strings.Contains(written, "importing"); bar != (test.bar != "") || !strings.Contains(written, test.bar) {
-				t.Errorf("written %q, want a bar with %q", written, test.bar)
+				t.Errorf("output %q, want a progress bar with %q", written, test.bar)
 			}
 		})
 	}

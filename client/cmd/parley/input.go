@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// More than the server takes in one request.
+// maxInput is the limit of standard input. It is larger than what the server accepts in one request.
 const maxInput = 4 << 20
 
-// text returns the words of the command line joined by blanks or, when there are none or only
-// "-", standard input without the line feeds at its end.
+// text returns the words of the command line joined by spaces. If there are no words or only "-", it
+// returns standard input without line feeds at the end.
 func (a *app) text(ctx context.Context, words []string) (string, error) {
 	content := strings.Join(words, " ")
 	if content == "-" || len(words) == 0 && !a.inTerminal {
@@ -24,12 +24,13 @@ func (a *app) text(ctx context.Context, words []string) (string, error) {
 		content = strings.TrimRight(string(input), "\r\n")
 	}
 	if content == "" {
-		return "", usageError("nothing to say: give words, or a message on standard input")
+		return "", usageError("no message: write TEXT, or pass a message on standard input")
 	}
 	return content, nil
 }
 
-// readAll returns all of standard input. Ctrl-C and the end of ctx end the wait, not the reading.
+// readAll returns all of standard input. At Ctrl-C or the end of ctx it returns an error at once, and the
+// goroutine that reads continues.
 func (a *app) readAll(ctx context.Context) ([]byte, error) {
 	type result struct {
 		input []byte
@@ -56,8 +57,8 @@ func (a *app) readAll(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// lines sends the lines of standard input, without their ends, until the input or ctx ends,
-// then closes the channel.
+// lines returns a channel of the lines of standard input without line endings. It closes the channel
+// when the input or ctx ends.
 func (a *app) lines(ctx context.Context) <-chan string {
 	lines := make(chan string)
 	go func() {

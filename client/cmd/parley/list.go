@@ -12,7 +12,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Rows that the server gives in one reply at most.
+// maxPage is the server's limit of rows in one reply.
 const maxPage = 1000
 
 func (a *app) newListCommand() *cobra.Command {
@@ -33,10 +33,10 @@ func (a *app) newListCommand() *cobra.Command {
 			case "updated":
 				request.Order = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 			default:
-				return usageError(fmt.Sprintf("--order %q: only created and updated are known", order))
+				return usageError(fmt.Sprintf("--order %q: use created or updated", order))
 			}
 			if limit < 0 {
-				return usageError(fmt.Sprintf("--limit %d: less than nothing", limit))
+				return usageError(fmt.Sprintf("--limit %d: must not be negative", limit))
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				return a.list(ctx, c, &request, limit)
@@ -44,16 +44,16 @@ func (a *app) newListCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.Int32Var(&limit, "limit", 50, "conversations at most, 0 all")
-	flags.StringVar(&order, "order", "created", "created: newest first; updated: last changed first")
-	flags.StringToStringVar(&request.Labels, "label", nil, "only those with this key=value; more than once for more")
-	flags.StringVar(&request.StructuredDataType, "data-type", "", "only those whose history has structured data of this type")
-	flags.StringVar(&request.PageToken, "page-token", "", "go on where the list before ended")
+	flags.Int32Var(&limit, "limit", 50, "maximum number of conversations, 0 for all")
+	flags.StringVar(&order, "order", "created", "created: newest first; updated: most recently changed first")
+	flags.StringToStringVar(&request.Labels, "label", nil, "only conversations with this label, key=value; may be repeated")
+	flags.StringVar(&request.StructuredDataType, "data-type", "", "only conversations that contain structured data of this type")
+	flags.StringVar(&request.PageToken, "page-token", "", "continue a previous list")
 	return command
 }
 
-// list shows up to limit conversations; 0 is all. As JSON each reply is shown as it comes, in
-// a table all together, so that the columns line up.
+// list prints up to limit conversations, or all if limit is 0. As JSON it prints each reply as it
+// arrives. As a table it prints all rows at the end, so that the columns are aligned.
 func (a *app) list(ctx context.Context, c *client.Client, request *parleyv1.ListConversationsRequest, limit int32) error {
 	all := &parleyv1.ListConversationsResponse{}
 	for count := int32(0); limit == 0 || count < limit; {
@@ -85,7 +85,7 @@ func (a *app) list(ctx context.Context, c *client.Client, request *parleyv1.List
 		return err
 	}
 	if all.GetNextPageToken() != "" {
-		fmt.Fprintf(a.err, "there are more; the same with --page-token %s goes on\n", all.GetNextPageToken())
+		fmt.Fprintf(a.err, "there are more; use --page-token %s to continue\n", all.GetNextPageToken())
 	}
 	return nil
 }

@@ -17,49 +17,49 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutLog = `Read what was said, in the server's interaction log: each message of each conversation, also of
-those that have ended. Where the server has no log, see its --interaction-log.
+const aboutLog = `Read the server's interaction log, which contains each message of each conversation, including expired
+and deleted ones. If the server has no log, see its --interaction-log.
 
-Each line has the time in UTC, the conversation, whose words these are, and all of them; those
-with line breaks go on in indented lines. With --output json each line is one message, as the
-API has it. What was asked for goes to standard output. Standard error says when there is more,
-how to go on, and how many lines of the log cannot be read; the server's own log says which.`
+Each line contains the time in UTC, the conversation, the author and the content. Further lines of the
+content are indented. With --output json each line is one message as in the API. Results go to standard
+output. Standard error says whether there are more messages, how to continue, and how many entries of
+the log cannot be read; the server's own log lists those.`
 
 func (a *app) newLogCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "log",
-		Short: "Read, search and erase what was ever said",
+		Short: "Read, search and erase the interaction log",
 		Long:  aboutLog,
 		Example: `  parley log recent --follow
   parley log search quarterly goals --days 30
   parley log session shop --output json | jq -r .content`,
-		Args: cobra.NoArgs, // Also names a subcommand that does not exist.
+		Args: cobra.NoArgs, // With NoArgs, cobra reports an unknown subcommand.
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	command.AddCommand(a.newLogDayCommand(), a.newLogRecentCommand(), a.newLogSessionCommand(), a.newLogSearchCommand(), a.newLogEraseCommand())
 	return command
 }
 
-// logFlags say which part of the lines is shown.
+// logFlags select the part of the log that is printed.
 type logFlags struct {
-	limit  int32 // 0: all
+	limit  int32 // 0 for all
 	token  string
 	follow bool
 }
 
-// add adds the flags that commands have in common.
+// add adds the common flags of the log commands.
 func (f *logFlags) add(flags *pflag.FlagSet, limit int32) {
-	flags.Int32VarP(&f.limit, "limit", "n", limit, "messages at most, 0 all")
-	flags.StringVar(&f.token, "page-token", "", "go on where the same command ended before")
+	flags.Int32VarP(&f.limit, "limit", "n", limit, "maximum number of messages, 0 for all")
+	flags.StringVar(&f.token, "page-token", "", "continue a previous call of the same command")
 }
 
-// check reports what makes no sense.
+// check returns an error if the flags are invalid.
 func (f *logFlags) check() error {
 	switch {
 	case f.limit < 0:
-		return usageError(fmt.Sprintf("--limit %d: less than nothing", f.limit))
+		return usageError(fmt.Sprintf("--limit %d: must not be negative", f.limit))
 	case f.follow && f.token != "":
-		return usageError("--follow ends with what comes: no --page-token")
+		return usageError("--follow always shows the newest messages: leave out --page-token")
 	}
 	return nil
 }
@@ -69,7 +69,7 @@ func (a *app) newLogDayCommand() *cobra.Command {
 	request := &parleyv1.ListInteractionsRequest{}
 	command := &cobra.Command{
 		Use:   "day [DATE]",
-		Short: "Show a day, as in 2026-11-20; today in UTC without DATE",
+		Short: "Show the messages of a day such as 2026-11-20 (default: today in UTC)",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			date := a.now().UTC().Format(time.DateOnly)
@@ -85,9 +85,8 @@ func (a *app) newLogDayCommand() *cobra.Command {
 	return command
 }
 
-const aboutLogRecent = `Show what was said lately, the newest first. With --follow the newest come last, and then, until
-Ctrl-C, what is said from now on, as the log has it: nothing is missing and nothing comes twice,
-also when the server restarts meanwhile.`
+const aboutLogRecent = `Show recent messages, newest first. With --follow, show the newest last, and then new messages as they
+are logged, until Ctrl-C. No message is missing or repeated, even if the server restarts.`
 
 func (a *app) newLogRecentCommand() *cobra.Command {
 	var flags logFlags
@@ -95,7 +94,7 @@ func (a *app) newLogRecentCommand() *cobra.Command {
 	request := &parleyv1.ListInteractionsRequest{}
 	command := &cobra.Command{
 		Use:   "recent",
-		Short: "Show what was said lately, newest first",
+		Short: "Show recent messages, newest first",
 		Long:  aboutLogRecent,
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -106,8 +105,8 @@ func (a *app) newLogRecentCommand() *cobra.Command {
 			return a.listLog(command.Context(), request, &flags)
 		},
 	}
-	command.Flags().Var(&within, "within", "how long ago at most, as in 48h or 7d")
-	command.Flags().BoolVarP(&flags.follow, "follow", "f", false, "show what comes, too, until Ctrl-C")
+	command.Flags().Var(&within, "within", "maximum age of the messages, such as 48h or 7d")
+	command.Flags().BoolVarP(&flags.follow, "follow", "f", false, "also show new messages, until Ctrl-C")
 	flags.add(command.Flags(), 50)
 	addLogConversation(command, &request.ConversationId)
 	return command
@@ -117,8 +116,8 @@ func (a *app) newLogSessionCommand() *cobra.Command {
 	var flags logFlags
 	command := &cobra.Command{
 		Use:   "session ID",
-		Short: "Show a conversation from its beginning",
-		Long:  "Show all that was said in a conversation, on all days, oldest first; with --follow also what\nis said in it from now on, until Ctrl-C. One that the log knows nothing of has no lines.",
+		Short: "Show the messages of a conversation, oldest first",
+		Long:  "Show all messages of a conversation, of all days, oldest first. With --follow, also show new messages,\nuntil Ctrl-C. For a conversation that is not in the log, nothing is printed.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			request := &parleyv1.ListInteractionsRequest{ConversationId: args[0]}
@@ -126,14 +125,14 @@ func (a *app) newLogSessionCommand() *cobra.Command {
 			case args[0] == "":
 				return usageError("ID is empty; parley log recent shows all conversations")
 			case flags.follow && flags.limit > 0:
-				return usageError("--follow shows all of a conversation: no --limit")
+				return usageError("--follow shows the whole conversation: leave out --limit")
 			case flags.follow:
 				return a.followLog(command.Context(), request, &flags)
 			}
 			return a.listLog(command.Context(), request, &flags)
 		},
 	}
-	command.Flags().BoolVarP(&flags.follow, "follow", "f", false, "show what comes, too, until Ctrl-C")
+	command.Flags().BoolVarP(&flags.follow, "follow", "f", false, "also show new messages, until Ctrl-C")
 	flags.add(command.Flags(), 0)
 	return command
 }
@@ -143,103 +142,103 @@ func (a *app) newLogSearchCommand() *cobra.Command {
 	request := &parleyv1.SearchInteractionsRequest{}
 	command := &cobra.Command{
 		Use:   "search TEXT...",
-		Short: "Find a text in what was said, newest first",
-		Long:  "Find a text in what was said in the last days, newest first. It may be in upper or lower case,\nand in the middle of words. On a terminal it is shown in colour unless NO_COLOR is set.",
+		Short: "Find messages that contain a text, newest first",
+		Long:  "Find messages of the last days that contain a text, newest first. The search ignores case and also\nmatches parts of words. On a terminal the text is in colour unless NO_COLOR is set.",
 		Example: `  parley log search quarterly goals
   parley log search --days 30 --limit 0 'invoice 4711'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			request.Query = strings.Join(args, " ")
 			if request.GetQuery() == "" {
-				return usageError("TEXT is empty: what to look for")
+				return usageError("TEXT is empty; write the text to find")
 			}
 			match, err := regexp.Compile("(?i)" + regexp.QuoteMeta(request.GetQuery()))
 			if err != nil {
-				return usageError("TEXT is not UTF-8")
+				return usageError("TEXT is not valid UTF-8")
 			}
-			return a.showLog(command.Context(), &logLines{app: a, match: match}, &flags,
+			return a.showLog(command.Context(), &logWriter{app: a, match: match}, &flags,
 				func(ctx context.Context, c *client.Client, size int32, token string) (interactionPage, error) {
 					request.PageSize, request.PageToken = size, token
 					return c.SearchInteractions(ctx, request)
 				})
 		},
 	}
-	command.Flags().Int32Var(&request.Days, "days", 7, "today and the days before it, so many in all")
+	command.Flags().Int32Var(&request.Days, "days", 7, "number of days to search, including today")
 	flags.add(command.Flags(), 50)
 	addLogConversation(command, &request.ConversationId)
 	return command
 }
 
 func addLogConversation(command *cobra.Command, id *string) {
-	command.Flags().StringVarP(id, "conversation", "c", "", "only this one; all when empty")
+	command.Flags().StringVarP(id, "conversation", "c", "", "only this conversation; if empty, all")
 }
 
-// interactionPage is a reply with lines of the log.
+// interactionPage is a reply with entries of the log.
 type interactionPage interface {
 	GetInteractions() []*parleyv1.Interaction
 	GetNextPageToken() string
 	GetSkippedCount() int32
 }
 
-// pageGetter asks for a page of that size at most.
+// pageGetter requests a page of at most size entries.
 type pageGetter = func(ctx context.Context, c *client.Client, size int32, token string) (interactionPage, error)
 
-// listLog shows what a list gives.
+// listLog prints the entries that request lists.
 func (a *app) listLog(ctx context.Context, request *parleyv1.ListInteractionsRequest, flags *logFlags) error {
-	return a.showLog(ctx, &logLines{app: a}, flags, lister(request))
+	return a.showLog(ctx, &logWriter{app: a}, flags, listPages(request))
 }
 
-// lister asks for the pages of a list.
-func lister(request *parleyv1.ListInteractionsRequest) pageGetter {
+// listPages returns a pageGetter for request.
+func listPages(request *parleyv1.ListInteractionsRequest) pageGetter {
 	return func(ctx context.Context, c *client.Client, size int32, token string) (interactionPage, error) {
 		request.PageSize, request.PageToken = size, token
 		return c.ListInteractions(ctx, request)
 	}
 }
 
-// showLog shows pages, each as it comes. --timeout is for each: who reads them may take long.
-func (a *app) showLog(ctx context.Context, lines *logLines, flags *logFlags, get pageGetter) error {
+// showLog prints pages as they arrive. --timeout applies to each page, because a pager may block the output.
+func (a *app) showLog(ctx context.Context, writer *logWriter, flags *logFlags, get pageGetter) error {
 	if err := flags.check(); err != nil {
 		return err
 	}
-	return a.calls(ctx, func(ctx context.Context, c *client.Client) error {
+	return a.interruptibleCall(ctx, func(ctx context.Context, c *client.Client) error {
 		more, err := a.readLog(flags, func(size int32, token string) (interactionPage, error) {
-			ctx, cancel := a.limited(ctx)
+			ctx, cancel := a.withTimeout(ctx)
 			defer cancel()
 			return get(ctx, c, size, token)
-		}, lines.show)
+		}, writer.show)
 		if err == nil && more != "" {
-			fmt.Fprintf(a.err, "there are more; the same with --page-token %s goes on\n", more)
+			fmt.Fprintf(a.err, "there are more; use --page-token %s to continue\n", more)
 		}
 		return err
 	})
 }
 
-// readLog takes lines until there are enough or no more, and returns the token of those that
-// are left. It says how many cannot be read.
-func (a *app) readLog(flags *logFlags, get func(size int32, token string) (interactionPage, error), take func(*parleyv1.Interaction) error) (more string, err error) {
+// readLog calls show with each entry until the limit or the end of the log. It returns the token of the next
+// page, or "" at the end. It prints how many entries the server could not read.
+func (a *app) readLog(flags *logFlags, get func(size int32, token string) (interactionPage, error), show func(*parleyv1.Interaction) error) (more string, err error) {
 	skipped := 0
 	defer func() {
 		if skipped > 0 {
-			fmt.Fprintf(a.err, "%s of the log cannot be read and left out; the server's own log says which\n", count(skipped, "line"))
+			fmt.Fprintf(a.err, "skipped %s that cannot be read; the server's own log lists them\n", count(skipped, "log entry"))
 		}
 	}()
 	more = flags.token
-	for taken := int32(0); flags.limit == 0 || taken < flags.limit; {
+	for shown := int32(0); flags.limit == 0 || shown < flags.limit; {
 		size := int32(maxPage)
 		if flags.limit > 0 {
-			size = min(size, flags.limit-taken)
+			size = min(size, flags.limit-shown)
 		}
 		page, err := get(size, more)
 		if err != nil {
 			return "", err
 		}
 		for _, interaction := range page.GetInteractions() {
-			if err := take(interaction); err != nil {
+			if err := show(interaction); err != nil {
 				return "", err
 			}
 		}
-		taken += int32(len(page.GetInteractions()))
+		shown += int32(len(page.GetInteractions()))
 		skipped += int(page.GetSkippedCount())
 		if more = page.GetNextPageToken(); more == "" {
 			break
@@ -252,18 +251,18 @@ func (a *app) newLogEraseCommand() *cobra.Command {
 	var yes bool
 	command := &cobra.Command{
 		Use:   "erase ID",
-		Short: "Erase all that was said in a conversation from the log",
-		Long:  "Erase all lines of a conversation from the log, on all days, for good. The conversation itself\nstays until it ends: see parley delete. Where callers sign in, it needs the admin role. On a\nterminal it asks first.",
+		Short: "Erase all messages of a conversation from the log",
+		Long:  "Permanently erase all entries of a conversation from the log, of all days. The conversation itself\nremains; see parley delete. If callers sign in, the command needs the admin role. On a terminal it\nasks for confirmation.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if a.inTerminal && !yes {
-				question := fmt.Sprintf("erase all that was said in conversation %s from the log, for good?", oneLine(args[0]))
+				question := fmt.Sprintf("permanently erase all messages of conversation %s from the log?", oneLine(args[0]))
 				if err := a.confirm(command.Context(), question); err != nil {
 					return err
 				}
 			}
 			if !a.timeoutSet {
-				a.timeout = 0 // It takes as long as there are files.
+				a.timeout = 0 // The duration depends on the number of files.
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				reply, err := c.DeleteInteractions(ctx, &parleyv1.DeleteInteractionsRequest{ConversationId: args[0]})
@@ -271,25 +270,25 @@ func (a *app) newLogEraseCommand() *cobra.Command {
 					return err
 				}
 				return a.print(reply, func(w io.Writer) {
-					fmt.Fprintf(w, "erased %s of %s\n", count(int(reply.GetDeletedCount()), "line"), args[0])
+					fmt.Fprintf(w, "erased %s of %s\n", count(int(reply.GetDeletedCount()), "entry"), args[0])
 				})
 			})
 		},
 	}
-	command.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	command.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
 	return command
 }
 
-// errDeclined is the answer no.
+// errDeclined is the error if the user does not confirm.
 var errDeclined = errors.New("nothing was done")
 
-// confirm asks who sits before the terminal. An error is all but yes.
+// confirm asks the user on the terminal. It returns an error unless the answer is yes.
 func (a *app) confirm(ctx context.Context, question string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
 	select {
-	case answer := <-a.lines(ctx): // Empty at Ctrl-D.
+	case answer := <-a.lines(ctx): // The line is empty at Ctrl-D.
 		switch strings.ToLower(strings.TrimSpace(answer)) {
 		case "y", "yes":
 			return nil

@@ -16,54 +16,56 @@ import (
 )
 
 const (
-	// followPage is how many lines are asked for at a time: mostly few of them are new.
+	// followPage is the page size of a poll. Usually only a few entries are new.
 	followPage = 100
-	// overlap is how far a look at the log goes back behind the start of the one before, for
-	// lines that are late, and calls that are.
+	// overlap is how far a poll goes back before the start of the previous one. It covers entries that
+	// are written late and calls that arrive late.
 	overlap = time.Minute
-	// disorder is how much older than the lines ahead of it a new line may be, when looks go
-	// back no further than they must.
-	disorder = 10 * time.Second
+	// maxDisorder is how much older than the newest entry a new entry may be. A poll stops at known
+	// entries that are older than that.
+	maxDisorder = 10 * time.Second
 )
 
-// lineKey tells a line of the log from others.
-type lineKey struct {
+// entryKey identifies an entry of the log.
+type entryKey struct {
 	conversation string
 	turn         int32
 	micros       int64  // since 1970
-	content      string // of lines without a turn: people write several at the same second
+	content      string // Only for entries without a turn, of which people may write several in one second.
 }
 
-func keyOfLine(i *parleyv1.Interaction) lineKey {
+// keyOfEntry returns the key of an entry.
+func keyOfEntry(i *parleyv1.Interaction) entryKey {
 	turn := i.GetMetadata().GetFields()["turn_number"].GetNumberValue()
-	key := lineKey{conversation: i.GetConversationId(), turn: int32(turn), micros: i.GetTimestamp().AsTime().UnixMicro()}
+	key := entryKey{conversation: i.GetConversationId(), turn: int32(turn), micros: i.GetTimestamp().AsTime().UnixMicro()}
 	if key.turn == 0 {
 		key.content = i.GetContent()
 	}
 	return key
 }
 
-// keyOfMessage is the key of the line that a message has.
-func keyOfMessage(change *parleyv1.ConversationChange) lineKey {
+// keyOfMessage returns the key of the entry of an appended message.
+func keyOfMessage(change *parleyv1.ConversationChange) entryKey {
 	m := change.GetMessage()
-	return lineKey{conversation: change.GetConversationId(), turn: m.GetSequence(), micros: m.GetCreateTime().AsTime().UnixMicro()}
+	return entryKey{conversation: change.GetConversationId(), turn: m.GetSequence(), micros: m.GetCreateTime().AsTime().UnixMicro()}
 }
 
-// logFollower shows lines as they come into the log. A watch says when to look: the server
-// tells of a message when its line is written. What is new is what no look has met before.
+// logFollower prints entries as they are added to the log. It polls the log when a watch reports a change,
+// because the server reports a message after it has logged it. New entries are those that no earlier poll
+// has returned.
 type logFollower struct {
 	*app
 
 	client  *client.Client
-	lines   logLines
-	request *parleyv1.ListInteractionsRequest // What to begin with.
+	writer  logWriter
+	request *parleyv1.ListInteractionsRequest // Lists the entries to print first.
 
-	seen   map[lineKey]time.Time // The lines met, and when last by our clock.
-	looked time.Time             // When the last look began, by our clock.
-	newest time.Time             // The latest timestamp met.
+	seen     map[entryKey]time.Time // The known entries and the local time of the last poll that returned them.
+	lastPoll time.Time              // The local time at which the last poll began.
+	newest   time.Time              // The latest timestamp of the known entries.
 }
 
-// followLog shows what a list gives, the newest last, and then what comes.
+// followLog prints the entries that request lists, the newest last, and then new entries.
 func (a *app) followLog(ctx context.Context, request *parleyv1.ListInteractionsRequest, flags *logFlags) error {
 	if err := flags.check(); err != nil {
 		return err
@@ -72,35 +74,35 @@ func (a *app) followLog(ctx context.Context, request *parleyv1.ListInteractionsR
 		a.timeout = 0
 	}
 	return a.call(ctx, func(ctx context.Context, c *client.Client) error {
-		f := &logFollower{app: a, client: c, lines: logLines{app: a}, request: request, seen: map[lineKey]time.Time{}, looked: a.now()}
+		f := &logFollower{app: a, client: c, writer: logWriter{app: a}, request: request, seen: map[entryKey]time.Time{}, lastPoll: a.now()}
 		return f.run(ctx, flags)
 	})
 }
 
-// run shows lines until there is no more time or somebody ends it.
+// run prints entries until ctx ends or an error occurs. Ctrl-C and the end of --timeout are no errors.
 func (f *logFollower) run(ctx context.Context, flags *logFlags) error {
 	watch := &parleyv1.WatchConversationsRequest{}
 	if id := f.request.GetConversationId(); id != "" {
 		watch.ConversationIds = []string{id}
 	}
-	stands := false
+	active := false
 	for change, err := range f.client.WatchConversations(ctx, watch) {
 		switch {
 		case err != nil:
-		case !stands: // What is written from here on is told of.
-			stands = true
+		case !active: // The watch is active and reports every later message.
+			active = true
 			if f.errTerminal {
-				fmt.Fprintln(f.err, "following the log; Ctrl-C ends it")
+				fmt.Fprintln(f.err, "following the log; press Ctrl-C to stop")
 			}
-			err = f.begin(ctx, flags)
-		case f.isNews(change):
-			if err = f.look(ctx, f.lines.show); status.Code(err) == codes.Unavailable && ctx.Err() == nil {
-				err = nil // The watch waits for the server, and says when it is back.
+			err = f.showExisting(ctx, flags)
+		case f.mayHaveNewEntries(change):
+			if err = f.poll(ctx, f.writer.show); status.Code(err) == codes.Unavailable && ctx.Err() == nil {
+				err = nil // The watch waits for the server and reports when it is available again.
 			}
 		}
 		if err != nil {
-			// What ends this is that somebody ends it, or the time that it was given.
-			if late := status.Code(err) == codes.DeadlineExceeded; late && stands || !late && ctx.Err() != nil {
+			// Ctrl-C, SIGTERM and, once the watch is active, the end of --timeout are regular ends.
+			if late := status.Code(err) == codes.DeadlineExceeded; late && active || !late && ctx.Err() != nil {
 				return nil
 			}
 			return err
@@ -109,13 +111,13 @@ func (f *logFollower) run(ctx context.Context, flags *logFlags) error {
 	return nil
 }
 
-// isNews reports whether there may be lines that were not met: of a message that was not, and
-// whenever the watch has been silent or broken.
-func (f *logFollower) isNews(change *parleyv1.ConversationChange) bool {
+// mayHaveNewEntries reports whether the log may have unknown entries after change. That is so for an unknown
+// message, and after each heartbeat or gap of the watch.
+func (f *logFollower) mayHaveNewEntries(change *parleyv1.ConversationChange) bool {
 	switch change.GetKind() {
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
-		_, met := f.seen[keyOfMessage(change)]
-		return !met
+		_, known := f.seen[keyOfMessage(change)]
+		return !known
 	case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, parleyv1.ChangeKind_CHANGE_KIND_GAP:
 		return true
 	default:
@@ -123,68 +125,71 @@ func (f *logFollower) isNews(change *parleyv1.ConversationChange) bool {
 	}
 }
 
-// begin shows what is there. What is not asked for is met all the same.
-func (f *logFollower) begin(ctx context.Context, flags *logFlags) error {
-	if err := f.look(ctx, func(*parleyv1.Interaction) error { return nil }); err != nil {
+// showExisting prints the entries that the request lists. It marks all recent entries as known, including those
+// that it does not print.
+func (f *logFollower) showExisting(ctx context.Context, flags *logFlags) error {
+	if err := f.poll(ctx, func(*parleyv1.Interaction) error { return nil }); err != nil {
 		return err
 	}
 	newestFirst := f.request.GetSpan() != nil
-	var later []*parleyv1.Interaction
-	ask := lister(f.request)
+	var reversed []*parleyv1.Interaction
+	getPage := listPages(f.request)
 	more, err := f.readLog(flags, func(size int32, token string) (interactionPage, error) {
-		return ask(ctx, f.client, size, token)
+		return getPage(ctx, f.client, size, token)
 	}, func(i *parleyv1.Interaction) error {
-		f.meet(keyOfLine(i), i, f.now())
+		f.markSeen(keyOfEntry(i), i, f.now())
 		if newestFirst {
-			later = append(later, i)
+			reversed = append(reversed, i)
 			return nil
 		}
-		return f.lines.show(i)
+		return f.writer.show(i)
 	})
 	if err != nil {
 		return err
 	}
-	for _, i := range slices.Backward(later) {
-		if err := f.lines.show(i); err != nil {
+	for _, i := range slices.Backward(reversed) {
+		if err := f.writer.show(i); err != nil {
 			return err
 		}
 	}
 	if more != "" {
-		fmt.Fprintln(f.err, "there are older ones; --limit says how many are shown")
+		fmt.Fprintln(f.err, "there are older messages; --limit sets how many are shown")
 	}
 	return nil
 }
 
-func (f *logFollower) meet(key lineKey, i *parleyv1.Interaction, at time.Time) {
+// markSeen records an entry that a poll at time at has returned.
+func (f *logFollower) markSeen(key entryKey, i *parleyv1.Interaction, at time.Time) {
 	f.seen[key] = at
 	if stamp := i.GetTimestamp().AsTime(); stamp.After(f.newest) {
 		f.newest = stamp
 	}
 }
 
-// look shows the lines that were not met before, oldest first. On an error none was met.
-func (f *logFollower) look(ctx context.Context, show func(*parleyv1.Interaction) error) error {
+// poll calls show with the unknown entries of the log, oldest first. If it cannot read the log, no entry becomes
+// known.
+func (f *logFollower) poll(ctx context.Context, show func(*parleyv1.Interaction) error) error {
 	start := f.now()
-	since := max(start.Sub(f.looked), start.Round(0).Sub(f.looked.Round(0))) // One clock stops where a machine sleeps.
+	since := max(start.Sub(f.lastPoll), start.Round(0).Sub(f.lastPoll.Round(0))) // The monotonic clock may stop while the machine sleeps.
 	request := &parleyv1.ListInteractionsRequest{
 		Span:     &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(since + overlap)},
 		PageSize: followPage,
 	}
-	var met []*parleyv1.Interaction
+	var entries []*parleyv1.Interaction
 	for {
 		page, err := f.client.ListInteractions(ctx, request)
 		if err != nil {
 			return err
 		}
-		met = append(met, page.GetInteractions()...)
-		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" || f.knows(page.GetInteractions()) {
+		entries = append(entries, page.GetInteractions()...)
+		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" || f.allSeen(page.GetInteractions()) {
 			break
 		}
 	}
-	for _, i := range slices.Backward(met) {
-		key := keyOfLine(i)
+	for _, i := range slices.Backward(entries) {
+		key := keyOfEntry(i)
 		_, known := f.seen[key]
-		f.meet(key, i, start)
+		f.markSeen(key, i, start)
 		if wanted := f.request.GetConversationId(); known || wanted != "" && wanted != i.GetConversationId() {
 			continue
 		}
@@ -192,18 +197,18 @@ func (f *logFollower) look(ctx context.Context, show func(*parleyv1.Interaction)
 			return err
 		}
 	}
-	f.looked = start
-	maps.DeleteFunc(f.seen, func(_ lineKey, last time.Time) bool { return last.Before(start.Add(-overlap)) })
+	f.lastPoll = start
+	maps.DeleteFunc(f.seen, func(_ entryKey, last time.Time) bool { return last.Before(start.Add(-overlap)) })
 	return nil
 }
 
-// knows reports whether nothing that is new can stand behind lines: all are known, and older
-// than new ones are.
-func (f *logFollower) knows(lines []*parleyv1.Interaction) bool {
-	for _, i := range lines {
-		if _, known := f.seen[keyOfLine(i)]; !known {
+// allSeen reports whether no unknown entry can follow entries: all are known, and the last one is older than a
+// new entry may be.
+func (f *logFollower) allSeen(entries []*parleyv1.Interaction) bool {
+	for _, i := range entries {
+		if _, known := f.seen[keyOfEntry(i)]; !known {
 			return false
 		}
 	}
-	return len(lines) > 0 && lines[len(lines)-1].GetTimestamp().AsTime().Before(f.newest.Add(-disorder))
+	return len(entries) > 0 && entries[len(entries)-1].GetTimestamp().AsTime().Before(f.newest.Add(-maxDisorder))
 }

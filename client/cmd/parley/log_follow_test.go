@@ -19,21 +19,21 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// logFake is a server with an interaction log of one file, and a watch.
+// logFake is a server with an interaction log of one file, and with WatchConversations.
 type logFake struct {
 	parleyv1.UnimplementedConversationServiceServer
 	parleyv1.UnimplementedInteractionLogServiceServer
 
-	changes chan *parleyv1.ConversationChange // for the watcher
+	changes chan *parleyv1.ConversationChange // The changes that the watch sends.
 
-	mu     sync.Mutex
-	file   []*parleyv1.Interaction
-	lists  int   // calls of ListInteractions
-	broken error // of so many of the next of them
-	breaks int
-	// between happens ahead of the first list of a conversation.
-	between func()
-	erased  []string
+	mu       sync.Mutex
+	file     []*parleyv1.Interaction
+	lists    int   // The number of calls of ListInteractions.
+	failure  error // The error of the next calls of ListInteractions.
+	failures int   // The number of calls that fail.
+	// beforeList is called before the first list of a conversation.
+	beforeList func()
+	erased     []string
 }
 
 func serveLog(t *testing.T) (f *logFake, address string) {
@@ -52,8 +52,8 @@ func serveLog(t *testing.T) (f *logFake, address string) {
 	return f, listener.Addr().String()
 }
 
-// say adds a line, so many seconds after noon, and returns what a watcher is told of it.
-func (f *logFake) say(id string, turn int, seconds float64, content string) *parleyv1.ConversationChange {
+// append adds an entry at a time after noon, and returns the change that a watch reports for it.
+func (f *logFake) append(id string, turn int, seconds float64, content string) *parleyv1.ConversationChange {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	at := timestamppb.New(noon().Add(time.Duration(seconds * float64(time.Second))))
@@ -61,16 +61,16 @@ func (f *logFake) say(id string, turn int, seconds float64, content string) *par
 		Timestamp: at, ConversationId: id, Agent: "User", Role: parleyv1.Role_ROLE_USER, Content: content,
 		Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"turn_number": structpb.NewNumberValue(float64(turn))}},
 	})
-	change := appended(&parleyv1.Message{Sequence: int32(turn), CreateTime: at})
+	change := messageChange(&parleyv1.Message{Sequence: int32(turn), CreateTime: at})
 	change.ConversationId = id
 	return change
 }
 
-// breakNext has the next lists fail.
-func (f *logFake) breakNext(breaks int, err error) {
+// failNext makes the next calls of ListInteractions fail with err.
+func (f *logFake) failNext(failures int, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.broken, f.breaks = err, breaks
+	f.failure, f.failures = err, failures
 }
 
 func (f *logFake) listCount() int {
@@ -79,19 +79,19 @@ func (f *logFake) listCount() int {
 	return f.lists
 }
 
-// ListInteractions lists the file, from its end unless it is for a conversation alone. Spans
-// hold all lines, and tell by skipped_count how long they are.
+// ListInteractions lists the file: from its end with a span, and from its beginning without one. A span always
+// covers the whole file.
 func (f *logFake) ListInteractions(_ context.Context, request *parleyv1.ListInteractionsRequest) (*parleyv1.ListInteractionsResponse, error) {
-	if f.between != nil && request.GetSpan() == nil {
-		f.between()
-		f.between = nil
+	if f.beforeList != nil && request.GetSpan() == nil {
+		f.beforeList()
+		f.beforeList = nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists++
-	if f.breaks > 0 {
-		f.breaks--
-		return nil, f.broken
+	if f.failures > 0 {
+		f.failures--
+		return nil, f.failure
 	}
 	begin := 0
 	if request.GetPageToken() != "" {
@@ -124,14 +124,14 @@ func (f *logFake) ListInteractions(_ context.Context, request *parleyv1.ListInte
 	}
 }
 
-// SearchInteractions finds the whole file, of which one line is broken.
+// SearchInteractions returns the whole file and reports one unreadable entry.
 func (f *logFake) SearchInteractions(context.Context, *parleyv1.SearchInteractionsRequest) (*parleyv1.SearchInteractionsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &parleyv1.SearchInteractionsResponse{Interactions: f.file, SkippedCount: 1}, nil
 }
 
-// DeleteInteractions remembers what was to be erased.
+// DeleteInteractions records the conversation to erase.
 func (f *logFake) DeleteInteractions(_ context.Context, request *parleyv1.DeleteInteractionsRequest) (*parleyv1.DeleteInteractionsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,159 +153,159 @@ func (f *logFake) WatchConversations(_ *parleyv1.WatchConversationsRequest, stre
 	}
 }
 
-// said are the contents of the lines on the screen.
-func (s *terminal) said() []string {
+// contents returns the contents of the entries on the screen.
+func (s *terminal) contents() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var contents []string
 	for line := range strings.Lines(s.screen.String()) {
 		if _, content, found := strings.Cut(line, "user:"); found {
-			_, content, _ = strings.Cut(content, " ") // Behind the colour.
+			_, content, _ = strings.Cut(content, " ") // The content follows the escape sequence of the colour.
 			contents = append(contents, strings.TrimSpace(content))
 		}
 	}
 	return contents
 }
 
-// TestFollowLog: each line is shown once, in the order of the log, however a follower hears
-// of it.
+// TestFollowLog checks that each entry is printed once and in the order of the log, for each way in which the
+// follower learns of it.
 func TestFollowLog(t *testing.T) {
-	const attempts = 5 // of gRPC for a call that fails with UNAVAILABLE
+	const attempts = 5 // The attempts of gRPC for a call that fails with UNAVAILABLE.
 	f, address := serveLog(t)
-	f.say("a", 1, 0, "too old")
-	f.say("a", 2, 1, "old")
-	last := f.say("b", 1, 2, "last")
-	s := open(t.Context(), t, "--address", address, "log", "recent", "--follow", "--limit", "2")
+	f.append("a", 1, 0, "too old")
+	f.append("a", 2, 1, "old")
+	last := f.append("b", 1, 2, "last")
+	s := openTerminal(t.Context(), t, "--address", address, "log", "recent", "--follow", "--limit", "2")
 	want := []string{"old", "last"}
-	shows := func(content string) {
+	expect := func(content string) {
 		t.Helper()
 		want = append(want, content)
 		s.expect(content)
 	}
 	f.changes <- heartbeat()
 	s.expect("last")
-	s.expect("there are older ones")
+	s.expect("there are older messages")
 
-	// What is in the list is not shown again when the watch tells of it, or of nothing.
+	// Listed entries are not printed again when the watch reports them, or reports another change.
 	f.changes <- last
-	f.changes <- header(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, nil)
-	f.changes <- f.say("a", 3, 3, "first")
-	shows("first")
+	f.changes <- conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, nil)
+	f.changes <- f.append("a", 3, 3, "first")
+	expect("first")
 
-	// One look may find several.
-	one, two := f.say("a", 4, 4, "one"), f.say("b", 2, 4, "two")
+	// One poll may return several new entries.
+	one, two := f.append("a", 4, 4, "one"), f.append("b", 2, 4, "two")
 	f.changes <- one
-	shows("one")
-	shows("two")
+	expect("one")
+	expect("two")
 	f.changes <- two
 	f.changes <- two
 
-	// People write lines without a number, and of the same time.
-	f.say("a", 0, 4, "by hand")
-	f.say("a", 0, 4, "by hand too")
+	// People may add entries without a turn number and with equal times.
+	f.append("a", 0, 4, "by hand")
+	f.append("a", 0, 4, "by hand too")
 	f.changes <- heartbeat()
-	shows("by hand")
-	shows("by hand too")
+	expect("by hand")
+	expect("by hand too")
 
-	// A look that fails is made up for.
-	f.breakNext(attempts, status.Error(codes.Unavailable, "closing"))
-	f.changes <- f.say("a", 6, 5, "late")
+	// The next poll returns the entries of a poll that failed.
+	f.failNext(attempts, status.Error(codes.Unavailable, "closing"))
+	f.changes <- f.append("a", 6, 5, "late")
 	f.changes <- heartbeat()
-	shows("late")
-	f.say("a", 7, 6, "behind a gap")
+	expect("late")
+	f.append("a", 7, 6, "after a gap")
 	f.changes <- gap()
-	shows("behind a gap")
+	expect("after a gap")
 
-	// More than a page at once; and one that stands among older ones.
+	// More than a page of new entries at once; then an entry among older ones.
 	for i := range 250 {
-		f.say("a", 8+i, 7, fmt.Sprintf("number %03d", i))
+		f.append("a", 8+i, 7, fmt.Sprintf("number %03d", i))
 	}
 	f.changes <- heartbeat()
 	for i := range 250 {
-		shows(fmt.Sprintf("number %03d", i))
+		expect(fmt.Sprintf("number %03d", i))
 	}
-	moved := f.say("c", 1, 6.5, "in its place")
+	moved := f.append("c", 1, 6.5, "in its place")
 	f.mu.Lock()
 	f.file = append(append(f.file[:len(f.file)-202:len(f.file)-202], f.file[len(f.file)-1]), f.file[len(f.file)-202:len(f.file)-1]...)
 	f.mu.Unlock()
 	f.changes <- moved
-	shows("in its place")
+	expect("in its place")
 
 	s.interrupt()
 	s.expectEnd(0)
-	if diff := cmp.Diff(want, s.said()); diff != "" {
-		t.Errorf("the screen (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, s.contents()); diff != "" {
+		t.Errorf("entries on the screen (-want +got):\n%s", diff)
 	}
 }
 
-// TestOnlyNewsIsLookedFor: of a message that was met with another one nobody is asked.
-func TestOnlyNewsIsLookedFor(t *testing.T) {
+// TestMayHaveNewEntries checks that a change of a known message causes no poll.
+func TestMayHaveNewEntries(t *testing.T) {
 	server := new(logFake)
-	known := server.say("a", 1, 0.123456789, "known")
-	f := &logFollower{seen: map[lineKey]time.Time{keyOfLine(server.file[0]): noon()}}
+	known := server.append("a", 1, 0.123456789, "known")
+	f := &logFollower{seen: map[entryKey]time.Time{keyOfEntry(server.file[0]): noon()}}
 	for _, test := range []struct {
 		change *parleyv1.ConversationChange
 		want   bool
 	}{
 		{known, false},
-		{server.say("a", 2, 0.123456789, "another"), true},
-		{server.say("b", 1, 0.123456789, "of another"), true},
-		{server.say("a", 1, 1, "of another that had the name later"), true},
+		{server.append("a", 2, 0.123456789, "another"), true},
+		{server.append("b", 1, 0.123456789, "in another conversation"), true},
+		{server.append("a", 1, 1, "of a later conversation with the same id"), true},
 		{heartbeat(), true},
 		{gap(), true},
-		{header(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, nil), false},
+		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, nil), false},
 	} {
-		if got := f.isNews(test.change); got != test.want {
-			t.Errorf("%v: news %t", test.change, got)
+		if got := f.mayHaveNewEntries(test.change); got != test.want {
+			t.Errorf("mayHaveNewEntries(%v) = %t, want %t", test.change, got, test.want)
 		}
 	}
 }
 
-// TestFollowSession shows a conversation from its beginning, and nothing of others.
+// TestFollowSession follows one conversation from its beginning.
 func TestFollowSession(t *testing.T) {
 	f, address := serveLog(t)
-	f.say("a", 1, 0, "one")
-	f.say("b", 1, 1, "other")
-	var between *parleyv1.ConversationChange
-	f.between = func() { between = f.say("a", 2, 2, "in between") }
-	s := open(t.Context(), t, "--address", address, "log", "session", "a", "-f")
+	f.append("a", 1, 0, "one")
+	f.append("b", 1, 1, "other")
+	var inserted *parleyv1.ConversationChange
+	f.beforeList = func() { inserted = f.append("a", 2, 2, "in between") }
+	s := openTerminal(t.Context(), t, "--address", address, "log", "session", "a", "-f")
 	f.changes <- heartbeat()
 	s.expect("in between")
-	f.changes <- between
-	f.say("b", 2, 2, "another")
-	f.changes <- f.say("a", 3, 3, "two")
+	f.changes <- inserted
+	f.append("b", 2, 2, "another")
+	f.changes <- f.append("a", 3, 3, "two")
 	s.expect("two")
-	f.breakNext(1, status.Error(codes.PermissionDenied, "not any more"))
-	f.changes <- f.say("a", 4, 4, "three")
+	f.failNext(1, status.Error(codes.PermissionDenied, "not any more"))
+	f.changes <- f.append("a", 4, 4, "three")
 	s.expect("not any more")
 	s.expectEnd(1)
-	if diff := cmp.Diff([]string{"one", "in between", "two"}, s.said()); diff != "" {
-		t.Errorf("the screen (-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"one", "in between", "two"}, s.contents()); diff != "" {
+		t.Errorf("entries on the screen (-want +got):\n%s", diff)
 	}
 }
 
-// TestFollowEnds: the time that it was given, or the server's refusal at its begin.
+// TestFollowEnds checks the end of --timeout and errors at the beginning.
 func TestFollowEnds(t *testing.T) {
 	f, address := serveLog(t)
-	f.breakNext(1, status.Error(codes.FailedPrecondition, "no log"))
-	s := open(t.Context(), t, "--address", address, "log", "recent", "-f")
+	f.failNext(1, status.Error(codes.FailedPrecondition, "no log"))
+	s := openTerminal(t.Context(), t, "--address", address, "log", "recent", "-f")
 	f.changes <- heartbeat()
 	s.expect("no log")
 	s.expectEnd(1)
-	limitless := watched(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	limitless := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
 		_, limited := stream.Context().Deadline()
 		return status.Errorf(codes.Unauthenticated, "limited: %t", limited)
 	})
-	s = open(t.Context(), t, "--address", limitless, "log", "recent", "-f")
+	s = openTerminal(t.Context(), t, "--address", limitless, "log", "recent", "-f")
 	s.expect("limited: false")
 	s.expectEnd(1)
-	refusing := watched(t, showing(status.Error(codes.DeadlineExceeded, "the time is up")))
-	s = open(t.Context(), t, "--address", refusing, "log", "recent", "-f")
+	refusing := serveWatch(t, sendChanges(status.Error(codes.DeadlineExceeded, "the time is up")))
+	s = openTerminal(t.Context(), t, "--address", refusing, "log", "recent", "-f")
 	s.expect("no reply from")
 	s.expectEnd(1)
-	s = open(t.Context(), t, "--address", address, "log", "recent", "-f", "--timeout", "1h")
+	s = openTerminal(t.Context(), t, "--address", address, "log", "recent", "-f", "--timeout", "1h")
 	f.changes <- heartbeat()
-	f.breakNext(1, status.Error(codes.DeadlineExceeded, "the time is up"))
+	f.failNext(1, status.Error(codes.DeadlineExceeded, "the time is up"))
 	f.changes <- heartbeat()
 	s.expectEnd(0)
 }

@@ -29,7 +29,7 @@ func TestLogLines(t *testing.T) {
 	}
 	for _, test := range tests {
 		test.interaction.ConversationId, test.interaction.Timestamp = "a", timestamppb.New(noon())
-		if diff := cmp.Diff("2026-11-20T12:00:05Z "+test.want+"\n", logged(t, console{outTerminal: true, getenv: noColour}, nil, test.interaction)); diff != "" {
+		if diff := cmp.Diff("2026-11-20T12:00:05Z "+test.want+"\n", printedEntry(t, console{outTerminal: true, getenv: noColour}, nil, test.interaction)); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.interaction, diff)
 		}
 	}
@@ -37,18 +37,18 @@ func TestLogLines(t *testing.T) {
 
 func noColour(name string) string { return map[string]string{"NO_COLOR": "1"}[name] }
 
-// logged is what is written of a line.
-func logged(t *testing.T, c console, match *regexp.Regexp, i *parleyv1.Interaction) string {
+// printedEntry returns what a logWriter prints for an entry.
+func printedEntry(t *testing.T, c console, match *regexp.Regexp, i *parleyv1.Interaction) string {
 	t.Helper()
 	var out strings.Builder
 	c.out = &out
-	if err := (&logLines{app: &app{console: c}, match: match}).show(i); err != nil {
+	if err := (&logWriter{app: &app{console: c}, match: match}).show(i); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
 }
 
-// TestLogColours: on a terminal what was looked for is in colour, as often as it is there.
+// TestLogColours checks that on a terminal each occurrence of the matched text is in colour.
 func TestLogColours(t *testing.T) {
 	i := &parleyv1.Interaction{
 		Timestamp: timestamppb.New(noon()), ConversationId: "goals", Role: parleyv1.Role_ROLE_USER, Agent: "User",
@@ -65,24 +65,24 @@ func TestLogColours(t *testing.T) {
 		output string
 	}{
 		{"a terminal", console{outTerminal: true, getenv: colours}, match, head + "\x1b[1;31mGoals\x1b[0m.\n    \x1b[1;31mGOALS\x1b[0m\uFFFD and (more) goal\n"},
-		{"nothing to mark", console{outTerminal: true, getenv: colours}, nil, head + "Goals.\n    GOALS\uFFFD and (more) goal\n"},
+		{"no match", console{outTerminal: true, getenv: colours}, nil, head + "Goals.\n    GOALS\uFFFD and (more) goal\n"},
 		{"a terminal without colours", console{outTerminal: true, getenv: noColour}, match, plain},
 		{"a file", console{getenv: colours}, match, strings.ReplaceAll(plain, "\uFFFD", "\x1b")},
 	}
 	for _, test := range tests {
-		if diff := cmp.Diff(test.output, logged(t, test.c, test.match, i)); diff != "" {
+		if diff := cmp.Diff(test.output, printedEntry(t, test.c, test.match, i)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
 	}
 }
 
-// TestLogPages: as many as are wanted are shown, over as many pages as that takes.
+// TestLogPages checks that the log commands read pages up to the limit.
 func TestLogPages(t *testing.T) {
 	f, address := serveLog(t)
 	var all []string
 	for n := range 2500 {
 		content := strings.Repeat("x", n%7)
-		f.say("a", n, 0, content)
+		f.append("a", n, 0, content)
 		all = append(all, content)
 	}
 	tests := []struct {
@@ -99,14 +99,14 @@ func TestLogPages(t *testing.T) {
 	}
 	for _, test := range tests {
 		before := f.listCount()
-		stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address, "log"}, test.args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "log"}, test.args...)...)
 		var got []string
 		for line := range strings.Lines(stdout) {
 			_, content, _ := strings.Cut(strings.TrimSpace(line), "user:")
 			got = append(got, strings.TrimSpace(content))
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" || code != 0 {
-			t.Errorf("%v: exit code %d, %d lines, want %d", test.args, code, len(got), len(test.want))
+			t.Errorf("%v: exit code %d, %d entries; want 0, %d entries", test.args, code, len(got), len(test.want))
 		}
 		if calls := f.listCount() - before; calls != test.calls || strings.Contains(stderr, "there are more") != test.more {
 			t.Errorf("%v: %d calls, want %d; standard error %q", test.args, calls, test.calls, stderr)
@@ -114,17 +114,17 @@ func TestLogPages(t *testing.T) {
 	}
 }
 
-func TestSkippedLinesAreTold(t *testing.T) {
+func TestLogReportsSkippedEntries(t *testing.T) {
 	_, address := serveLog(t)
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "log", "search", "x")
-	if want := "1 line of the log cannot be read and left out; the server's own log says which\n"; stdout != "" || stderr != want || code != 0 {
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "log", "search", "x")
+	if want := "skipped 1 log entry that cannot be read; the server's own log lists them\n"; stdout != "" || stderr != want || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d; want %q", stdout, stderr, code, want)
 	}
 }
 
-// TestEraseAsks: on a terminal, nothing but yes is taken for it.
+// TestEraseAsks checks that erase on a terminal needs the answer yes.
 func TestEraseAsks(t *testing.T) {
-	const question = "erase all that was said in conversation a from the log, for good? [y/N] "
+	const question = "permanently erase all messages of conversation a from the log? [y/N] "
 	tests := []struct {
 		name   string
 		args   []string
@@ -133,37 +133,37 @@ func TestEraseAsks(t *testing.T) {
 		code   int
 		erased int
 	}{
-		{"y", nil, func(s *terminal) { s.enter("y") }, question + "erased 1 line of a\n", 0, 1},
-		{"yes", nil, func(s *terminal) { s.enter(" YES ") }, question + "erased 1 line of a\n", 0, 1},
+		{"y", nil, func(s *terminal) { s.enter("y") }, question + "erased 1 entry of a\n", 0, 1},
+		{"yes", nil, func(s *terminal) { s.enter(" YES ") }, question + "erased 1 entry of a\n", 0, 1},
 		{"no", nil, func(s *terminal) { s.enter("no") }, question + "parley: nothing was done\n", 1, 0},
-		{"nothing", nil, func(s *terminal) { s.enter("") }, question + "parley: nothing was done\n", 1, 0},
+		{"an empty line", nil, func(s *terminal) { s.enter("") }, question + "parley: nothing was done\n", 1, 0},
 		{"Ctrl-D", nil, func(s *terminal) { s.keys.Close() }, question + "parley: nothing was done\n", 1, 0},
 		{"Ctrl-C", nil, func(s *terminal) { s.interrupt() }, question + "\nparley: interrupted\n", 1, 0},
-		{"--yes", []string{"--yes"}, nil, "erased 1 line of a\n", 0, 1},
+		{"--yes", []string{"--yes"}, nil, "erased 1 entry of a\n", 0, 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			f, address := serveLog(t)
-			s := open(t.Context(), t, append([]string{"--address", address, "log", "erase", "a"}, test.args...)...)
+			s := openTerminal(t.Context(), t, append([]string{"--address", address, "log", "erase", "a"}, test.args...)...)
 			if test.answer != nil {
 				s.expect("[y/N] ")
 				test.answer(s)
 			}
 			s.expectEnd(test.code)
 			if s.screen.String() != test.want || len(f.erased) != test.erased {
-				t.Errorf("the screen %q, %d erased; want %q, %d", s.screen.String(), len(f.erased), test.want, test.erased)
+				t.Errorf("screen %q, %d erased; want %q, %d", s.screen.String(), len(f.erased), test.want, test.erased)
 			}
 		})
 	}
 	f, address := serveLog(t)
-	if stdout, stderr, code := once(t.Context(), "", "--address", address, "log", "erase", "a"); stdout != "erased 1 line of a\n" || len(f.erased) != 1 {
+	if stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "log", "erase", "a"); stdout != "erased 1 entry of a\n" || len(f.erased) != 1 {
 		t.Errorf("without a terminal: %q, %q, exit code %d", stdout, stderr, code)
 	}
 }
 
-func TestLogThatCannotBeWrittenEnds(t *testing.T) {
+func TestLogWithFullOutput(t *testing.T) {
 	f, address := serveLog(t)
-	f.say("a", 1, 0, "one")
+	f.append("a", 1, 0, "one")
 	for _, args := range [][]string{{"log", "session", "a"}, {"log", "session", "a", "--output", "json"}} {
 		var errs strings.Builder
 		code := run(t.Context(), append([]string{"--address", address}, args...), console{

@@ -10,62 +10,62 @@ import (
 )
 
 const (
-	matched colour = "\x1b[1;31m" // As of grep.
-	// What the further lines of a message begin with.
+	matched colour = "\x1b[1;31m" // The colour that grep uses.
+	// logIndent precedes the second and further lines of a message.
 	logIndent = "    "
 )
 
-// logLines writes lines of the interaction log.
-type logLines struct {
+// logWriter prints entries of the interaction log.
+type logWriter struct {
 	*app
 
-	match *regexp.Regexp // What was looked for; nil: nothing.
+	match *regexp.Regexp // The text to highlight; nil for none.
 }
 
-// show writes a line: as JSON or, for people, as chats look.
-func (l *logLines) show(i *parleyv1.Interaction) error {
+// show prints an entry as JSON, or as text for people.
+func (l *logWriter) show(i *parleyv1.Interaction) error {
 	if l.output == "json" {
 		return l.printLine(i)
 	}
-	line := l.painted(dim, i.GetTimestamp().AsTime().Format(time.RFC3339)) + " " +
-		l.painted(bold, oneLine(i.GetConversationId())) + " " + l.painted(colourOf(i.GetRole()), author(i)+":")
+	line := l.coloured(dim, i.GetTimestamp().AsTime().Format(time.RFC3339)) + " " +
+		l.coloured(bold, oneLine(i.GetConversationId())) + " " + l.coloured(colourOf(i.GetRole()), author(i)+":")
 	if content := strings.TrimRight(i.GetContent(), "\n"); content != "" {
-		line += " " + l.marked(content)
+		line += " " + l.highlighted(content)
 	}
 	_, err := io.WriteString(l.out, line+"\n")
 	return err
 }
 
-// author says whose words these are: "user", "user Mary", "assistant writer, incomplete".
+// author returns the author of an entry, such as "user", "user Mary" or "assistant writer, incomplete".
 func author(i *parleyv1.Interaction) string {
-	who := roleName(i.GetRole())
-	nameless := i.GetRole() == parleyv1.Role_ROLE_USER && i.GetAgent() == "User"
-	if agent := oneLine(i.GetAgent()); agent != "" && !nameless {
-		who += " " + agent
+	name := roleName(i.GetRole())
+	unnamed := i.GetRole() == parleyv1.Role_ROLE_USER && i.GetAgent() == "User"
+	if agent := oneLine(i.GetAgent()); agent != "" && !unnamed {
+		name += " " + agent
 	}
 	if i.GetMetadata().GetFields()["status"].GetStringValue() == "incomplete" {
-		who += ", incomplete"
+		name += ", incomplete"
 	}
-	return who
+	return name
 }
 
-// marked is the text with what was looked for in colour.
-func (l *logLines) marked(content string) string {
+// highlighted returns content with the matched text in colour.
+func (l *logWriter) highlighted(content string) string {
 	if l.match == nil {
-		return l.fitted(content)
+		return l.indented(content)
 	}
 	var text strings.Builder
 	end := 0
 	for _, found := range l.match.FindAllStringIndex(content, -1) {
-		text.WriteString(l.fitted(content[end:found[0]]))
-		text.WriteString(l.painted(matched, l.fitted(content[found[0]:found[1]])))
+		text.WriteString(l.indented(content[end:found[0]]))
+		text.WriteString(l.coloured(matched, l.indented(content[found[0]:found[1]])))
 		end = found[1]
 	}
-	text.WriteString(l.fitted(content[end:]))
+	text.WriteString(l.indented(content[end:]))
 	return text.String()
 }
 
-// fitted is text as it goes into a line and those that follow it.
-func (l *logLines) fitted(text string) string {
+// indented returns text with its further lines indented.
+func (l *logWriter) indented(text string) string {
 	return strings.ReplaceAll(l.printable(text), "\n", "\n"+logIndent)
 }

@@ -1,10 +1,15 @@
-// Command parley talks to a Parley server from a terminal and from scripts: it asks agents,
-// and shows, fills and clears conversations. Begin with `parley chat hello there`, or with
-// `parley --help`; the scripts in testdata read like a manual.
+// Command parley is the command line client of a Parley server, for terminals and scripts. It asks
+// agents, and shows, changes, exports and imports conversations. Run `parley chat hello there` or
+// `parley --help` first. The scripts in testdata show every command with its output.
 //
-// In the code begin with newRootCommand in root.go. There is one file for each command or two,
-// named for them; answer.go is how a question is followed to its end, view.go how turns are
-// shown, print.go how replies are, progress.go how far long work is, explain.go how errors are.
+// Most files contain one command and have its name. The other files are shared by the commands:
+//
+//   - answer.go sends a message and follows its turn to the end.
+//   - view.go prints the events of a turn, print.go prints replies.
+//   - progress.go shows the progress of long commands.
+//   - explain.go turns errors into messages.
+//
+// Start at newRootCommand.
 package main
 
 import (
@@ -17,18 +22,20 @@ import (
 	"golang.org/x/term"
 )
 
-// Set by the linker: -ldflags '-X main.version=…'.
+// version is set by the linker: -ldflags '-X main.version=…'.
 var version = "dev"
 
 func main() {
-	os.Exit(start())
+	os.Exit(runMain())
 }
 
-func start() int {
+// runMain runs the program with the real console and returns the exit code.
+func runMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	// Ctrl-C cancels a turn or ends the command, see console.interrupts; not a context, since
-	// what a turn brings is read on, and an interactive chat outlives it.
+	// Ctrl-C cancels a turn or ends the command; see console.interrupts. It is a channel and not a
+	// context, because the program reads the events of a cancelled turn to their end, and an
+	// interactive chat continues after Ctrl-C.
 	interrupts := make(chan os.Signal, 1)
 	signal.Notify(interrupts, os.Interrupt)
 

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// However the command ends, it ends well, and without a word on standard output: that
-// belongs to the protocol.
+// The command ends with exit code 0 in each case, and prints nothing: standard output is for the protocol.
 func TestMCPEnds(t *testing.T) {
 	tests := map[string]func(context.CancelFunc, chan<- os.Signal, *io.PipeWriter){
 		"SIGTERM": func(stop context.CancelFunc, _ chan<- os.Signal, _ *io.PipeWriter) { stop() },
@@ -26,7 +25,7 @@ func TestMCPEnds(t *testing.T) {
 			var out, errs strings.Builder
 			code := make(chan int)
 			go func() {
-				code <- run(ctx, []string{"--address", serve(t, parrot), "mcp"}, console{
+				code <- run(ctx, []string{"--address", serve(t, echoChat), "mcp"}, console{
 					program: "parley", in: in, out: &out, err: &errs, interrupts: interrupts,
 					getenv: func(string) string { return "" }, now: time.Now,
 				})
@@ -36,7 +35,7 @@ func TestMCPEnds(t *testing.T) {
 			}
 			end(stop, interrupts, input)
 			if got := <-code; got != 0 || out.Len() > 0 || errs.Len() > 0 {
-				t.Errorf("exit code %d, standard output %q, standard error %q", got, &out, &errs)
+				t.Errorf("exit code %d, standard output %q, standard error %q; want 0 and no output", got, &out, &errs)
 			}
 			stop()
 		})

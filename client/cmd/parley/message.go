@@ -8,7 +8,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// printMessages writes the messages of a history, parted by empty lines.
+// printMessages writes messages, separated by empty lines.
 func (a *app) printMessages(w io.Writer, messages []*parleyv1.Message) {
 	for i, message := range messages {
 		if i > 0 {
@@ -18,6 +18,7 @@ func (a *app) printMessages(w io.Writer, messages []*parleyv1.Message) {
 	}
 }
 
+// printMessage writes one message with its sequence, role and agent.
 func (a *app) printMessage(w io.Writer, m *parleyv1.Message) {
 	head := fmt.Sprintf("[%d] %s", m.GetSequence(), roleName(m.GetRole()))
 	if m.GetAgent() != "" {

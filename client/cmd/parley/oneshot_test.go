@@ -16,8 +16,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// once runs the program as a script does, without a terminal.
-func once(ctx context.Context, input string, args ...string) (stdout, stderr string, code int) {
+// runOnce runs the program without a terminal, like a script.
+func runOnce(ctx context.Context, input string, args ...string) (stdout, stderr string, code int) {
 	var out, errs strings.Builder
 	code = run(ctx, args, console{
 		program: "parley", in: strings.NewReader(input), out: &out, err: &errs,
@@ -26,8 +26,8 @@ func once(ctx context.Context, input string, args ...string) (stdout, stderr str
 	return out.String(), errs.String(), code
 }
 
-// What is beside an answer must not part its text where that goes to a file.
-func TestNotesStayOutOfTheAnswer(t *testing.T) {
+// Notes go to standard error, so that the text of an answer in a file is not interrupted.
+func TestNotesGoToStandardError(t *testing.T) {
 	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		return send(stream,
 			queued(2), queued(2), queued(1), queued(1),
@@ -49,13 +49,13 @@ func TestNotesStayOutOfTheAnswer(t *testing.T) {
 			&parleyv1.TurnEvent{},
 			finished(parleyv1.TurnState_TURN_STATE_CANCELLED))
 	})
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "chat", "--request-id", "q1", "hello")
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "chat", "--request-id", "q1", "hello")
 	if want := "one \x1b[1mtwo\nthree\n"; stdout != want {
 		t.Errorf("standard output = %q, want %q", stdout, want)
 	}
 	want := `waiting, number 2 in the queue
 waiting, number 1 in the queue
-this request id was asked before; that turn again:
+this request id was already used; showing the same turn:
 structured data list: 1
 still looking
 tool failure price c1: none
@@ -71,37 +71,37 @@ parley: the turn was cancelled
 	}
 }
 
-// Whoever asks is told how to give the calls that are open their results. What an agent calls
-// them is nothing for a shell to run.
-func TestOpenCallsAreShown(t *testing.T) {
+// The command that passes tool results names all open calls. Their ids, which the agent chooses, are quoted for
+// the shell.
+func TestToolResultHintNamesOpenCalls(t *testing.T) {
 	var answer []*parleyv1.Message
-	ask := func(ids ...string) {
+	addCalls := func(ids ...string) {
 		m := &parleyv1.Message{}
 		for _, id := range ids {
 			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "price"})
 		}
 		answer = append(answer, m)
 	}
-	ask("c1", "c2")
+	addCalls("c1", "c2")
 	answer = append(answer, &parleyv1.Message{ToolResult: &parleyv1.ToolResult{CallId: "c1"}})
-	ask("c1", "it's $(rm -r x)", "a\x1b[1mb")
+	addCalls("c1", "it's $(rm -r x)", "a\x1b[1mb")
 	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		end := finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
 		end.GetFinished().Messages = answer
 		return send(stream, started("shop"), delta("one"), end)
 	})
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "chat", "hello")
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "chat", "hello")
 	if stdout != "one\n" || code != 0 {
 		t.Errorf("standard output %q, exit code %d", stdout, code)
 	}
-	want := "the agent waits for the results of its tool calls; go on with: parley --address " + address +
+	want := "the agent waits for the results of its tool calls; continue with: parley --address " + address +
 		` chat -c shop --tool-result c2=... --tool-result c1=... --tool-result 'it'\''s $(rm -r x)'=... --tool-result 'a` + "\uFFFD[1mb'=...\n"
 	if diff := cmp.Diff(want, stderr); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
 }
 
-func TestABrokenStreamGoesUnnoticed(t *testing.T) {
+func TestChatResumesABrokenStream(t *testing.T) {
 	f := fake{
 		chat: func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 			return errors.Join(send(stream, started("shop"), delta("one ")), status.Error(codes.Unavailable, "closing"))
@@ -110,13 +110,13 @@ func TestABrokenStreamGoesUnnoticed(t *testing.T) {
 			return send(stream, delta("two"), finished(parleyv1.TurnState_TURN_STATE_COMPLETED))
 		},
 	}
-	stdout, stderr, code := once(t.Context(), "", "--address", f.serve(t), "chat", "-c", "shop", "hello")
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", f.serve(t), "chat", "-c", "shop", "hello")
 	if stdout != "one two\n" || stderr != "" || code != 0 {
-		t.Errorf("standard output %q, standard error %q, exit code %d; want the answer and nothing else", stdout, stderr, code)
+		t.Errorf("standard output %q, standard error %q, exit code %d; want only the answer, 0", stdout, stderr, code)
 	}
 }
 
-func TestAnAnswerThatCannotBeWrittenEndsTheCall(t *testing.T) {
+func TestChatWithFullOutput(t *testing.T) {
 	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		return hang(stream, started("shop"), delta("one "), delta("two "), delta("three "))
 	})
@@ -132,7 +132,7 @@ func TestAnAnswerThatCannotBeWrittenEndsTheCall(t *testing.T) {
 	}
 }
 
-func TestOnlyChatWaitsForever(t *testing.T) {
+func TestChatHasNoDefaultTimeout(t *testing.T) {
 	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		_, limited := stream.Context().Deadline()
 		return send(stream,
@@ -144,14 +144,14 @@ func TestOnlyChatWaitsForever(t *testing.T) {
 		"true":  {"--timeout", "1h", "chat", "hello"},
 	}
 	for want, args := range tests {
-		stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address}, args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address}, args...)...)
 		if stdout != want+"\n" || code != 0 {
 			t.Errorf("%v: deadline = %q, want %s; exit code %d, %s", args, stdout, want, code, stderr)
 		}
 	}
 }
 
-func TestListsAreReadToTheirEnd(t *testing.T) {
+func TestListsReadAllPages(t *testing.T) {
 	address := serve(t, nil)
 	tests := []struct {
 		args []string
@@ -163,7 +163,7 @@ func TestListsAreReadToTheirEnd(t *testing.T) {
 		{[]string{"show", "a"}, "[1] [2] [3] [4]"},
 	}
 	for _, test := range tests {
-		stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address}, test.args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address}, test.args...)...)
 		var got []string
 		for line := range strings.Lines(stdout) {
 			if word, _, _ := strings.Cut(line, " "); strings.HasPrefix(word, "c") && len(word) == 2 || strings.HasPrefix(word, "[") {
@@ -171,18 +171,19 @@ func TestListsAreReadToTheirEnd(t *testing.T) {
 			}
 		}
 		if strings.Join(got, " ") != test.want || code != 0 {
-			t.Errorf("%v shows %v, want %s; exit code %d, %s", test.args, got, test.want, code, stderr)
+			t.Errorf("%v prints %v, want %s; exit code %d, %s", test.args, got, test.want, code, stderr)
 		}
 	}
 }
 
-func TestInputIsBounded(t *testing.T) {
+func TestReadAllRefusesLargeInput(t *testing.T) {
 	_, err := (&app{console: console{in: endless{}}}).readAll(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "more than 4 MiB") {
-		t.Errorf("error = %v, want one about the size", err)
+		t.Errorf("readAll() error = %v, want one that contains \"more than 4 MiB\"", err)
 	}
 }
 
+// endless is a reader without end.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }

@@ -14,26 +14,26 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// print shows a reply: as one JSON document, or as what text writes.
+// print prints a reply as one JSON document, or as text writes it.
 func (a *app) print(reply proto.Message, text func(io.Writer)) error {
-	var page bytes.Buffer
+	var buffer bytes.Buffer
 	if a.output == "json" {
 		document, err := marshal(reply)
 		if err != nil {
 			return err
 		}
-		if err := json.Indent(&page, document, "", "  "); err != nil {
+		if err := json.Indent(&buffer, document, "", "  "); err != nil {
 			return err
 		}
-		page.WriteByte('\n')
+		buffer.WriteByte('\n')
 	} else {
-		text(&page)
+		text(&buffer)
 	}
-	_, err := page.WriteTo(a.out)
+	_, err := buffer.WriteTo(a.out)
 	return err
 }
 
-// printLine writes message as one line of JSON.
+// printLine prints message as one line of JSON.
 func (a *app) printLine(message proto.Message) error {
 	line, err := marshal(message)
 	if err != nil {
@@ -43,19 +43,19 @@ func (a *app) printLine(message proto.Message) error {
 	return err
 }
 
-// marshal returns message as compact JSON. Fields that are empty are there all the same, so
-// that a program need not ask whether a list is.
+// marshal returns message as compact JSON. It includes empty fields, so that programs need not check whether
+// a list is present.
 func marshal(message proto.Message) ([]byte, error) {
-	loose, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
+	spaced, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
 	if err != nil {
 		return nil, err
 	}
-	var tight bytes.Buffer // protojson varies its blanks on purpose.
-	err = json.Compact(&tight, loose)
-	return tight.Bytes(), err
+	var compact bytes.Buffer // protojson varies its spaces on purpose.
+	err = json.Compact(&compact, spaced)
+	return compact.Bytes(), err
 }
 
-// table writes rows in columns. The first row may be a head; cells become single lines.
+// table writes rows in aligned columns. The first row may be a header. Each cell becomes a single line.
 func table(w io.Writer, rows ...[]string) {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.StripEscape)
 	for _, row := range rows {
@@ -67,21 +67,21 @@ func table(w io.Writer, rows ...[]string) {
 		}
 		fmt.Fprintln(columns)
 	}
-	_ = columns.Flush() // Into memory.
+	_ = columns.Flush() // The callers write to memory, which cannot fail.
 }
 
-// printable returns s as it may go to standard output: whole to a file or a program, and to a
-// terminal without what could take control of it.
+// printable returns s for standard output: unchanged for a file or a program, and without control characters
+// for a terminal.
 func (a *app) printable(s string) string {
 	if !a.outTerminal {
 		return s
 	}
-	return harmless(s)
+	return sanitize(s)
 }
 
-// harmless returns s with a mark instead of each control character but line feed and tab,
-// and of those that turn the direction of a text around.
-func harmless(s string) string {
+// sanitize replaces each control character of s, except line feed and tab, and each bidirectional control
+// character with a replacement character.
+func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r) {
 			return unicode.ReplacementChar
@@ -90,12 +90,12 @@ func harmless(s string) string {
 	}, s)
 }
 
-// oneLine returns s on one line, harmless to a terminal.
+// oneLine returns s as one line without control characters.
 func oneLine(s string) string {
-	return harmless(strings.Join(strings.Fields(s), " "))
+	return sanitize(strings.Join(strings.Fields(s), " "))
 }
 
-// quoted returns s as a POSIX shell takes it for one word and nothing else.
+// quoted returns s quoted as one word for a POSIX shell.
 func quoted(s string) string {
 	special := func(r rune) bool {
 		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("._:/@%+,-", r)
@@ -106,7 +106,7 @@ func quoted(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// short returns s cut to at most n characters.
+// short returns the first n characters of s, with an ellipsis if s is longer.
 func short(s string, n int) string {
 	if characters := []rune(s); len(characters) > n {
 		return string(characters[:n-1]) + "…"
@@ -114,15 +114,18 @@ func short(s string, n int) string {
 	return s
 }
 
-// count says how many there are of something: "1 message", "2 messages".
-func count(n int, what string) string {
+// count returns a number with a noun, such as "1 message", "2 messages" or "2 entries".
+func count(n int, noun string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	if stem, found := strings.CutSuffix(noun, "y"); found {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// relative says how far t is from now: "3m ago", "in 57m". Whole units, cut off.
+// relative returns the distance of t from now, such as "3m ago" or "in 57m". It rounds down to one unit.
 func relative(now, t time.Time) string {
 	distance := now.Sub(t).Abs()
 	var size string
@@ -144,7 +147,7 @@ func relative(now, t time.Time) string {
 	return size + " ago"
 }
 
-// size says a number of bytes.
+// size returns a number of bytes as text, in B, KiB or MiB.
 func size(n int64) string {
 	switch {
 	case n < 1<<10:

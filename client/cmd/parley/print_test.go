@@ -33,12 +33,12 @@ func TestRelative(t *testing.T) {
 	}
 	for _, test := range tests {
 		if got := relative(now, now.Add(test.distance)); got != test.want {
-			t.Errorf("%v from now is %q, want %q", test.distance, got, test.want)
+			t.Errorf("relative(now, now+%v) = %q, want %q", test.distance, got, test.want)
 		}
 	}
 }
 
-func TestTableKeepsCellsInTheirPlace(t *testing.T) {
+func TestTableAlignsCells(t *testing.T) {
 	var got strings.Builder
 	table(&got, []string{"ID", "TITLE"}, []string{"a", "two\nlines\tand \x1b[31mred\xff"}, []string{"long-id", "世界"})
 	want := "ID       TITLE\na        two lines and \uFFFD[31mred\uFFFD\nlong-id  世界\n"
@@ -64,16 +64,17 @@ func TestSize(t *testing.T) {
 	}
 }
 
+// fullDisk is a writer that always fails.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-func TestAnAnswerThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestWriteErrorsAreReturned(t *testing.T) {
 	event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "hello"}}}
 	for _, output := range []string{"table", "json"} {
 		a := &app{console: console{out: fullDisk{}, err: fullDisk{}}, output: output}
 		if a.printLine(event) == nil || a.showEvent(event, &view{}) == nil || a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
-			t.Errorf("--output %s: no error", output)
+			t.Errorf("--output %s: print functions returned nil, want an error", output)
 		}
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// progress shows on standard error how far a long piece of work is. Until show nothing is to
-// be seen of it, and notes are plain lines.
+// progress shows the progress of a long command on standard error. It is invisible until show is called; notes
+// are then plain lines.
 type progress struct {
 	err io.Writer
-	bar *progressbar.ProgressBar // nil: not shown.
+	bar *progressbar.ProgressBar // nil if not shown
 }
 
-// show shows a bar that is full at total or, where total is -1, a spinner with a count.
+// show shows a bar that is full at total. If total is -1, it shows a spinner with a count.
 func (p *progress) show(what string, total int64, options ...progressbar.Option) {
 	p.bar = progressbar.NewOptions64(total, append(options,
 		progressbar.OptionSetWriter(p.err),
@@ -23,26 +23,26 @@ func (p *progress) show(what string, total int64, options ...progressbar.Option)
 		progressbar.OptionShowCount(),
 		progressbar.OptionShowTotalBytes(total > 0),
 		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionSetSpinnerChangeInterval(0), // Else it draws whenever it likes, also into notes.
+		progressbar.OptionSetSpinnerChangeInterval(0), // Otherwise a timer draws the spinner, also into notes.
 		progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetRenderBlankState(true),
 	)...)
 }
 
-// add says that n more are done.
+// add advances the bar by n.
 func (p *progress) add(n int64) {
 	if p.bar != nil {
-		_ = p.bar.Add64(n) // It complains of more than the total: there may be more by now.
+		_ = p.bar.Add64(n) // The error means more than total, which is possible if the data has grown.
 	}
 }
 
-// note writes a line where the bar was; the bar comes back below it.
+// note writes a line in place of the bar. The next update shows the bar below it.
 func (p *progress) note(format string, values ...any) {
 	p.clear()
 	fmt.Fprintln(p.err, oneLine(fmt.Sprintf(format, values...)))
 }
 
-// clear takes the bar away until there is more to show.
+// clear removes the bar until the next update.
 func (p *progress) clear() {
 	if p.bar != nil {
 		_ = p.bar.Clear()

@@ -13,23 +13,23 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutPurge = `Delete the conversations that nothing has been appended to for a time, with their messages,
-and print how many and which; of many the first hundred. It does not ask: see with --dry-run
-what would go. A turn that runs in one of them is cancelled.`
+const aboutPurge = `Delete conversations without an append for some time, with their messages, and print their number and
+ids (the first hundred). Purge does not ask for confirmation: use --dry-run to see what it would
+delete. Running turns of the conversations are cancelled.`
 
 func (a *app) newPurgeCommand() *cobra.Command {
 	var request parleyv1.PurgeConversationsRequest
 	var inactive duration
 	command := &cobra.Command{
 		Use:   "purge --inactive DURATION",
-		Short: "Delete conversations that have been inactive",
+		Short: "Delete inactive conversations",
 		Long:  aboutPurge,
 		Example: `  parley purge --inactive 24h --dry-run
   parley purge --inactive 7d`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if !command.Flags().Changed("inactive") {
-				return usageError("--inactive is required: how long ago the last append has to be, as in 24h or 7d")
+				return usageError("--inactive is required: the minimum time since the last append, such as 24h or 7d")
 			}
 			request.InactiveFor = durationpb.New(time.Duration(inactive))
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
@@ -42,11 +42,12 @@ func (a *app) newPurgeCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.Var(&inactive, "inactive", "delete what has not been appended to for this long, as in 24h or 7d; required")
-	flags.BoolVar(&request.DryRun, "dry-run", false, "delete nothing, only say what would be")
+	flags.Var(&inactive, "inactive", "minimum time since the last append, such as 24h or 7d; required")
+	flags.BoolVar(&request.DryRun, "dry-run", false, "only print what would be deleted")
 	return command
 }
 
+// printPurged prints the number and the ids of the deleted conversations.
 func printPurged(w io.Writer, reply *parleyv1.PurgeConversationsResponse, dryRun bool) {
 	what := "purged "
 	if dryRun {

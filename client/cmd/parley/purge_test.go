@@ -9,7 +9,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func TestPurged(t *testing.T) {
+func TestPrintPurged(t *testing.T) {
 	tests := []struct {
 		purged int64
 		ids    []string
@@ -24,7 +24,7 @@ func TestPurged(t *testing.T) {
 		var got strings.Builder
 		printPurged(&got, &parleyv1.PurgeConversationsResponse{PurgedCount: test.purged, SampleIds: test.ids}, test.dryRun)
 		if diff := cmp.Diff(test.want, got.String()); diff != "" {
-			t.Errorf("%d purged (-want +got):\n%s", test.purged, diff)
+			t.Errorf("printPurged of %d (-want +got):\n%s", test.purged, diff)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func (a *app) newClearCommand() *cobra.Command {
 			})
 		},
 	}
-	command.Flags().Int32Var(&request.AfterSequence, "after-sequence", 0, "keep messages up to and with this one, 0 none")
+	command.Flags().Int32Var(&request.AfterSequence, "after-sequence", 0, "keep messages up to and including this sequence, 0 for none")
 	return command
 }
 
@@ -59,6 +59,6 @@ func (a *app) newDeleteCommand() *cobra.Command {
 			})
 		},
 	}
-	command.Flags().BoolVar(&allowMissing, "allow-missing", false, "succeed when there is nothing to delete")
+	command.Flags().BoolVar(&allowMissing, "allow-missing", false, "succeed if a conversation does not exist")
 	return command
 }

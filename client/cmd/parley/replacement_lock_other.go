@@ -7,5 +7,5 @@ import (
 	"strings"
 )
 
-// lockReplaced does nothing here: no server keeps a store on such a system.
-func lockReplaced(string) (io.Closer, error) { return io.NopCloser(strings.NewReader("")), nil }
+// lockForReplacement does nothing, because the server does not support these systems.
+func lockForReplacement(string) (io.Closer, error) { return io.NopCloser(strings.NewReader("")), nil }

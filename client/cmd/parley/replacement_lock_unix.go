@@ -10,17 +10,17 @@ import (
 	"syscall"
 )
 
-// lockReplaced keeps the file that is to be replaced from being opened as a store, until it is
-// closed. A server that serves it would go on in a file without a name, and all that it keeps from
-// then on would go with it.
-func lockReplaced(name string) (io.Closer, error) {
+// lockForReplacement locks the file name, which is to be replaced, so that no server opens it as its store until
+// the result is closed. A server that has the file open would continue with a deleted file and lose everything
+// that it stores from then on.
+func lockForReplacement(name string) (io.Closer, error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = usageError(fmt.Sprintf("%q: a server has it open as its store, or another backup replaces it: choose another name", name))
+		err = usageError(fmt.Sprintf("%q: a server has it open as its store, or another backup is replacing it; choose another name", name))
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())

@@ -11,16 +11,16 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutResume = `See the answer of the turn that runs in a conversation, from its start and on as it comes;
-where none runs, the newest one's; or that of TURN. It is shown as chat shows it, and the
-exit code is 1 when the turn did not complete.
+const aboutResume = `Print the answer of the running turn of a conversation from its start, and continue as it arrives. If
+no turn is running, print the newest turn's answer. With TURN, print the answer of that turn. The
+output is that of chat. The exit code is 1 if the turn did not complete.
 
-Ctrl-C stops watching and leaves the turn alone; parley cancel ends it.`
+Ctrl-C stops watching; the turn continues. parley cancel cancels it.`
 
 func (a *app) newResumeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume CONVERSATION [TURN]",
-		Short: "See an answer that is being given, or was",
+		Short: "Print the answer of a running or ended turn",
 		Long:  aboutResume,
 		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(command *cobra.Command, args []string) error {
@@ -29,7 +29,7 @@ func (a *app) newResumeCommand() *cobra.Command {
 				request.TurnId = args[1]
 			}
 			if !a.timeoutSet {
-				a.timeout = 0 // As with chat.
+				a.timeout = 0 // An answer may take minutes, as with chat.
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				return a.resume(ctx, c, request)
@@ -38,19 +38,19 @@ func (a *app) newResumeCommand() *cobra.Command {
 	}
 }
 
-// resume shows a turn as it comes.
+// resume prints a turn as its events arrive.
 func (a *app) resume(ctx context.Context, c *client.Client, request *parleyv1.ResumeTurnRequest) error {
-	got := view{resumed: true}
+	seen := view{resumed: true}
 	for event, err := range c.ResumeTurn(ctx, request) {
 		if err != nil {
-			if got.turnID != "" && errors.Is(context.Cause(ctx), errInterrupted) {
-				err = fmt.Errorf("stopped watching; the turn is left alone, cancel it with: %s cancel %s %s", a.self(), request.GetConversationId(), got.turnID)
+			if seen.turnID != "" && errors.Is(context.Cause(ctx), errInterrupted) {
+				err = fmt.Errorf("stopped watching; the turn continues, cancel it with: %s cancel %s %s", a.programCommand(), request.GetConversationId(), seen.turnID)
 			}
-			return errors.Join(a.endLine(&got), err)
+			return errors.Join(a.endLine(&seen), err)
 		}
-		if err := a.show(event, &got); err != nil {
+		if err := a.show(event, &seen); err != nil {
 			return err
 		}
 	}
-	return got.failure()
+	return seen.failure()
 }

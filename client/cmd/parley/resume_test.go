@@ -22,7 +22,7 @@ func TestResume(t *testing.T) {
 		stderr string
 		code   int
 	}{
-		{"what runs or ran last", []string{"shop"}, &parleyv1.ResumeTurnRequest{ConversationId: "shop"}, completed, "", 0},
+		{"the running or newest turn", []string{"shop"}, &parleyv1.ResumeTurnRequest{ConversationId: "shop"}, completed, "", 0},
 		{
 			"a turn that did not complete",
 			[]string{"shop", "t1"},
@@ -41,14 +41,14 @@ func TestResume(t *testing.T) {
 				return send(stream, again, delta(fmt.Sprintf("limited: %t", limited)), test.end)
 			}}
 			address := f.serve(t)
-			stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address, "resume"}, test.args...)...)
+			stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "resume"}, test.args...)...)
 			if stdout != "limited: false\n" || stderr != test.stderr || code != test.code {
 				t.Errorf("standard output %q, standard error %q, exit code %d; want the text, %q, %d", stdout, stderr, code, test.stderr, test.code)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("asked for (-want +got):\n%s", diff)
+				t.Errorf("request (-want +got):\n%s", diff)
 			}
-			stdout, _, code = once(t.Context(), "", append([]string{"--address", address, "--timeout", "1h", "--output", "json", "resume"}, test.args...)...)
+			stdout, _, code = runOnce(t.Context(), "", append([]string{"--address", address, "--timeout", "1h", "--output", "json", "resume"}, test.args...)...)
 			if lines := strings.Split(stdout, "\n"); len(lines) != 4 || !strings.Contains(lines[1], `"text":"limited: true"`) || code != test.code {
 				t.Errorf("as JSON %q, exit code %d; want 3 lines, %d", stdout, code, test.code)
 			}

@@ -25,29 +25,29 @@ const (
 	exitUsage  = 64 // EX_USAGE of sysexits.h.
 )
 
-const about = `parley talks to a Parley server, which keeps multi-turn conversations for agents.
+const about = `parley is the client of a Parley server, which stores multi-turn conversations for agents.
 
-  parley chat hello there              ask, and see the answer as it comes
-  parley chat                          converse; Ctrl-D leaves
-  git diff | parley chat -c review -   ask what is on standard input
-  parley resume ID                     see the answer that is being given there, or the last one
-  parley list                          what the server keeps
-  parley show ID --output json         one conversation, for programs
-  parley export > all.jsonl            all of them, for parley import
-  parley watch                         what happens, as it happens
-  parley log search quarterly goals    who said that, in the last days
+  parley chat hello there              send a message and print the answer as it arrives
+  parley chat                          interactive chat; Ctrl-D exits
+  git diff | parley chat -c review -   send standard input as the message
+  parley resume ID                     print the running answer of a conversation, or its last one
+  parley list                          show all conversations
+  parley show ID --output json         one conversation as JSON
+  parley export > all.jsonl            all conversations, for parley import
+  parley watch                         print changes as they are committed
+  parley log search quarterly goals    find a text in the messages of the last days
 
-What was asked for goes to standard output, all else to standard error. The exit code is 0,
-1 when the server or an agent failed, 64 when the command line makes no sense.`
+Results go to standard output, everything else to standard error. The exit code is 0 on success,
+1 if the server or an agent failed, and 64 if the command line is invalid.`
 
-// console is all that a command knows of the world around it.
+// console contains everything outside the server that a command uses.
 type console struct {
-	program                 string // As it was called, for lines to paste.
+	program                 string // The name under which it was called, for commands in its output.
 	in                      io.Reader
 	out, err                io.Writer
 	inTerminal, outTerminal bool
 	errTerminal             bool
-	interrupts              <-chan os.Signal // Ctrl-C.
+	interrupts              <-chan os.Signal // Receives a signal for each Ctrl-C.
 	getenv                  func(string) string
 	now                     func() time.Time
 }
@@ -56,19 +56,19 @@ type console struct {
 type app struct {
 	console
 
-	// The global flags.
+	// Values of the global flags.
 	address string
 	output  string // "table" or "json"
 	timeout time.Duration
 	tls     bool
 
 	addressSet, timeoutSet bool
-	credentials            credentials.TransportCredentials // nil: as client.Dial chooses.
-	parsed                 bool                             // The command line made sense: from here on, errors are failures.
+	credentials            credentials.TransportCredentials // If nil, client.Dial chooses.
+	parsed                 bool                             // The command line is valid, so later errors are not usage errors.
 }
 
-// run runs the command line args, without the program's name, and returns the exit code.
-// The end of ctx ends it.
+// run runs the command line args, which do not contain the program name, and returns the exit code. It
+// returns when ctx ends.
 func run(ctx context.Context, args []string, c console) int {
 	a := &app{console: c}
 	root := a.newRootCommand()
@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, c console) int {
 func (a *app) newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:               "parley",
-		Short:             "Talk to a Parley server",
+		Short:             "Use a Parley server from the command line",
 		Long:              about,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -104,10 +104,10 @@ func (a *app) newRootCommand() *cobra.Command {
 		address = set
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.address, "address", address, "server, as host:port or unix:PATH; or set PARLEY_ADDRESS")
-	flags.StringVar(&a.output, "output", "table", "table for people, json for programs: one document a reply, one line an event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up on a call after this long, 0 never; chat, resume, watch, export, import, backup, log --follow and log erase wait unless this is set")
-	flags.BoolVar(&a.tls, "tls", false, "TLS with the system's certificates (default: unless the server is on this machine)")
+	flags.StringVar(&a.address, "address", address, "address of the server, host:port or unix:PATH; PARLEY_ADDRESS sets the default")
+	flags.StringVar(&a.output, "output", "table", "table for people, or json for programs: one document for each reply, one line for each event")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a call, 0 for none; chat, resume, watch, export, import, backup, log --follow and log erase have no limit unless this is set")
+	flags.BoolVar(&a.tls, "tls", false, "use TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
@@ -120,13 +120,14 @@ func (a *app) newRootCommand() *cobra.Command {
 	return root
 }
 
-// check runs once flags and arguments have been parsed, before any command.
+// check validates the global flags. It runs after the flags and arguments have been parsed and before the
+// command.
 func (a *app) check(command *cobra.Command) error {
 	switch {
 	case a.output != "table" && a.output != "json":
-		return fmt.Errorf("--output %q: only table and json are known", a.output)
+		return fmt.Errorf("--output %q: use table or json", a.output)
 	case a.timeout < 0:
-		return fmt.Errorf("--timeout %s: less than nothing", a.timeout)
+		return fmt.Errorf("--timeout %s: must not be negative", a.timeout)
 	}
 	a.addressSet = command.Flags().Changed("address")
 	a.timeoutSet = command.Flags().Changed("timeout")
@@ -140,10 +141,10 @@ func (a *app) check(command *cobra.Command) error {
 	return nil
 }
 
-// duration is a flag as the server's settings are: in Go's syntax, or in whole days.
+// duration is a flag value with the syntax of the server's settings: Go's syntax, or whole days.
 type duration time.Duration
 
-// Set takes "90s", "1h30m", "7d".
+// Set parses values such as "90s", "1h30m" and "7d".
 func (d *duration) Set(s string) error {
 	text := s
 	if before, found := strings.CutSuffix(s, "d"); found {
@@ -153,13 +154,13 @@ func (d *duration) Set(s string) error {
 	}
 	parsed, err := time.ParseDuration(text)
 	if err != nil {
-		return errors.New("write a duration as in 90s, 1h30m or 7d")
+		return errors.New("use a duration such as 90s, 1h30m or 7d")
 	}
 	*d = duration(parsed)
 	return nil
 }
 
-// String is empty for 0, so that help does not call it the default.
+// String returns "" for 0, so that the help text does not show 0 as a default.
 func (d *duration) String() string {
 	if *d == 0 {
 		return ""
@@ -167,29 +168,30 @@ func (d *duration) String() string {
 	return time.Duration(*d).String()
 }
 
-// Type is what help calls the value.
+// Type returns the name of the value in help texts.
 func (d *duration) Type() string { return "duration" }
 
-// usageError says that a command cannot do what it was told to, whatever the server holds.
+// usageError is the error of an invalid command line. The exit code is exitUsage.
 type usageError string
 
 func (u usageError) Error() string { return string(u) }
 
-// errInterrupted is the cause of a context that ended with Ctrl-C.
+// errInterrupted is the cause of a context that Ctrl-C cancelled.
 var errInterrupted = errors.New("interrupted")
 
-// call runs f with a client, under --timeout, until Ctrl-C.
+// call runs f with a client. The context of f ends after --timeout and at Ctrl-C.
 func (a *app) call(ctx context.Context, f func(context.Context, *client.Client) error) error {
-	ctx, cancel := a.limited(ctx)
+	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	return a.calls(ctx, f)
+	return a.interruptibleCall(ctx, f)
 }
 
-// calls runs f, which puts each of its calls under --timeout, with a client until Ctrl-C.
-func (a *app) calls(ctx context.Context, f func(context.Context, *client.Client) error) error {
+// interruptibleCall runs f with a client. The context of f ends at Ctrl-C. f itself must apply --timeout to
+// each of its calls.
+func (a *app) interruptibleCall(ctx context.Context, f func(context.Context, *client.Client) error) error {
 	ctx, stop := a.interruptible(ctx)
 	defer stop()
-	return a.dialled(func(c *client.Client) error {
+	return a.withClient(func(c *client.Client) error {
 		err := f(ctx, c)
 		if status.Code(err) == codes.Canceled && errors.Is(context.Cause(ctx), errInterrupted) {
 			return errInterrupted
@@ -198,16 +200,16 @@ func (a *app) calls(ctx context.Context, f func(context.Context, *client.Client)
 	})
 }
 
-// limited returns a context that ends after --timeout. cancel must be called.
-func (a *app) limited(ctx context.Context) (limited context.Context, cancel context.CancelFunc) {
+// withTimeout returns a context that ends after --timeout. The caller must call cancel.
+func (a *app) withTimeout(ctx context.Context) (limited context.Context, cancel context.CancelFunc) {
 	if a.timeout == 0 {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, a.timeout)
 }
 
-// dialled runs f with a client.
-func (a *app) dialled(f func(*client.Client) error) error {
+// withClient runs f with a client of the server at --address.
+func (a *app) withClient(f func(*client.Client) error) error {
 	opts := []grpc.DialOption{grpc.WithUserAgent("parley/" + version)}
 	if a.credentials != nil {
 		opts = append(opts, grpc.WithTransportCredentials(a.credentials))
@@ -219,7 +221,7 @@ func (a *app) dialled(f func(*client.Client) error) error {
 	return errors.Join(f(c), c.Close())
 }
 
-// interruptible returns a context that ends with errInterrupted at Ctrl-C. stop must be called.
+// interruptible returns a context that ends with errInterrupted at Ctrl-C. The caller must call stop.
 func (a *app) interruptible(ctx context.Context) (interruptible context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

@@ -12,13 +12,13 @@ func TestDurations(t *testing.T) {
 	for text, want := range tests {
 		var got duration
 		if err := got.Set(text); err != nil || time.Duration(got) != want {
-			t.Errorf("%q is %v, error %v; want %v", text, time.Duration(got), err, want)
+			t.Errorf("Set(%q) = %v, error %v; want %v", text, time.Duration(got), err, want)
 		}
 	}
 	for _, text := range []string{"", "d", "7", "1.5d", "1d12h", "7days", "2000000000d"} {
 		got := duration(time.Hour)
 		if err := got.Set(text); err == nil || got != duration(time.Hour) {
-			t.Errorf("%q is %v, want an error", text, time.Duration(got))
+			t.Errorf("Set(%q) = %v, want an error", text, time.Duration(got))
 		}
 	}
 }

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(leakFree{m}, map[string]func(){"parley": main})
 }
 
-// leakFree is a run of the tests that fails when they leave goroutines behind.
+// leakFree runs the tests and fails if goroutines are left.
 type leakFree struct{ *testing.M }
 
 func (l leakFree) Run() int {
@@ -36,13 +36,12 @@ func (l leakFree) Run() int {
 	return code
 }
 
-// TestScripts runs each script of testdata against the real server, a fresh one for each,
-// with server.yaml of the script as its configuration. Beside testscript's own commands there
-// are
+// TestScripts runs each script of testdata against its own real server, with server.yaml of the script as the
+// configuration. In addition to the commands of testscript there are
 //
 //	exits CODE COMMAND...     fails unless the command ends with that exit code
-//	keep NAME FILE REGEXP     puts what the group matches in stdout or stderr into $NAME
-//	restart                   kills the server as a crash would and starts it again where it was
+//	capture NAME FILE REGEXP  sets $NAME to the group that REGEXP matches in stdout or stderr
+//	restart                   kills the server and starts it again at the same address
 func TestScripts(t *testing.T) {
 	program := buildServer(t)
 	testscript.Run(t, testscript.Params{
@@ -53,17 +52,18 @@ func TestScripts(t *testing.T) {
 			env.Defer(s.kill)
 			err := s.start()
 			env.Setenv("PARLEY_ADDRESS", s.address)
-			env.Setenv("GORACE", "atexit_sleep_ms=0") // A second for each command else.
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // Otherwise the race detector delays the exit of each command by 1 s.
 			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits":   exits,
-			"keep":    keep,
+			"capture": capture,
 			"restart": restart,
 		},
 	})
 }
 
+// buildServer builds the server and returns the path of the program.
 func buildServer(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "parleyd")
@@ -77,6 +77,7 @@ func buildServer(t *testing.T) string {
 	return program
 }
 
+// serverKey is the key of the server in the environment of a script.
 type serverKey struct{}
 
 // server is a running server program.
@@ -88,7 +89,7 @@ type server struct {
 	reading sync.WaitGroup
 }
 
-// start returns once the server serves, at s.address: where it did before, if it did.
+// start starts the server and returns once it serves gRPC at s.address. A restarted server keeps its address.
 func (s *server) start() error {
 	args := []string{
 		"--grpc-address", cmp.Or(s.address, "127.0.0.1:0"), "--http-address", "",
@@ -107,12 +108,12 @@ func (s *server) start() error {
 		return err
 	}
 	log := bufio.NewReader(stderr)
-	var before strings.Builder
+	var output strings.Builder
 	for {
 		line, err := log.ReadString('\n')
-		before.WriteString(line)
+		output.WriteString(line)
 		if err != nil {
-			return fmt.Errorf("the server does not serve: %s", before.String())
+			return fmt.Errorf("the server ended before it served gRPC: %s", output.String())
 		}
 		if _, address, found := strings.Cut(line, "address="); found && strings.Contains(line, "serving grpc") {
 			s.address, _, _ = strings.Cut(strings.TrimSpace(address), " ")
@@ -160,9 +161,9 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-func keep(ts *testscript.TestScript, _ bool, args []string) {
+func capture(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 3 {
-		ts.Fatalf("usage: keep NAME FILE REGEXP")
+		ts.Fatalf("usage: capture NAME FILE REGEXP")
 	}
 	pattern, err := regexp.Compile(args[2])
 	ts.Check(err)

@@ -14,7 +14,7 @@ import (
 func (a *app) newAgentsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "agents",
-		Short: "List the agents that the server can call",
+		Short: "List the agents that are configured on the server",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
@@ -25,11 +25,11 @@ func (a *app) newAgentsCommand() *cobra.Command {
 				return a.print(reply, func(w io.Writer) {
 					rows := [][]string{{"NAME", "KIND", "DEFAULT", "DESCRIPTION"}}
 					for _, agent := range reply.GetAgents() {
-						mark := ""
+						isDefault := ""
 						if agent.GetIsDefault() {
-							mark = "yes"
+							isDefault = "yes"
 						}
-						rows = append(rows, []string{agent.GetName(), agent.GetKind(), mark, agent.GetDescription()})
+						rows = append(rows, []string{agent.GetName(), agent.GetKind(), isDefault, agent.GetDescription()})
 					}
 					table(w, rows...)
 				})
@@ -41,7 +41,7 @@ func (a *app) newAgentsCommand() *cobra.Command {
 func (a *app) newStatsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "stats",
-		Short: "Show what the server holds and does",
+		Short: "Show statistics of the server",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
@@ -73,7 +73,7 @@ func (a *app) printStats(w io.Writer, s *parleyv1.GetStatsResponse) {
 		[]string{"watchers", fmt.Sprint(s.GetWatcherCount())},
 		[]string{"expired", fmt.Sprint(s.GetExpiredTotal())},
 		[]string{"evicted", fmt.Sprint(s.GetEvictedTotal())},
-		[]string{"log lines lost", fmt.Sprint(s.GetLostInteractionTotal())},
+		[]string{"log entries lost", fmt.Sprint(s.GetLostInteractionTotal())},
 		[]string{"calls on damaged data", fmt.Sprint(s.GetDataLossTotal())},
 	)...)
 }
@@ -81,14 +81,14 @@ func (a *app) printStats(w io.Writer, s *parleyv1.GetStatsResponse) {
 func (a *app) newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of this program; stats has the server's",
+		Short: "Print the version of this program; stats prints the server's",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			form := "parley %s\n"
+			format := "parley %s\n"
 			if a.output == "json" {
-				form = "{\"version\": %q}\n"
+				format = "{\"version\": %q}\n"
 			}
-			_, err := fmt.Fprintf(a.out, form, version)
+			_, err := fmt.Fprintf(a.out, format, version)
 			return err
 		},
 	}

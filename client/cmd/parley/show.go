@@ -18,7 +18,7 @@ import (
 func (a *app) newShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ID",
-		Short: "Show a conversation and the messages that are kept",
+		Short: "Show a conversation and its messages",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
@@ -38,8 +38,8 @@ func (a *app) newShowCommand() *cobra.Command {
 	}
 }
 
-// history returns a conversation with all its messages, oldest first. They mostly fit one
-// page; where they do not, the header is that of the last one.
+// history returns a conversation with all its messages, oldest first. If they need several pages, the header
+// is that of the last page.
 func history(ctx context.Context, c *client.Client, id string) (*parleyv1.ListMessagesResponse, error) {
 	request := &parleyv1.ListMessagesRequest{ConversationId: id, PageSize: maxPage, Ascending: true}
 	var messages []*parleyv1.Message
@@ -56,7 +56,7 @@ func history(ctx context.Context, c *client.Client, id string) (*parleyv1.ListMe
 	}
 }
 
-// printConversation writes the fields of a header that are set.
+// printConversation writes the fields of the header that are set.
 func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
 	var rows [][]string
 	row := func(name, value string) {
@@ -85,6 +85,7 @@ func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
 	table(w, rows...)
 }
 
+// activeAgent returns the agent of a lease with its reason.
 func activeAgent(lease *parleyv1.ActiveAgent) string {
 	if lease.GetReason() == "" {
 		return lease.GetAgent()
@@ -92,7 +93,7 @@ func activeAgent(lease *parleyv1.ActiveAgent) string {
 	return lease.GetAgent() + ": " + lease.GetReason()
 }
 
-// when says a time to the second and how far away that is; empty when it is not set.
+// when returns a time in seconds and its distance from now, or "" if t is nil.
 func (a *app) when(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""

@@ -15,18 +15,18 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Conversations that the server sums up in one reply at most.
+// maxBatch is the server's limit of conversations in one batch of summaries.
 const maxBatch = 100
 
-const aboutSummary = `Show what a coordinator needs to route the next message: the line for coordinators first, the
-newest messages last. Of several conversations those that do not exist are named on standard
-error, and the exit code is 1.
+const aboutSummary = `Show the routing summary, which a coordinator needs to route the next message. The line for
+coordinators comes first, the newest messages last. If some of several conversations do not exist,
+their ids are printed to standard error and the exit code is 1.
 
-With --known-version the answer is "not modified" as long as the conversation is at that
-version; 0: as long as it does not exist. --wait waits for another one, longer than --timeout
-if need be. The exit code is 0 either way.`
+With --known-version the output is "not modified" if the conversation is at that version (0: if it
+does not exist). --wait waits for another version, even longer than --timeout. The exit code is 0 in
+both cases.`
 
-// summaryFlags are the flags that are optional in the request.
+// summaryFlags are the flags of optional fields of the request.
 type summaryFlags struct {
 	messages, maxBytes, knownVersion int32
 	wait                             duration
@@ -36,7 +36,7 @@ func (a *app) newSummaryCommand() *cobra.Command {
 	var f summaryFlags
 	command := &cobra.Command{
 		Use:   "summary ID...",
-		Short: "Show what a coordinator needs to route the next message",
+		Short: "Show the routing summary of conversations",
 		Long:  aboutSummary,
 		Example: `  parley summary shop
   parley summary shop --known-version 7 --wait 30s
@@ -50,7 +50,7 @@ func (a *app) newSummaryCommand() *cobra.Command {
 			if command.Flags().Changed("known-version") {
 				request.KnownVersion = &f.knownVersion
 			}
-			if err := f.fillWait(request, len(args)); err != nil {
+			if err := f.setWait(request, len(args)); err != nil {
 				return err
 			}
 			if a.timeout > 0 {
@@ -65,27 +65,27 @@ func (a *app) newSummaryCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.Int32Var(&f.messages, "messages", 3, "newest messages to show, 20 at most")
-	flags.Int32Var(&f.maxBytes, "max-bytes", 0, "bytes of messages and referenced data at most, of each of several conversations; 0 all, of several 32 KiB each")
-	flags.Int32Var(&f.knownVersion, "known-version", 0, "only if the conversation is at another version")
-	flags.Var(&f.wait, "wait", "with --known-version: wait so long for another version, 60s at most")
+	flags.Int32Var(&f.messages, "messages", 3, "number of newest messages to show, at most 20")
+	flags.Int32Var(&f.maxBytes, "max-bytes", 0, "maximum bytes of messages and referenced data of each conversation; 0 for all, or for 32 KiB each with several conversations")
+	flags.Int32Var(&f.knownVersion, "known-version", 0, "show the summary only if the conversation is at another version")
+	flags.Var(&f.wait, "wait", "with --known-version: wait up to this long for another version, at most 60s")
 	return command
 }
 
-// fillWait puts --wait into request, which is to sum up so many conversations.
-func (f summaryFlags) fillWait(request *parleyv1.GetRoutingSummaryRequest, conversations int) error {
+// setWait validates --wait and --known-version for a number of conversations and sets the wait of request.
+func (f summaryFlags) setWait(request *parleyv1.GetRoutingSummaryRequest, conversations int) error {
 	switch {
 	case f.wait != 0 && request.KnownVersion == nil:
-		return usageError("--wait needs --known-version: for another version than which")
+		return usageError("--wait needs --known-version, the version that you have")
 	case request.KnownVersion != nil && conversations > 1:
-		return usageError("--known-version is of one conversation: give one ID")
+		return usageError("--known-version applies to one conversation: write one ID")
 	case f.wait != 0:
 		request.WaitTimeout = durationpb.New(time.Duration(f.wait))
 	}
 	return nil
 }
 
-// summarize shows the summary of one conversation.
+// summarize prints the summary of one conversation.
 func (a *app) summarize(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest) error {
 	reply, err := c.GetRoutingSummary(ctx, request)
 	if err != nil {
@@ -100,13 +100,13 @@ func (a *app) summarize(ctx context.Context, c *client.Client, request *parleyv1
 	})
 }
 
-// summarizeAll shows the summaries of several conversations, as request says for one.
+// summarizeAll prints the summaries of several conversations with the limits of request.
 func (a *app) summarizeAll(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest, ids []string) error {
 	var missing []string
 	first := true
-	for some := range slices.Chunk(ids, maxBatch) {
+	for batch := range slices.Chunk(ids, maxBatch) {
 		reply, err := c.BatchGetRoutingSummaries(ctx, &parleyv1.BatchGetRoutingSummariesRequest{
-			ConversationIds: some, MessageLimit: request.MessageLimit, MaxBytes: request.GetMaxBytes(),
+			ConversationIds: batch, MessageLimit: request.MessageLimit, MaxBytes: request.GetMaxBytes(),
 		})
 		if err != nil {
 			return err
@@ -132,8 +132,8 @@ func (a *app) summarizeAll(ctx context.Context, c *client.Client, request *parle
 	return nil
 }
 
-// printSummary writes what is set of a summary: the line for coordinators first, the newest
-// messages last.
+// printSummary writes the fields of a summary that are set: the line for coordinators first, the newest messages
+// last.
 func (a *app) printSummary(w io.Writer, s *parleyv1.RoutingSummary) {
 	if s.GetText() != "" {
 		fmt.Fprintln(w, oneLine(s.GetText()))

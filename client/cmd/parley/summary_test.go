@@ -14,25 +14,24 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// summaryFake answers with what it was asked: in the text of the summary how long the caller
-// waits for it, in whole minutes.
+// summaryFake records the requests. The text of a summary is the remaining time of the call in whole minutes.
 type summaryFake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	asked func(*parleyv1.GetRoutingSummaryRequest)
-	batch func(*parleyv1.BatchGetRoutingSummariesRequest)
+	single func(*parleyv1.GetRoutingSummaryRequest)
+	batch  func(*parleyv1.BatchGetRoutingSummariesRequest)
 }
 
 func (f summaryFake) GetRoutingSummary(ctx context.Context, request *parleyv1.GetRoutingSummaryRequest) (*parleyv1.GetRoutingSummaryResponse, error) {
-	f.asked(request)
-	text := "for ever"
+	f.single(request)
+	text := "no deadline"
 	if deadline, limited := ctx.Deadline(); limited {
 		text = time.Until(deadline).Round(time.Minute).String()
 	}
 	return &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Text: text}}, nil
 }
 
-// BatchGetRoutingSummaries lacks every conversation whose id ends with 0.
+// BatchGetRoutingSummaries reports conversations whose ids end with 0 as missing.
 func (f summaryFake) BatchGetRoutingSummaries(_ context.Context, request *parleyv1.BatchGetRoutingSummariesRequest) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
 	f.batch(request)
 	reply := &parleyv1.BatchGetRoutingSummariesResponse{}
@@ -46,10 +45,10 @@ func (f summaryFake) BatchGetRoutingSummaries(_ context.Context, request *parley
 	return reply, nil
 }
 
-// A wait comes on top of the time that a call may take.
-func TestSummaryWaits(t *testing.T) {
+// The time limit of the call is --timeout plus --wait.
+func TestSummaryWait(t *testing.T) {
 	var got *parleyv1.GetRoutingSummaryRequest
-	address := serveAll(t, summaryFake{asked: func(request *parleyv1.GetRoutingSummaryRequest) { got = request }})
+	address := serveService(t, summaryFake{single: func(request *parleyv1.GetRoutingSummaryRequest) { got = request }})
 	tests := []struct {
 		args []string
 		time string
@@ -64,36 +63,36 @@ func TestSummaryWaits(t *testing.T) {
 		},
 		{
 			[]string{"--known-version", "7", "--wait", "60s", "--timeout", "0", "--messages", "0"},
-			"for ever",
+			"no deadline",
 			&parleyv1.GetRoutingSummaryRequest{KnownVersion: new(int32(7)), WaitTimeout: durationpb.New(time.Minute), MessageLimit: new(int32)},
 		},
 	}
 	for _, test := range tests {
-		stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address, "summary", "a"}, test.args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "summary", "a"}, test.args...)...)
 		if !strings.HasPrefix(stdout, test.time+"\n") || code != 0 {
-			t.Errorf("%v: %q, exit code %d, %s; want that the call may take %s", test.args, stdout, code, stderr, test.time)
+			t.Errorf("%v: standard output %q, exit code %d, %s; want the time limit %s", test.args, stdout, code, stderr, test.time)
 		}
 		test.want.ConversationId = "a"
 		if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("%v asks for (-want +got):\n%s", test.args, diff)
+			t.Errorf("%v: request (-want +got):\n%s", test.args, diff)
 		}
 	}
 }
 
 func TestManySummaries(t *testing.T) {
 	var got []*parleyv1.BatchGetRoutingSummariesRequest
-	address := serveAll(t, summaryFake{batch: func(request *parleyv1.BatchGetRoutingSummariesRequest) { got = append(got, request) }})
-	var ids, kept []string
+	address := serveService(t, summaryFake{batch: func(request *parleyv1.BatchGetRoutingSummariesRequest) { got = append(got, request) }})
+	var ids, found []string
 	for i := range 101 {
 		id := fmt.Sprintf("c%d", i)
 		ids = append(ids, id)
 		if i%10 != 0 {
-			kept = append(kept, "conversation "+id+"\nversion  0\n")
+			found = append(found, "conversation "+id+"\nversion  0\n")
 		}
 	}
 	args := append([]string{"--address", address, "summary", "--messages", "1", "--max-bytes", "9"}, ids...)
-	stdout, stderr, code := once(t.Context(), "", args...)
-	if diff := cmp.Diff(strings.Join(kept, "\n"), stdout); diff != "" {
+	stdout, stderr, code := runOnce(t.Context(), "", args...)
+	if diff := cmp.Diff(strings.Join(found, "\n"), stdout); diff != "" {
 		t.Errorf("standard output (-want +got):\n%s", diff)
 	}
 	if want := "parley: not found, or damaged: c0, c10, c20, c30, c40, c50, c60, c70, c80, c90, c100\n"; stderr != want || code != 1 {
@@ -104,10 +103,10 @@ func TestManySummaries(t *testing.T) {
 		{ConversationIds: ids[100:], MessageLimit: new(int32(1)), MaxBytes: 9},
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
-	stdout, _, code = once(t.Context(), "", append(args, "--output", "json")...)
+	stdout, _, code = runOnce(t.Context(), "", append(args, "--output", "json")...)
 	if documents := strings.Count(stdout, "\n}\n"); documents != 2 || code != 1 {
-		t.Errorf("%d documents, exit code %d; want one for each reply, 1", documents, code)
+		t.Errorf("%d documents, exit code %d; want 2 documents (one for each reply), 1", documents, code)
 	}
 }

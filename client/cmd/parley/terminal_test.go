@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// terminal is the program with somebody in front of it. Standard output and standard error
-// are one screen.
+// terminal is the running program on a simulated terminal. Standard output and standard error are one screen.
 type terminal struct {
 	t          *testing.T
 	keys       *io.PipeWriter
@@ -20,13 +19,13 @@ type terminal struct {
 	mu     sync.Mutex
 	change *sync.Cond
 	screen strings.Builder
-	seen   int // How far expect has read.
+	read   int // The length of the part that expect has read.
 	ended  bool
 	code   int
 }
 
-// open starts the program with args on a terminal.
-func open(ctx context.Context, t *testing.T, args ...string) *terminal {
+// openTerminal starts the program with args on a terminal.
+func openTerminal(ctx context.Context, t *testing.T, args ...string) *terminal {
 	t.Helper()
 	in, keys := io.Pipe()
 	s := &terminal{t: t, keys: keys, interrupts: make(chan os.Signal, 1)}
@@ -53,25 +52,25 @@ func (s *terminal) Write(p []byte) (int, error) {
 	return s.screen.Write(p)
 }
 
-// expect waits until text is on the screen, behind what was expected before.
+// expect waits until text is on the screen after the previously expected text.
 func (s *terminal) expect(text string) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
-		fresh := s.screen.String()[s.seen:]
-		if at := strings.Index(fresh, text); at >= 0 {
-			s.seen += at + len(text)
+		unread := s.screen.String()[s.read:]
+		if at := strings.Index(unread, text); at >= 0 {
+			s.read += at + len(text)
 			return
 		}
 		if s.ended {
-			s.t.Fatalf("the program ended without %q; since the last thing expected:\n%s", text, fresh)
+			s.t.Fatalf("the program ended without %q; screen after the previously expected text:\n%s", text, unread)
 		}
 		s.change.Wait()
 	}
 }
 
-// expectEnd waits for the program's end.
+// expectEnd waits until the program ends and checks its exit code.
 func (s *terminal) expectEnd(code int) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -80,10 +79,11 @@ func (s *terminal) expectEnd(code int) {
 		s.change.Wait()
 	}
 	if s.code != code {
-		s.t.Errorf("exit code %d, want %d; the screen:\n%s", s.code, code, s.screen.String())
+		s.t.Errorf("exit code %d, want %d; screen:\n%s", s.code, code, s.screen.String())
 	}
 }
 
+// enter types a line.
 func (s *terminal) enter(line string) {
 	s.t.Helper()
 	if _, err := io.WriteString(s.keys, line+"\n"); err != nil {
@@ -91,4 +91,5 @@ func (s *terminal) enter(line string) {
 	}
 }
 
+// interrupt presses Ctrl-C.
 func (s *terminal) interrupt() { s.interrupts <- os.Interrupt }

@@ -51,7 +51,7 @@ func (a *app) turnTable(w io.Writer, turns []*parleyv1.Turn) {
 	table(w, rows...)
 }
 
-// answerSequences says which messages are the answer of a turn: "4", "4-6"; empty: none.
+// answerSequences returns the sequences of the answer of a turn, such as "4" or "4-6", or "" if there is none.
 func answerSequences(turn *parleyv1.Turn) string {
 	switch first, last := turn.GetFirstAnswerSequence(), turn.GetLastAnswerSequence(); first {
 	case 0:
@@ -63,14 +63,14 @@ func answerSequences(turn *parleyv1.Turn) string {
 	}
 }
 
-const aboutCancel = `Cancel the turn that runs in a conversation, or TURN, which may also wait in the queue, and
-say how it ended. What had arrived of its answer is kept as an incomplete message. A turn
-that has ended is left as it is. The exit code is 1 where nothing runs.`
+const aboutCancel = `Cancel the running turn of a conversation, or TURN, which may also be queued, and print how it ended. The
+partial answer is stored as an incomplete message. A turn that has ended does not change. The exit
+code is 1 if no turn is running.`
 
 func (a *app) newCancelCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel CONVERSATION [TURN]",
-		Short: "Cancel a turn that runs or waits",
+		Short: "Cancel a running or queued turn",
 		Long:  aboutCancel,
 		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(command *cobra.Command, args []string) error {
@@ -85,7 +85,7 @@ func (a *app) newCancelCommand() *cobra.Command {
 	}
 }
 
-// cancel cancels a turn, the running one when request names none.
+// cancel cancels the turn of request, or the running turn if request has no turn id.
 func (a *app) cancel(ctx context.Context, c *client.Client, request *parleyv1.CancelTurnRequest) error {
 	if request.GetTurnId() == "" {
 		id := request.GetConversationId()
@@ -95,7 +95,7 @@ func (a *app) cancel(ctx context.Context, c *client.Client, request *parleyv1.Ca
 		}
 		request.TurnId = reply.GetConversation().GetActiveTurnId()
 		if request.GetTurnId() == "" {
-			return fmt.Errorf("no turn runs in conversation %s; see how the last ones ended with: %s turns %s", id, a.self(), id)
+			return fmt.Errorf("no turn is running in conversation %s; list the latest turns with: %s turns %s", id, a.programCommand(), id)
 		}
 	}
 	reply, err := c.CancelTurn(ctx, request)
@@ -103,10 +103,10 @@ func (a *app) cancel(ctx context.Context, c *client.Client, request *parleyv1.Ca
 		return err
 	}
 	return a.print(reply, func(w io.Writer) {
-		kept := "no answer"
+		answer := "no answer"
 		if sequences := answerSequences(reply.GetTurn()); sequences != "" {
-			kept = "answer " + sequences
+			answer = "answer " + sequences
 		}
-		fmt.Fprintf(w, "turn %s ended: %s, %s\n", reply.GetTurn().GetId(), stateName(reply.GetTurn().GetState()), kept)
+		fmt.Fprintf(w, "turn %s ended: %s, %s\n", reply.GetTurn().GetId(), stateName(reply.GetTurn().GetState()), answer)
 	})
 }

@@ -49,7 +49,7 @@ func TestCancel(t *testing.T) {
 		name   string
 		args   []string
 		active string
-		want   *parleyv1.CancelTurnRequest // nil: none.
+		want   *parleyv1.CancelTurnRequest // nil for no request
 		stdout string
 		stderr string
 		code   int
@@ -70,10 +70,10 @@ func TestCancel(t *testing.T) {
 			"none runs",
 			[]string{"shop"},
 			"", nil, "",
-			"parley: no turn runs in conversation shop; see how the last ones ended with: parley --address ADDRESS turns shop\n", 1,
+			"parley: no turn is running in conversation shop; list the latest turns with: parley --address ADDRESS turns shop\n", 1,
 		},
 		{
-			"one that is not there",
+			"a missing one",
 			[]string{"shop", "none"},
 			"",
 			&parleyv1.CancelTurnRequest{ConversationId: "shop", TurnId: "none"}, "", "parley: no such turn (NotFound)\n", 1,
@@ -91,19 +91,19 @@ func TestCancel(t *testing.T) {
 				return turn, nil
 			}}
 			address := f.serve(t)
-			stdout, stderr, code := once(t.Context(), "", append([]string{"--address", address, "cancel"}, test.args...)...)
+			stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "cancel"}, test.args...)...)
 			stderr = strings.ReplaceAll(stderr, address, "ADDRESS")
 			if stdout != test.stdout || stderr != test.stderr || code != test.code {
 				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %q, %d", stdout, stderr, code, test.stdout, test.stderr, test.code)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("asked for (-want +got):\n%s", diff)
+				t.Errorf("request (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestCancelSaysWhatIsKept(t *testing.T) {
+func TestCancelPrintsTheAnswer(t *testing.T) {
 	tests := map[string]*parleyv1.Turn{
 		"turn t1 ended: cancelled, no answer\n":  {Id: "t1", State: parleyv1.TurnState_TURN_STATE_CANCELLED},
 		"turn t1 ended: completed, answer 4-6\n": {Id: "t1", State: parleyv1.TurnState_TURN_STATE_COMPLETED, FirstAnswerSequence: 4, LastAnswerSequence: 6},
@@ -111,10 +111,10 @@ func TestCancelSaysWhatIsKept(t *testing.T) {
 	for want, turn := range tests {
 		f := fake{cancel: func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error) { return turn, nil }}
 		address := f.serve(t)
-		if got, stderr, code := once(t.Context(), "", "--address", address, "cancel", "shop", "t1"); got != want || code != 0 {
+		if got, stderr, code := runOnce(t.Context(), "", "--address", address, "cancel", "shop", "t1"); got != want || code != 0 {
 			t.Errorf("standard output %q, want %q; exit code %d, %s", got, want, code, stderr)
 		}
-		got, stderr, code := once(t.Context(), "", "--address", address, "cancel", "shop", "t1", "--output", "json")
+		got, stderr, code := runOnce(t.Context(), "", "--address", address, "cancel", "shop", "t1", "--output", "json")
 		if !strings.HasPrefix(got, "{\n  \"turn\": {\n    \"id\": \"t1\",\n") || code != 0 {
 			t.Errorf("standard output %q, want one document; exit code %d, %s", got, code, stderr)
 		}

@@ -11,73 +11,72 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// view is what has been seen of a turn.
+// view records what a command has received of a turn.
 type view struct {
-	conversation string         // Its id; empty until the turn has started.
+	conversation string         // The id; empty until the turn has started.
 	turnID       string         // Empty until the first event.
-	turn         *parleyv1.Turn // As it ended; nil until then.
+	turn         *parleyv1.Turn // The ended turn; nil before.
 
-	agent   string // That the question named; empty: none.
-	named   bool   // The question named its conversation.
-	resumed bool   // It was asked for with resume, not with a question.
-	again   bool   // The question may have been asked before.
-	inLine  bool   // The text so far does not end with a line feed.
-	place   int32  // In the queue, as told last.
+	agent             string // The agent that the request named, if any.
+	namedConversation bool   // The request contained the conversation id.
+	resumed           bool   // The command is resume, not chat.
+	mayBeRepeated     bool   // The request may have been sent before, with the same request id.
+	midLine           bool   // The text so far does not end with a line feed.
+	queuePosition     int32  // The last printed position in the queue.
 }
 
-// show shows one event: as a line of JSON or, for people, as showEvent does.
-func (a *app) show(event *parleyv1.TurnEvent, got *view) error {
-	got.turnID = cmp.Or(event.GetTurnId(), got.turnID)
+// show prints an event as a line of JSON, or with showEvent.
+func (a *app) show(event *parleyv1.TurnEvent, seen *view) error {
+	seen.turnID = cmp.Or(event.GetTurnId(), seen.turnID)
 	if started := event.GetStarted(); started != nil {
-		got.conversation = started.GetConversation().GetId()
+		seen.conversation = started.GetConversation().GetId()
 	}
 	if finished := event.GetFinished(); finished != nil {
-		got.turn = finished.GetTurn()
+		seen.turn = finished.GetTurn()
 	}
 	if a.output == "json" {
 		return a.printLine(event)
 	}
-	return a.showEvent(event, got)
+	return a.showEvent(event, seen)
 }
 
-// showEvent writes the text of an answer to standard output, and all that is beside it to
-// standard error.
-func (a *app) showEvent(event *parleyv1.TurnEvent, got *view) error {
+// showEvent prints the text of an answer to standard output, and everything else to standard error.
+func (a *app) showEvent(event *parleyv1.TurnEvent, seen *view) error {
 	switch step := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_TextDelta:
 		text := step.TextDelta.GetText()
 		if text == "" {
 			return nil
 		}
-		got.inLine = !strings.HasSuffix(text, "\n")
+		seen.midLine = !strings.HasSuffix(text, "\n")
 		_, err := io.WriteString(a.out, a.printable(text))
 		return err
 	case *parleyv1.TurnEvent_AnswerStarted:
-		return errors.Join(a.endLine(got), a.note(got, step.AnswerStarted.GetAgent()+" answers:"))
+		return errors.Join(a.endLine(seen), a.note(seen, step.AnswerStarted.GetAgent()+" answers:"))
 	case *parleyv1.TurnEvent_Finished:
-		err := a.endLine(got)
-		if got.waits() {
-			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls;", a.goingOn(got, step.Finished.GetMessages()))
+		err := a.endLine(seen)
+		if seen.awaitsToolResults() {
+			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls;", a.toolResultHint(seen, step.Finished.GetMessages()))
 		}
 		return err
 	default:
-		if note := beside(event, got); note != "" {
-			return a.note(got, note)
+		if note := describeEvent(event, seen); note != "" {
+			return a.note(seen, note)
 		}
 		return nil
 	}
 }
 
-// beside says in words what an event tells beside the text of the answer; empty: nothing.
-func beside(event *parleyv1.TurnEvent, got *view) string {
+// describeEvent describes an event other than text. It returns "" if there is nothing to print.
+func describeEvent(event *parleyv1.TurnEvent, seen *view) string {
 	switch step := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_Started:
 		switch {
-		case got.resumed:
-		case step.Started.GetReplayed() && got.again:
-			return "this request id was asked before; that turn again:"
-		case step.Started.GetCreated() && got.named:
-			return "new conversation " + got.conversation // Else it would hide a mistyped id.
+		case seen.resumed:
+		case step.Started.GetReplayed() && seen.mayBeRepeated:
+			return "this request id was already used; showing the same turn:"
+		case step.Started.GetCreated() && seen.namedConversation:
+			return "new conversation " + seen.conversation // The note reveals a mistyped id.
 		}
 	case *parleyv1.TurnEvent_StructuredData:
 		return describeData(step.StructuredData)
@@ -86,9 +85,9 @@ func beside(event *parleyv1.TurnEvent, got *view) string {
 	case *parleyv1.TurnEvent_ToolResult:
 		return describeResult(step.ToolResult)
 	case *parleyv1.TurnEvent_Queued:
-		if place := step.Queued.GetPosition(); place != got.place { // Also sent to break a silence.
-			got.place = place
-			return fmt.Sprintf("waiting, number %d in the queue", place)
+		if position := step.Queued.GetPosition(); position != seen.queuePosition { // The server repeats it periodically.
+			seen.queuePosition = position
+			return fmt.Sprintf("waiting, number %d in the queue", position)
 		}
 	case *parleyv1.TurnEvent_Progress:
 		return step.Progress.GetText()
@@ -96,47 +95,46 @@ func beside(event *parleyv1.TurnEvent, got *view) string {
 	return ""
 }
 
-// note writes a line to standard error. On a terminal, where it would else run into the text
-// of the answer, the text goes on in a new line.
-func (a *app) note(got *view, text string) error {
+// note prints a line to standard error. On a terminal it first ends the current line of the answer, so that the
+// two do not mix.
+func (a *app) note(seen *view, text string) error {
 	var err error
 	if a.outTerminal {
-		err = a.endLine(got)
+		err = a.endLine(seen)
 	}
 	fmt.Fprintln(a.err, oneLine(text))
 	return err
 }
 
-// endLine ends the line that the answer is in, if it is in one.
-func (a *app) endLine(got *view) error {
-	if !got.inLine {
+// endLine ends the current line of the answer, if there is one.
+func (a *app) endLine(seen *view) error {
+	if !seen.midLine {
 		return nil
 	}
-	got.inLine = false
+	seen.midLine = false
 	_, err := fmt.Fprintln(a.out)
 	return err
 }
 
-// runs reports whether there is a turn, as far as is known, that has not ended.
-func (v view) runs() bool { return v.turnID != "" && v.turn == nil }
+// running reports whether the turn is known and has not ended.
+func (v view) running() bool { return v.turnID != "" && v.turn == nil }
 
-// cancellation asks for the end of the turn that request began.
-func (v view) cancellation(request *parleyv1.ChatRequest) *parleyv1.CancelTurnRequest {
+// cancelRequest returns the request that cancels the turn which request has started.
+func (v view) cancelRequest(request *parleyv1.ChatRequest) *parleyv1.CancelTurnRequest {
 	return &parleyv1.CancelTurnRequest{
-		// A turn that is queued has not told its conversation, but then the request has.
+		// A queued turn has no conversation id yet, but its request has one.
 		ConversationId: cmp.Or(v.conversation, request.GetConversationId()), TurnId: v.turnID,
 	}
 }
 
-// waits reports whether the turn ended with tool calls that have no result.
-func (v view) waits() bool {
+// awaitsToolResults reports whether the turn ended with tool calls that have no result.
+func (v view) awaitsToolResults() bool {
 	return v.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 }
 
-// goingOn says how to give the open calls of an answer their results: with a line to paste, where
-// --tool-result can name them all. Their ids are the agent's words: no shell is to take them for
-// anything else.
-func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
+// toolResultHint tells the user how to pass the results of the open tool calls. It returns a command if
+// --tool-result can name all calls. The ids are quoted for the shell, because the agent chooses them.
+func (a *app) toolResultHint(seen *view, answer []*parleyv1.Message) string {
 	var open []string
 	for _, m := range answer {
 		for _, call := range m.GetToolCalls() {
@@ -146,48 +144,47 @@ func (a *app) goingOn(got *view, answer []*parleyv1.Message) string {
 			open = slices.Delete(open, i, i+1)
 		}
 	}
-	words := []string{got.chat(a.self())}
+	words := []string{seen.chatCommand(a.programCommand())}
 	for _, id := range open {
 		if strings.Contains(id, "=") {
-			return fmt.Sprintf("--tool-result cannot name call %q, since that has a \"=\": go on with tool_results of Chat", id)
+			return fmt.Sprintf("--tool-result cannot name call %q, because it contains \"=\": use tool_results of Chat", id)
 		}
 		words = append(words, "--tool-result", quoted(id)+"=...")
 	}
-	return "go on with: " + harmless(strings.Join(words, " "))
+	return "continue with: " + sanitize(strings.Join(words, " "))
 }
 
-// chat is the command line that goes on with the conversation and, where the question named
-// one, its agent.
-func (v view) chat(self string) string {
-	line := self + " chat -c " + v.conversation
+// chatCommand returns the command that continues the conversation, with the agent that the request named.
+func (v view) chatCommand(self string) string {
+	command := self + " chat -c " + v.conversation
 	if v.agent != "" {
-		line += " --agent " + quoted(v.agent)
+		command += " --agent " + quoted(v.agent)
 	}
-	return line
+	return command
 }
 
-// worthAsking reports whether the same may be answered when asked again.
-func (v view) worthAsking() bool {
+// retryable reports whether the same message may succeed in another turn.
+func (v view) retryable() bool {
 	return v.turn.GetState() == parleyv1.TurnState_TURN_STATE_CANCELLED || v.turn.GetError().GetRetryable()
 }
 
-// failure is nil when the turn completed or waits for tool results.
+// failure returns nil if the turn completed or waits for tool results, and otherwise how it ended.
 func (v view) failure() error {
 	switch v.turn.GetState() {
 	case parleyv1.TurnState_TURN_STATE_COMPLETED, parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED:
 		return nil
 	}
-	what := "the turn was " + stateName(v.turn.GetState())
+	text := "the turn was " + stateName(v.turn.GetState())
 	if v.turn.GetState() == parleyv1.TurnState_TURN_STATE_FAILED {
-		what = "the turn failed"
+		text = "the turn failed"
 	}
 	if problem := v.turn.GetError(); problem != nil {
-		if problem.GetMessage() != what { // That of a cancelled turn says no more.
-			what += ": " + problem.GetMessage()
+		if problem.GetMessage() != text { // The message of a cancelled turn is the same.
+			text += ": " + problem.GetMessage()
 		}
-		what += " (" + problem.GetReason() + ")"
+		text += " (" + problem.GetReason() + ")"
 	}
-	return errors.New(what)
+	return errors.New(text)
 }
 
 func stateName(state parleyv1.TurnState) string {

@@ -15,27 +15,27 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutWatch = `Show what happens to conversations as it happens, a line for each change: to those named,
-which need not exist yet, or to all. Ctrl-C, or the end of --timeout where that is set, ends
-it; the exit code is 0 then. A connection that breaks is made anew, and nothing is missed or
-shown twice; where the server does not know any more what has happened since, a line says so.
+const aboutWatch = `Print changes of conversations as they are committed, one on each line. Without ID, watch prints the
+changes of all conversations; the named ones need not exist yet. Ctrl-C ends the watch, and so does
+--timeout if it is set; the exit code is then 0. After a broken connection watch reconnects, and no
+change is missing or repeated. If the server no longer has the changes of that time, a line says so.
 
-Long messages are cut in the lines; parley show has them whole. With --output json each line
-is one change as the server sends it. Its cursor is where --from goes on: behind it. A change
-of kind CHANGE_KIND_HEARTBEAT comes first of all, and after every 15 s of silence; one of
-CHANGE_KIND_GAP says that changes are missing, and that the state has to be read anew.
+Long messages are shortened; parley show prints them completely. With --output json each line is one
+change as the server sends it. --from continues after the cursor of a change. A change of kind
+CHANGE_KIND_HEARTBEAT comes first, and after every 15 s without a change. CHANGE_KIND_GAP means that
+changes are missing and that the state must be read again.
 
---delete-after-disconnect makes the conversations named session memory: while somebody
-watches them so, they neither expire nor make room for others; they are deleted that long
-after the last such watch has ended, be it with Ctrl-C, kill -9 or a broken connection. Who
-comes back in time keeps them. 0s deletes them at once.`
+--delete-after-disconnect makes the named conversations ephemeral. While such a watch is connected,
+they neither expire nor are evicted. They are deleted this long after the last such watch has ended,
+whether by Ctrl-C, kill -9 or a broken connection, unless another such watch begins before. 0s
+deletes them at once.`
 
 func (a *app) newWatchCommand() *cobra.Command {
 	var request parleyv1.WatchConversationsRequest
 	var deleteAfter duration
 	command := &cobra.Command{
 		Use:   "watch [ID...]",
-		Short: "Show what happens to conversations as it happens",
+		Short: "Print changes of conversations as they are committed",
 		Long:  aboutWatch,
 		Example: `  parley watch
   parley watch shop --turns
@@ -45,7 +45,7 @@ func (a *app) newWatchCommand() *cobra.Command {
 			request.ConversationIds = args
 			if command.Flags().Changed("delete-after-disconnect") {
 				if len(args) == 0 {
-					return usageError("--delete-after-disconnect needs an ID: which conversations to delete")
+					return usageError("--delete-after-disconnect needs the ID of a conversation to delete")
 				}
 				request.DeleteAfterDisconnect = durationpb.New(time.Duration(deleteAfter))
 			}
@@ -58,33 +58,33 @@ func (a *app) newWatchCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&request.Cursor, "from", "", "cursor to go on behind, from --output json; from now on when empty")
-	flags.BoolVar(&request.IncludeTurnEvents, "turns", false, "show answers as they come, and how turns end")
-	flags.Var(&deleteAfter, "delete-after-disconnect", "session memory: delete the conversations named so long after the last such watch on them has ended")
+	flags.StringVar(&request.Cursor, "from", "", "continue after this cursor of --output json; if empty, print only new changes")
+	flags.BoolVar(&request.IncludeTurnEvents, "turns", false, "also print answers as they arrive, and how turns end")
+	flags.Var(&deleteAfter, "delete-after-disconnect", "make the named conversations ephemeral: delete them this long after the last such watch has ended")
 	return command
 }
 
-// watch shows changes until there is no more time or somebody ends it.
+// watch prints changes until ctx ends or an error occurs. Ctrl-C and the end of --timeout are no errors.
 func (a *app) watch(ctx context.Context, c *client.Client, request *parleyv1.WatchConversationsRequest) error {
-	lines := changeLines{app: a, watched: request.GetConversationIds()}
-	stands := false
+	writer := changeWriter{app: a, watched: request.GetConversationIds()}
+	active := false
 	for change, err := range c.WatchConversations(ctx, request) {
 		if err != nil {
-			// What ends a watch is that somebody ends it, or the time that it was given.
+			// Ctrl-C, SIGTERM and, once the watch is active, the end of --timeout are regular ends.
 			late := status.Code(err) == codes.DeadlineExceeded
-			if late && stands || !late && ctx.Err() != nil {
+			if late && active || !late && ctx.Err() != nil {
 				err = nil
 			}
-			return errors.Join(lines.end(), err)
+			return errors.Join(writer.end(), err)
 		}
-		if !stands && change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
-			stands = true
+		if !active && change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
+			active = true
 			a.noteWatch(request)
 		}
 		if a.output == "json" {
 			err = a.printLine(change)
 		} else {
-			err = lines.show(change)
+			err = writer.show(change)
 		}
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func (a *app) watch(ctx context.Context, c *client.Client, request *parleyv1.Wat
 	return nil
 }
 
-// noteWatch tells who sits before a terminal that the silence is not one of the server.
+// noteWatch tells the user of a terminal that the watch is active, although there is no output yet.
 func (a *app) noteWatch(request *parleyv1.WatchConversationsRequest) {
 	if !a.errTerminal {
 		return
@@ -103,7 +103,7 @@ func (a *app) noteWatch(request *parleyv1.WatchConversationsRequest) {
 		which = count(n, "conversation")
 	}
 	if after := request.GetDeleteAfterDisconnect(); after != nil {
-		which += fmt.Sprintf(", to be deleted %s after this ends", after.AsDuration())
+		which += fmt.Sprintf(", deleted %s after this ends", after.AsDuration())
 	}
-	fmt.Fprintf(a.err, "watching %s; Ctrl-C ends it\n", which)
+	fmt.Fprintf(a.err, "watching %s; press Ctrl-C to stop\n", which)
 }

@@ -18,10 +18,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// watchHandler answers WatchConversations.
+// watchHandler is a handler of WatchConversations.
 type watchHandler = func(*parleyv1.WatchConversationsRequest, grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
 
-// watchFake is a server that can be watched.
+// watchFake is a server with WatchConversations only.
 type watchFake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
@@ -32,8 +32,8 @@ func (f watchFake) WatchConversations(request *parleyv1.WatchConversationsReques
 	return f.watch(request, stream)
 }
 
-// showing sends changes, then ends with end; without one, when the watcher leaves.
-func showing(end error, changes ...*parleyv1.ConversationChange) watchHandler {
+// sendChanges returns a handler that sends changes and ends with end. If end is nil, it waits until the client cancels.
+func sendChanges(end error, changes ...*parleyv1.ConversationChange) watchHandler {
 	return func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
 		for _, change := range changes {
 			if err := stream.Send(&parleyv1.WatchConversationsResponse{Change: change}); err != nil {
@@ -48,14 +48,14 @@ func showing(end error, changes ...*parleyv1.ConversationChange) watchHandler {
 	}
 }
 
-// watched serves a server that can be watched until the test ends and returns where.
-func watched(t *testing.T, watch watchHandler) string {
+// serveWatch serves watch until the test ends, and returns the address.
+func serveWatch(t *testing.T, watch watchHandler) string {
 	t.Helper()
-	return serveAll(t, watchFake{watch: watch})
+	return serveService(t, watchFake{watch: watch})
 }
 
-// serveAll serves until the test ends and returns where.
-func serveAll(t *testing.T, service parleyv1.ConversationServiceServer) string {
+// serveService serves service until the test ends, and returns the address.
+func serveService(t *testing.T, service parleyv1.ConversationServiceServer) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -70,23 +70,23 @@ func serveAll(t *testing.T, service parleyv1.ConversationServiceServer) string {
 }
 
 func TestWatchFlags(t *testing.T) {
-	session := &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "b"}, DeleteAfterDisconnect: durationpb.New(48 * time.Hour)}
+	ephemeral := &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "b"}, DeleteAfterDisconnect: durationpb.New(48 * time.Hour)}
 	tests := []struct {
 		args []string
 		want *parleyv1.WatchConversationsRequest
 		note string
 	}{
-		{nil, &parleyv1.WatchConversationsRequest{}, "watching all conversations; Ctrl-C ends it\n"},
+		{nil, &parleyv1.WatchConversationsRequest{}, "watching all conversations; press Ctrl-C to stop\n"},
 		{
 			[]string{"a", "--from", "c1", "--turns"},
-			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a"}, Cursor: "c1", IncludeTurnEvents: true}, "watching 1 conversation; Ctrl-C ends it\n",
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a"}, Cursor: "c1", IncludeTurnEvents: true}, "watching 1 conversation; press Ctrl-C to stop\n",
 		},
-		{[]string{"a", "b", "--delete-after-disconnect", "2d"}, session, "watching 2 conversations, to be deleted 48h0m0s after this ends; Ctrl-C ends it\n"},
+		{[]string{"a", "b", "--delete-after-disconnect", "2d"}, ephemeral, "watching 2 conversations, deleted 48h0m0s after this ends; press Ctrl-C to stop\n"},
 	}
 	for _, test := range tests {
 		var got *parleyv1.WatchConversationsRequest
-		show := showing(status.Error(codes.DeadlineExceeded, "the time is up"), gap(), heartbeat(), heartbeat())
-		address := watched(t, func(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+		show := sendChanges(status.Error(codes.DeadlineExceeded, "the time is up"), gap(), heartbeat(), heartbeat())
+		address := serveWatch(t, func(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
 			got = request
 			return show(request, stream)
 		})
@@ -103,13 +103,13 @@ func TestWatchFlags(t *testing.T) {
 				t.Errorf("%v: standard output %q, standard error %q, exit code %d; want the gap, %q, 0", test.args, out.String(), errs.String(), code, note)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("%v asks for (-want +got):\n%s", test.args, diff)
+				t.Errorf("%v: request (-want +got):\n%s", test.args, diff)
 			}
 		}
 	}
 }
 
-func TestWhatEndsAWatch(t *testing.T) {
+func TestEndsOfAWatch(t *testing.T) {
 	late := status.Error(codes.DeadlineExceeded, "the time is up")
 	tests := []struct {
 		name    string
@@ -118,15 +118,15 @@ func TestWhatEndsAWatch(t *testing.T) {
 		stderr  string
 		code    int
 	}{
-		{"its time", late, []*parleyv1.ConversationChange{heartbeat()}, "", 0},
-		{"its time, before it stood", late, []*parleyv1.ConversationChange{gap()}, "no reply from ADDRESS within 0s: --timeout sets how long to wait", 1},
-		{"the server", status.Error(codes.Unauthenticated, "who are you"), []*parleyv1.ConversationChange{heartbeat()}, "who are you (Unauthenticated)", 1},
+		{"the timeout", late, []*parleyv1.ConversationChange{heartbeat()}, "", 0},
+		{"the timeout before the first heartbeat", late, []*parleyv1.ConversationChange{gap()}, "no reply from ADDRESS within 0s: --timeout sets how long to wait", 1},
+		{"an error of the server", status.Error(codes.Unauthenticated, "who are you"), []*parleyv1.ConversationChange{heartbeat()}, "who are you (Unauthenticated)", 1},
 	}
 	for _, test := range tests {
-		address := watched(t, showing(test.end, append(test.changes, turned("a", "t1", delta("half an ans")))...))
-		stdout, stderr, code := once(t.Context(), "", "--address", address, "watch", "--turns")
+		address := serveWatch(t, sendChanges(test.end, append(test.changes, turnChange("a", "t1", delta("half an ans")))...))
+		stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "watch", "--turns")
 		if !strings.HasSuffix(stdout, "half an ans\n") {
-			t.Errorf("%s: standard output %q, want its last line ended", test.name, stdout)
+			t.Errorf("%s: standard output %q, want a line feed at the end", test.name, stdout)
 		}
 		want := ""
 		if test.stderr != "" {
@@ -138,14 +138,14 @@ func TestWhatEndsAWatch(t *testing.T) {
 	}
 }
 
-// Ctrl-C and SIGTERM are how a watch ends.
-func TestAWatchIsEnded(t *testing.T) {
-	address := watched(t, showing(nil, heartbeat(), appended(&parleyv1.Message{Sequence: 1, Content: "hi"})))
+// Ctrl-C and SIGTERM end a watch with exit code 0.
+func TestSignalsEndAWatch(t *testing.T) {
+	address := serveWatch(t, sendChanges(nil, heartbeat(), messageChange(&parleyv1.Message{Sequence: 1, Content: "hi"})))
 	for _, output := range []string{"table", "json"} {
 		for _, signal := range []string{"SIGINT", "SIGTERM"} {
 			t.Run(signal+" "+output, func(t *testing.T) {
 				ctx, terminate := context.WithCancel(t.Context())
-				s := open(ctx, t, "--address", address, "--output", output, "watch")
+				s := openTerminal(ctx, t, "--address", address, "--output", output, "watch")
 				s.expect("hi")
 				if signal == "SIGINT" {
 					s.interrupt()
@@ -159,24 +159,24 @@ func TestAWatchIsEnded(t *testing.T) {
 	}
 }
 
-func TestChangesForPrograms(t *testing.T) {
-	address := watched(t, showing(status.Error(codes.DeadlineExceeded, "the time is up"),
-		gap(), heartbeat(), appended(&parleyv1.Message{Sequence: 1, Content: "h\x1bi"}), heartbeat()))
-	stdout, stderr, code := once(t.Context(), "", "--address", address, "--output", "json", "watch")
+func TestWatchAsJSON(t *testing.T) {
+	address := serveWatch(t, sendChanges(status.Error(codes.DeadlineExceeded, "the time is up"),
+		gap(), heartbeat(), messageChange(&parleyv1.Message{Sequence: 1, Content: "h\x1bi"}), heartbeat()))
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "--output", "json", "watch")
 	lines := strings.Split(stdout, "\n")
 	if len(lines) != 5 || stderr != "" || code != 0 {
 		t.Fatalf("standard output %q, standard error %q, exit code %d; want 4 lines, 0", stdout, stderr, code)
 	}
 	for i, want := range []string{"CHANGE_KIND_GAP", "CHANGE_KIND_HEARTBEAT", `h\u001bi`, "CHANGE_KIND_HEARTBEAT"} {
 		if !strings.HasPrefix(lines[i], `{"cursor":"c","kind":"`) || !strings.Contains(lines[i], want) {
-			t.Errorf("line %d is %s, want %s in it", i, lines[i], want)
+			t.Errorf("line %d = %s, want it to contain %s", i, lines[i], want)
 		}
 	}
 }
 
-func TestChangesThatCannotBeWrittenEndTheWatch(t *testing.T) {
+func TestWatchWithFullOutput(t *testing.T) {
 	for _, output := range []string{"table", "json"} {
-		address := watched(t, showing(nil, heartbeat(), turned("a", "t1", delta("one")), gap()))
+		address := serveWatch(t, sendChanges(nil, heartbeat(), turnChange("a", "t1", delta("one")), gap()))
 		var errs strings.Builder
 		code := run(t.Context(), []string{"--address", address, "--output", output, "watch"}, console{
 			program: "parley", out: fullDisk{}, err: &errs, getenv: func(string) string { return "" }, now: noon,
@@ -187,16 +187,16 @@ func TestChangesThatCannotBeWrittenEndTheWatch(t *testing.T) {
 	}
 }
 
-func TestOnlyAWatchThatIsToldToHasADeadline(t *testing.T) {
-	address := watched(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+func TestWatchHasNoDefaultTimeout(t *testing.T) {
+	address := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
 		if _, limited := stream.Context().Deadline(); limited {
 			return status.Error(codes.Unauthenticated, "limited")
 		}
-		return status.Error(codes.Unauthenticated, "for ever")
+		return status.Error(codes.Unauthenticated, "no deadline")
 	})
-	for want, args := range map[string][]string{"for ever": {"watch"}, "limited": {"watch", "--timeout", "1h"}} {
-		if _, stderr, _ := once(t.Context(), "", append([]string{"--address", address}, args...)...); !strings.Contains(stderr, want) {
-			t.Errorf("%v: %s, want it %s", args, stderr, want)
+	for want, args := range map[string][]string{"no deadline": {"watch"}, "limited": {"watch", "--timeout", "1h"}} {
+		if _, stderr, _ := runOnce(t.Context(), "", append([]string{"--address", address}, args...)...); !strings.Contains(stderr, want) {
+			t.Errorf("%v: standard error %q, want it to contain %q", args, stderr, want)
 		}
 	}
 }
