@@ -19,17 +19,17 @@ const askInput = `{
     "question": {
       "type": "string",
       "minLength": 1,
-      "description": "What to ask or tell the agent. It knows the conversation so far: do not repeat that."
+      "description": "The message to the agent. The agent knows the conversation so far: do not repeat it."
     },
     "conversation_id": {
       "type": "string",
       "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
-      "description": "The conversation to go on with: the conversation_id of an earlier answer, or one from list_conversations. Leave it out to begin a new one. An id that does not exist, or has expired, begins an empty conversation of that name."
+      "description": "The conversation to continue: the conversation_id of an earlier answer, or one from list_conversations. Leave it out to begin a new conversation. An id that does not exist or has expired begins an empty conversation with that id."
     },
     "agent": {
       "type": "string",
       "maxLength": 128,
-      "description": "Name of the agent that is to answer. Leave it out unless the user asks for a certain one: the conversation then goes to its own agent, or to the default one. An unknown name is answered with those that are known."
+      "description": "Name of the agent that answers. Leave it out unless the user asks for a certain agent: the agent of the conversation or the default agent then answers. The error for an unknown name lists the known ones."
     }
   }
 }`
@@ -38,19 +38,19 @@ const askOutput = `{
   "type": "object",
   "required": ["answer", "conversation_id", "state", "created"],
   "properties": {
-    "answer": {"type": "string", "description": "What the agent said, often Markdown; empty if it said nothing."},
-    "conversation_id": {"type": "string", "description": "Pass it with the next question to go on with this conversation."},
+    "answer": {"type": "string", "description": "The answer of the agent, often Markdown; may be empty."},
+    "conversation_id": {"type": "string", "description": "Pass it with the next question to continue this conversation."},
     "state": {
       "type": "string",
       "enum": ["COMPLETED", "INPUT_REQUIRED"],
-      "description": "COMPLETED: the answer is whole. INPUT_REQUIRED: the agent waits for the results of open_tool_calls, which only a program can give it."
+      "description": "COMPLETED: the answer is complete. INPUT_REQUIRED: the agent waits for the results of open_tool_calls, which only a program can send."
     },
-    "created": {"type": "boolean", "description": "The conversation did not exist before: the agent knew nothing but this question."},
+    "created": {"type": "boolean", "description": "The conversation did not exist before: the agent knew only this question."},
     "agent": {"type": "string", "description": "Name of the agent that answered."},
     "turn_id": {"type": "string"},
     "structured_data": {
       "type": "array",
-      "description": "Typed data that the agent gave beside its words.",
+      "description": "Typed data that the agent sent with its text.",
       "items": {
         "type": "object",
         "required": ["type", "value"],
@@ -66,24 +66,25 @@ const askOutput = `{
         "properties": {
           "id": {"type": "string"},
           "name": {"type": "string"},
-          "arguments": {"type": "string", "description": "JSON, as the model wrote it."}
+          "arguments": {"type": "string", "description": "JSON as the model wrote it."}
         }
       }
     }
   }
 }`
 
+// askQuestion returns the tool ask_question.
 func (s *Server) askQuestion() tool {
 	return tool{
-		described: &sdk.Tool{
+		description: &sdk.Tool{
 			Name:  "ask_question",
 			Title: "Ask an agent",
 			Description: "Ask an agent a question and wait for its answer, which may take minutes. The answer comes with a conversation_id: " +
-				"pass it with the next question, and the agent knows what was said before. While another question of the same conversation " +
-				"is being answered, this one waits. Cancelling the call stops the agent; what it had said by then stays in the history.",
+				"pass it with the next question, and the agent knows the earlier messages. While another question of the same conversation " +
+				"is being answered, this one waits. Cancelling the call stops the agent; its partial answer remains in the history.",
 			InputSchema:  json.RawMessage(askInput),
 			OutputSchema: json.RawMessage(askOutput),
-			// What an agent may do nobody knows here; from the history it takes nothing.
+			// The actions of an agent are unknown, but it deletes nothing from the history.
 			Annotations: &sdk.ToolAnnotations{DestructiveHint: new(false), OpenWorldHint: new(true)},
 		},
 		call: s.ask,
@@ -95,7 +96,7 @@ func (s *Server) ask(ctx context.Context, r *request) (*sdk.CallToolResult, erro
 		Content:        r.required("question"),
 		ConversationId: r.text("conversation_id"),
 		Agent:          r.text("agent"),
-		OnBusy:         parleyv1.OnBusy_ON_BUSY_QUEUE, // Models ask several things at once.
+		OnBusy:         parleyv1.OnBusy_ON_BUSY_QUEUE, // Models send several questions at once.
 	}
 	if err := r.check(); err != nil {
 		return nil, err
@@ -115,9 +116,9 @@ func (s *Server) ask(ctx context.Context, r *request) (*sdk.CallToolResult, erro
 	if err != nil {
 		return nil, err
 	}
-	// As text, the words as they are, then all that goes with them.
+	// The text content is the answer itself, then the other fields as JSON.
 	return &sdk.CallToolResult{
-		Content:           []sdk.Content{&sdk.TextContent{Text: a.words()}, &sdk.TextContent{Text: string(rest)}},
+		Content:           []sdk.Content{&sdk.TextContent{Text: a.text()}, &sdk.TextContent{Text: string(rest)}},
 		StructuredContent: a,
 	}, nil
 }
@@ -128,7 +129,7 @@ type answer struct {
 	about
 }
 
-// about is all of an answer but its words.
+// about contains the fields of an answer except its text.
 type about struct {
 	ConversationID string            `json:"conversation_id"`
 	State          string            `json:"state"`
@@ -139,19 +140,20 @@ type about struct {
 	OpenToolCalls  []json.RawMessage `json:"open_tool_calls,omitempty"`
 }
 
+// newAnswer returns the answer of an ended turn.
 func newAnswer(t *turn) (*answer, error) {
 	end := t.finished.GetTurn()
 	a := &answer{about: about{
 		ConversationID: t.conversation, Created: t.created,
 		State: stateName(end.GetState()), Agent: end.GetAgent(), TurnID: end.GetId(),
 	}}
-	var words []string
+	var texts []string
 	var open []*parleyv1.ToolCall
 	for _, m := range t.finished.GetMessages() {
 		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
-			a.Agent = m.GetAgent() // The last one, where one handed over to another.
+			a.Agent = m.GetAgent() // After a handover this is the last agent.
 			if m.GetContent() != "" {
-				words = append(words, m.GetContent())
+				texts = append(texts, m.GetContent())
 			}
 		}
 		for _, d := range m.GetStructuredData() {
@@ -163,7 +165,7 @@ func newAnswer(t *turn) (*answer, error) {
 		}
 		open = append(unanswered(open, m.GetToolResult()), m.GetToolCalls()...)
 	}
-	a.Answer = strings.Join(words, "\n\n")
+	a.Answer = strings.Join(texts, "\n\n")
 	for _, call := range open {
 		c, err := asJSON(call)
 		if err != nil {
@@ -174,7 +176,7 @@ func newAnswer(t *turn) (*answer, error) {
 	return a, nil
 }
 
-// unanswered is open without the call that result answers, if there is one.
+// unanswered returns open without the call that result answers, if there is one.
 func unanswered(open []*parleyv1.ToolCall, result *parleyv1.ToolResult) []*parleyv1.ToolCall {
 	answered := slices.IndexFunc(open, func(call *parleyv1.ToolCall) bool { return call.GetId() == result.GetCallId() })
 	if result == nil || answered < 0 {
@@ -183,14 +185,14 @@ func unanswered(open []*parleyv1.ToolCall, result *parleyv1.ToolResult) []*parle
 	return slices.Delete(open, answered, answered+1)
 }
 
-// words are never empty.
-func (a *answer) words() string {
+// text returns the text of an answer, or a note if it is empty.
+func (a *answer) text() string {
 	switch {
 	case a.Answer != "":
 		return a.Answer
 	case len(a.OpenToolCalls) > 0:
-		return "(The agent waits for the results of tool calls, which only a program can give it.)"
+		return "(The agent waits for the results of tool calls, which only a program can send.)"
 	default:
-		return "(The agent ended well, without a word.)"
+		return "(The agent completed the turn without text.)"
 	}
 }

@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// maxNamedBytes of a name are kept; those of sessions given here have 26.
+// maxNamedBytes limits the bytes of a callName. The session ids of this server have 26.
 const maxNamedBytes = 256
 
-// callName names a call among those of all clients over HTTP. Clients of protocols before
-// 2026-07-28 cancel by a request of its own, which has the call's id, unique only among those
-// of the client. So the first answer to a client names a session for it, which it sends with
-// all other requests. Nothing is kept of a session but its calls that are under way, and any
-// name will do: one that another server has given, say.
+// callName identifies a call among those of all clients over HTTP. Clients of protocols before 2026-07-28 cancel a
+// call with another request, which contains the id of the call. That id is unique only within the
+// client. So the first reply to a client contains a session id, which the client sends with all other
+// requests. The server stores only the running calls of a session and accepts any session id, for
+// example one of another server.
 type callName struct{ session, id string }
 
-// calls are those that are under way and have a name.
+// calls are the running calls that can be cancelled by name.
 type calls struct {
 	mu      sync.Mutex
 	cancels map[callName]context.CancelFunc
@@ -25,13 +25,13 @@ func newCalls() *calls {
 	return &calls{cancels: map[callName]context.CancelFunc{}}
 }
 
-// add has cancel called when the call of that name is cancelled, until remove is called. It
-// does nothing for a call that cannot be named.
+// add registers cancel for the call with name until remove is called. It does nothing if the name is already used, too
+// long, or without a session.
 func (c *calls) add(name callName, cancel context.CancelFunc) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, taken := c.cancels[name]
-	if taken || name.session == "" || len(name.session)+len(name.id) > maxNamedBytes {
+	_, exists := c.cancels[name]
+	if exists || name.session == "" || len(name.session)+len(name.id) > maxNamedBytes {
 		return func() {}
 	}
 	c.cancels[name] = cancel
@@ -42,7 +42,7 @@ func (c *calls) add(name callName, cancel context.CancelFunc) (remove func()) {
 	}
 }
 
-// cancel cancels the call of that name, if it is under way.
+// cancel cancels the call with name, if it is running.
 func (c *calls) cancel(name callName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -27,18 +27,19 @@ const clearOutput = `{
   "required": ["conversation_id", "message_count", "last_sequence"],
   "properties": {
     "conversation_id": {"type": "string"},
-    "message_count": {"type": "integer", "description": "Messages that are kept now."},
-    "last_sequence": {"type": "integer", "description": "Sequence of the newest message ever: the next one counts on from there."}
+    "message_count": {"type": "integer", "description": "Number of messages that remain."},
+    "last_sequence": {"type": "integer", "description": "Highest sequence so far, also of removed messages: the next message gets the following one."}
   }
 }`
 
+// clearConversation returns the tool clear_conversation.
 func (s *Server) clearConversation() tool {
 	return tool{
-		described: &sdk.Tool{
+		description: &sdk.Tool{
 			Name:  "clear_conversation",
 			Title: "Clear a conversation",
-			Description: "Remove all messages of a conversation for good; it stays, with its id and settings, and its agent begins anew. " +
-				"Use it only when the user asks for that. It is refused while a question is being answered there.",
+			Description: "Permanently remove all messages of a conversation. The conversation remains with its id and settings, and its agent starts without history. " +
+				"Use it only when the user asks for that. It is refused while a question of the conversation is being answered.",
 			InputSchema:  json.RawMessage(clearInput),
 			OutputSchema: json.RawMessage(clearOutput),
 			Annotations:  &sdk.ToolAnnotations{DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: new(false)},
@@ -55,13 +56,13 @@ type cleared struct {
 }
 
 func (s *Server) clear(ctx context.Context, r *request) (*sdk.CallToolResult, error) {
-	clearing := &parleyv1.ClearConversationRequest{ConversationId: r.required("conversation_id")}
+	toClear := &parleyv1.ClearConversationRequest{ConversationId: r.required("conversation_id")}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.limited(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
-	reply, err := s.parley.ClearConversation(ctx, clearing)
+	reply, err := s.parley.ClearConversation(ctx, toClear)
 	if err != nil {
 		return nil, err
 	}

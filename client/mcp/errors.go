@@ -13,34 +13,34 @@ import (
 )
 
 var (
-	errTooManyCalls = fmt.Errorf("%d calls are under way, no more may be: try again when one has ended", maxCalls)
+	errTooManyCalls = fmt.Errorf("limit of %d concurrent calls reached; try again when one of them has ended", maxCalls)
 	errTooManyLarge = fmt.Errorf("limit of %d concurrent requests larger than %d bytes reached; try again when one of them has ended", maxLargeRequests, largeRequestBytes)
-	errLeft         = errors.New("the call was cancelled, and with it the turn")
+	errCancelled    = errors.New("the call was cancelled, and with it the turn")
 	errInternal     = errors.New("internal error")
 )
 
-// errorData is what programs are told of an error, as error.data.
+// errorData is the error.data of an error, for programs.
 type errorData struct {
-	// Reason is the stable word of the Parley API, such as AGENT_FAILED, or TOO_MANY_CALLS;
-	// the name of Status where the API gives none.
+	// Reason is the stable reason of the Parley API, such as AGENT_FAILED, or TOO_MANY_CALLS. If the
+	// error has no reason, it is the name of Status.
 	Reason string `json:"reason"`
-	// Status is the gRPC code, such as NotFound, where it was a call to the server that failed.
+	// Status is the gRPC code, such as NotFound, if a call to the Parley server failed.
 	Status string `json:"status,omitempty"`
-	// Retryable: the same call may succeed later.
+	// Retryable means that the same call may succeed later.
 	Retryable bool `json:"retryable"`
-	// Arguments are those that are wrong, and how.
+	// Arguments maps each invalid argument to its problem.
 	Arguments map[string]string `json:"arguments,omitempty"`
-	// Metadata goes with the reason: known_agents, active_turn_id, limit_bytes.
+	// Metadata is the metadata of the reason: known_agents, active_turn_id, limit_bytes.
 	Metadata map[string]string `json:"metadata,omitempty"`
-	// The rest is of a turn that had begun.
+	// The following fields are set if the turn had started.
 	ConversationID string `json:"conversation_id,omitempty"`
 	TurnID         string `json:"turn_id,omitempty"`
 	State          string `json:"state,omitempty"`
 }
 
-// toRPC makes err one of JSON-RPC, the only place that does. -32602 says that the call cannot
-// succeed with these arguments; -32603 is all else: the agent failed, the Parley server did or
-// is not there, a limit is reached, a turn was cut off.
+// toRPC converts err to an error of JSON-RPC. No other function does this. The code -32602 means that the call cannot
+// succeed with these arguments. The code -32603 is for all other errors: the agent or the Parley server
+// failed, the server is unreachable, a limit is reached, or a turn was interrupted.
 func toRPC(err error) error {
 	code, text, data := jsonrpc.CodeInternalError, err.Error(), errorData{Reason: "INTERNAL"}
 	var (
@@ -54,37 +54,37 @@ func toRPC(err error) error {
 		code, data = jsonrpc.CodeInvalidParams, bad.data()
 	case errors.As(err, &failed):
 		data = failed.data()
-	case errors.As(err, &lost): // Ahead of refused, which may be why.
+	case errors.As(err, &lost): // This case precedes refused, which may be the cause.
 		data = lost.data()
 	case errors.Is(err, errTooManyCalls):
 		data = errorData{Reason: "TOO_MANY_CALLS", Retryable: true}
-	case errors.Is(err, errLeft), errors.Is(err, context.Canceled):
+	case errors.Is(err, errCancelled), errors.Is(err, context.Canceled):
 		data = errorData{Reason: "CANCELLED"}
 	case refused != nil:
 		text, data = refused.text(), refused.data()
 		if faults := refused.faults(); len(faults) > 0 {
-			code, text, data.Arguments = jsonrpc.CodeInvalidParams, joined(faults), named(faults)
+			code, text, data.Arguments = jsonrpc.CodeInvalidParams, joinFaults(faults), faultsByArgument(faults)
 		}
 	}
 	encoded, failure := json.Marshal(data)
 	if failure != nil {
-		return failure // Strings cannot.
+		return failure // This cannot happen for strings.
 	}
 	return &jsonrpc.Error{Code: int64(code), Message: text, Data: encoded}
 }
 
-// argumentError says what is wrong with the arguments of a call.
+// argumentError contains the faults of the arguments of a call.
 type argumentError struct{ faults []fault }
 
-// Error tells of all of it.
-func (e *argumentError) Error() string { return joined(e.faults) }
+// Error returns the text of all faults.
+func (e *argumentError) Error() string { return joinFaults(e.faults) }
 
 func (e *argumentError) data() errorData {
-	return errorData{Reason: "INVALID_REQUEST", Arguments: named(e.faults)}
+	return errorData{Reason: "INVALID_REQUEST", Arguments: faultsByArgument(e.faults)}
 }
 
-// joined is the text of faults.
-func joined(faults []fault) string {
+// joinFaults returns the text of faults.
+func joinFaults(faults []fault) string {
 	problems := make([]string, len(faults))
 	for i, f := range faults {
 		problems[i] = f.argument + ": " + f.problem
@@ -92,8 +92,8 @@ func joined(faults []fault) string {
 	return strings.Join(problems, "; ")
 }
 
-// named are faults by their arguments.
-func named(faults []fault) map[string]string {
+// faultsByArgument returns the problems of faults by argument.
+func faultsByArgument(faults []fault) map[string]string {
 	problems := make(map[string]string, len(faults))
 	for _, f := range faults {
 		problems[f.argument] = f.problem
@@ -101,10 +101,10 @@ func named(faults []fault) map[string]string {
 	return problems
 }
 
-// turnError says that a turn has ended without a whole answer.
+// turnError is the error of a turn that ended without a complete answer.
 type turnError struct{ turn *turn }
 
-// failure returns a turnError unless the turn has its answer.
+// failure returns a turnError, or nil if the turn has a complete answer.
 func (t *turn) failure() error {
 	switch t.finished.GetTurn().GetState() {
 	case parleyv1.TurnState_TURN_STATE_COMPLETED, parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED:
@@ -114,22 +114,22 @@ func (t *turn) failure() error {
 	}
 }
 
-// Error says what became of the turn, why, and where to read what the agent had said.
+// Error returns how the turn ended, why, and where to read the partial answer.
 func (e *turnError) Error() string {
 	end := e.turn.finished.GetTurn()
-	var what string
+	var text string
 	switch end.GetState() {
 	case parleyv1.TurnState_TURN_STATE_FAILED:
-		what = fmt.Sprintf("agent %q failed", end.GetAgent())
+		text = fmt.Sprintf("agent %q failed", end.GetAgent())
 	case parleyv1.TurnState_TURN_STATE_CANCELLED:
-		what = fmt.Sprintf("the answer of agent %q was cancelled by somebody else", end.GetAgent())
+		text = fmt.Sprintf("the answer of agent %q was cancelled by another caller", end.GetAgent())
 	default:
-		what = fmt.Sprintf("the answer of agent %q was cut off", end.GetAgent())
+		text = fmt.Sprintf("the answer of agent %q was interrupted", end.GetAgent())
 	}
 	if message := end.GetError().GetMessage(); message != "" {
-		what += ": " + message
+		text += ": " + message
 	}
-	return fmt.Sprintf("%s (%s); %s", what, end.GetError().GetReason(), e.turn.kept())
+	return fmt.Sprintf("%s (%s); %s", text, end.GetError().GetReason(), e.turn.historyHint())
 }
 
 func (e *turnError) data() errorData {
@@ -140,26 +140,26 @@ func (e *turnError) data() errorData {
 	}
 }
 
-// lostError says that a turn had begun, and what became of it is not known.
+// lostError is the error of a call that failed after its turn had started. How the turn ended is unknown.
 type lostError struct {
 	turn *turn
 	err  error
 }
 
-// Error says why, and where to look.
+// Error returns the cause and where to read the partial answer.
 func (e *lostError) Error() string {
 	refused := refusalOf(e.err)
 	switch {
 	case refused == nil:
-		return e.err.Error() + "; " + e.turn.kept()
+		return e.err.Error() + "; " + e.turn.historyHint()
 	case refused.info.GetReason() == "CONVERSATION_NOT_FOUND":
-		return refused.text() // There is nothing to look at.
+		return refused.text() // There is no history to read.
 	default:
-		return refused.text() + "; " + e.turn.kept()
+		return refused.text() + "; " + e.turn.historyHint()
 	}
 }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *lostError) Unwrap() error { return e.err }
 
 func (e *lostError) data() errorData {
@@ -171,6 +171,7 @@ func (e *lostError) data() errorData {
 	return data
 }
 
-func (t *turn) kept() string {
-	return fmt.Sprintf("get_history of conversation %s has what is kept", t.conversation)
+// historyHint tells the caller where to read the stored part of an answer.
+func (t *turn) historyHint() string {
+	return fmt.Sprintf("call get_history for conversation %s to read what is stored", t.conversation)
 }

@@ -24,14 +24,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// programs is the folder of the two programs that the tests run.
+// programs is the directory of the two programs that the tests run.
 var programs string
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(withPrograms{m})
 }
 
-// withPrograms is a run of the tests that builds the programs first.
+// withPrograms builds the programs, then runs the tests.
 type withPrograms struct{ *testing.M }
 
 func (r withPrograms) Run() int {
@@ -51,6 +51,7 @@ func (r withPrograms) Run() int {
 	return r.M.Run()
 }
 
+// program returns the path of a program.
 func program(name string) string {
 	if runtime.GOOS == "windows" {
 		name += ".exe"
@@ -58,12 +59,11 @@ func program(name string) string {
 	return filepath.Join(programs, name)
 }
 
-// memory answers how many questions it was given, and the first of them.
+// memory is an awk program that answers with the number of questions in the history and the first of them.
 const memory = `/^\[USER\]: / { n++; if (n == 1) first = substr($0, 9) } END { printf "%d questions, the first: %s", n, first }`
 
-// startParley starts a server with the agents memory, a program; broken, another, which
-// fails; puppet, which does what it is told; and other, to whom puppet can hand over. It
-// returns where the server is, and a client of it.
+// startParley starts a server with four agents. memory and broken are programs, and broken fails. puppet does what
+// the question says and can hand over to other. startParley returns the address and a client of the server.
 func startParley(t *testing.T) (address string, c *client.Client) {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "server.yaml")
@@ -106,15 +106,15 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 	return address, c
 }
 
-// servingAddress reads a server's log up to where it says its address.
+// servingAddress reads the log of a server until it contains the address.
 func servingAddress(t *testing.T, log *bufio.Reader) string {
 	t.Helper()
-	var before strings.Builder
+	var output strings.Builder
 	for {
 		line, err := log.ReadString('\n')
-		before.WriteString(line)
+		output.WriteString(line)
 		if err != nil {
-			t.Fatalf("the server does not serve: %s", before.String())
+			t.Fatalf("the server ended before it served gRPC: %s", output.String())
 		}
 		var entry struct{ Msg, Address string }
 		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving grpc" {
@@ -123,6 +123,7 @@ func servingAddress(t *testing.T, log *bufio.Reader) string {
 	}
 }
 
+// servePuppet serves the agent puppet until the test ends, and returns the address.
 func servePuppet(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -137,12 +138,12 @@ func servePuppet(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// puppet is an agent that is told what to do.
+// puppet is an agent whose behaviour depends on the question.
 type puppet struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
 
-// Respond does what the question says.
+// Respond answers according to the last message.
 func (puppet) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	text := func(s string) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
@@ -181,21 +182,21 @@ func (puppet) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStream
 		}
 	}
 	if request.GetMessages()[len(request.GetMessages())-1].GetContent() == "think" {
-		<-stream.Context().Done() // And never comes to an end.
+		<-stream.Context().Done() // The answer never ends.
 	}
 	return nil
 }
 
-// door is a way in: it connects a client of the official SDK.
-type door struct {
+// transport is a way to connect a client of the official SDK.
+type transport struct {
 	name    string
 	connect func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession
 }
 
-// doors are all ways in to the Parley server that c is connected to: a process on standard
-// input and output, HTTP, and HTTP as it was before protocol 2026-07-28.
-func doors(address string, c *client.Client) []door {
-	return []door{
+// transports returns all transports to the Parley server that c is connected to: a process on standard input and
+// output, HTTP, and HTTP before protocol 2026-07-28.
+func transports(address string, c *client.Client) []transport {
+	return []transport{
 		{"stdio", func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
 			t.Helper()
 			command := exec.Command(program("parley"), "mcp", "--address", address)
@@ -213,6 +214,7 @@ func doors(address string, c *client.Client) []door {
 	}
 }
 
+// serveHTTP serves MCP over HTTP until the test ends, and returns the transport of a client.
 func serveHTTP(t *testing.T, c *client.Client) *sdk.StreamableClientTransport {
 	t.Helper()
 	server := httptest.NewServer(New(c, Options{}).Handler())
@@ -220,6 +222,7 @@ func serveHTTP(t *testing.T, c *client.Client) *sdk.StreamableClientTransport {
 	return &sdk.StreamableClientTransport{Endpoint: server.URL, HTTPClient: server.Client(), MaxRetries: -1}
 }
 
+// connect returns the session of a client that speaks a version of the protocol, until the test ends.
 func connect(t *testing.T, transport sdk.Transport, o *sdk.ClientOptions, protocol string) *sdk.ClientSession {
 	t.Helper()
 	c := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o)

@@ -9,8 +9,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxPageBytes of messages make a page, unless a message alone is larger. Clients bound what
-// they read of a reply, often at 16 MiB, and a page is in it twice: as data and as text.
+// maxPageBytes limits the messages of a page, unless a single message is larger. Clients limit the size of a reply,
+// often to 16 MiB, and a reply contains its page twice: as data and as text.
 const maxPageBytes = 1 << 20
 
 const historyInput = `{
@@ -27,11 +27,11 @@ const historyInput = `{
       "type": "integer",
       "minimum": 0,
       "maximum": 1000,
-      "description": "Messages to return at most; 20 when left out. A page may hold fewer and still have a next_page_token."
+      "description": "Maximum number of messages (default 20). A page may have fewer and still have a next_page_token."
     },
     "page_token": {
       "type": "string",
-      "description": "next_page_token of the page before; the other arguments but page_size must be the same as then."
+      "description": "next_page_token of the previous page; all other arguments except page_size must be the same."
     },
     "newest_first": {
       "type": "boolean",
@@ -40,7 +40,7 @@ const historyInput = `{
     "after_sequence": {
       "type": "integer",
       "minimum": 0,
-      "description": "Only messages after the one of this sequence: what is new since then."
+      "description": "Only messages after this sequence, to read what is new."
     }
   }
 }`
@@ -52,16 +52,16 @@ const historyOutput = `{
     "conversation_id": {"type": "string"},
     "messages": {
       "type": "array",
-      "description": "Whole messages, in the order asked for.",
+      "description": "Complete messages, in the requested order.",
       "items": {
         "type": "object",
         "required": ["sequence", "role"],
         "properties": {
-          "sequence": {"type": "integer", "description": "Place in the conversation, from 1."},
+          "sequence": {"type": "integer", "description": "Position in the conversation, from 1."},
           "role": {"type": "string", "enum": ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_SYSTEM", "ROLE_TOOL"]},
           "content": {"type": "string"},
-          "agent": {"type": "string", "description": "Name of the agent that wrote it."},
-          "status": {"type": "string", "description": "MESSAGE_STATUS_INCOMPLETE: the agent was cut off there."},
+          "agent": {"type": "string", "description": "Name of the agent that wrote the message."},
+          "status": {"type": "string", "description": "MESSAGE_STATUS_INCOMPLETE: the agent was interrupted."},
           "structured_data": {"type": "array", "items": {"type": "object"}},
           "tool_calls": {"type": "array", "items": {"type": "object"}},
           "tool_result": {"type": "object"},
@@ -70,20 +70,21 @@ const historyOutput = `{
         }
       }
     },
-    "next_page_token": {"type": "string", "description": "There are more messages: call again with it as page_token. Left out on the last page."},
-    "last_sequence": {"type": "integer", "description": "Sequence of the newest message ever; 0 when there was none."},
-    "oldest_sequence": {"type": "integer", "description": "Sequence of the oldest message that is kept: those before it were dropped or cleared. last_sequence + 1 when none is."},
-    "active_turn_id": {"type": "string", "description": "Set while a question is being answered: there is more to come."}
+    "next_page_token": {"type": "string", "description": "There are more messages: call again with this page_token. Left out on the last page."},
+    "last_sequence": {"type": "integer", "description": "Highest sequence so far, also of removed messages; 0 if there was none."},
+    "oldest_sequence": {"type": "integer", "description": "Sequence of the oldest stored message; earlier ones were dropped or cleared. last_sequence + 1 if there are none."},
+    "active_turn_id": {"type": "string", "description": "Set while a question is being answered: more messages will follow."}
   }
 }`
 
+// getHistory returns the tool get_history.
 func (s *Server) getHistory() tool {
 	return tool{
-		described: &sdk.Tool{
+		description: &sdk.Tool{
 			Name:  "get_history",
 			Title: "Read a conversation",
-			Description: "Read the messages of a conversation, page by page, each message whole, with the data and tool calls in it. " +
-				"Use it to see what was said before, or what became of an answer that was cut off. To go on with a conversation it need not be read: its agent knows it.",
+			Description: "Read the messages of a conversation in pages, with their data and tool calls. " +
+				"Use it to read earlier messages, or the partial answer of an interrupted turn. To continue a conversation, you need not read it: its agent knows it.",
 			InputSchema:  json.RawMessage(historyInput),
 			OutputSchema: json.RawMessage(historyOutput),
 			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},
@@ -129,8 +130,9 @@ func (s *Server) history(ctx context.Context, r *request) (*sdk.CallToolResult, 
 	}
 }
 
+// historyPage reads one page.
 func (s *Server) historyPage(ctx context.Context, list *parleyv1.ListMessagesRequest) (*historyPage, error) {
-	ctx, cancel := s.limited(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	reply, err := s.parley.ListMessages(ctx, list)
 	if err != nil {

@@ -22,31 +22,34 @@ const (
 	maxWriteTime = 30 * time.Second
 	writeBytes   = 64 << 10
 	// largeRequestBytes is the size in bytes above which a request is large. maxLargeRequests
-	// limits the large requests at once. They count from the start of their body, before the limit
+	// limits the concurrent large requests. They count while their body is read, before the limit
 	// of calls applies. A question is larger only if the server sets a larger --max-message-bytes.
 	largeRequestBytes = 256 << 10
 	maxLargeRequests  = 16
-	// maxReadTime is how long a large request may take to come, and maxPaceTime each paceBytes of it
-	// from the time when it counts: one that stalls holds the place of another.
+	// maxReadTime limits the time to receive a large request. From the time when it counts,
+	// maxPaceTime limits the time for each paceBytes, because a stalled request blocks others.
 	maxReadTime = time.Minute
 	maxPaceTime = 4 * time.Second
 	paceBytes   = 16 << 10
 )
 
-// Handler serves clients over streamable HTTP, at whatever path it is mounted. Every request
-// stands for itself: there are no sessions to run out of or to lose in a restart, and any of
-// several servers can take the next request. A request may have 4 MiB (413 beyond), and 16 may
-// have more than 256 KiB at once (429 beyond), which must come within a minute, and in 4 s for
-// each 16 KiB (408 otherwise); a client that takes 30 s to read 64 KiB loses its connection; and a
-// call ends with its request: to hang up is to cancel.
+// Handler returns a handler for clients over streamable HTTP. It can be mounted at any path. Every request is
+// independent: there are no sessions that a restart could lose, and any of several servers can
+// answer the next request. A call ends with its request: a client cancels it by closing the connection.
+// The limits are:
 //
-// It does not look at Host and Origin. Whoever mounts it keeps out the pages of other origins
-// that a browser on the same machine may show.
+//   - A request has at most 4 MiB (otherwise status 413).
+//   - At most 16 concurrent requests have more than 256 KiB (otherwise 429). They must arrive
+//     within one minute, and each 16 KiB of them within 4 s (otherwise 408).
+//   - A client must read each 64 KiB of a reply within 30 s. Otherwise its connection is closed.
+//
+// Handler does not check the headers Host and Origin. The caller must refuse web pages of other origins, which a
+// browser on the same machine may show.
 func (s *Server) Handler() http.Handler {
 	options := &sdk.StreamableHTTPOptions{
 		Stateless:           true,
 		MaxRequestBodyBytes: maxRequestBytes,
-		// It would refuse hosts that the settings of the server allow.
+		// The SDK's protection would refuse hosts that the settings of the server allow.
 		DisableLocalhostProtection: true,
 	}
 	return &handler{
@@ -56,16 +59,17 @@ func (s *Server) Handler() http.Handler {
 	}
 }
 
+// handler is the handler that [Server.Handler] returns.
 type handler struct {
 	next    http.Handler
 	calls   *calls
-	large   chan struct{} // One for each large request.
-	maxPace time.Duration // For each paceBytes of one.
+	large   chan struct{} // Contains one element for each large request.
+	maxPace time.Duration // The time limit for each paceBytes of a large request.
 }
 
-// ServeHTTP adds to the SDK's handler that large requests are few, that calls end with their
-// requests, that the notification that a call is cancelled finds it, that the methods of
-// undeclared capabilities are unknown whatever their parameters, and that writes have a limit.
+// ServeHTTP adds the following to the SDK's handler: the limits of large requests, the end of calls with their
+// requests, the cancellation of calls by notification, the refusal of undeclared methods regardless of
+// their parameters, and the time limit of writes.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, end, err := h.read(w, r)
 	defer end()
@@ -79,8 +83,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 
-	caller, leave := context.WithCancel(r.Context())
-	defer leave()
+	caller, cancel := context.WithCancel(r.Context())
+	defer cancel()
 	session := r.Header.Get(sessionHeader)
 	m := readMessage(body)
 	if err := undeclared(m.Method); err != nil && r.Method == http.MethodPost && m.isCall() {
@@ -91,21 +95,20 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "initialize":
 		w.Header().Set(sessionHeader, rand.Text())
 	case "tools/call":
-		remove := h.calls.add(callName{session, string(m.ID)}, leave)
+		remove := h.calls.add(callName{session, string(m.ID)}, cancel)
 		defer remove()
 	case "notifications/cancelled":
 		h.calls.cancel(callName{session, m.cancelled()})
 	}
 
 	controller := http.NewResponseController(w)
-	defer func() { _ = controller.SetWriteDeadline(time.Time{}) }() // The connection is for others, too.
+	defer func() { _ = controller.SetWriteDeadline(time.Time{}) }() // The connection may serve other requests.
 	h.next.ServeHTTP(&boundedWriter{w, controller}, r.WithContext(context.WithValue(caller, callerKey{}, caller)))
 }
 
-// refuse answers a call with an error. From the protocol of 2026-07-28 on, a method that is not
-// found has a status of its own.
+// refuse answers a call with an error. Since protocol 2026-07-28 the HTTP status of an unknown method is 404.
 func refuse(w http.ResponseWriter, r *http.Request, id json.RawMessage, err error) {
-	answer, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": err}) // It cannot fail: id was decoded.
+	answer, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": err}) // This cannot fail, because id is valid JSON.
 	w.Header().Set("Content-Type", "application/json")
 	if r.Header.Get("Mcp-Protocol-Version") >= "2026-07-28" {
 		w.WriteHeader(http.StatusNotFound)
@@ -113,7 +116,7 @@ func refuse(w http.ResponseWriter, r *http.Request, id json.RawMessage, err erro
 	_, _ = w.Write(answer)
 }
 
-// read reads a request. end is to be called when it has been answered.
+// read reads a request. The caller must call end when the request has been answered.
 func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, end func(), err error) {
 	end = func() {}
 	until := time.Now().Add(maxReadTime)
@@ -132,8 +135,8 @@ func (h *handler) read(w http.ResponseWriter, r *http.Request) (request []byte, 
 	return read.Bytes(), end, err
 }
 
-// readFault returns the status and the text for a request that could not be read. The text of the
-// error has addresses, so the client does not get it.
+// readFault returns the status and the text for a request that could not be read. The client does not get the text of
+// err, because it may contain addresses.
 func readFault(err error) (code int, message string) {
 	_, large := errors.AsType[*http.MaxBytesError](err)
 	switch {
@@ -148,8 +151,7 @@ func readFault(err error) (code int, message string) {
 	}
 }
 
-// readPaced reads the rest of a request that comes by a deadline, and each paceBytes of it within
-// pace.
+// readPaced reads the rest of a request until a deadline. Each paceBytes must arrive within pace.
 func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseController, pace time.Duration, until time.Time) error {
 	for {
 		deadline := time.Now().Add(pace)
@@ -159,7 +161,7 @@ func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseCont
 		_ = controller.SetReadDeadline(deadline)
 		switch _, err := io.CopyN(read, body, paceBytes); {
 		case errors.Is(err, io.EOF):
-			// The deadline would end the call as well.
+			// Remove the deadline, because it would also end the call.
 			_ = controller.SetReadDeadline(time.Time{})
 			return nil
 		case err != nil:
@@ -168,33 +170,33 @@ func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseCont
 	}
 }
 
-// callerKey is of the context that ends when the client of a request has left. The SDK hands
-// the values of a context down to the tools, but not its end.
+// callerKey is the context key of the context that ends with the HTTP request. The SDK passes the values of a context
+// to the tools, but not its end.
 type callerKey struct{}
 
-// untilCallerLeaves returns a context that ends with ctx, and with the HTTP request behind it
-// if there is one. cancel must be called.
-func untilCallerLeaves(ctx context.Context) (until context.Context, cancel context.CancelFunc) {
-	until, end := context.WithCancel(ctx)
+// withCaller returns a context that ends with ctx, and with the HTTP request of the call if there is one. The caller must
+// call cancel.
+func withCaller(ctx context.Context) (callContext context.Context, cancel context.CancelFunc) {
+	callContext, end := context.WithCancel(ctx)
 	caller, ok := ctx.Value(callerKey{}).(context.Context)
 	if !ok {
-		return until, end
+		return callContext, end
 	}
 	stop := context.AfterFunc(caller, end)
-	return until, func() { stop(); end() }
+	return callContext, func() { stop(); end() }
 }
 
-// message is what has to be known of one here.
+// message contains the fields of a JSON-RPC message that handler needs.
 type message struct {
 	Method string          `json:"method"`
 	ID     json.RawMessage `json:"id"`
 	Params json.RawMessage `json:"params"`
 }
 
-// isCall reports whether a message wants an answer.
+// isCall reports whether the message needs a reply.
 func (m message) isCall() bool { return len(m.ID) > 0 && string(m.ID) != "null" }
 
-// cancelled returns the id of the call that a notification cancels, "" if it has none.
+// cancelled returns the id of the call that a notification cancels, or "" if there is none.
 func (m message) cancelled() string {
 	var params struct {
 		RequestID json.RawMessage `json:"requestId"`
@@ -205,7 +207,7 @@ func (m message) cancelled() string {
 	return string(params.RequestID)
 }
 
-// readMessage returns an empty one for what is none, and for a batch: the SDK deals with both.
+// readMessage decodes a message. It returns an empty one for invalid messages and batches, which the SDK handles.
 func readMessage(body []byte) message {
 	var m message
 	if json.Unmarshal(body, &m) != nil {
@@ -214,14 +216,14 @@ func readMessage(body []byte) message {
 	return m
 }
 
-// boundedWriter allows maxWriteTime for each writeBytes. The request ends when that time is over.
+// boundedWriter limits the time of each writeBytes to maxWriteTime. The request fails after that time.
 type boundedWriter struct {
 	http.ResponseWriter
 
 	controller *http.ResponseController
 }
 
-// Write writes in time or not at all.
+// Write writes p in parts, each with its own deadline.
 func (w *boundedWriter) Write(p []byte) (written int, err error) {
 	for part := range slices.Chunk(p, writeBytes) {
 		_ = w.controller.SetWriteDeadline(time.Now().Add(maxWriteTime))
@@ -233,5 +235,5 @@ func (w *boundedWriter) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// Unwrap is for the SDK, which flushes.
+// Unwrap returns the wrapped writer, which the SDK needs to flush.
 func (w *boundedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -18,13 +18,13 @@ import (
 	"github.com/parleyhq/parley/client"
 )
 
-// post sends a message as a client of a protocol before 2026-07-28 does.
+// post sends a message like a client of a protocol before 2026-07-28.
 func post(t *testing.T, server *httptest.Server, session, message string) *http.Response {
 	t.Helper()
 	return postAs(t, server, "2025-06-18", session, message)
 }
 
-// postAs sends a message as a client of a protocol does.
+// postAs sends a message like a client of a version of the protocol.
 func postAs(t *testing.T, server *httptest.Server, protocol, session, message string) *http.Response {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader(message))
@@ -45,8 +45,7 @@ func postAs(t *testing.T, server *httptest.Server, protocol, session, message st
 	return response
 }
 
-// A client of an old protocol keeps its request open and cancels by another one. Only that
-// of its own session counts.
+// A client of an old protocol cancels a call with another request. That request must be of the same session.
 func TestCancelByNotification(t *testing.T) {
 	_, c := startParley(t)
 	server := httptest.NewServer(New(c, Options{}).Handler())
@@ -71,18 +70,18 @@ func TestCancelByNotification(t *testing.T) {
 	for _, other := range []struct{ session, id string }{{sessions[1], "2"}, {sessions[0], "3"}, {"", "2"}, {sessions[0], `"2"`}} {
 		post(t, server, other.session, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+other.id+`}}`)
 	}
-	// What runs still can be answered in its own session, and is not by then.
+	// The call is still running, so clear_conversation is refused.
 	busy := post(t, server, sessions[0], `{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"clear_conversation","arguments":{"conversation_id":"old"}}}`)
 	if body, err := io.ReadAll(busy.Body); err != nil || !strings.Contains(string(body), "CONVERSATION_BUSY") {
-		t.Errorf("after cancelled notifications of others: %s, %v", body, err)
+		t.Errorf("clear_conversation after other notifications = %s, %v, want CONVERSATION_BUSY", body, err)
 	}
 
 	if accepted := post(t, server, sessions[0], `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`); accepted.StatusCode != http.StatusAccepted {
-		t.Errorf("cancelled notification: %s", accepted.Status)
+		t.Errorf("cancelled notification: %s, want 202", accepted.Status)
 	}
-	endsCancelled(t, c, "old")
+	awaitCancelledTurn(t, c, "old")
 	if _, err := io.Copy(io.Discard, lines); err != nil {
-		t.Errorf("the stream of the call: %v", err)
+		t.Errorf("reading the rest of the call: %v", err)
 	}
 }
 
@@ -94,10 +93,10 @@ func TestHTTPLimits(t *testing.T) {
 	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
 
 	if response := post(t, server, "", `{"jsonrpc":"2.0","id":1,"method":"`+strings.Repeat("x", maxRequestBytes)+`"}`); response.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Errorf("a large request: %s", response.Status)
+		t.Errorf("request over the size limit: %s, want 413", response.Status)
 	}
 	if response := post(t, server, "", "no JSON"); response.StatusCode != http.StatusBadRequest {
-		t.Errorf("no JSON: %s", response.Status)
+		t.Errorf("request without JSON: %s, want 400", response.Status)
 	}
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
 		request, err := http.NewRequestWithContext(t.Context(), method, server.URL, http.NoBody)
@@ -110,7 +109,7 @@ func TestHTTPLimits(t *testing.T) {
 		}
 		response.Body.Close()
 		if response.StatusCode != http.StatusMethodNotAllowed {
-			t.Errorf("%s: %s", method, response.Status)
+			t.Errorf("%s: %s, want 405", method, response.Status)
 		}
 	}
 
@@ -118,12 +117,12 @@ func TestHTTPLimits(t *testing.T) {
 		s.calls <- struct{}{}
 	}
 	if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"code":-32603`) || !strings.Contains(string(body), "TOO_MANY_CALLS") {
-		t.Errorf("one call too many: %s, %v", body, err)
+		t.Errorf("call above the limit = %s, %v, want TOO_MANY_CALLS", body, err)
 	}
 	<-s.calls
-	for range 2 { // The place is given back.
+	for range 2 { // The first call releases its place.
 		if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"total_size":0`) {
-			t.Errorf("a call in the last place: %s, %v", body, err)
+			t.Errorf("call at the limit = %s, %v, want a result", body, err)
 		}
 	}
 }
@@ -155,21 +154,21 @@ func TestUndeclaredOverHTTP(t *testing.T) {
 	}
 }
 
-// patient is the handler with another time for each part of a large request.
-func patient(t *testing.T, s *Server, pace time.Duration) *handler {
+// newHandler returns the handler of s with another time limit for each part of a large request.
+func newHandler(t *testing.T, s *Server, pace time.Duration) *handler {
 	t.Helper()
 	h, ok := s.Handler().(*handler)
 	if !ok {
-		t.Fatal("not a handler of its own")
+		t.Fatal("Handler() is not a *handler")
 	}
 	h.maxPace = pace
 	return h
 }
 
-// TestStalledLargeRequests: those that stall lose their places to others.
+// TestStalledLargeRequests checks that stalled large requests end and make place for others.
 func TestStalledLargeRequests(t *testing.T) {
 	_, c := startParley(t)
-	server := httptest.NewServer(patient(t, New(c, Options{}), time.Second))
+	server := httptest.NewServer(newHandler(t, New(c, Options{}), time.Second))
 	t.Cleanup(server.Close)
 	var stalled []net.Conn
 	for range maxLargeRequests {
@@ -178,7 +177,7 @@ func TestStalledLargeRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		_ = conn.SetDeadline(time.Now().Add(maxReadTime / 2)) // Before the time of a whole request is over.
+		_ = conn.SetDeadline(time.Now().Add(maxReadTime / 2)) // The deadline is before maxReadTime.
 		stalled = append(stalled, conn)
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeRequestBytes+10, largeRequestBytes+1, "")
 	}
@@ -190,22 +189,22 @@ func TestStalledLargeRequests(t *testing.T) {
 		text, err := io.ReadAll(response.Body)
 		response.Body.Close()
 		if response.StatusCode != http.StatusRequestTimeout || !response.Close {
-			t.Errorf("a large request that stalls: %s, close %t", response.Status, response.Close)
+			t.Errorf("stalled large request: %s, close %t, want 408 and close", response.Status, response.Close)
 		}
 		if err != nil || strings.Contains(string(text), "127.0.0.1") {
-			t.Errorf("a large request that stalls: %q, %v, want a text without addresses", text, err)
+			t.Errorf("stalled large request: %q, %v, want a text without addresses", text, err)
 		}
 	}
 	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
 	if response := post(t, server, "", list+strings.Repeat(" ", largeRequestBytes)); response.StatusCode != http.StatusOK {
-		t.Errorf("a large request after them: %s", response.Status)
+		t.Errorf("large request after the stalled ones: %s, want 200", response.Status)
 	}
 }
 
-// Large requests count from the time when they are read, other than those that are small.
+// Large requests count while they are read. Small requests are not limited.
 func TestLargeRequestsAreCounted(t *testing.T) {
 	_, c := startParley(t)
-	h := patient(t, New(c, Options{}), time.Minute)
+	h := newHandler(t, New(c, Options{}), time.Minute)
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)
 	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_conversations","arguments":{}}}`
@@ -235,10 +234,10 @@ func TestLargeRequestsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The handler may read the last bytes late. Another large request would take a place of theirs until then.
-	for late := time.Now().Add(time.Minute); len(h.large) < maxLargeRequests; runtime.Gosched() {
-		if time.Now().After(late) {
-			t.Fatalf("%d large requests are read, want %d", len(h.large), maxLargeRequests)
+	// The handler may read the last bytes late. Until then another large request could take a place.
+	for deadline := time.Now().Add(time.Minute); len(h.large) < maxLargeRequests; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d large requests count, want %d", len(h.large), maxLargeRequests)
 		}
 	}
 	if response := post(t, server, "", list+rest); response.StatusCode != http.StatusTooManyRequests {
@@ -258,22 +257,22 @@ func TestLargeRequestsAreCounted(t *testing.T) {
 	}
 }
 
-// deadlines is a response that keeps what its writes were given.
+// deadlines is a response that records the write deadlines.
 type deadlines struct {
 	*httptest.ResponseRecorder
 
 	set []time.Time
 }
 
-// SetWriteDeadline notes t.
+// SetWriteDeadline records t.
 func (d *deadlines) SetWriteDeadline(t time.Time) error {
 	d.set = append(d.set, t)
 	return nil
 }
 
-// A client that takes nothing does not hold a call for ever; and what was set for this
-// response does not cut off another one of the connection.
-func TestWritesAreBounded(t *testing.T) {
+// Each write has a deadline, so that a client that does not read cannot hold a call forever. The deadline is removed at
+// the end, so that it does not affect the next response of the connection.
+func TestWritesHaveADeadline(t *testing.T) {
 	_, c := startParley(t)
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 	request.Header.Set("Content-Type", "application/json")
@@ -282,15 +281,15 @@ func TestWritesAreBounded(t *testing.T) {
 	before := time.Now()
 	New(c, Options{}).Handler().ServeHTTP(w, request)
 	if !strings.Contains(w.Body.String(), "ask_question") || !w.Flushed {
-		t.Errorf("the response, flushed %t: %s", w.Flushed, w.Body)
+		t.Errorf("response, flushed %t: %s", w.Flushed, w.Body)
 	}
 	if len(w.set) != 2 || w.set[0].Before(before.Add(maxWriteTime)) || !w.set[1].IsZero() {
-		t.Errorf("deadlines %v, want one in %v, then none", w.set, maxWriteTime)
+		t.Errorf("deadlines = %v, want one after %v, then none", w.set, maxWriteTime)
 	}
 }
 
-// TestLargeWrites writes an answer that a client on a slow connection takes a minute to read: each
-// part has its own deadline.
+// TestLargeWrites checks that each part of a large reply has its own deadline, since a client with a slow connection may
+// need a minute to read it.
 func TestLargeWrites(t *testing.T) {
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	text := strings.Repeat("x", 1<<20)
@@ -303,7 +302,7 @@ func TestLargeWrites(t *testing.T) {
 	}
 }
 
-// Names of calls are no store for whoever makes them up.
+// Calls with duplicate, missing or long names are not stored.
 func TestCallNames(t *testing.T) {
 	c, cancelled := newCalls(), 0
 	cancel := func() { cancelled++ }
@@ -312,12 +311,12 @@ func TestCallNames(t *testing.T) {
 	c.add(callName{"", "1"}, cancel)()
 	c.add(callName{strings.Repeat("s", maxNamedBytes), "1"}, cancel)()
 	if len(c.cancels) != 1 {
-		t.Errorf("%d names, want 1", len(c.cancels))
+		t.Errorf("%d stored calls, want 1", len(c.cancels))
 	}
 	c.cancel(callName{"s", "1"})
 	remove()
 	c.cancel(callName{"s", "1"})
 	if cancelled != 1 || len(c.cancels) != 0 {
-		t.Errorf("cancelled %d times, %d names left", cancelled, len(c.cancels))
+		t.Errorf("cancelled %d times, %d stored calls; want 1, 0", cancelled, len(c.cancels))
 	}
 }

@@ -19,11 +19,11 @@ const listInput = `{
       "type": "integer",
       "minimum": 0,
       "maximum": 1000,
-      "description": "Conversations to return at most; 50 when left out."
+      "description": "Maximum number of conversations (default 50)."
     },
     "page_token": {
       "type": "string",
-      "description": "next_page_token of the page before."
+      "description": "next_page_token of the previous page."
     }
   }
 }`
@@ -41,28 +41,29 @@ const listOutput = `{
         "properties": {
           "conversation_id": {"type": "string"},
           "title": {"type": "string"},
-          "agent": {"type": "string", "description": "Name of its own agent, where it has one."},
-          "message_count": {"type": "integer", "description": "Messages that are kept."},
-          "preview": {"type": "string", "description": "The first 120 characters of the newest message; get_history has all of it."},
+          "agent": {"type": "string", "description": "Name of the conversation's agent, if it has one."},
+          "message_count": {"type": "integer", "description": "Number of stored messages."},
+          "preview": {"type": "string", "description": "The first 120 characters of the newest message; get_history returns all of it."},
           "create_time": {"type": "string", "format": "date-time"},
           "update_time": {"type": "string", "format": "date-time"},
-          "expire_time": {"type": "string", "format": "date-time", "description": "When it ends unless something is said in it."},
+          "expire_time": {"type": "string", "format": "date-time", "description": "When the conversation expires unless a message is added."},
           "active_turn_id": {"type": "string", "description": "Set while a question is being answered."}
         }
       }
     },
-    "next_page_token": {"type": "string", "description": "There are more: call again with it as page_token. Left out on the last page."},
-    "total_size": {"type": "integer", "description": "Conversations that there are in all."}
+    "next_page_token": {"type": "string", "description": "There are more: call again with this page_token. Left out on the last page."},
+    "total_size": {"type": "integer", "description": "Total number of conversations."}
   }
 }`
 
+// listConversations returns the tool list_conversations.
 func (s *Server) listConversations() tool {
 	return tool{
-		described: &sdk.Tool{
+		description: &sdk.Tool{
 			Name:  "list_conversations",
 			Title: "List conversations",
-			Description: "List the conversations that are kept, newest first, each with the beginning of its newest message. " +
-				"Use it to find the conversation_id of one that the user speaks of.",
+			Description: "List the stored conversations, newest first, each with the beginning of its newest message. " +
+				"Use it to find the conversation_id of a conversation that the user mentions.",
 			InputSchema:  json.RawMessage(listInput),
 			OutputSchema: json.RawMessage(listOutput),
 			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},
@@ -78,7 +79,7 @@ type conversationList struct {
 	TotalSize     int64             `json:"total_size"`
 }
 
-// conversationRow is what helps to choose one: rows are many.
+// conversationRow contains only the fields that help to choose a conversation, because there may be many rows.
 type conversationRow struct {
 	ConversationID string `json:"conversation_id"`
 	Title          string `json:"title,omitempty"`
@@ -96,7 +97,7 @@ func (s *Server) list(ctx context.Context, r *request) (*sdk.CallToolResult, err
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.limited(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	reply, err := s.parley.ListConversations(ctx, list)
 	if err != nil {
@@ -118,7 +119,7 @@ func (s *Server) list(ctx context.Context, r *request) (*sdk.CallToolResult, err
 	return structured(page)
 }
 
-// stamp is a time in RFC 3339, to the second.
+// stamp returns a time in RFC 3339, in seconds.
 func stamp(t *timestamppb.Timestamp) string {
 	return t.AsTime().Format(time.RFC3339)
 }

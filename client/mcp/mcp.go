@@ -1,12 +1,17 @@
-// Package mcp offers the conversations of a Parley server to clients of the Model Context
-// Protocol, as tools: ask_question, list_conversations, get_history and clear_conversation.
-// Begin with [New], then [Server.Serve] for a client that has started this program, or
-// [Server.Handler] for clients that come over HTTP.
+// Package mcp serves the conversations of a Parley server to clients of the Model Context Protocol
+// (MCP), as tools: ask_question, list_conversations, get_history, search_interactions and
+// clear_conversation. [Server.Serve] serves a client that has started this program, on standard input
+// and output. [Server.Handler] serves clients over HTTP.
 //
-// In the code, tools.go has the list of tools. Each has a file with what clients are told of
-// it and what it does; turn.go follows the turn of a question, progress.go tells of it
-// meanwhile, arguments.go reads what a client sent, and errors.go makes errors those of
-// JSON-RPC.
+// The list of tools is in tools.go. Each tool has a file with its description and its function. The
+// other files are shared by the tools:
+//
+//   - turn.go follows the turn of a question, progress.go reports its progress.
+//   - arguments.go reads the arguments of a call.
+//   - errors.go and refusal.go convert errors to errors of JSON-RPC.
+//   - http.go serves HTTP, calls.go finds calls to cancel.
+//
+// Start at [New].
 package mcp
 
 import (
@@ -25,37 +30,37 @@ import (
 )
 
 const (
-	// maxRequestBytes is what a message of a client may have, as at the Parley server.
+	// maxRequestBytes limits a message of a client. It equals the limit of the Parley server.
 	maxRequestBytes = 4 << 20
-	// maxCalls are under way at once; each may hold a turn.
+	// maxCalls limits the concurrent calls. Each may hold a turn.
 	maxCalls = 256
 )
 
-const instructions = `Parley keeps conversations with agents. Ask with ask_question; to go on with a conversation, ` +
-	`pass the conversation_id that came with its first answer. Conversations expire some time after their last message.`
+const instructions = `Parley stores conversations with agents. Ask with ask_question; to continue a conversation, ` +
+	`pass the conversation_id of its first answer. Conversations expire some time after their last message.`
 
-// Options is what a server is told beside its client. The zero value is good.
+// Options are the options of [New]. The zero value is valid.
 type Options struct {
-	// Version is what clients are told of this program; empty: "dev".
+	// Version is the version of this program that clients see. If empty, it is "dev".
 	Version string
-	// Timeout bounds each call to the Parley server, ask_question aside, whose turns have
-	// limits of their own; 0: no bound.
+	// Timeout limits each call to the Parley server except those of ask_question, because turns
+	// have their own limits. If 0, there is no limit.
 	Timeout time.Duration
-	// Log receives the faults of this package. If nil, they are not logged.
+	// Log receives the internal errors of this package. If nil, they are not logged.
 	Log *slog.Logger
 }
 
-// Server is an MCP server before one Parley server. It keeps no state between calls and may
-// serve any number of clients at once, 256 calls at a time; more are refused.
+// Server is an MCP server for one Parley server. It keeps no state between calls and is safe for concurrent use by
+// any number of clients. It refuses calls above its limit of 256 concurrent calls.
 type Server struct {
 	parley  *client.Client
 	timeout time.Duration
 	log     *slog.Logger
 	server  *sdk.Server
-	calls   chan struct{} // One for each call that is under way.
+	calls   chan struct{} // Contains one element for each running call.
 }
 
-// New returns a server that calls c, which it does not close.
+// New returns a server that calls the Parley server through c. It does not close c.
 func New(c *client.Client, o Options) *Server {
 	implementation := &sdk.Implementation{Name: "parley", Title: "Parley", Version: cmp.Or(o.Version, "dev")}
 	s := &Server{
@@ -65,20 +70,20 @@ func New(c *client.Client, o Options) *Server {
 		calls:   make(chan struct{}, maxCalls),
 		server: sdk.NewServer(implementation, &sdk.ServerOptions{
 			Instructions: instructions,
-			// What there is never changes: nobody need hold a stream to hear of that.
+			// The tools never change, so clients need no notifications of changes.
 			Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}},
 		}),
 	}
 	s.server.AddReceivingMiddleware(refuseUndeclared)
 	for _, t := range s.tools() {
-		s.server.AddTool(t.described, s.handler(t))
+		s.server.AddTool(t.description, s.handler(t))
 	}
 	return s
 }
 
-// refuseUndeclared refuses the methods of capabilities that are not declared, which the SDK
-// answers with empty lists. The SDK reads their parameters first: if those are missing or
-// malformed, it refuses them itself, with a code of its own. Over HTTP the handler refuses all.
+// refuseUndeclared refuses the methods of capabilities that are not declared. Without it the SDK answers them with
+// empty lists. The SDK reads the parameters first: if they are missing or malformed, it refuses the call
+// itself, with another code. Over HTTP, handler refuses all these methods before the SDK.
 func refuseUndeclared(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, request sdk.Request) (sdk.Result, error) {
 		if err := undeclared(method); err != nil {
@@ -88,8 +93,8 @@ func refuseUndeclared(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// undeclared returns the error that the protocol asks for if a method is one of the capabilities
-// that New does not declare, else nil.
+// undeclared returns the error that the protocol requires for methods of capabilities that New does not declare. It
+// returns nil for other methods.
 func undeclared(method string) error {
 	switch capability, _, _ := strings.Cut(method, "/"); capability {
 	case "prompts", "resources", "completion", "logging":
@@ -98,26 +103,26 @@ func undeclared(method string) error {
 	return nil
 }
 
-// Serve serves the one client that writes to in and reads from out, a message a line, until
-// in or ctx ends. Then it cancels the calls that are under way, waits for them, a few seconds
-// at most, and returns nil. An error means that in was broken or held what is no message.
-// A read of in that hangs when ctx ends is left behind; it is the last one.
+// Serve serves one client that writes messages to in and reads them from out, one on each line. At the end of in or
+// ctx it cancels the running calls, waits a few seconds at most for them, and returns nil. It returns an
+// error if in cannot be read or contains an invalid message. If a read of in blocks when ctx ends, its
+// goroutine remains until that read returns.
 func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	lines, feed := io.Pipe()
 	go func() {
 		_, err := io.Copy(feed, in)
-		_ = feed.CloseWithError(err) // Nil: the end.
+		_ = feed.CloseWithError(err) // A nil error closes with io.EOF.
 	}()
-	// The end of ctx is told as the end of the input: that is what cancels the calls.
+	// The end of ctx closes the input, because the SDK cancels the calls at the end of the input.
 	stop := context.AfterFunc(ctx, func() { _ = feed.Close() })
 	defer stop()
 	return s.server.Run(context.WithoutCancel(ctx), &sdk.IOTransport{
-		Reader: lines, Writer: unclosed{out}, MaxLineLength: maxRequestBytes,
+		Reader: lines, Writer: noCloser{out}, MaxLineLength: maxRequestBytes,
 	})
 }
 
-// unclosed is a writer that belongs to somebody else.
-type unclosed struct{ io.Writer }
+// noCloser is a writer that the SDK must not close.
+type noCloser struct{ io.Writer }
 
 // Close does nothing.
-func (unclosed) Close() error { return nil }
+func (noCloser) Close() error { return nil }

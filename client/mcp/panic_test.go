@@ -12,29 +12,29 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// A fault of ours costs the call in which it shows, not the program.
+// A panic in a tool ends only its call, not the program.
 func TestPanicInATool(t *testing.T) {
 	var lines bytes.Buffer
 	s := New(nil, Options{Log: slog.New(slog.NewTextHandler(&lines, nil))})
-	call := s.handler(tool{described: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
+	call := s.handler(tool{description: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
 		panic("a fault")
 	}})
 	result, err := call(t.Context(), &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}})
 	refusal, ok := errors.AsType[*jsonrpc.Error](err)
 	if !ok || refusal.Code != jsonrpc.CodeInternalError || strings.Contains(refusal.Message, "a fault") || result != nil {
-		t.Errorf("got %v, %v", result, err)
+		t.Errorf("handler() = %v, %v, want an internal error without details", result, err)
 	}
-	if said := lines.String(); !strings.Contains(said, "a fault") || !strings.Contains(said, "tool=broken") {
-		t.Errorf("the log says %q", said)
+	if log := lines.String(); !strings.Contains(log, "a fault") || !strings.Contains(log, "tool=broken") {
+		t.Errorf("log = %q, want the panic and the tool", log)
 	}
 	if len(s.calls) > 0 {
 		t.Error("the call is still counted")
 	}
 }
 
-// TestPanicWithoutALog: without a logger, a tool that panics returns the same error as with one.
+// TestPanicWithoutALog checks that a tool that panics returns the same error without a logger.
 func TestPanicWithoutALog(t *testing.T) {
-	call := New(nil, Options{}).handler(tool{described: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
+	call := New(nil, Options{}).handler(tool{description: &sdk.Tool{Name: "broken"}, call: func(context.Context, *request) (*sdk.CallToolResult, error) {
 		panic("a fault")
 	}})
 	_, err := call(t.Context(), &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}})

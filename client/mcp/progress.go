@@ -13,21 +13,21 @@ import (
 )
 
 const (
-	// textEvery is how often the text that has arrived is told of; all else is told at once.
+	// textEvery is the minimum time between reports of received text. Other events are reported at once.
 	textEvery = 200 * time.Millisecond
-	// maxTailBytes of that text are shown, its newest.
+	// maxTailBytes limits the text in a report to its newest bytes. maxNoteBytes limits a report.
 	maxTailBytes = 80
 	maxNoteBytes = 512
 )
 
-// progress tells a client that waits for an answer how far it is.
+// progress reports the progress of a turn to a client that waits for its answer.
 type progress struct {
-	notify func(message string) // Nil: nobody wants to know.
+	notify func(message string) // Sends a report; nil if the client wants none.
 
 	agent      string
-	characters int // Of the text that has arrived.
-	tail       string
-	told       time.Time // When that was told of.
+	characters int       // The number of received characters of text.
+	tail       string    // The newest text.
+	reported   time.Time // The time of the last report of text.
 }
 
 // newProgress returns the progress of call, whose context is ctx.
@@ -36,69 +36,70 @@ func newProgress(ctx context.Context, call *sdk.CallToolRequest) *progress {
 	if token == nil {
 		return &progress{}
 	}
-	steps := 0.0 // What rises by one each time always rises.
+	steps := 0.0 // The protocol requires values that increase with each report.
 	return &progress{notify: func(message string) {
 		if ctx.Err() != nil {
 			return
 		}
 		steps++
-		// A client that is not told has gone, and ctx ends.
+		// An error means that the client is gone, and ctx then ends.
 		_ = call.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: steps, Message: message})
 	}}
 }
 
-// show tells of an event of a turn.
-func (p *progress) show(event *parleyv1.TurnEvent) {
+// report reports an event of a turn.
+func (p *progress) report(event *parleyv1.TurnEvent) {
 	switch e := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_Queued:
-		p.tell("queued: %d ahead", e.Queued.GetPosition())
+		p.send("queued: %d ahead", e.Queued.GetPosition())
 	case *parleyv1.TurnEvent_Started:
 		p.agent = e.Started.GetAgent()
-		p.tell("%s is answering in conversation %s", p.agent, e.Started.GetConversation().GetId())
+		p.send("%s is answering in conversation %s", p.agent, e.Started.GetConversation().GetId())
 	case *parleyv1.TurnEvent_TextDelta:
-		p.showText(e.TextDelta.GetText())
+		p.reportText(e.TextDelta.GetText())
 	case *parleyv1.TurnEvent_Progress:
 		if note := e.Progress.GetText(); note != "" {
-			p.tell("%s: %s", p.agent, note)
+			p.send("%s: %s", p.agent, note)
 		} else {
-			p.tell("%s is still at work, %d characters so far", p.agent, p.characters)
+			p.send("%s is still working, %d characters so far", p.agent, p.characters)
 		}
 	case *parleyv1.TurnEvent_StructuredData:
-		p.tell("%s gives %s", p.agent, e.StructuredData.GetType())
+		p.send("%s sends %s", p.agent, e.StructuredData.GetType())
 	case *parleyv1.TurnEvent_ToolCall:
-		p.tell("%s calls %s", p.agent, e.ToolCall.GetName())
+		p.send("%s calls %s", p.agent, e.ToolCall.GetName())
 	case *parleyv1.TurnEvent_ToolResult:
-		p.tell("%s has the result of %s", p.agent, e.ToolResult.GetName())
+		p.send("%s has the result of %s", p.agent, e.ToolResult.GetName())
 	case *parleyv1.TurnEvent_AnswerStarted:
 		if agent := e.AnswerStarted.GetAgent(); agent != "" && agent != p.agent {
 			p.agent = agent
-			p.tell("%s goes on", agent)
+			p.send("%s continues the answer", agent)
 		}
 	}
 }
 
-// showText tells of the newest words of the answer.
-func (p *progress) showText(piece string) {
+// reportText adds a piece of text and reports the newest text at most every textEvery.
+func (p *progress) reportText(piece string) {
 	p.characters += utf8.RuneCountInString(piece)
 	p.tail = ending(p.tail+piece, maxTailBytes)
-	if time.Since(p.told) < textEvery {
+	if time.Since(p.reported) < textEvery {
 		return
 	}
-	p.told = time.Now()
+	p.reported = time.Now()
 	mark := ""
 	if p.characters > utf8.RuneCountInString(p.tail) {
 		mark = "…"
 	}
-	p.tell("%d characters so far: %s%s", p.characters, mark, p.tail)
+	p.send("%d characters so far: %s%s", p.characters, mark, p.tail)
 }
 
-func (p *progress) tell(format string, values ...any) {
+// send sends a report in one line of limited length.
+func (p *progress) send(format string, values ...any) {
 	if p.notify != nil {
 		p.notify(shortened(strings.Join(strings.Fields(fmt.Sprintf(format, values...)), " "), maxNoteBytes))
 	}
 }
 
-// ending is the end of s from the beginning of a character, so many bytes at most.
+// ending returns the end of s, at most limit bytes, from the beginning of a character.
 func ending(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -110,7 +111,7 @@ func ending(s string, limit int) string {
 	return s[begin:]
 }
 
-// shortened is s or, where that has more bytes than limit, its beginning and "…".
+// shortened returns s, or its beginning and "…" if s has more than limit bytes.
 func shortened(s string, limit int) string {
 	const mark = "…"
 	if len(s) <= limit {

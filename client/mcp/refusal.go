@@ -10,15 +10,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// refusal is the status that a call to the Parley server ended with.
+// refusal is the gRPC status of a failed call to the Parley server.
 type refusal struct {
 	status    *status.Status
-	info      *errdetails.ErrorInfo // Nil: it was not the server that refused.
+	info      *errdetails.ErrorInfo // nil if the error does not come from the server
 	bad       []*errdetails.BadRequest_FieldViolation
 	retryable bool
 }
 
-// refusalOf returns nil when err has no status.
+// refusalOf returns the refusal in err, or nil if err has no gRPC status.
 func refusalOf(err error) *refusal {
 	var carrier interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &carrier) {
@@ -39,17 +39,16 @@ func refusalOf(err error) *refusal {
 	return r
 }
 
-// faults are what is wrong with the arguments of the call; none where other arguments would
-// not have helped.
+// faults returns the faults of the arguments. There are none if the call would also fail with other arguments.
 func (r *refusal) faults() []fault {
 	message := r.status.Message()
 	switch r.info.GetReason() {
 	case "CONVERSATION_NOT_FOUND":
-		return []fault{{"conversation_id", message + "; list_conversations has those that do"}}
+		return []fault{{"conversation_id", message + "; list_conversations returns the existing ones"}}
 	case "MESSAGE_TOO_LARGE":
 		return []fault{{"question", message}}
 	case "AGENT_NOT_CONFIGURED":
-		return []fault{{"agent", message + "; name one that there is: " + r.info.GetMetadata()["known_agents"]}}
+		return []fault{{"agent", message + "; use one of these: " + r.info.GetMetadata()["known_agents"]}}
 	}
 	var faults []fault
 	for _, violation := range r.bad {
@@ -62,16 +61,16 @@ func (r *refusal) faults() []fault {
 	return faults
 }
 
-// text says what went wrong, and what to do, in the words of a tool.
+// text returns the message of the error and what to do, in the terms of the tools.
 func (r *refusal) text() string {
 	message, code := r.status.Message(), r.status.Code()
 	switch reason := r.info.GetReason(); {
 	case reason == "CONVERSATION_BUSY":
-		return fmt.Sprintf("a question is being answered there, turn %s: try again when that has ended (%s)", r.info.GetMetadata()["active_turn_id"], reason)
+		return fmt.Sprintf("turn %s of this conversation is running; try again when it has ended (%s)", r.info.GetMetadata()["active_turn_id"], reason)
 	case reason != "":
 		return message + " (" + reason + ")"
 	case code == codes.Unavailable:
-		return "the Parley server cannot be reached; is it running, and at this address? " + message
+		return "the Parley server cannot be reached; check that it is running and that the address is correct: " + message
 	case code == codes.DeadlineExceeded:
 		return "the Parley server did not reply in time"
 	default:

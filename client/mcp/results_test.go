@@ -16,9 +16,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
+// object is a decoded JSON object.
 type object = map[string]any
 
-// call calls a tool, checks the result by the tool's output schema, and returns it.
+// call calls a tool and returns its result, which it checks with checked.
 func call(t *testing.T, session *sdk.ClientSession, tool string, arguments object) object {
 	t.Helper()
 	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: tool, Arguments: arguments})
@@ -28,6 +29,8 @@ func call(t *testing.T, session *sdk.ClientSession, tool string, arguments objec
 	return checked(t, tool, result)
 }
 
+// checked returns the data of a result. It checks the data against the output schema of the tool, and the text against
+// the data.
 func checked(t *testing.T, tool string, result *sdk.CallToolResult) object {
 	t.Helper()
 	data, ok := result.StructuredContent.(object)
@@ -37,13 +40,13 @@ func checked(t *testing.T, tool string, result *sdk.CallToolResult) object {
 	if err := outputSchema(t, tool).Validate(data); err != nil {
 		t.Errorf("%s: %v\n%v", tool, err, data)
 	}
-	// Who reads only text is told the same.
+	// The text must contain the same as the data.
 	text := object{}
 	for i, content := range result.Content {
 		block, ok := content.(*sdk.TextContent)
 		switch {
 		case !ok || block.Text == "":
-			t.Errorf("%s: content %d is %v", tool, i, content)
+			t.Errorf("%s: content %d = %v, want a text", tool, i, content)
 		case tool == "ask_question" && i == 0:
 			text["answer"] = block.Text
 		default:
@@ -53,7 +56,7 @@ func checked(t *testing.T, tool string, result *sdk.CallToolResult) object {
 		}
 	}
 	if data["answer"] == "" {
-		text["answer"] = "" // In words, there is none.
+		text["answer"] = "" // The text is then a note.
 	}
 	if diff := cmp.Diff(data, text); diff != "" {
 		t.Errorf("%s: the text differs from the data (-data +text):\n%s", tool, diff)
@@ -61,22 +64,24 @@ func checked(t *testing.T, tool string, result *sdk.CallToolResult) object {
 	return data
 }
 
+// outputSchema returns the output schema of a tool.
 func outputSchema(t *testing.T, name string) *jsonschema.Resolved {
 	t.Helper()
 	for _, tool := range new(Server).tools() {
-		if tool.described.Name == name {
-			return resolved(t, tool.described.OutputSchema)
+		if tool.description.Name == name {
+			return resolved(t, tool.description.OutputSchema)
 		}
 	}
 	t.Fatalf("no tool %s", name)
 	return nil
 }
 
+// resolved decodes a schema.
 func resolved(t *testing.T, schema any) *jsonschema.Resolved {
 	t.Helper()
 	raw, ok := schema.(json.RawMessage)
 	if !ok {
-		t.Fatalf("a schema is %T", schema)
+		t.Fatalf("schema is %T, want json.RawMessage", schema)
 	}
 	var s jsonschema.Schema
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -89,8 +94,8 @@ func resolved(t *testing.T, schema any) *jsonschema.Resolved {
 	return r
 }
 
-// at is what data has at a path of names and places, nil where there is nothing.
-func at(data any, path ...any) any {
+// valueAt returns the value at a path of names and indexes in data, or nil if there is none.
+func valueAt(data any, path ...any) any {
 	for _, step := range path {
 		switch v := data.(type) {
 		case object:
@@ -109,18 +114,18 @@ func at(data any, path ...any) any {
 	return data
 }
 
-// listed is the list that data has under a name.
-func listed(t *testing.T, data object, name string) []any {
+// listAt returns the list with a name in data.
+func listAt(t *testing.T, data object, name string) []any {
 	t.Helper()
 	list, ok := data[name].([]any)
 	if !ok {
-		t.Fatalf("%s is %v", name, data[name])
+		t.Fatalf("%s is %v, want a list", name, data[name])
 	}
 	return list
 }
 
-// refused calls a tool and returns the error, with its data.
-func refused(t *testing.T, session *sdk.ClientSession, tool string, arguments any) (*jsonrpc.Error, errorData) {
+// callError calls a tool and returns its error, with error.data.
+func callError(t *testing.T, session *sdk.ClientSession, tool string, arguments any) (*jsonrpc.Error, errorData) {
 	t.Helper()
 	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: tool, Arguments: arguments})
 	failure, ok := errors.AsType[*jsonrpc.Error](err)
@@ -134,18 +139,19 @@ func refused(t *testing.T, session *sdk.ClientSession, tool string, arguments an
 	return failure, data
 }
 
-// listener is a client's handler of progress that keeps what it is told, and tells of it.
-type listener chan *sdk.ProgressNotificationParams
+// progressListener receives the progress notifications of a client.
+type progressListener chan *sdk.ProgressNotificationParams
 
-func listen() (listener, *sdk.ClientOptions) {
-	l := make(listener, 1000)
+// newProgressListener returns a listener and the options of a client that sends its notifications to it.
+func newProgressListener() (progressListener, *sdk.ClientOptions) {
+	l := make(progressListener, 1000)
 	return l, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
 		l <- r.Params
 	}}
 }
 
-// until takes what the listener is told until a message has part in it, and returns all.
-func (l listener) until(t *testing.T, part string) []*sdk.ProgressNotificationParams {
+// until receives notifications until a message contains part, and returns all of them.
+func (l progressListener) until(t *testing.T, part string) []*sdk.ProgressNotificationParams {
 	t.Helper()
 	var all []*sdk.ProgressNotificationParams
 	for {
@@ -156,26 +162,27 @@ func (l listener) until(t *testing.T, part string) []*sdk.ProgressNotificationPa
 				return all
 			}
 		case <-t.Context().Done():
-			t.Fatalf("no progress with %q, only %+v", part, all)
+			t.Fatalf("no progress that contains %q in %+v", part, all)
 		}
 	}
 }
 
-func asking(arguments object, token any) *sdk.CallToolParams {
+// askParams returns the parameters of ask_question with a progress token.
+func askParams(arguments object, token any) *sdk.CallToolParams {
 	params := &sdk.CallToolParams{Name: "ask_question", Arguments: arguments}
 	params.SetProgressToken(token)
 	return params
 }
 
-// endsCancelled waits for the end of the newest turn of a conversation.
-func endsCancelled(t *testing.T, c *client.Client, id string) {
+// awaitCancelledTurn waits until the newest turn of a conversation has ended and checks that it was cancelled.
+func awaitCancelledTurn(t *testing.T, c *client.Client, id string) {
 	t.Helper()
 	for event, err := range c.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: id}) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		if finished := event.GetFinished(); finished != nil && finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
-			t.Errorf("the turn ended %s", finished.GetTurn().GetState())
+			t.Errorf("the turn ended as %s, want CANCELLED", finished.GetTurn().GetState())
 		}
 	}
 }

@@ -18,27 +18,27 @@ const searchInput = `{
       "type": "string",
       "minLength": 1,
       "maxLength": 1024,
-      "description": "Text to find, in upper or lower case, as one piece: a word or a phrase as it was said."
+      "description": "Text to find, a word or an exact phrase. The search ignores case."
     },
     "days": {
       "type": "integer",
       "minimum": 0,
-      "description": "How many days to search, the last of them today, in UTC; 7 when left out."
+      "description": "Number of days to search, including today, in UTC (default 7)."
     },
     "conversation_id": {
       "type": "string",
       "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
-      "description": "Search this conversation only."
+      "description": "Search only this conversation."
     },
     "page_size": {
       "type": "integer",
       "minimum": 0,
       "maximum": 1000,
-      "description": "Messages to return at most; 50 when left out. A page may hold fewer and still have a next_page_token."
+      "description": "Maximum number of messages (default 50). A page may have fewer and still have a next_page_token."
     },
     "page_token": {
       "type": "string",
-      "description": "next_page_token of the page before; the other arguments but page_size must be the same as then."
+      "description": "next_page_token of the previous page; all other arguments except page_size must be the same."
     }
   }
 }`
@@ -49,32 +49,33 @@ const searchOutput = `{
   "properties": {
     "interactions": {
       "type": "array",
-      "description": "Whole messages, newest first.",
+      "description": "Complete messages, newest first.",
       "items": {
         "type": "object",
         "required": ["timestamp", "conversation_id", "role"],
         "properties": {
           "timestamp": {"type": "string", "format": "date-time"},
-          "conversation_id": {"type": "string", "description": "It may have ended, and get_history not know it any more."},
-          "agent": {"type": "string", "description": "Whose words these are: \"User\" or the user's name, or the name of the agent or tool."},
+          "conversation_id": {"type": "string", "description": "The conversation may be expired or deleted; get_history then does not find it."},
+          "agent": {"type": "string", "description": "The author: \"User\" or the user's name, or the name of the agent or tool."},
           "role": {"type": "string", "enum": ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_SYSTEM", "ROLE_TOOL"]},
           "content": {"type": "string"},
-          "metadata": {"type": "object", "description": "turn_number is the message's place in its conversation, from 1."}
+          "metadata": {"type": "object", "description": "turn_number is the position of the message in its conversation, from 1."}
         }
       }
     },
-    "next_page_token": {"type": "string", "description": "There are more: call again with it as page_token. Left out on the last page."},
-    "skipped_count": {"type": "integer", "description": "Lines of the log that could not be read."}
+    "next_page_token": {"type": "string", "description": "There are more: call again with this page_token. Left out on the last page."},
+    "skipped_count": {"type": "integer", "description": "Number of log entries that could not be read."}
   }
 }`
 
+// searchInteractions returns the tool search_interactions.
 func (s *Server) searchInteractions() tool {
 	return tool{
-		described: &sdk.Tool{
+		description: &sdk.Tool{
 			Name:  "search_interactions",
-			Title: "Search what was said",
-			Description: "Find a text in the log of all that was said in the last days, newest first, each message whole, also of conversations that have ended. " +
-				"Use it when the user asks where or when something was said. To read one conversation that is kept, use get_history.",
+			Title: "Search messages",
+			Description: "Find messages of the last days that contain a text in the interaction log, newest first, also of expired and deleted conversations. " +
+				"Use it when the user asks where or when something was said. To read one stored conversation, use get_history.",
 			InputSchema:  json.RawMessage(searchInput),
 			OutputSchema: json.RawMessage(searchOutput),
 			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},
@@ -110,11 +111,11 @@ func (s *Server) search(ctx context.Context, r *request) (*sdk.CallToolResult, e
 		if fit == len(page.Interactions) {
 			return structured(page)
 		}
-		search.PageSize = int32(fit) // To search again is dear: for as many as it can be.
+		search.PageSize = int32(fit) // Another search is expensive, so it requests as many as fit.
 	}
 }
 
-// fitting is how many, from the first on, make a page; one always does.
+// fitting returns how many of the first interactions fit into a page, at least one.
 func fitting(interactions []json.RawMessage) int {
 	size := 0
 	for i, interaction := range interactions {
@@ -125,8 +126,9 @@ func fitting(interactions []json.RawMessage) int {
 	return len(interactions)
 }
 
+// searchPage reads one page.
 func (s *Server) searchPage(ctx context.Context, search *parleyv1.SearchInteractionsRequest) (*searchPage, error) {
-	ctx, cancel := s.limited(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	reply, err := s.parley.SearchInteractions(ctx, search)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 
 func TestSearch(t *testing.T) {
 	address, c := startParley(t)
-	for _, d := range doors(address, c) {
-		t.Run(d.name, func(t *testing.T) {
-			session := d.connect(t, nil)
-			id := "log-" + strings.ReplaceAll(d.name, " ", "-")
+	for _, tr := range transports(address, c) {
+		t.Run(tr.name, func(t *testing.T) {
+			session := tr.connect(t, nil)
+			id := "log-" + strings.ReplaceAll(tr.name, " ", "-")
 			word := "goals of " + id + "!"
 			_, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{
 				{Role: parleyv1.Role_ROLE_USER, Content: "The quarterly " + word},
@@ -32,37 +32,37 @@ func TestSearch(t *testing.T) {
 			arguments := object{"query": word, "page_size": 1}
 			for more := true; more; {
 				page := call(t, session, "search_interactions", arguments)
-				for _, interaction := range listed(t, page, "interactions") {
-					got = append(got, at(interaction, "content"))
-					if at(interaction, "conversation_id") != id || at(interaction, "role") != "ROLE_USER" || at(interaction, "agent") != "User" {
-						t.Errorf("found %v", interaction)
+				for _, interaction := range listAt(t, page, "interactions") {
+					got = append(got, valueAt(interaction, "content"))
+					if valueAt(interaction, "conversation_id") != id || valueAt(interaction, "role") != "ROLE_USER" || valueAt(interaction, "agent") != "User" {
+						t.Errorf("interaction = %v, want a user message of %s", interaction, id)
 					}
 				}
 				arguments["page_token"], more = page["next_page_token"]
 			}
 			if diff := cmp.Diff([]any{"All " + strings.ToUpper(word), "The quarterly " + word}, got); diff != "" {
-				t.Errorf("found (-want +got):\n%s", diff)
+				t.Errorf("contents (-want +got):\n%s", diff)
 			}
 			answer := call(t, session, "search_interactions", object{"query": "which", "conversation_id": id, "days": 1})
-			if len(listed(t, answer, "interactions")) != 1 || at(answer, "interactions", 0, "agent") != "writer" ||
-				at(answer, "interactions", 0, "metadata", "turn_number") != 2.0 || answer["skipped_count"] != 0.0 {
-				t.Errorf("found %v", answer)
+			if len(listAt(t, answer, "interactions")) != 1 || valueAt(answer, "interactions", 0, "agent") != "writer" ||
+				valueAt(answer, "interactions", 0, "metadata", "turn_number") != 2.0 || answer["skipped_count"] != 0.0 {
+				t.Errorf("search_interactions = %v, want the second message", answer)
 			}
 			for _, nothing := range []object{{"query": word + "?"}, {"query": "goals", "conversation_id": "nobody"}} {
-				if page := call(t, session, "search_interactions", nothing); len(listed(t, page, "interactions")) != 0 || page["next_page_token"] != nil {
-					t.Errorf("%v found %v", nothing, page)
+				if page := call(t, session, "search_interactions", nothing); len(listAt(t, page, "interactions")) != 0 || page["next_page_token"] != nil {
+					t.Errorf("search_interactions(%v) = %v, want nothing", nothing, page)
 				}
 			}
 		})
 	}
 }
 
-// A page has as much as clients can take; what does not fit comes with the next one.
+// The size of a page is limited. The rest is in the next page.
 func TestLargeSearch(t *testing.T) {
 	_, c := startParley(t)
-	large := "found " + strings.Repeat(`"`, 300<<10) // Each is two bytes in JSON, and four in JSON in JSON.
-	for _, words := range []string{large, large, "found 3", "found 4"} {
-		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}
+	large := "found " + strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.
+	for _, content := range []string{large, large, "found 3", "found 4"} {
+		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
 		if _, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
 			t.Fatal(err)
 		}
@@ -73,8 +73,8 @@ func TestLargeSearch(t *testing.T) {
 	for more := true; more; {
 		page := call(t, session, "search_interactions", arguments)
 		var found []any
-		for _, interaction := range listed(t, page, "interactions") {
-			found = append(found, at(interaction, "content"))
+		for _, interaction := range listAt(t, page, "interactions") {
+			found = append(found, valueAt(interaction, "content"))
 		}
 		pages = append(pages, found)
 		arguments["page_token"], more = page["next_page_token"]

@@ -14,14 +14,15 @@ import (
 	"github.com/parleyhq/parley/client"
 )
 
-// served is a server that serves one client through pipes.
+// served is a server that serves one client over pipes.
 type served struct {
 	session *sdk.ClientSession
-	input   *io.PipeWriter // Of the server.
+	input   *io.PipeWriter // The input of the server.
 	stop    context.CancelFunc
 	ended   chan error
 }
 
+// serve serves a client over pipes until the test ends.
 func serve(t *testing.T, c *client.Client, o *sdk.ClientOptions) *served {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -32,55 +33,55 @@ func serve(t *testing.T, c *client.Client, o *sdk.ClientOptions) *served {
 		s.ended <- New(c, Options{}).Serve(ctx, toServer, output)
 		output.Close()
 	}()
-	t.Cleanup(func() { input.Close() }) // A read may hang there.
-	s.session = connect(t, &sdk.IOTransport{Reader: toClient, Writer: unclosed{input}}, o, "")
+	t.Cleanup(func() { input.Close() }) // A read may block on it.
+	s.session = connect(t, &sdk.IOTransport{Reader: toClient, Writer: noCloser{input}}, o, "")
 	return s
 }
 
-// However it ends, the question that is being answered is cancelled.
+// Serve cancels the running question when it ends.
 func TestServeEnds(t *testing.T) {
 	_, c := startParley(t)
-	ways := map[string]func(*served){
+	ends := map[string]func(*served){
 		"input":   func(s *served) { s.input.Close() },
 		"context": func(s *served) { s.stop() },
 	}
-	for name, end := range ways {
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
-			told, options := listen()
+			progress, options := newProgressListener()
 			s := serve(t, c, options)
 			asked := make(chan error, 1)
 			go func() {
-				_, err := s.session.CallTool(t.Context(), asking(object{"question": "think", "agent": "puppet", "conversation_id": name}, 1))
+				_, err := s.session.CallTool(t.Context(), askParams(object{"question": "think", "agent": "puppet", "conversation_id": name}, 1))
 				asked <- err
 			}()
-			told.until(t, "half a thou")
+			progress.until(t, "half a thou")
 			end(s)
 			if err := <-s.ended; err != nil {
-				t.Errorf("Serve: %v", err)
+				t.Errorf("Serve() = %v, want nil", err)
 			}
-			endsCancelled(t, c, name)
+			awaitCancelledTurn(t, c, name)
 			if err := <-asked; err == nil {
-				t.Error("the question was answered")
+				t.Error("CallTool() succeeded, want an error")
 			}
 		})
 	}
 }
 
-func TestServeRefusesWhatIsNoMessage(t *testing.T) {
+func TestServeRefusesInvalidMessages(t *testing.T) {
 	_, c := startParley(t)
 	for _, input := range []string{"no JSON\n", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", maxRequestBytes+1<<20) + "\"}\n"} {
 		var out strings.Builder
 		if err := New(c, Options{}).Serve(t.Context(), strings.NewReader(input), &out); err == nil {
-			t.Errorf("%.20q was a message", input)
+			t.Errorf("Serve of %.20q succeeded, want an error", input)
 		}
 	}
-	broken := errors.New("the line is cut")
+	broken := errors.New("connection lost")
 	if err := New(c, Options{}).Serve(t.Context(), io.MultiReader(strings.NewReader("\n"), failing{broken}), io.Discard); err == nil {
-		t.Error("a broken input was its end")
+		t.Error("Serve of a broken input succeeded, want an error")
 	}
 }
 
-// TestUndeclared: only tools are declared, so the methods of all other capabilities are unknown.
+// TestUndeclared checks that the methods of all capabilities except tools are unknown.
 func TestUndeclared(t *testing.T) {
 	c, err := client.Dial("unix:" + t.TempDir() + "/nowhere")
 	if err != nil {
@@ -130,6 +131,7 @@ func TestUndeclared(t *testing.T) {
 	}
 }
 
+// failing is a reader that returns an error.
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
@@ -142,9 +144,9 @@ func TestNoServer(t *testing.T) {
 	defer c.Close()
 	session := serve(t, c, nil).session
 	for tool, arguments := range map[string]object{"ask_question": {"question": "x"}, "list_conversations": {}} {
-		failure, data := refused(t, session, tool, arguments)
+		failure, data := callError(t, session, tool, arguments)
 		if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
-			!strings.HasPrefix(failure.Message, "the Parley server cannot be reached; is it running, and at this address? ") {
+			!strings.HasPrefix(failure.Message, "the Parley server cannot be reached; check that it is running and that the address is correct: ") {
 			t.Errorf("%s: error %d, %+v: %s", tool, failure.Code, data, failure.Message)
 		}
 	}
@@ -152,9 +154,9 @@ func TestNoServer(t *testing.T) {
 
 func TestTexts(t *testing.T) {
 	tests := []struct {
-		text                string
-		limit               int
-		shortened, theirEnd string
+		text              string
+		limit             int
+		shortened, ending string
 	}{
 		{"", 4, "", ""},
 		{"four", 4, "four", "four"},
@@ -164,10 +166,10 @@ func TestTexts(t *testing.T) {
 	}
 	for _, test := range tests {
 		if got := shortened(test.text, test.limit); got != test.shortened || !utf8.ValidString(got) {
-			t.Errorf("%q shortened to %d: %q, want %q", test.text, test.limit, got, test.shortened)
+			t.Errorf("shortened(%q, %d) = %q, want %q", test.text, test.limit, got, test.shortened)
 		}
-		if got := ending(test.text, test.limit); got != test.theirEnd || !utf8.ValidString(got) {
-			t.Errorf("%q's end of %d: %q, want %q", test.text, test.limit, got, test.theirEnd)
+		if got := ending(test.text, test.limit); got != test.ending || !utf8.ValidString(got) {
+			t.Errorf("ending(%q, %d) = %q, want %q", test.text, test.limit, got, test.ending)
 		}
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// tool is what a client is told of a tool, and what the tool does.
+// tool is the description of a tool and its function.
 type tool struct {
-	described *sdk.Tool
-	// call returns the result, or any error: handler makes it one that helps.
+	description *sdk.Tool
+	// call executes the tool. It may return any error, which handler converts with toRPC.
 	call func(context.Context, *request) (*sdk.CallToolResult, error)
 }
 
-// tools are all that there are. Another one is another entry.
+// tools returns all tools.
 func (s *Server) tools() []tool {
 	return []tool{s.askQuestion(), s.listConversations(), s.getHistory(), s.searchInteractions(), s.clearConversation()}
 }
@@ -30,12 +30,12 @@ type request struct {
 	progress *progress
 }
 
-// handler runs t for one call: within the limit, and no longer than the client is there.
+// handler returns the handler of t. It applies the limit of concurrent calls and cancels the call when its client is gone.
 func (s *Server) handler(t tool) sdk.ToolHandler {
 	return func(ctx context.Context, call *sdk.CallToolRequest) (result *sdk.CallToolResult, err error) {
-		defer func() { // The SDK would let it end the program.
+		defer func() { // The SDK does not recover from panics, so one would end the program.
 			if cause := recover(); cause != nil {
-				s.log.ErrorContext(ctx, "panic in an MCP tool", "tool", t.described.Name, "error", cause, "stack", string(debug.Stack()))
+				s.log.ErrorContext(ctx, "panic in an MCP tool", "tool", t.description.Name, "error", cause, "stack", string(debug.Stack()))
 				result, err = nil, toRPC(errInternal)
 			}
 		}()
@@ -45,7 +45,7 @@ func (s *Server) handler(t tool) sdk.ToolHandler {
 		default:
 			return nil, toRPC(errTooManyCalls)
 		}
-		ctx, cancel := untilCallerLeaves(ctx)
+		ctx, cancel := withCaller(ctx)
 		defer cancel()
 		arguments, err := readArguments(call.Params)
 		if err != nil {
@@ -58,16 +58,15 @@ func (s *Server) handler(t tool) sdk.ToolHandler {
 	}
 }
 
-// limited returns a context for a call that the Parley server answers at once. cancel must
-// be called.
-func (s *Server) limited(ctx context.Context) (limited context.Context, cancel context.CancelFunc) {
+// withTimeout returns a context that ends after the timeout of [Options]. The caller must call cancel.
+func (s *Server) withTimeout(ctx context.Context) (limited context.Context, cancel context.CancelFunc) {
 	if s.timeout == 0 {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, s.timeout)
 }
 
-// structured returns v as a result: as data and, for clients that know only text, as JSON.
+// structured returns v as a result: as data, and as JSON text for clients that only read text.
 func structured(v any) (*sdk.CallToolResult, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -81,11 +80,11 @@ func structured(v any) (*sdk.CallToolResult, error) {
 
 // asJSON returns message as compact JSON with the names of the API.
 func asJSON(message proto.Message) (json.RawMessage, error) {
-	loose, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(message)
+	spaced, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(message)
 	if err != nil {
 		return nil, err
 	}
-	var tight bytes.Buffer // protojson varies its blanks on purpose.
-	err = json.Compact(&tight, loose)
-	return tight.Bytes(), err
+	var compact bytes.Buffer // protojson varies its spaces on purpose.
+	err = json.Compact(&compact, spaced)
+	return compact.Bytes(), err
 }

@@ -15,10 +15,10 @@ import (
 
 func TestListHistoryClear(t *testing.T) {
 	address, c := startParley(t)
-	for _, d := range doors(address, c) {
-		t.Run(d.name, func(t *testing.T) {
-			session := d.connect(t, nil)
-			id := "shop-" + strings.ReplaceAll(d.name, " ", "-")
+	for _, tr := range transports(address, c) {
+		t.Run(tr.name, func(t *testing.T) {
+			session := tr.connect(t, nil)
+			id := "shop-" + strings.ReplaceAll(tr.name, " ", "-")
 			request := &parleyv1.AppendMessagesRequest{ConversationId: id}
 			for i := range 5 {
 				request.Messages = append(request.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("message %d", i+1)})
@@ -28,20 +28,20 @@ func TestListHistoryClear(t *testing.T) {
 			}
 
 			list := call(t, session, "list_conversations", object{"page_size": 1})
-			row := at(list, "conversations", 0)
-			if len(listed(t, list, "conversations")) != 1 || at(row, "conversation_id") != id || at(row, "preview") != "message 5" || at(row, "message_count") != 5.0 {
-				t.Errorf("list: %v", list)
+			row := valueAt(list, "conversations", 0)
+			if len(listAt(t, list, "conversations")) != 1 || valueAt(row, "conversation_id") != id || valueAt(row, "preview") != "message 5" || valueAt(row, "message_count") != 5.0 {
+				t.Errorf("list_conversations = %v, want %s with 5 messages", list, id)
 			}
 			if all := call(t, session, "list_conversations", nil); all["total_size"] != list["total_size"] {
-				t.Errorf("list of all: %v", all)
+				t.Errorf("list_conversations without arguments = %v, want the same total_size", all)
 			}
 
 			var got []any
 			arguments := object{"conversation_id": id, "page_size": 2}
 			for more := true; more; {
 				page := call(t, session, "get_history", arguments)
-				for _, message := range listed(t, page, "messages") {
-					got = append(got, at(message, "content"))
+				for _, message := range listAt(t, page, "messages") {
+					got = append(got, valueAt(message, "content"))
 				}
 				arguments["page_token"], more = page["next_page_token"]
 			}
@@ -49,8 +49,8 @@ func TestListHistoryClear(t *testing.T) {
 				t.Errorf("history (-want +got):\n%s", diff)
 			}
 			newest := call(t, session, "get_history", object{"conversation_id": id, "newest_first": true, "after_sequence": 3})
-			if len(listed(t, newest, "messages")) != 2 || at(newest, "messages", 0, "sequence") != 5.0 || newest["last_sequence"] != 5.0 || newest["oldest_sequence"] != 1.0 {
-				t.Errorf("the newest: %v", newest)
+			if len(listAt(t, newest, "messages")) != 2 || valueAt(newest, "messages", 0, "sequence") != 5.0 || newest["last_sequence"] != 5.0 || newest["oldest_sequence"] != 1.0 {
+				t.Errorf("get_history newest first = %v, want messages 5 and 4", newest)
 			}
 
 			for range 2 {
@@ -59,19 +59,19 @@ func TestListHistoryClear(t *testing.T) {
 					t.Errorf("clear (-want +got):\n%s", diff)
 				}
 			}
-			if empty := call(t, session, "get_history", object{"conversation_id": id}); len(listed(t, empty, "messages")) != 0 || empty["oldest_sequence"] != 6.0 {
-				t.Errorf("history after clear: %v", empty)
+			if empty := call(t, session, "get_history", object{"conversation_id": id}); len(listAt(t, empty, "messages")) != 0 || empty["oldest_sequence"] != 6.0 {
+				t.Errorf("get_history after clear = %v, want no messages", empty)
 			}
 		})
 	}
 }
 
-// Pages have a size that clients can take; what does not fit comes with the next one.
+// The size of a page is limited. The rest is in the next page.
 func TestLargeHistory(t *testing.T) {
 	_, c := startParley(t)
-	words := strings.Repeat(`"`, 300<<10) // Each is two bytes in JSON, and four in JSON in JSON.
+	content := strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.
 	for range 2 {
-		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words}
+		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
 		if _, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
 			t.Fatal(err)
 		}
@@ -80,9 +80,9 @@ func TestLargeHistory(t *testing.T) {
 	arguments, pages := object{"conversation_id": "large"}, 0
 	for more := true; more; pages++ {
 		page := call(t, session, "get_history", arguments)
-		messages := listed(t, page, "messages")
-		if len(messages) != 1 || at(messages, 0, "sequence") != float64(pages+1) || at(messages, 0, "content") != words {
-			t.Fatalf("page %d has %d messages, or another one", pages+1, len(messages))
+		messages := listAt(t, page, "messages")
+		if len(messages) != 1 || valueAt(messages, 0, "sequence") != float64(pages+1) || valueAt(messages, 0, "content") != content {
+			t.Fatalf("page %d has %d messages, want only the next one", pages+1, len(messages))
 		}
 		arguments["page_token"], more = page["next_page_token"]
 	}
@@ -92,7 +92,7 @@ func TestLargeHistory(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	const asks, reads = "is unknown, ask_question takes question, conversation_id, agent", "is unknown, get_history takes conversation_id, page_size, page_token, newest_first, after_sequence"
+	const unknownToAsk, unknownToGet = "is unknown, ask_question accepts question, conversation_id, agent", "is unknown, get_history accepts conversation_id, page_size, page_token, newest_first, after_sequence"
 	type faults = map[string]string
 	tests := []struct {
 		tool, arguments string // as JSON
@@ -104,7 +104,7 @@ func TestBadArguments(t *testing.T) {
 		{"ask_question", `{"question": ""}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
 		{"ask_question", `{"question": null}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
 		{"ask_question", `{"question": 7, "agent": ["a"], "Question": "x", "model": "m"}`, "INVALID_REQUEST", faults{
-			"question": "must be a string, not a number", "agent": "must be a string, not a list", "Question": asks, "model": asks,
+			"question": "must be a string, not a number", "agent": "must be a string, not a list", "Question": unknownToAsk, "model": unknownToAsk,
 		}},
 		{"ask_question", `{"question": {"text": "x"}}`, "INVALID_REQUEST", faults{"question": "must be a string, not an object"}},
 		{"ask_question", `["x"]`, "INVALID_REQUEST", faults{"arguments": "must be an object, not a list"}},
@@ -117,7 +117,7 @@ func TestBadArguments(t *testing.T) {
 		{"list_conversations", `{"page_size": 1001}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
 		{"list_conversations", `{"page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not from this list"}},
 		{"get_history", `{"newest_first": "yes", "last": 3}`, "INVALID_REQUEST", faults{
-			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string", "last": reads,
+			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string", "last": unknownToGet,
 		}},
 		{"get_history", `{"conversation_id": "x", "page_token": true}`, "INVALID_REQUEST", faults{"page_token": "must be a string, not true or false"}},
 		{"get_history", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
@@ -130,11 +130,11 @@ func TestBadArguments(t *testing.T) {
 		{"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE", faults{"question": "the limit is 1048576"}},
 	}
 	address, c := startParley(t)
-	for _, d := range doors(address, c) {
-		t.Run(d.name, func(t *testing.T) {
-			session := d.connect(t, nil)
+	for _, tr := range transports(address, c) {
+		t.Run(tr.name, func(t *testing.T) {
+			session := tr.connect(t, nil)
 			for _, test := range tests {
-				failure, data := refused(t, session, test.tool, json.RawMessage(test.arguments))
+				failure, data := callError(t, session, test.tool, json.RawMessage(test.arguments))
 				name := fmt.Sprintf("%s(%.60s)", test.tool, test.arguments)
 				if failure.Code != -32602 || data.Reason != test.reason {
 					t.Errorf("%s: error %d, %s: %s, want -32602, %s", name, failure.Code, data.Reason, failure.Message, test.reason)
@@ -148,15 +148,15 @@ func TestBadArguments(t *testing.T) {
 					}
 				}
 			}
-			if failure, _ := refused(t, session, "get_history", object{"conversation_id": "nowhere"}); failure.Message !=
-				`conversation_id: conversation "nowhere" does not exist: it was never made, has expired, or was deleted; list_conversations has those that do` {
-				t.Errorf("not found: %s", failure.Message)
+			if failure, _ := callError(t, session, "get_history", object{"conversation_id": "nowhere"}); failure.Message !=
+				`conversation_id: conversation "nowhere" does not exist: it was never made, has expired, or was deleted; list_conversations returns the existing ones` {
+				t.Errorf("error of a missing conversation = %s", failure.Message)
 			}
 		})
 	}
 }
 
-// What clients are told of the tools is what the tools take.
+// The input schemas describe exactly the arguments that the tools accept.
 func TestSchemas(t *testing.T) {
 	_, c := startParley(t)
 	session := connect(t, serveHTTP(t, c), nil, "")
@@ -167,36 +167,36 @@ func TestSchemas(t *testing.T) {
 	var names []string
 	for _, tool := range tools.Tools {
 		names = append(names, tool.Name)
-		properties, ok := at(tool.InputSchema, "properties").(object)
-		if !ok || at(tool.InputSchema, "additionalProperties") != false {
-			t.Errorf("%s takes additional properties", tool.Name)
+		properties, ok := valueAt(tool.InputSchema, "properties").(object)
+		if !ok || valueAt(tool.InputSchema, "additionalProperties") != false {
+			t.Errorf("%s: the input schema allows additional properties", tool.Name)
 		}
 		wrong := object{}
 		for name, property := range properties {
-			if at(property, "description") == nil {
-				t.Errorf("%s does not describe %s", tool.Name, name)
+			if valueAt(property, "description") == nil {
+				t.Errorf("%s: the schema has no description of %s", tool.Name, name)
 			}
-			wrong[name] = object{"of": "no type that any argument has"}
+			wrong[name] = object{"of": "no argument has this type"}
 		}
 		wrong["nonsense"] = 1
-		_, data := refused(t, session, tool.Name, wrong)
+		_, data := callError(t, session, tool.Name, wrong)
 		if diff := cmp.Diff(slices.Sorted(maps.Keys(wrong)), slices.Sorted(maps.Keys(data.Arguments))); diff != "" {
-			t.Errorf("%s refuses (-want +got):\n%s", tool.Name, diff)
+			t.Errorf("%s: refused arguments (-want +got):\n%s", tool.Name, diff)
 		}
 		required := map[any]bool{}
-		if all, ok := at(tool.InputSchema, "required").([]any); ok {
+		if all, ok := valueAt(tool.InputSchema, "required").([]any); ok {
 			for _, name := range all {
 				required[name] = true
 			}
 		}
-		_, data = refused(t, session, tool.Name, object{"nonsense": 1})
+		_, data = callError(t, session, tool.Name, object{"nonsense": 1})
 		delete(data.Arguments, "nonsense")
 		missing := map[any]bool{}
 		for name := range data.Arguments {
 			missing[name] = true
 		}
 		if diff := cmp.Diff(required, missing); diff != "" {
-			t.Errorf("%s requires (-want +got):\n%s", tool.Name, diff)
+			t.Errorf("%s: required arguments (-want +got):\n%s", tool.Name, diff)
 		}
 	}
 	if diff := cmp.Diff([]string{"ask_question", "clear_conversation", "get_history", "list_conversations", "search_interactions"}, names); diff != "" {

@@ -9,60 +9,58 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// cancelTime is what a turn has to end when its client has left.
+// cancelTime limits the time to cancel a turn after its client is gone.
 const cancelTime = 5 * time.Second
 
-// turn is what is known of the turn that answers a question.
+// turn records the known state of the turn that answers a question.
 type turn struct {
-	conversation string // Its id; empty while the server has not named a new one.
+	conversation string // The id; empty until the server has chosen the id of a new one.
 	id           string
 	created      bool                   // The conversation did not exist before.
-	finished     *parleyv1.TurnFinished // Nil: it has not ended.
+	finished     *parleyv1.TurnFinished // nil until the turn has ended
 }
 
-// follow asks and follows the turn to its end, telling p of it. When ctx ends the turn is
-// cancelled: who asked through a tool and left can neither come back to it nor be told of its
-// end, and no agent should work for nobody. A connection to the Parley server that breaks is
-// no such end; the client goes on behind it. So this calls CancelTurn, where
-// ON_DISCONNECT_CANCEL would stop the agent in both cases. When this program is killed, the
-// turn goes on, and its answer is in the history.
+// follow sends question, reports the events of its turn to p, and returns the turn when it has ended. When ctx ends,
+// follow cancels the turn, because an MCP client cannot return to it or learn of its end. After a
+// broken connection to the Parley server the turn continues, and the client resumes it. Therefore
+// follow calls CancelTurn: ON_DISCONNECT_CANCEL would cancel the turn in both cases. If this program is
+// killed, the turn continues, and its answer is stored in the history.
 func (s *Server) follow(ctx context.Context, question *parleyv1.ChatRequest, p *progress) (*turn, error) {
-	// The stream outlives ctx until it is known what to cancel.
-	stream, leave := context.WithCancel(context.WithoutCancel(ctx))
+	// The stream continues after the end of ctx until the turn to cancel is known.
+	stream, stop := context.WithCancel(context.WithoutCancel(ctx))
 	known := make(chan *parleyv1.CancelTurnRequest, 1)
 	var cancelling sync.WaitGroup
 	cancelling.Go(func() {
-		defer leave()
+		defer stop()
 		s.cancelAfter(ctx, stream, known)
 	})
 	defer cancelling.Wait()
-	defer leave()
+	defer stop()
 
 	t := &turn{conversation: question.GetConversationId()}
 	for event, err := range s.parley.Chat(stream, question) {
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return nil, errLeft
+			return nil, errCancelled
 		case err != nil && t.id != "":
 			return nil, &lostError{turn: t, err: err}
 		case err != nil:
 			return nil, err
 		}
-		if t.take(event) && t.conversation != "" {
+		if t.update(event) && t.conversation != "" {
 			select {
-			case <-known: // By another id: the turn had to line up anew.
+			case <-known: // The turn was queued again and has another id.
 			default:
 			}
 			known <- &parleyv1.CancelTurnRequest{ConversationId: t.conversation, TurnId: t.id}
 		}
-		p.show(event)
+		p.report(event)
 	}
 	return t, nil
 }
 
-// cancelAfter cancels the turn of stream when ctx has ended and the turn is known. If the turn
-// cannot be cancelled, it may have been lost while it queued: cancelAfter then waits for the turn
-// in its place.
+// cancelAfter cancels the turn of stream when ctx has ended and the turn is known. If the turn cannot be cancelled, it may
+// have been lost from the queue; cancelAfter then waits for the turn that replaces it.
 func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1.CancelTurnRequest) {
 	select {
 	case <-ctx.Done():
@@ -83,9 +81,8 @@ func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1
 	}
 }
 
-// take notes what an event says of the turn. It reports whether the turn, or its conversation,
-// has another name now than before.
-func (t *turn) take(event *parleyv1.TurnEvent) bool {
+// update records an event. It reports whether the id of the turn or of its conversation has changed.
+func (t *turn) update(event *parleyv1.TurnEvent) bool {
 	before := *t
 	t.id = event.GetTurnId()
 	switch e := event.GetEvent().(type) {
@@ -97,7 +94,7 @@ func (t *turn) take(event *parleyv1.TurnEvent) bool {
 	return t.id != before.id || t.conversation != before.conversation
 }
 
-// stateName is the name of a state without its prefix.
+// stateName returns the name of a state without its prefix.
 func stateName(state parleyv1.TurnState) string {
 	return strings.TrimPrefix(state.String(), "TURN_STATE_")
 }

@@ -16,25 +16,24 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// patience is the time that a test waits for an event.
-const patience = time.Minute
+// testTimeout limits the wait for an event.
+const testTimeout = time.Minute
 
-// queueingTwice is a server that loses the queued turn of a question once, as in a restart. The
-// question is then in another turn, which the server announces only after the first turn was
-// cancelled.
-type queueingTwice struct {
+// requeueFake is a server that loses the queued turn of a question once, like in a restart. It then queues another turn
+// for the question, and announces it only after the first one was cancelled.
+type requeueFake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	queued    chan string   // receives the id of the first turn
-	cancelled chan string   // receives the id of each turn to cancel
-	started   chan struct{} // closed when the second turn may start
-	ended     chan struct{} // closed when the second turn is cancelled
+	queued    chan string   // Closed when the first turn may end.
+	cancelled chan string   // Receives the id of each turn to cancel.
+	started   chan struct{} // Closed when the second turn may start.
+	ended     chan struct{} // Closed when the second turn is cancelled.
 
 	mu    sync.Mutex
 	chats int
 }
 
-func (q *queueingTwice) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
+func (q *requeueFake) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 	q.mu.Lock()
 	q.chats++
 	first := q.chats == 1
@@ -58,14 +57,14 @@ func (q *queueingTwice) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamin
 	if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
 		return err
 	}
-	select { // The turn outlives its reader.
+	select { // The turn continues without its reader.
 	case <-q.ended:
 	case <-stream.Context().Done():
 	}
 	return status.Error(codes.Canceled, "cancelled")
 }
 
-func (q *queueingTwice) CancelTurn(_ context.Context, r *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
+func (q *requeueFake) CancelTurn(_ context.Context, r *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
 	q.cancelled <- r.GetTurnId()
 	if r.GetTurnId() == "first" {
 		close(q.started)
@@ -75,10 +74,9 @@ func (q *queueingTwice) CancelTurn(_ context.Context, r *parleyv1.CancelTurnRequ
 	return &parleyv1.CancelTurnResponse{}, nil
 }
 
-// TestCancelWhileQueueingAgain: a question that is cancelled while it queues again, in another
-// turn, cancels that turn too.
-func TestCancelWhileQueueingAgain(t *testing.T) {
-	q := &queueingTwice{queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{})}
+// TestCancelRequeuedQuestion checks that follow cancels the second turn of a question that was queued again.
+func TestCancelRequeuedQuestion(t *testing.T) {
+	q := &requeueFake{queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -94,11 +92,11 @@ func TestCancelWhileQueueingAgain(t *testing.T) {
 	}
 	t.Cleanup(func() { c.Close() })
 
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	asked := make(chan error, 1)
 	go func() {
 		question := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}
-		_, err := New(c, Options{}).follow(ctx, question, &progress{notify: func(string) { leave() }})
+		_, err := New(c, Options{}).follow(ctx, question, &progress{notify: func(string) { cancel() }})
 		asked <- err
 	}()
 	for _, want := range []string{"first", "second"} {
@@ -110,11 +108,11 @@ func TestCancelWhileQueueingAgain(t *testing.T) {
 			if got != want {
 				t.Errorf("CancelTurn(%s), want %s", got, want)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatalf("turn %s was not cancelled", want)
 		}
 	}
-	if err := <-asked; !errors.Is(err, errLeft) {
-		t.Errorf("follow = %v, want %v", err, errLeft)
+	if err := <-asked; !errors.Is(err, errCancelled) {
+		t.Errorf("follow() = %v, want %v", err, errCancelled)
 	}
 }
