@@ -1,5 +1,5 @@
-// Command agent is an agent to copy from: a little shop assistant that implements
-// AgentService, so that Parley can have it answer Chat.
+// Command agent is an example of an agent in Go: a small shop assistant that implements AgentService, so
+// that Parley can call it to answer Chat.
 //
 //	go run ./client/examples/agent -address 127.0.0.1:7001
 //
@@ -8,8 +8,8 @@
 //	agents:
 //	  shop: {kind: remote, address: "127.0.0.1:7001"}
 //
-// It keeps nothing between two calls: all that it knows is in the messages that each call
-// brings. It may be restarted in the middle of a conversation, and many of it may serve one.
+// The agent keeps no state between two calls: everything that it knows is in the messages of the call. It
+// may be restarted in the middle of a conversation, and several instances may serve one conversation.
 //
 //	the last message             text                            product_list      summary
 //	create three products        Created Flour, Sugar and Salt.  their names       created three products
@@ -23,9 +23,11 @@
 //	slow                         tick, 5 a second for a minute   –                 ticked for a minute
 //	fail                         This will                       –                 –
 //
-// and after that "This will", the status UNAVAILABLE with the message "the shop is closed".
-// Letters may be large or small, and a full stop may end the first three. "First", "second" and
-// "third" count in the newest product_list of the history, which is also where prices go.
+// After "This will", fail returns the status UNAVAILABLE with the message "the shop is closed". The commands
+// ignore case, and the first three may end with a full stop. "First", "second" and "third" refer to the
+// newest product_list of the history, which also contains the prices.
+//
+// Start at newShop.
 package main
 
 import (
@@ -60,12 +62,12 @@ const (
 	ticks     = 300
 	tickEvery = 200 * time.Millisecond
 
-	// stopGrace is how long answers that are under way may take at a stop.
+	// stopGrace limits the time for running answers at a stop.
 	stopGrace = 2 * time.Second
 )
 
 func main() {
-	address := flag.String("address", "127.0.0.1:7001", "where to serve AgentService, `host:port`; port 0 picks one")
+	address := flag.String("address", "127.0.0.1:7001", "address of AgentService, `host:port`; with port 0 the system chooses a port")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := serve(ctx, *address, os.Stdout)
@@ -76,8 +78,8 @@ func main() {
 	}
 }
 
-// serve serves the shop until ctx ends. It writes a line to out when it listens. Without TLS,
-// so keep it to loopback or a network that you trust.
+// serve serves the shop until ctx ends. It writes a line with its address to out when it listens. There is no TLS, so
+// use it only on a loopback address or in a trusted network.
 func serve(ctx context.Context, address string, out io.Writer) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -85,9 +87,9 @@ func serve(ctx context.Context, address string, out io.Writer) error {
 	}
 	server := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(server, newShop())
-	// Parley gives turns only to agents that say SERVING, which this one does until it stops.
-	well := health.NewServer()
-	healthv1.RegisterHealthServer(server, well)
+	// Parley calls only agents with the health status SERVING, which this one has until it stops.
+	healthServer := health.NewServer()
+	healthv1.RegisterHealthServer(server, healthServer)
 	fmt.Fprintf(out, "agent serves AgentService address=%s\n", listener.Addr())
 
 	served := make(chan error, 1)
@@ -97,19 +99,20 @@ func serve(ctx context.Context, address string, out io.Writer) error {
 		return err
 	case <-ctx.Done():
 	}
-	well.Shutdown()
-	late := time.AfterFunc(stopGrace, server.Stop)
-	defer late.Stop()
+	healthServer.Shutdown()
+	stopTimer := time.AfterFunc(stopGrace, server.Stop)
+	defer stopTimer.Stop()
 	server.GracefulStop()
 	return <-served
 }
 
-// shop implements AgentService. It holds nothing but what it reads messages with.
+// shop implements AgentService. It only contains the patterns of its commands.
 type shop struct {
 	parleyv1.UnimplementedAgentServiceServer
 	price, soldOut *regexp.Regexp
 }
 
+// newShop returns a shop that is ready to serve.
 func newShop() *shop {
 	return &shop{
 		price:   regexp.MustCompile(`(?i)^(.+) costs (\d{1,9}) cents\.?$`),
@@ -117,8 +120,8 @@ func newShop() *shop {
 	}
 }
 
-// Respond streams the answer to the last message. When the turn is over, because the user has
-// cancelled it or its time is up, stream's context ends.
+// Respond streams the answer to the last message. The context of stream ends when the turn ends, for example because the
+// user has cancelled it or its time limit is reached.
 func (s *shop) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	messages := request.GetMessages()
 	if len(messages) == 0 {
@@ -129,8 +132,8 @@ func (s *shop) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStrea
 		if err := sendWords(stream, "This will "); err != nil {
 			return err
 		}
-		// A status is how an agent says that it failed. What it has sent is kept as
-		// incomplete, and the user is told the message.
+		// An agent returns a status if it fails. Parley stores the sent part as an incomplete
+		// message, and the user sees the message of the status.
 		return status.Error(codes.Unavailable, "the shop is closed")
 	case "slow":
 		return slow(stream)
@@ -139,23 +142,23 @@ func (s *shop) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStrea
 	}
 }
 
-// answer is all that the shop has to say to one message.
+// answer is the answer of the shop to one message.
 type answer struct {
 	text string
-	// summary is a short clause for coordinators, who decide by it who gets the next message.
+	// summary is a short clause for coordinators, which decide which agent gets the next message.
 	summary string
-	// products is the list as it is now; nil where nothing has changed.
+	// products is the new list of products; nil if it has not changed.
 	products *structpb.ListValue
 }
 
-// answer answers the last of the messages.
+// answer returns the answer to the last message.
 func (s *shop) answer(messages []*parleyv1.Message) answer {
 	content := messages[len(messages)-1].GetContent()
-	words := strings.TrimSpace(content)
-	if strings.EqualFold(strings.TrimSuffix(words, "."), "create three products") {
+	command := strings.TrimSpace(content)
+	if strings.EqualFold(strings.TrimSuffix(command, "."), "create three products") {
 		return answer{"Created Flour, Sugar and Salt.", "created three products", newProducts("Flour", "Sugar", "Salt")}
 	}
-	price, soldOut := s.price.FindStringSubmatch(words), s.soldOut.FindStringSubmatch(words)
+	price, soldOut := s.price.FindStringSubmatch(command), s.soldOut.FindStringSubmatch(command)
 	if price == nil && soldOut == nil {
 		return answer{text: fmt.Sprintf("You said: %s. I know %d messages.", content, len(messages)), summary: "repeated what was said"}
 	}
@@ -170,31 +173,32 @@ func (s *shop) answer(messages []*parleyv1.Message) answer {
 	}
 }
 
-// setPrice gives the product of that name, in large letters or small, its price.
+// setPrice sets the price of the product with that name. It ignores case.
 func setPrice(products *structpb.ListValue, name, cents string) answer {
 	for _, value := range products.GetValues() {
 		product := value.GetStructValue().GetFields()
 		if !strings.EqualFold(product["name"].GetStringValue(), name) {
 			continue
 		}
-		number, _ := strconv.Atoi(cents) // Nine digits are always one.
+		number, _ := strconv.Atoi(cents) // The pattern allows nine digits, which always fit.
 		product["cents"] = structpb.NewNumberValue(float64(number))
 		return answer{fmt.Sprintf("%s costs %d cents.", product["name"].GetStringValue(), number), "set a price", products}
 	}
 	return answer{text: fmt.Sprintf("There is no product %s.", name), summary: "did not find a product"}
 }
 
-// markSoldOut marks the product at that place of the list.
+// markSoldOut marks the product at a position of the list.
 func markSoldOut(products *structpb.ListValue, ordinal string) answer {
-	place := slices.Index([]string{"first", "second", "third"}, ordinal)
-	if place >= len(products.GetValues()) {
+	index := slices.Index([]string{"first", "second", "third"}, ordinal)
+	if index >= len(products.GetValues()) {
 		return answer{text: fmt.Sprintf("There is no %s product.", ordinal), summary: "did not find a product"}
 	}
-	product := products.GetValues()[place].GetStructValue().GetFields()
+	product := products.GetValues()[index].GetStructValue().GetFields()
 	product["sold_out"] = structpb.NewBoolValue(true)
 	return answer{product["name"].GetStringValue() + " is sold out.", "marked a product as sold out", products}
 }
 
+// newProducts returns a list of products with these names.
 func newProducts(names ...string) *structpb.ListValue {
 	list := new(structpb.ListValue)
 	for _, name := range names {
@@ -204,7 +208,7 @@ func newProducts(names ...string) *structpb.ListValue {
 	return list
 }
 
-// newestProducts copies the list that was sent last; nil if none was.
+// newestProducts returns a copy of the newest list of products, or nil if there is none.
 func newestProducts(messages []*parleyv1.Message) *structpb.ListValue {
 	for _, message := range slices.Backward(messages) {
 		for _, data := range slices.Backward(message.GetStructuredData()) {
@@ -216,15 +220,15 @@ func newestProducts(messages []*parleyv1.Message) *structpb.ListValue {
 	return nil
 }
 
-// isProducts reports whether the value is a list of things with names. Anyone may write into a
-// conversation.
+// isProducts reports whether list is a list of objects with names. It may be something else, because other programs may
+// append messages.
 func isProducts(list *structpb.ListValue) bool {
 	return list != nil && !slices.ContainsFunc(list.GetValues(), func(v *structpb.Value) bool {
 		return v.GetStructValue().GetFields()["name"].GetStringValue() == ""
 	})
 }
 
-// send streams the answer: the text, then what comes with it.
+// send streams the answer: the text, then the products and the summary.
 func send(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], a answer) error {
 	if err := sendWords(stream, a.text); err != nil {
 		return err
@@ -238,7 +242,7 @@ func send(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], a answer)
 	return sendSummary(stream, a.summary)
 }
 
-// slow sends ticks until there have been enough or nobody listens any more.
+// slow sends ticks for a minute or until the context of stream ends.
 func slow(stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -255,7 +259,7 @@ func slow(stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	return sendSummary(stream, "ticked for a minute")
 }
 
-// sendWords sends each word as soon as it is there.
+// sendWords sends each word as one piece.
 func sendWords(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], text string) error {
 	for word := range strings.SplitAfterSeq(text, " ") {
 		if word == "" {

@@ -26,11 +26,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// asAgent in the environment makes the test binary the program, with its value as address.
+// asAgent is an environment variable. If it is set, the test binary runs the agent at that address.
 const asAgent = "RUN_AS_AGENT"
 
-// patience is how long a test waits for what must come. Only a failing test takes so long.
-const patience = time.Minute
+// testTimeout limits the waits of the tests. Only a failing test reaches it.
+const testTimeout = time.Minute
 
 func TestMain(m *testing.M) {
 	if address := os.Getenv(asAgent); address != "" {
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// program is the agent as a process, not started yet.
+// program returns the command that runs the agent as a process.
 func program(t *testing.T, address string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -49,13 +49,13 @@ func program(t *testing.T, address string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self)
-	// The race detector would else wait a second at the end.
+	// Otherwise the race detector delays the exit by 1 s.
 	cmd.Env = append(os.Environ(), asAgent+"="+address, "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 
-// connect connects to the agent whose first line comes from out, and returns what reads the
-// rest as well.
+// connect reads the address of an agent from the first line of out and returns a connection to it. It also returns the
+// reader of the rest of out.
 func connect(t *testing.T, out io.Reader) (*grpc.ClientConn, *bufio.Reader) {
 	t.Helper()
 	lines := bufio.NewReader(out)
@@ -65,7 +65,7 @@ func connect(t *testing.T, out io.Reader) (*grpc.ClientConn, *bufio.Reader) {
 	}
 	address, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "agent serves AgentService address=")
 	if !ok {
-		t.Fatalf("the first line is %q", line)
+		t.Fatalf("first line = %q, want the address", line)
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -92,14 +92,14 @@ func start(t *testing.T) *grpc.ClientConn {
 	return conn
 }
 
-// said is an answer as a message of the history.
-type said struct {
+// answerParts are the parts of an answer.
+type answerParts struct {
 	Text, Data, Summary string
 }
 
-// ask sends the history with content at its end, and returns both with the answer's message
-// after them.
-func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, content string) ([]*parleyv1.Message, said, error) {
+// ask sends the history and a message with content. It returns the history with that message and the answer, and the
+// parts of the answer.
+func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, content string) ([]*parleyv1.Message, answerParts, error) {
 	t.Helper()
 	history = append(history, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(t.Context(), &parleyv1.RespondRequest{Messages: history})
@@ -110,10 +110,10 @@ func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, conte
 	for {
 		piece, err := stream.Recv()
 		if err != nil {
-			if err == io.EOF { //nolint:errorlint // As gRPC returns it.
+			if err == io.EOF { //nolint:errorlint // gRPC returns io.EOF itself.
 				err = nil
 			}
-			got := said{Text: message.GetContent(), Summary: message.GetSummary()}
+			got := answerParts{Text: message.GetContent(), Summary: message.GetSummary()}
 			for _, data := range message.GetStructuredData() {
 				got.Data += data.GetType() + " " + compact(t, data)
 			}
@@ -122,7 +122,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, conte
 		switch p := piece.GetPiece().(type) {
 		case *parleyv1.RespondResponse_Text:
 			if len(strings.Fields(p.Text)) != 1 {
-				t.Errorf("a piece of text is %q, want one word", p.Text)
+				t.Errorf("piece of text = %q, want one word", p.Text)
 			}
 			message.Content += p.Text
 		case *parleyv1.RespondResponse_StructuredData:
@@ -135,8 +135,8 @@ func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, conte
 	}
 }
 
-// slowly asks for a long answer.
-func slowly(ctx context.Context, t *testing.T, conn *grpc.ClientConn) grpc.ServerStreamingClient[parleyv1.RespondResponse] {
+// askSlow requests a long answer.
+func askSlow(ctx context.Context, t *testing.T, conn *grpc.ClientConn) grpc.ServerStreamingClient[parleyv1.RespondResponse] {
 	t.Helper()
 	request := &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "slow"}}}
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(ctx, request)
@@ -146,6 +146,7 @@ func slowly(ctx context.Context, t *testing.T, conn *grpc.ClientConn) grpc.Serve
 	return stream
 }
 
+// newValue decodes JSON.
 func newValue(t *testing.T, text string) *structpb.Value {
 	t.Helper()
 	value := new(structpb.Value)
@@ -155,6 +156,7 @@ func newValue(t *testing.T, text string) *structpb.Value {
 	return value
 }
 
+// compact returns the value of data as compact JSON.
 func compact(t *testing.T, data *parleyv1.StructuredData) string {
 	t.Helper()
 	text, err := json.Marshal(data.GetValue().AsInterface())
@@ -164,37 +166,36 @@ func compact(t *testing.T, data *parleyv1.StructuredData) string {
 	return string(text)
 }
 
-// TestConversation is one conversation, told to its end; each answer is part of what the next
-// is asked with.
+// TestConversation sends the messages of one conversation. Each answer is part of the history of the next message.
 func TestConversation(t *testing.T) {
 	const none, repeated, missing = "found no products", "repeated what was said", "did not find a product"
 	turns := []struct {
 		content string
-		want    said
+		want    answerParts
 	}{
-		{"hello there", said{"You said: hello there. I know 1 messages.", "", repeated}},
-		{"Sugar costs 50 cents", said{"There are no products yet.", "", none}},
-		{"the first one is sold out", said{"There are no products yet.", "", none}},
-		{"Create three products", said{
+		{"hello there", answerParts{"You said: hello there. I know 1 messages.", "", repeated}},
+		{"Sugar costs 50 cents", answerParts{"There are no products yet.", "", none}},
+		{"the first one is sold out", answerParts{"There are no products yet.", "", none}},
+		{"Create three products", answerParts{
 			"Created Flour, Sugar and Salt.", `product_list [{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`, "created three products",
 		}},
-		{"sugar costs 50 cents.", said{
+		{"sugar costs 50 cents.", answerParts{
 			"Sugar costs 50 cents.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`, "set a price",
 		}},
-		{"Tea costs 5 cents", said{"There is no product Tea.", "", missing}},
-		{"sugar costs nothing", said{"You said: sugar costs nothing. I know 13 messages.", "", repeated}},
-		{"The second one is sold out", said{
+		{"Tea costs 5 cents", answerParts{"There is no product Tea.", "", missing}},
+		{"sugar costs nothing", answerParts{"You said: sugar costs nothing. I know 13 messages.", "", repeated}},
+		{"The second one is sold out", answerParts{
 			"Sugar is sold out.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`, "marked a product as sold out",
 		}},
-		{"SALT COSTS 7 CENTS", said{
+		{"SALT COSTS 7 CENTS", answerParts{
 			"Salt costs 7 cents.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"cents":7,"name":"Salt"}]`, "set a price",
 		}},
-		{"the fourth one is sold out", said{"You said: the fourth one is sold out. I know 19 messages.", "", repeated}},
+		{"the fourth one is sold out", answerParts{"You said: the fourth one is sold out. I know 19 messages.", "", repeated}},
 	}
 	conn := start(t)
 	var history []*parleyv1.Message
 	for _, turn := range turns {
-		var got said
+		var got answerParts
 		var err error
 		history, got, err = ask(t, conn, history, turn.content)
 		if diff := cmp.Diff(turn.want, got); diff != "" || err != nil {
@@ -203,8 +204,8 @@ func TestConversation(t *testing.T) {
 	}
 }
 
-// TestStrangeHistory has lists that somebody else wrote.
-func TestStrangeHistory(t *testing.T) {
+// TestForeignProductLists sends product lists that other programs have written.
+func TestForeignProductLists(t *testing.T) {
 	conn := start(t)
 	tests := []struct{ list, content, want string }{
 		{`[{"name":"Tea"}]`, "the third one is sold out", "There is no third product."},
@@ -217,7 +218,7 @@ func TestStrangeHistory(t *testing.T) {
 		data := &parleyv1.StructuredData{Type: productList, Value: newValue(t, test.list)}
 		history := []*parleyv1.Message{{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{data, {Type: "other"}}}}
 		if _, got, err := ask(t, conn, history, test.content); got.Text != test.want || err != nil {
-			t.Errorf("%s after %s: %q, %v; want %q", test.content, test.list, got.Text, err, test.want)
+			t.Errorf("answer to %q after %s = %q, %v; want %q", test.content, test.list, got.Text, err, test.want)
 		}
 	}
 }
@@ -225,28 +226,27 @@ func TestStrangeHistory(t *testing.T) {
 func TestFails(t *testing.T) {
 	conn := start(t)
 	_, got, err := ask(t, conn, nil, "Fail")
-	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "the shop is closed" || got != (said{Text: "This will "}) {
-		t.Errorf("%q, %v", got, err)
+	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "the shop is closed" || got != (answerParts{Text: "This will "}) {
+		t.Errorf("answer to Fail = %q, %v, want the status UNAVAILABLE", got, err)
 	}
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(t.Context(), &parleyv1.RespondRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("without a message: %v", err)
+		t.Errorf("Respond without messages = %v, want INVALID_ARGUMENT", err)
 	}
 }
 
-// TestSlow leaves in the middle of a long answer: the agent's stop at the end of the test does
-// not have to cut it off.
+// TestSlow cancels a long answer. The answer must end, so that the agent stops at once at the end of the test.
 func TestSlow(t *testing.T) {
 	conn := start(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stream := slowly(ctx, t, conn)
+	stream := askSlow(ctx, t, conn)
 	for range 2 {
 		if piece, err := stream.Recv(); piece.GetText() != "tick " || err != nil {
-			t.Fatalf("%v, %v", piece, err)
+			t.Fatalf("piece = %v, %v, want a tick", piece, err)
 		}
 	}
 	cancel()
@@ -257,7 +257,7 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestStops signals the program while it answers, with a connection that watches its health.
+// TestStops signals the program during an answer, while a client watches its health.
 func TestStops(t *testing.T) {
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
@@ -275,9 +275,9 @@ func TestStops(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := watch.Recv(); got.GetStatus() != healthv1.HealthCheckResponse_SERVING || err != nil {
-				t.Errorf("health is %v, %v", got, err)
+				t.Errorf("health = %v, %v, want SERVING", got, err)
 			}
-			stream := slowly(t.Context(), t, conn)
+			stream := askSlow(t.Context(), t, conn)
 			if _, err = stream.Recv(); err != nil {
 				t.Fatal(err)
 			}
@@ -285,18 +285,18 @@ func TestStops(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := watch.Recv(); got.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING || err != nil {
-				t.Errorf("after the signal health is %v, %v", got, err)
+				t.Errorf("health after the signal = %v, %v, want NOT_SERVING", got, err)
 			}
-			kill := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+			kill := time.AfterFunc(testTimeout, func() { _ = cmd.Process.Kill() })
 			defer kill.Stop()
 			for err == nil {
 				_, err = stream.Recv()
 			}
 			if status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled {
-				t.Errorf("the answer ended with %v", err)
+				t.Errorf("the answer ended with %v, want UNAVAILABLE or CANCELLED", err)
 			}
 			if more, err := io.ReadAll(rest); len(more) > 0 || err != nil {
-				t.Errorf("it went on with %q, %v", more, err)
+				t.Errorf("further output %q, %v, want none", more, err)
 			}
 			if err := cmd.Wait(); err != nil {
 				t.Error(err)
@@ -305,7 +305,7 @@ func TestStops(t *testing.T) {
 	}
 }
 
-func TestAddressTaken(t *testing.T) {
+func TestAddressInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -313,6 +313,6 @@ func TestAddressTaken(t *testing.T) {
 	defer l.Close()
 	out, err := program(t, l.Addr().String()).CombinedOutput()
 	if err == nil || !strings.HasPrefix(string(out), "agent: ") || !strings.Contains(string(out), "address already in use") {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("agent at a used address: %v, output %q, want an error", err, out)
 	}
 }
