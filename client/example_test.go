@@ -114,7 +114,7 @@ func ExampleClient_route() {
 
 	_, err = c.SetActiveAgent(ctx, &parleyv1.SetActiveAgentRequest{
 		ConversationId: "garden",
-		Agent:          "echo", // Gets the next messages of Chat, unless one names another.
+		Agent:          "echo", // Answers the next messages of Chat, unless a request names another agent.
 		Reason:         "the questions get simpler",
 		IfVersion:      new(summary.GetVersion()), // ABORTED if the conversation has changed since the summary.
 	})
@@ -166,7 +166,7 @@ func ExampleClient_WatchConversations() {
 			fmt.Println("changes are missing: list again")
 		case parleyv1.ChangeKind_CHANGE_KIND_CREATED:
 			fmt.Println("created:", change.GetConversation().GetTitle())
-			return // Enough seen; leaving the loop ends the watch.
+			return // Leaving the loop ends the watch.
 		}
 	}
 	// Output:
@@ -190,7 +190,7 @@ func ExampleReason() {
 	switch client.Reason(err) {
 	case "CONVERSATION_NOT_FOUND":
 		fmt.Println("there is no such conversation, or it has expired")
-	case "": // No error, or none that a Parley server made: no connection, a deadline.
+	case "": // There is no error, or it does not come from a Parley server, such as a deadline.
 		fmt.Println(err)
 	default:
 		fmt.Println(client.Reason(err), err)
