@@ -116,7 +116,7 @@ func TestFailingAgent(t *testing.T) {
 			failure, data := callError(t, session, "ask_question", object{"question": "And salt", "agent": "broken", "conversation_id": id})
 			if failure.Code != -32603 || !strings.HasPrefix(failure.Message, `agent "broken" failed: `) ||
 				!strings.Contains(failure.Message, "out of ideas") || !strings.HasSuffix(failure.Message, "(AGENT_FAILED); call get_history for conversation "+id+" to read what is stored") {
-				t.Errorf("error %d: %s", failure.Code, failure.Message)
+				t.Errorf("error %d: %s; want -32603 with the cause and a hint to get_history", failure.Code, failure.Message)
 			}
 			want := errorData{Reason: "AGENT_FAILED", ConversationID: id, TurnID: data.TurnID, State: "FAILED", Retryable: data.Retryable}
 			if diff := cmp.Diff(want, data); diff != "" || data.TurnID == "" {
@@ -136,7 +136,7 @@ func TestFailingAgent(t *testing.T) {
 				defer close(done)
 				_, err := another.CallTool(t.Context(), askParams(object{"question": "think", "agent": "puppet", "conversation_id": id}, 1))
 				if failure, ok := errors.AsType[*jsonrpc.Error](err); !ok || failure.Code != -32603 || json.Unmarshal(failure.Data, &asked) != nil {
-					t.Errorf("error %v", err)
+					t.Errorf("CallTool() = %v, want error -32603", err)
 				}
 			}()
 			progress.until(t, "half a thou")
@@ -175,7 +175,7 @@ func TestConversationDeletedDuringATurn(t *testing.T) {
 			failure, ok := errors.AsType[*jsonrpc.Error](<-asked)
 			if !ok || failure.Code != -32603 || failure.Message != fmt.Sprintf(
 				"conversation %q was deleted before the turn had ended; the answer is not kept (CONVERSATION_NOT_FOUND)", id) {
-				t.Errorf("error %+v", failure)
+				t.Errorf("CallTool() = %+v, want error -32603 with CONVERSATION_NOT_FOUND", failure)
 			}
 		})
 	}
@@ -202,7 +202,7 @@ func TestQueued(t *testing.T) {
 			progress.until(t, "queued: 1 ahead")
 			if failure, data := callError(t, session, "clear_conversation", object{"conversation_id": id}); failure.Code != -32603 ||
 				data.Reason != "CONVERSATION_BUSY" || !data.Retryable || !strings.HasPrefix(failure.Message, "turn ") || !strings.Contains(failure.Message, " of this conversation is running; ") {
-				t.Errorf("clear: error %d, %s, %+v", failure.Code, failure.Message, data)
+				t.Errorf("clear_conversation = error %d, %s, %+v; want -32603, CONVERSATION_BUSY, retryable", failure.Code, failure.Message, data)
 			}
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {

@@ -55,7 +55,7 @@ func TestCancelByNotification(t *testing.T) {
 	for i := range sessions {
 		hello := post(t, server, "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
 		if sessions[i] = hello.Header.Get(sessionHeader); sessions[i] == "" || hello.StatusCode != http.StatusOK {
-			t.Fatalf("initialize: %s, session %q", hello.Status, sessions[i])
+			t.Fatalf("initialize = %s, session %q; want 200 and a session id", hello.Status, sessions[i])
 		}
 	}
 	asked := post(t, server, sessions[0], `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"ask_question",
@@ -241,19 +241,19 @@ func TestLargeRequestsAreCounted(t *testing.T) {
 		}
 	}
 	if response := post(t, server, "", list+rest); response.StatusCode != http.StatusTooManyRequests {
-		t.Errorf("large request above the limit: %s", response.Status)
+		t.Errorf("large request above the limit: %s, want 429", response.Status)
 	}
 	if response := post(t, server, "", list); response.StatusCode != http.StatusOK {
-		t.Errorf("small request: %s", response.Status)
+		t.Errorf("small request: %s, want 200", response.Status)
 	}
 	for _, body := range bodies {
 		body.Close()
 		if code := <-answers; code != http.StatusOK {
-			t.Errorf("large request: %d", code)
+			t.Errorf("large request: %d, want 200", code)
 		}
 	}
 	if response := post(t, server, "", list+rest); response.StatusCode != http.StatusOK {
-		t.Errorf("large request after the others: %s", response.Status)
+		t.Errorf("large request after the others: %s, want 200", response.Status)
 	}
 }
 

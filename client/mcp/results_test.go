@@ -35,7 +35,7 @@ func checked(t *testing.T, tool string, result *sdk.CallToolResult) object {
 	t.Helper()
 	data, ok := result.StructuredContent.(object)
 	if !ok || result.IsError {
-		t.Fatalf("%s: result %+v", tool, result)
+		t.Fatalf("%s: result %+v, want structured content", tool, result)
 	}
 	if err := outputSchema(t, tool).Validate(data); err != nil {
 		t.Errorf("%s: %v\n%v", tool, err, data)
@@ -130,7 +130,7 @@ func callError(t *testing.T, session *sdk.ClientSession, tool string, arguments 
 	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: tool, Arguments: arguments})
 	failure, ok := errors.AsType[*jsonrpc.Error](err)
 	if !ok {
-		t.Fatalf("%s(%v): result %+v, error %v, want one of JSON-RPC", tool, arguments, result, err)
+		t.Fatalf("%s(%v): result %+v, error %v, want a JSON-RPC error", tool, arguments, result, err)
 	}
 	var data errorData
 	if err := json.Unmarshal(failure.Data, &data); err != nil {

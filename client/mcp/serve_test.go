@@ -147,7 +147,7 @@ func TestNoServer(t *testing.T) {
 		failure, data := callError(t, session, tool, arguments)
 		if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
 			!strings.HasPrefix(failure.Message, "the Parley server cannot be reached; check that it is running and that the address is correct: ") {
-			t.Errorf("%s: error %d, %+v: %s", tool, failure.Code, data, failure.Message)
+			t.Errorf("%s: error %d, %+v: %s; want -32603, UNAVAILABLE", tool, failure.Code, data, failure.Message)
 		}
 	}
 }

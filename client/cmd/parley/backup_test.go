@@ -157,7 +157,7 @@ func TestBackupToStandardOutput(t *testing.T) {
 	address := serveBackup(t, backupPieces(6, nil, "one", "two"))
 	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "backup", "-")
 	if stdout != "onetwo" || stderr != "backed up 6 B\n" || code != 0 {
-		t.Errorf("standard output %q, standard error %q, exit code %d", stdout, stderr, code)
+		t.Errorf("standard output %q, standard error %q, exit code %d; want the copy, 0", stdout, stderr, code)
 	}
 	_, written := runOnTerminal(t, nil, "--address", address, "backup", "-")
 	if !strings.Contains(written, "cannot be written to a terminal") {
@@ -177,7 +177,7 @@ func TestBackupHasNoDefaultTimeout(t *testing.T) {
 		return backupPieces(1, nil, "x")(stream)
 	})
 	if _, stderr, code := runOnce(t.Context(), "", "--address", address, "backup", "-"); code != 0 {
-		t.Errorf("standard error %q, exit code %d", stderr, code)
+		t.Errorf("standard error %q, exit code %d, want 0", stderr, code)
 	}
 }
 

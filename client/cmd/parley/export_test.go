@@ -51,7 +51,7 @@ func TestExportJoinsParts(t *testing.T) {
 		t.Errorf("standard output (-want +got):\n%s", diff)
 	}
 	if stderr != "exported 3 conversations\n" || code != 0 {
-		t.Errorf("standard error %q, exit code %d", stderr, code)
+		t.Errorf("standard error %q, exit code %d; want 3 conversations, 0", stderr, code)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestExportToAFile(t *testing.T) {
 	for _, name := range []string{"new", "old", "link"} {
 		stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "export", "--to", filepath.Join(dir, name))
 		if stdout != "" || stderr != "exported 1 conversation\n" || code != 0 {
-			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d", name, stdout, stderr, code)
+			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d; want 1 conversation in the file, 0", name, stdout, stderr, code)
 		}
 	}
 	want := map[string]string{

@@ -101,7 +101,7 @@ func TestImportBeyondTheCapacityFails(t *testing.T) {
 	stdout, stderr, code := runOnce(t.Context(), lines, "--address", f.serve(t), "import")
 	const want = "imported 1, skipped 2 (1 already present or expired, 1 beyond the server's capacity), failed 0\n"
 	if wantErr := "parley: the server has no capacity for 1 conversation; see its --max-conversations\n"; stdout != want || stderr != wantErr || code != 1 {
-		t.Errorf("standard output %q, standard error %q, exit code %d", stdout, stderr, code)
+		t.Errorf("standard output %q, standard error %q, exit code %d, want %q, %q, 1", stdout, stderr, code, want, wantErr)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestImportOfUnreadableInput(t *testing.T) {
 		out: &stdout, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
 	})
 	if stdout.String() != "imported 1, skipped 0, failed 0\n" || stderr.String() != "parley: line 2: broken\n" || code != 1 {
-		t.Errorf("standard output %q, standard error %q, exit code %d", stdout.String(), stderr.String(), code)
+		t.Errorf("standard output %q, standard error %q, exit code %d; want 1 import and the error, 1", stdout.String(), stderr.String(), code)
 	}
 	if diff := cmp.Diff([]string{"a 0 false"}, *received); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)

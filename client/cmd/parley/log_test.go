@@ -157,7 +157,7 @@ func TestEraseAsks(t *testing.T) {
 	}
 	f, address := serveLog(t)
 	if stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "log", "erase", "a"); stdout != "erased 1 entry of a\n" || len(f.erased) != 1 {
-		t.Errorf("without a terminal: %q, %q, exit code %d", stdout, stderr, code)
+		t.Errorf("erase without a terminal: %q, %q, exit code %d; want 1 entry, 0", stdout, stderr, code)
 	}
 }
 

@@ -92,7 +92,7 @@ func TestToolResultHintNamesOpenCalls(t *testing.T) {
 	})
 	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "chat", "hello")
 	if stdout != "one\n" || code != 0 {
-		t.Errorf("standard output %q, exit code %d", stdout, code)
+		t.Errorf("standard output %q, exit code %d; want the answer, 0", stdout, code)
 	}
 	want := "the agent waits for the results of its tool calls; continue with: parley --address " + address +
 		` chat -c shop --tool-result c2=... --tool-result c1=... --tool-result 'it'\''s $(rm -r x)'=... --tool-result 'a` + "\uFFFD[1mb'=...\n"
