@@ -22,8 +22,9 @@ const (
 	maxWriteTime = 30 * time.Second
 	writeBytes   = 64 << 10
 	// largeRequestBytes is the size in bytes above which a request is large. maxLargeRequests
-	// limits the concurrent large requests. They count while their body is read, before the limit
-	// of calls applies. A question is larger only if the server sets a larger --max-message-bytes.
+	// limits the concurrent large requests. A large request counts once more than
+	// largeRequestBytes are read and until it is answered; the limit of calls applies later. A
+	// question is larger only if the server sets a larger --max-message-bytes.
 	largeRequestBytes = 256 << 10
 	maxLargeRequests  = 16
 	// maxReadTime limits the time to receive a large request. From the time when it counts,

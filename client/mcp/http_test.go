@@ -201,7 +201,7 @@ func TestStalledLargeRequests(t *testing.T) {
 	}
 }
 
-// Large requests count while they are read. Small requests are not limited.
+// Large requests count while they are read and answered. Small requests are not limited.
 func TestLargeRequestsAreCounted(t *testing.T) {
 	_, c := startParley(t)
 	h := newHandler(t, New(c, Options{}), time.Minute)
