@@ -5,7 +5,7 @@
 // conversations as they are committed. These three reconnect and resume automatically when the
 // connection breaks or the server restarts. All other calls are methods of the generated stubs
 // that Client embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
-// [Reason] tells errors apart. The examples append to a conversation, load it, chat, route and
+// [Reason] distinguishes errors. The examples append to a conversation, load it, chat, route and
 // watch.
 //
 // Three rules hold for every call:

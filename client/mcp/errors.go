@@ -171,7 +171,7 @@ func (e *lostError) data() errorData {
 	return data
 }
 
-// historyHint tells the caller where to read the stored part of an answer.
+// historyHint describes where to read the stored part of an answer.
 func (t *turn) historyHint() string {
 	return fmt.Sprintf("call get_history for conversation %s to read what is stored", t.conversation)
 }

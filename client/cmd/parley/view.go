@@ -132,7 +132,7 @@ func (v view) awaitsToolResults() bool {
 	return v.turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 }
 
-// toolResultHint tells the user how to pass the results of the open tool calls. It returns a command if
+// toolResultHint explains how to pass the results of the open tool calls. It returns a command if
 // --tool-result can name all calls. The ids are quoted for the shell, because the agent chooses them.
 func (a *app) toolResultHint(seen *view, answer []*parleyv1.Message) string {
 	var open []string

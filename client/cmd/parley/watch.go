@@ -93,7 +93,7 @@ func (a *app) watch(ctx context.Context, c *client.Client, request *parleyv1.Wat
 	return nil
 }
 
-// noteWatch tells the user of a terminal that the watch is active, although there is no output yet.
+// noteWatch informs the user of a terminal that the watch is active, although there is no output yet.
 func (a *app) noteWatch(request *parleyv1.WatchConversationsRequest) {
 	if !a.errTerminal {
 		return
