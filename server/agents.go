@@ -19,8 +19,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// openAgents makes the agents of the settings. It reaps the orphaned processes of their programs
-// until closeAgents is called. The process that checks the store's file must have ended before.
+// openAgents creates the agents of the settings. It reaps the orphaned processes of their programs
+// until closeAgents is called. The check process of the store's file must have ended before.
 func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents *agent.Set, closeAgents func() error, err error) {
 	var processes command.Processes
 	if agents, err = newAgents(c, &processes); err != nil {
@@ -31,13 +31,13 @@ func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents
 	return agents, func() error { stopReaping(); return agents.Close() }, nil
 }
 
-// reapOrphans reaps the orphaned processes of agents' programs until the returned function is
-// called, if this process inherits orphans.
+// reapOrphans reaps the orphaned processes of agents' programs until stop is called. If this process
+// does not inherit orphans, it does nothing.
 func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Logger) (stop func()) {
 	if !command.Inherits() {
 		return func() {}
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // Turns outlive the signal to stop.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // Turns continue after the signal to stop.
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
 	var reaping sync.WaitGroup
@@ -49,8 +49,8 @@ func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Lo
 	}
 }
 
-// newAgents makes the agents of the settings. It records their programs in processes. If agents
-// cannot be made, the error has all faults of the settings.
+// newAgents creates the agents of the settings. It records their programs in processes. If agents
+// cannot be created, the error lists all faults of the settings.
 func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, err error) {
 	entries := make([]agent.Entry, 0, len(c.Agents))
 	defer func() {
@@ -63,13 +63,13 @@ func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, er
 	}()
 	var bad []string
 	for _, a := range c.Agents {
-		made, err := newAgent(a, processes)
+		created, err := newAgent(a, processes)
 		if err != nil {
 			bad = append(bad, fmt.Sprintf("agents.%s: %v", a.Name, err))
 			continue
 		}
 		entries = append(entries, agent.Entry{
-			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window, Agent: made,
+			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window, Agent: created,
 		})
 	}
 	if len(bad) > 0 {
@@ -78,21 +78,21 @@ func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, er
 	return agent.NewSet(c.DefaultAgent, entries)
 }
 
-// newAgent makes what answers under the name of a.
-func newAgent(a config.Agent, processes *command.Processes) (made agent.Agent, err error) {
+// newAgent creates the agent that a describes.
+func newAgent(a config.Agent, processes *command.Processes) (created agent.Agent, err error) {
 	switch a.Kind {
 	case config.KindEcho:
-		made = echo.New()
+		created = echo.New()
 	case config.KindCommand:
-		made, err = command.New(command.Config{
+		created, err = command.New(command.Config{
 			Command: a.Command, Format: a.Format, Dir: a.Dir, Env: a.Env, MaxConcurrent: a.MaxConcurrent, Processes: processes,
 		})
 	case config.KindOpenAI:
-		made, err = openai.New(modelOf(a))
+		created, err = openai.New(modelConfig(a))
 	case config.KindAnthropic:
-		made, err = anthropic.New(modelOf(a))
+		created, err = anthropic.New(modelConfig(a))
 	case config.KindRemote:
-		made, err = remote.New(remote.Config{Address: a.Address, TLS: a.TLS.Config(), Headers: revealed(a.Headers)})
+		created, err = remote.New(remote.Config{Address: a.Address, TLS: a.TLS.Config(), Headers: revealHeaders(a.Headers)})
 	default:
 		err = fmt.Errorf("%q is not a kind of agent", a.Kind)
 	}
@@ -100,23 +100,25 @@ func newAgent(a config.Agent, processes *command.Processes) (made agent.Agent, e
 		return nil, err
 	}
 	if a.StructuredBlocks {
-		made = agent.Blocks(made)
+		created = agent.Blocks(created)
 	}
-	if a.MaxConcurrent > 0 && a.Kind != config.KindCommand { // command has a limit of its own
-		made = agent.Limit(made, a.MaxConcurrent)
+	if a.MaxConcurrent > 0 && a.Kind != config.KindCommand { // The command agent applies the limit itself.
+		created = agent.Limit(created, a.MaxConcurrent)
 	}
-	return made, nil
+	return created, nil
 }
 
-// modelOf is what the agents that are models are told. It holds secrets in the clear.
-func modelOf(a config.Agent) agent.Model {
+// modelConfig returns the configuration of an agent that calls a model. It contains secrets in plain
+// text.
+func modelConfig(a config.Agent) agent.Model {
 	return agent.Model{
-		BaseURL: a.BaseURL, Model: a.Model, Key: a.APIKey.Reveal(), Headers: revealed(a.Headers),
+		BaseURL: a.BaseURL, Model: a.Model, Key: a.APIKey.Reveal(), Headers: revealHeaders(a.Headers),
 		Tools: a.Tools, MaxOutputTokens: a.MaxOutputTokens, Temperature: a.Temperature,
 	}
 }
 
-func revealed(headers map[string]config.Secret) map[string]string {
+// revealHeaders returns the headers with their secrets in plain text.
+func revealHeaders(headers map[string]config.Secret) map[string]string {
 	values := make(map[string]string, len(headers))
 	for name, value := range headers {
 		values[name] = value.Reveal()
@@ -124,7 +126,7 @@ func revealed(headers map[string]config.Secret) map[string]string {
 	return values
 }
 
-// logAgents says which agents there are and what is behind them, and the warnings of all settings.
+// logAgents logs the configured agents and the warnings of all settings.
 func logAgents(log *slog.Logger, c *config.Config) {
 	for _, a := range c.Agents {
 		attributes := []any{"agent", a.Name, "kind", a.Kind, "default", a.Name == c.DefaultAgent}

@@ -25,10 +25,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/config/configtest"
 )
 
-// Every kind can be made, and what was configured reaches it.
+// TestNewAgents checks that agents of every kind are created with their configuration.
 func TestNewAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
-	c := load(t, []string{"--config", path}, environ)
+	c := loadConfig(t, []string{"--config", path}, environ)
 	set, err := newAgents(c, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -42,10 +42,10 @@ func TestNewAgents(t *testing.T) {
 		"neighbour: remote ", "parrot: echo ", "planner: remote ", "writer: command ",
 	}
 	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
+		t.Errorf("newAgents(c).Infos() (-want +got):\n%s", d)
 	}
-	if set.Default().Name != "gpt" {
-		t.Errorf("the default is %s", set.Default().Name)
+	if got := set.Default().Name; got != "gpt" {
+		t.Errorf("Default().Name = %q, want gpt", got)
 	}
 	if err := set.Close(); err != nil {
 		t.Error(err)
@@ -58,12 +58,12 @@ func TestNewAgents(t *testing.T) {
 		Headers: map[string]string{"X-Team": "shop 5", "x-token": "Bearer marked-env", "x-other": "Bearer marked-file"},
 		Tools:   gpt.Tools, MaxOutputTokens: 4096, Temperature: &half,
 	}
-	if d := cmp.Diff(wantModel, modelOf(gpt)); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
+	if d := cmp.Diff(wantModel, modelConfig(gpt)); d != "" {
+		t.Errorf("modelConfig(gpt) (-want +got):\n%s", d)
 	}
 }
 
-// What is configured for every kind is around the kind's own agent.
+// TestNewAgentKinds checks the type of the agent of every kind.
 func TestNewAgentKinds(t *testing.T) {
 	for _, test := range []struct {
 		agent config.Agent
@@ -77,11 +77,11 @@ func TestNewAgentKinds(t *testing.T) {
 	} {
 		made, err := newAgent(test.agent, nil)
 		if err != nil {
-			t.Errorf("%s: %v", test.agent.Kind, err)
+			t.Errorf("newAgent(kind %s): %v", test.agent.Kind, err)
 			continue
 		}
 		if got := fmt.Sprintf("%T", made); got != test.want {
-			t.Errorf("%s: %s", test.agent.Kind, got)
+			t.Errorf("newAgent(kind %s) = %s, want %s", test.agent.Kind, got, test.want)
 		}
 		if err := made.Close(); err != nil {
 			t.Error(err)
@@ -108,7 +108,7 @@ func TestNewAgentStructuredBlocks(t *testing.T) {
 		}
 	}
 	if text != "Here." || !slices.Equal(types, []string{"list"}) {
-		t.Errorf("text %q, data %q", text, types)
+		t.Errorf("Respond() = text %q and data %q, want Here. and list", text, types)
 	}
 }
 
@@ -127,49 +127,49 @@ func TestNewAgentMaxConcurrent(t *testing.T) {
 			first, stopFirst := iter.Pull2(made.Respond(t.Context(), request))
 			defer stopFirst()
 			if piece, err, _ := first(); piece.GetText() == "" || err != nil {
-				t.Fatalf("got %v, %v", piece, err)
+				t.Fatalf("first piece of the first request = %v, %v; want a text", piece, err)
 			}
 			second, stopSecond := iter.Pull2(made.Respond(t.Context(), request))
 			defer stopSecond()
 			if piece, err, _ := second(); piece.GetProgress() == nil || err != nil {
-				t.Errorf("got %v, %v; want to be told to wait", piece, err)
+				t.Errorf("first piece of the second request = %v, %v; want progress", piece, err)
 			}
 		})
 	}
 }
 
-// planner is a remote agent that says which token it was sent.
-type planner struct {
+// tokenEcho is a remote agent that answers with the token that it received.
+type tokenEcho struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
 
-func (planner) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (tokenEcho) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	sent, _ := metadata.FromIncomingContext(stream.Context())
 	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: strings.Join(sent["authorization"], ",")}})
 }
 
-// Certificates and headers of the configuration are those that a remote agent sees.
+// TestNewAgentRemote checks that a remote agent receives the configured certificates and headers.
 func TestNewAgentRemote(t *testing.T) {
 	path, dir, environ := configtest.Agents(t)
-	c := load(t, []string{"--config", path}, environ)
+	c := loadConfig(t, []string{"--config", path}, environ)
 	pair, err := tls.LoadX509KeyPair(dir+"/cert.pem", dir+"/key.pem")
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := c.Agents[slices.IndexFunc(c.Agents, func(a config.Agent) bool { return a.Name == "planner" })]
+	planner := c.Agents[slices.IndexFunc(c.Agents, func(a config.Agent) bool { return a.Name == "planner" })]
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	service := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: of.TLS.Config().RootCAs,
+		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: planner.TLS.Config().RootCAs,
 	})))
-	parleyv1.RegisterAgentServiceServer(service, planner{})
+	parleyv1.RegisterAgentServiceServer(service, tokenEcho{})
 	go func() { _ = service.Serve(listener) }()
 	defer service.Stop()
 
-	of.Address = listener.Addr().String()
-	made, err := newAgent(of, nil)
+	planner.Address = listener.Addr().String()
+	made, err := newAgent(planner, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,13 +182,13 @@ func TestNewAgentRemote(t *testing.T) {
 		text += piece.GetText()
 	}
 	if text != "Bearer marked-file" {
-		t.Errorf("it was sent %q", text)
+		t.Errorf("the agent received %q, want Bearer marked-file", text)
 	}
 }
 
-// What the settings let through and an agent does not is a fault as well, with the others.
+// TestNewAgentsFaults checks that newAgents reports all settings which it cannot use.
 func TestNewAgentsFaults(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // Those that were made are closed.
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // The agents that were created must be closed.
 	set, err := newAgents(&config.Config{DefaultAgent: "echo", Agents: []config.Agent{
 		{Name: "a", Kind: "command"},
 		{Name: "b", Kind: "telepathy"},
@@ -197,13 +197,13 @@ func TestNewAgentsFaults(t *testing.T) {
 	}}, nil)
 	bad, ok := errors.AsType[*config.Error](err)
 	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") || bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {
-		t.Errorf("got %v, %v", set, err)
+		t.Errorf("newAgents() = %v, %v; want faults of a and b", set, err)
 	}
 }
 
 func TestLogAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
-	c := load(t, []string{"--config", path}, environ)
+	c := loadConfig(t, []string{"--config", path}, environ)
 	c.Warnings = []config.Warning{{Setting: "PARLEY_TLL", Problem: "unknown environment variable ignored", Advice: "did you mean PARLEY_TTL?"}}
 	var out bytes.Buffer
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
@@ -225,18 +225,19 @@ level=INFO msg="agent configured" agent=writer kind=command default=false progra
 level=WARN msg="unknown environment variable ignored" setting=PARLEY_TLL advice="did you mean PARLEY_TTL?"
 `
 	if d := cmp.Diff(want, out.String()); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
+		t.Errorf("logAgents() (-want +got):\n%s", d)
 	}
 }
 
-// A real start says nothing of a key, whether it comes up or not.
+// TestStartHidesSecrets checks that the log of a start contains no secret, whether the start
+// succeeds or fails.
 func TestStartHidesSecrets(t *testing.T) {
 	path, dir, environ := configtest.Agents(t)
 	serving, stop := context.WithCancel(t.Context())
 	defer stop()
 	var out bytes.Buffer
-	log := slog.New(&stopAt{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
-	c := load(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
+	log := slog.New(&stopHandler{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
+	c := loadConfig(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
 	if err := run(serving, c, log, 0, func() {}); err != nil {
 		t.Errorf("run: %v", err)
 	}
@@ -244,23 +245,23 @@ func TestStartHidesSecrets(t *testing.T) {
 	failing.Env = append(failing.Env, environ...)
 	failed, err := failing.CombinedOutput()
 	if code := failing.ProcessState.ExitCode(); code != exitIO {
-		t.Errorf("%v, exit code %d: %s", err, code, failed)
+		t.Errorf("start with a directory as address = %v, exit code %d, want %d; output: %s", err, code, exitIO, failed)
 	}
-	for name, text := range map[string]string{"a run": out.String(), "a failed start": string(failed)} {
+	for name, text := range map[string]string{"successful start": out.String(), "failed start": string(failed)} {
 		if strings.Contains(text, "marked") || !strings.Contains(text, `"agent":"gpt"`) {
-			t.Errorf("%s wrote %s", name, text)
+			t.Errorf("log of a %s = %q, want the agents without secrets", name, text)
 		}
 	}
 }
 
-// stopAt passes records on and calls stop when the message has come.
-type stopAt struct {
+// stopHandler is a handler that calls stop after a record with the message.
+type stopHandler struct {
 	slog.Handler
 	message string
 	stop    func()
 }
 
-func (s *stopAt) Handle(ctx context.Context, r slog.Record) error {
+func (s *stopHandler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Message == s.message {
 		defer s.stop()
 	}

@@ -19,16 +19,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The arrows: which package may import which, and which calls belong to programs
-// only. Imports of test files are free; what is shipped is what counts.
+// The tests of this file check which package may import which, and which calls only programs may
+// make. Imports of test files are not checked.
 
 const (
 	modulePath   = "github.com/parleyhq/parley"
 	maxFileLines = 400
 )
 
-// arrow lets the packages that match from import, inside this module, those that match to.
-// Patterns are those of path.Match: "*" is one folder. The first row that matches counts.
+// arrow allows the packages that match from to import the packages of this module that match to. The
+// patterns are those of [path.Match]: "*" is one folder. The first matching row of a table applies.
 type arrow struct {
 	from string
 	to   []string
@@ -59,14 +59,14 @@ func allowedArrows() []arrow {
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/config", []string{"server/internal/agent", api}},
-		{"server/internal/config/configtest", nil}, // a file that tests read
+		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", nil},
 		{"server/internal/gateway", []string{api, "gen/gateway/parley/v1", "server/internal/gateway/openapi"}},
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
 		{"server/internal/interactionlog", []string{"store", api}},
 		{"server/internal/agent", []string{api}},
-		{"server/internal/agent/providertest", nil}, // servers that the tests of agents talk to
+		{"server/internal/agent/providertest", nil}, // Tests of agents call its servers.
 		{"server/internal/agent/*/*test", []string{"server/internal/agent/providertest"}},
 		{"server/internal/agent/remote", []string{"server/internal/agent", "server/internal/rules", api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
@@ -78,28 +78,29 @@ func allowedArrows() []arrow {
 	}
 }
 
-// fence keeps a package of another module, and all below it, to some of our packages.
-type fence struct {
+// restriction allows only some packages to import a package of another module, or one below it.
+type restriction struct {
 	imported string
 	only     []string
 }
 
-func fences() []fence {
+func restrictions() []restriction {
 	statuses := []string{
 		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/gateway", "server/internal/agent/remote",
 		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
-	return []fence{
+	return []restriction{
 		{"go.etcd.io/bbolt", []string{"store/boltstore"}},
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
-		// A server that is process 1 reaps all children but those that these packages start.
+		// If the server is process 1, it reaps all children except those that these packages start.
 		{"os/exec", []string{"server", "server/internal/agent/command"}},
 	}
 }
 
-// programCalls belong to package main and tests, by import path; "*" is any name.
+// programCalls returns the names that only package main and tests may use, by import path. "*" is
+// any name.
 func programCalls() map[string][]string {
 	return map[string][]string{
 		"os":        {"Exit"},
@@ -108,18 +109,18 @@ func programCalls() map[string][]string {
 	}
 }
 
-// listed is what `go list -json` says about a package.
-type listed struct {
+// listedPackage is the output of `go list -json` about a package.
+type listedPackage struct {
 	ImportPath string
 	Imports    []string
 }
 
-// arrowFaults tells of each import that its row or a fence forbids.
-func arrowFaults(packages []listed) []string {
+// importFaults returns a fault for each import that allowedArrows or a restriction forbids.
+func importFaults(packages []listedPackage) []string {
 	var faults []string
 	rows := allowedArrows()
 	for _, p := range packages {
-		from := inside(p.ImportPath)
+		from := relativePath(p.ImportPath)
 		row := slices.IndexFunc(rows, func(a arrow) bool { return matches(a.from, from) })
 		if row < 0 {
 			faults = append(faults, from+": unknown package, add a row to allowedArrows in server/arrows_test.go")
@@ -134,25 +135,26 @@ func arrowFaults(packages []listed) []string {
 	return faults
 }
 
-// importFault says why from must not import the package, "" when it may; to is from's row.
+// importFault returns why from must not import the package, or "" if it may. to are the patterns
+// that its arrow allows.
 func importFault(from, imported string, to []string) string {
-	if ours := inside(imported); ours != imported {
+	if ours := relativePath(imported); ours != imported {
 		if slices.ContainsFunc(to, func(pattern string) bool { return matches(pattern, ours) }) {
 			return ""
 		}
 		return fmt.Sprintf("%s must not import %s", from, ours)
 	}
-	for _, f := range fences() {
-		within := imported == f.imported || strings.HasPrefix(imported, f.imported+"/")
-		if within && !slices.Contains(f.only, from) {
-			return fmt.Sprintf("%s must not import %s, only %s", from, imported, strings.Join(f.only, ", "))
+	for _, r := range restrictions() {
+		matches := imported == r.imported || strings.HasPrefix(imported, r.imported+"/")
+		if matches && !slices.Contains(r.only, from) {
+			return fmt.Sprintf("%s must not import %s, only %s", from, imported, strings.Join(r.only, ", "))
 		}
 	}
 	return ""
 }
 
-// inside makes an import path relative to the module; others stay as they are.
-func inside(importPath string) string {
+// relativePath returns an import path of this module relative to it, and other paths unchanged.
+func relativePath(importPath string) string {
 	return strings.TrimPrefix(importPath, modulePath+"/")
 }
 
@@ -161,8 +163,8 @@ func matches(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// fileFaults tells what is wrong with one Go file: its length, and calls that only
-// package main and tests may make.
+// fileFaults returns the faults of a Go file: its length, and calls that only package main and tests
+// may make.
 func fileFaults(name string, source []byte) []string {
 	var faults []string
 	if lines := bytes.Count(source, []byte("\n")); lines > maxFileLines {
@@ -194,13 +196,13 @@ func fileFaults(name string, source []byte) []string {
 	return faults
 }
 
-// forbiddenNames is programCalls by the names that the file gives to those imports.
+// forbiddenNames returns programCalls by the local names of the file's imports.
 func forbiddenNames(file *ast.File) map[string][]string {
 	forbidden := map[string][]string{}
 	for _, spec := range file.Imports {
 		importPath, err := strconv.Unquote(spec.Path.Value)
 		if err != nil {
-			continue // The parser has refused such a file.
+			continue // The parser rejects such a file.
 		}
 		local := path.Base(importPath)
 		if spec.Name != nil {
@@ -217,16 +219,16 @@ func TestArrows(t *testing.T) {
 	t.Run("imports", func(t *testing.T) {
 		packages := listPackages(t)
 		if len(packages) == 0 {
-			t.Error("go list named no package")
+			t.Error("go list = no packages, want some")
 		}
-		for _, fault := range arrowFaults(packages) {
+		for _, fault := range importFaults(packages) {
 			t.Error(fault)
 		}
 	})
 	t.Run("files", func(t *testing.T) {
 		files := readFiles(t)
 		if len(files) == 0 {
-			t.Error("found no Go file")
+			t.Error("no Go files found, want some")
 		}
 		for name, source := range files {
 			for _, fault := range fileFaults(name, source) {
@@ -236,8 +238,8 @@ func TestArrows(t *testing.T) {
 	})
 }
 
-// TestArrowsCanBreak feeds the checks above with what they must refuse.
-func TestArrowsCanBreak(t *testing.T) {
+// TestArrowFaults checks that the tests of arrows reject what is forbidden.
+func TestArrowFaults(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/arrows_test.go"
 	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/gateway, server/internal/agent/remote, " +
 		"client, client/mcp, client/cmd/parley, client/examples/agent"
@@ -268,9 +270,9 @@ func TestArrowsCanBreak(t *testing.T) {
 		{"store/memstore", "google.golang.org/grpc/codes", "store/memstore must not import google.golang.org/grpc/codes, only " + statuses},
 	}
 	for _, test := range imports {
-		got := arrowFaults([]listed{{ImportPath: modulePath + "/" + test.from, Imports: []string{test.imported}}})
+		got := importFaults([]listedPackage{{ImportPath: modulePath + "/" + test.from, Imports: []string{test.imported}}})
 		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
-			t.Errorf("%s importing %s (-want +got):\n%s", test.from, test.imported, diff)
+			t.Errorf("importFaults(%s importing %s) (-want +got):\n%s", test.from, test.imported, diff)
 		}
 	}
 
@@ -289,12 +291,12 @@ func TestArrowsCanBreak(t *testing.T) {
 	for _, test := range files {
 		got := fileFaults(test.name, []byte(test.source))
 		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
-			t.Errorf("%s %q (-want +got):\n%s", test.name, test.source, diff)
+			t.Errorf("fileFaults(%q, %q) (-want +got):\n%s", test.name, test.source, diff)
 		}
 	}
 }
 
-func listPackages(t *testing.T) []listed {
+func listPackages(t *testing.T) []listedPackage {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports", "./...")
 	command.Dir = ".."
@@ -304,10 +306,10 @@ func listPackages(t *testing.T) []listed {
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, &stderr)
 	}
-	var packages []listed
+	var packages []listedPackage
 	decoder := json.NewDecoder(bytes.NewReader(out))
 	for decoder.More() {
-		var p listed
+		var p listedPackage
 		if err := decoder.Decode(&p); err != nil {
 			t.Fatalf("go list: %v", err)
 		}
@@ -316,7 +318,8 @@ func listPackages(t *testing.T) []listed {
 	return packages
 }
 
-// readFiles reads the Go files of the module, generated ones left out, by slash-separated path.
+// readFiles returns the content of the module's Go files, except generated ones, by slash-separated
+// path.
 func readFiles(t *testing.T) map[string][]byte {
 	t.Helper()
 	root := os.DirFS("..")

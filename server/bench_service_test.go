@@ -56,7 +56,7 @@ type benchServer struct {
 // interaction log, unless a flag says otherwise.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
-	c := load(b, append([]string{
+	c := loadConfig(b, append([]string{
 		"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
 	}, flags...), nil)
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
@@ -108,18 +108,18 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	b.Helper()
 	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
 	check(b, err)
-	doors, err := openDoors(s.ctx, s.config, service, s.log)
+	transports, err := openTransports(s.ctx, s.config, service, s.log)
 	check(b, err)
-	doors.grpc.RegisterService(plainService(), nil)
+	transports.grpc.RegisterService(plainService(), nil)
 	var serving errgroup.Group
-	doors.serve(&serving)
-	s.http = doors.http.listener.Addr().String()
+	transports.serve(&serving)
+	s.http = transports.http.listener.Addr().String()
 	b.Cleanup(func() {
-		doors.grpc.Stop()
-		doors.http.stop(context.WithoutCancel(s.ctx))
+		transports.grpc.Stop()
+		transports.http.stop(context.WithoutCancel(s.ctx))
 		check(b, serving.Wait())
 	})
-	return connect(b, doors.grpcListener)
+	return connect(b, transports.grpcListener)
 }
 
 // connect makes a client's connection.

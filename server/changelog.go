@@ -10,72 +10,76 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// The least time between two lines of the same kind.
+// Minimum intervals between two reports, and between two warnings.
 const (
-	countsEvery  = time.Second
-	warningEvery = time.Minute
+	reportInterval  = time.Second
+	warningInterval = time.Minute
 )
 
-// maxLines is how many changes wait to be written to the log.
-const maxLines = 4096
+// maxQueuedEntries is how many changes the queue of a changeLog holds.
+const maxQueuedEntries = 4096
 
-// changeLog writes committed changes to the log, and how many conversations there are. It
-// does so in a goroutine of its own: a log that nobody reads must not hold up writes.
+// changeLog logs committed changes and the number of stored conversations. Its run method does so in
+// a goroutine of its own, so that a log whose reader is slow does not delay commits.
 type changeLog struct {
 	log *slog.Logger
-	// level is the least that the log takes.
+	// level is the minimum level that log accepts.
 	level slog.Level
-	// warnAt is how many bytes of conversations are worth a warning; 0: none are.
+	// warnAt is the size of all conversations, in bytes, above which a warning is logged. If 0,
+	// there is no warning.
 	warnAt int64
 
-	lines   chan changeLine
-	dropped atomic.Int64 // lines for which there was no room, since the last report
-	// changed has a value when counts may have changed since the last report.
+	queue   chan changeEntry
+	dropped atomic.Int64 // entries since the last report that found the queue full
+	// changed has a value if the statistics may have changed since the last report.
 	changed chan struct{}
-	closing chan struct{}
-	closed  chan struct{} // when write has returned
+	closing chan struct{} // closed by Close
+	closed  chan struct{} // closed when run returns
 
-	last   store.Stats // reported; these two belong to write
-	warned time.Time
+	// These two fields belong to run.
+	lastReport  store.Stats
+	lastWarning time.Time
 }
 
-// changeLine is what the log says of a change; a change itself would keep its message.
-type changeLine struct {
+// changeEntry is the part of a change that is logged. The change itself would keep its message in
+// memory.
+type changeEntry struct {
 	tenant, id     string
 	kind           parleyv1.ChangeKind
 	version        int32
 	count, trimmed int
-	session        bool
+	ephemeral      bool // deletion: the conversation was ephemeral
 }
 
 func newChangeLog(log *slog.Logger, level slog.Level, warnAt int64) *changeLog {
 	return &changeLog{
-		log: log, level: level, warnAt: warnAt, lines: make(chan changeLine, maxLines),
+		log: log, level: level, warnAt: warnAt, queue: make(chan changeEntry, maxQueuedEntries),
 		changed: make(chan struct{}, 1), closing: make(chan struct{}), closed: make(chan struct{}),
 	}
 }
 
-// Committed takes the store's changes; it is one of its observers, and never waits.
+// Committed queues the store's changes, as one of its observers. It never blocks: an entry that
+// finds the queue full is dropped and counted.
 func (l *changeLog) Committed(changes []store.Change) {
 	for i := range changes {
 		c := &changes[i]
-		if lineLevel(c) < l.level {
+		if entryLevel(c) < l.level {
 			continue
 		}
 		select {
-		case l.lines <- changeLine{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.SessionEnded}:
+		case l.queue <- changeEntry{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.SessionEnded}:
 		default:
 			l.dropped.Add(1)
 		}
 	}
 	select {
 	case l.changed <- struct{}{}:
-	default: // The next report is due anyway.
+	default: // The next report will include this change.
 	}
 }
 
-// lineLevel is the highest level of what line writes about a change.
-func lineLevel(c *store.Change) slog.Level {
+// entryLevel returns the highest level at which writeEntry logs a change.
+func entryLevel(c *store.Change) slog.Level {
 	switch c.Kind {
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 		return slog.LevelWarn
@@ -88,23 +92,23 @@ func lineLevel(c *store.Change) slog.Level {
 	return slog.LevelInfo
 }
 
-// write writes what Committed takes, and a report at most once a second, until Close.
-func (l *changeLog) write(ctx context.Context, stats func(context.Context) (store.Stats, error)) {
+// run logs the queued entries, and a report every reportInterval at most, until Close.
+func (l *changeLog) run(ctx context.Context, stats func(context.Context) (store.Stats, error)) {
 	defer close(l.closed)
 	changed := l.changed
-	var pause <-chan time.Time // until the next report may come; changed is nil meanwhile
+	var pause <-chan time.Time // Ends when the next report is allowed. Until then changed is nil.
 	for {
 		select {
-		case c := <-l.lines:
-			l.line(c)
+		case c := <-l.queue:
+			l.writeEntry(c)
 		case <-changed:
 			l.report(ctx, stats)
-			changed, pause = nil, time.After(countsEvery)
+			changed, pause = nil, time.After(reportInterval)
 		case <-pause:
 			changed, pause = l.changed, nil
 		case <-l.closing:
-			for range len(l.lines) {
-				l.line(<-l.lines)
+			for range len(l.queue) {
+				l.writeEntry(<-l.queue)
 			}
 			l.reportDropped()
 			return
@@ -112,18 +116,18 @@ func (l *changeLog) write(ctx context.Context, stats func(context.Context) (stor
 	}
 }
 
-// Close has write end when it has written all lines, and waits for that, but not long. No
-// change may be committed any more.
+// Close stops run and waits until run has logged the queued entries, for changeLogDrainTime at most.
+// The store must be closed before.
 func (l *changeLog) Close() {
 	close(l.closing)
 	select {
 	case <-l.closed:
-	case <-time.After(lastLines): // Nobody reads the log.
+	case <-time.After(changeLogDrainTime): // The reader of the log is stuck.
 	}
 }
 
-// line writes what became of one conversation.
-func (l *changeLog) line(c changeLine) {
+// writeEntry logs one change.
+func (l *changeLog) writeEntry(c changeEntry) {
 	tenant, id := slog.String("tenant", c.tenant), slog.String("conversation_id", c.id)
 	removed := slog.Int("removed_messages", c.count)
 	switch c.kind {
@@ -136,15 +140,15 @@ func (l *changeLog) line(c changeLine) {
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
 		l.log.Info("conversation cleared", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED:
-		if c.session {
-			l.log.Info("session memory deleted", tenant, id, removed)
+		if c.ephemeral {
+			l.log.Info("ephemeral conversation deleted", tenant, id, removed)
 			return
 		}
 		l.log.Info("conversation deleted", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
 		l.log.Info("conversation expired", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		l.log.Warn("conversation evicted to make room; see --max-conversations", tenant, id, removed)
+		l.log.Warn("conversation evicted; limit of --max-conversations reached", tenant, id, removed)
 	default:
 	}
 	if c.trimmed > 0 {
@@ -152,27 +156,27 @@ func (l *changeLog) line(c changeLine) {
 	}
 }
 
-// report writes how many conversations there are if that has changed, and warns when they
-// grow large, at most once a minute.
+// report logs the number and size of the stored conversations if they have changed. If the size
+// exceeds warnAt, it logs a warning every warningInterval at most.
 func (l *changeLog) report(ctx context.Context, stats func(context.Context) (store.Stats, error)) {
 	l.reportDropped()
 	now, err := stats(ctx)
 	if err != nil {
-		return // The store is closed, or fails others as well.
+		return // The store is closed, or has failed. Other callers report that.
 	}
-	if now.Conversations != l.last.Conversations || now.Bytes != l.last.Bytes {
-		l.log.Info("conversations kept", "count", now.Conversations, "estimated_bytes", now.Bytes)
-		l.last = now
+	if now.Conversations != l.lastReport.Conversations || now.Bytes != l.lastReport.Bytes {
+		l.log.Info("conversations stored", "count", now.Conversations, "estimated_bytes", now.Bytes)
+		l.lastReport = now
 	}
-	if l.warnAt > 0 && now.Bytes > l.warnAt && time.Since(l.warned) >= warningEvery {
-		l.log.Warn("conversations take much memory; see --memory-warning-bytes",
+	if l.warnAt > 0 && now.Bytes > l.warnAt && time.Since(l.lastWarning) >= warningInterval {
+		l.log.Warn("conversations exceed --memory-warning-bytes",
 			"estimated_bytes", now.Bytes, "warning_bytes", l.warnAt, "count", now.Conversations)
-		l.warned = time.Now()
+		l.lastWarning = time.Now()
 	}
 }
 
 func (l *changeLog) reportDropped() {
 	if n := l.dropped.Swap(0); n > 0 {
-		l.log.Warn("changes are missing in the log: it takes lines too slowly", "count", n)
+		l.log.Warn("changes not logged; the reader of the log is too slow", "count", n)
 	}
 }

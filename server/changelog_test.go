@@ -12,7 +12,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// gatedLog is a log that takes no line before open is closed.
+// gatedLog is a log whose writes block until open is closed.
 type gatedLog struct {
 	open  chan struct{}
 	lines []string
@@ -24,18 +24,18 @@ func (g *gatedLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// count is how many lines have these words.
-func (g *gatedLog) count(words string) int {
+// count returns how many lines contain text.
+func (g *gatedLog) count(text string) int {
 	n := 0
 	for _, line := range g.lines {
-		if strings.Contains(line, words) {
+		if strings.Contains(line, text) {
 			n++
 		}
 	}
 	return n
 }
 
-// newGatedLog returns a changeLog that warns of more than 10 bytes, and what it writes to.
+// newGatedLog returns a changeLog that warns above 10 bytes, and the log that it writes to.
 func newGatedLog(level slog.Level) (*changeLog, *gatedLog) {
 	g := &gatedLog{open: make(chan struct{})}
 	return newChangeLog(slog.New(slog.NewTextHandler(g, &slog.HandlerOptions{Level: level})), level, 10), g
@@ -47,25 +47,26 @@ func created() []store.Change {
 	return []store.Change{{Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, ConversationID: "c"}}
 }
 
-// TestChangeLogNeverWaits: a log that takes no lines costs lines, and then says how many.
-func TestChangeLogNeverWaits(t *testing.T) {
+// TestChangeLogNeverBlocks checks that entries are dropped while the log is blocked, and that their
+// number is logged afterwards.
+func TestChangeLogNeverBlocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, g := newGatedLog(slog.LevelInfo)
-		go l.write(t.Context(), noStats)
+		go l.run(t.Context(), noStats)
 		l.Committed(created())
-		synctest.Wait() // It is being written.
-		for range maxLines + 10 {
+		synctest.Wait() // The first entry has left the queue; its write blocks.
+		for range maxQueuedEntries + 10 {
 			l.Committed(created())
 		}
 		close(g.open)
-		<-time.After(2 * countsEvery)
+		<-time.After(2 * reportInterval)
 		synctest.Wait()
-		if n := g.count("conversation created"); n != 1+maxLines {
-			t.Errorf("%d lines, want %d", n, 1+maxLines)
+		if n := g.count("conversation created"); n != 1+maxQueuedEntries {
+			t.Errorf("entries logged = %d, want %d", n, 1+maxQueuedEntries)
 		}
-		if g.count("changes are missing") != 1 || g.count("count=10") != 1 {
-			t.Errorf("not told once that 10 are missing: %s", g.lines[len(g.lines)-1])
+		if g.count("changes not logged") != 1 || g.count("count=10") != 1 {
+			t.Errorf("last line = %q, want one report of 10 dropped entries", g.lines[len(g.lines)-1])
 		}
 		l.Close()
 	})
@@ -75,36 +76,37 @@ func TestChangeLogClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, g := newGatedLog(slog.LevelInfo)
-		go l.write(t.Context(), noStats)
+		go l.run(t.Context(), noStats)
 		l.Committed(created())
-		for range maxLines + 10 {
+		for range maxQueuedEntries + 10 {
 			l.Committed(created())
 		}
-		begun := time.Now()
+		start := time.Now()
 		l.Close()
-		if took := time.Since(begun); took != lastLines {
-			t.Errorf("with a log that takes no lines it takes %v", took)
+		if took := time.Since(start); took != changeLogDrainTime {
+			t.Errorf("Close() with a blocked log took %v, want %v", took, changeLogDrainTime)
 		}
 		close(g.open)
 		<-l.closed
-		if n := g.count("conversation created"); n < maxLines || g.count("changes are missing") != 1 {
-			t.Errorf("%d lines, the last is %s", n, g.lines[len(g.lines)-1])
+		if n := g.count("conversation created"); n < maxQueuedEntries || g.count("changes not logged") != 1 {
+			t.Errorf("entries logged = %d, last line %q; want %d or more and a report of dropped entries",
+				n, g.lines[len(g.lines)-1], maxQueuedEntries)
 		}
 
 		l, g = newGatedLog(slog.LevelInfo)
 		close(g.open)
-		go l.write(t.Context(), noStats)
+		go l.run(t.Context(), noStats)
 		for range 100 {
 			l.Committed(created())
 		}
 		l.Close()
 		if len(g.lines) != 100 {
-			t.Errorf("%d lines are written before the end, want 100", len(g.lines))
+			t.Errorf("entries logged when Close() returned = %d, want 100", len(g.lines))
 		}
 	})
 }
 
-// TestChangeLogLevels: lines that nobody wants take no room.
+// TestChangeLogLevels checks that changes below the level of the log are not queued.
 func TestChangeLogLevels(t *testing.T) {
 	t.Parallel()
 	const (
@@ -115,21 +117,21 @@ func TestChangeLogLevels(t *testing.T) {
 	for level, want := range map[slog.Level]int{slog.LevelDebug: 4, slog.LevelInfo: 3, slog.LevelWarn: 1, slog.LevelError: 0} {
 		l, _ := newGatedLog(level)
 		l.Committed(changes)
-		if len(l.lines) != want {
-			t.Errorf("%v: %d lines are queued, want %d", level, len(l.lines), want)
+		if len(l.queue) != want {
+			t.Errorf("entries queued at level %v = %d, want %d", level, len(l.queue), want)
 		}
 	}
 }
 
-// TestChangeLogPace: however many changes there are, reports come once a second, and
-// warnings once a minute.
-func TestChangeLogPace(t *testing.T) {
+// TestChangeLogRate checks that many changes cause at most one report a second and one warning a
+// minute.
+func TestChangeLogRate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, g := newGatedLog(slog.LevelInfo)
 		close(g.open)
 		var bytes int64
-		go l.write(t.Context(), func(context.Context) (store.Stats, error) {
+		go l.run(t.Context(), func(context.Context) (store.Stats, error) {
 			bytes += 100
 			return store.Stats{Bytes: bytes}, nil
 		})
@@ -138,8 +140,8 @@ func TestChangeLogPace(t *testing.T) {
 			<-time.After(100 * time.Millisecond)
 		}
 		l.Close()
-		if kept, warned := g.count("conversations kept"), g.count("much memory"); kept < 100 || kept > 121 || warned < 2 || warned > 3 {
-			t.Errorf("%d reports and %d warnings in two minutes", kept, warned)
+		if reports, warnings := g.count("conversations stored"), g.count("--memory-warning-bytes"); reports < 100 || reports > 121 || warnings < 2 || warnings > 3 {
+			t.Errorf("two minutes = %d reports and %d warnings, want 100 to 121 and 2 or 3", reports, warnings)
 		}
 	})
 }

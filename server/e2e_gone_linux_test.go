@@ -25,7 +25,7 @@ type rawWatch struct {
 // startRawWatch watches a conversation that ends with the stream, and a conversation named noise.
 func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	t.Helper()
-	conn := dialSlow(t, strings.TrimPrefix(d.url, "http://"))
+	conn := dialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
 	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -143,7 +143,7 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 			w.until(t, "hello")
 			test.cut(t, d, w, "c")
 			start := time.Now()
-			d.await(t, "session memory deleted", "conversation_id=c")
+			d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 			t.Logf("found after %v", time.Since(start))
 		})
 	}
@@ -159,13 +159,13 @@ func TestLostProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	client := dialSlow(t, listener.Addr().String())
+	client := dialSmallBuffer(t, listener.Addr().String())
 	server, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, stop, ended := newGoneClients(keepalive), make(chan struct{}), make(chan struct{})
-	g.follow(server, http.StateNew)
+	g, stop, ended := newDeadClients(keepalive), make(chan struct{}), make(chan struct{})
+	g.trackConn(server, http.StateNew)
 	var running sync.WaitGroup
 	running.Go(func() { g.run(stop) })
 	running.Go(func() {

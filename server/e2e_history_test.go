@@ -80,7 +80,7 @@ func TestCapacity(t *testing.T) {
 	}
 	add(t, s, "a", &parleyv1.Message{Content: "The oldest by create time, changed last."})
 	add(t, s, "d", &parleyv1.Message{Content: "hello"})
-	if line := s.await(t, "conversation evicted to make room; see --max-conversations", "conversation_id=a"); line["level"] != "WARN" {
+	if line := s.await(t, "conversation evicted; limit of --max-conversations reached", "conversation_id=a"); line["level"] != "WARN" {
 		t.Errorf("no warning: %v", line)
 	}
 	ids := func() (ids []string) {

@@ -195,7 +195,7 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 		}
 	}
 	session.leave()
-	d.await(t, "session memory deleted", "conversation_id=c")
+	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 }
 
 // A stop of the server lets streams end: a turn with its last event, a watch with the reason.

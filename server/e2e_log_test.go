@@ -40,7 +40,7 @@ func TestLogLines(t *testing.T) {
 	if found, _ := s.log.find("message appended"); len(found) != 3 {
 		t.Errorf("%d lines for three messages: %v", len(found), found)
 	}
-	s.await(t, "conversations kept", "level=INFO", "count=1")
+	s.await(t, "conversations stored", "level=INFO", "count=1")
 	if _, err := s.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "a"}); err != nil {
 		t.Fatal(err)
 	}
@@ -68,8 +68,8 @@ func TestLogLines(t *testing.T) {
 	for _, id := range []string{"c", "d", "e", "f"} {
 		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("many words ", 100)})
 	}
-	s.await(t, "conversation evicted to make room; see --max-conversations", "level=WARN", "conversation_id=c", "removed_messages=1")
-	const tooMuch = "conversations take much memory; see --memory-warning-bytes"
+	s.await(t, "conversation evicted; limit of --max-conversations reached", "level=WARN", "conversation_id=c", "removed_messages=1")
+	const tooMuch = "conversations exceed --memory-warning-bytes"
 	s.await(t, tooMuch, "level=WARN", "warning_bytes=1024")
 	for range 2 { // Each report would be a reason to warn again.
 		add(t, s, "f", &parleyv1.Message{Content: "more words"})
@@ -77,7 +77,7 @@ func TestLogLines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.await(t, "conversations kept", fmt.Sprint("estimated_bytes=", stats.GetDataBytes()))
+		s.await(t, "conversations stored", fmt.Sprint("estimated_bytes=", stats.GetDataBytes()))
 	}
 	s.terminate()
 	s.wantStop(t)

@@ -59,7 +59,7 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 			wantHistory(t, s, fmt.Sprint(way, "-", i))
 		}
 	}
-	if found, _ := s.log.find("session memory deleted"); len(found) > 0 {
+	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) > 0 {
 		t.Errorf("deleted while their streams are open: %v", found)
 	}
 
@@ -74,7 +74,7 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	hole.cut.Store(true)
 	for _, way := range []string{"closed", "cut", "killed"} {
 		for i := range sessionsEach {
-			s.await(t, "session memory deleted", fmt.Sprint("conversation_id=", way, "-", i), "removed_messages=2")
+			s.await(t, "ephemeral conversation deleted", fmt.Sprint("conversation_id=", way, "-", i), "removed_messages=2")
 		}
 	}
 	for i := range sessionsEach {
@@ -87,13 +87,13 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 			t.Errorf("the stream of %s ends with %v", c.id, err)
 		}
 	}
-	if found, _ := s.log.find("session memory deleted"); len(found) != 3*sessionsEach {
+	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) != 3*sessionsEach {
 		t.Errorf("%d deleted, of %d that have vanished", len(found), 3*sessionsEach)
 	}
 
 	s = startServer(t, dataDir, flags...)
 	for i := range sessionsEach {
-		s.await(t, "session memory deleted", fmt.Sprint("conversation_id=stay-", i), "removed_messages=2")
+		s.await(t, "ephemeral conversation deleted", fmt.Sprint("conversation_id=stay-", i), "removed_messages=2")
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || len(list.GetConversations()) != 0 || list.GetTotalSize() != 0 {
@@ -144,7 +144,7 @@ func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 				t.Errorf("the history is %q", got)
 			}
 			back.leave()
-			s.await(t, "session memory deleted", "conversation_id=c", "removed_messages=4")
+			s.await(t, "ephemeral conversation deleted", "conversation_id=c", "removed_messages=4")
 			_, err := s.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"})
 			wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 		})
@@ -171,7 +171,7 @@ func TestSessionMemoryAndTheRest(t *testing.T) {
 			break
 		}
 	}
-	s.await(t, "session memory deleted", "conversation_id=held", "removed_messages=3")
+	s.await(t, "ephemeral conversation deleted", "conversation_id=held", "removed_messages=3")
 }
 
 // session is a client whose conversation lives as long as its stream.

@@ -130,7 +130,7 @@ func TestStopAheadOfServing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &doors{log: slog.New(slog.DiscardHandler), grpc: grpc.NewServer(), health: health.NewServer(), grpcListener: l}
+	d := &transports{log: slog.New(slog.DiscardHandler), grpc: grpc.NewServer(), health: health.NewServer(), grpcListener: l}
 	d.grpc.GracefulStop()
 	if err := d.serveGRPC(); err != nil {
 		t.Error(err)

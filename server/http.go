@@ -20,28 +20,29 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
-// importPath has bodies of any length, with limits of their own.
+// importPath is the path of an import. Its bodies have any length, and the call limits their time.
 const importPath = "/v1/import"
 
-// maxBodyTime is how long a client may take to send a body, other than that of an import.
+// maxBodyTime is how long a client may take to send the body of a request other than an import.
 const maxBodyTime = time.Minute
 
-// mcpTimeout bounds what tools ask, questions aside, which have the limits of turns.
+// mcpTimeout is the time limit of a tool's call. Turns have the limits of turns instead.
 const mcpTimeout = 30 * time.Second
 
-// httpDoor serves the API to those who speak HTTP or MCP, and probes.
-type httpDoor struct {
-	log      *slog.Logger
-	server   *http.Server
-	listener net.Listener
-	gone     *goneClients
-	loopback *loopback
-	client   *client.Client // of the MCP tools, over the loopback
+// httpTransport serves the API over HTTP and MCP, and the health probes.
+type httpTransport struct {
+	log         *slog.Logger
+	server      *http.Server
+	listener    net.Listener
+	deadClients *deadClients
+	loopback    *loopback
+	client      *client.Client // of the MCP tools, over the loopback
 }
 
-// openHTTP listens; nothing is served yet. ready says whether the server takes calls.
-func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool, log *slog.Logger) (*httpDoor, error) {
-	d := &httpDoor{log: log, gone: newGoneClients(c.KeepaliveTime)}
+// openHTTPTransport listens on the HTTP address. It does not serve yet. ready is what /readyz
+// reports.
+func openHTTPTransport(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool, log *slog.Logger) (*httpTransport, error) {
+	d := &httpTransport{log: log, deadClients: newDeadClients(c.KeepaliveTime)}
 	var err error
 	if d.loopback, err = newLoopback(service); err != nil {
 		return nil, err
@@ -55,8 +56,8 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	}
 	d.server = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ConnState: d.gone.follow,
-		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // faults of clients, not of the server
+		ConnState: d.deadClients.trackConn,
+		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // errors of clients, not of the server
 	}
 	if d.listener, err = listenHTTP(ctx, c.HTTPAddress, c.KeepaliveTime); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
@@ -64,22 +65,22 @@ func openHTTP(ctx context.Context, c *config.Config, service *rpc.Server, ready 
 	return d, nil
 }
 
-// listenHTTP has TCP find clients that are gone while no data waits for them, as gRPC's
-// keepalive does: within keepalive and a third of it. The others are found by [goneClients].
-func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*steadyListener, error) {
+// listenHTTP listens with TCP keepalive. A dead client to which no data is unsent is detected within
+// keepalive plus a third of it, as gRPC's keepalive does. [deadClients] detects the others.
+func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*progressListener, error) {
 	listen := net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3},
-		Control:         controlProbes(keepalive),
+		Control:         limitRetransmitInterval(keepalive),
 	}
-	listen.SetMultipathTCP(false) // It has neither the options nor the state of one connection.
+	listen.SetMultipathTCP(false) // It has neither the socket options nor the state of a TCP connection.
 	l, err := listen.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return &steadyListener{l, readTaken}, nil
+	return &progressListener{l, readAckedBytes}, nil
 }
 
-func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
+func (d *httpTransport) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
 	api, err := gateway.New(ctx, service.Direct(d.loopback.conn))
 	if err != nil {
 		return nil, err
@@ -95,7 +96,7 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.S
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
-	// No http.ServeMux: it would send a path with an empty id to that of another call.
+	// An http.ServeMux would redirect a path with an empty id to the path of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() { d.logPanic(r, recover()) }()
 		if r.Body != http.NoBody && r.URL.Path != importPath {
@@ -112,9 +113,9 @@ func (d *httpDoor) handler(ctx context.Context, c *config.Config, service *rpc.S
 	}), nil
 }
 
-// logPanic logs the cause of a handler's panic, nil if there was none, and lets go on only
-// that this request is at its end.
-func (d *httpDoor) logPanic(r *http.Request, cause any) {
+// logPanic logs the cause of a handler's panic and then panics with http.ErrAbortHandler, which ends
+// only this request. If cause is nil, there was no panic and logPanic does nothing.
+func (d *httpTransport) logPanic(r *http.Request, cause any) {
 	switch cause {
 	case nil:
 	case http.ErrAbortHandler:
@@ -125,21 +126,21 @@ func (d *httpDoor) logPanic(r *http.Request, cause any) {
 	}
 }
 
-// timedBody is a body that must have come within a time, whoever reads it or does not:
-// net/http itself waits for the rest of one before it answers.
+// timedBody is a request body with a time limit until its end. The limit applies also if no handler
+// reads the body, because net/http waits for the rest of a body before it replies.
 type timedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
 }
 
-func newTimedBody(w http.ResponseWriter, body io.ReadCloser, within time.Duration) timedBody {
+func newTimedBody(w http.ResponseWriter, body io.ReadCloser, limit time.Duration) timedBody {
 	b := timedBody{body, http.NewResponseController(w)}
-	_ = b.control.SetReadDeadline(time.Now().Add(within)) // A connection can.
+	_ = b.control.SetReadDeadline(time.Now().Add(limit)) // Cannot fail: every connection has deadlines.
 	return b
 }
 
-// Read reads. At the end it gives the connection its time back: to be at the end of a
-// deadline is taken for the client's leaving.
+// Read reads the body. At the end of the body it removes the read deadline of the connection,
+// because net/http treats a passed deadline as a disconnected client.
 func (b timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
@@ -148,11 +149,11 @@ func (b timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (d *httpDoor) serve() error {
+func (d *httpTransport) serve() error {
 	d.log.Info("serving http", "address", d.listener.Addr().String())
 	stop := make(chan struct{})
 	var checking sync.WaitGroup
-	checking.Go(func() { d.gone.run(stop) })
+	checking.Go(func() { d.deadClients.run(stop) })
 	defer checking.Wait()
 	defer close(stop)
 	if err := d.server.Serve(d.listener); !errors.Is(err, http.ErrServerClosed) {
@@ -161,8 +162,8 @@ func (d *httpDoor) serve() error {
 	return nil
 }
 
-// stop lets the requests that are under way end, until ctx does.
-func (d *httpDoor) stop(ctx context.Context) {
+// stop waits for running requests to end. When ctx ends, it closes their connections.
+func (d *httpTransport) stop(ctx context.Context) {
 	var ending sync.WaitGroup
 	ending.Go(func() {
 		if d.server.Shutdown(ctx) != nil {
@@ -170,6 +171,6 @@ func (d *httpDoor) stop(ctx context.Context) {
 		}
 	})
 	d.loopback.stop(ctx)
-	_ = d.client.Close() // Its streams would be asked for again.
+	_ = d.client.Close() // An open client would resume its streams.
 	ending.Wait()
 }

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// A body that never comes holds up an answer that does not need it for its time, and no longer.
-func TestBodyThatNeverComes(t *testing.T) {
+// TestTimedBodyMissing checks that a reply which does not need the body is delayed by the time limit
+// of a missing body at most.
+func TestTimedBodyMissing(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = newTimedBody(w, r.Body, time.Millisecond)
 		w.WriteHeader(http.StatusNotFound)
@@ -34,23 +35,23 @@ func TestBodyThatNeverComes(t *testing.T) {
 	}
 	defer reply.Body.Close()
 	if reply.StatusCode != http.StatusNotFound {
-		t.Errorf("got %s", reply.Status)
+		t.Errorf("status = %s, want 404", reply.Status)
 	}
 }
 
-// A body that has come takes no time from what the request does after that: the end of a
-// deadline on its connection would be taken for the client's leaving.
-func TestBodyThatHasCome(t *testing.T) {
+// TestTimedBodyComplete checks that the time limit of a body does not apply after its end. net/http
+// would treat a passed deadline as a disconnected client.
+func TestTimedBodyComplete(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		const within = 100 * time.Millisecond
-		r.Body = newTimedBody(w, r.Body, within)
+		const limit = 100 * time.Millisecond
+		r.Body = newTimedBody(w, r.Body, limit)
 		if _, err := io.ReadAll(r.Body); err != nil {
 			t.Error(err)
 		}
 		select {
 		case <-r.Context().Done():
-			t.Error("the request ended with the time of its body")
-		case <-time.After(2 * within):
+			t.Error("the request's context ended with the time limit of its body")
+		case <-time.After(2 * limit):
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -61,22 +62,23 @@ func TestBodyThatHasCome(t *testing.T) {
 	reply.Body.Close()
 }
 
-// A fault of ours is in the log whatever its level, with the place, and costs one request.
-func TestPanicOverHTTP(t *testing.T) {
+// TestLogPanic checks that a handler's panic is logged at level error, with its stack, and ends only
+// its request.
+func TestLogPanic(t *testing.T) {
 	var lines bytes.Buffer
-	d := &httpDoor{log: slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelError}))}
+	d := &httpTransport{log: slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelError}))}
 	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		defer func() { d.logPanic(r, recover()) }()
 		panic("a fault")
 	}))
 	if reply, err := s.Client().Get(s.URL + "/v1/stats"); err == nil {
 		reply.Body.Close()
-		t.Errorf("got %s", reply.Status)
+		t.Errorf("Get() after a panic = %s, want an error", reply.Status)
 	}
 	s.Close()
-	for _, word := range []string{"a fault", "path=/v1/stats", "TestPanicOverHTTP"} {
-		if !strings.Contains(lines.String(), word) {
-			t.Errorf("%q is not in the log: %s", word, lines.String())
+	for _, want := range []string{"a fault", "path=/v1/stats", "TestLogPanic"} {
+		if !strings.Contains(lines.String(), want) {
+			t.Errorf("log = %q, want %q in it", lines.String(), want)
 		}
 	}
 }

@@ -13,54 +13,54 @@ import (
 )
 
 const (
-	// maxQueuedLog is the maximum of bytes that wait for standard error: some thousand entries.
-	maxQueuedLog = 1 << 20
-	// maxLogPiece is how many bytes one write passes on. A reader that takes fewer within
-	// flushLimit counts as stuck.
-	maxLogPiece = 16 << 10
-	// flushLimit is how long the end of the process waits for a reader that takes nothing,
-	// flushTotal for one that is slow. A stop has that much time left when running turns have
-	// used their grace and streams their lastWords.
-	flushLimit = time.Second
-	flushTotal = stopMargin - lastWords - closing
+	// maxQueuedBytes is the capacity of the queue: some thousand entries.
+	maxQueuedBytes = 1 << 20
+	// maxWriteBytes is the maximum size of one write to standard error. A reader that needs longer
+	// than stuckLimit for it counts as stuck.
+	maxWriteBytes = 16 << 10
+	// stuckLimit is how long close waits for a stuck reader, and flushLimit how long it waits for a
+	// slow one. A stop has that much time left when running turns have used their grace and streams
+	// their streamDrainTime.
+	stuckLimit = time.Second
+	flushLimit = stopMargin - streamDrainTime - storeCloseTime
 )
 
-// logQueue is what the process writes its log to. A goroutine of its own passes the entries
-// on to out, so that no other goroutine waits for the reader. An entry that finds
-// the queue full is dropped and counted. When out takes entries again, an entry says how
-// many are missing. Lines are counted: an entry of slog is always one.
+// logQueue queues the log entries of the process. Its own goroutine writes them to out, so that no
+// other goroutine waits for the reader. An entry that finds the queue full is dropped and counted.
+// After the next successful write, an entry reports how many were dropped. The count is of lines:
+// an entry of slog is always one line.
 type logQueue struct {
-	out   *lineWriter
-	more  *sync.Cond    // of mu: entries wait, or the queue is closed
-	ended chan struct{} // closed when run has returned
+	out     *lineWriter
+	changed *sync.Cond    // of mu: entries are queued, or the queue is closed
+	ended   chan struct{} // closed when run returns
 
-	mu      sync.Mutex
-	waiting []byte       // entries
-	dropped int          // entries since the last one that said so
-	closed  bool         // run returns when nothing waits
-	writing time.Time    // when the write to out began that has not returned; zero: there is none
-	handler slog.Handler // writes to out that entries are missing
+	mu         sync.Mutex
+	queued     []byte       // entries
+	dropped    int          // entries dropped since the last report
+	closed     bool         // run returns when the queue is empty
+	writeStart time.Time    // start of the write to out that has not returned; zero if there is none
+	handler    slog.Handler // writes the report of dropped entries to out
 }
 
-// newLogQueue returns a queue in front of out. Close must be called.
+// newLogQueue returns a queue that writes to out. The caller must close it.
 func newLogQueue(out io.Writer) *logQueue {
 	lines := &lineWriter{out: out}
 	q := &logQueue{out: lines, ended: make(chan struct{}), handler: slog.NewJSONHandler(lines, nil)}
-	q.more = sync.NewCond(&q.mu)
+	q.changed = sync.NewCond(&q.mu)
 	go q.run()
 	return q
 }
 
-// Write queues one entry or drops it. It neither waits nor fails.
+// Write queues one entry, or drops it if the queue is full. It never blocks or fails.
 func (q *logQueue) Write(entry []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting)+len(entry) > maxQueuedLog {
+	if len(q.queued)+len(entry) > maxQueuedBytes {
 		q.dropped += countLines(entry)
 		return len(entry), nil
 	}
-	q.waiting = append(q.waiting, entry...)
-	q.more.Signal()
+	q.queued = append(q.queued, entry...)
+	q.changed.Signal()
 	return len(entry), nil
 }
 
@@ -71,36 +71,36 @@ func (q *logQueue) run() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for len(q.waiting) == 0 && !q.closed {
-			q.more.Wait()
+		for len(q.queued) == 0 && !q.closed {
+			q.changed.Wait()
 		}
-		if len(q.waiting) == 0 {
+		if len(q.queued) == 0 {
 			return
 		}
-		batch, q.waiting = q.waiting, batch[:0]
-		missing, handler := q.dropped, q.handler
+		batch, q.queued = q.queued, batch[:0]
+		dropped, handler := q.dropped, q.handler
 		q.dropped = 0
 		q.mu.Unlock()
-		if lost := q.pass(batch); lost > 0 || missing > 0 && q.report(handler, missing) != nil {
-			missing += lost
+		if lost := q.writeBatch(batch); lost > 0 || dropped > 0 && q.report(handler, dropped) != nil {
+			dropped += lost
 		} else {
-			missing = 0
+			dropped = 0
 		}
 		q.mu.Lock()
-		q.dropped += missing
-		q.writing = time.Time{}
+		q.dropped += dropped
+		q.writeStart = time.Time{}
 	}
 }
 
-// pass writes entries to out. It returns how many of them out did not take, because it failed.
-func (q *logQueue) pass(batch []byte) (lost int) {
+// writeBatch writes entries to out. If out fails, it returns the number of entries not written.
+func (q *logQueue) writeBatch(batch []byte) (lost int) {
 	for len(batch) > 0 {
-		piece := batch[:min(len(batch), maxLogPiece)]
-		if end := bytes.LastIndexByte(piece, '\n'); end >= 0 {
-			piece = piece[:end+1]
+		part := batch[:min(len(batch), maxWriteBytes)]
+		if end := bytes.LastIndexByte(part, '\n'); end >= 0 {
+			part = part[:end+1]
 		}
-		q.beginWrite()
-		n, err := q.out.Write(piece)
+		q.startWrite()
+		n, err := q.out.Write(part)
 		batch = batch[n:]
 		if err != nil {
 			return countLines(batch)
@@ -109,23 +109,23 @@ func (q *logQueue) pass(batch []byte) (lost int) {
 	return 0
 }
 
-// report writes to out that entries are missing.
-func (q *logQueue) report(handler slog.Handler, missing int) error {
-	// Whatever the level of the log is: the entries that are missing were wanted.
+// report writes to out how many entries were dropped.
+func (q *logQueue) report(handler slog.Handler, dropped int) error {
+	// The report ignores the level of the log: the dropped entries had passed it.
 	entry := slog.NewRecord(time.Now(), slog.LevelWarn, "log entries dropped", 0)
-	entry.AddAttrs(slog.Int("count", missing))
-	q.beginWrite()
+	entry.AddAttrs(slog.Int("count", dropped))
+	q.startWrite()
 	return handler.Handle(context.Background(), entry)
 }
 
-// beginWrite notes that a write to out begins.
-func (q *logQueue) beginWrite() {
+// startWrite records that a write to out starts.
+func (q *logQueue) startWrite() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.writing = time.Now()
+	q.writeStart = time.Now()
 }
 
-// reportWith has the handler, which writes to out, say how many entries are missing.
+// reportWith sets the handler that reports dropped entries. It must write to out.
 func (q *logQueue) reportWith(handler slog.Handler) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -138,16 +138,16 @@ func (q *logQueue) isTerminal() bool {
 	return isFile && term.IsTerminal(int(file.Fd()))
 }
 
-// close returns when the entries that wait have been written, when a write of maxLogPiece has
-// taken flushLimit, or after flushTotal. What is not written then is lost.
+// close returns when all queued entries are written, when one write has taken stuckLimit, or after
+// flushLimit. Entries that are not written by then are lost.
 func (q *logQueue) close() {
 	q.mu.Lock()
 	q.closed = true
-	q.more.Signal()
+	q.changed.Signal()
 	q.mu.Unlock()
-	latest := time.Now().Add(flushTotal)
+	deadline := time.Now().Add(flushLimit)
 	for {
-		left := min(q.untilStuck(), time.Until(latest))
+		left := min(q.untilStuck(), time.Until(deadline))
 		if left <= 0 {
 			return
 		}
@@ -159,37 +159,37 @@ func (q *logQueue) close() {
 	}
 }
 
-// untilStuck returns when out will have taken nothing for flushLimit.
+// untilStuck returns how long the current write may still take before the reader counts as stuck.
 func (q *logQueue) untilStuck() time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.writing.IsZero() {
-		return flushLimit
+	if q.writeStart.IsZero() {
+		return stuckLimit
 	}
-	return flushLimit - time.Since(q.writing)
+	return stuckLimit - time.Since(q.writeStart)
 }
 
-// lineWriter writes lines to out. After a write that failed within a line, as on a full disk,
-// the next write begins a new line.
+// lineWriter writes lines to out. If a write fails within a line, for example because the disk is
+// full, the next write starts a new line.
 type lineWriter struct {
-	out    io.Writer
-	within bool // the last byte that out took is not the end of a line
-	torn   bool // the rest of that line is lost
+	out     io.Writer
+	midLine bool // the last byte written to out is not the end of a line
+	torn    bool // the rest of that line is lost
 }
 
-// Write writes p.
+// Write writes p to out.
 func (w *lineWriter) Write(p []byte) (n int, err error) {
 	if w.torn {
 		if _, err := w.out.Write([]byte("\n")); err != nil {
 			return 0, err
 		}
-		w.within = false
+		w.midLine = false
 	}
 	n, err = w.out.Write(p)
 	if n > 0 {
-		w.within = p[n-1] != '\n'
+		w.midLine = p[n-1] != '\n'
 	}
-	w.torn = err != nil && w.within
+	w.torn = err != nil && w.midLine
 	return n, err
 }
 

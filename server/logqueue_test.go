@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// TestLogQueueDrops: while out is not read, Write returns and the queue stays bounded. Each entry
-// is either written or counted as dropped, in the format of the log.
+// TestLogQueueDrops checks that Write returns and the queue stays bounded while out is not read. Each
+// entry is either written or counted as dropped, in the format of the log.
 func TestLogQueueDrops(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string]string{"json": `"msg":"log entries dropped","count":%d}`, "text": `msg="log entries dropped" count=%d`} {
@@ -31,8 +31,8 @@ func TestLogQueueDrops(t *testing.T) {
 			for i := range entries {
 				log.Error("entry", "number", i, "padding", strings.Repeat("x", 1000))
 			}
-			if len(q.waiting) > maxQueuedLog {
-				t.Errorf("%d bytes queued, want %d at most", len(q.waiting), maxQueuedLog)
+			if len(q.queued) > maxQueuedBytes {
+				t.Errorf("queued = %d bytes, want %d at most", len(q.queued), maxQueuedBytes)
 			}
 			close(g.open)
 			synctest.Wait()
@@ -40,21 +40,21 @@ func TestLogQueueDrops(t *testing.T) {
 			q.close()
 			text := strings.Join(g.lines, "")
 			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-			kept := strings.Count(text, "padding")
-			if kept == 0 || kept == entries {
-				t.Fatalf("%d of %d entries were written, want some", kept, entries)
+			written := strings.Count(text, "padding")
+			if written == 0 || written == entries {
+				t.Fatalf("entries written = %d of %d, want some but not all", written, entries)
 			}
-			if report := lines[len(lines)-2]; !strings.HasSuffix(report, fmt.Sprintf(want, entries-kept)) {
-				t.Errorf("%d of %d entries were written, then the report %s", kept, entries, report)
+			if report, end := lines[len(lines)-2], fmt.Sprintf(want, entries-written); !strings.HasSuffix(report, end) {
+				t.Errorf("report after %d of %d entries = %q, want the end %q", written, entries, report, end)
 			}
-			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") || len(lines) != kept+3 {
-				t.Errorf("%d lines, want %d; the first is %s, the last %s", len(lines), kept+3, lines[0], lines[len(lines)-1])
+			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") || len(lines) != written+3 {
+				t.Errorf("log = %d lines from %q to %q, want %d lines from first to last", len(lines), lines[0], lines[len(lines)-1], written+3)
 			}
 		})
 	}
 }
 
-// failingWriter fails while failure is set.
+// failingWriter fails with failure unless it is nil.
 type failingWriter struct {
 	bytes.Buffer
 
@@ -68,7 +68,8 @@ func (w *failingWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// TestLogQueueFailure: entries that cannot be written, as on a full disk, are counted too.
+// TestLogQueueFailure checks that entries which cannot be written, for example because the disk is
+// full, are counted as dropped.
 func TestLogQueueFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -96,7 +97,7 @@ func TestLogQueueFailure(t *testing.T) {
 	})
 }
 
-// fullDisk takes no more than there is space for, as a file does.
+// fullDisk is a file on a disk with space free bytes.
 type fullDisk struct {
 	bytes.Buffer
 
@@ -113,13 +114,13 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestLogQueueShortWrite: on a disk that is full for a while, each entry is either whole in
-// the log or counted, and none is glued to what was left of another.
+// TestLogQueueShortWrite checks the log on a disk that is full for a while. Each entry is either
+// complete in the log or counted as dropped, and starts its own line.
 func TestLogQueueShortWrite(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const entries = 200
-		for _, space := range []int{0, 1, 4096, maxLogPiece, maxLogPiece + 1, 100_000, 1 << 20} {
+		for _, space := range []int{0, 1, 4096, maxWriteBytes, maxWriteBytes + 1, 100_000, 1 << 20} {
 			d := &fullDisk{space: space}
 			g := &gatedWriter{Writer: d, open: make(chan struct{})}
 			q := newLogQueue(g)
@@ -129,7 +130,7 @@ func TestLogQueueShortWrite(t *testing.T) {
 			}
 			close(g.open)
 			synctest.Wait()
-			log.Info("lost as well") // Unless there is space.
+			log.Info("lost as well") // Unless there is enough space.
 			synctest.Wait()
 			d.space = 1 << 20
 			log.Info("written")
@@ -146,31 +147,32 @@ func TestLogQueueShortWrite(t *testing.T) {
 				}
 			}
 			if got := seen["entry"] + seen["lost as well"] + missing; got != entries+1 || seen["written"] != 1 {
-				t.Errorf("with space for %d bytes, %v are in the log and %d counted as dropped, want %d together and the last one",
+				t.Errorf("space %d: entries logged = %v and dropped = %d, want a total of %d and the last entry",
 					space, seen, missing, entries+1)
 			}
 		}
 	})
 }
 
-// TestLogQueueLongEntry: an entry of several pieces is torn where a piece ends.
+// TestLogQueueLongEntry checks that an entry after one that was cut off between two writes starts a
+// new line.
 func TestLogQueueLongEntry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d := &fullDisk{space: maxLogPiece}
+		d := &fullDisk{space: maxWriteBytes}
 		q := newLogQueue(d)
-		fmt.Fprintln(q, strings.Repeat("x", 3*maxLogPiece))
+		fmt.Fprintln(q, strings.Repeat("x", 3*maxWriteBytes))
 		synctest.Wait()
 		d.space = 1 << 20
 		fmt.Fprintln(q, "written")
 		q.close()
 		if _, rest, _ := strings.Cut(d.String(), "\n"); !strings.HasPrefix(rest, "written\n") || !strings.Contains(rest, `"count":1}`) {
-			t.Errorf("after the torn entry the log has %q", rest)
+			t.Errorf("log after the torn entry = %q, want the next entry and a count of 1", rest)
 		}
 	})
 }
 
-// gatedWriter takes nothing before open is closed.
+// gatedWriter is a writer whose writes block until open is closed.
 type gatedWriter struct {
 	io.Writer
 
@@ -182,34 +184,34 @@ func (g *gatedWriter) Write(p []byte) (int, error) {
 	return g.Writer.Write(p)
 }
 
-// slowReader takes that many bytes a second, without a pause.
+// slowReader reads perSecond bytes a second continuously.
 type slowReader struct {
 	perSecond int
 
-	mu    sync.Mutex
-	taken bytes.Buffer
+	mu   sync.Mutex
+	read bytes.Buffer
 }
 
 func (r *slowReader) Write(p []byte) (int, error) {
 	<-time.After(time.Duration(len(p)) * time.Second / time.Duration(r.perSecond))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.taken.Write(p)
+	return r.read.Write(p)
 }
 
 func (r *slowReader) text() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.taken.String()
+	return r.read.String()
 }
 
-// TestLogQueueSlowReader: the end waits for one who is reading, up to flushTotal.
+// TestLogQueueSlowReader checks that close waits for a slow reader, up to flushLimit.
 func TestLogQueueSlowReader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
 			perSecond int
-			whole     bool
+			complete  bool
 		}{{640 << 10, true}, {20 << 10, false}} {
 			r := &slowReader{perSecond: test.perSecond}
 			q := newLogQueue(r)
@@ -219,37 +221,37 @@ func TestLogQueueSlowReader(t *testing.T) {
 			for range 900 {
 				log.Info("entry", "padding", strings.Repeat("x", 1000))
 			}
-			<-time.After(flushLimit + flushLimit/5)
-			log.Error("why the process ends")
-			begun := time.Now()
+			<-time.After(stuckLimit + stuckLimit/5)
+			log.Error("last entry")
+			start := time.Now()
 			q.close()
-			took, taken := time.Since(begun), r.text()
-			if whole := strings.Contains(taken, "why the process ends"); whole != test.whole {
-				t.Errorf("at %d B/s the last entry is in the log: %v, want %v", test.perSecond, whole, test.whole)
+			took, read := time.Since(start), r.text()
+			if complete := strings.Contains(read, "last entry"); complete != test.complete {
+				t.Errorf("at %d B/s: last entry in the log = %v, want %v", test.perSecond, complete, test.complete)
 			}
-			if (took < flushTotal) != test.whole || took > flushTotal {
-				t.Errorf("at %d B/s close took %v", test.perSecond, took)
+			if (took < flushLimit) != test.complete || took > flushLimit {
+				t.Errorf("at %d B/s: close() took %v, want %v at most, and less only if the log is complete", test.perSecond, took, flushLimit)
 			}
 			<-q.ended
 		}
 	})
 }
 
-// TestLogQueueClose: the end waits for entries to be written, but not for one who has taken
-// nothing for flushLimit.
+// TestLogQueueClose checks that close waits for queued entries, but not for a write that has taken
+// stuckLimit.
 func TestLogQueueClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		for _, stuck := range []time.Duration{0, flushLimit / 2, flushLimit, time.Hour} {
+		for _, stuck := range []time.Duration{0, stuckLimit / 2, stuckLimit, time.Hour} {
 			g := &gatedLog{open: make(chan struct{})}
 			q := newLogQueue(g)
 			fmt.Fprintln(q, "entry")
 			synctest.Wait()
 			<-time.After(stuck)
-			begun := time.Now()
+			start := time.Now()
 			q.close()
-			if took, want := time.Since(begun), max(0, flushLimit-stuck); took != want {
-				t.Errorf("close took %v while a write hung for %v, want %v", took, stuck, want)
+			if took, want := time.Since(start), max(0, stuckLimit-stuck); took != want {
+				t.Errorf("close() took %v after a write had blocked for %v, want %v", took, stuck, want)
 			}
 			close(g.open)
 			<-q.ended
@@ -261,7 +263,7 @@ func TestLogQueueClose(t *testing.T) {
 		}
 		q.close()
 		if n := strings.Count(written.String(), "entry\n"); n != 1000 {
-			t.Errorf("%d entries were written before close returned, want 1000", n)
+			t.Errorf("entries written when close() returned = %d, want 1000", n)
 		}
 	})
 }

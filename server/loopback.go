@@ -14,22 +14,22 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
-// What a loopback connection may hold: in either direction, and for a stream until its
-// reader goes on. Fixed windows spare it gRPC's measuring of a network that is not there.
+// Sizes of the buffers of a loopback connection. The flow-control windows are fixed, because
+// gRPC's measurement of the network is pointless in memory.
 const (
-	pipeBytes   = 256 << 10
-	streamBytes = 256 << 10
-	connBytes   = 16 << 20
+	pipeBytes   = 256 << 10 // of the connection, in each direction
+	streamBytes = 256 << 10 // flow-control window of a stream
+	connBytes   = 16 << 20  // flow-control window of a connection
 )
 
-// loopbackWorkers are goroutines that stay, as those of the other door do.
+// loopbackWorkers is the number of worker goroutines; see [grpcOptions].
 const loopbackWorkers = 32
 
-// loopback is the server's way to itself, for the doors that speak something else and
-// translate: connections in memory, which nobody else can open, to a grpc.Server of their
-// own with the same handlers, interceptors and sizes. It does not limit the time of a send: the
-// doors do that for their clients. It bounds no streams on a connection:
-// those doors share one, and a call must not wait for the watchers of others.
+// loopback connects the HTTP and MCP transports to the gRPC handlers of the same process. Its
+// connections are in memory, so no other process can open one. Its grpc.Server is separate but has
+// the same handlers, interceptors and size limits. There is no time limit for a send, since those
+// transports limit the time of their own clients. There is no limit on the streams of a connection,
+// since all clients of a transport share one: a call must not wait for other clients' watches.
 type loopback struct {
 	server   *grpc.Server
 	listener *bufconn.Listener
@@ -45,7 +45,7 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 		grpc.NumStreamWorkers(loopbackWorkers),
 		grpc.StaticStreamWindowSize(streamBytes),
 		grpc.StaticConnWindowSize(connBytes),
-		grpc.WriteBufferSize(0), // No system calls to be spared.
+		grpc.WriteBufferSize(0), // Buffers save system calls, and there are none.
 		grpc.ReadBufferSize(0),
 	}, service.LoopbackOptions()...)...)
 	service.Register(l.server)
@@ -54,7 +54,7 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 	return l, err
 }
 
-// dialOptions are those with which any gRPC client gets there.
+// dialOptions returns the options with which a gRPC client connects to the loopback.
 func (l *loopback) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.listener.DialContext(ctx) }),
@@ -64,9 +64,8 @@ func (l *loopback) dialOptions() []grpc.DialOption {
 		grpc.WithStaticConnWindowSize(connBytes),
 		grpc.WithWriteBufferSize(0),
 		grpc.WithReadBufferSize(0),
-		// No pings, whatever the client's defaults are: a connection in memory cannot fail
-		// silently, and the server ends the connection of an idle client that pings more often than
-		// it allows.
+		// Turn pings off, whatever the client's defaults are. A connection in memory cannot fail
+		// silently, and the server closes the connection of an idle client that pings too often.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: math.MaxInt64}),
 	}
 }
@@ -75,13 +74,13 @@ func (l *loopback) serve() error {
 	if err := l.server.Serve(l.listener); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
-	return nil // It was stopped before it was begun.
+	return nil // It was stopped before it served.
 }
 
-// stop lets the calls that are under way end, until ctx does.
+// stop waits for running calls to end. When ctx ends, it cancels them.
 func (l *loopback) stop(ctx context.Context) {
-	cut := context.AfterFunc(ctx, l.server.Stop)
-	defer cut()
+	cancelStop := context.AfterFunc(ctx, l.server.Stop)
+	defer cancelStop()
 	l.server.GracefulStop()
 	_ = l.conn.Close()
 }

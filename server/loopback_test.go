@@ -21,16 +21,20 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// connections counts the connections of a client.
-type connections struct{ begun, ended atomic.Int64 }
+// connectionCounter counts the connections of a client.
+type connectionCounter struct{ begun, ended atomic.Int64 }
 
-func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (*connectionCounter) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	return ctx
+}
 
-func (*connections) HandleRPC(context.Context, stats.RPCStats) {}
+func (*connectionCounter) HandleRPC(context.Context, stats.RPCStats) {}
 
-func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (*connectionCounter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	return ctx
+}
 
-func (c *connections) HandleConn(_ context.Context, event stats.ConnStats) {
+func (c *connectionCounter) HandleConn(_ context.Context, event stats.ConnStats) {
 	switch event.(type) {
 	case *stats.ConnBegin:
 		c.begun.Add(1)
@@ -39,8 +43,8 @@ func (c *connections) HandleConn(_ context.Context, event stats.ConnStats) {
 	}
 }
 
-// overLoopback runs a test with a loopback of its own in a bubble.
-func overLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopback)) {
+// withLoopback runs a test in a synctest bubble with a new loopback.
+func withLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopback)) {
 	t.Helper()
 	o.Log = slog.New(slog.DiscardHandler)
 	service, err := rpc.New(o)
@@ -64,17 +68,17 @@ func overLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopba
 	})
 }
 
-// TestLoopbackKeepsAnIdleConnection: the client of the MCP tools, which pings every 30 s by
-// default, keeps its connection to the loopback when no calls are made for a while.
-func TestLoopbackKeepsAnIdleConnection(t *testing.T) {
+// TestLoopbackIdle checks that a client which makes no calls for a while keeps its connection. The
+// client of the MCP tools would send a ping every 30 s by default.
+func TestLoopbackIdle(t *testing.T) {
 	t.Parallel()
 	agents, err := agent.NewSet("echo", []agent.Entry{{Name: "echo", Agent: echo.New()}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	overLoopback(t, rpc.Options{Agents: agents}, func(t *testing.T, l *loopback) {
+	withLoopback(t, rpc.Options{Agents: agents}, func(t *testing.T, l *loopback) {
 		t.Helper()
-		var conns connections
+		var conns connectionCounter
 		c, err := client.Dial("passthrough:loopback", append(l.dialOptions(), grpc.WithStatsHandler(&conns))...)
 		if err != nil {
 			t.Fatal(err)
@@ -84,20 +88,20 @@ func TestLoopbackKeepsAnIdleConnection(t *testing.T) {
 			if _, err := c.ListAgents(t.Context(), &parleyv1.ListAgentsRequest{}); err != nil {
 				t.Fatal(err)
 			}
-			<-time.After(10 * time.Minute) // of this bubble's clock
+			<-time.After(10 * time.Minute) // of the fake clock
 			synctest.Wait()
 		}
 		if begun, ended := conns.begun.Load(), conns.ended.Load(); begun != 1 || ended != 0 {
-			t.Errorf("%d connections were begun and %d ended, want 1 and 0", begun, ended)
+			t.Errorf("connections begun = %d and ended = %d, want 1 and 0", begun, ended)
 		}
 	})
 }
 
-// chatter are Turns of which each says the same, as long as somebody listens.
-type chatter struct{ rpc.Turns }
+// endlessTurns are turns whose events never end.
+type endlessTurns struct{ rpc.Turns }
 
-// Chat talks.
-func (chatter) Chat(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+// Chat returns text_delta events without end.
+func (endlessTurns) Chat(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 	e := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1000)}}}
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for yield(e, nil) {
@@ -105,14 +109,14 @@ func (chatter) Chat(context.Context, string, *parleyv1.ChatRequest, *store.Reque
 	}
 }
 
-// TestLoopbackWaitsForItsReader: a reader at the other end, which passes a stream on, may be busy
-// with one message for as long as its own client takes.
-func TestLoopbackWaitsForItsReader(t *testing.T) {
+// TestLoopbackSlowReader checks that a stream waits for a slow reader. The HTTP transport forwards a
+// stream as fast as its own client reads.
+func TestLoopbackSlowReader(t *testing.T) {
 	t.Parallel()
-	overLoopback(t, rpc.Options{Turns: chatter{}}, func(t *testing.T, l *loopback) {
+	withLoopback(t, rpc.Options{Turns: endlessTurns{}}, func(t *testing.T, l *loopback) {
 		t.Helper()
-		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		stream, err := parleyv1.NewConversationServiceClient(l.conn).Chat(ctx, &parleyv1.ChatRequest{Content: "hello"})
 		if err != nil {
 			t.Fatal(err)
@@ -123,7 +127,7 @@ func TestLoopbackWaitsForItsReader(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			<-time.After(10 * time.Minute) // of this bubble's clock
+			<-time.After(10 * time.Minute) // of the fake clock
 		}
 	})
 }

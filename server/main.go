@@ -1,5 +1,5 @@
-// Command parleyd keeps multi-turn conversations for agent services and serves them over
-// gRPC. Begin with run in run.go; what it can be told is in internal/config.
+// Command parleyd stores the conversations of agent services and serves them over gRPC, HTTP and
+// MCP. Its settings are in internal/config. Start at [run].
 package main
 
 import (
@@ -23,20 +23,20 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// version is set when the program is built with make.
+// version is the version of the program. The Makefile sets it with -ldflags.
 var version = "dev"
 
-// Exit codes, those of sysexits.h.
+// Exit codes, as in sysexits.h.
 const (
-	exitUsage   = 64 // bad flags or configuration
-	exitDamaged = 65 // the store's file is damaged, or of another version
+	exitUsage   = 64 // the flags or the configuration are invalid
+	exitDamaged = 65 // the store's file is damaged, or has the layout of another version
 	exitIO      = 74 // the disk, an address or the store failed
-	exitInUse   = 75 // another process has the store or the log
+	exitInUse   = 75 // another process uses the store or the interaction log
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
+	context.AfterFunc(ctx, stop) // A second signal then ends the process at once.
 	stderr := newLogQueue(os.Stderr)
 	grpclog.SetLoggerV2(newGRPCLog(os.Getenv, stderr))
 	code := start(ctx, os.Args[1:], os.Environ(), os.Stdout, stderr)
@@ -44,11 +44,13 @@ func main() {
 	os.Exit(code)
 }
 
-// newGRPCLog returns the log of gRPC itself, as text. GRPC_GO_LOG_SEVERITY_LEVEL turns it on and
-// GRPC_GO_LOG_VERBOSITY_LEVEL applies; GRPC_GO_LOG_FORMATTER does not, for grpclog exports no
-// logger that writes JSON to a writer of ours. Otherwise it writes nothing: what goes wrong in
-// gRPC comes to us as an error, and its own log has neither our levels nor our form, and calls
-// it an error that an agent serves no health.
+// newGRPCLog returns the logger of grpc-go, which writes text. GRPC_GO_LOG_SEVERITY_LEVEL turns it
+// on, and GRPC_GO_LOG_VERBOSITY_LEVEL applies. GRPC_GO_LOG_FORMATTER does not apply, because grpclog
+// exports no JSON logger for another writer.
+//
+// The logger is off by default. Calls return the errors of gRPC anyway. Its log has neither the
+// levels nor the format of the server's log, and it logs an error for each agent without a health
+// service.
 func newGRPCLog(getenv func(string) string, w io.Writer) grpclog.LoggerV2 {
 	infos, warnings, errs := io.Discard, io.Discard, io.Discard
 	switch strings.ToLower(getenv("GRPC_GO_LOG_SEVERITY_LEVEL")) {
@@ -59,25 +61,25 @@ func newGRPCLog(getenv func(string) string, w io.Writer) grpclog.LoggerV2 {
 	case "error":
 		errs = w
 	}
-	verbosity, _ := strconv.Atoi(getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 if it is not a number, as in gRPC
+	verbosity, _ := strconv.Atoi(getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 if it is not a number, as in grpc-go
 	return grpclog.NewLoggerV2WithVerbosity(infos, warnings, errs, verbosity)
 }
 
-// start runs the command line and returns the exit code.
+// start runs the command line args and returns the exit code.
 func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr *logQueue) int {
 	root := config.NewCommand(args, environ, func(ctx context.Context, c *config.Config) error {
-		stopping := sync.OnceFunc(func() { // Whatever hangs, the process ends.
-			time.AfterFunc(c.StopGrace+stopMargin-lastMoment, func() { os.Exit(exitIO) })
+		startExitTimer := sync.OnceFunc(func() { // The process ends even if the stop hangs.
+			time.AfterFunc(c.StopGrace+stopMargin-exitTime, func() { os.Exit(exitIO) })
 		})
-		context.AfterFunc(ctx, stopping)
-		// A write to standard error whose reader has ended fails, but does not end the server. The
-		// signal is caught and not ignored: programs of agents would inherit that.
+		context.AfterFunc(ctx, startExitTimer)
+		// With SIGPIPE caught, a write to standard error after its reader has ended fails but does not
+		// end the server. If the signal were ignored instead, programs of agents would inherit that.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-		room := newHeadroom(environ)
-		defer room.release()
+		ballast := newGCBallast(environ)
+		defer ballast.release()
 		log := newLogger(c, stderr)
 		slog.SetDefault(log) // for libraries and the standard log package
-		return run(ctx, c, log, len(room), stopping)
+		return run(ctx, c, log, len(ballast), startExitTimer)
 	}, offlineCommands()...)
 	root.Version = version
 	root.SetOut(stdout)
@@ -90,7 +92,7 @@ func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr
 		fmt.Fprintln(stderr, "parleyd:", err)
 		return exitUsage
 	}
-	message, _, _ := strings.Cut(err.Error(), "\n") // Of a panic, the stack follows.
+	message, _, _ := strings.Cut(err.Error(), "\n") // The error of a panic continues with its stack.
 	fmt.Fprintln(stderr, "parleyd:", message)
 	switch {
 	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
@@ -101,8 +103,8 @@ func start(ctx context.Context, args, environ []string, stdout io.Writer, stderr
 	return exitIO
 }
 
-// exitWith ends the process when nothing more comes from in, whatever it is doing.
-func exitWith(in io.Reader) {
+// exitAtEOF reads in to its end and then exits the process.
+func exitAtEOF(in io.Reader) {
 	_, _ = io.Copy(io.Discard, in)
 	os.Exit(exitIO)
 }

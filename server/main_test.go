@@ -16,11 +16,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// asServer in the environment makes the test binary parleyd, so that tests start the very
-// same program, with -race if they have it, and may kill it.
+// asServer is an environment variable that makes the test binary run as parleyd. Tests so start the
+// program under test, with the race detector if they have it, and can kill it.
 const asServer = "RUN_AS_PARLEYD"
 
-// patience is how long a test waits for what must come. Only a failing test takes so long.
+// patience is how long a test waits for an expected event. Only a failing test takes that long.
 const patience = time.Minute
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// parleyd is the program with these flags, on a port of its own and without HTTP.
+// parleyd returns a command that runs parleyd with these flags, on a free port and without HTTP.
 func parleyd(t *testing.T, flags ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -44,29 +44,30 @@ func parleyd(t *testing.T, flags ...string) *exec.Cmd {
 	flags = append([]string{"--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json"}, flags...)
 	cmd := exec.CommandContext(t.Context(), self, flags...)
 	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
-	// The race detector would else wait a second at the end, which a stop has not to spare.
+	// By default the race detector sleeps for a second at exit, which would exceed the time of a stop.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1", "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 
-// server is a parleyd that serves, and a client of it.
+// server is a running parleyd and a client of it.
 type server struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.AdminServiceClient
 	conn    *grpc.ClientConn
 	process *exec.Cmd
 	log     logLines
-	ended   chan struct{} // closed when the process has gone and all that it wrote was read
+	ended   chan struct{} // closed when the process has ended and its output is read
 }
 
-// startServer starts parleyd on a data directory and returns when it serves. It is killed
-// at the end of the test if it still runs, and must have written nothing but log lines.
+// startServer starts parleyd on a data directory and returns when it serves. At the end of the test
+// the server is killed if it still runs. The test fails if the server wrote anything other than log
+// lines.
 func startServer(t *testing.T, dataDir string, flags ...string) *server {
 	t.Helper()
 	return startProcess(t, parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...))
 }
 
-// startProcess is startServer for a command that the test has built.
+// startProcess is like startServer for a command that the test has built.
 func startProcess(t *testing.T, process *exec.Cmd) *server {
 	t.Helper()
 	s := &server{process: process, log: logLines{more: make(chan struct{})}, ended: make(chan struct{})}
@@ -80,12 +81,12 @@ func startProcess(t *testing.T, process *exec.Cmd) *server {
 	go func() {
 		defer close(s.ended)
 		s.log.read(stderr)
-		_ = s.process.Wait() // ProcessState tells.
+		_ = s.process.Wait() // The error is in ProcessState.
 	}()
 	t.Cleanup(func() {
 		s.kill()
-		if alien, _ := s.log.find(foreign); len(alien) > 0 {
-			t.Error("the server wrote what is no log line")
+		if found, _ := s.log.find(foreign); len(found) > 0 {
+			t.Error("the server wrote text that is not a log line")
 		}
 		for _, line := range s.log.lines {
 			if t.Failed() {
@@ -114,17 +115,17 @@ func (s *server) kill() {
 // terminate asks the server to stop.
 func (s *server) terminate() { _ = s.process.Process.Signal(syscall.SIGTERM) }
 
-// wantStop waits for the server to end, which must go well.
+// wantStop waits for the server to end. The test fails unless the exit code is 0.
 func (s *server) wantStop(t *testing.T) {
 	t.Helper()
-	<-s.ended // It sees to that itself, see stopMargin.
+	<-s.ended // The server limits the time of a stop itself; see stopMargin.
 	if state := s.process.ProcessState; state.ExitCode() != 0 {
-		t.Errorf("the server ended with %v", state)
+		t.Errorf("server stopped with %v, want exit code 0", state)
 	}
 }
 
-// await returns the first log line with this message and these fields, "key=value", and
-// waits for it if it has not come yet.
+// await waits for a log line with this message and these fields, as "key=value", and returns the
+// first one.
 func (s *server) await(t *testing.T, message string, fields ...string) logLine {
 	t.Helper()
 	for late, alive := time.After(patience), true; ; {
@@ -133,12 +134,12 @@ func (s *server) await(t *testing.T, message string, fields ...string) logLine {
 			return found[0]
 		}
 		if !alive {
-			t.Fatalf("there is no log line %q %q", message, fields)
+			t.Fatalf("no log line %q %q", message, fields)
 		}
 		select {
 		case <-more:
 		case <-s.ended:
-			alive = false // a last look
+			alive = false // The last lines may have come in between: check once more.
 		case <-late:
 			alive = false
 		}

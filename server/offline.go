@@ -15,36 +15,37 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// storeName is the store's file in the data directory.
+// storeName is the name of the store's file in the data directory.
 const storeName = "parley.db"
 
-const aboutCheck = `Look at the store's file, or at FILE, which may be a backup, and change nothing: at every page, at
-every record's checksum, and at whether all that leads to a conversation does. Each fault is a
-line on standard output, with the conversation that it costs; the last line counts.
+const aboutCheck = `Check the store's file, or FILE, which may be a backup. The check covers every page, the checksum of
+every record, and every index entry of a conversation. It changes nothing. Each fault is a line on
+standard output that names the affected conversation; the last line has the totals.
 
-The exit code is 0 when all is well, 65 when something is damaged. No server may have the file
-open.`
+The exit code is 0 if there is no fault and 65 if the file is damaged. Stop the server that uses
+the file before.`
 
-const aboutRestore = `Put a copy of BACKUP in the data directory, as a store that parleyd starts with. The copy is checked
-as parleyd check does before it takes its place; unless it is sound, nothing changes.
+const aboutRestore = `Copy BACKUP into the data directory as the store of parleyd. The copy is checked as by parleyd check
+before it replaces the store. If the check finds a fault, nothing changes.
 
-A store that is there stays, unless --force moves it aside. No server may have it open.
+An existing store is not replaced unless --force moves it aside. Stop the server that uses it before.
 
-Time goes on in a backup: a conversation whose ttl has run out since is not found once it is back.`
+Conversations in a backup continue to expire: a conversation whose ttl has passed is not found after
+the restore.`
 
-const aboutCompact = `Write the store's file anew without the room that nothing is in. Else that stays for what is to
-come: the file never shrinks by itself. The new file is checked before it takes the old one's
-place, so there must be room on the disk for both. No server may have the file open.`
+const aboutCompact = `Rewrite the store's file without its free pages. Without this command the file never shrinks: the
+store keeps free pages for later writes. The new file is checked before it replaces the old one, so
+the disk needs space for both. Stop the server that uses the file before.`
 
-// offlineCommands are those on the file of a server that does not run.
+// offlineCommands returns the commands on the store's file of a stopped server.
 func offlineCommands() []config.Offline {
-	return []config.Offline{checkCommand(), restoreCommand(), compactCommand(), examineCommand()}
+	return []config.Offline{checkCommand(), restoreCommand(), compactCommand(), checkProcessCommand()}
 }
 
 func checkCommand() config.Offline {
 	var limit time.Duration
 	return config.Offline{
-		Use: "check [FILE]", Short: "Look for damage in the store's file, or in a backup", Long: aboutCheck,
+		Use: "check [FILE]", Short: "Check the store's file, or a backup, for damage", Long: aboutCheck,
 		Args:  cobra.MaximumNArgs(1),
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
 		Run: func(ctx context.Context, out io.Writer, dataDir string, args []string) error {
@@ -52,7 +53,7 @@ func checkCommand() config.Offline {
 			if len(args) > 0 {
 				path = args[0]
 			}
-			return examineWithin(ctx, limit, path, false, out)
+			return checkWithin(ctx, limit, path, false, out)
 		},
 	}
 }
@@ -61,18 +62,18 @@ func restoreCommand() config.Offline {
 	var limit time.Duration
 	var force bool
 	return config.Offline{
-		Use: "restore BACKUP", Short: "Put a backup in place of the store", Long: aboutRestore,
+		Use: "restore BACKUP", Short: "Replace the store with a backup", Long: aboutRestore,
 		Args: cobra.ExactArgs(1),
 		Flags: func(flags *pflag.FlagSet) {
 			addLimit(flags, &limit)
-			flags.BoolVar(&force, "force", false, "move a store that is there aside")
+			flags.BoolVar(&force, "force", false, "move an existing store aside")
 		},
 		Run: func(ctx context.Context, out io.Writer, dataDir string, args []string) error {
 			path := filepath.Join(dataDir, storeName)
 			done, err := boltstore.Restore(ctx, args[0], path, boltstore.RestoreOptions{
 				Force: force,
 				Check: func(copied string) error {
-					err := examineWithin(ctx, limit, copied, false, out)
+					err := checkWithin(ctx, limit, copied, false, out)
 					if errors.Is(err, boltstore.ErrDamaged) {
 						err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, args[0])
 					}
@@ -84,7 +85,7 @@ func restoreCommand() config.Offline {
 			}
 			fmt.Fprintf(out, "restored %s: %d bytes\n", path, done.Bytes)
 			if done.Aside != "" {
-				fmt.Fprintf(out, "what was there before is %s\n", done.Aside)
+				fmt.Fprintf(out, "previous store moved to %s\n", done.Aside)
 			}
 			return nil
 		},
@@ -94,18 +95,18 @@ func restoreCommand() config.Offline {
 func compactCommand() config.Offline {
 	var limit time.Duration
 	return config.Offline{
-		Use: "compact", Short: "Make the store's file as small as it can be", Long: aboutCompact,
+		Use: "compact", Short: "Remove free pages from the store's file", Long: aboutCompact,
 		Args:  cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
 		Run: func(ctx context.Context, out io.Writer, dataDir string, _ []string) error {
 			path := filepath.Join(dataDir, storeName)
-			if err := examineWithin(ctx, limit, path, true, io.Discard); err != nil {
+			if err := checkWithin(ctx, limit, path, true, io.Discard); err != nil {
 				return unchanged(ctx, err)
 			}
 			done, err := boltstore.Compact(path, func(compacted string) error {
-				err := examineWithin(ctx, limit, compacted, false, out)
+				err := checkWithin(ctx, limit, compacted, false, out)
 				if errors.Is(err, boltstore.ErrDamaged) {
-					err = fmt.Errorf("%w: it has the faults above: delete what they are of through a server, or restore a backup", boltstore.ErrDamaged)
+					err = fmt.Errorf("%w: it has the faults above: delete the affected conversations through a server, or restore a backup", boltstore.ErrDamaged)
 				}
 				return err
 			})
@@ -118,25 +119,25 @@ func compactCommand() config.Offline {
 	}
 }
 
-// unchanged is the error of a command that changes nothing when it is interrupted.
+// unchanged returns err. If ctx has ended, it adds that the interrupted command changed nothing.
 func unchanged(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted, nothing has changed: %w", err)
+		return fmt.Errorf("interrupted, nothing changed: %w", err)
 	}
 	return err
 }
 
 func addLimit(flags *pflag.FlagSet, limit *time.Duration) {
-	flags.DurationVar(limit, "timeout", 10*time.Minute, "how long a check may take; on a damaged file it may never end")
+	flags.DurationVar(limit, "timeout", 10*time.Minute, "time limit of the check, which may never end on a damaged file")
 }
 
-// examineWithin looks at a file for so long at most.
-func examineWithin(ctx context.Context, limit time.Duration, path string, pages bool, out io.Writer) error {
+// checkWithin runs runCheckProcess with a time limit.
+func checkWithin(ctx context.Context, limit time.Duration, path string, pages bool, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := examine(ctx, path, pages, out)
+	err := runCheckProcess(ctx, path, pages, out)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("store %s: %w, or large: the check did not end within %s; --timeout gives it longer", path, boltstore.ErrDamaged, limit)
+		return fmt.Errorf("store %s: %w, or too large to check within %s; raise --timeout", path, boltstore.ErrDamaged, limit)
 	}
 	return err
 }

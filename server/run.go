@@ -15,84 +15,85 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Sweeping goes in bounded steps, so that writers never wait for long.
+// A sweep deletes at most sweepBatch conversations per transaction, so that writers never wait long.
 const (
-	sweepEvery = 2 * time.Second
-	sweepStep  = 256
+	sweepInterval = 2 * time.Second
+	sweepBatch    = 256
 )
 
-// run serves until ctx ends or the store fails, then stops in order. It calls stopping when
-// it begins to, for whatever reason, and returns what went wrong. Headroom is in bytes.
-func run(ctx context.Context, c *config.Config, log *slog.Logger, headroom int, stopping func()) (err error) {
-	var turns *turn.Manager // made before the first write
+// run serves until ctx ends or the store fails. Then it stops in order and returns the errors.
+// gcBallast is the size of the GC ballast in bytes. run calls onStop when it starts to stop, for any
+// reason.
+func run(ctx context.Context, c *config.Config, log *slog.Logger, gcBallast int, onStop func()) (err error) {
+	var turns *turn.Manager // assigned before the first write
 	hub := watch.New(watch.Options{MaxWatchers: c.MaxWatchers})
-	// Ends when the store has failed: nothing that a turn says can be kept any more.
-	healthy, failed := context.WithCancelCause(context.WithoutCancel(ctx))
-	kept, err := openStorage(ctx, c, log, func(committed []store.Change) {
+	// storeOpen ends when the store fails: then turns can save nothing any more.
+	storeOpen, storeFailed := context.WithCancelCause(context.WithoutCancel(ctx))
+	opened, err := openStorage(ctx, c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
-	}, failed)
+	}, storeFailed)
 	if err != nil {
-		failed(nil)
+		storeFailed(nil)
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, kept.Close())
-		failed(nil)
+		err = errors.Join(err, opened.Close())
+		storeFailed(nil)
 	}()
 	agents, closeAgents, err := openAgents(ctx, c, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAgents()) }()
-	defer stopping()
-	// The turns outlive the signal to stop: they have a grace of their own.
+	defer onStop()
+	// Turns continue after the signal to stop, for the grace period.
 	turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: kept, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		Store: opened, Agents: agents, Audience: hub, Log: log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := turns.Recover(ctx); err != nil {
-		if ctx.Err() != nil && healthy.Err() == nil {
-			return nil // Told to stop: the next start goes on with it.
+		if ctx.Err() != nil && storeOpen.Err() == nil {
+			return nil // A signal to stop came first. The next start completes the recovery.
 		}
 		return err
 	}
-	backuper, _ := kept.Store.(store.Backuper) // Nil: it has none.
+	backuper, _ := opened.Store.(store.Backuper) // Nil if the store has no backups.
 	service, err := rpc.New(rpc.Options{
-		Store: kept, Backuper: backuper, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
-		Interactions: kept.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Headroom: headroom, Log: log,
+		Store: opened, Backuper: backuper, StoreName: c.Store, Turns: turns, Hub: hub, Agents: agents,
+		Interactions: opened.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: version, Headroom: gcBallast, Log: log,
 	})
 	if err != nil {
 		return err
 	}
-	doors, err := openDoors(ctx, c, service, log)
+	transports, err := openTransports(ctx, c, service, log)
 	if err != nil {
 		return err
 	}
 	work, stopWork := context.WithCancel(ctx)
 	defer stopWork()
-	group, broken := errgroup.WithContext(work)
-	doors.serve(group)
-	group.Go(func() error { sweep(broken, kept, log); return nil })
-	if kept.interactions != nil {
-		group.Go(func() error { kept.interactions.Maintain(broken); return nil })
+	group, serving := errgroup.WithContext(work) // serving ends with ctx or when a transport fails.
+	transports.serve(group)
+	group.Go(func() error { sweep(serving, opened, log); return nil })
+	if opened.interactions != nil {
+		group.Go(func() error { opened.interactions.Maintain(serving); return nil })
 	}
 	group.Go(func() error {
 		defer stopWork()
 		select {
-		case <-healthy.Done():
-		case <-broken.Done():
+		case <-storeOpen.Done():
+		case <-serving.Done():
 		}
-		stopping()
-		doors.stop(healthy, c.StopGrace, turns)
-		return context.Cause(healthy)
+		onStop()
+		transports.stop(storeOpen, c.StopGrace, turns)
+		return context.Cause(storeOpen)
 	})
 	return group.Wait()
 }
 
-// sweep removes what has expired or is over capacity, every few seconds.
+// sweep deletes expired conversations, and those above the capacity, every sweepInterval.
 func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
-	ticker := time.NewTicker(sweepEvery)
+	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -102,7 +103,7 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 		}
 		for more := true; more && ctx.Err() == nil; {
 			var err error
-			if more, err = s.Sweep(ctx, sweepStep); err != nil && ctx.Err() == nil {
+			if more, err = s.Sweep(ctx, sweepBatch); err != nil && ctx.Err() == nil {
 				log.Error("sweep failed", "error", err)
 				break
 			}
@@ -110,8 +111,8 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 	}
 }
 
-// newLogger returns a logger that writes to the queue. Unless the settings choose a format, it
-// writes text to a terminal and JSON otherwise.
+// newLogger returns a logger that writes to the queue. If the settings choose no format, it writes
+// text to a terminal and JSON otherwise.
 func newLogger(c *config.Config, stderr *logQueue) *slog.Logger {
 	handler := func(w io.Writer) slog.Handler {
 		o := &slog.HandlerOptions{Level: c.LogLevel}

@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// load runs the command line and returns the settings that it would serve with.
-func load(tb testing.TB, args, environ []string) *config.Config {
+// loadConfig parses the command line and returns the settings.
+func loadConfig(tb testing.TB, args, environ []string) *config.Config {
 	tb.Helper()
 	var loaded *config.Config
 	err := config.NewCommand(args, environ, func(_ context.Context, c *config.Config) error {
@@ -25,12 +25,13 @@ func load(tb testing.TB, args, environ []string) *config.Config {
 		return nil
 	}).ExecuteContext(tb.Context())
 	if err != nil || loaded == nil {
-		tb.Fatalf("loaded %v with error %v", loaded != nil, err)
+		tb.Fatalf("NewCommand(%q).Execute() = %v, settings loaded = %v", args, err, loaded != nil)
 	}
 	return loaded
 }
 
-// Faults of the settings end the program with 64, all of them on standard error.
+// TestStartFaults checks that all faults of the settings are reported on standard error, with exit
+// code 64.
 func TestStartFaults(t *testing.T) {
 	const want = "parleyd: settings: 2 faults:\n  PARLEY_TTL: \"soon\" is not a duration; write it as in 90s, 1h30m or 7d\n" +
 		"  --max-turns: 0 is too small; the minimum is 1\n"
@@ -40,12 +41,12 @@ func TestStartFaults(t *testing.T) {
 		code := start(t.Context(), args, []string{"PARLEY_TTL=soon"}, &stdout, log)
 		log.close()
 		if code != exitUsage || stdout.Len() > 0 || stderr.String() != want {
-			t.Errorf("%q: exit code %d, printed %s%s", args, code, &stdout, &stderr)
+			t.Errorf("start(%q) = %d with output %q and errors %q, want %d with errors %q", args, code, &stdout, &stderr, exitUsage, want)
 		}
 	}
 }
 
-// What ends well without serving ends with 0 and is on standard output.
+// TestStartPrints checks that commands which do not serve print to standard output, with exit code 0.
 func TestStartPrints(t *testing.T) {
 	for _, test := range []struct{ arg, want string }{
 		{"check-config", "default_agent: echo"},
@@ -57,17 +58,18 @@ func TestStartPrints(t *testing.T) {
 		code := start(t.Context(), []string{test.arg}, nil, &stdout, log)
 		log.close()
 		if code != 0 || stderr.Len() > 0 || !strings.Contains(stdout.String(), test.want) {
-			t.Errorf("%s: exit code %d, printed %s%s", test.arg, code, &stdout, &stderr)
+			t.Errorf("start(%q) = %d with output %q and errors %q, want 0 with output %q", test.arg, code, &stdout, &stderr, test.want)
 		}
 	}
 }
 
-// What the configuration lets through is good enough for the agents that it names.
-func TestNewAgentsTakeWhatLoads(t *testing.T) {
+// TestNewAgentsOfValidConfig checks that newAgents accepts every configuration that passes its own
+// checks.
+func TestNewAgentsOfValidConfig(t *testing.T) {
 	for _, kind := range []string{config.KindEcho, config.KindCommand, config.KindOpenAI, config.KindAnthropic, config.KindRemote} {
 		t.Run(kind, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "parley.yaml")
-			taken := 0
+			accepted := 0
 			rapid.Check(t, func(t *rapid.T) {
 				text, err := json.Marshal(map[string]any{"agents": map[string]any{"a": drawAgent(t, kind)}}) // YAML as well
 				if err != nil {
@@ -77,58 +79,58 @@ func TestNewAgentsTakeWhatLoads(t *testing.T) {
 					t.Fatal(err)
 				}
 				key := mostly(`[!-~]{1,9}`, rapid.String()).Draw(t, "key")
-				var made *agent.Set
+				var agents *agent.Set
 				err = config.NewCommand([]string{"--config", path}, []string{"KEY=" + key}, func(_ context.Context, c *config.Config) (err error) {
-					made, err = newAgents(c, nil)
+					agents, err = newAgents(c, nil)
 					return err
 				}).ExecuteContext(t.Context())
-				if made == nil { // The same type of error comes from both, but only one names the file.
+				if agents == nil { // Both return a *config.Error, but only that of the configuration names the file.
 					if bad, ok := errors.AsType[*config.Error](err); !ok || !strings.HasPrefix(bad.Faults[0], path) {
-						t.Fatalf("%s: %v", text, err)
+						t.Fatalf("newAgents of %s: %v, want no error", text, err)
 					}
 					return
 				}
-				taken++
-				if err := made.Close(); err != nil {
-					t.Errorf("%s: %v", text, err)
+				accepted++
+				if err := agents.Close(); err != nil {
+					t.Errorf("Close() of agents of %s: %v", text, err)
 				}
 			})
-			if taken == 0 {
-				t.Error("not one was good")
+			if accepted == 0 {
+				t.Error("no configuration was valid, want some")
 			}
 		})
 	}
 }
 
-// drawAgent draws an entry of agents. Its values are good, odd or bad, but mostly good: one
-// bad value has the configuration refuse all.
+// drawAgent draws an entry of agents. Most of its values are valid, since one invalid value makes
+// the configuration fail.
 func drawAgent(t *rapid.T, kind string) map[string]any {
 	entry := map[string]any{"kind": kind}
-	free := mostly(`[ -~]{1,9}`, rapid.String())
+	anyText := mostly(`[ -~]{1,9}`, rapid.String())
 	has := func(key string) bool { return rapid.Bool().Draw(t, "has "+key) }
 	if has("system_prompt") {
-		entry["system_prompt"] = free.Draw(t, "system_prompt")
+		entry["system_prompt"] = anyText.Draw(t, "system_prompt")
 	}
 	switch kind {
 	case config.KindCommand:
-		entry["command"] = rapid.SliceOfN(free, 1, 3).Draw(t, "command")
+		entry["command"] = rapid.SliceOfN(anyText, 1, 3).Draw(t, "command")
 		entry["format"] = rapid.SampledFrom([]string{"text", "stream-json"}).Draw(t, "format")
 		if has("dir") {
-			entry["dir"] = free.Draw(t, "dir")
+			entry["dir"] = anyText.Draw(t, "dir")
 		}
 		if has("env") {
-			entry["env"] = rapid.SliceOfN(mostly(`[A-Z]{1,5}`, free), 0, 2).Draw(t, "env")
+			entry["env"] = rapid.SliceOfN(mostly(`[A-Z]{1,5}`, anyText), 0, 2).Draw(t, "env")
 		}
 	case config.KindOpenAI, config.KindAnthropic:
-		entry["model"] = free.Draw(t, "model")
+		entry["model"] = anyText.Draw(t, "model")
 		entry["base_url"] = mostly(`https?://[a-z.-]{1,5}(:[1-9][0-9]{0,3})?(/[a-z]{0,5})?`,
-			rapid.OneOf(rapid.StringMatching(`(?i:https?)://[!-~]{1,9}`), free)).Draw(t, "base_url")
+			rapid.OneOf(rapid.StringMatching(`(?i:https?)://[!-~]{1,9}`), anyText)).Draw(t, "base_url")
 		if has("api_key_env") {
 			entry["api_key_env"] = "KEY"
 		}
 		if has("tools") {
-			name := mostly(`[A-Za-z0-9_-]{1,64}`, free).Draw(t, "tool")
-			schema := map[string]any{"type": "object", free.Draw(t, "schema key"): free.Draw(t, "schema value")}
+			name := mostly(`[A-Za-z0-9_-]{1,64}`, anyText).Draw(t, "tool")
+			schema := map[string]any{"type": "object", anyText.Draw(t, "schema key"): anyText.Draw(t, "schema value")}
 			entry["tools"] = []any{map[string]any{"name": name, "parameters": schema}}
 		}
 		if has("temperature") {
@@ -136,20 +138,20 @@ func drawAgent(t *rapid.T, kind string) map[string]any {
 		}
 	case config.KindRemote:
 		entry["address"] = mostly(`(dns:///)?[a-z.-]{1,5}:[1-9][0-9]{0,3}|unix:/{0,3}[a-z]{1,3}`,
-			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), free)).Draw(t, "address")
+			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), anyText)).Draw(t, "address")
 		if has("tls") {
 			entry["tls"] = map[string]any{}
 		}
 	}
 	if kind != config.KindEcho && kind != config.KindCommand && has("headers") {
-		names := mostly(`[a-z]{1,5}`, rapid.OneOf(rapid.StringMatching(`[!-~]{1,5}`), free))
-		entry["headers"] = rapid.MapOfN(names, free, 0, 2).Draw(t, "headers")
+		names := mostly(`[a-z]{1,5}`, rapid.OneOf(rapid.StringMatching(`[!-~]{1,5}`), anyText))
+		entry["headers"] = rapid.MapOfN(names, anyText, 0, 2).Draw(t, "headers")
 	}
 	return entry
 }
 
-// mostly draws texts of a form, and now and then another.
-func mostly(form string, other *rapid.Generator[string]) *rapid.Generator[string] {
-	good := rapid.StringMatching(form)
-	return rapid.OneOf(good, good, good, good, good, other)
+// mostly draws five of six texts from the regular expression, and the others from other.
+func mostly(expression string, other *rapid.Generator[string]) *rapid.Generator[string] {
+	valid := rapid.StringMatching(expression)
+	return rapid.OneOf(valid, valid, valid, valid, valid, other)
 }

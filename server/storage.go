@@ -14,19 +14,19 @@ import (
 	"github.com/parleyhq/parley/store/memstore"
 )
 
-// storage is all that is kept: the conversations, and every word that was said in them.
+// storage is the store and the logs that record its changes.
 type storage struct {
 	store.Store
-	interactions *interactionlog.Log // nil: there is none
+	interactions *interactionlog.Log // nil if the interaction log is off
 	changes      *changeLog
 }
 
-// openStorage opens what the settings name. Committed changes go to the interaction log, then
-// to observe: whoever hears of a message finds it in the log. A failure from which the store
-// cannot recover goes to failed.
+// openStorage opens the store and the interaction log of the settings. Committed changes go to the
+// interaction log first, then to observe: whoever receives a change finds its message in the log.
+// failed is called with an error from which the store cannot recover.
 func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (*storage, error) {
 	s := &storage{changes: newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))}
-	kept, err := openStore(ctx, c, log, func(committed []store.Change) {
+	opened, err := openStore(ctx, c, log, func(committed []store.Change) {
 		if s.interactions != nil {
 			s.interactions.Committed(committed)
 		}
@@ -36,16 +36,16 @@ func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observ
 	if err != nil {
 		return nil, err
 	}
-	s.Store = kept
-	go s.changes.write(context.WithoutCancel(ctx), kept.Stats)
+	s.Store = opened
+	go s.changes.run(context.WithoutCancel(ctx), opened.Stats)
 	o := interactionlog.Options{
 		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: log,
 	}
 	if !c.InteractionLog {
 		if c.Store == "memory" {
-			return s, nil // The files belong to another store.
+			return s, nil // The files in the directory belong to another store.
 		}
-		if err := interactionlog.TurnOff(ctx, o, kept, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+		if err := interactionlog.TurnOff(ctx, o, opened, auth.DefaultTenant); err != nil && ctx.Err() == nil {
 			log.Warn("interaction log off; entries from before the last stop are missing", "error", err)
 		}
 		return s, nil
@@ -54,13 +54,13 @@ func openStorage(ctx context.Context, c *config.Config, log *slog.Logger, observ
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	if err := s.interactions.CatchUp(ctx, kept, auth.DefaultTenant); err != nil && ctx.Err() == nil {
-		log.Warn("interaction log may lack what was said before the last stop; the next start tries again", "error", err)
+	if err := s.interactions.CatchUp(ctx, opened, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+		log.Warn("interaction log may lack entries from before the last stop; the next start tries again", "error", err)
 	}
 	return s, nil
 }
 
-// Close ends both: first the store, after whose last change the logs end.
+// Close closes the store first, so that the logs receive its last change before they close.
 func (s *storage) Close() error {
 	err := s.Store.Close()
 	if s.interactions != nil {
@@ -70,8 +70,8 @@ func (s *storage) Close() error {
 	return err
 }
 
-// openStore opens the store that the settings name. A failure from which it cannot recover
-// goes to failed.
+// openStore opens the store that the settings name. failed is called with an error from which the
+// store cannot recover.
 func openStore(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
 	o := store.Options{
 		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,

@@ -15,28 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSteadyConnection writes large replies, in parts that have a deadline each. A client that
-// takes a little before each deadline gets all of its reply; one that takes nothing does not.
-func TestSteadyConnection(t *testing.T) {
+// TestProgressConn writes large replies in parts, each with a deadline. A client that reads a little
+// before each deadline gets the complete reply. A client that reads nothing does not.
+func TestProgressConn(t *testing.T) {
 	t.Parallel()
-	const size, part, sip = 8 << 20, 64 << 10, 256 << 10 // The buffers hold less than size.
+	const size, part, readSize = 8 << 20, 64 << 10, 256 << 10 // The socket buffers hold less than size.
 	for _, reads := range []bool{true, false} {
 		listener, err := listenHTTP(t.Context(), "127.0.0.1:0", time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, sips := dialSlow(t, listener.Addr().String()), 0
-		listener.taken = func(server syscall.Conn) uint64 {
+		conn, readCount := dialSmallBuffer(t, listener.Addr().String()), 0
+		listener.ackedBytes = func(server syscall.Conn) uint64 {
 			if reads {
-				sips++
-				if _, err := io.CopyN(io.Discard, conn, sip); err != nil {
-					t.Errorf("sip %d: %v", sips, err)
+				readCount++
+				if _, err := io.CopyN(io.Discard, conn, readSize); err != nil {
+					t.Errorf("read %d: %v", readCount, err)
 				}
-				for end := time.Now().Add(patience); readTaken(server) < uint64(sips*sip) && time.Now().Before(end); {
-					runtime.Gosched() // The acknowledgement is under way.
+				for end := time.Now().Add(patience); readAckedBytes(server) < uint64(readCount*readSize) && time.Now().Before(end); {
+					runtime.Gosched() // The acknowledgement is in flight.
 				}
 			}
-			return readTaken(server)
+			return readAckedBytes(server)
 		}
 		ended := make(chan error, 1)
 		server := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -50,26 +50,27 @@ func TestSteadyConnection(t *testing.T) {
 			ended <- err
 		})}
 		var serving sync.WaitGroup
-		serving.Go(func() { _ = server.Serve(listener) }) // Until Close.
+		serving.Go(func() { _ = server.Serve(listener) })
 		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
 		err = <-ended
 		if reads {
 			rest, readErr := io.Copy(io.Discard, conn)
-			if got := int64(sips*sip) + rest; err != nil || readErr != nil || got < size || sips < 2 {
-				t.Errorf("a client that reads got %d bytes and took %d times a little: %v, %v", got, sips, err, readErr)
+			if got := int64(readCount*readSize) + rest; err != nil || readErr != nil || got < size || readCount < 2 {
+				t.Errorf("slow client read %d bytes at %d deadlines, errors %v and %v; want %d bytes or more at 2 deadlines or more",
+					got, readCount, err, readErr, size)
 			}
 		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a client that reads nothing ended its reply with %v, want %v", err, os.ErrDeadlineExceeded)
+			t.Errorf("write to a client that reads nothing: %v, want %v", err, os.ErrDeadlineExceeded)
 		}
 		_ = server.Close()
 		serving.Wait()
 	}
 }
 
-// dialSlow connects with a small buffer.
-func dialSlow(t *testing.T, address string) *net.TCPConn {
+// dialSmallBuffer connects with a small receive buffer.
+func dialSmallBuffer(t *testing.T, address string) *net.TCPConn {
 	t.Helper()
 	small := net.Dialer{KeepAlive: -1, Control: func(_, _ string, conn syscall.RawConn) error {
 		var failed error
@@ -83,7 +84,7 @@ func dialSlow(t *testing.T, address string) *net.TCPConn {
 	t.Cleanup(func() { conn.Close() })
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		t.Fatalf("the connection is a %T", conn)
+		t.Fatalf("dialed connection is a %T, want a *net.TCPConn", conn)
 	}
 	return tcp
 }
