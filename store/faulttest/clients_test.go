@@ -16,44 +16,44 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// client is a caller with a conversation of its own. It does one thing after the other and
-// knows what must be left of it, whenever the machine goes.
+// client is a caller with its own conversation. It makes one call after the other and knows which
+// state the server must have after a fault at any time.
 type client struct {
 	id     string
 	random *rand.Rand
 	steps  int
 	state  progress
-	// noted is told of every change of state, if it is set: of a step before it is sent, of an
-	// acknowledgement when it has come.
-	noted func(progress)
+	// onProgress, if not nil, is called for every change of state: before a step is sent, and when it
+	// is acknowledged.
+	onProgress func(progress)
 }
 
-// progress is how far a client is.
+// progress is the state of a client.
 type progress struct {
-	has     conversation // as it was last acknowledged
-	doing   *step        // what was asked for since; nil: nothing
-	started bool         // the user's message of doing, a chat, was acknowledged
+	acknowledged conversation // after the last acknowledged step
+	pending      *step        // the step without an acknowledgement; nil if there is none
+	started      bool         // pending is a chat whose user message is acknowledged
 }
 
-// step is something that a client does.
+// step is a call of a client.
 type step struct {
-	kind    kind
-	request string // its id
-	words   []string
+	kind     kind
+	request  string // request_id
+	contents []string
 }
 
-// kind of a step.
+// kind is the kind of a step.
 type kind string
 
 const (
-	creates kind = "create"
-	appends kind = "append"
-	chats   kind = "chat"
-	stalls  kind = "stall" // a chat whose agent does not come to an end
-	deletes kind = "delete"
+	createStep      kind = "create"
+	appendStep      kind = "append"
+	chatStep        kind = "chat"
+	stalledChatStep kind = "stall" // a chat whose agent never ends
+	deleteStep      kind = "delete"
 )
 
-// newClients makes clients that do the same whenever the seed is the same.
+// newClients returns n clients. Clients of the same seed choose the same steps.
 func newClients(n int, seed uint64) []*client {
 	all := make([]*client, n)
 	for i := range all {
@@ -62,8 +62,7 @@ func newClients(n int, seed uint64) []*client {
 	return all
 }
 
-// run does one step after the other until one fails, and returns the error. Each
-// acknowledgement is told.
+// run does steps until one fails, and returns the error. It calls acknowledged after each step.
 func (c *client) run(ctx context.Context, s *server, acknowledged func()) error {
 	for {
 		if err := c.do(ctx, s, c.next()); err != nil {
@@ -78,23 +77,23 @@ func (c *client) next() *step {
 	c.steps++
 	s := &step{request: fmt.Sprint(c.id, "-", c.steps)}
 	switch n := c.random.IntN(100); {
-	case c.state.has.version == 0 && n < 50:
-		s.kind = creates
-	case c.state.has.version != 0 && n < 5:
-		s.kind = deletes
+	case c.state.acknowledged.version == 0 && n < 50:
+		s.kind = createStep
+	case c.state.acknowledged.version != 0 && n < 5:
+		s.kind = deleteStep
 	case n < 80:
-		s.kind = appends
+		s.kind = appendStep
 		for range 1 + c.random.IntN(3) {
-			s.words = append(s.words, c.words())
+			s.contents = append(s.contents, c.newContent())
 		}
 	default:
-		s.kind, s.words = chats, []string{c.words()}
+		s.kind, s.contents = chatStep, []string{c.newContent()}
 	}
 	return s
 }
 
-// words are some that no other message has. Now and then they are many.
-func (c *client) words() string {
+// newContent returns a unique text. One in twenty is long.
+func (c *client) newContent() string {
 	length := 10 + c.random.IntN(700)
 	if c.random.IntN(20) == 0 {
 		length = 20_000
@@ -107,57 +106,57 @@ func (c *client) words() string {
 	return text.String()
 }
 
-// do does a step, and notes what is acknowledged of it.
-func (c *client) do(ctx context.Context, s *server, doing *step) error {
-	c.note(progress{has: c.state.has, doing: doing})
-	if err := c.send(ctx, s, doing); err != nil {
-		return fmt.Errorf("%s: %s: %w", c.id, doing.kind, err)
+// do does a step and records its acknowledgement.
+func (c *client) do(ctx context.Context, s *server, pending *step) error {
+	c.setProgress(progress{acknowledged: c.state.acknowledged, pending: pending})
+	if err := c.send(ctx, s, pending); err != nil {
+		return fmt.Errorf("%s: %s: %w", c.id, pending.kind, err)
 	}
-	c.note(progress{has: c.state.has.after(doing)})
+	c.setProgress(progress{acknowledged: c.state.acknowledged.after(pending)})
 	return nil
 }
 
-func (c *client) note(p progress) {
+func (c *client) setProgress(p progress) {
 	c.state = p
-	if c.noted != nil {
-		c.noted(p)
+	if c.onProgress != nil {
+		c.onProgress(p)
 	}
 }
 
-// send sends a step, which may have been sent before, and returns when it was done. An
-// answer that is wrong is an error too.
-func (c *client) send(ctx context.Context, s *server, doing *step) (err error) {
-	switch doing.kind {
-	case creates:
+// send sends a step, which may have been sent before, and waits until it is done. A wrong reply is an
+// error, too.
+func (c *client) send(ctx context.Context, s *server, pending *step) (err error) {
+	switch pending.kind {
+	case createStep:
 		_, err = s.CreateConversation(ctx, &parleyv1.CreateConversationRequest{
-			Conversation: &parleyv1.Conversation{Id: c.id}, RequestId: doing.request,
+			Conversation: &parleyv1.Conversation{Id: c.id}, RequestId: pending.request,
 		})
-	case appends:
-		r := &parleyv1.AppendMessagesRequest{ConversationId: c.id, RequestId: doing.request}
-		for _, words := range doing.words {
-			r.Messages = append(r.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words})
+	case appendStep:
+		r := &parleyv1.AppendMessagesRequest{ConversationId: c.id, RequestId: pending.request}
+		for _, content := range pending.contents {
+			r.Messages = append(r.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 		}
 		var reply *parleyv1.AppendMessagesResponse
 		if reply, err = s.AppendMessages(ctx, r); err != nil {
 			break
 		}
 		for i, m := range reply.GetAppended() {
-			if want := c.state.has.last + int32(i) + 1; m.GetSequence() != want {
-				return fmt.Errorf("a message got sequence %d, want %d", m.GetSequence(), want)
+			if want := c.state.acknowledged.last + int32(i) + 1; m.GetSequence() != want {
+				return fmt.Errorf("message has sequence %d, want %d", m.GetSequence(), want)
 			}
 		}
-	case chats, stalls:
-		err = c.chat(ctx, s, doing)
-	case deletes:
+	case chatStep, stalledChatStep:
+		err = c.chat(ctx, s, pending)
+	case deleteStep:
 		_, err = s.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: c.id, AllowMissing: true})
 	}
 	return err
 }
 
-// chat says something and reads the answer to its end.
-func (c *client) chat(ctx context.Context, s *server, doing *step) error {
-	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: doing.words[0], RequestId: doing.request}
-	if doing.kind == stalls {
+// chat sends a user message and reads the answer to its end.
+func (c *client) chat(ctx context.Context, s *server, pending *step) error {
+	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: pending.contents[0], RequestId: pending.request}
+	if pending.kind == stalledChatStep {
 		r.Agent = stallingAgent
 	}
 	stream, err := s.Chat(ctx, r)
@@ -168,10 +167,10 @@ func (c *client) chat(ctx context.Context, s *server, doing *step) error {
 		case errors.Is(err, io.EOF) && finished:
 			return nil
 		case errors.Is(err, io.EOF):
-			return errors.New("the stream ends without finished")
+			return errors.New("stream ended without a finished event")
 		case err != nil:
 		case reply.GetEvent().GetStarted() != nil && !c.state.started:
-			c.note(progress{has: c.state.has, doing: doing, started: true})
+			c.setProgress(progress{acknowledged: c.state.acknowledged, pending: pending, started: true})
 		case reply.GetEvent().GetFinished() != nil:
 			finished = true
 		}
@@ -179,10 +178,10 @@ func (c *client) chat(ctx context.Context, s *server, doing *step) error {
 	return err
 }
 
-// recover is for a server that was started again after it went: what is there must be what
-// was acknowledged, with what was asked for since or without; and that, asked for again, is
-// done, but only once. It returns what was left of that, in a word.
-func (c *client) recover(ctx context.Context, s *server) (left string, err error) {
+// verify checks a server that was started again after a fault. The conversation must be what was
+// acknowledged, with or without the pending step. Then it sends the pending step again, which must be
+// done exactly once. It returns what the fault left of the pending step, for the counts.
+func (c *client) verify(ctx context.Context, s *server) (left string, err error) {
 	got, err := observe(ctx, s, c.id)
 	if err != nil {
 		return "", err
@@ -190,24 +189,24 @@ func (c *client) recover(ctx context.Context, s *server) (left string, err error
 	if err := c.state.allows(got, true); err != nil {
 		return "", err
 	}
-	doing, want := c.state.doing, c.state.has
-	if doing == nil {
-		return "nothing under way", nil
+	pending, want := c.state.pending, c.state.acknowledged
+	if pending == nil {
+		return "no step", nil
 	}
-	left = "nothing left"
-	if after := want.after(doing); same(got, after) {
+	left = "nothing"
+	if after := want.after(pending); equal(got, after) {
 		left, want = "done", after
-	} else if same(got, want) {
+	} else if equal(got, want) {
 		want = after
 	} else {
-		left, want = "cut off", got // It stays so.
+		left, want = "cut off", got // A cut-off turn is not repeated.
 	}
-	if err := c.send(ctx, s, doing); err != nil {
-		return "", fmt.Errorf("%s again: %w", doing.kind, err)
+	if err := c.send(ctx, s, pending); err != nil {
+		return "", fmt.Errorf("%s again: %w", pending.kind, err)
 	}
-	c.note(progress{has: want})
-	if got, err = observe(ctx, s, c.id); err == nil && !same(got, want) {
-		err = fmt.Errorf("%s was sent again: %s", doing.kind, difference(got, want))
+	c.setProgress(progress{acknowledged: want})
+	if got, err = observe(ctx, s, c.id); err == nil && !equal(got, want) {
+		err = fmt.Errorf("state after %s was sent again: %s", pending.kind, diff(got, want))
 	}
 	return left, err
 }
@@ -221,11 +220,11 @@ func observe(ctx context.Context, s *server, id string) (conversation, error) {
 	if err != nil {
 		return conversation{}, err
 	}
-	return seen(reply.GetConversation(), reply.GetMessages()), nil
+	return conversationOf(reply.GetConversation(), reply.GetMessages()), nil
 }
 
-// recoverAll has every client look at what the server has, and returns all that is wrong.
-func recoverAll(t *testing.T, s *server, clients []*client) error {
+// verifyAll calls verify for every client and checks list and statistics. It returns all faults.
+func verifyAll(t *testing.T, s *server, clients []*client) error {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
@@ -233,14 +232,14 @@ func recoverAll(t *testing.T, s *server, clients []*client) error {
 	var ids []string
 	messages := 0
 	for _, c := range clients {
-		left, err := c.recover(ctx, s)
+		left, err := c.verify(ctx, s)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", c.id, err))
 		} else {
-			counts.add(t, "steps under way at a fault: "+left, 1)
+			counts.add(t, "pending steps at a fault, left: "+left, 1)
 		}
-		if c.state.has.version != 0 {
-			ids, messages = append(ids, c.id), messages+len(c.state.has.messages)
+		if c.state.acknowledged.version != 0 {
+			ids, messages = append(ids, c.id), messages+len(c.state.acknowledged.messages)
 		}
 	}
 	list, err := s.ListConversations(ctx, &parleyv1.ListConversationsRequest{PageSize: 1000})
@@ -251,20 +250,20 @@ func recoverAll(t *testing.T, s *server, clients []*client) error {
 	for _, entry := range list.GetConversations() {
 		listed = append(listed, entry.GetConversation().GetId())
 		if turn := entry.GetConversation().GetActiveTurnId(); turn != "" {
-			faults = append(faults, fmt.Errorf("turn %s of %s runs", turn, entry.GetConversation().GetId()))
+			faults = append(faults, fmt.Errorf("turn %s of %s runs after a restart, want none", turn, entry.GetConversation().GetId()))
 		}
 	}
 	slices.Sort(ids)
 	slices.Sort(listed)
 	if !slices.Equal(ids, listed) {
-		faults = append(faults, fmt.Errorf("listed are %q, want %q", listed, ids))
+		faults = append(faults, fmt.Errorf("ListConversations = %q, want %q", listed, ids))
 	}
 	stats, err := s.GetStats(ctx, &parleyv1.GetStatsRequest{})
 	if err != nil {
 		return errors.Join(append(faults, err)...)
 	}
 	if stats.GetConversationCount() != int64(len(ids)) || stats.GetMessageCount() != int64(messages) {
-		faults = append(faults, fmt.Errorf("counted are %v, want %d conversations with %d messages", stats, len(ids), messages))
+		faults = append(faults, fmt.Errorf("GetStats = %v, want %d conversations with %d messages", stats, len(ids), messages))
 	}
 	return errors.Join(faults...)
 }

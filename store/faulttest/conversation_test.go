@@ -11,26 +11,26 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxMessages is how many messages of a conversation are kept, the default.
+// maxMessages is the default limit of the messages of a conversation.
 const maxMessages = 20
 
-// conversation is a state of one, as clients see it. The zero value is that there is none. It
-// is never changed, but replaced.
+// conversation is a state of a conversation as clients see it. The zero value means that the
+// conversation does not exist. Values are immutable.
 type conversation struct {
 	version, last int32
-	messages      []message // that are kept
+	messages      []message // stored ones
 }
 
-// message is what clients know of one, without id and times.
+// message is a message as clients see it, without id and times.
 type message struct {
 	sequence   int32
 	role       parleyv1.Role
 	incomplete bool
-	words      string
+	content    string
 }
 
-// seen makes of a reply what it tells.
-func seen(header *parleyv1.Conversation, messages []*parleyv1.Message) conversation {
+// conversationOf returns the state that a reply contains.
+func conversationOf(header *parleyv1.Conversation, messages []*parleyv1.Message) conversation {
 	c := conversation{version: header.GetVersion(), last: header.GetLastSequence()}
 	for _, m := range messages {
 		incomplete := m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
@@ -39,24 +39,24 @@ func seen(header *parleyv1.Conversation, messages []*parleyv1.Message) conversat
 	return c
 }
 
-// same reports whether two states are one.
-func same(a, b conversation) bool {
+// equal reports whether two states are equal.
+func equal(a, b conversation) bool {
 	return a.version == b.version && a.last == b.last && slices.Equal(a.messages, b.messages)
 }
 
-// difference says in what a state is not the one that it should be. Long words are cut.
-func difference(got, want conversation) string {
+// diff describes the difference of two states. It cuts long contents.
+func diff(got, want conversation) string {
 	lines := func(c conversation) []string {
 		all := []string{fmt.Sprintf("version %d, last sequence %d", c.version, c.last)}
 		for _, m := range c.messages {
-			all = append(all, fmt.Sprintf("%d %v incomplete=%t %.60s (%d bytes)", m.sequence, m.role, m.incomplete, m.words, len(m.words)))
+			all = append(all, fmt.Sprintf("%d %v incomplete=%t %.60s (%d bytes)", m.sequence, m.role, m.incomplete, m.content, len(m.content)))
 		}
 		return all
 	}
 	return "(-want +got)\n" + cmp.Diff(lines(want), lines(got))
 }
 
-// with is the state after one more write, of these messages.
+// with returns the state after one more write, of these messages.
 func (c conversation) with(messages ...message) conversation {
 	c.version++
 	c.messages = slices.Clip(c.messages)
@@ -69,62 +69,64 @@ func (c conversation) with(messages ...message) conversation {
 	return c
 }
 
-// after is the state when a step is done.
+// after returns the state after a step.
 func (c conversation) after(s *step) conversation {
 	switch s.kind {
-	case deletes:
+	case deleteStep:
 		return conversation{}
-	case chats, stalls:
-		return c.with(user(s.words[0])).with(message{role: parleyv1.Role_ROLE_ASSISTANT, words: s.words[0]})
+	case chatStep, stalledChatStep:
+		return c.with(userMessage(s.contents[0])).with(message{role: parleyv1.Role_ROLE_ASSISTANT, content: s.contents[0]})
 	}
 	var messages []message
-	for _, words := range s.words {
-		messages = append(messages, user(words))
+	for _, content := range s.contents {
+		messages = append(messages, userMessage(content))
 	}
 	return c.with(messages...)
 }
 
-func user(words string) message { return message{role: parleyv1.Role_ROLE_USER, words: words} }
+func userMessage(content string) message {
+	return message{role: parleyv1.Role_ROLE_USER, content: content}
+}
 
-// isChat reports whether the step is a turn: two writes, of which the first may stand alone.
-func (s *step) isChat() bool { return s.kind == chats || s.kind == stalls }
+// isChat reports whether the step is a turn: two writes, of which a fault may leave only the first.
+func (s *step) isChat() bool { return s.kind == chatStep || s.kind == stalledChatStep }
 
-// allows says what is wrong with a state that was found after a crash. Ended says that the
-// turns that it cut off were ended, as a start of the server does.
+// allows returns an error if a fault must not leave the state got. ended means that a start of the
+// server has ended the turns which the fault cut off.
 func (p progress) allows(got conversation, ended bool) error {
-	if p.doing == nil {
-		if !same(got, p.has) {
-			return fmt.Errorf("nothing was asked for since the last acknowledgement: %s", difference(got, p.has))
+	if p.pending == nil {
+		if !equal(got, p.acknowledged) {
+			return fmt.Errorf("without a pending step: %s", diff(got, p.acknowledged))
 		}
 		return nil
 	}
-	after := p.has.after(p.doing)
-	if same(got, after) || !p.started && same(got, p.has) {
+	after := p.acknowledged.after(p.pending)
+	if equal(got, after) || !p.started && equal(got, p.acknowledged) {
 		return nil
 	}
-	if !p.doing.isChat() {
-		return fmt.Errorf("after a half-done %s it is neither what was before %s\nnor what was to come %s",
-			p.doing.kind, difference(got, p.has), difference(got, after))
+	if !p.pending.isChat() {
+		return fmt.Errorf("with a pending %s, state is neither the previous one %s\nnor the next one %s",
+			p.pending.kind, diff(got, p.acknowledged), diff(got, after))
 	}
 	return p.allowsTurn(got, ended)
 }
 
-// allowsTurn is allows for a turn that was cut off behind the user's message.
+// allowsTurn is allows for a turn that a fault cut off after the user's message.
 func (p progress) allowsTurn(got conversation, ended bool) error {
-	question := p.has.with(user(p.doing.words[0]))
+	question := p.acknowledged.with(userMessage(p.pending.contents[0]))
 	want := question
 	if ended {
 		want = question.with()
 		if n := len(got.messages); n > 0 && got.messages[n-1].incomplete {
 			partial := got.messages[n-1]
 			want = question.with(partial)
-			if !strings.HasPrefix(p.doing.words[0], partial.words) || partial.words == "" {
-				return fmt.Errorf("the incomplete answer %q is not the start of %q", partial.words, p.doing.words[0])
+			if !strings.HasPrefix(p.pending.contents[0], partial.content) || partial.content == "" {
+				return fmt.Errorf("incomplete answer %q is not a prefix of %q", partial.content, p.pending.contents[0])
 			}
 		}
 	}
-	if !same(got, want) {
-		return errors.New("after a cut-off turn: " + difference(got, want))
+	if !equal(got, want) {
+		return errors.New("after a cut-off turn: " + diff(got, want))
 	}
 	return nil
 }

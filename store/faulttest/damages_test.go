@@ -14,13 +14,13 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// pageSize is that of bbolt on this kind of machine.
+// pageSize is the page size of bbolt on amd64 and arm64.
 const pageSize = 4096
 
-// damage writes a file that is damaged in some way in place of a whole one.
+// damage writes a damaged version of a file to path. whole is the content of the undamaged file.
 type damage func(t *testing.T, path string, whole []byte, random *rand.Rand) error
 
-// damages are the kinds of damage that are tried.
+// damages returns the kinds of damage that are tested, by name.
 func damages() map[string]damage {
 	return map[string]damage{
 		"one meta page":           inPages("meta", 1, flipBit),
@@ -30,21 +30,21 @@ func damages() map[string]damage {
 		"leaf page":               inPages("leaf", 1, flipBit),
 		"free list":               inPages("freelist", 1, flipBit),
 		"header of the free list": inPages("freelist", 1, flipHeader),
-		"words of a message":      damageWords,
+		"content of a message":    damageMessage,
 		"leaf page of zeros":      inPages("leaf", 1, zero),
 		"branch page of zeros":    inPages("branch", 1, zero),
-		"two pages change places": swapPages,
-		"cut in half":             cutTo(func(pages int) int { return pages / 2 }),
-		"cut to one page":         cutTo(func(int) int { return 1 }),
-		"cut to nothing":          cutTo(func(int) int { return 0 }),
+		"two pages swapped":       swapPages,
+		"truncated to half":       cutTo(func(pages int) int { return pages / 2 }),
+		"truncated to one page":   cutTo(func(int) int { return 1 }),
+		"truncated to nothing":    cutTo(func(int) int { return 0 }),
 		"garbage":                 garbage,
-		"another program's":       anotherProgram,
+		"file of another program": anotherProgram,
 		"directory":               func(_ *testing.T, path string, _ []byte, _ *rand.Rand) error { return os.Mkdir(path, 0o700) },
 		"link":                    link,
 	}
 }
 
-// inPages changes some pages of a kind.
+// inPages changes n random pages of a kind.
 func inPages(kind string, n int, change func(page []byte, random *rand.Rand)) damage {
 	return func(t *testing.T, path string, whole []byte, random *rand.Rand) error {
 		t.Helper()
@@ -60,7 +60,7 @@ func inPages(kind string, n int, change func(page []byte, random *rand.Rand)) da
 	}
 }
 
-// pagesOf returns the numbers of a file's pages of a kind, without those that nothing is in.
+// pagesOf returns the numbers of a file's pages of a kind, without free ones.
 func pagesOf(t *testing.T, whole []byte, kind string) (pages []int, err error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), fileName)
@@ -97,13 +97,13 @@ func pagesOf(t *testing.T, whole []byte, kind string) (pages []int, err error) {
 	return pages, nil
 }
 
-// flipBit flips one of the bits of a page in which there is something.
+// flipBit flips a random bit in the used part of a page.
 func flipBit(page []byte, random *rand.Rand) {
 	page[random.IntN(usedBytes(page))] ^= 1 << random.IntN(8)
 }
 
-// usedBytes is how much of a page something is in. A page has a header of 16 bytes, with its
-// kind and its count of elements, then these, of which the last says where its bytes are.
+// usedBytes returns the length of the used part of a page. A page has a header of 16 bytes, with its
+// kind and its number of elements, then the elements. The last element has the position of its bytes.
 func usedBytes(page []byte) int {
 	const (
 		header            = 16
@@ -119,7 +119,7 @@ func usedBytes(page []byte) int {
 	}
 	last := page[header+(n-1)*element:]
 	switch kind {
-	case branch: // position and length of the key, the page that it leads to
+	case branch: // position and length of the key, number of the child page
 		used += (n-1)*element + int(order.Uint32(last)+order.Uint32(last[4:]))
 	case leaf: // flags, position, lengths of key and value
 		used += (n-1)*element + int(order.Uint32(last[4:])+order.Uint32(last[8:])+order.Uint32(last[12:]))
@@ -127,13 +127,13 @@ func usedBytes(page []byte) int {
 	return min(used, pageSize)
 }
 
-// flipHeader flips a bit of what bbolt says about a page, or of where its first keys are.
+// flipHeader flips a bit in the header of a page, or in its first element.
 func flipHeader(page []byte, random *rand.Rand) { page[random.IntN(32)] ^= 1 << random.IntN(8) }
 
 func zero(page []byte, _ *rand.Rand) { clear(page) }
 
-// damageWords flips a bit in what somebody has said.
-func damageWords(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+// damageMessage flips a bit in the content of a message.
+func damageMessage(t *testing.T, path string, whole []byte, random *rand.Rand) error {
 	t.Helper()
 	pages, err := pagesOf(t, whole, "leaf")
 	if err != nil {
@@ -164,13 +164,13 @@ func swapPages(t *testing.T, path string, whole []byte, random *rand.Rand) error
 	pages := slices.Concat(leaves, branches)
 	random.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
 	a, b := whole[pages[0]*pageSize:][:pageSize], whole[pages[1]*pageSize:][:pageSize]
-	kept := bytes.Clone(a)
+	saved := bytes.Clone(a)
 	copy(a, b)
-	copy(b, kept)
+	copy(b, saved)
 	return os.WriteFile(path, whole, 0o600)
 }
 
-// cutTo leaves some of the pages that something was ever in.
+// cutTo truncates the file to some of the pages that were ever used.
 func cutTo(left func(pages int) int) damage {
 	return func(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
 		t.Helper()
@@ -189,7 +189,7 @@ func garbage(_ *testing.T, path string, whole []byte, random *rand.Rand) error {
 	return os.WriteFile(path, whole, 0o600)
 }
 
-// anotherProgram writes a sound bbolt file that is not of this service.
+// anotherProgram writes a sound bbolt file that is not a store of this service.
 func anotherProgram(_ *testing.T, path string, _ []byte, random *rand.Rand) error {
 	db, err := bolt.Open(path, 0o600, nil)
 	if err != nil {
@@ -205,7 +205,7 @@ func anotherProgram(_ *testing.T, path string, _ []byte, random *rand.Rand) erro
 	return errors.Join(err, db.Close())
 }
 
-// link puts a link to a whole file in its place.
+// link replaces the file with a symbolic link to it.
 func link(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
 	t.Helper()
 	target := filepath.Join(t.TempDir(), fileName)

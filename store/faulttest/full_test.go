@@ -19,85 +19,88 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// On a full disk nothing new is taken, but what runs ends well: answers are kept, reads and
-// deletes go on; and so do writes when there is room again.
+// TestFullDisk checks the server on a full disk. Writes that need space are rejected. Running turns
+// end and their answers are stored. Reads and deletes continue. When space is free again, writes
+// continue.
 func TestFullDisk(t *testing.T) {
 	for _, kind := range []string{"tmpfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
 			for range rounds(1, 10) {
-				f := newFull(t, kind, nil)
+				f := newFullServer(t, kind, nil)
 				f.fill(t, 100_000)
-				f.isFull(t)
+				f.checkFull(t)
 				close(f.agent.release)
-				if err := f.answered(patience); err != nil {
+				if err := f.awaitTurns(patience); err != nil {
 					t.Fatal(err)
 				}
-				counts.add(t, "answers kept on a full disk", len(f.turns))
-				f.isFull(t)
-				f.makeRoom(t)
-				f.isWhole(t)
+				counts.add(t, "answers stored on a full disk", len(f.turns))
+				f.checkFull(t)
+				f.freeSpace(t)
+				f.checkAfterKill(t)
 			}
 		})
 	}
 }
 
-// Where another program has taken every byte, the server still goes on.
+// TestFullDiskOfOthers checks that the server continues if another program has used all space.
 func TestFullDiskOfOthers(t *testing.T) {
 	for _, kind := range []string{"tmpfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
-			f := newFull(t, kind, nil)
+			f := newFullServer(t, kind, nil)
 			close(f.agent.release)
-			if err := f.answered(patience); err != nil {
+			if err := f.awaitTurns(patience); err != nil {
 				t.Fatal(err)
 			}
 			f.fill(t, 100_000)
-			ballast := f.ballast(t)
-			f.isFull(t)
-			if err := os.Remove(ballast); err != nil {
+			filler := f.fillDisk(t)
+			f.checkFull(t)
+			if err := os.Remove(filler); err != nil {
 				t.Fatal(err)
 			}
-			f.makeRoom(t)
-			f.isWhole(t)
+			f.freeSpace(t)
+			f.checkAfterKill(t)
 		})
 	}
 }
 
-// The control: a server that keeps no room for answers has none when they come, and it shows.
+// TestFullDiskWithoutReserve is the control: a server without reserved space cannot store answers, and
+// the check detects it.
 func TestFullDiskWithoutReserve(t *testing.T) {
-	greedy := buildWith(t, "store/boltstore/space.go", "err != nil || free >= reserve", "err != nil || free >= 0")
+	unreserved := buildWith(t, "store/boltstore/space.go", "err != nil || free >= reserve", "err != nil || free >= 0")
 	const (
-		most   = 10              // How large the last gap is, chance decides.
-		moment = 3 * time.Second // far more than they take otherwise
+		attempts = 10              // The size of the remaining space is random.
+		limit    = 3 * time.Second // much longer than turns take with a reserve
 	)
-	for range most {
-		f := newFull(t, "tmpfs", greedy)
+	for range attempts {
+		f := newFullServer(t, "tmpfs", unreserved)
 		f.fill(t, 10_000)
 		close(f.agent.release)
-		if f.answered(moment) != nil {
-			counts.add(t, "control: servers without room for an answer", 1)
+		if f.awaitTurns(limit) != nil {
+			counts.add(t, "control: servers without space for an answer", 1)
 			return
 		}
 	}
-	t.Error("without a reserve all answers find room: the test of full disks proves nothing")
+	t.Error("all answers were stored without a reserve; the test of full disks proves nothing")
 }
 
-// full is a server whose disk is small, its clients, and turns that run on it.
-type full struct {
+// fullServer is a server on a small disk, with its clients and running turns.
+type fullServer struct {
 	*server
 	dataDir string
 	wrapper []string
 	flag    string
 	agent   *holder
 	clients []*client
-	turns   []chan error // a value when each has ended
+	turns   []chan error // Each channel receives the result of a turn.
 	large   []string     // conversations that fill the disk
 	stop    context.CancelFunc
 }
 
-// newFull starts a server, which the wrapper may replace, on a small disk.
-func newFull(t *testing.T, kind string, wrapper []string) *full {
+// newFullServer starts a server on a small disk, and turns on it. The wrapper may replace the server's
+// program.
+func newFullServer(t *testing.T, kind string, wrapper []string) *fullServer {
 	t.Helper()
-	f := &full{dataDir: filepath.Join(smallDisk(t, kind), "data"), wrapper: wrapper, clients: newClients(4, 8)}
+	f := &fullServer{dataDir: filepath.Join(mountSmallDisk(t, kind), "data"), wrapper: wrapper, clients: newClients(4, 8)}
 	f.agent, f.flag = withHolder(t)
 	f.launch(t)
 	for range 20 {
@@ -118,22 +121,22 @@ func newFull(t *testing.T, kind string, wrapper []string) *full {
 		select {
 		case <-started:
 		case err := <-ended:
-			t.Fatalf("a turn ends before its agent does: %v", err)
+			t.Fatalf("turn ended before its agent: %v", err)
 		}
 	}
 	return f
 }
 
-func (f *full) launch(t *testing.T) {
+func (f *fullServer) launch(t *testing.T) {
 	t.Helper()
 	f.server = launch(t, f.dataDir, f.wrapper, f.flag, "--max-conversations=0")
-	if err := f.serves(t); err != nil {
+	if err := f.awaitServing(t); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// turn has the agent answer, and says what is wrong with what is kept of it.
-func (f *full) turn(ctx context.Context, id string, started chan<- struct{}) error {
+// turn runs a turn and checks that the complete answer is stored.
+func (f *fullServer) turn(ctx context.Context, id string, started chan<- struct{}) error {
 	stream, err := f.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, Content: "question", Agent: holdingAgent})
 	for err == nil {
 		var reply *parleyv1.ChatResponse
@@ -145,9 +148,9 @@ func (f *full) turn(ctx context.Context, id string, started chan<- struct{}) err
 		}
 		if reply.GetEvent().GetFinished() != nil {
 			got, err := observe(ctx, f.server, id)
-			want := conversation{}.with(user("question")).with(message{role: parleyv1.Role_ROLE_ASSISTANT, words: f.agent.answer})
-			if err == nil && !same(got, want) {
-				err = errors.New(difference(got, want))
+			want := conversation{}.with(userMessage("question")).with(message{role: parleyv1.Role_ROLE_ASSISTANT, content: f.agent.answer})
+			if err == nil && !equal(got, want) {
+				err = errors.New(diff(got, want))
 			}
 			return err
 		}
@@ -155,8 +158,8 @@ func (f *full) turn(ctx context.Context, id string, started chan<- struct{}) err
 	return err
 }
 
-// answered waits for the ends of all turns.
-func (f *full) answered(limit time.Duration) error {
+// awaitTurns waits for the ends of all turns.
+func (f *fullServer) awaitTurns(limit time.Duration) error {
 	late := time.After(limit)
 	for _, turn := range f.turns {
 		select {
@@ -165,17 +168,16 @@ func (f *full) answered(limit time.Duration) error {
 				return err
 			}
 		case <-late:
-			return fmt.Errorf("no answer within %v", limit)
+			return fmt.Errorf("turn did not end within %v", limit)
 		}
 	}
 	return nil
 }
 
-// fill appends until the server takes no more, first what is large, then less, to the
-// smallest size.
-func (f *full) fill(t *testing.T, smallest int) {
+// fill appends messages of decreasing sizes, down to smallest bytes, until the server rejects each size.
+func (f *fullServer) fill(t *testing.T, smallest int) {
 	t.Helper()
-	const most = 10_000
+	const maxAppends = 10_000
 	for size := 100_000; size >= smallest; size /= 10 {
 		for n := 0; ; n++ {
 			id := fmt.Sprintf("large-%d-%d", size, n/maxMessages)
@@ -183,26 +185,26 @@ func (f *full) fill(t *testing.T, smallest int) {
 			if err == nil && !slices.Contains(f.large, id) {
 				f.large = append(f.large, id)
 			}
-			if refusedFor(err) == "STORE_FULL" {
+			if refusalReason(err) == "STORE_FULL" {
 				break
 			}
-			if err != nil || n == most {
-				t.Fatalf("append %d of %d bytes to a disk that gets full: %v", n, size, err)
+			if err != nil || n == maxAppends {
+				t.Fatalf("append %d of %d bytes: %v, want success or STORE_FULL", n, size, err)
 			}
-			counts.add(t, "appends until the disk was full", 1)
+			counts.add(t, "appendStep until the disk was full", 1)
 		}
 	}
 }
 
-func (f *full) append(ctx context.Context, id, words string) error {
+func (f *fullServer) append(ctx context.Context, id, content string) error {
 	_, err := f.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
-		ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: words}},
+		ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: content}},
 	})
 	return err
 }
 
-// refusedFor is the reason of a refusal for want of room, empty for anything else.
-func refusedFor(err error) string {
+// refusalReason returns the reason of a RESOURCE_EXHAUSTED error, and "" for any other error.
+func refusalReason(err error) string {
 	if status.Code(err) != codes.ResourceExhausted {
 		return ""
 	}
@@ -214,25 +216,25 @@ func refusedFor(err error) string {
 	return ""
 }
 
-// isFull has the clients go on: what is refused leaves no trace, and all that there is can be
-// read. Now and then something small may find room.
-func (f *full) isFull(t *testing.T) {
+// checkFull lets the clients continue on the full disk. A rejected step must change nothing, and all
+// conversations must be readable. A small step may still succeed.
+func (f *fullServer) checkFull(t *testing.T) {
 	t.Helper()
 	for _, c := range f.clients {
 		err := c.do(t.Context(), f.server, c.next())
 		switch {
-		case refusedFor(err) == "STORE_FULL":
-			c.note(progress{has: c.state.has})
+		case refusalReason(err) == "STORE_FULL":
+			c.setProgress(progress{acknowledged: c.state.acknowledged})
 			counts.add(t, "steps refused", 1)
 		case err != nil:
-			t.Errorf("on a full disk: %v", err)
+			t.Errorf("step on a full disk: %v, want success or STORE_FULL", err)
 		}
 		got, err := observe(t.Context(), f.server, c.id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !same(got, c.state.has) {
-			t.Errorf("on a full disk %s: %s", c.id, difference(got, c.state.has))
+		if !equal(got, c.state.acknowledged) {
+			t.Errorf("%s on a full disk: %s", c.id, diff(got, c.state.acknowledged))
 		}
 	}
 	if _, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{PageSize: 1000}); err != nil {
@@ -240,7 +242,7 @@ func (f *full) isFull(t *testing.T) {
 	}
 }
 
-func (f *full) remove(t *testing.T, id string) {
+func (f *fullServer) remove(t *testing.T, id string) {
 	t.Helper()
 	if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: id}); err != nil {
 		t.Fatalf("delete on a full disk: %v", err)
@@ -248,8 +250,8 @@ func (f *full) remove(t *testing.T, id string) {
 	counts.add(t, "deletes on a full disk", 1)
 }
 
-// makeRoom deletes what fills the disk, and checks that the clients can go on.
-func (f *full) makeRoom(t *testing.T) {
+// freeSpace deletes the conversations that fill the disk, and checks that the clients can continue.
+func (f *fullServer) freeSpace(t *testing.T) {
 	t.Helper()
 	for _, id := range f.large {
 		f.remove(t, id)
@@ -260,36 +262,36 @@ func (f *full) makeRoom(t *testing.T) {
 	for range 20 {
 		for _, c := range f.clients {
 			if err := c.do(t.Context(), f.server, c.next()); err != nil {
-				t.Fatalf("with room again: %v", err)
+				t.Fatalf("step with free space: %v", err)
 			}
-			counts.add(t, "steps with room again", 1)
+			counts.add(t, "steps with free space", 1)
 		}
 	}
 }
 
-// isWhole kills the server and looks at what is there.
-func (f *full) isWhole(t *testing.T) {
+// checkAfterKill kills the server, starts it again and verifies all clients.
+func (f *fullServer) checkAfterKill(t *testing.T) {
 	t.Helper()
 	f.stop()
 	f.kill()
 	f.launch(t)
-	if err := recoverAll(t, f.server, f.clients); err != nil {
+	if err := verifyAll(t, f.server, f.clients); err != nil {
 		t.Fatal(err)
 	}
 	f.server.stop(t)
 }
 
-// ballast takes all that is left of the disk.
-func (f *full) ballast(t *testing.T) (path string) {
+// fillDisk writes a file that uses all remaining space of the disk, and returns its path.
+func (f *fullServer) fillDisk(t *testing.T) (path string) {
 	t.Helper()
-	path = filepath.Join(filepath.Dir(f.dataDir), "ballast")
+	path = filepath.Join(filepath.Dir(f.dataDir), "filler")
 	file, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for size := 1 << 20; size > 0; {
 		if _, err = file.Write(make([]byte, size)); err != nil {
-			size /= 2 // It may have been too much at once.
+			size /= 2 // A smaller write may still fit.
 		}
 	}
 	if err := errors.Join(file.Sync(), file.Close()); err != nil && !errors.Is(err, unix.ENOSPC) {
@@ -298,16 +300,16 @@ func (f *full) ballast(t *testing.T) (path string) {
 	return path
 }
 
-// smallDisk is a directory on a disk of its own, until the end of the test.
-func smallDisk(t *testing.T, kind string) string {
+// mountSmallDisk mounts a small file system until the end of the test, and returns its directory.
+func mountSmallDisk(t *testing.T, kind string) string {
 	t.Helper()
-	needRoot(t)
-	need(t, "mount", "mount")
+	requireRoot(t)
+	requireProgram(t, "mount", "mount")
 	const size = 64 << 20
 	dir := t.TempDir()
 	mount := []string{"-t", "tmpfs", "-o", fmt.Sprintf("size=%d", size), "tmpfs", dir}
 	if kind == "ext4" {
-		need(t, "mkfs.ext4", "e2fsprogs")
+		requireProgram(t, "mkfs.ext4", "e2fsprogs")
 		image := filepath.Join(t.TempDir(), "disk")
 		if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size)); err != nil {
 			t.Fatal(err)
@@ -318,7 +320,7 @@ func smallDisk(t *testing.T, kind string) string {
 		mount = []string{"-t", "ext4", "-o", "loop", image, dir}
 	}
 	if err := command(t, "mount", mount...); err != nil {
-		lacks(t, "this machine mounts no small disk: %v", err)
+		skipTest(t, "machine cannot mount a small disk: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

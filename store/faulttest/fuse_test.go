@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// tenant is whom the clients' conversations belong to, where nobody signs in.
+	// tenant is the tenant of callers that are not authenticated.
 	tenant   = "default"
 	fileName = "parley.db"
 )
 
-// Whatever the disk holds of the writes that were not synced when the machine goes down, all
-// of them, some, in whatever order, torn: nothing that was acknowledged is lost.
+// TestTornWrites checks that a crash loses no acknowledged write, whatever part of the unsynced writes
+// is on the disk: all, some, reordered or torn.
 func TestTornWrites(t *testing.T) {
 	r := record(t, rounds(400, 4000), false)
 	points, images := rounds(5, 200), rounds(10, 30)
@@ -32,9 +32,9 @@ func TestTornWrites(t *testing.T) {
 		for i := range images {
 			loss := lossOf(i)
 			if err := r.check(t, c, loss); err != nil {
-				t.Fatalf("crash at %d, of the unsynced writes is lost: %s: %v", c.Position, loss, err)
+				t.Fatalf("crash at %d, loss of unsynced writes %q: %v", c.Position, loss, err)
 			}
-			counts.add(t, "images: of the unsynced writes is lost: "+string(loss), 1)
+			counts.add(t, "images, loss of unsynced writes: "+string(loss), 1)
 		}
 		counts.add(t, "crash points", 1)
 		counts.add(t, "unsynced writes at them", c.Unsynced())
@@ -44,7 +44,8 @@ func TestTornWrites(t *testing.T) {
 	}
 }
 
-// The control: where syncs do nothing but say that they did, crashes lose data, and it shows.
+// TestTornWritesWithLyingSync is the control: if syncs do nothing, crashes lose data, and the check
+// detects it.
 func TestTornWritesWithLyingSync(t *testing.T) {
 	r := record(t, 100, true)
 	const points, images = 5, 10
@@ -59,51 +60,52 @@ func TestTornWritesWithLyingSync(t *testing.T) {
 	counts.add(t, "control: images", points*images)
 	counts.add(t, "control: images that had lost data", lost)
 	if lost == 0 {
-		t.Error("syncs that do nothing lose nothing: the test of torn writes proves nothing")
+		t.Error("no loss was detected with syncs that do nothing; the test of torn writes proves nothing")
 	}
 }
 
-// lossOf gives each kind of loss its turn. Two of them are not random and need but one.
+// lossOf returns the kind of loss of an image. The two kinds without randomness come first, once each.
 func lossOf(image int) crashfs.Loss {
-	once := []crashfs.Loss{crashfs.All, crashfs.None}
-	if image < len(once) {
-		return once[image]
+	fixed := []crashfs.Loss{crashfs.All, crashfs.None}
+	if image < len(fixed) {
+		return fixed[image]
 	}
-	often := []crashfs.Loss{crashfs.Newest, crashfs.Some, crashfs.Reordered, crashfs.Torn}
-	return often[image%len(often)]
+	random := []crashfs.Loss{crashfs.Newest, crashfs.Some, crashfs.Reordered, crashfs.Torn}
+	return random[image%len(random)]
 }
 
-// recording is all that a server wrote under load, and how far its clients were meanwhile.
+// recording is everything that a server wrote under load, with the progress of its clients.
 type recording struct {
 	fs      *crashfs.FS
-	from    int // the position at which the clients began
-	clients []*recorded
+	from    int // position at which the clients started
+	clients []*clientHistory
 	random  *rand.Rand
-	images  string // where the images are made, one at a time
+	images  string // directory of the images, one at a time
 }
 
-// recorded is what a client knew, and when.
-type recorded struct {
-	id    string
-	notes []note
+// clientHistory is the progress of a client over time.
+type clientHistory struct {
+	id       string
+	progress []progressAt
 }
 
-type note struct {
+type progressAt struct {
 	position int
 	progress
 }
 
-// record has clients take so many steps on a server whose data lies on a crashfs.
+// record lets clients make steps on a server whose data is on a crashfs. If lie is true, syncs do
+// nothing.
 func record(t *testing.T, steps int, lie bool) *recording {
 	t.Helper()
-	needRoot(t)
+	requireRoot(t)
 	if _, err := os.Stat("/dev/fuse"); err != nil {
-		lacks(t, "this machine has no FUSE: %v", err)
+		skipTest(t, "machine has no FUSE: %v", err)
 	}
 	dir := t.TempDir()
 	f, err := crashfs.Mount(dir)
 	if err != nil {
-		lacks(t, "this machine gives no FUSE: %v", err)
+		skipTest(t, "machine does not allow FUSE: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := f.Unmount(); err != nil {
@@ -117,13 +119,13 @@ func record(t *testing.T, steps int, lie bool) *recording {
 	r := &recording{fs: f, from: f.Position(), random: rand.New(rand.NewPCG(4, 4)), images: t.TempDir()}
 	clients := newClients(8, 4)
 	for _, c := range clients {
-		known := &recorded{id: c.id, notes: []note{{}}}
-		c.noted = func(p progress) {
-			known.notes = append(known.notes, note{f.Position(), p})
+		known := &clientHistory{id: c.id, progress: []progressAt{{}}}
+		c.onProgress = func(p progress) {
+			known.progress = append(known.progress, progressAt{f.Position(), p})
 		}
 		r.clients = append(r.clients, known)
 	}
-	work := begin(t, s, clients)
+	work := startLoad(t, s, clients)
 	if err := work.await(steps, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -132,8 +134,8 @@ func record(t *testing.T, steps int, lie bool) *recording {
 	return r
 }
 
-// sample yields so many moments at which the machine may go down: those at which the file
-// grows, which are few, and any others, rather those that have much to lose.
+// sample yields n crash points: first those at which the file grows, which are few, then random ones,
+// preferably those with many unsynced writes.
 func (r *recording) sample(n int) iter.Seq[*crashfs.Crash] {
 	var growing, others []int
 	for c := range r.fs.Crashes(fileName, r.from) {
@@ -158,7 +160,7 @@ func (r *recording) sample(n int) iter.Seq[*crashfs.Crash] {
 	}
 }
 
-// check opens what a crash may leave, and says what is wrong with it.
+// check opens an image of a crash and returns an error if it has lost or wrong data.
 func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) error {
 	t.Helper()
 	path := filepath.Join(r.images, fileName)
@@ -180,7 +182,7 @@ func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) err
 	return soundPages(t, path)
 }
 
-// compare compares a store with what the clients knew when so much was written.
+// compare compares a store with the progress of the clients at a position.
 func (r *recording) compare(ctx context.Context, s *boltstore.Store, position int) error {
 	var faults []error
 	want, running := map[string]bool{}, 0
@@ -205,27 +207,27 @@ func (r *recording) compare(ctx context.Context, s *boltstore.Store, position in
 	}
 	for _, entry := range page.Entries {
 		if !want[entry.GetConversation().GetId()] {
-			faults = append(faults, fmt.Errorf("%s is listed", entry.GetConversation().GetId()))
+			faults = append(faults, fmt.Errorf("%s is listed and does not exist", entry.GetConversation().GetId()))
 		}
 	}
 	if len(page.Entries) != len(want) || page.Damaged > 0 {
-		faults = append(faults, fmt.Errorf("%d are listed and %d damaged, want %d", len(page.Entries), page.Damaged, len(want)))
+		faults = append(faults, fmt.Errorf("List = %d conversations and %d damaged, want %d and 0", len(page.Entries), page.Damaged, len(want)))
 	}
 	turns, _, err := s.Abandoned(ctx, "")
 	if faults = append(faults, err); len(turns) != running {
-		faults = append(faults, fmt.Errorf("%d turns are abandoned, want %d", len(turns), running))
+		faults = append(faults, fmt.Errorf("Abandoned = %d turns, want %d", len(turns), running))
 	}
 	_, err = s.Append(ctx, &store.Append{Tenant: tenant, ConversationID: "new", Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER}}})
 	return errors.Join(append(faults, err)...)
 }
 
-// at returns how far the client was when so much was written.
-func (r *recorded) at(position int) progress {
-	i, _ := slices.BinarySearchFunc(r.notes, position+1, func(n note, p int) int { return n.position - p })
-	return r.notes[i-1].progress
+// at returns the progress of the client at a position.
+func (r *clientHistory) at(position int) progress {
+	i, _ := slices.BinarySearchFunc(r.progress, position+1, func(n progressAt, p int) int { return n.position - p })
+	return r.progress[i-1].progress
 }
 
-// read reads a conversation from a store, and whether a turn runs on it.
+// read reads a conversation from a store, and reports whether a turn runs on it.
 func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, running bool, err error) {
 	snapshot, err := s.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	if errors.Is(err, store.ErrNotFound) {
@@ -238,5 +240,5 @@ func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, r
 	if err != nil {
 		return conversation{}, false, err
 	}
-	return seen(snapshot.Conversation, messages), snapshot.Conversation.GetActiveTurnId() != "", nil
+	return conversationOf(snapshot.Conversation, messages), snapshot.Conversation.GetActiveTurnId() != "", nil
 }

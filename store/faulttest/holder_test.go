@@ -9,8 +9,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// holdingAgent is the name of an agent that says nothing until the test lets it, and then
-// much.
+// holdingAgent is the name of an agent that answers with a long text when the test releases it.
 const holdingAgent = "holder"
 
 type holder struct {
@@ -28,10 +27,10 @@ func (h *holder) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreaming
 	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: h.answer}})
 }
 
-// withHolder serves the agent, see withAgent.
+// withHolder serves a holding agent; see withAgent.
 func withHolder(t *testing.T) (h *holder, flag string) {
 	t.Helper()
-	const words = 20_000
-	h = &holder{release: make(chan struct{}), answer: strings.Repeat("answer ", words)}
+	const repetitions = 20_000
+	h = &holder{release: make(chan struct{}), answer: strings.Repeat("answer ", repetitions)}
 	return h, withAgent(t, holdingAgent, h)
 }

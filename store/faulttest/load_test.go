@@ -17,42 +17,42 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// load is clients at work on a server, until it goes.
+// load is a group of clients that make steps on a server until it is killed.
 type load struct {
 	stop         context.CancelFunc
-	acknowledged chan struct{} // a value for each
+	acknowledged chan struct{} // one value per acknowledged step
 	group        sync.WaitGroup
-	errs         chan error // why each client has ended
+	errs         chan error // the last error of each client
 }
 
-// maxAcknowledged is how many acknowledgements a load may run ahead of who awaits them.
+// maxAcknowledged is how many acknowledgements of a load may be unread.
 const maxAcknowledged = 1 << 16
 
-// begin puts the clients to work.
-func begin(t *testing.T, s *server, clients []*client) *load {
+// startLoad starts the clients.
+func startLoad(t *testing.T, s *server, clients []*client) *load {
 	t.Helper()
-	return beginEach(t, clients, func(ctx context.Context, c *client, tell func()) error { return c.run(ctx, s, tell) })
+	return startLoadOf(t, clients, func(ctx context.Context, c *client, acknowledged func()) error { return c.run(ctx, s, acknowledged) })
 }
 
-// beginEach is begin for clients that do something else than run.
-func beginEach(t *testing.T, clients []*client, do func(ctx context.Context, c *client, tell func()) error) *load {
+// startLoadOf is startLoad for clients that do something other than run.
+func startLoadOf(t *testing.T, clients []*client, do func(ctx context.Context, c *client, acknowledged func()) error) *load {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}
-	tell := func() {
+	acknowledged := func() {
 		select {
 		case l.acknowledged <- struct{}{}:
 		case <-ctx.Done():
 		}
 	}
 	for _, c := range clients {
-		l.group.Go(func() { l.errs <- do(ctx, c, tell) })
+		l.group.Go(func() { l.errs <- do(ctx, c, acknowledged) })
 	}
 	return l
 }
 
-// await waits for so many acknowledgements, and then for a moment more. An error is one that a
-// client has met, though the server had no reason yet.
+// await waits for n acknowledgements and then for the time more. It returns an error if a client fails
+// in that time.
 func (l *load) await(n int, more time.Duration) error {
 	for range n {
 		select {
@@ -66,19 +66,19 @@ func (l *load) await(n int, more time.Duration) error {
 	return nil
 }
 
-// end waits until all clients have noticed that the server is gone. It returns how many
-// acknowledgements had come beyond those that were awaited.
+// end waits until all clients have failed because the server is killed. It returns the number of
+// acknowledgements that were not awaited.
 func (l *load) end() int {
 	l.group.Wait()
 	l.stop()
 	return len(l.acknowledged)
 }
 
-// stallingAgent is the name of an agent that says some words of what it was told and then
-// nothing, until its caller goes.
+// stallingAgent is the name of an agent that repeats some words of the message, and then nothing until
+// its caller cancels.
 const stallingAgent = "staller"
 
-// stallWords is how much it says of what it was told.
+// stallWords is the number of words that the stalling agent repeats.
 const stallWords = 2
 
 type staller struct {
@@ -88,7 +88,7 @@ type staller struct {
 func (staller) Respond(r *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	messages := r.GetMessages()
 	if len(messages) == 0 {
-		return errors.New("there is nothing to answer")
+		return errors.New("request has no messages")
 	}
 	words := strings.SplitAfterN(messages[len(messages)-1].GetContent(), " ", stallWords+1)
 	for _, word := range words[:min(stallWords, len(words))] {
@@ -100,14 +100,14 @@ func (staller) Respond(r *parleyv1.RespondRequest, stream grpc.ServerStreamingSe
 	return stream.Context().Err()
 }
 
-// withStaller serves the stalling agent, see withAgent.
+// withStaller serves the stalling agent; see withAgent.
 func withStaller(t *testing.T) (flag string) {
 	t.Helper()
 	return withAgent(t, stallingAgent, staller{})
 }
 
-// withAgent serves an agent until the end of the test, and returns the flag that makes a server
-// know it by that name.
+// withAgent serves an agent until the end of the test. It returns the flag that configures the agent
+// under that name.
 func withAgent(t *testing.T, name string, agent parleyv1.AgentServiceServer) (flag string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

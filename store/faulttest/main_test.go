@@ -1,11 +1,11 @@
-// Package faulttest breaks the bolt store and the machine below it in every way that a plain
-// Debian machine allows, and looks at what is left: nothing that was acknowledged may be
-// missing, and nothing wrong may be served.
+// Package faulttest injects faults into the bolt store and the machine below it, in every way that a
+// plain Debian machine allows. After each fault it checks that no acknowledged write is lost and that
+// the server returns no wrong data.
 //
-// A module of its own, so that what only these tests need stays out of the others' way. `make
-// test-faults` runs a short round of all, `make test-faults-long` one that says more. Most
-// need root, and some a kernel that lets them have loop devices or FUSE. What cannot run says
-// so, also in the table at the end, see lacks.
+// The package is a module of its own, so that its dependencies stay out of the main module. `make
+// test-faults` runs a short round of all tests, `make test-faults-long` a longer one. Most tests need
+// root, and some need a kernel with loop devices or FUSE. A test that cannot run is skipped and
+// listed in the table at the end; see skipTest. Start at [TestKilled].
 package faulttest
 
 import (
@@ -27,15 +27,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The environment of a round.
+// Environment variables of a round.
 const (
 	// roundEnv is "long" for the long round.
 	roundEnv = "FAULTS"
-	// requireEnv is "all" where every test must run, whatever this takes.
+	// requireEnv is "all" if a test that cannot run must fail instead of being skipped.
 	requireEnv = "FAULTS_REQUIRE"
 )
 
-// patience is how long a test waits for what must come. Only a failing test takes so long.
+// patience is how long a test waits for an expected event. Only a failing test takes that long.
 const patience = time.Minute
 
 var (
@@ -44,7 +44,7 @@ var (
 	counts  = table{counts: map[string]int{}}
 )
 
-// TestMain is also the program that checks the pages of a file.
+// TestMain runs the tests. If checkEnv is set, it instead checks the pages of that file; see checkPages.
 func TestMain(m *testing.M) {
 	if path := os.Getenv(checkEnv); path != "" {
 		os.Exit(checkPages(path))
@@ -57,8 +57,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// run builds the program, runs the tests, looks for goroutines that they have left, and prints
-// the counts.
+// run builds parleyd, runs the tests, checks that they leave no goroutines, and prints the counts.
 func run(m *testing.M) (code int, err error) {
 	dir, err := os.MkdirTemp("", "faulttest")
 	if err != nil {
@@ -67,7 +66,7 @@ func run(m *testing.M) (code int, err error) {
 	defer func() { _ = os.RemoveAll(dir) }()
 	parleyd = filepath.Join(dir, "parleyd")
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", parleyd, "./server")
-	build.Dir = filepath.Join("..", "..") // It is of the main module, and so is what it needs.
+	build.Dir = filepath.Join("..", "..") // parleyd and its dependencies belong to the main module.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build parleyd: %w\n%s", err, out)
@@ -79,7 +78,7 @@ func run(m *testing.M) (code int, err error) {
 	return code, errors.Join(err, counts.print(os.Stdout))
 }
 
-// rounds is how often a test does what it does: short of the times, or long in a long round.
+// rounds returns how often a test repeats its work: short times, or long times in a long round.
 func rounds(short, long int) int {
 	if os.Getenv(roundEnv) == "long" {
 		return long
@@ -87,9 +86,9 @@ func rounds(short, long int) int {
 	return short
 }
 
-// need skips a test, out loud, where a program is missing that the Debian package has. With
-// CI=true the test fails: there it can be installed.
-func need(t *testing.T, program, debianPackage string) {
+// requireProgram skips a test if a program of a Debian package is missing. With CI=true it fails the
+// test, because CI can install the package.
+func requireProgram(t *testing.T, program, debianPackage string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err == nil {
 		return
@@ -97,37 +96,37 @@ func need(t *testing.T, program, debianPackage string) {
 	if os.Getenv("CI") == "true" {
 		t.Fatalf("%s is not on the PATH; on Debian: apt-get install %s", program, debianPackage)
 	}
-	lacks(t, "%s is not on the PATH; on Debian: apt-get install %s", program, debianPackage)
+	skipTest(t, "%s is not on the PATH; on Debian: apt-get install %s", program, debianPackage)
 }
 
-// lacks skips a test, out loud, for want of something that not every machine gives: root,
-// loop devices, FUSE. With FAULTS_REQUIRE=all the test fails.
-func lacks(t *testing.T, format string, args ...any) {
+// skipTest skips a test because the machine lacks something: root, loop devices or FUSE. With
+// FAULTS_REQUIRE=all it fails the test.
+func skipTest(t *testing.T, format string, args ...any) {
 	t.Helper()
 	why := fmt.Sprintf(format, args...)
 	if os.Getenv(requireEnv) == "all" {
 		t.Fatal(why)
 	}
-	counts.lack(t.Name(), why)
+	counts.addSkipped(t.Name(), why)
 	t.Skip("SKIPPED: " + why)
 }
 
-// needRoot skips a test where it is not run by root.
-func needRoot(t *testing.T) {
+// requireRoot skips a test that is not run by root.
+func requireRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		lacks(t, "it needs root")
+		skipTest(t, "test needs root")
 	}
 }
 
-// table is what the tests of a round have counted.
+// table holds what the tests of a round have counted.
 type table struct {
-	mu     sync.Mutex
-	counts map[string]int // by test and what is counted, parted by a tab
-	lacked []string
+	mu      sync.Mutex
+	counts  map[string]int // by the test's name, a tab, and the name of the count
+	skipped []string
 }
 
-// add counts n more of something under the name of a test: "kills", "writes acknowledged".
+// add adds n to a count of a test, for example "kills" or "steps acknowledged".
 func (c *table) add(t *testing.T, what string, n int) {
 	t.Helper()
 	c.mu.Lock()
@@ -135,14 +134,14 @@ func (c *table) add(t *testing.T, what string, n int) {
 	c.counts[t.Name()+"\t"+what] += n
 }
 
-// lack notes why a test was not run.
-func (c *table) lack(test, why string) {
+// addSkipped records why a test was skipped.
+func (c *table) addSkipped(test, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lacked = append(c.lacked, test+"\tNOT RUN: "+why)
+	c.skipped = append(c.skipped, test+"\tNOT RUN: "+why)
 }
 
-// print writes the table, in order of the tests' names.
+// print writes the table, ordered by the tests' names.
 func (c *table) print(w io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,13 +149,13 @@ func (c *table) print(w io.Writer) error {
 	for _, key := range slices.SortedFunc(maps.Keys(c.counts), cmp.Compare[string]) {
 		fmt.Fprintf(tabs, "%s\t%d\n", key, c.counts[key])
 	}
-	for _, line := range c.lacked {
+	for _, line := range c.skipped {
 		fmt.Fprintln(tabs, line)
 	}
 	return tabs.Flush()
 }
 
-// quote makes lines of a process fit into the message of a failure.
+// quote indents the output of a process for the message of a failure.
 func quote(text string) string {
 	return "  | " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  | ")
 }

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// buildWith builds a parleyd in one of whose files, a path in the main module, the text before
-// is replaced: a control, which lacks something that the tests are about. It returns the
-// wrapper that makes launch run it instead of the real one.
+// buildWith builds a parleyd for a control test. In one file of the main module it replaces the text
+// before with after, which removes the property under test. It returns the wrapper that makes launch
+// run this program instead of the real one.
 func buildWith(t *testing.T, file, before, after string) (wrapper []string) {
 	t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", ".."))
@@ -23,7 +23,7 @@ func buildWith(t *testing.T, file, before, after string) (wrapper []string) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(source), before); n != 1 {
-		t.Fatalf("%s has %q %d times, want once: the control needs another place", file, before, n)
+		t.Fatalf("%s has %q %d times, want 1; update the control", file, before, n)
 	}
 	dir := t.TempDir()
 	changed, list, program := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "parleyd")

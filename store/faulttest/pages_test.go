@@ -11,12 +11,13 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// checkEnv makes the test program one that checks the pages of the file that it names.
+// checkEnv is an environment variable with a path. It makes the test binary check the pages of that
+// file.
 const checkEnv = "FAULTS_CHECK"
 
-// soundPages has bbolt check that each page of a file is in use once or free. It does so in a
-// process of its own: pages that lead in a circle have bbolt run out of stack, from which no
-// process recovers.
+// soundPages checks with bbolt that each page of a file is either used once or free. The check runs in
+// a process of its own, because a cycle of pages makes bbolt overflow the stack, which a process cannot
+// recover from.
 func soundPages(t *testing.T, path string) error {
 	t.Helper()
 	self, err := os.Executable()
@@ -26,19 +27,19 @@ func soundPages(t *testing.T, path string) error {
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	check := exec.CommandContext(ctx, self)
-	// The race detector would else wait a second at the end.
+	// By default the race detector sleeps for a second at exit.
 	check.Env = append(os.Environ(), checkEnv+"="+path, "GORACE=atexit_sleep_ms=0")
 	if out, err := check.CombinedOutput(); err != nil {
-		const enough = 1000
-		return fmt.Errorf("check of the pages: %w:\n%s", err, quote(string(out[:min(enough, len(out))])))
+		const maxOutput = 1000
+		return fmt.Errorf("check of the pages: %w:\n%s", err, quote(string(out[:min(maxOutput, len(out))])))
 	}
 	return nil
 }
 
-// checkPages is that process, and returns its exit code.
+// checkPages is the main function of the process that checks pages. It returns the exit code.
 func checkPages(path string) int {
-	const enough = 16 << 20 // bytes, far more than pages that are sound take
-	debug.SetMaxStack(enough)
+	const maxStack = 16 << 20 // bytes, far more than sound pages need
+	debug.SetMaxStack(maxStack)
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

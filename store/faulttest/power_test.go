@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whenever the power goes, nothing that was acknowledged is lost.
+// TestPowerCut checks that a power cut loses no acknowledged write.
 func TestPowerCut(t *testing.T) {
 	d := newDisk(t)
 	clients, random := newClients(8, 2), rand.New(rand.NewPCG(2, 2))
@@ -24,7 +24,7 @@ func TestPowerCut(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		s = start(t, d.dataDir())
-		if err := recoverAll(t, s, clients); err != nil {
+		if err := verifyAll(t, s, clients); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		counts.add(t, "power cuts", 1)
@@ -32,20 +32,20 @@ func TestPowerCut(t *testing.T) {
 	s.stop(t)
 }
 
-// The control: where syncs do nothing but say that they did, power cuts lose data, and it
-// shows.
+// TestPowerCutWithLyingSync is the control: if syncs do nothing, power cuts lose data, and the check
+// detects it.
 func TestPowerCutWithLyingSync(t *testing.T) {
-	need(t, "strace", "strace")
+	requireProgram(t, "strace", "strace")
 	d := newDisk(t)
 	const total = 3
 	lost := 0
 	for round := range total {
 		dataDir := filepath.Join(d.dir, fmt.Sprint("round", round))
-		start(t, dataDir).stop(t) // The file is there.
+		start(t, dataDir).stop(t) // It creates the store.
 		s := launch(t, dataDir, []string{
 			"strace", "-f", "-o", os.DevNull, "-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:retval=0",
 		})
-		if err := s.serves(t); err != nil {
+		if err := s.awaitServing(t); err != nil {
 			t.Fatal(err)
 		}
 		clients := newClients(8, uint64(round))
@@ -53,29 +53,29 @@ func TestPowerCutWithLyingSync(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		s = launch(t, dataDir, nil)
-		err := s.serves(t)
+		err := s.awaitServing(t)
 		if err == nil {
-			err = recoverAll(t, s, clients)
+			err = verifyAll(t, s, clients)
 		}
 		s.kill()
 		if err != nil {
 			lost++
 			first, _, _ := strings.Cut(err.Error(), "\n")
-			t.Logf("round %d, as it must be: %s", round, first)
+			t.Logf("round %d, detected as expected: %s", round, first)
 		}
 	}
 	counts.add(t, "control: power cuts", total)
 	counts.add(t, "control: power cuts that lost data", lost)
 	if lost == 0 {
-		t.Error("syncs that do nothing lose nothing: the test of power cuts proves nothing")
+		t.Error("no loss was detected with syncs that do nothing; the test of power cuts proves nothing")
 	}
 }
 
-// cutUnderLoad cuts the power a moment after so many acknowledgements, while clients are at
-// work, and brings it back.
+// cutUnderLoad cuts the power while clients make steps, at the time moment after a number of
+// acknowledgements, and restores it.
 func cutUnderLoad(t *testing.T, d *disk, s *server, clients []*client, awaited int, moment time.Duration) error {
 	t.Helper()
-	work := begin(t, s, clients)
+	work := startLoad(t, s, clients)
 	if err := work.await(awaited, moment); err != nil {
 		return err
 	}
@@ -87,15 +87,15 @@ func cutUnderLoad(t *testing.T, d *disk, s *server, clients []*client, awaited i
 	return d.restore(t)
 }
 
-// disk is an ext4 file system in a file, whose power can be cut.
+// disk is an ext4 file system in a file, with a simulated power supply.
 type disk struct{ image, dir string }
 
-// newDisk makes a disk, which lasts until the end of the test.
+// newDisk creates a disk and mounts it until the end of the test.
 func newDisk(t *testing.T) *disk {
 	t.Helper()
-	needRoot(t)
-	need(t, "mkfs.ext4", "e2fsprogs")
-	need(t, "mount", "mount")
+	requireRoot(t)
+	requireProgram(t, "mkfs.ext4", "e2fsprogs")
+	requireProgram(t, "mount", "mount")
 	const size = 256 << 20
 	d := &disk{image: filepath.Join(t.TempDir(), "disk"), dir: t.TempDir()}
 	if err := errors.Join(os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, size)); err != nil {
@@ -105,7 +105,7 @@ func newDisk(t *testing.T) *disk {
 		t.Fatal(err)
 	}
 	if err := d.mount(t); err != nil {
-		lacks(t, "this machine gives no loop device: %v", err)
+		skipTest(t, "machine has no loop device: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(d.dir, 0); err != nil && !errors.Is(err, unix.EINVAL) { // It is not mounted.
@@ -115,7 +115,7 @@ func newDisk(t *testing.T) *disk {
 	return d
 }
 
-// dataDir is where a server keeps its data on the disk.
+// dataDir returns the data directory of a server on the disk.
 func (d *disk) dataDir() string { return filepath.Join(d.dir, "data") }
 
 func (d *disk) mount(t *testing.T) error {
@@ -123,7 +123,7 @@ func (d *disk) mount(t *testing.T) error {
 	return command(t, "mount", "-t", "ext4", "-o", "loop", d.image, d.dir)
 }
 
-// cut stops the file system at once: nothing that was not synced will be written any more.
+// cut shuts the file system down at once: nothing unsynced is written after it.
 func (d *disk) cut() error {
 	const (
 		shutdown   = 0x8004587d // EXT4_IOC_SHUTDOWN
@@ -136,7 +136,7 @@ func (d *disk) cut() error {
 	return errors.Join(unix.IoctlSetPointerInt(int(dir.Fd()), shutdown, noLogFlush), dir.Close())
 }
 
-// restore has the file system come up again as after a power cut. Nobody may use it meanwhile.
+// restore mounts the file system again, as after a power cut. No process may use it during the call.
 func (d *disk) restore(t *testing.T) error {
 	t.Helper()
 	if err := unix.Unmount(d.dir, 0); err != nil {
@@ -145,7 +145,7 @@ func (d *disk) restore(t *testing.T) error {
 	return d.mount(t)
 }
 
-// command runs a program; the error says what it has written.
+// command runs a program. The error contains its output.
 func command(t *testing.T, name string, args ...string) error {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {

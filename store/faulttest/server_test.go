@@ -19,22 +19,22 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// server is a parleyd, and a client of it once it serves.
+// server is a parleyd process and, when it serves, a client of it.
 type server struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.AdminServiceClient
 	process *exec.Cmd
 	conn    *grpc.ClientConn
 	serving chan string   // its address
-	ended   chan struct{} // closed when the process has gone and all that it wrote was read
+	ended   chan struct{} // closed when the process has ended and its output is read
 
 	mu     sync.Mutex
 	stderr bytes.Buffer
 }
 
-// launch starts parleyd on a data directory, on a port of its own, and does not wait until it
-// serves. The wrapper, if there is one, is a program with its arguments that runs it, such as
-// strace. Whatever is left of both is killed at the end of the test.
+// launch starts parleyd on a data directory and a free port, and does not wait until it serves. The
+// wrapper, if not nil, is a program with arguments that runs parleyd, for example strace. At the end
+// of the test both are killed if they still run.
 func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *server {
 	t.Helper()
 	line := slices.Concat(wrapper, []string{
@@ -43,7 +43,7 @@ func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *se
 	s := &server{process: exec.Command(line[0], line[1:]...), serving: make(chan string, 1), ended: make(chan struct{})}
 	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
 	s.process.Env = slices.DeleteFunc(s.process.Environ(), ours)
-	s.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // With its wrapper, for kill.
+	s.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill sends the signal to the group, which includes the wrapper.
 	stderr, err := s.process.StderrPipe()
 	if err == nil {
 		err = s.process.Start()
@@ -56,12 +56,12 @@ func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *se
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
 			s.read(lines.Bytes())
 		}
-		_ = s.process.Wait() // ProcessState tells.
+		_ = s.process.Wait() // The error is in ProcessState.
 	}()
 	t.Cleanup(func() {
 		s.kill()
 		if t.Failed() {
-			t.Logf("parleyd on %s ended with %v and wrote:\n%s", dataDir, s.process.ProcessState, quote(s.wrote()))
+			t.Logf("parleyd on %s ended with %v, standard error:\n%s", dataDir, s.process.ProcessState, quote(s.output()))
 		}
 	})
 	return s
@@ -77,19 +77,19 @@ func (s *server) read(line []byte) {
 	}
 }
 
-// wrote returns what the process has written on standard error so far.
-func (s *server) wrote() string {
+// output returns the standard error of the process so far.
+func (s *server) output() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stderr.String()
 }
 
-// serves waits until the server serves; an error when it ends without.
-func (s *server) serves(t *testing.T) error {
+// awaitServing waits until the server serves. It returns an error if the process ends before.
+func (s *server) awaitServing(t *testing.T) error {
 	t.Helper()
 	select {
 	case address := <-s.serving:
-		// Nothing is sent twice by the library itself: the clients count.
+		// Without retries by gRPC, each step is sent as often as the client counts.
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
 		if err != nil {
 			return err
@@ -98,55 +98,56 @@ func (s *server) serves(t *testing.T) error {
 		s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
 		return nil
 	case <-s.ended:
-		return fmt.Errorf("parleyd ended with %v:\n%s", s.process.ProcessState, quote(s.wrote()))
+		return fmt.Errorf("parleyd ended with %v:\n%s", s.process.ProcessState, quote(s.output()))
 	case <-time.After(patience):
-		return fmt.Errorf("parleyd does not serve within %v:\n%s", patience, quote(s.wrote()))
+		return fmt.Errorf("parleyd did not serve within %v:\n%s", patience, quote(s.output()))
 	}
 }
 
-// start starts parleyd and returns when it serves, which it must.
+// start starts parleyd and waits until it serves. The test fails if it does not.
 func start(t *testing.T, dataDir string, flags ...string) *server {
 	t.Helper()
 	s := launch(t, dataDir, nil, flags...)
-	if err := s.serves(t); err != nil {
+	if err := s.awaitServing(t); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// kill ends the server, and its wrapper, as kill -9 does, and returns when they have gone. No
-// call may be begun any more.
+// kill kills the server and its wrapper with SIGKILL, and returns when both have ended. No call may
+// start after it.
 func (s *server) kill() {
 	select {
-	case <-s.ended: // Its number may be somebody else's by now.
+	case <-s.ended: // Another process may have its id now.
 	default:
 		_ = syscall.Kill(-s.process.Process.Pid, syscall.SIGKILL)
 	}
 	<-s.ended
 	if s.conn != nil {
-		s.conn.Close() // Else it looks for the server for as long as the test runs.
+		s.conn.Close() // An open connection would try to reconnect until the test ends.
 	}
 }
 
-// exit waits until the server ends by itself, and returns its exit code, -1 for a signal, and
-// what it wrote on standard error.
-func (s *server) exit(t *testing.T) (code int, stderr string) {
+// awaitExit waits until the server ends by itself. It returns the exit code, -1 for a signal, and
+// the standard error.
+func (s *server) awaitExit(t *testing.T) (code int, stderr string) {
 	t.Helper()
 	select {
 	case <-s.ended:
 	case <-time.After(patience):
-		t.Fatalf("parleyd does not end within %v:\n%s", patience, quote(s.wrote()))
+		t.Fatalf("parleyd did not end within %v:\n%s", patience, quote(s.output()))
 	}
-	return s.process.ProcessState.ExitCode(), s.wrote()
+	return s.process.ProcessState.ExitCode(), s.output()
 }
 
-// stop asks the server to end, as an operator does, and waits for it; it must end well.
+// stop stops the server with SIGTERM, as an operator does, and waits for its end. The test fails
+// unless the exit code is 0.
 func (s *server) stop(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(-s.process.Process.Pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code, stderr := s.exit(t); code != 0 {
-		t.Errorf("parleyd ended with %d after SIGTERM:\n%s", code, quote(stderr))
+	if code, stderr := s.awaitExit(t); code != 0 {
+		t.Errorf("exit code after SIGTERM = %d, want 0; standard error:\n%s", code, quote(stderr))
 	}
 }

@@ -12,27 +12,27 @@ import (
 	"testing"
 )
 
-// tracer is the strace that runs a server and makes its system calls fail.
+// tracer is the strace process that runs a server and makes its system calls fail.
 type tracer struct {
 	// first is closed when the first call has failed.
 	first chan struct{}
 
 	mu     sync.Mutex
-	failed []string // the calls that have failed, as strace prints them
+	failed []string // failed calls as strace prints them
 }
 
-// launchTraced launches parleyd as launch does, and has system calls fail as faults say, in
-// the words of strace's inject. Their when= counts the calls of each thread.
+// launchTraced is like launch and makes system calls fail. The faults are arguments of strace's inject
+// option. Their when= counts the calls of each thread.
 func launchTraced(t *testing.T, dataDir string, faults []string, flags ...string) (*server, *tracer) {
 	t.Helper()
 	return launchTracedAs(t, nil, dataDir, faults, flags...)
 }
 
-// launchTracedAs launches another program than the real one, see buildWith.
+// launchTracedAs is launchTraced for another program than the real one; see buildWith.
 func launchTracedAs(t *testing.T, program []string, dataDir string, faults []string, flags ...string) (*server, *tracer) {
 	t.Helper()
-	need(t, "strace", "strace")
-	// A pipe with a name tells at once what strace prints.
+	requireProgram(t, "strace", "strace")
+	// A named pipe returns the output of strace at once.
 	path := filepath.Join(t.TempDir(), "trace")
 	err := syscall.Mkfifo(path, 0o600)
 	if err != nil {
@@ -42,7 +42,7 @@ func launchTracedAs(t *testing.T, program []string, dataDir string, faults []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without a writer there would be nothing to wait for until strace opens it.
+	// Without a writer, reads would return at once until strace opens the pipe.
 	to, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func launchTracedAs(t *testing.T, program []string, dataDir string, faults []str
 			tr.read(lines.Text())
 		}
 	}()
-	t.Cleanup(func() { // After that of launch: strace has gone.
+	t.Cleanup(func() { // It runs after the cleanup of launch, when strace has ended.
 		if err := to.Close(); err != nil {
 			t.Error(err)
 		}
@@ -63,7 +63,7 @@ func launchTracedAs(t *testing.T, program []string, dataDir string, faults []str
 	})
 	wrapper := []string{"strace", "-f", "-qq", "-o", path, "-e", "signal=none"}
 	if !strings.Contains(strings.Join(faults, ""), "signal=") {
-		// Stops at no call but these. Signals strace then sends at the first call only.
+		// strace then stops only at these calls. It is not used with signals, which strace would send only at the first call.
 		wrapper = append(wrapper, "--seccomp-bpf")
 	}
 	calls := make([]string, len(faults))
@@ -88,26 +88,26 @@ func (c *tracer) read(line string) {
 	}
 }
 
-// calls is how many calls have failed so far.
+// calls returns how many calls have failed so far.
 func (c *tracer) calls() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.failed)
 }
 
-// lastWord returns the one line that a parleyd ends with which cannot go on: what is wrong,
-// not where in the program. All else on standard error is its log.
-func lastWord(stderr string) (string, error) {
-	var words []string
+// finalLine returns the line that a parleyd writes when it ends with an error. All other lines of
+// standard error are its log. There must be exactly one line, and no stack.
+func finalLine(stderr string) (string, error) {
+	var final []string
 	for line := range strings.Lines(stderr) {
 		if !strings.HasPrefix(line, "{") {
-			words = append(words, strings.TrimSuffix(line, "\n"))
+			final = append(final, strings.TrimSuffix(line, "\n"))
 		}
 	}
-	if len(words) != 1 || !strings.HasPrefix(words[0], "parleyd: ") {
-		return "", fmt.Errorf("it ended with %d lines beside its log, want one:\n%s", len(words), quote(stderr))
+	if len(final) != 1 || !strings.HasPrefix(final[0], "parleyd: ") {
+		return "", fmt.Errorf("standard error has %d lines that are not log entries, want one:\n%s", len(final), quote(stderr))
 	}
-	return words[0], nil
+	return final[0], nil
 }
 
 // The exit codes of parleyd.
@@ -117,13 +117,14 @@ const (
 	exitInUse   = 75
 )
 
-// endsWith waits for the end of a server that cannot go on, and says what is wrong with it.
-func (s *server) endsWith(t *testing.T, want int) (word string, err error) {
+// awaitFailure waits for the end of a server that cannot continue. It returns the final line, and an
+// error if the exit code or the output is wrong.
+func (s *server) awaitFailure(t *testing.T, want int) (line string, err error) {
 	t.Helper()
-	code, stderr := s.exit(t)
-	word, err = lastWord(stderr)
+	code, stderr := s.awaitExit(t)
+	line, err = finalLine(stderr)
 	if code != want {
-		err = errors.Join(fmt.Errorf("parleyd ended with %d, want %d: %s", code, want, word), err)
+		err = errors.Join(fmt.Errorf("parleyd ended with %d, want %d: %s", code, want, line), err)
 	}
-	return word, err
+	return line, err
 }

@@ -10,37 +10,37 @@ import (
 	"testing"
 )
 
-// Whoever has the store has it alone: another server ends and says why, and the first goes on
-// as if nothing had been, even if it stood still meanwhile.
+// TestTwoProcesses checks that only one server uses a store. A second one ends and says why. The first
+// one continues, also if it was stopped by a signal in the meantime.
 func TestTwoProcesses(t *testing.T) {
 	for name, test := range map[string]struct {
-		still bool                                      // the first one, meanwhile
-		other func(t *testing.T, dataDir string) string // makes the second one's data directory
+		stopFirst bool                                      // by SIGSTOP while the second one starts
+		other     func(t *testing.T, dataDir string) string // creates the second one's data directory
 	}{
 		"same directory":           {other: sameDir},
-		"the first stands still":   {other: sameDir, still: true},
+		"first server stopped":     {other: sameDir, stopFirst: true},
 		"through a link":           {other: linkedDir},
 		"another name of the file": {other: linkedFile},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dataDir, clients := t.TempDir(), newClients(4, 7)
 			first := start(t, dataDir)
-			work := begin(t, first, clients)
+			work := startLoad(t, first, clients)
 			if err := work.await(20, 0); err != nil {
 				t.Fatal(err)
 			}
-			if test.still {
+			if test.stopFirst {
 				first.signal(t, syscall.SIGSTOP)
 			}
 			other := test.other(t, dataDir)
 			for range rounds(2, 20) {
-				refused(t, launch(t, other, nil))
+				wantRefused(t, launch(t, other, nil))
 				counts.add(t, "second servers refused", 1)
 			}
 			if code, out := check(t, filepath.Join(other, fileName)); code != exitInUse {
-				t.Errorf("parleyd check ended with %d, want %d:\n%s", code, exitInUse, quote(out))
+				t.Errorf("parleyd check = exit code %d, want %d; output:\n%s", code, exitInUse, quote(out))
 			}
-			if test.still {
+			if test.stopFirst {
 				first.signal(t, syscall.SIGCONT)
 			}
 			if err := work.await(20, 0); err != nil {
@@ -49,7 +49,7 @@ func TestTwoProcesses(t *testing.T) {
 			first.kill()
 			counts.add(t, "steps acknowledged", 40+work.end())
 			again := start(t, dataDir)
-			if err := recoverAll(t, again, clients); err != nil {
+			if err := verifyAll(t, again, clients); err != nil {
 				t.Fatal(err)
 			}
 			again.stop(t)
@@ -57,7 +57,7 @@ func TestTwoProcesses(t *testing.T) {
 	}
 }
 
-// Of several that make the store at once, one has it.
+// TestTwoFirstStarts checks that of several servers which create a store at once, one gets it.
 func TestTwoFirstStarts(t *testing.T) {
 	for range rounds(5, 50) {
 		const starting = 4
@@ -68,45 +68,45 @@ func TestTwoFirstStarts(t *testing.T) {
 		}
 		var serving []*server
 		for _, s := range all {
-			if s.serves(t) == nil {
+			if s.awaitServing(t) == nil {
 				serving = append(serving, s)
 			} else {
-				refused(t, s)
+				wantRefused(t, s)
 			}
 		}
 		if len(serving) != 1 {
-			t.Fatalf("%d servers have the same store", len(serving))
+			t.Fatalf("servers with the same store = %d, want 1", len(serving))
 		}
 		serving[0].stop(t)
 		counts.add(t, "first starts at once", starting)
 	}
 }
 
-// The control: a server that does not lock its file is not refused, and it shows.
+// TestTwoProcessesWithoutLock is the control: without the lock of the file, a second server serves.
 func TestTwoProcessesWithoutLock(t *testing.T) {
-	need(t, "strace", "strace")
+	requireProgram(t, "strace", "strace")
 	dataDir := t.TempDir()
 	start(t, dataDir)
 	s, _ := launchTraced(t, dataDir, []string{"flock:retval=0"}, "--interaction-log=false")
-	if err := s.serves(t); err != nil {
-		t.Errorf("without its lock a second server is refused all the same: the test of two processes proves nothing: %v", err)
+	if err := s.awaitServing(t); err != nil {
+		t.Errorf("second server without the lock: %v, want it to serve; the test of two processes proves nothing", err)
 	}
 	counts.add(t, "control: second servers that served", 1)
 }
 
-// refused checks that a server ends because its store is in use.
-func refused(t *testing.T, s *server) {
+// wantRefused checks that a server ends because its store is in use.
+func wantRefused(t *testing.T, s *server) {
 	t.Helper()
-	word, err := s.endsWith(t, exitInUse)
+	line, err := s.awaitFailure(t, exitInUse)
 	if err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(word, "in use") || !strings.Contains(word, "use another") {
-		t.Errorf("it says neither the cause nor what to do: %s", word)
+	if !strings.Contains(line, "in use") || !strings.Contains(line, "use another") {
+		t.Errorf("final line = %q, want the cause and what to do", line)
 	}
 }
 
-// signal sends a signal to a server and what runs it.
+// signal sends a signal to a server and its wrapper.
 func (s *server) signal(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(-s.process.Process.Pid, signal); err != nil {
@@ -114,7 +114,7 @@ func (s *server) signal(t *testing.T, signal syscall.Signal) {
 	}
 }
 
-// check runs parleyd check on a file, and returns its exit code and what it wrote.
+// check runs parleyd check on a file. It returns the exit code and the output.
 func check(t *testing.T, path string) (code int, out string) {
 	t.Helper()
 	b, err := exec.CommandContext(t.Context(), parleyd, "check", path).CombinedOutput()

@@ -9,38 +9,38 @@ import (
 	"slices"
 )
 
-// Crash is a moment at which the machine may go down, for one file.
+// Crash is a state of one file in which the machine may crash.
 type Crash struct {
-	// Position of the moment: so many writes and syncs were done.
+	// Position is the number of writes and syncs before the crash.
 	Position int
 	synced   []byte
 	unsynced []operation
 }
 
-// Loss is what a crash does to what was not synced.
+// Loss is the effect of a crash on unsynced writes.
 type Loss string
 
 // The kinds of loss.
 const (
-	// All of it is lost.
+	// All unsynced writes are lost.
 	All Loss = "all"
-	// None of it is.
+	// None of them is lost.
 	None Loss = "none"
-	// Newest: a random number of the newest writes.
+	// Newest loses a random number of the newest writes.
 	Newest Loss = "newest"
-	// Some of it: any writes.
+	// Some loses random writes.
 	Some Loss = "some"
-	// Reordered: any writes, and the others came to the disk in another order.
+	// Reordered loses random writes, and the others reach the disk in random order.
 	Reordered Loss = "reordered"
-	// Torn: any sectors of any writes, which came in another order.
+	// Torn loses random sectors of random writes, and the others reach the disk in random order.
 	Torn Loss = "torn"
 )
 
-// sector is how much a disk writes wholly or not at all, in bytes.
+// sector is the size in bytes that a disk writes atomically.
 const sector = 512
 
-// Crashes yields all moments from a position on at which the file of this name has unsynced
-// writes, in order. A Crash is valid until the next one. It must have its name by now.
+// Crashes yields, in order, the states from position from on in which the named file has unsynced
+// writes. The file must have this name now. A Crash is valid until the next one.
 func (f *FS) Crashes(name string, from int) iter.Seq[*Crash] {
 	f.log.mu.Lock()
 	operations := slices.Clone(f.log.operations)
@@ -70,13 +70,13 @@ func (f *FS) Crashes(name string, from int) iter.Seq[*Crash] {
 	}
 }
 
-// Unsynced returns how many writes and changes of size were not synced; at least one.
+// Unsynced returns the number of unsynced writes and resizes, at least 1.
 func (c *Crash) Unsynced() int { return len(c.unsynced) }
 
-// Resized reports whether the newest of them is a change of size.
+// Resized reports whether the newest of them is a resize.
 func (c *Crash) Resized() bool { return c.unsynced[len(c.unsynced)-1].resize }
 
-// WriteImage writes what the disk may hold to a new file, readable for its owner.
+// WriteImage writes a possible content of the disk to a new file with mode 0600.
 func (c *Crash) WriteImage(path string, loss Loss, random *rand.Rand) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *Crash) WriteImage(path string, loss Loss, random *rand.Rand) (err error
 	if err := f.Truncate(int64(len(c.synced))); err != nil {
 		return err
 	}
-	// Most of a file may be empty: it was made larger to have room.
+	// Skip zeros: most of a file that was grown in advance is empty.
 	const chunk = 64 << 10
 	at, zeros := int64(0), make([]byte, chunk)
 	for part := range slices.Chunk(c.synced, chunk) {
@@ -97,7 +97,7 @@ func (c *Crash) WriteImage(path string, loss Loss, random *rand.Rand) (err error
 		}
 		at += int64(len(part))
 	}
-	for _, o := range c.kept(loss, random) {
+	for _, o := range c.written(loss, random) {
 		if o.resize {
 			err = f.Truncate(o.at)
 		} else {
@@ -110,8 +110,8 @@ func (c *Crash) WriteImage(path string, loss Loss, random *rand.Rand) (err error
 	return nil
 }
 
-// kept chooses what comes to the disk of what was not synced.
-func (c *Crash) kept(loss Loss, random *rand.Rand) []operation {
+// written chooses the unsynced operations that reach the disk.
+func (c *Crash) written(loss Loss, random *rand.Rand) []operation {
 	all := c.unsynced
 	switch loss {
 	case All:
@@ -128,16 +128,16 @@ func (c *Crash) kept(loss Loss, random *rand.Rand) []operation {
 	return all
 }
 
-// some returns any of the operations, most of them or few.
+// some returns a random share of the operations.
 func some(all []operation, random *rand.Rand) []operation {
-	var kept []operation
+	var chosen []operation
 	share := random.Float64()
 	for _, o := range all {
 		if random.Float64() < share {
-			kept = append(kept, o)
+			chosen = append(chosen, o)
 		}
 	}
-	return kept
+	return chosen
 }
 
 func shuffled(all []operation, random *rand.Rand) []operation {
@@ -145,7 +145,7 @@ func shuffled(all []operation, random *rand.Rand) []operation {
 	return all
 }
 
-// sectors parts writes as the disk may. A change of size is not parted.
+// sectors splits writes at the boundaries of sectors. It does not split a resize.
 func sectors(all []operation) []operation {
 	var parts []operation
 	for _, o := range all {

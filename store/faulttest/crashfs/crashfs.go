@@ -1,12 +1,12 @@
-// Package crashfs is a file system in memory, mounted through FUSE, that remembers every write
-// and every sync in order, and tells what a disk may hold of a file if the machine goes down
-// between any two of them. Begin with [Mount].
+// Package crashfs implements a file system in memory, mounted through FUSE, that records every write
+// and every sync in order. For a crash between any two of them it returns the possible contents of a
+// file on disk.
 //
-// It is one flat directory. Making, renaming and removing files counts as synced at once: what
-// may be torn is what files hold.
+// The file system is one flat directory. Creating, renaming and removing files takes effect on the
+// disk at once: only the content of files can be lost.
 //
-// The process that has mounted it must not map its files into memory, nor open them without
-// need: who waits for a page holds up the Go scheduler, which is to answer.
+// The process that mounts it must not map its files into memory, and should not open them. A thread
+// that waits for a page may block the Go scheduler, which has to serve that page. Start at [Mount].
 package crashfs
 
 import (
@@ -20,19 +20,19 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// FS is a mounted file system. It keeps all that is ever written to it.
+// FS is a mounted file system. It keeps all data that is ever written to it in memory.
 type FS struct {
 	server *fuse.Server
 	root   *directory
 	log    *log
 }
 
-// Mount mounts a new file system on an empty directory. The caller must Unmount it.
+// Mount mounts a new file system on an empty directory. The caller must call Unmount.
 func Mount(dir string) (*FS, error) {
 	l := new(log)
 	root := &directory{log: l}
 	server, err := fs.Mount(dir, root, &fs.Options{MountOptions: fuse.MountOptions{
-		FsName: "crashfs", Name: "crashfs", DirectMountStrict: true, // As root, without a helper program.
+		FsName: "crashfs", Name: "crashfs", DirectMountStrict: true, // Mounts as root, without fusermount.
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("mount on %s: %w", dir, err)
@@ -40,32 +40,31 @@ func Mount(dir string) (*FS, error) {
 	return &FS{server: server, root: root, log: l}, nil
 }
 
-// Unmount ends the file system. It fails while a file is open. What was written can still be
-// asked for.
+// Unmount unmounts the file system. It fails while a file is open. Crashes remains usable.
 func (f *FS) Unmount() error { return f.server.Unmount() }
 
-// Position returns how many writes and syncs there were so far.
+// Position returns the number of writes and syncs so far.
 func (f *FS) Position() int {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
 	return len(f.log.operations)
 }
 
-// Lie has every sync from now on say that it was done, and do nothing.
+// Lie makes every later sync succeed without an effect.
 func (f *FS) Lie() {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
 	f.log.lies = true
 }
 
-// log is what was done to the files, in order.
+// log is the sequence of operations on the files.
 type log struct {
-	mu         sync.Mutex // also of what files hold
+	mu         sync.Mutex // guards also the content of files
 	operations []operation
 	lies       bool
 }
 
-// operation is a write, a change of size, or a sync.
+// operation is a write, a resize, or a sync.
 type operation struct {
 	file   *file
 	sync   bool
@@ -74,7 +73,7 @@ type operation struct {
 	data   []byte
 }
 
-// directory is the root.
+// directory is the root directory.
 type directory struct {
 	fs.Inode
 	log *log
@@ -87,14 +86,14 @@ var (
 	_ fs.NodeFsyncer  = (*directory)(nil)
 )
 
-// Create makes an empty file.
+// Create creates an empty file.
 func (d *directory) Create(ctx context.Context, _ string, _, mode uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
 	f := &file{log: d.log, mode: mode}
 	out.Mode = mode
 	return d.NewPersistentInode(ctx, f, fs.StableAttr{Mode: syscall.S_IFREG}), nil, 0, 0
 }
 
-// Rename allows it, the library does it.
+// Rename allows every rename without flags. The library does it.
 func (d *directory) Rename(_ context.Context, _ string, _ fs.InodeEmbedder, _ string, flags uint32) syscall.Errno {
 	if flags != 0 {
 		return syscall.EINVAL
@@ -102,10 +101,10 @@ func (d *directory) Rename(_ context.Context, _ string, _ fs.InodeEmbedder, _ st
 	return 0
 }
 
-// Unlink allows it, the library does it.
+// Unlink allows every removal. The library does it.
 func (d *directory) Unlink(context.Context, string) syscall.Errno { return 0 }
 
-// Fsync has nothing to do.
+// Fsync does nothing: changes of the directory are on disk at once.
 func (d *directory) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno { return 0 }
 
 // file is a regular file.
@@ -125,12 +124,12 @@ var (
 	_ fs.NodeSetattrer = (*file)(nil)
 )
 
-// Open lets the kernel keep pages, without which a file cannot be mapped and shared.
+// Open allows the kernel to keep cached pages, which a shared mapping of the file needs.
 func (f *file) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
 }
 
-// Read returns what was written last, synced or not.
+// Read returns the newest data, synced or not.
 func (f *file) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (fuse.ReadResult, syscall.Errno) {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
@@ -138,19 +137,19 @@ func (f *file) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (fu
 	return fuse.ReadResultData(to[:n]), 0
 }
 
-// Write notes what is written.
+// Write records a write.
 func (f *file) Write(_ context.Context, _ fs.FileHandle, data []byte, at int64) (uint32, syscall.Errno) {
-	f.note(operation{at: at, data: slices.Clone(data)})
+	f.record(operation{at: at, data: slices.Clone(data)})
 	return uint32(len(data)), 0
 }
 
-// Fsync notes that all that was written before is on the disk.
+// Fsync records that all previous writes are on the disk.
 func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	f.note(operation{sync: true})
+	f.record(operation{sync: true})
 	return 0
 }
 
-// Getattr tells size and mode. Times stand still: a new one would have the kernel drop pages.
+// Getattr returns size and mode. Times are constant: a new time would make the kernel drop its pages.
 func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
@@ -161,7 +160,7 @@ func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) sy
 // Setattr changes size and mode.
 func (f *file) Setattr(ctx context.Context, handle fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	if size, ok := in.GetSize(); ok {
-		f.note(operation{resize: true, at: int64(size)})
+		f.record(operation{resize: true, at: int64(size)})
 	}
 	if mode, ok := in.GetMode(); ok {
 		f.log.mu.Lock()
@@ -171,8 +170,8 @@ func (f *file) Setattr(ctx context.Context, handle fs.FileHandle, in *fuse.SetAt
 	return f.Getattr(ctx, handle, out)
 }
 
-// note does an operation to the file and adds it to the log.
-func (f *file) note(o operation) {
+// record applies an operation to the file and appends it to the log.
+func (f *file) record(o operation) {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
 	if o.sync && f.log.lies {
@@ -183,7 +182,7 @@ func (f *file) note(o operation) {
 	f.log.operations = append(f.log.operations, o)
 }
 
-// apply returns what a file holds that held data.
+// apply returns the content of a file after the operation, for the content data before it.
 func (o *operation) apply(data []byte) []byte {
 	size := int64(len(data))
 	switch {
@@ -195,7 +194,7 @@ func (o *operation) apply(data []byte) []byte {
 	if grow := size - int64(len(data)); grow > 0 {
 		data = append(data, make([]byte, grow)...)
 	}
-	data = data[:size:size] // What was cut off must not come back.
+	data = data[:size:size] // The capacity ends here, so that a later append does not restore truncated data.
 	copy(data[min(o.at, size):], o.data)
 	return data
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// letters is as many sectors as there are letters, full of one each.
+// letters returns one sector for each letter, filled with the letter.
 func letters(text string) []byte {
 	var data []byte
 	for _, letter := range []byte(text) {
@@ -18,10 +18,10 @@ func letters(text string) []byte {
 	return data
 }
 
-// write is a write of such sectors.
+// write returns a write of such sectors at a sector number.
 func write(at int64, text string) operation { return operation{at: at * sector, data: letters(text)} }
 
-// images draws many images and returns them as letters, each once, in order.
+// images draws many images of a crash. It returns each different one once, as letters, sorted.
 func images(t *testing.T, c *Crash, loss Loss) []string {
 	t.Helper()
 	random, path := rand.New(rand.NewPCG(1, 1)), filepath.Join(t.TempDir(), "image")
@@ -38,7 +38,7 @@ func images(t *testing.T, c *Crash, loss Loss) []string {
 		var text []byte
 		for part := range slices.Chunk(data, sector) {
 			if !bytes.Equal(part, bytes.Repeat(part[:1], sector)) {
-				t.Fatalf("%s: a sector is torn", loss)
+				t.Fatalf("loss %s: image has a torn sector", loss)
 			}
 			text = append(text, max(part[0], '.'))
 		}
@@ -71,12 +71,12 @@ func TestImages(t *testing.T) {
 	} {
 		c := &Crash{synced: letters("abc"), unsynced: test.unsynced}
 		if got := images(t, c, test.loss); !slices.Equal(got, test.want) {
-			t.Errorf("%v, lost is %s: %q, want %q", len(test.unsynced), test.loss, got, test.want)
+			t.Errorf("images of %d writes with loss %s = %q, want %q", len(test.unsynced), test.loss, got, test.want)
 		}
 	}
 }
 
-// Parts of a write keep to the sectors of the disk, not to where the write begins.
+// TestSectors checks that a write is split at the sectors of the disk.
 func TestSectors(t *testing.T) {
 	parts := sectors([]operation{{at: sector - 1, data: make([]byte, sector+2)}})
 	var lengths []int
@@ -84,7 +84,7 @@ func TestSectors(t *testing.T) {
 		lengths = append(lengths, len(part.data))
 	}
 	if !slices.Equal(lengths, []int{1, sector, 1}) || parts[2].at != 2*sector {
-		t.Errorf("parts of %d bytes, the last one at %d", lengths, parts[2].at)
+		t.Errorf("sectors() = parts of %d bytes, the last one at %d; want 1, %d and 1 bytes", lengths, parts[2].at, sector)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestMount(t *testing.T) {
 	dir := t.TempDir()
 	fs, err := Mount(dir)
 	if err != nil {
-		t.Skipf("SKIPPED: this machine gives no FUSE: %v", err)
+		t.Skipf("SKIPPED: machine does not allow FUSE: %v", err)
 	}
 	defer func() {
 		if err := fs.Unmount(); err != nil {
@@ -132,10 +132,10 @@ func TestMount(t *testing.T) {
 		got = append(got, images(t, c, All)[0]+" "+images(t, c, None)[0])
 	}
 	if want := []string{"abc axc", "abc axc.y", "axc.y ax"}; !slices.Equal(got, want) {
-		t.Errorf("a crash may leave %q, want %q", got, want)
+		t.Errorf("images of all crashes = %q, want %q", got, want)
 	}
 	if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, letters("ax")) {
-		t.Errorf("the file holds %d bytes, %v", len(data), err)
+		t.Errorf("ReadFile = %d bytes, %v; want %d bytes", len(data), err, 2*sector)
 	}
 	do(f.Close())
 }

@@ -17,31 +17,31 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// The shape of a history. Concurrent calls are what makes a history hard to check, and worth it.
+// The size of a history. Concurrent calls make a history hard to check, and worth checking.
 const (
-	clients     = 6
-	lives       = 4   // of the server: it is killed between two
-	callsALife  = 120 // that are answered ahead of the kill
-	idsInUse    = maxConversations + 2
-	mostWords   = 3
-	anyVersion  = -1
-	checkWithin = time.Minute
+	clients      = 6
+	lives        = 4   // runs of the server, which is killed after each
+	callsPerLife = 120 // answered before the kill
+	idsInUse     = maxConversations + 2
+	maxContents  = 3
+	anyVersion   = -1
+	checkLimit   = time.Minute
 )
 
-// recorder notes what the clients of a server do.
+// recorder records the calls of a server's clients.
 type recorder struct {
 	began    time.Time
 	mu       sync.Mutex
 	history  []operation
-	lost     []operation   // in this life of the server
+	lost     []operation   // calls of this life without an answer
 	answered int           // in this life
-	enough   chan struct{} // closed when callsALife are answered
+	enough   chan struct{} // closed when callsPerLife are answered
 }
 
 func (r *recorder) now() int64 { return int64(time.Since(r.began)) }
 
-// note notes a call that has ended.
-func (r *recorder) note(o operation) {
+// add records a call that has ended.
+func (r *recorder) add(o operation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if o.got.lost {
@@ -50,14 +50,13 @@ func (r *recorder) note(o operation) {
 	}
 	r.history = append(r.history, o)
 	r.answered++
-	if r.answered == callsALife {
+	if r.answered == callsPerLife {
 		close(r.enough)
 	}
 }
 
-// died ends the calls that were lost when the server has gone: what has not happened by then
-// never will.
-func (r *recorder) died() {
+// endLost ends the lost calls when the server has ended: they cannot take effect later.
+func (r *recorder) endLost() {
 	for _, o := range r.lost {
 		o.ended = r.now()
 		r.history = append(r.history, o)
@@ -65,8 +64,8 @@ func (r *recorder) died() {
 	r.lost = nil
 }
 
-// record has clients work on a server that is killed and started again. An error is an answer
-// that none of them may get.
+// record lets clients make calls on a server that is killed and started again. It returns an error if
+// an answer is invalid in any history.
 func record(t *testing.T, program string, seed uint64, flags ...string) ([]operation, error) {
 	t.Helper()
 	r, dataDir := &recorder{began: time.Now()}, t.TempDir()
@@ -92,39 +91,39 @@ func record(t *testing.T, program string, seed uint64, flags ...string) ([]opera
 				err = failed
 			}
 		}
-		s.leave()
+		s.close()
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("life %d of the server: %w", life, err)
 		}
-		r.died()
+		r.endLost()
 	}
 	return r.history, nil
 }
 
-// client does one call after the other.
+// client makes one call after the other.
 type client struct {
 	number, life, calls int
 	random              *rand.Rand
 	versions            map[string]int32 // as last seen, by conversation
 }
 
-// run calls until the server is gone, and returns the error that says so, or another one.
+// run makes calls until one fails, and returns the error. After a kill it is UNAVAILABLE.
 func (c *client) run(ctx context.Context, s *server, r *recorder) error {
 	for {
-		asked := c.next()
-		o := operation{client: c.number, asked: asked, began: r.now()}
+		request := c.next()
+		o := operation{client: c.number, call: request, began: r.now()}
 		var err error
-		o.got, err = ask(ctx, s, asked)
+		o.got, err = do(ctx, s, request)
 		o.ended = r.now()
-		if err == nil || asked.kind == "append" && status.Code(err) == codes.Unavailable {
-			r.note(o) // A read that was lost says nothing.
+		if err == nil || request.kind == "append" && status.Code(err) == codes.Unavailable {
+			r.add(o) // A lost read has no effect.
 		}
 		if err != nil {
 			return err
 		}
-		if asked.kind != "list" {
-			c.versions[asked.id] = o.got.version
+		if request.kind != "list" {
+			c.versions[request.id] = o.got.version
 		}
 	}
 }
@@ -132,24 +131,24 @@ func (c *client) run(ctx context.Context, s *server, r *recorder) error {
 // next chooses a call.
 func (c *client) next() call {
 	c.calls++
-	asked := call{kind: "append", id: fmt.Sprint("c", c.random.IntN(idsInUse)), ifVersion: anyVersion}
+	chosen := call{kind: "append", id: fmt.Sprint("c", c.random.IntN(idsInUse)), ifVersion: anyVersion}
 	switch n := c.random.IntN(10); {
 	case n < 3:
-		asked.kind = "read"
-		return asked
+		chosen.kind = "read"
+		return chosen
 	case n < 4:
 		return call{kind: "list", ifVersion: anyVersion}
 	case n < 7:
-		asked.ifVersion = c.versions[asked.id] // Right, if nobody else was faster.
+		chosen.ifVersion = c.versions[chosen.id] // It is current unless another client has written since.
 	}
-	for i := range 1 + c.random.IntN(mostWords) {
-		asked.words = append(asked.words, fmt.Sprintf("%d.%d.%d.%d", c.life, c.number, c.calls, i))
+	for i := range 1 + c.random.IntN(maxContents) {
+		chosen.contents = append(chosen.contents, fmt.Sprintf("%d.%d.%d.%d", c.life, c.number, c.calls, i))
 	}
-	return asked
+	return chosen
 }
 
-// ask makes a call. An error means that it was lost, or that something is wrong.
-func ask(ctx context.Context, s *server, c call) (answer, error) {
+// do makes a call. It returns an error if the call was lost or the answer is invalid.
+func do(ctx context.Context, s *server, c call) (answer, error) {
 	switch c.kind {
 	case "append":
 		return appendTo(ctx, s, c)
@@ -160,7 +159,7 @@ func ask(ctx context.Context, s *server, c call) (answer, error) {
 		}
 		got := answer{version: reply.GetConversation().GetVersion(), last: reply.GetConversation().GetLastSequence()}
 		for _, m := range reply.GetMessages() {
-			got.words = append(got.words, m.GetContent())
+			got.contents = append(got.contents, m.GetContent())
 		}
 		return got, err
 	default:
@@ -178,8 +177,8 @@ func appendTo(ctx context.Context, s *server, c call) (answer, error) {
 	if c.ifVersion >= 0 {
 		r.IfVersion = &c.ifVersion
 	}
-	for _, words := range c.words {
-		r.Messages = append(r.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: words})
+	for _, content := range c.contents {
+		r.Messages = append(r.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 	}
 	reply, err := s.AppendMessages(ctx, r)
 	switch status.Code(err) {
@@ -196,7 +195,7 @@ func appendTo(ctx context.Context, s *server, c call) (answer, error) {
 	return answer{lost: true}, err
 }
 
-// current is the version that a refusal tells of; an error when it does not.
+// current returns the version in the details of an error, or an error if there is none.
 func current(err error) (int32, error) {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetReason() == "VERSION_MISMATCH" {
@@ -204,5 +203,5 @@ func current(err error) (int32, error) {
 			return int32(version), errors.Join(wrong)
 		}
 	}
-	return 0, fmt.Errorf("refused without a version: %w", err)
+	return 0, fmt.Errorf("ABORTED without current_version: %w", err)
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Whatever the clients of a server that is killed now and then are told, it is what they would
-// be told one after the other.
+// TestLinear checks that the histories of a server which is killed from time to time are linearizable.
 func TestLinear(t *testing.T) {
 	operations, lost := 0, 0
 	for seed := range rounds(20, 200) {
@@ -32,10 +31,10 @@ func TestLinear(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d calls, %d of which were lost with the server", operations, lost)
+	t.Logf("%d calls, %d of them lost when the server was killed", operations, lost)
 }
 
-// The controls: a history in which anything is wrong is found out.
+// TestWrongHistories is a control: the checker rejects histories with one wrong answer.
 func TestWrongHistories(t *testing.T) {
 	history, err := record(t, parleyd, 1)
 	if err != nil {
@@ -43,37 +42,37 @@ func TestWrongHistories(t *testing.T) {
 	}
 	slices.SortFunc(history, func(a, b operation) int { return cmp.Compare(a.began, b.began) })
 	if result := check(history); result != porcupine.Ok {
-		t.Fatalf("as it was: %v", result)
+		t.Fatalf("check of the recorded history = %v, want %v", result, porcupine.Ok)
 	}
 	for name, change := range map[string]struct {
-		which func(call, answer) bool // The last one of them is changed.
+		which func(call, answer) bool // The last matching call gets a wrong answer.
 		to    func(*answer)
 	}{
-		"a read of what was before": {
-			func(c call, a answer) bool { return c.kind == "read" && len(a.words) > 1 },
-			func(a *answer) { a.words = a.words[:len(a.words)-1] },
+		"stale read": {
+			func(c call, a answer) bool { return c.kind == "read" && len(a.contents) > 1 },
+			func(a *answer) { a.contents = a.contents[:len(a.contents)-1] },
 		},
-		"a read of something else": {
-			func(c call, a answer) bool { return c.kind == "read" && len(a.words) > 0 },
-			func(a *answer) { a.words = append([]string{"nobody said so"}, a.words[1:]...) },
+		"read of content that was never written": {
+			func(c call, a answer) bool { return c.kind == "read" && len(a.contents) > 0 },
+			func(a *answer) { a.contents = append([]string{"never written"}, a.contents[1:]...) },
 		},
-		"an append of the wrong version": {
+		"append with a wrong version succeeds": {
 			func(c call, a answer) bool { return c.kind == "append" && a.refused && c.ifVersion != a.version },
 			func(a *answer) { a.refused = false },
 		},
-		"a refusal of the right version": {
+		"append with the right version is rejected": {
 			func(c call, a answer) bool { return c.kind == "append" && c.ifVersion > 0 && !a.refused && !a.lost },
 			func(a *answer) { *a = answer{refused: true, version: a.version - 1} },
 		},
-		"a sequence twice": {
+		"sequence used twice": {
 			func(c call, a answer) bool { return c.kind == "append" && !a.refused && !a.lost },
 			func(a *answer) { a.last-- },
 		},
-		"one evicted too many": {
+		"one conversation too many evicted": {
 			func(_ call, a answer) bool { return len(a.listed) == maxConversations },
 			func(a *answer) { a.listed = a.listed[:maxConversations-1] },
 		},
-		"another one evicted": {
+		"wrong conversation evicted": {
 			func(_ call, a answer) bool { return len(a.listed) == maxConversations },
 			func(a *answer) { a.listed = append([]string{row("another", 1)}, a.listed[1:]...) },
 		},
@@ -81,35 +80,36 @@ func TestWrongHistories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			wrong := slices.Clone(history)
 			at := len(wrong) - 1
-			for at >= 0 && !change.which(wrong[at].asked, wrong[at].got) {
+			for at >= 0 && !change.which(wrong[at].call, wrong[at].got) {
 				at--
 			}
 			if at < 0 {
-				t.Fatal("there is no such call in the history")
+				t.Fatal("history has no such call")
 			}
 			got := wrong[at].got
-			got.words, got.listed = slices.Clone(got.words), slices.Clone(got.listed)
+			got.contents, got.listed = slices.Clone(got.contents), slices.Clone(got.listed)
 			change.to(&got)
 			wrong[at].got = got
 			if result := check(wrong); result != porcupine.Illegal {
-				t.Errorf("%v, with %+v answered by %+v", result, wrong[at].asked, got)
+				t.Errorf("check with %+v answered by %+v = %v, want %v", wrong[at].call, got, result, porcupine.Illegal)
 			}
 		})
 	}
 }
 
-// The control of the kills: a server that keeps nothing is found out.
-func TestKeepsNothing(t *testing.T) {
+// TestMemoryStore is a control: the checker rejects the history of a server that loses its store
+// whenever it is killed.
+func TestMemoryStore(t *testing.T) {
 	history, err := record(t, parleyd, 1, "--store=memory")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if result := check(history); result != porcupine.Illegal {
-		t.Errorf("%v, for a server that forgets everything whenever it is killed", result)
+		t.Errorf("check of a server with a store in memory = %v, want %v", result, porcupine.Illegal)
 	}
 }
 
-// The control of all: servers with one wrong line each are found out.
+// TestWrongServers is a control: the checker rejects servers with one wrong line each.
 func TestWrongServers(t *testing.T) {
 	for name, wrong := range map[string]struct{ file, line, by string }{
 		"versions are not checked": {
@@ -132,13 +132,13 @@ func TestWrongServers(t *testing.T) {
 					return
 				}
 			}
-			t.Error("nothing is found")
+			t.Error("check of 5 histories = no violation, want one")
 		})
 	}
 }
 
-// overlay replaces a line of a file of the main module for a build, which is told so by the
-// file that is returned.
+// overlay replaces a line of a file of the main module for a build. It returns the path of the file for
+// the -overlay flag.
 func overlay(t *testing.T, file, line, by string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join(root(), file))
@@ -150,7 +150,7 @@ func overlay(t *testing.T, file, line, by string) string {
 		t.Fatal(err)
 	}
 	if n := bytes.Count(code, []byte(line)); n != 1 {
-		t.Fatalf("%s has %d lines %q, want one: name another", file, n, line)
+		t.Fatalf("%s has %q %d times, want 1; update the control", file, line, n)
 	}
 	dir := t.TempDir()
 	changed, replace := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")

@@ -1,9 +1,8 @@
-// Package linear checks that what many clients of a server see at once, through gRPC and
-// across kill -9, is what they would see if every call happened at one instant between its
-// beginning and its end: that the service is linearizable. A call whose answer was lost with
-// the server may have happened or not.
+// Package linear checks that the service is linearizable through gRPC and across kill -9: concurrent
+// clients see what they would see if every call took effect at one instant between its start and its
+// end. A call without an answer, because the server was killed, may have taken effect or not.
 //
-// It is a package of its own for its checker, porcupine.
+// The package is separate because of its checker, porcupine. Start at [TestLinear].
 package linear
 
 import (
@@ -17,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long a test waits for what must come. Only a failing test takes so long.
+// patience is how long a test waits for an expected event. Only a failing test takes that long.
 const patience = time.Minute
 
 // parleyd is the path of the program under test, built by TestMain.
@@ -48,7 +47,7 @@ func run(m *testing.M) (code int, err error) {
 	return code, err
 }
 
-// build builds parleyd, which is of the main module.
+// build builds parleyd from the main module.
 func build(program string, flags ...string) error {
 	args := append([]string{"build", "-buildvcs=false", "-o", program}, flags...)
 	process := exec.Command("go", append(args, "./server")...)
@@ -60,10 +59,10 @@ func build(program string, flags ...string) error {
 	return nil
 }
 
-// root is the directory of the main module.
+// root returns the directory of the main module.
 func root() string { return filepath.Join("..", "..", "..") }
 
-// rounds is how often a test does what it does: short of the times, or long in a long round.
+// rounds returns how often a test repeats its work: short times, or long times in a long round.
 func rounds(short, long int) int {
 	if os.Getenv("FAULTS") == "long" {
 		return long

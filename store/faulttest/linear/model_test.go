@@ -8,44 +8,44 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// What the server under test is told to keep.
+// Settings of the server under test.
 const (
 	maxConversations = 3
 	maxMessages      = 4
 )
 
-// call is what a client asks for.
+// call is a call of a client.
 type call struct {
 	kind      string // "append", "read" or "list"
 	id        string // of a conversation; not of a list
-	words     []string
-	ifVersion int32 // of an append; below 0: any
+	contents  []string
+	ifVersion int32 // of an append; below 0 for any version
 }
 
-// answer is what it was told.
+// answer is the answer to a call.
 type answer struct {
-	lost    bool // the server was killed first
-	missing bool // there is no such conversation
-	// refused: the conversation is at another version, which is told.
-	refused bool
-	version int32
-	created bool
-	last    int32    // sequence
-	words   []string // of a read
-	listed  []string // of a list: ids with versions, newest first
+	lost    bool // The server was killed before it answered.
+	missing bool // The conversation does not exist.
+	// refused means that the conversation has another version, which is in version.
+	refused  bool
+	version  int32
+	created  bool
+	last     int32    // sequence
+	contents []string // of a read
+	listed   []string // of a list: ids with versions, newest first
 }
 
-// conversation is one as it should be.
+// conversation is the state of a conversation in the model.
 type conversation struct {
 	id            string
 	version, last int32
-	words         []string // kept, oldest first
+	contents      []string // stored ones, oldest first
 }
 
-// state is all conversations, oldest first. It is never changed.
+// state is all conversations, oldest first. It is immutable.
 type state []conversation
 
-// model is the service as one client alone would see it.
+// model returns the sequential specification of the service.
 func model() porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Init: func() []any { return []any{state{}} },
@@ -63,11 +63,11 @@ func model() porcupine.Model {
 
 func (s state) equal(other state) bool {
 	return slices.EqualFunc(s, other, func(a, b conversation) bool {
-		return a.id == b.id && a.version == b.version && a.last == b.last && slices.Equal(a.words, b.words)
+		return a.id == b.id && a.version == b.version && a.last == b.last && slices.Equal(a.contents, b.contents)
 	})
 }
 
-// next are the states that a call with that answer may lead to; none where the answer is wrong.
+// next returns the possible states after a call with the answer got; none if the answer is wrong.
 func next(s state, c call, got answer) []any {
 	after, want := s.do(c)
 	switch {
@@ -83,10 +83,10 @@ func next(s state, c call, got answer) []any {
 
 func (a answer) equal(b answer) bool {
 	return a.missing == b.missing && a.refused == b.refused && a.version == b.version && a.created == b.created && a.last == b.last &&
-		slices.Equal(a.words, b.words) && slices.Equal(a.listed, b.listed)
+		slices.Equal(a.contents, b.contents) && slices.Equal(a.listed, b.listed)
 }
 
-// do does a call.
+// do applies a call and returns the next state and the right answer.
 func (s state) do(c call) (state, answer) {
 	at := slices.IndexFunc(s, func(has conversation) bool { return has.id == c.id })
 	switch {
@@ -101,7 +101,7 @@ func (s state) do(c call) (state, answer) {
 	case at < 0:
 		return s, answer{missing: true}
 	}
-	return s, answer{version: s[at].version, last: s[at].last, words: s[at].words}
+	return s, answer{version: s[at].version, last: s[at].last, contents: s[at].contents}
 }
 
 func (s state) append(at int, c call) (state, answer) {
@@ -112,51 +112,51 @@ func (s state) append(at int, c call) (state, answer) {
 	if c.ifVersion >= 0 && c.ifVersion != was.version {
 		return s, answer{refused: true, version: was.version}
 	}
-	now := conversation{id: c.id, version: was.version + 1, last: was.last + int32(len(c.words)), words: slices.Concat(was.words, c.words)}
-	now.words = now.words[max(0, len(now.words)-maxMessages):]
+	now := conversation{id: c.id, version: was.version + 1, last: was.last + int32(len(c.contents)), contents: slices.Concat(was.contents, c.contents)}
+	now.contents = now.contents[max(0, len(now.contents)-maxMessages):]
 	after := slices.Clone(s)
 	if created {
-		after = append(after[max(0, len(s)+1-maxConversations):], now) // The oldest goes.
+		after = append(after[max(0, len(s)+1-maxConversations):], now) // The oldest conversation is evicted.
 	} else {
 		after[at] = now
 	}
 	return after, answer{version: now.version, last: now.last, created: created}
 }
 
-// row is a conversation in a list.
+// row returns a conversation of a list as text.
 func row(id string, version int32) string { return fmt.Sprint(id, " at ", version) }
 
-// as gives what the checker hands back its type again.
+// as converts a value of the checker to its type.
 func as[T any](v any) T {
 	typed, ok := v.(T)
 	if !ok {
-		panic(fmt.Sprintf("%T is no %T", v, typed))
+		panic(fmt.Sprintf("value is a %T, want a %T", v, typed))
 	}
 	return typed
 }
 
-// operation is a call and its answer.
+// operation is a call with its answer.
 type operation struct {
 	client       int
-	asked        call
+	call         call
 	got          answer
-	began, ended int64 // since the history began, in ns
+	began, ended int64 // since the start of the history, in ns
 }
 
-// check asks whether the service could have answered so.
+// check checks that a history is linearizable.
 func check(history []operation) porcupine.CheckResult {
 	all := make([]porcupine.Operation, len(history))
 	for i, o := range history {
-		all[i] = porcupine.Operation{ClientId: o.client, Input: o.asked, Output: o.got, Call: o.began, Return: o.ended}
+		all[i] = porcupine.Operation{ClientId: o.client, Input: o.call, Output: o.got, Call: o.began, Return: o.ended}
 	}
-	return porcupine.CheckOperationsTimeout(model(), all, checkWithin)
+	return porcupine.CheckOperationsTimeout(model(), all, checkLimit)
 }
 
-// describe is a line for each operation.
+// describe returns a line for each operation.
 func describe(history []operation) string {
 	text := &strings.Builder{}
 	for _, o := range history {
-		fmt.Fprintf(text, "client %d, %d to %d: %+v -> %+v\n", o.client, o.began, o.ended, o.asked, o.got)
+		fmt.Fprintf(text, "client %d, %d to %d: %+v -> %+v\n", o.client, o.began, o.ended, o.call, o.got)
 	}
 	return text.String()
 }

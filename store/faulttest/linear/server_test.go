@@ -16,16 +16,16 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// server is a parleyd that serves.
+// server is a running parleyd and a client of it.
 type server struct {
 	parleyv1.ConversationServiceClient
 	process *exec.Cmd
 	conn    *grpc.ClientConn
-	ended   chan struct{} // closed when the process has gone
+	ended   chan struct{} // closed when the process has ended
 }
 
-// start starts a program, which is a parleyd, on a data directory, and returns when it serves.
-// It is killed at the end of the test at the latest.
+// start starts a parleyd program on a data directory and waits until it serves. At the end of the test
+// the server is killed if it still runs.
 func start(t *testing.T, program, dataDir string, flags ...string) *server {
 	t.Helper()
 	s := &server{ended: make(chan struct{})}
@@ -52,7 +52,7 @@ func start(t *testing.T, program, dataDir string, flags ...string) *server {
 		}
 		_ = s.process.Wait()
 	}()
-	t.Cleanup(s.leave)
+	t.Cleanup(s.close)
 	select {
 	case address := <-serving:
 		s.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
@@ -63,20 +63,19 @@ func start(t *testing.T, program, dataDir string, flags ...string) *server {
 	case <-s.ended:
 		t.Fatalf("parleyd ended with %v", s.process.ProcessState)
 	case <-time.After(patience):
-		t.Fatalf("parleyd does not serve within %v", patience)
+		t.Fatalf("parleyd did not serve within %v", patience)
 	}
 	return s
 }
 
-// kill ends the server as kill -9 does, and returns when it has gone. Calls that are under way
-// fail.
+// kill kills the server with SIGKILL and returns when it has ended. Running calls fail.
 func (s *server) kill() {
-	_ = s.process.Process.Kill() // Perhaps it was.
+	_ = s.process.Process.Kill() // It may have ended already.
 	<-s.ended
 }
 
-// leave kills the server and lets go of it: no call may be under way.
-func (s *server) leave() {
+// close kills the server and closes the connection. No call may be running.
+func (s *server) close() {
 	s.kill()
 	if s.conn != nil {
 		s.conn.Close()
