@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// tenant is whose conversations parleyd serves where nobody signs in.
+	// tenant is the tenant of callers that are not authenticated.
 	tenant = "default"
-	// storeFile is what it calls the file in its directory.
+	// storeFile is the name of the store's file in the data directory of parleyd.
 	storeFile = "parley.db"
-	// fillers is how many conversations wait for the writer while a file is filled.
-	fillers = 512
+	// concurrentImports is how many imports run at once while a file is filled.
+	concurrentImports = 512
 )
 
-// bolt is the store alone: its own group commit, called in this process without gRPC.
+// bolt is the store of this service, called in process without gRPC.
 type bolt struct {
 	store *boltstore.Store
 }
@@ -38,13 +38,13 @@ func openBolt(dir string) (*bolt, error) {
 
 func (b *bolt) append(ctx context.Context, id, message string) error {
 	_, err := b.store.Append(ctx, &store.Append{Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{
-		{Id: id, Role: parleyv1.Role_ROLE_USER, Content: message}, // As long as the id that a server gives.
+		{Id: id, Role: parleyv1.Role_ROLE_USER, Content: message}, // The id is as long as one from a server.
 	}})
 	return err
 }
 
 func (b *bolt) read(ctx context.Context, id string) ([]string, error) {
-	snapshot, err := b.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: keep})
+	snapshot, err := b.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: maxMessages})
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, errNoConversation
 	}
@@ -55,7 +55,7 @@ func (b *bolt) read(ctx context.Context, id string) ([]string, error) {
 	return contents(messages), err
 }
 
-// contents are the texts of messages.
+// contents returns the texts of messages.
 func contents(messages []*parleyv1.Message) []string {
 	texts := make([]string, len(messages))
 	for i, m := range messages {
@@ -73,22 +73,22 @@ func (b *bolt) remaining(ctx context.Context, id string) (time.Duration, error) 
 }
 
 func (b *bolt) fill(ctx context.Context, n int) error {
-	return b.importAll(ctx, filling{count: n, messageBytes: messageBytes, end: time.Now().Add(life)})
+	return b.importAll(ctx, fillOptions{count: n, messageBytes: messageBytes, end: time.Now().Add(ttl)})
 }
 
-// filling says which conversations importAll makes.
-type filling struct {
-	first, count int // numbers
+// fillOptions are the conversations that importAll creates.
+type fillOptions struct {
+	first, count int // number of the first conversation, and how many
 	messageBytes int
-	end          time.Time
+	end          time.Time // when they expire
 }
 
-// importAll makes conversations that end at one time.
-func (b *bolt) importAll(ctx context.Context, f filling) error {
+// importAll creates conversations that expire at the same time.
+func (b *bolt) importAll(ctx context.Context, f fillOptions) error {
 	var messages store.Frames
-	last := f.end.Add(-life)
-	for i := range keep {
-		// Their ids are as long as those that a server gives.
+	last := f.end.Add(-ttl)
+	for i := range maxMessages {
+		// The ids are as long as those from a server.
 		encoded, err := proto.Marshal(&parleyv1.LoadConversationResponse{Messages: []*parleyv1.Message{{
 			Id: conversationID(i), Sequence: int32(i + 1), Role: parleyv1.Role_ROLE_USER, Content: message(f.messageBytes),
 			Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE, Exchange: int32(i + 1), CreateTime: timestamppb.New(last),
@@ -98,11 +98,11 @@ func (b *bolt) importAll(ctx context.Context, f filling) error {
 		}
 		messages = append(messages, encoded...)
 	}
-	return fillInSteps(ctx, f.count, 1, fillers, func(ctx context.Context, i, _ int) error {
+	return fillInSteps(ctx, f.count, 1, concurrentImports, func(ctx context.Context, i, _ int) error {
 		_, err := b.store.Import(ctx, &store.Import{Tenant: tenant, Overwrite: true, Messages: messages, Conversation: &parleyv1.Conversation{
-			Id: conversationID(f.first + i), Version: keep, LastSequence: keep,
-			Retention:  &parleyv1.Retention{MaxMessages: keep, Ttl: durationpb.New(life)},
-			CreateTime: timestamppb.New(last.Add(time.Duration(i) * time.Microsecond)), // Keys rise with it.
+			Id: conversationID(f.first + i), Version: maxMessages, LastSequence: maxMessages,
+			Retention:  &parleyv1.Retention{MaxMessages: maxMessages, Ttl: durationpb.New(ttl)},
+			CreateTime: timestamppb.New(last.Add(time.Duration(i) * time.Microsecond)), // Keys are ordered by it.
 			UpdateTime: timestamppb.New(last), LastAppendTime: timestamppb.New(last),
 		}})
 		return err
@@ -111,8 +111,8 @@ func (b *bolt) importAll(ctx context.Context, f filling) error {
 
 func (b *bolt) close() error { return b.store.Close() }
 
-// fillFile makes the file of a store in dir with these conversations.
-func fillFile(ctx context.Context, dir string, f filling) error {
+// fillFile creates the file of a store in dir, or adds to it.
+func fillFile(ctx context.Context, dir string, f fillOptions) error {
 	b, err := openBolt(dir)
 	if err != nil {
 		return err

@@ -19,28 +19,28 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The ceiling is what gRPC allows on this machine: a process of its own, with the options of
-// parleyd and without any interceptor, that answers a call of nothing with as many bytes as
-// a reading of a conversation has, and reads conversations from a store as parleyd does.
+// The ceiling is the speed that gRPC allows on this machine. It is a process of its own with the options
+// of parleyd and without interceptors. It answers an empty call with a reply as large as that of a read,
+// and reads conversations from a store as parleyd does.
 
 const (
-	// serveCeiling is the argument with which this program becomes that process.
+	// serveCeiling is the argument with which this program runs as the ceiling process.
 	serveCeiling = "serve-ceiling"
 	emptyCall    = "/bench.Ceiling/Call"
-	// readReplyBytes is about the size of a reply to a read: 20 messages with what the
-	// service knows of each, and a header. TestReadReplyBytes compares.
+	// readReplyBytes is about the size of the reply to a read: 20 messages with their fields, and a header.
+	// TestReadReplyBytes checks it.
 	readReplyBytes = 11_450
 )
 
-// ceilingServer answers calls of nothing and reads.
+// ceilingServer serves empty calls and reads.
 type ceilingServer struct {
 	parleyv1.UnimplementedConversationServiceServer
 	store store.Store
 }
 
-// LoadConversation does what parleyd's does for a conversation that exists.
+// LoadConversation does the same as in parleyd for a conversation that exists.
 func (c *ceilingServer) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
-	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: r.GetConversationId(), Newest: keep})
+	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: r.GetConversationId(), Newest: maxMessages})
 	if err != nil {
 		return nil, err
 	}
@@ -49,16 +49,16 @@ func (c *ceilingServer) LoadConversation(ctx context.Context, r *parleyv1.LoadCo
 	return reply, nil
 }
 
-// runCeiling serves the store in dir until ctx ends, and says where.
+// runCeiling serves the store in dir until ctx ends. It prints the address.
 func runCeiling(ctx context.Context, dir string, output io.Writer) error {
 	b, err := openBolt(dir)
 	if err != nil {
 		return err
 	}
-	// As parleyd's, where they bear on speed.
+	// The options of parleyd that affect speed.
 	server := grpc.NewServer(grpc.MaxConcurrentStreams(1024), grpc.WaitForHandlers(true), grpc.WriteBufferSize(64<<10), grpc.NumStreamWorkers(128))
-	room := make([]byte, 64<<20) // For the collector; nothing writes to it.
-	defer runtime.KeepAlive(room)
+	ballast := make([]byte, 64<<20) // It delays garbage collections, as in parleyd.
+	defer runtime.KeepAlive(ballast)
 	parleyv1.RegisterConversationServiceServer(server, &ceilingServer{store: b.store})
 	server.RegisterService(emptyService(), nil)
 	var config net.ListenConfig
@@ -72,7 +72,7 @@ func runCeiling(ctx context.Context, dir string, output io.Writer) error {
 	return errors.Join(server.Serve(l), b.close())
 }
 
-// emptyService has the call of nothing.
+// emptyService returns the service of the empty call.
 func emptyService() *grpc.ServiceDesc {
 	reply := &wrapperspb.BytesValue{Value: make([]byte, readReplyBytes)}
 	return &grpc.ServiceDesc{ServiceName: "bench.Ceiling", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
@@ -86,7 +86,7 @@ func emptyService() *grpc.ServiceDesc {
 	}}}
 }
 
-// ceiling is a client of that process.
+// ceiling is a client of the ceiling process.
 type ceiling struct {
 	*process
 	conn   *grpc.ClientConn
@@ -103,11 +103,11 @@ func startCeiling(ctx context.Context, dir string) (*ceiling, error) {
 		return nil, err
 	}
 	var address string
-	if err := c.until(ctx, func(context.Context) error {
-		said, err := os.ReadFile(c.log)
-		line, _, whole := strings.Cut(string(said), "\n")
-		if err == nil && !whole {
-			err = errors.New("it does not say where it serves yet")
+	if err := c.awaitReady(ctx, func(context.Context) error {
+		output, err := os.ReadFile(c.log)
+		line, _, complete := strings.Cut(string(output), "\n")
+		if err == nil && !complete {
+			err = errors.New("process has not printed its address")
 		}
 		address = line
 		return err
@@ -121,7 +121,7 @@ func startCeiling(ctx context.Context, dir string) (*ceiling, error) {
 	return c, nil
 }
 
-// call makes the call of nothing.
+// call makes the empty call.
 func (c *ceiling) call(ctx context.Context) error {
 	return c.conn.Invoke(ctx, emptyCall, wrapperspb.String(conversationID(0)), new(wrapperspb.BytesValue))
 }

@@ -10,19 +10,18 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// check tells whether a system does what is going to be measured: it keeps the newest
-// messages in order, loses none of those that are appended at once, and puts the end of the
-// conversation off. Nothing is measured of one that does not.
+// check returns an error unless a system does what is measured. It must store the newest messages in
+// order, lose no message of concurrent appends, and extend the expiry of the conversation at each append.
 func check(ctx context.Context, s system) error {
 	return errors.Join(
-		checkKeeps(ctx, s, "check-keeps"),
-		checkConcurrent(ctx, s, "check-all", 4, keep/4),
-		checkConcurrent(ctx, s, "check-newest", 8, keep),
-		checkEnd(ctx, s, "check-end"),
+		checkLimit(ctx, s, "check-limit"),
+		checkConcurrent(ctx, s, "check-all", 4, maxMessages/4),
+		checkConcurrent(ctx, s, "check-newest", 8, maxMessages),
+		checkExpiry(ctx, s, "check-expiry"),
 	)
 }
 
-// checkID is a conversation that no other check and no measurement uses.
+// checkID returns the id of a conversation that no other check and no measurement uses.
 func checkID(name string) string {
 	sum := uint32(2166136261)
 	for _, b := range []byte(name) {
@@ -31,42 +30,42 @@ func checkID(name string) string {
 	return fmt.Sprintf("%08x-ffff-4000-8000-%012x", sum, sum)
 }
 
-// numbered is the message of a number from a writer.
+// numbered returns the text of a writer's message with this number.
 func numbered(writer, number int) string {
 	text := fmt.Sprintf("writer %d message %d ", writer, number)
 	return text + message(messageBytes-len(text))
 }
 
-// checkKeeps appends one message after the other.
-func checkKeeps(ctx context.Context, s system, name string) error {
-	const beyond = 7
+// checkLimit appends messages one after the other, more than the limit.
+func checkLimit(ctx context.Context, s system, name string) error {
+	const excess = 7
 	id := checkID(name)
 	var want []string
-	for i := range keep + beyond {
+	for i := range maxMessages + excess {
 		if err := s.append(ctx, id, numbered(0, i)); err != nil {
 			return fmt.Errorf("append: %w", err)
 		}
 		want = append(want, numbered(0, i))
-		want = want[max(0, len(want)-keep):]
+		want = want[max(0, len(want)-maxMessages):]
 		got, err := s.read(ctx, id)
 		if err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
 		if !slices.Equal(got, want) {
-			return fmt.Errorf("after %d appends it has %d messages, which are not the newest %d in order", i+1, len(got), len(want))
+			return fmt.Errorf("read after %d appends = %d messages, want the newest %d in order", i+1, len(got), len(want))
 		}
 	}
 	return nil
 }
 
-// checkEnd appends twice, with some time between.
-func checkEnd(ctx context.Context, s system, name string) error {
-	const between, precision = 3 * time.Second, 1500 * time.Millisecond // A lease has whole seconds.
+// checkExpiry appends twice, with a pause, and checks the expiry after the second append.
+func checkExpiry(ctx context.Context, s system, name string) error {
+	const pause, precision = 3 * time.Second, 1500 * time.Millisecond // A lease of etcd has whole seconds.
 	id := checkID(name)
 	if err := s.append(ctx, id, numbered(0, 0)); err != nil {
 		return fmt.Errorf("append: %w", err)
 	}
-	timer := time.NewTimer(between)
+	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -78,16 +77,16 @@ func checkEnd(ctx context.Context, s system, name string) error {
 	}
 	left, err := s.remaining(ctx, id)
 	if err != nil {
-		return fmt.Errorf("read when it ends: %w", err)
+		return fmt.Errorf("read the expiry: %w", err)
 	}
-	if left < life-precision || left > life+precision {
-		return fmt.Errorf("after an append it ends in %v, not in %v", left, life)
+	if left < ttl-precision || left > ttl+precision {
+		return fmt.Errorf("after an append, it expires in %v, want %v", left, ttl)
 	}
 	return nil
 }
 
-// checkConcurrent has writers append to one conversation at once. What is kept then must be
-// the newest of some order in which each writer's messages follow each other.
+// checkConcurrent lets writers append to one conversation concurrently. The stored messages must be
+// the newest of an order in which each writer's messages follow each other.
 func checkConcurrent(ctx context.Context, s system, name string, writers, each int) error {
 	id := checkID(name)
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -95,7 +94,7 @@ func checkConcurrent(ctx context.Context, s system, name string, writers, each i
 		group.Go(func() error {
 			for i := range each {
 				if err := s.append(groupCtx, id, numbered(writer, i)); err != nil {
-					return fmt.Errorf("append at once with others: %w", err)
+					return fmt.Errorf("concurrent append: %w", err)
 				}
 			}
 			return nil
@@ -108,18 +107,18 @@ func checkConcurrent(ctx context.Context, s system, name string, writers, each i
 	if err != nil {
 		return fmt.Errorf("read: %w", err)
 	}
-	if len(got) != keep {
-		return fmt.Errorf("after %d appends at once it has %d messages, not %d", writers*each, len(got), keep)
+	if len(got) != maxMessages {
+		return fmt.Errorf("read after %d concurrent appends = %d messages, want %d", writers*each, len(got), maxMessages)
 	}
-	// From the newest back, each writer's are its last, one after the other.
+	// From the newest backward, the messages of each writer must be its last ones without gaps.
 	next := slices.Repeat([]int{each - 1}, writers)
 	for _, text := range slices.Backward(got) {
 		var writer, number int
 		if _, err := fmt.Sscanf(text, "writer %d message %d ", &writer, &number); err != nil || writer >= writers {
-			return fmt.Errorf("a message that nobody wrote: %q", text)
+			return fmt.Errorf("read returns a message that was not written: %q", text)
 		}
 		if number != next[writer] || text != numbered(writer, number) {
-			return fmt.Errorf("message %d of writer %d is where its message %d belongs", number, writer, next[writer])
+			return fmt.Errorf("message %d of writer %d is in the place of its message %d", number, writer, next[writer])
 		}
 		next[writer]--
 	}

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// etcdServer is one etcd member and a client of it.
+// etcdServer is an etcd member and a client of it.
 type etcdServer struct {
 	*process
 	client  *clientv3.Client
 	version string
 }
 
-// openEtcd starts a server and keeps conversations in it.
+// openEtcd starts etcd as a system of this benchmark.
 func openEtcd(ctx context.Context, dir string, leases bool) (system, string, error) {
 	s, err := startEtcd(ctx, dir)
 	if err != nil {
@@ -30,8 +30,8 @@ func openEtcd(ctx context.Context, dir string, leases bool) (system, string, err
 	return &etcdValue{etcdServer: s, leases: leases}, s.version, nil
 }
 
-// startEtcd starts etcd as it comes, but for room for the data and for compaction, which
-// whoever overwrites keys has to turn on.
+// startEtcd starts etcd with default settings, except the quota for the data and compaction, which a
+// workload that overwrites keys needs.
 func startEtcd(ctx context.Context, dir string) (*etcdServer, error) {
 	program, err := find("etcd-server", "etcd")
 	if err != nil {
@@ -56,7 +56,7 @@ func startEtcd(ctx context.Context, dir string) (*etcdServer, error) {
 	if err != nil {
 		return nil, errors.Join(err, s.stop(syscall.SIGTERM))
 	}
-	err = s.until(ctx, func(ctx context.Context) error {
+	err = s.awaitReady(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := s.client.Get(ctx, "ready")
@@ -72,12 +72,14 @@ func (s *etcdServer) close() error {
 	return errors.Join(s.client.Close(), s.stop(syscall.SIGTERM))
 }
 
-// etcdValue keeps each conversation as one value: when it ends, then its messages. An
-// append reads it, and writes it in a transaction that compares its revision. With a lease,
-// the key is bound to one of the conversation's own, and an append keeps that alive; else
-// whoever reads compares the time. Tried beside it: a key for each of 20 slots and one for
-// the head, of which an append writes two. It had half of this one's speed at appends and a
-// third at reads, of 21 keys. Reads that may be stale are no faster on one member.
+// etcdValue stores each conversation as one value: its expiry, then its messages. An append reads the
+// value and writes it in a transaction that compares its revision. With leases, the key is bound to a
+// lease of the conversation, and an append keeps the lease alive. Without leases, a read compares the
+// time.
+//
+// An alternative was measured: a key for each of 20 slots and one for the head, of which an append
+// writes two. It had half the speed of appends and a third of the speed of reads, which read 21 keys.
+// Reads that may be stale are not faster on one member.
 type etcdValue struct {
 	*etcdServer
 	leases bool
@@ -85,7 +87,7 @@ type etcdValue struct {
 
 func (e *etcdValue) append(ctx context.Context, id, message string) error {
 	key := id
-	// The transaction tells when this is not the newest, so it need not be.
+	// The read may be stale, because the transaction detects that.
 	reply, err := e.client.Get(ctx, key, clientv3.WithSerializable())
 	if err != nil {
 		return err
@@ -105,7 +107,7 @@ func (e *etcdValue) append(ctx context.Context, id, message string) error {
 				return err
 			})
 		} else if e.leases {
-			granted, err := e.client.Grant(ctx, int64(life.Seconds()))
+			granted, err := e.client.Grant(ctx, int64(ttl.Seconds()))
 			if err != nil {
 				return err
 			}
@@ -113,7 +115,7 @@ func (e *etcdValue) append(ctx context.Context, id, message string) error {
 		}
 		done, err := e.client.Txn(ctx).
 			If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
-			Then(clientv3.OpPut(key, encodeMessages(old, time.Now().Add(life), message), clientv3.WithLease(lease))).
+			Then(clientv3.OpPut(key, encodeMessages(old, time.Now().Add(ttl), message), clientv3.WithLease(lease))).
 			Else(clientv3.OpGet(key)).
 			Commit()
 		if err := errors.Join(err, group.Wait()); err != nil || done.Succeeded {
@@ -155,17 +157,17 @@ func (e *etcdValue) remaining(ctx context.Context, id string) (time.Duration, er
 }
 
 func (e *etcdValue) fill(ctx context.Context, n int) error {
-	const step = 100 // 1 MiB of a transaction's 1.5
+	const step = 100 // A transaction has 1 MiB then; the limit is 1.5.
 	var value string
-	for range keep {
-		value = encodeMessages([]byte(value), time.Now().Add(life), message(messageBytes))
+	for range maxMessages {
+		value = encodeMessages([]byte(value), time.Now().Add(ttl), message(messageBytes))
 	}
 	return fillInSteps(ctx, n, step, maxCallers, func(ctx context.Context, first, end int) error {
 		var puts []clientv3.Op
 		for i := first; i < end; i++ {
 			var lease clientv3.LeaseID
 			if e.leases {
-				granted, err := e.client.Grant(ctx, int64(life.Seconds()))
+				granted, err := e.client.Grant(ctx, int64(ttl.Seconds()))
 				if err != nil {
 					return err
 				}
@@ -178,12 +180,11 @@ func (e *etcdValue) fill(ctx context.Context, n int) error {
 	})
 }
 
-// encodeMessages returns the value with one message more, and without the oldest if it has
-// all that are kept.
+// encodeMessages returns the value with one more message, and without the oldest if it had maxMessages.
 func encodeMessages(old []byte, end time.Time, message string) string {
 	value := binary.BigEndian.AppendUint64(make([]byte, 0, len(old)+8+4+len(message)), uint64(end.UnixNano()))
 	if messages, _ := decodeMessages(old); len(messages) > 0 {
-		for _, m := range messages[max(0, len(messages)+1-keep):] {
+		for _, m := range messages[max(0, len(messages)+1-maxMessages):] {
 			value = append(binary.BigEndian.AppendUint32(value, uint32(len(m))), m...)
 		}
 	}
@@ -191,7 +192,7 @@ func encodeMessages(old []byte, end time.Time, message string) string {
 	return string(value)
 }
 
-// decodeMessages takes apart what encodeMessages made.
+// decodeMessages decodes a value of encodeMessages.
 func decodeMessages(value []byte) (messages []string, end time.Time) {
 	if len(value) < 8 {
 		return nil, time.Time{}
@@ -205,5 +206,5 @@ func decodeMessages(value []byte) (messages []string, end time.Time) {
 	return messages, end
 }
 
-// etcdVersion is the number in what etcd says of itself.
+// etcdVersion returns the version in the output of etcd --version.
 func etcdVersion(line string) string { return "etcd " + strings.TrimPrefix(line, "etcd Version: ") }

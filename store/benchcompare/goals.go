@@ -5,27 +5,27 @@ import (
 	"strings"
 )
 
-// goal is a bound for what was measured.
+// goal is a bound for a measured value.
 type goal struct {
 	what string
-	// values are what was measured, one of each round; none where it was not.
+	// values are the measured values, one per round; empty if not measured.
 	values []float64
-	// bound is the least that is allowed, or with most what it must stay below.
+	// bound is the allowed minimum. If upper is set, the value must be below it instead.
 	bound float64
-	most  bool
-	unit  string // after numbers
+	upper bool
+	unit  string // suffix of numbers
 }
 
 // met reports whether the median is within the bound.
 func (g goal) met() bool {
 	median := spreadOf(g.values).median
-	return g.most && median < g.bound || !g.most && median >= g.bound
+	return g.upper && median < g.bound || !g.upper && median >= g.bound
 }
 
-// row is a line of the table of goals.
+// row returns the line of the table.
 func (g goal) row() string {
 	bound, measured, verdict := "≥ ", "not measured", "–"
-	if g.most {
+	if g.upper {
 		bound = "< "
 	}
 	if len(g.values) > 0 {
@@ -36,7 +36,7 @@ func (g goal) row() string {
 	return fmt.Sprintf("| %s | %s%s%s | %s | %s |", g.what, bound, number(g.bound), g.unit, measured, verdict)
 }
 
-// goals are those of this run, all but the last with 64 clients.
+// goals returns the goals of this run. All except the last are measured with 64 clients.
 func (r *report) goals() []goal {
 	by := func(operation, of, than string, bound float64) goal {
 		g := goal{what: fmt.Sprintf("%s: %s ÷ %s", operation, of, than), bound: bound}
@@ -54,17 +54,17 @@ func (r *report) goals() []goal {
 		by(reading, service, etcdWithLease, 2.5),
 		by(reading, bareRead, bareCall, 0.5),
 		by(reading, service, bareCall, 0.45),
-		by(appendingSizes, sized(r.settings.large), sized(r.settings.conversations), 0.8),
+		by(appendingSizes, sizedName(r.settings.large), sizedName(r.settings.conversations), 0.8),
 		{
 			what:   fmt.Sprintf("append: p99 while %s expired conversations are swept ÷ p99 before", count(r.settings.expired)),
-			values: ratios(r.sweeping, r.quiet), bound: 1.5, most: true,
+			values: ratios(r.sweeping, r.quiet), bound: 1.5, upper: true,
 		},
-		{what: fmt.Sprintf("start with %s conversations, none of them in the page cache", count(r.settings.large)), values: r.starts, bound: 5, most: true, unit: " s"},
-		{what: fmt.Sprintf("memory with %s conversations beyond the page cache, after all rounds", count(r.settings.large)), values: r.memoryMB(), bound: 300, most: true, unit: " MB"},
+		{what: fmt.Sprintf("start with %s conversations, none of them in the page cache", count(r.settings.large)), values: r.starts, bound: 5, upper: true, unit: " s"},
+		{what: fmt.Sprintf("memory with %s conversations, without the page cache, after all rounds", count(r.settings.large)), values: r.memoryMB(), bound: 300, upper: true, unit: " MB"},
 	}
 }
 
-// number writes a number with three digits, more only ahead of the point.
+// number formats a number with three significant digits, and with all digits before the point.
 func number(v float64) string {
 	switch {
 	case v >= 100:
@@ -76,7 +76,7 @@ func number(v float64) string {
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 }
 
-// format writes the median and both ends, the ends only where there are more values than one.
+// format returns the median and, if there are several values, the minimum and maximum.
 func (s spread) format(number func(float64) string, unit string) string {
 	if s.n == 0 {
 		return "–"

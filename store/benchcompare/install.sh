@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what benchcompare measures beside this service, as far as it is missing and may be
-# installed. What is not there then stands in the table as not installed.
+# Installs the missing systems that benchcompare compares with this service. A system that cannot be
+# installed is listed in the table as not installed.
 set -eu
 
 missing=
@@ -13,12 +13,12 @@ want redis-server redis-server redis-server
 want postgres postgresql postgresql
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-	echo "not measured, since not installed:$missing; on Debian: apt-get install$missing" >&2
+	echo "not installed and not measured:$missing; on Debian: apt-get install$missing" >&2
 	exit 0
 fi
 
 echo "installing$missing"
-# The benchmark starts its own: the packages are not to start services, now or later.
+# The benchmark starts the systems itself. This policy keeps the packages from starting services.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
 	trap 'rm -f "$policy"' EXIT
@@ -31,5 +31,5 @@ apt-get update -qq
 apt-get install -qq -y --no-install-recommends $missing
 if command -v systemctl >/dev/null; then
 	# shellcheck disable=SC2086
-	systemctl --quiet disable $services || true # Where systemd does not run there is nothing to disable.
+	systemctl --quiet disable $services || true # Without a running systemd there is nothing to disable.
 fi

@@ -14,79 +14,79 @@ import (
 )
 
 const (
-	// starts is how often the start with many conversations is measured.
+	// starts is how often the start with the largest store is measured.
 	starts = 5
-	// fileShare is about what a conversation takes in the store's file beyond its text, and
-	// rivalShare what one takes with all rivals together.
-	fileShare, rivalShare = 3_000, 140_000
-	// leastRoom stays free whatever is measured.
-	leastRoom = 2 << 30
+	// fileOverhead is about the size of a conversation in the store's file without its texts, and
+	// competitorBytes its size in all competitors together, in bytes.
+	fileOverhead, competitorBytes = 3_000, 140_000
+	// minFree is the space that stays free on the disk, in bytes.
+	minFree = 2 << 30
 )
 
-// openLarge fills the largest store, measures how long the service takes to start with it,
-// once the file is out of the page cache, and leaves it running with the file in the cache.
-func (e *entrants) openLarge(ctx context.Context) error {
-	bytes, err := e.largeMessage()
+// openLarge fills the largest store and measures the service's start with it, each time without the file
+// in the page cache. It leaves the service running.
+func (t *targets) openLarge(ctx context.Context) error {
+	bytes, err := t.largeMessage()
 	if err != nil {
 		return err
 	}
 	began := time.Now()
-	dir, err := e.fillStore(ctx, sized(e.settings.large), e.settings.large, bytes)
+	dir, err := t.fillStore(ctx, sizedName(t.settings.large), t.settings.large, bytes)
 	if err != nil {
 		return err
 	}
-	e.filled = time.Since(began)
+	t.filled = time.Since(began)
 	file := filepath.Join(dir, storeFile)
 	for range starts {
 		if err := uncache(file); err != nil {
 			return err
 		}
 		start := time.Now()
-		p, err := startParley(ctx, e.parleyd, dir, logOff()...)
+		p, err := startParley(ctx, t.parleyd, dir, logOff()...)
 		if err != nil {
 			return err
 		}
-		e.starts = append(e.starts, time.Since(start).Seconds())
+		t.starts = append(t.starts, time.Since(start).Seconds())
 		if err := p.close(); err != nil {
 			return err
 		}
 	}
-	e.large, err = e.openParley(ctx, sized(e.settings.large), e.settings.large, dir, logOff()...)
+	t.large, err = t.openParley(ctx, sizedName(t.settings.large), t.settings.large, dir, logOff()...)
 	return err
 }
 
-// largeMessage returns how many bytes a message of the largest store can have: as many as
-// any other's if they fit the disk, else fewer, which is noted.
-func (e *entrants) largeMessage() (int, error) {
+// largeMessage returns the size of a message in the largest store. It is messageBytes if that fits on the
+// disk, and smaller otherwise, with a note in the table.
+func (t *targets) largeMessage() (int, error) {
 	var disk unix.Statfs_t
-	if err := unix.Statfs(e.dir, &disk); err != nil {
-		return 0, fmt.Errorf("free room of %s: %w", e.dir, err)
+	if err := unix.Statfs(t.dir, &disk); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", t.dir, err)
 	}
 	free := int64(disk.Bavail) * disk.Bsize
-	room, conversations := free-leastRoom, int64(e.conversations)
-	fits := ((room-conversations*(keep*messageBytes+fileShare))/int64(e.settings.large) - fileShare) / keep
-	if fits < 1 || room < conversations*rivalShare {
-		return 0, fmt.Errorf("%s has %d MB free, too few for this run: choose another disk with -dir, or fewer -large or -conversations", e.dir, free>>20)
+	usable, conversations := free-minFree, int64(t.conversations)
+	fits := ((usable-conversations*(maxMessages*messageBytes+fileOverhead))/int64(t.settings.large) - fileOverhead) / maxMessages
+	if fits < 1 || usable < conversations*competitorBytes {
+		return 0, fmt.Errorf("%s has %d MB free, too little for this run; choose another disk with -dir, or smaller -large or -conversations", t.dir, free>>20)
 	}
 	if fits >= messageBytes {
 		return messageBytes, nil
 	}
-	e.notes = append(e.notes, fmt.Sprintf("The disk had no room for %s conversations of messages of %d B: theirs have %d B.", count(e.settings.large), messageBytes, fits))
+	t.notes = append(t.notes, fmt.Sprintf("The disk had no space for %s conversations with messages of %d B; theirs have %d B.", count(t.settings.large), messageBytes, fits))
 	return int(fits), nil
 }
 
-// measureLarge returns the bytes of memory that the service with the largest store has beyond
-// the page cache, and notes if that does not hold the store's file.
-func (e *entrants) measureLarge() (int64, error) {
-	file := filepath.Join(e.dir, fileName(sized(e.settings.large)), storeFile)
-	// Older kernels cannot tell.
+// measureLarge returns the memory of the service with the largest store, without the page cache, in
+// bytes. If the page cache does not hold the store's file, it adds a note.
+func (t *targets) measureLarge() (int64, error) {
+	file := filepath.Join(t.dir, fileName(sizedName(t.settings.large)), storeFile)
+	// Older kernels do not have cachestat.
 	if part, err := cached(file); err == nil && part < 0.95 {
-		e.notes = append(e.notes, fmt.Sprintf("At the end the page cache held %.0f %% of the file with %s conversations: the rest was read from the disk.", part*100, count(e.settings.large)))
+		t.notes = append(t.notes, fmt.Sprintf("At the end the page cache held %.0f %% of the file with %s conversations; the rest was read from the disk.", part*100, count(t.settings.large)))
 	}
-	return anonymousMemory(e.large.pid())
+	return anonymousMemory(t.large.pid())
 }
 
-// anonymousMemory returns the bytes of memory of a process that are no page cache.
+// anonymousMemory returns the anonymous resident memory of a process in bytes.
 func anonymousMemory(pid int) (int64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -98,5 +98,5 @@ func anonymousMemory(pid int) (int64, error) {
 			return kib << 10, err
 		}
 	}
-	return 0, errors.New("the process's status has no RssAnon")
+	return 0, errors.New("status of the process has no RssAnon")
 }

@@ -1,16 +1,17 @@
-// Command benchcompare measures this service beside what others would use to keep
-// conversations: etcd, Redis, PostgreSQL and SQLite, all made to do the same. Begin with
-// [run]; `make bench-compare` calls it.
+// Command benchcompare compares the speed of this service with etcd, Redis, PostgreSQL and SQLite,
+// which do the same work. `make bench-compare` runs it on Linux.
 //
-// Every system is really started, on free ports of the loopback address and in a temporary
-// folder, filled with the same conversations, and checked to do what is measured (system.go,
-// check.go). Then all take turns: each works for a slice in every round, in an order that
-// changes, and systems are compared by the ratios of slices in the same round, since the
-// speed of a machine drifts (measure.go, stats.go). What came out is a table in Markdown
-// that says which goals are met (goals.go, table.go).
+// A run has three steps:
+//   - It starts every system on a free port of the loopback address, with its files in a temporary
+//     directory. It fills each with the same conversations and checks that it does what is measured
+//     (system.go, check.go).
+//   - In every round each system works for a slice of time, in changing order. Systems are compared by
+//     the ratios of slices in the same round, because the speed of a machine drifts (measure.go,
+//     stats.go).
+//   - It prints a table in Markdown that says which goals are met (goals.go, table.go).
 //
-// How each rival keeps a conversation stands in its own file: etcd.go, redis.go,
-// postgres.go, sqlite.go; ours are parley.go, bolt.go and ceiling.go. It runs on Linux.
+// Each competitor has a file that says how it stores a conversation: etcd.go, redis.go, postgres.go,
+// sqlite.go. This service is in parley.go, bolt.go and ceiling.go. Start at [run].
 package main
 
 import (
@@ -42,18 +43,18 @@ func main() {
 	}
 }
 
-// longest is how long a run may take: then the conversations that it began with would end.
-const longest = life - 2*time.Minute
+// maxRunTime is the time limit of a run. After ttl its first conversations would expire.
+const maxRunTime = ttl - 2*time.Minute
 
-// settings of a run.
+// settings are the settings of a run.
 type settings struct {
 	parleyd                     string // path of the program
-	dir                         string // where the temporary folder is made; empty: the system's
+	dir                         string // parent of the temporary directory; the system's if empty
 	rounds                      int
 	slice                       time.Duration
 	conversations, small, large int
 	expired                     int
-	only                        *regexp.Regexp // names of contestants to measure
+	only                        *regexp.Regexp // matches the names of measurements to make
 	date                        string
 }
 
@@ -61,32 +62,32 @@ func runFlags(ctx context.Context) error {
 	var s settings
 	flags := flag.NewFlagSet("benchcompare", flag.ContinueOnError)
 	flags.StringVar(&s.parleyd, "parleyd", "", "`path` of the program of this service, required")
-	flags.StringVar(&s.dir, "dir", os.TempDir(), "`directory` on the disk to measure; a folder is made in it and removed")
-	flags.IntVar(&s.rounds, "rounds", 5, "how often each has its turn, after a round to warm up")
-	flags.DurationVar(&s.slice, "slice", time.Second, "how long a turn is")
+	flags.StringVar(&s.dir, "dir", os.TempDir(), "`directory` on the disk to measure, for a temporary directory")
+	flags.IntVar(&s.rounds, "rounds", 5, "number of rounds, after one to warm up")
+	flags.DurationVar(&s.slice, "slice", time.Second, "time of each measurement in a round")
 	flags.IntVar(&s.conversations, "conversations", 100_000, "conversations of 20 messages in each system")
-	flags.IntVar(&s.small, "small", 1000, "conversations where this service has few")
-	flags.IntVar(&s.large, "large", 1_000_000, "conversations where this service has many")
-	flags.IntVar(&s.expired, "expired", 100_000, "conversations that are swept at once; 0: that is not measured")
-	only := flags.String("only", "", "regular `expression`: measures only those named so, as operation/name/clients")
+	flags.IntVar(&s.small, "small", 1000, "conversations of this service in the small size")
+	flags.IntVar(&s.large, "large", 1_000_000, "conversations of this service in the large size")
+	flags.IntVar(&s.expired, "expired", 100_000, "conversations that expire at once; 0 turns the measurement off")
+	only := flags.String("only", "", "regular `expression` of the measurements to make, named operation/name/clients")
 	flags.StringVar(&s.date, "date", time.Now().Format(time.DateOnly), "`date` in the table")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return err
 	}
 	if s.parleyd == "" || flags.NArg() > 0 {
-		return errors.New("-parleyd=PATH is required, and nothing but flags; -help lists them")
+		return errors.New("-parleyd=PATH is required, and arguments are not allowed; see -help")
 	}
 	if s.rounds < 1 || s.slice <= 0 || min(s.conversations, s.small, s.large) < 1 || s.expired < 0 {
-		return errors.New("rounds, slice and conversations must be positive, expired not negative")
+		return errors.New("rounds, slice and conversations must be positive, and expired must not be negative")
 	}
 	var err error
 	if s.only, err = regexp.Compile(*only); err != nil {
 		return fmt.Errorf("-only: %w", err)
 	}
 	if s.large == s.small || s.large == s.conversations || s.small == s.conversations {
-		return errors.New("conversations, small and large must be three sizes")
+		return errors.New("conversations, small and large must be different")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, longest, fmt.Errorf("the run took longer than %v: make it shorter", longest))
+	ctx, cancel := context.WithTimeoutCause(ctx, maxRunTime, fmt.Errorf("the run took longer than %v; choose fewer rounds or conversations", maxRunTime))
 	defer cancel()
 	if err := run(ctx, s, os.Stdout, os.Stderr); err != nil {
 		return errors.Join(context.Cause(ctx), err)

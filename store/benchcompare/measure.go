@@ -14,24 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangTime is how much longer than its slice a contestant may take before it has failed.
+// hangTime is how much longer than its slice a measurement may take before it fails.
 const hangTime = 30 * time.Second
 
-// contestant is a call whose speed is measured.
-type contestant struct {
-	operation string // what is done, the same for all that are compared
-	name      string // by whom
+// measurement is a call whose speed is measured.
+type measurement struct {
+	operation string // what the call does; calls of the same operation are compared
+	name      string // of the target
 	callers   int
 	call      func(ctx context.Context) error
-	rates     []float64 // a second, one of each round
+	rates     []float64 // calls per second, one for each round
 }
 
-func (c *contestant) String() string {
+func (c *measurement) String() string {
 	return fmt.Sprintf("%s/%s/%d", c.operation, c.name, c.callers)
 }
 
-// measureAll lets all take turns, each for a slice in every round, after a round to warm up.
-func measureAll(ctx context.Context, all []*contestant, rounds int, slice time.Duration, dir string, progress io.Writer) error {
+// measureAll makes all measurements in every round, each for a slice of time, after a round to warm up.
+func measureAll(ctx context.Context, all []*measurement, rounds int, slice time.Duration, dir string, progress io.Writer) error {
 	for round := range rounds + 1 {
 		start := time.Now()
 		for _, c := range order(all, round, rounds) {
@@ -51,7 +51,7 @@ func measureAll(ctx context.Context, all []*contestant, rounds int, slice time.D
 	return nil
 }
 
-// settle brings what others have left to be done to an end: nobody pays for the one before.
+// settle completes work that earlier measurements have left, so that it does not affect the next one.
 func settle(dir string) error {
 	runtime.GC()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -61,19 +61,19 @@ func settle(dir string) error {
 	return errors.Join(unix.Syncfs(fd), unix.Close(fd))
 }
 
-// order lets each round begin with another contestant, and every other go backwards.
-func order(all []*contestant, round, rounds int) []*contestant {
+// order returns the order of a round. Each round starts with another measurement, and every other round
+// is reversed.
+func order(all []*measurement, round, rounds int) []*measurement {
 	first := round * len(all) / (rounds + 1)
-	turns := slices.Concat(all[first:], all[:first])
+	ordered := slices.Concat(all[first:], all[:first])
 	if round%2 == 1 {
-		slices.Reverse(turns)
+		slices.Reverse(ordered)
 	}
-	return turns
+	return ordered
 }
 
-// measure lets the callers work, and returns what they got through in a second, counted
-// while all of them were at work.
-func (c *contestant) measure(ctx context.Context, slice time.Duration) (rate float64, err error) {
+// measure returns the calls per second while all callers work.
+func (c *measurement) measure(ctx context.Context, slice time.Duration) (rate float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*slice+hangTime)
 	defer cancel()
 	var done atomic.Int64
@@ -92,10 +92,10 @@ func (c *contestant) measure(ctx context.Context, slice time.Duration) (rate flo
 	return float64(n) / took.Seconds(), nil
 }
 
-// callers make a call over and over.
+// callers are goroutines that make a call repeatedly.
 type callers struct {
 	group   *errgroup.Group
-	working context.Context //nolint:containedctx // Ends when a call fails, or the run.
+	working context.Context //nolint:containedctx // It ends when a call fails, or with the run.
 	stopped atomic.Bool
 }
 
@@ -115,7 +115,7 @@ func startCallers(ctx context.Context, n int, call func(context.Context) error) 
 	return c
 }
 
-// wait waits for a while, or until a call has failed.
+// wait waits for d, or until a call has failed.
 func (c *callers) wait(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -125,7 +125,7 @@ func (c *callers) wait(d time.Duration) {
 	}
 }
 
-// stop lets the calls end that were begun, and returns what has failed.
+// stop waits for running calls to end and returns the first error.
 func (c *callers) stop() error {
 	c.stopped.Store(true)
 	return c.group.Wait()

@@ -14,65 +14,67 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logOff are the flags of a parleyd that keeps conversations, as its rivals do, and no log
-// of every word beside them.
+// logOff returns the flags of a parleyd without an interaction log. It then stores only conversations,
+// as the competitors do.
 func logOff() []string { return []string{"--interaction-log=false"} }
 
-// openSizes starts this service with few, as many as everyone, and many conversations.
-func (e *entrants) openSizes(ctx context.Context) error {
-	for _, n := range []int{e.small, e.conversations} {
-		dir, err := e.fillStore(ctx, sized(n), n, messageBytes)
+// openSizes starts this service with stores of three sizes: small, the size of all targets, and large.
+func (t *targets) openSizes(ctx context.Context) error {
+	for _, n := range []int{t.small, t.conversations} {
+		dir, err := t.fillStore(ctx, sizedName(n), n, messageBytes)
 		if err != nil {
 			return err
 		}
-		if _, err := e.openParley(ctx, sized(n), n, dir, logOff()...); err != nil {
+		if _, err := t.openParley(ctx, sizedName(n), n, dir, logOff()...); err != nil {
 			return err
 		}
 	}
-	return e.openLarge(ctx)
+	return t.openLarge(ctx)
 }
 
-// openOwn starts this service, its store alone, and the ceiling, each on a copy of one file.
-func (e *entrants) openOwn(ctx context.Context) error {
-	source, err := e.fillStore(ctx, service, e.conversations, messageBytes)
+// openOwn starts this service, its store alone, and the ceiling, each on a copy of the same file.
+func (t *targets) openOwn(ctx context.Context) error {
+	source, err := t.fillStore(ctx, service, t.conversations, messageBytes)
 	if err != nil {
 		return err
 	}
 	copies := make(map[string]string)
 	for _, name := range []string{serviceWithLog, inProcess, bareRead} {
-		if copies[name], err = e.subdir(name); err != nil {
+		if copies[name], err = t.subdir(name); err != nil {
 			return err
 		}
 		if err := copyFile(filepath.Join(copies[name], storeFile), filepath.Join(source, storeFile)); err != nil {
 			return err
 		}
 	}
-	if e.service, err = e.openParley(ctx, service, e.conversations, source, logOff()...); err != nil {
+	if t.service, err = t.openParley(ctx, service, t.conversations, source, logOff()...); err != nil {
 		return err
 	}
-	if _, err = e.openParley(ctx, serviceWithLog, e.conversations, copies[serviceWithLog]); err != nil {
+	if _, err = t.openParley(ctx, serviceWithLog, t.conversations, copies[serviceWithLog]); err != nil {
 		return err
 	}
 	b, err := openBolt(copies[inProcess])
 	if err != nil {
 		return err
 	}
-	e.closers = append(e.closers, b.close)
-	e.all = append(e.all, &entrant{name: inProcess, conversations: e.conversations, system: b})
+	t.closers = append(t.closers, b.close)
+	t.all = append(t.all, &target{name: inProcess, conversations: t.conversations, system: b})
 	if err := check(ctx, b); err != nil {
 		return fmt.Errorf("%s: %w", inProcess, err)
 	}
-	if e.ceiling, err = startCeiling(ctx, copies[bareRead]); err != nil {
+	if t.ceiling, err = startCeiling(ctx, copies[bareRead]); err != nil {
 		return err
 	}
-	e.closers = append(e.closers, e.ceiling.close)
+	t.closers = append(t.closers, t.ceiling.close)
 	return nil
 }
 
-// sized is what the service is called with so many conversations.
-func sized(conversations int) string { return service + ", " + count(conversations) + " conversations" }
+// sizedName returns the name of the service with a store of this size.
+func sizedName(conversations int) string {
+	return service + ", " + count(conversations) + " conversations"
+}
 
-// count writes a number short: 1k, 100k, 1M.
+// count formats a number in short form: 1k, 100k, 1M.
 func count(n int) string {
 	switch {
 	case n >= 1_000_000 && n%100_000 == 0:
@@ -83,36 +85,36 @@ func count(n int) string {
 	return strconv.Itoa(n)
 }
 
-// fillStore fills the file of a store with conversations and returns its directory.
-func (e *entrants) fillStore(ctx context.Context, name string, conversations, bytes int) (string, error) {
-	dir, err := e.subdir(name)
+// fillStore creates a filled store in a new directory, and returns the directory.
+func (t *targets) fillStore(ctx context.Context, name string, conversations, bytes int) (string, error) {
+	dir, err := t.subdir(name)
 	if err != nil {
 		return "", err
 	}
 	start := time.Now()
-	if err := fillFile(ctx, dir, filling{count: conversations, messageBytes: bytes, end: time.Now().Add(life)}); err != nil {
+	if err := fillFile(ctx, dir, fillOptions{count: conversations, messageBytes: bytes, end: time.Now().Add(ttl)}); err != nil {
 		return "", fmt.Errorf("%s: fill: %w", name, err)
 	}
-	fmt.Fprintf(e.progress, "%s: filled in %.1f s\n", name, time.Since(start).Seconds())
+	fmt.Fprintf(t.progress, "%s: filled in %.1f s\n", name, time.Since(start).Seconds())
 	return dir, nil
 }
 
-// openParley starts the service on a store that was filled, and checks it.
-func (e *entrants) openParley(ctx context.Context, name string, conversations int, dir string, flags ...string) (*parley, error) {
-	p, err := startParley(ctx, e.parleyd, dir, flags...)
+// openParley starts the service on a filled store and checks it.
+func (t *targets) openParley(ctx context.Context, name string, conversations int, dir string, flags ...string) (*parley, error) {
+	p, err := startParley(ctx, t.parleyd, dir, flags...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	e.closers = append(e.closers, p.close)
-	e.all = append(e.all, &entrant{name: name, conversations: conversations, system: p, version: p.version})
+	t.closers = append(t.closers, p.close)
+	t.all = append(t.all, &target{name: name, conversations: conversations, system: p, version: p.version})
 	if err := check(ctx, p); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return p, nil
 }
 
-// copyFile copies a store, durably, so that no writing is left to be done later, and leaves
-// none of it in the page cache, see cache.
+// copyFile copies a file and syncs the copy, so that no writes are left for later. It drops the copy
+// from the page cache; see cache.
 func copyFile(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -126,8 +128,7 @@ func copyFile(to, from string) error {
 	return errors.Join(err, in.Close(), out.Close(), uncache(to))
 }
 
-// uncache drops a file that is on disk from the page cache, as if the machine had just been
-// started.
+// uncache drops a file from the page cache, as after a reboot.
 func uncache(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -136,17 +137,17 @@ func uncache(path string) error {
 	return errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
-// cache reads all files in a directory into the page cache, as whoever reads at random does:
-// what the kernel reads ahead it keeps in large pieces, and writes to those are slow.
+// cache reads all files of a directory into the page cache with random access. With read-ahead the
+// kernel would cache them in large folios, and writes to those are slow.
 func cache(ctx context.Context, dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // The systems are at work.
+		if errors.Is(err, fs.ErrNotExist) { // The running systems create and remove files.
 			return nil
 		}
 		if err != nil || !entry.Type().IsRegular() {
 			return errors.Join(err, ctx.Err())
 		}
-		f, err := os.Open(path) //nolint:gosec // Only the systems that were started here write there.
+		f, err := os.Open(path) //nolint:gosec // Only the systems of this run write in dir.
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -164,7 +165,7 @@ func cache(ctx context.Context, dir string) error {
 	})
 }
 
-// cached returns which part of a file the page cache holds, 0 to 1.
+// cached returns which part of a file is in the page cache, from 0 to 1.
 func cached(path string) (float64, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// parley is this service: its real program, and a client on one connection.
+// parley is a process of this service and a client with one connection.
 type parley struct {
 	*process
 	conn    *grpc.ClientConn
@@ -26,10 +26,10 @@ type parley struct {
 	version string
 }
 
-// startParley starts the program on the store in dir, and returns when it serves.
+// startParley starts parleyd on the store in dir and waits until it serves.
 func startParley(ctx context.Context, program, dir string, flags ...string) (*parley, error) {
 	config := filepath.Join(dir, "parley.yaml")
-	if err := os.WriteFile(config, []byte(bulkyAgents()), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(largeAgentList()), 0o600); err != nil {
 		return nil, err
 	}
 	p := &parley{}
@@ -42,7 +42,7 @@ func startParley(ctx context.Context, program, dir string, flags ...string) (*pa
 		return nil, err
 	}
 	var address string
-	if err := p.until(ctx, func(context.Context) error {
+	if err := p.awaitReady(ctx, func(context.Context) error {
 		address, err = servedAddress(p.log)
 		return err
 	}); err != nil {
@@ -60,31 +60,31 @@ func startParley(ctx context.Context, program, dir string, flags ...string) (*pa
 	return p, nil
 }
 
-// servedAddress reads where a parleyd says that it serves.
+// servedAddress returns the address in the log entry "serving grpc".
 func servedAddress(log string) (string, error) {
-	said, err := os.ReadFile(log)
+	entries, err := os.ReadFile(log)
 	if err != nil {
 		return "", err
 	}
-	for text := range bytes.Lines(said) {
+	for text := range bytes.Lines(entries) {
 		var line struct{ Msg, Address string }
 		if json.Unmarshal(text, &line) == nil && line.Msg == "serving grpc" {
 			return line.Address, nil
 		}
 	}
-	return "", errors.New("it does not say where it serves yet")
+	return "", errors.New("log has no entry \"serving grpc\"")
 }
 
-// bulkyAgents is a configuration whose list of agents is about as large as the reply to a
-// read. To list agents is the call that does nothing but pass all interceptors.
-func bulkyAgents() string {
+// largeAgentList returns a configuration for which the reply of ListAgents is about as large as that of
+// a read. ListAgents only passes all interceptors, without other work.
+func largeAgentList() string {
 	var b strings.Builder
 	b.WriteString("agents:\n")
-	const agents, most = 12, 1000
+	const agents, maxDescription = 12, 1000
 	for i, left := 0, readReplyBytes; i < agents && left > 100; i++ {
-		n := min(most, left-30)
+		n := min(maxDescription, left-30)
 		fmt.Fprintf(&b, "  bulk%02d: {kind: echo, description: %q}\n", i, message(n))
-		left -= n + 30 // What the rest of an entry takes.
+		left -= n + 30 // the size of an entry's other fields
 	}
 	return b.String()
 }
@@ -100,7 +100,7 @@ func (p *parley) read(ctx context.Context, id string) ([]string, error) {
 	return load(ctx, p.client, id)
 }
 
-// load reads a conversation from this service, or from what stands in for it.
+// load reads a conversation from this service or from the ceiling.
 func load(ctx context.Context, client parleyv1.ConversationServiceClient, id string) ([]string, error) {
 	reply, err := client.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
 	if err == nil && reply.GetCreated() {
@@ -114,13 +114,13 @@ func (p *parley) remaining(ctx context.Context, id string) (time.Duration, error
 	return time.Until(reply.GetConversation().GetExpireTime().AsTime()), err
 }
 
-// listAgents makes the call that does nothing.
+// listAgents makes a call that only passes the interceptors.
 func (p *parley) listAgents(ctx context.Context) error {
 	_, err := p.client.ListAgents(ctx, &parleyv1.ListAgentsRequest{})
 	return err
 }
 
-// fill does nothing: the file was filled before the program was started.
+// fill does nothing: the file is filled before the process starts.
 func (p *parley) fill(context.Context, int) error { return nil }
 
 func (p *parley) close() error {

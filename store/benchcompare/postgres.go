@@ -15,16 +15,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Both databases of tables keep a row for each conversation and one for each of its
-// messages, in a ring of slots: an append updates two rows in place, and the conversation's
-// own makes writers of the same one wait for each other. Nothing is deleted or indexed but
-// by the keys. Free room in the pages lets PostgreSQL leave the indexes alone.
+// PostgreSQL and SQLite have a row for each conversation and a row for each of its
+// messages, in a ring of slots. An append updates two rows in place. The update of the conversation's
+// row serializes the writers of the conversation. Nothing is deleted, and there are no indexes except
+// the primary keys. Free space in the pages allows PostgreSQL to update rows without the indexes.
 const postgresSchema = `
 CREATE TABLE conversations (id uuid PRIMARY KEY, last bigint NOT NULL, ends timestamptz NOT NULL) WITH (fillfactor = 70);
 CREATE TABLE messages (conversation uuid NOT NULL, slot smallint NOT NULL, sequence bigint NOT NULL, content text NOT NULL,
 	PRIMARY KEY (conversation, slot)) WITH (fillfactor = 85);`
 
-// One statement each, which pgx prepares on every connection.
+// An append and a read are one statement each. pgx prepares it on every connection.
 const (
 	postgresAppend = `
 WITH c AS (
@@ -39,8 +39,7 @@ SELECT m.content FROM conversations c JOIN messages m ON m.conversation = c.id
 WHERE c.id = $1 AND c.ends > now() ORDER BY m.sequence`
 )
 
-// postgres is a cluster of its own, with settings as they come but for memory; commits are
-// synchronous.
+// postgres is a new cluster with default settings except the size of its buffers. Commits are synchronous.
 type postgres struct {
 	*process
 	pool    *pgxpool.Pool
@@ -66,8 +65,8 @@ func startPostgres(ctx context.Context, dir string) (system, string, error) {
 	data := filepath.Join(dir, "data")
 	prepare := exec.CommandContext(ctx, initdb, "--pgdata="+data, "--username=bench", "--auth=trust", "--encoding=UTF8", "--locale=C")
 	prepare.Dir, prepare.SysProcAttr = dir, &syscall.SysProcAttr{Credential: owner}
-	if said, err := prepare.CombinedOutput(); err != nil {
-		return nil, "", fmt.Errorf("initdb: %w: %s", err, said)
+	if output, err := prepare.CombinedOutput(); err != nil {
+		return nil, "", fmt.Errorf("initdb: %w: %s", err, output)
 	}
 	port, err := freePort(ctx)
 	if err != nil {
@@ -86,7 +85,7 @@ func startPostgres(ctx context.Context, dir string) (system, string, error) {
 	if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, "", errors.Join(err, p.stop(syscall.SIGINT))
 	}
-	if err := p.until(ctx, p.pool.Ping); err != nil {
+	if err := p.awaitReady(ctx, p.pool.Ping); err != nil {
 		p.pool.Close()
 		return nil, "", err
 	}
@@ -129,17 +128,17 @@ func (p *postgres) remaining(ctx context.Context, id string) (time.Duration, err
 	return time.Until(ends), err
 }
 
-// fill ends with all in the tables' files and the statistics known.
+// fill also writes all data to the files of the tables and updates the statistics.
 func (p *postgres) fill(ctx context.Context, n int) error {
-	ends, text := time.Now().Add(life), message(messageBytes)
+	ends, text := time.Now().Add(ttl), message(messageBytes)
 	err := fillInSteps(ctx, n, 1000, 2, func(ctx context.Context, first, end int) error {
 		return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 			_, err1 := tx.CopyFrom(ctx, pgx.Identifier{"conversations"}, []string{"id", "last", "ends"},
-				pgx.CopyFromSlice(end-first, func(i int) ([]any, error) { return []any{conversationID(first + i), keep, ends}, nil }))
+				pgx.CopyFromSlice(end-first, func(i int) ([]any, error) { return []any{conversationID(first + i), maxMessages, ends}, nil }))
 			_, err2 := tx.CopyFrom(ctx, pgx.Identifier{"messages"}, []string{"conversation", "slot", "sequence", "content"},
-				pgx.CopyFromSlice((end-first)*keep, func(i int) ([]any, error) {
-					sequence := i%keep + 1
-					return []any{conversationID(first + i/keep), sequence % keep, sequence, text}, nil
+				pgx.CopyFromSlice((end-first)*maxMessages, func(i int) ([]any, error) {
+					sequence := i%maxMessages + 1
+					return []any{conversationID(first + i/maxMessages), sequence % maxMessages, sequence, text}, nil
 				}))
 			return errors.Join(err1, err2)
 		})

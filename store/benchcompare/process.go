@@ -16,26 +16,26 @@ import (
 )
 
 const (
-	// startTime is how long a process has until it serves.
+	// startTime is the time limit for a process to serve.
 	startTime = time.Minute
-	// stopTime is how long one has to end when it is told to; then it is killed.
+	// stopTime is the time limit for a process to end after a signal. Then it is killed.
 	stopTime = 20 * time.Second
-	// startLook is how often one is asked whether it serves.
-	startLook = 20 * time.Millisecond
+	// pollInterval is the time between two checks whether a process serves.
+	pollInterval = 20 * time.Millisecond
 )
 
-// process is a program that was started here. It dies with this one, however that ends.
+// process is a started program. It is killed when this program ends.
 type process struct {
 	name string
 	cmd  *exec.Cmd
-	log  string // path of what it said
+	log  string // path of its output
 	done chan struct{}
 	err  error // valid when done is closed
 }
 
-// startProcess starts a program, whose words go to a file in dir. Call it from the
-// goroutine that main has locked to its thread: the program is killed when the thread that
-// started it ends.
+// startProcess starts a program. Its output goes to a file in dir. startProcess must be called from the
+// goroutine that main has locked to its thread, because the kernel kills the program when the thread
+// that started it ends.
 func startProcess(dir string, owner *syscall.Credential, program string, args ...string) (*process, error) {
 	p := &process{name: filepath.Base(program), done: make(chan struct{})}
 	p.log = filepath.Join(dir, p.name+".log")
@@ -43,10 +43,10 @@ func startProcess(dir string, owner *syscall.Credential, program string, args ..
 	if err != nil {
 		return nil, err
 	}
-	p.cmd = exec.Command(program, args...) //nolint:noctx // stop ends it, in order.
+	p.cmd = exec.Command(program, args...) //nolint:noctx // stop ends it.
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// Its own group: an interrupt of the terminal is for this program, which stops it in order.
+	// It has its own process group, so that an interrupt of the terminal reaches only this program.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Credential: owner}
 	if err := errors.Join(p.cmd.Start(), log.Close()); err != nil {
 		return nil, fmt.Errorf("start %s: %w", p.name, err)
@@ -58,14 +58,15 @@ func startProcess(dir string, owner *syscall.Credential, program string, args ..
 	return p, nil
 }
 
-// pid is the process's id.
+// pid returns the process id.
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// until asks again and again whether the process serves, and stops it when it does not.
-func (p *process) until(ctx context.Context, serves func(context.Context) error) error {
+// awaitReady calls serves until it succeeds. If it does not in startTime, awaitReady stops the process
+// and returns an error.
+func (p *process) awaitReady(ctx context.Context, serves func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	ticker := time.NewTicker(startLook)
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
 		err := serves(ctx)
@@ -76,24 +77,24 @@ func (p *process) until(ctx context.Context, serves func(context.Context) error)
 		case <-ticker.C:
 			continue
 		case <-p.done:
-			err = fmt.Errorf("it ended: %w", errors.Join(p.err, err))
+			err = fmt.Errorf("process ended: %w", errors.Join(p.err, err))
 		case <-ctx.Done():
 			err = errors.Join(ctx.Err(), err)
 		}
-		return errors.Join(fmt.Errorf("%s does not serve: %w; it said: %s", p.name, err, p.lastWords()), p.stop(syscall.SIGTERM))
+		return errors.Join(fmt.Errorf("%s does not serve: %w; output: %s", p.name, err, p.outputEnd()), p.stop(syscall.SIGTERM))
 	}
 }
 
-// lastWords are the end of what it said.
-func (p *process) lastWords() string {
-	words, err := os.ReadFile(p.log)
+// outputEnd returns the end of the output.
+func (p *process) outputEnd() string {
+	output, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()
 	}
-	return strings.TrimSpace(string(words[max(0, len(words)-500):]))
+	return strings.TrimSpace(string(output[max(0, len(output)-500):]))
 }
 
-// stop tells the process to end, waits, and kills it if it does not.
+// stop sends a signal to the process and waits for its end. After stopTime it kills the process.
 func (p *process) stop(signal syscall.Signal) error {
 	select {
 	case <-p.done:
@@ -115,7 +116,7 @@ func (p *process) stop(signal syscall.Signal) error {
 	return errors.Join(fmt.Errorf("%s did not end within %v and was killed", p.name, stopTime), err)
 }
 
-// freePort returns a port of the loopback address that nobody listens on right now.
+// freePort returns a port of the loopback address that is free at the moment.
 func freePort(ctx context.Context) (string, error) {
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -126,8 +127,8 @@ func freePort(ctx context.Context) (string, error) {
 	return port, errors.Join(err, l.Close())
 }
 
-// credential is that of a user, for programs that refuse to run as root; nil when this
-// program does not run as root itself.
+// credential returns the credential of a user, for programs that refuse to run as root. It returns nil if
+// this program does not run as root.
 func credential(name string) (*syscall.Credential, error) {
 	if os.Getuid() != 0 {
 		return nil, nil
@@ -144,20 +145,20 @@ func credential(name string) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// missingError says that a program is not installed.
+// missingError is the error that a program is not installed.
 type missingError struct {
 	program, pkg string
 }
 
-// Error says how to get it.
+// Error returns the message, with the command that installs the program.
 func (e *missingError) Error() string {
 	return fmt.Sprintf("%s is not installed; on Debian: apt-get install %s", e.program, e.pkg)
 }
 
-// find returns the path of a program: the first of the names that exists.
+// find returns the path of a program: of the first name that exists. An absolute name may be a pattern.
 func find(pkg string, names ...string) (string, error) {
 	for _, name := range names {
-		matches, err := filepath.Glob(name) // of absolute names
+		matches, err := filepath.Glob(name)
 		if err == nil && len(matches) > 0 {
 			return matches[len(matches)-1], nil
 		}
@@ -168,7 +169,7 @@ func find(pkg string, names ...string) (string, error) {
 	return "", &missingError{program: filepath.Base(names[0]), pkg: pkg}
 }
 
-// firstLine runs a program and returns the first line of what it says, for its version.
+// firstLine runs a program and returns the first line of its output, or "unknown version" on errors.
 func firstLine(ctx context.Context, program string, args ...string) string {
 	out, err := exec.CommandContext(ctx, program, args...).Output()
 	if err != nil {

@@ -10,9 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisList keeps each conversation as a list. An append is RPUSH, LTRIM and EXPIRE in a
-// MULTI that goes out and comes back at once; the append-only file is synced ahead of every
-// reply.
+// redisList stores each conversation as a list. An append is RPUSH, LTRIM and EXPIRE in one MULTI and
+// one round trip. Redis syncs the append-only file before every reply.
 type redisList struct {
 	*process
 	client  *redis.Client
@@ -35,14 +34,14 @@ func startRedis(ctx context.Context, dir string) (system, string, error) {
 		return nil, "", err
 	}
 	r.client = redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: maxCallers})
-	err = r.until(ctx, func(ctx context.Context) error { return r.client.Ping(ctx).Err() })
+	err = r.awaitReady(ctx, func(ctx context.Context) error { return r.client.Ping(ctx).Err() })
 	if err != nil {
 		return nil, "", errors.Join(err, r.client.Close())
 	}
 	return r, r.version, nil
 }
 
-// redisVersion shortens what redis-server says: "Redis server v=7.0.15 sha=…".
+// redisVersion returns the version in the output of redis-server, "Redis server v=7.0.15 sha=…".
 func redisVersion(line string) string {
 	for word := range strings.FieldsSeq(line) {
 		if version, ok := strings.CutPrefix(word, "v="); ok {
@@ -55,8 +54,8 @@ func redisVersion(line string) string {
 func (r *redisList) append(ctx context.Context, id, message string) error {
 	_, err := r.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		p.RPush(ctx, id, message)
-		p.LTrim(ctx, id, -keep, -1)
-		p.Expire(ctx, id, life)
+		p.LTrim(ctx, id, -maxMessages, -1)
+		p.Expire(ctx, id, ttl)
 		return nil
 	})
 	return err
@@ -74,10 +73,9 @@ func (r *redisList) remaining(ctx context.Context, id string) (time.Duration, er
 	return r.client.PTTL(ctx, id).Result()
 }
 
-// fill ends with the append-only file rewritten, so that Redis does not begin to do that
-// while something is measured.
+// fill also rewrites the append-only file, so that Redis does not start that during a measurement.
 func (r *redisList) fill(ctx context.Context, n int) error {
-	values := make([]any, keep)
+	values := make([]any, maxMessages)
 	for i := range values {
 		values[i] = message(messageBytes)
 	}
@@ -85,7 +83,7 @@ func (r *redisList) fill(ctx context.Context, n int) error {
 		_, err := r.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i := first; i < end; i++ {
 				p.RPush(ctx, conversationID(i), values...)
-				p.Expire(ctx, conversationID(i), life)
+				p.Expire(ctx, conversationID(i), ttl)
 			}
 			return nil
 		})
@@ -94,7 +92,7 @@ func (r *redisList) fill(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	// One may be under way already; it is waited for, and is as good.
+	// A rewrite that is already in progress suffices.
 	if err := r.client.BgRewriteAOF(ctx).Err(); err != nil && !strings.Contains(err.Error(), "in progress") {
 		return err
 	}

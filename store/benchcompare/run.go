@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// run sets everything up, measures, writes the table to output, and removes all that it has
-// made; progress is told on the way. When ctx ends so does the run.
+// run starts all systems, measures, writes the table to output, and removes all files. It reports
+// progress to progress. When ctx ends, so does the run.
 func run(ctx context.Context, s settings, output, progress io.Writer) (err error) {
 	if s.parleyd, err = filepath.Abs(s.parleyd); err != nil {
 		return err
@@ -21,66 +21,66 @@ func run(ctx context.Context, s settings, output, progress io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	e := &entrants{settings: s, dir: dir, progress: progress}
-	defer func() { err = errors.Join(err, e.close(), os.RemoveAll(dir)) }()
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // Another user's server has a folder in it.
+	t := &targets{settings: s, dir: dir, progress: progress}
+	defer func() { err = errors.Join(err, t.close(), os.RemoveAll(dir)) }()
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // A server of another user has its directory in it.
 		return err
 	}
-	r := &report{settings: s, processors: runtime.GOMAXPROCS(0), memoryOf: memoryOf(), goVersion: runtime.Version()}
-	// Memory holds the files of one of these at a time, not of all.
+	r := &report{settings: s, processors: runtime.GOMAXPROCS(0), machineMemory: machineMemory(), goVersion: runtime.Version()}
+	// The parts run one after the other, because the page cache cannot hold the files of both.
 	for _, p := range []part{
-		{e.openSizes, appendingSizes, readingSizes, e.measureSizes},
-		{e.open, appending, reading, func(*report) error { return nil }},
+		{t.openSizes, appendingSizes, readingSizes, t.measureSizes},
+		{t.open, appending, reading, func(*report) error { return nil }},
 	} {
-		if err := e.measure(ctx, p, r); err != nil {
+		if err := t.measure(ctx, p, r); err != nil {
 			return err
 		}
 	}
 	var sweepErr error
 	if s.expired > 0 {
-		if r.quiet, r.sweeping, sweepErr = e.sweepAll(ctx); sweepErr != nil {
+		if r.quiet, r.sweeping, sweepErr = t.sweepAll(ctx); sweepErr != nil {
 			sweepErr = fmt.Errorf("sweeping: %w", sweepErr)
 		}
 	}
-	r.notes = e.notes
+	r.notes = t.notes
 	return errors.Join(sweepErr, r.write(output))
 }
 
-// part is some of the entrants, which are measured together.
+// part is a group of targets that are measured together.
 type part struct {
 	open               func(context.Context) error
-	appending, reading string // the operations
+	appending, reading string // names of the operations
 	after              func(*report) error
 }
 
-// measure opens a part, measures it, and closes it.
-func (e *entrants) measure(ctx context.Context, p part, r *report) error {
-	if !e.wantedIn(p) {
+// measure opens the targets of a part, measures them, and closes them.
+func (t *targets) measure(ctx context.Context, p part, r *report) error {
+	if !t.wantedIn(p) {
 		return nil
 	}
 	start := time.Now()
 	if err := errors.Join(p.open(ctx), ctx.Err()); err != nil {
 		return err
 	}
-	// What was filled long ago, and copies, may be no longer there.
-	if err := cache(ctx, e.dir); err != nil {
+	// The page cache may have lost files that were filled early, and copies.
+	if err := cache(ctx, t.dir); err != nil {
 		return err
 	}
-	fmt.Fprintf(e.progress, "all are ready after %.0f s\n", time.Since(start).Seconds())
-	all := e.contestants(p)
-	if err := measureAll(ctx, all, e.rounds, e.slice, e.dir, e.progress); err != nil {
+	fmt.Fprintf(t.progress, "all targets are ready after %.0f s\n", time.Since(start).Seconds())
+	all := t.measurements(p)
+	if err := measureAll(ctx, all, t.rounds, t.slice, t.dir, t.progress); err != nil {
 		return err
 	}
-	r.contestants = append(r.contestants, all...)
-	r.entrants = append(r.entrants, e.all...)
+	r.measurements = append(r.measurements, all...)
+	r.targets = append(r.targets, t.all...)
 	if err := p.after(r); err != nil {
 		return err
 	}
-	e.all, e.ceiling = nil, nil
-	return errors.Join(e.close(), removeAllIn(e.dir))
+	t.all, t.ceiling = nil, nil
+	return errors.Join(t.close(), removeAllIn(t.dir))
 }
 
-// removeAllIn empties a directory.
+// removeAllIn removes the files of a directory.
 func removeAllIn(dir string) error {
 	files, err := os.ReadDir(dir)
 	for _, f := range files {
@@ -89,25 +89,25 @@ func removeAllIn(dir string) error {
 	return err
 }
 
-// measureSizes adds to the report what is measured of the largest store besides calls.
-func (e *entrants) measureSizes(r *report) error {
-	memory, err := e.measureLarge()
-	r.memory, r.starts, r.filled = float64(memory), e.starts, e.filled
+// measureSizes adds the values of the largest store to the report.
+func (t *targets) measureSizes(r *report) error {
+	memory, err := t.measureLarge()
+	r.memory, r.starts, r.filled = float64(memory), t.starts, t.filled
 	return err
 }
 
-// contestants are what is measured of all that take part.
-func (e *entrants) contestants(p part) []*contestant {
-	var all []*contestant
+// measurements returns the wanted measurements of a part.
+func (t *targets) measurements(p part) []*measurement {
+	var all []*measurement
 	add := func(operation, name string, callers int, call func(context.Context) error) {
-		c := &contestant{operation: operation, name: name, callers: callers, call: call}
-		if e.only.MatchString(c.String()) {
+		c := &measurement{operation: operation, name: name, callers: callers, call: call}
+		if t.only.MatchString(c.String()) {
 			all = append(all, c)
 		}
 	}
 	text := message(messageBytes)
 	for _, callers := range clientCounts() {
-		for _, n := range e.all {
+		for _, n := range t.all {
 			if n.missing != nil {
 				continue
 			}
@@ -115,17 +115,17 @@ func (e *entrants) contestants(p part) []*contestant {
 			add(p.appending, n.name, callers, func(ctx context.Context) error { return n.system.append(ctx, id(), text) })
 			add(p.reading, n.name, callers, readingFrom(n.system.read, id))
 		}
-		if e.ceiling == nil {
+		if t.ceiling == nil {
 			continue
 		}
-		add(reading, bareRead, callers, readingFrom(e.ceiling.read, anyOf(e.conversations)))
-		add(reading, bareCall, callers, e.ceiling.call)
-		add(reading, chainedCall, callers, e.service.listAgents)
+		add(reading, bareRead, callers, readingFrom(t.ceiling.read, anyOf(t.conversations)))
+		add(reading, bareCall, callers, t.ceiling.call)
+		add(reading, chainedCall, callers, t.service.listAgents)
 	}
 	return all
 }
 
-// The operations.
+// Names of the operations.
 const (
 	appending      = "append"
 	reading        = "read 20"
@@ -133,13 +133,13 @@ const (
 	readingSizes   = "read 20, by size"
 )
 
-// readingFrom reads any conversation, which must have all messages.
+// readingFrom returns a call that reads a random conversation, which must have all messages.
 func readingFrom(read func(context.Context, string) ([]string, error), id func() string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		id := id()
 		messages, err := read(ctx, id)
-		if err == nil && len(messages) != keep {
-			err = fmt.Errorf("conversation %s has %d messages", id, len(messages))
+		if err == nil && len(messages) != maxMessages {
+			err = fmt.Errorf("read(%s) = %d messages, want %d", id, len(messages), maxMessages)
 		}
 		return err
 	}

@@ -27,8 +27,8 @@ SELECT m.content FROM conversations c JOIN messages m ON m.conversation = c.id
 WHERE c.id = ? AND c.ends > ? ORDER BY m.sequence`
 )
 
-// sqlite is SQLite in this process, with a write-ahead log that is synced at every commit.
-// One goroutine writes: it takes whatever waits into the next transaction.
+// sqlite is SQLite in this process with a write-ahead log that is synced at every commit. One goroutine
+// writes. It commits all waiting appends in one transaction.
 type sqlite struct {
 	version   string
 	writes    *sql.DB // one connection
@@ -42,13 +42,13 @@ type sqlite struct {
 
 type sqliteAppend struct {
 	id, message string
-	done        chan error // has room for the answer
+	done        chan error // with a capacity of 1
 }
 
 func openSQLite(ctx context.Context, dir string) (system, string, error) {
 	version, _, _ := sqlite3.Version()
 	s := &sqlite{version: "SQLite " + version, waiting: make(chan *sqliteAppend, maxCallers), stopped: make(chan struct{})}
-	// The database is filled and kept in the cache of pages, as are those of the others.
+	// The page cache is large enough, as for the other systems.
 	name := "file:" + filepath.Join(dir, "sqlite.db") + "?_journal_mode=WAL&_synchronous=FULL&_busy_timeout=10000&_cache_size=-65536"
 	var err1, err2 error
 	s.writes, err1 = sql.Open("sqlite3", name+"&_txlock=immediate")
@@ -79,7 +79,7 @@ func (s *sqlite) append(_ context.Context, id, message string) error {
 	return <-a.done
 }
 
-// write makes appends durable until waiting is closed.
+// write commits appends until waiting is closed.
 func (s *sqlite) write(ctx context.Context) {
 	defer close(s.stopped)
 	for first := range s.waiting {
@@ -107,11 +107,11 @@ func (s *sqlite) commit(ctx context.Context, batch []*sqliteAppend) error {
 		return err
 	}
 	touch, put := tx.StmtContext(ctx, s.touch), tx.StmtContext(ctx, s.put)
-	ends := time.Now().Add(life).UnixNano()
+	ends := time.Now().Add(ttl).UnixNano()
 	for _, a := range batch {
 		var last int64
 		if err = touch.QueryRowContext(ctx, a.id, ends).Scan(&last); err == nil {
-			_, err = put.ExecContext(ctx, a.id, last%keep, last, a.message)
+			_, err = put.ExecContext(ctx, a.id, last%maxMessages, last, a.message)
 		}
 		if err != nil {
 			return errors.Join(err, tx.Rollback())
@@ -125,7 +125,7 @@ func (s *sqlite) read(ctx context.Context, id string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	messages := make([]string, 0, keep)
+	messages := make([]string, 0, maxMessages)
 	for rows.Next() {
 		var content string
 		if err := rows.Scan(&content); err != nil {
@@ -148,9 +148,9 @@ func (s *sqlite) remaining(ctx context.Context, id string) (time.Duration, error
 	return time.Until(time.Unix(0, ends)), err
 }
 
-// fill ends with all in the database's own file.
+// fill also moves all data from the write-ahead log to the database file.
 func (s *sqlite) fill(ctx context.Context, n int) error {
-	ends, text := time.Now().Add(life).UnixNano(), message(messageBytes)
+	ends, text := time.Now().Add(ttl).UnixNano(), message(messageBytes)
 	err := fillInSteps(ctx, n, 1000, 1, func(ctx context.Context, first, end int) error {
 		tx, err := s.writes.BeginTx(ctx, nil)
 		if err != nil {
@@ -159,10 +159,10 @@ func (s *sqlite) fill(ctx context.Context, n int) error {
 		put := tx.StmtContext(ctx, s.put)
 		for i := first; i < end && err == nil; i++ {
 			id := conversationID(i)
-			_, err = tx.ExecContext(ctx, "INSERT INTO conversations (id, last, ends) VALUES (?, ?, ?)", id, keep, ends)
-			for slot := range keep {
+			_, err = tx.ExecContext(ctx, "INSERT INTO conversations (id, last, ends) VALUES (?, ?, ?)", id, maxMessages, ends)
+			for slot := range maxMessages {
 				if err == nil {
-					_, err = put.ExecContext(ctx, id, slot, (slot+keep-1)%keep+1, text)
+					_, err = put.ExecContext(ctx, id, slot, (slot+maxMessages-1)%maxMessages+1, text)
 				}
 			}
 		}

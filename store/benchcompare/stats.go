@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// spread is a median with both ends. The zero value is of no values.
+// spread is the median, minimum and maximum of n values. The zero value is the spread of no values.
 type spread struct {
 	median, least, most float64
 	n                   int
@@ -21,8 +21,8 @@ func spreadOf(values []float64) spread {
 	return spread{median: (sorted[(n-1)/2] + sorted[n/2]) / 2, least: sorted[0], most: sorted[n-1], n: n}
 }
 
-// ratios divides round by round, so that what slows the whole machine down cancels out. Of
-// no use where one of the two was not measured: it returns nil.
+// ratios returns the ratio of each round, which cancels a slow machine out. It returns nil if one of the
+// two was not measured.
 func ratios(of, by []float64) []float64 {
 	if len(of) != len(by) {
 		return nil
@@ -37,7 +37,7 @@ func ratios(of, by []float64) []float64 {
 	return all
 }
 
-// percentile returns the least of the durations that p in a hundred do not exceed; 0 of none.
+// percentile returns the smallest duration that p percent of the durations do not exceed, or 0 for none.
 func percentile(durations []time.Duration, p float64) time.Duration {
 	if len(durations) == 0 {
 		return 0

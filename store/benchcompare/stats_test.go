@@ -24,13 +24,12 @@ func TestSpread(t *testing.T) {
 			t.Errorf("spreadOf(%v) = %v, want %v", c.values, got, c.want)
 		}
 		if !slices.Equal(c.values, before) {
-			t.Errorf("spreadOf changed what it was given to %v", c.values)
+			t.Errorf("spreadOf changed its argument to %v, want %v", c.values, before)
 		}
 	}
 }
 
-// TestRatios divides within the rounds: a machine that is half as fast in one round changes
-// nothing.
+// TestRatios checks that a machine which is half as fast in one round does not change the ratios.
 func TestRatios(t *testing.T) {
 	for _, c := range []struct {
 		of, by, want []float64
@@ -41,7 +40,7 @@ func TestRatios(t *testing.T) {
 		{nil, nil, nil},
 	} {
 		if diff := cmp.Diff(c.want, ratios(c.of, c.by)); diff != "" {
-			t.Errorf("ratios(%v, %v): %s", c.of, c.by, diff)
+			t.Errorf("ratios(%v, %v) (-want +got):\n%s", c.of, c.by, diff)
 		}
 	}
 }
@@ -71,7 +70,7 @@ func TestPercentile(t *testing.T) {
 func TestTimings(t *testing.T) {
 	var all timings
 	start := time.Unix(1000, 0)
-	for i := range 10 { // The i-th takes i + 1 s, and begins 10 s after the one before.
+	for i := range 10 { // Call i takes i + 1 s and starts 10 s after the previous one.
 		all.add(start.Add(time.Duration(i)*10*time.Second), time.Duration(i+1)*time.Second)
 	}
 	for _, c := range []struct {
@@ -80,21 +79,22 @@ func TestTimings(t *testing.T) {
 	}{
 		{0, 100 * time.Second, 10 * time.Second},
 		{0, 20 * time.Second, 2 * time.Second},
-		{32 * time.Second, 33 * time.Second, 4 * time.Second}, // lies within the call
+		{32 * time.Second, 33 * time.Second, 4 * time.Second}, // within the call
 		{35 * time.Second, 39 * time.Second, 0},
 	} {
 		if got := all.percentile(start.Add(c.from), start.Add(c.to), 100); got != c.want {
-			t.Errorf("from %v to %v the slowest took %v, want %v", c.from, c.to, got, c.want)
+			t.Errorf("percentile(%v, %v, 100) = %v, want %v", c.from, c.to, got, c.want)
 		}
 	}
 }
 
-// TestOrder gives everyone one turn in a round, and begins with others in other rounds.
+// TestOrder checks that each measurement is made once in a round, and that rounds start with different
+// ones.
 func TestOrder(t *testing.T) {
 	for n := range 40 {
-		all := make([]*contestant, n)
+		all := make([]*measurement, n)
 		for i := range all {
-			all[i] = &contestant{callers: i}
+			all[i] = &measurement{callers: i}
 		}
 		firsts := make(map[int]bool)
 		for round := range 6 {
@@ -108,15 +108,15 @@ func TestOrder(t *testing.T) {
 			slices.Sort(turns)
 			for i, turn := range turns {
 				if turn != i {
-					t.Fatalf("%d contestants, round %d: turns are %v", n, round, turns)
+					t.Fatalf("order(%d measurements, round %d) = %v, want each once", n, round, turns)
 				}
 			}
 			if len(turns) != n {
-				t.Fatalf("%d contestants, round %d: %d turns", n, round, len(turns))
+				t.Fatalf("order(%d measurements, round %d) = %d measurements, want %d", n, round, len(turns), n)
 			}
 		}
 		if want := min(n, 3); len(firsts) < want {
-			t.Errorf("%d contestants: only %d of them were ever the first", n, len(firsts))
+			t.Errorf("first measurements of 6 rounds of %d = %d different ones, want %d or more", n, len(firsts), want)
 		}
 	}
 }

@@ -7,24 +7,23 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// system is something that keeps conversations. Its methods but close may be called from
-// many goroutines at once.
+// system is a store of conversations. All methods except close may be called concurrently.
 type system interface {
-	// append adds a message to a conversation, drops all but the newest keep, and puts its
-	// end off to a life from now. When it returns all that is durable. It makes the
-	// conversation when there is none.
+	// append adds a message to a conversation, drops all but the newest maxMessages, and sets the expiry of
+	// the conversation to ttl from now. The write is durable when append returns. If the conversation does
+	// not exist, append creates it.
 	append(ctx context.Context, id, message string) error
-	// read returns the messages of a conversation that has not ended, oldest first.
+	// read returns the messages of a conversation that has not expired, oldest first.
 	read(ctx context.Context, id string) ([]string, error)
-	// remaining returns how long a conversation has until it ends.
+	// remaining returns the time until a conversation expires.
 	remaining(ctx context.Context, id string) (time.Duration, error)
-	// fill makes the first n conversations, with keep messages each.
+	// fill creates the first n conversations with maxMessages messages each.
 	fill(ctx context.Context, n int) error
 	// close ends the system and its processes.
 	close() error
 }
 
-// fillInSteps calls write for steps of at most size conversations, several at once.
+// fillInSteps calls write for ranges of size conversations at most, atOnce of them concurrently.
 func fillInSteps(ctx context.Context, n, size, atOnce int, write func(ctx context.Context, first, end int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestMain is also what runCeiling's process runs in tests.
+// TestMain runs the tests, or the ceiling process that tests start.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == serveCeiling {
 		if err := runCeiling(context.Background(), os.Args[2], os.Stdout); err != nil {
@@ -30,11 +30,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// newDir is a directory that other users may pass through, since PostgreSQL runs as one.
+// newDir returns a new directory that other users can enter, because PostgreSQL runs as another user.
 func newDir(t *testing.T) string {
 	t.Helper()
 	runtime.LockOSThread()                       // See startProcess.
-	dir, err := os.MkdirTemp("", "benchcompare") //nolint:usetesting // Others may not pass through t.TempDir.
+	dir, err := os.MkdirTemp("", "benchcompare") //nolint:usetesting // Other users cannot enter t.TempDir.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,27 +49,27 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
-// buildParley builds the program of this service.
+// buildParley builds parleyd and returns its path.
 func buildParley(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "parleyd")
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./server")
 	build.Dir = "../.."
-	if said, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, said)
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build ./server: %v\n%s", err, output)
 	}
 	return program
 }
 
-// TestRivals starts each rival, fills it, and has it checked as a run does.
-func TestRivals(t *testing.T) {
-	for _, rival := range rivals() {
-		t.Run(rival.name, func(t *testing.T) {
-			dir := filepath.Join(newDir(t), "rival")
+// TestCompetitors starts, fills and checks each competitor, as a run does.
+func TestCompetitors(t *testing.T) {
+	for _, competitor := range competitors() {
+		t.Run(competitor.name, func(t *testing.T) {
+			dir := filepath.Join(newDir(t), "data")
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
-			s, version, err := rival.start(t.Context(), dir)
+			s, version, err := competitor.start(t.Context(), dir)
 			if missing, ok := errors.AsType[*missingError](err); ok {
 				t.Skip("NOT RUN: ", missing)
 			}
@@ -82,7 +82,7 @@ func TestRivals(t *testing.T) {
 				}
 			}()
 			if version == "" || strings.Contains(version, "unknown") {
-				t.Errorf("version %q", version)
+				t.Errorf("version = %q, want a known one", version)
 			}
 			testSystem(t, s)
 		})
@@ -98,25 +98,25 @@ func testSystem(t *testing.T, s system) {
 	}
 	for i := range filled {
 		messages, err := s.read(t.Context(), conversationID(i))
-		if err != nil || len(messages) != keep || messages[0] != message(messageBytes) {
-			t.Fatalf("conversation %d was filled with %d messages: %v", i, len(messages), err)
+		if err != nil || len(messages) != maxMessages || messages[0] != message(messageBytes) {
+			t.Fatalf("read(conversation %d) after fill = %d messages, %v; want %d", i, len(messages), err, maxMessages)
 		}
 	}
-	// One that was filled goes on as any other.
+	// A filled conversation accepts appends.
 	id := conversationID(filled / 2)
 	if err := s.append(t.Context(), id, numbered(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 	messages, err := s.read(t.Context(), id)
-	if err != nil || len(messages) != keep || messages[keep-1] != numbered(0, 0) || messages[keep-2] != message(messageBytes) {
-		t.Errorf("a filled conversation has %d messages after an append: %v", len(messages), err)
+	if err != nil || len(messages) != maxMessages || messages[maxMessages-1] != numbered(0, 0) || messages[maxMessages-2] != message(messageBytes) {
+		t.Errorf("read after fill and an append = %d messages, %v; want %d with the new one last", len(messages), err, maxMessages)
 	}
 	if err := check(t.Context(), s); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestStoreInProcess is the same of our own store.
+// TestStoreInProcess fills and checks the store of this service.
 func TestStoreInProcess(t *testing.T) {
 	b, err := openBolt(newDir(t))
 	if err != nil {
@@ -128,11 +128,10 @@ func TestStoreInProcess(t *testing.T) {
 	}
 }
 
-// TestReadReplyBytes holds the replies of empty calls to the size of those that they stand
-// for.
+// TestReadReplyBytes checks that the replies of empty calls have the size of a reply to a read.
 func TestReadReplyBytes(t *testing.T) {
 	dir := newDir(t)
-	if err := fillFile(t.Context(), dir, filling{count: 1, messageBytes: messageBytes, end: time.Now().Add(life)}); err != nil {
+	if err := fillFile(t.Context(), dir, fillOptions{count: 1, messageBytes: messageBytes, end: time.Now().Add(ttl)}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := startParley(t.Context(), buildParley(t), dir)
@@ -152,28 +151,28 @@ func TestReadReplyBytes(t *testing.T) {
 	read := proto.Size(loaded)
 	for name, size := range map[string]int{"without interceptors": readReplyBytes, "with all interceptors": proto.Size(listed)} {
 		if size < read*97/100 || size > read*103/100 {
-			t.Errorf("the empty call %s has a reply of %d B, a read one of %d B", name, size, read)
+			t.Errorf("reply of the empty call %s = %d B, want about %d B as of a read", name, size, read)
 		}
 	}
 }
 
-// TestProcess tells of a program that does not serve, and leaves none behind.
+// TestProcess checks the errors of a program that does not serve, and that the program is ended.
 func TestProcess(t *testing.T) {
 	dir := newDir(t)
 	for name, c := range map[string]struct {
 		script, want string
 	}{
-		"ends":      {"echo no room >&2; exit 3", "exit status 3"},
-		"last word": {"echo no room >&2; exit 3", "it said: no room"},
+		"exit code": {"echo disk full >&2; exit 3", "exit status 3"},
+		"output":    {"echo disk full >&2; exit 3", "output: disk full"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := startProcess(dir, nil, "/bin/sh", "-c", c.script)
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = p.until(t.Context(), func(context.Context) error { return errors.New("nobody answers") })
+			err = p.awaitReady(t.Context(), func(context.Context) error { return errors.New("not ready") })
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("until: %v, want %q in it", err, c.want)
+				t.Errorf("awaitReady() = %v, want %q in it", err, c.want)
 			}
 		})
 	}
@@ -183,79 +182,79 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		err = p.until(ctx, func(context.Context) error {
+		err = p.awaitReady(ctx, func(context.Context) error {
 			cancel()
-			return errors.New("nobody answers")
+			return errors.New("not ready")
 		})
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("until: %v", err)
+			t.Errorf("awaitReady() = %v, want %v", err, context.Canceled)
 		}
 		if err := syscall.Kill(p.pid(), 0); !errors.Is(err, syscall.ESRCH) {
-			t.Errorf("it is still there: %v", err)
+			t.Errorf("kill(%d, 0) after awaitReady = %v, want %v", p.pid(), err, syscall.ESRCH)
 		}
 	})
 	if _, err := startProcess(dir, nil, filepath.Join(dir, "missing")); err == nil {
-		t.Error("a program that does not exist was started")
+		t.Error("startProcess of a missing program succeeded, want an error")
 	}
 }
 
-// TestRun is a short run as a whole: it measures, writes its table, and leaves nothing.
+// TestRun makes a short run. It must measure, write its table, and leave no files.
 func TestRun(t *testing.T) {
 	dir := newDir(t)
 	s := settings{
 		parleyd: buildParley(t), dir: dir, rounds: 2, slice: 100 * time.Millisecond,
-		conversations: 300, small: 100, large: 400, expired: 500, only: ownOnly(), date: "today",
+		conversations: 300, small: 100, large: 400, expired: 500, only: ownTargets(), date: "today",
 	}
 	var table strings.Builder
 	if err := run(t.Context(), s, &table, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Measured today", "| " + service + " |", "| " + chainedCall + " |", "| " + sized(400) + " |", "while 500 expired"} {
+	for _, want := range []string{"Measured today", "| " + service + " |", "| " + chainedCall + " |", "| " + sizedName(400) + " |", "while 500 expired"} {
 		if !strings.Contains(table.String(), want) {
-			t.Errorf("%q is not in the table:\n%s", want, table.String())
+			t.Errorf("table lacks %q:\n%s", want, table.String())
 		}
 	}
 	for line := range strings.Lines(table.String()) {
 		if strings.Contains(line, "not measured") && !strings.Contains(line, "etcd") {
-			t.Error(line)
+			t.Errorf("goal is not measured: %s", line)
 		}
 	}
-	empty(t, dir)
+	wantEmpty(t, dir)
 }
 
-// TestRunEnds ends a run when it has hardly begun.
+// TestRunEnds cancels a run when it starts to measure.
 func TestRunEnds(t *testing.T) {
 	dir := newDir(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s := settings{
 		parleyd: buildParley(t), dir: dir, rounds: 1, slice: time.Minute,
-		conversations: 100, small: 50, large: 200, only: ownOnly(),
+		conversations: 100, small: 50, large: 200, only: ownTargets(),
 	}
-	err := run(ctx, s, io.Discard, cancelling(cancel))
+	err := run(ctx, s, io.Discard, cancelWriter(cancel))
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("run: %v", err)
+		t.Errorf("run() = %v, want %v", err, context.Canceled)
 	}
-	empty(t, dir)
+	wantEmpty(t, dir)
 }
 
-// cancelling cancels when everything is ready.
-type cancelling context.CancelFunc
+// cancelWriter calls the function when all targets are ready.
+type cancelWriter context.CancelFunc
 
-func (c cancelling) Write(p []byte) (int, error) {
-	if strings.HasPrefix(string(p), "all are ready") {
+func (c cancelWriter) Write(p []byte) (int, error) {
+	if strings.HasPrefix(string(p), "all targets are ready") {
 		c()
 	}
 	return len(p), nil
 }
 
-// empty checks that a run has removed what it had made.
-func empty(t *testing.T, dir string) {
+// wantEmpty checks that a run has removed its files.
+func wantEmpty(t *testing.T, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) > 0 {
-		t.Errorf("%d files are left: %v", len(left), err)
+		t.Errorf("files left by a run = %d, %v; want 0", len(left), err)
 	}
 }
 
-// ownOnly is for runs without rivals.
-func ownOnly() *regexp.Regexp { return regexp.MustCompile("service|store|call") }
+// ownTargets matches the measurements without competitors.
+func ownTargets() *regexp.Regexp { return regexp.MustCompile("service|store|call") }

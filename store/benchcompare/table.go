@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// report is what a run measured.
+// report is the result of a run.
 type report struct {
-	settings    settings
-	processors  int
-	memoryOf    string // the machine
-	goVersion   string
-	entrants    []*entrant
-	contestants []*contestant
-	quiet       []float64 // p99 of appends in s, one of each round
-	sweeping    []float64
-	starts      []float64     // in s
-	filled      time.Duration // how long it took to fill the largest store
-	memory      float64       // bytes; 0: not measured
-	notes       []string
+	settings      settings
+	processors    int
+	machineMemory string
+	goVersion     string
+	targets       []*target
+	measurements  []*measurement
+	quiet         []float64 // p99 of appends in s, one for each round
+	sweeping      []float64
+	starts        []float64     // times of starts in s
+	filled        time.Duration // time to fill the largest store
+	memory        float64       // in bytes; 0 if not measured
+	notes         []string
 }
 
-// memoryMB is memory as the value of a goal.
+// memoryMB returns the memory as the values of a goal.
 func (r *report) memoryMB() []float64 {
 	if r.memory == 0 {
 		return nil
@@ -32,23 +32,23 @@ func (r *report) memoryMB() []float64 {
 	return []float64{r.memory / 1e6}
 }
 
-// find returns a contestant; nil when it did not take part.
-func (r *report) find(operation, name string, callers int) *contestant {
-	i := slices.IndexFunc(r.contestants, func(c *contestant) bool {
+// find returns a measurement, or nil if it was not made.
+func (r *report) find(operation, name string, callers int) *measurement {
+	i := slices.IndexFunc(r.measurements, func(c *measurement) bool {
 		return c.operation == operation && c.name == name && c.callers == callers
 	})
 	if i < 0 {
 		return nil
 	}
-	return r.contestants[i]
+	return r.measurements[i]
 }
 
-// write writes it in Markdown.
+// write writes the report as Markdown.
 func (r *report) write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Measured %s on %d processors with %s of memory: %d rounds of %v each, median (least–most) of the rounds; "+
 		"%s conversations of the newest %d messages of %d B. %s.\n",
-		r.settings.date, r.processors, r.memoryOf, r.settings.rounds, r.settings.slice, count(r.settings.conversations), keep, messageBytes,
+		r.settings.date, r.processors, r.machineMemory, r.settings.rounds, r.settings.slice, count(r.settings.conversations), maxMessages, messageBytes,
 		strings.Join(r.versions(), ", "))
 	for _, operation := range []string{appending, reading, appendingSizes, readingSizes} {
 		r.writeOperation(&b, operation)
@@ -58,19 +58,19 @@ func (r *report) write(w io.Writer) error {
 		fmt.Fprintln(&b, g.row())
 	}
 	fmt.Fprintln(&b)
-	for _, note := range append(r.standingNotes(), r.notes...) {
+	for _, note := range append(r.fixedNotes(), r.notes...) {
 		fmt.Fprintf(&b, "- %s\n", note)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// writeOperation writes the table of an operation: for each system the calls in a second,
-// and the ratio to one of them.
+// writeOperation writes the table of an operation: the calls per second of each target, and the ratio to
+// the base.
 func (r *report) writeOperation(b *strings.Builder, operation string) {
 	base := service
 	if operation == appendingSizes || operation == readingSizes {
-		base = sized(r.settings.conversations)
+		base = sizedName(r.settings.conversations)
 	}
 	names := r.names(operation, base)
 	if len(names) == 0 {
@@ -93,18 +93,18 @@ func (r *report) writeOperation(b *strings.Builder, operation string) {
 		}
 		fmt.Fprintln(b)
 	}
-	for _, e := range r.entrants {
+	for _, e := range r.targets {
 		if e.missing != nil && base == service {
 			fmt.Fprintf(b, "| %s | %v | | | |\n", e.name, e.missing)
 		}
 	}
 }
 
-// names are the systems measured in an operation, that first with which the others are
-// compared, then in the order in which they were set up.
+// names returns the targets measured in an operation: first the base, then the others in the order in
+// which they were set up.
 func (r *report) names(operation, base string) []string {
 	var names []string
-	for _, c := range r.contestants {
+	for _, c := range r.measurements {
 		if c.operation == operation && !slices.Contains(names, c.name) {
 			names = append(names, c.name)
 		}
@@ -121,10 +121,10 @@ func (r *report) names(operation, base string) []string {
 	return names
 }
 
-// versions are those of all programs, each once.
+// versions returns the versions of all programs without duplicates.
 func (r *report) versions() []string {
 	versions := []string{r.goVersion}
-	for _, e := range r.entrants {
+	for _, e := range r.targets {
 		if e.version != "" && !slices.Contains(versions, e.version) {
 			versions = append(versions, e.version)
 		}
@@ -132,5 +132,5 @@ func (r *report) versions() []string {
 	return versions
 }
 
-// whole writes a number without its fraction.
+// whole formats a number without its fraction.
 func whole(v float64) string { return fmt.Sprintf("%.0f", v) }

@@ -9,26 +9,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTable compares a table with testdata/table.md, in which goals are met, missed and not
-// measured, and one rival is not installed.
+// TestTable compares a table with testdata/table.md. Its goals are met, missed and not measured, and one
+// competitor is not installed.
 func TestTable(t *testing.T) {
 	r := &report{
 		settings: settings{
 			rounds: 3, slice: time.Second, conversations: 100_000, small: 1000, large: 1_000_000, expired: 100_000, date: "2026-01-02",
 		},
-		processors: 2,
-		memoryOf:   "8 GB",
-		goVersion:  "go1.26.0",
-		entrants: []*entrant{
+		processors:    2,
+		machineMemory: "8 GB",
+		goVersion:     "go1.26.0",
+		targets: []*target{
 			{name: service, version: "parleyd v1"},
-			{name: sized(1_000_000), version: "parleyd v1"},
+			{name: sizedName(1_000_000), version: "parleyd v1"},
 			{name: etcdTransaction, version: "etcd 3"},
 			{name: redisAlways, missing: &missingError{program: "redis-server", pkg: "redis-server"}},
 		},
-		contestants: []*contestant{
+		measurements: []*measurement{
 			{operation: appending, name: service, callers: 64, rates: []float64{120, 60, 240}},
-			{operation: appendingSizes, name: sized(1_000_000), callers: 64, rates: []float64{60, 30, 120}},
-			{operation: appendingSizes, name: sized(100_000), callers: 64, rates: []float64{120, 60, 240}},
+			{operation: appendingSizes, name: sizedName(1_000_000), callers: 64, rates: []float64{60, 30, 120}},
+			{operation: appendingSizes, name: sizedName(100_000), callers: 64, rates: []float64{120, 60, 240}},
 			{operation: appending, name: etcdTransaction, callers: 64, rates: []float64{100, 50, 100}},
 			{operation: reading, name: service, callers: 1, rates: []float64{10, 11, 12}},
 			{operation: reading, name: etcdTransaction, callers: 1, rates: []float64{5, 5, 5}},
@@ -46,6 +46,6 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Error(diff)
+		t.Errorf("write() (-want +got):\n%s", diff)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// What the entrants are called in the table; goals go by these names.
+// Names of the targets in the table. Goals refer to them.
 const (
 	service         = "this service"
 	serviceWithLog  = "this service, interaction log on"
@@ -26,8 +26,8 @@ const (
 	chainedCall     = "empty call with all interceptors"
 )
 
-// entrant is a system that takes part, or the reason why it does not.
-type entrant struct {
+// target is a system that is measured, or the reason why it is not.
+type target struct {
 	name          string
 	conversations int
 	system        system
@@ -35,42 +35,42 @@ type entrant struct {
 	missing       error
 }
 
-// entrants are all that take part. Close them, whatever happens.
-type entrants struct {
+// targets are all systems of a run. They must be closed, also after an error.
+type targets struct {
 	settings
-	dir      string // for all files of this run
+	dir      string // directory of all files of the run
 	progress io.Writer
 
-	all     []*entrant
+	all     []*target
 	service *parley
 	large   *parley // with settings.large conversations
 	ceiling *ceiling
 	closers []func() error
 
-	filled time.Duration // how long the large file took
-	starts []float64     // how long the service took to start with it, in seconds
+	filled time.Duration // time to fill the largest store
+	starts []float64     // times of the service's starts with it, in seconds
 	notes  []string
 }
 
-// close ends all, the last one first.
-func (e *entrants) close() error {
+// close ends all systems in reverse order.
+func (t *targets) close() error {
 	var err error
-	for _, end := range slices.Backward(e.closers) {
+	for _, end := range slices.Backward(t.closers) {
 		err = errors.Join(err, end())
 	}
-	e.closers = nil
+	t.closers = nil
 	return err
 }
 
-// rival is what others would use.
-type rival struct {
+// competitor is another system than this service.
+type competitor struct {
 	name string
-	// start starts it with its files in a directory, and tells its version.
+	// start starts the system with its files in dir, and returns its version.
 	start func(ctx context.Context, dir string) (s system, version string, err error)
 }
 
-func rivals() []rival {
-	return []rival{
+func competitors() []competitor {
+	return []competitor{
 		{etcdTransaction, func(ctx context.Context, dir string) (system, string, error) { return openEtcd(ctx, dir, false) }},
 		{etcdWithLease, func(ctx context.Context, dir string) (system, string, error) { return openEtcd(ctx, dir, true) }},
 		{redisAlways, startRedis},
@@ -79,65 +79,65 @@ func rivals() []rival {
 	}
 }
 
-// open starts all. On an error too there may be some to close.
-func (e *entrants) open(ctx context.Context) error {
-	if err := e.openOwn(ctx); err != nil {
+// open starts this service and the competitors. After an error, some of them may have to be closed.
+func (t *targets) open(ctx context.Context) error {
+	if err := t.openOwn(ctx); err != nil {
 		return err
 	}
-	for _, rival := range rivals() {
-		if !e.wanted(rival.name, appending, reading) {
+	for _, c := range competitors() {
+		if !t.wanted(c.name, appending, reading) {
 			continue
 		}
-		if err := e.enter(ctx, rival); err != nil {
-			return fmt.Errorf("%s: %w", rival.name, err)
+		if err := t.add(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
 		}
 	}
 	return nil
 }
 
-// enter starts a rival, fills it and checks it. One whose program is missing is noted.
-func (e *entrants) enter(ctx context.Context, r rival) error {
+// add starts a competitor, fills it and checks it. If its program is missing, add records that.
+func (t *targets) add(ctx context.Context, c competitor) error {
 	began := time.Now()
-	dir, err := e.subdir(r.name)
+	dir, err := t.subdir(c.name)
 	if err != nil {
 		return err
 	}
-	s, version, err := r.start(ctx, dir)
+	s, version, err := c.start(ctx, dir)
 	if missing, ok := errors.AsType[*missingError](err); ok {
-		e.all = append(e.all, &entrant{name: r.name, missing: missing})
-		fmt.Fprintf(e.progress, "%s: %v\n", r.name, missing)
+		t.all = append(t.all, &target{name: c.name, missing: missing})
+		fmt.Fprintf(t.progress, "%s: %v\n", c.name, missing)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	e.closers = append(e.closers, s.close)
-	e.all = append(e.all, &entrant{name: r.name, conversations: e.conversations, system: s, version: version})
-	if err := errors.Join(s.fill(ctx, e.conversations), check(ctx, s)); err != nil {
+	t.closers = append(t.closers, s.close)
+	t.all = append(t.all, &target{name: c.name, conversations: t.conversations, system: s, version: version})
+	if err := errors.Join(s.fill(ctx, t.conversations), check(ctx, s)); err != nil {
 		return err
 	}
-	fmt.Fprintf(e.progress, "%s: filled and checked in %.1f s\n", r.name, time.Since(began).Seconds())
+	fmt.Fprintf(t.progress, "%s: filled and checked in %.1f s\n", c.name, time.Since(began).Seconds())
 	return nil
 }
 
-// wantedIn reports whether anything of a part is to be measured.
-func (e *entrants) wantedIn(p part) bool {
+// wantedIn reports whether any measurement of a part is wanted.
+func (t *targets) wantedIn(p part) bool {
 	if p.appending == appendingSizes {
-		return e.wanted(sized(e.settings.large), p.appending, p.reading)
+		return t.wanted(sizedName(t.settings.large), p.appending, p.reading)
 	}
 	names := []string{service, serviceWithLog, inProcess, bareRead, bareCall, chainedCall}
-	for _, r := range rivals() {
+	for _, r := range competitors() {
 		names = append(names, r.name)
 	}
-	return slices.ContainsFunc(names, func(name string) bool { return e.wanted(name, p.appending, p.reading) })
+	return slices.ContainsFunc(names, func(name string) bool { return t.wanted(name, p.appending, p.reading) })
 }
 
-// wanted reports whether any of the operations of an entrant is to be measured.
-func (e *entrants) wanted(name string, operations ...string) bool {
+// wanted reports whether any of the operations of a target is to be measured.
+func (t *targets) wanted(name string, operations ...string) bool {
 	for _, operation := range operations {
 		for _, callers := range clientCounts() {
-			c := contestant{operation: operation, name: name, callers: callers}
-			if e.only.MatchString(c.String()) {
+			c := measurement{operation: operation, name: name, callers: callers}
+			if t.only.MatchString(c.String()) {
 				return true
 			}
 		}
@@ -145,13 +145,14 @@ func (e *entrants) wanted(name string, operations ...string) bool {
 	return false
 }
 
-// subdir makes a directory for an entrant.
-func (e *entrants) subdir(name string) (string, error) {
-	dir := filepath.Join(e.dir, fileName(name))
+// subdir creates a directory for a target.
+func (t *targets) subdir(name string) (string, error) {
+	dir := filepath.Join(t.dir, fileName(name))
 	return dir, os.Mkdir(dir, 0o700)
 }
 
-// fileName makes a name one that is safe in a path: letters, digits and dashes.
+// fileName returns a name that is safe in a path: it replaces all characters except letters and digits
+// with dashes.
 func fileName(name string) string {
 	out := []byte(name)
 	for i, b := range out {

@@ -8,35 +8,34 @@ import (
 	"time"
 )
 
-// What every system keeps: conversations of the newest keep messages of messageBytes each,
-// which end life after their last append.
+// The data of every system: conversations of the newest maxMessages messages with messageBytes each,
+// which expire ttl after their last append.
 const (
-	keep         = 20
+	maxMessages  = 20
 	messageBytes = 500
-	life         = time.Hour
+	ttl          = time.Hour
 )
 
-// errNoConversation says that a conversation is missing or has ended.
+// errNoConversation is the error that a conversation does not exist or has expired.
 var errNoConversation = errors.New("no such conversation")
 
-// maxCallers is the most that call at once.
+// maxCallers is the maximum number of concurrent callers.
 const maxCallers = 64
 
-// message returns the text of a message of that many bytes.
+// message returns a text of this size.
 func message(bytes int) string {
 	const words = "all happy families are alike "
 	return strings.Repeat(words, bytes/len(words)+1)[:bytes]
 }
 
-// conversationID names the conversation of a number. All are UUIDs in form; they rise, so
-// that every system is filled in its best order.
+// conversationID returns the id of the i-th conversation. It has the form of a UUID. The ids rise, so that
+// every system is filled in its best order.
 func conversationID(i int) string { return fmt.Sprintf("%08x-0000-4000-8000-%012x", i, i) }
 
-// anyOf returns a function that names any of the first n conversations, each as likely as
-// the others.
+// anyOf returns a function that returns the id of a random one of the first n conversations.
 func anyOf(n int) func() string {
-	return func() string { return conversationID(rand.N(n)) } //nolint:gosec // Nobody is to be kept from guessing.
+	return func() string { return conversationID(rand.N(n)) } //nolint:gosec // The choice is no secret.
 }
 
-// clientCounts are how many clients call at once.
+// clientCounts returns the numbers of concurrent clients that are measured.
 func clientCounts() []int { return []int{1, maxCallers} }
