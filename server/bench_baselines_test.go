@@ -18,21 +18,21 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// contestants of the benchmark, those of a contest one after the other.
-func (s *benchServer) contestants(b *testing.B) []*contestant {
+// benchCases returns the cases of BenchmarkService, ordered by group.
+func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 	b.Helper()
 	batched := openBatched(b, s)
 	id := s.ids[0]
 	appended, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{s.message}})
-	check(b, err)
+	must(b, err)
 	loaded, err := s.client.LoadConversation(s.ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
-	check(b, err)
+	must(b, err)
 	summed, err := s.client.GetRoutingSummary(s.ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: id})
-	check(b, err)
+	must(b, err)
 
-	var all []*contestant
-	add := func(contest string, callers int, name string, caller func() (call, error), beside ...comparison) *contestant {
-		c := newContestant(contest, callers, name, caller, beside...)
+	var all []*benchCase
+	add := func(group string, callers int, name string, caller func() (call, error), comparisons ...comparison) *benchCase {
+		c := newBenchCase(group, callers, name, caller, comparisons...)
 		all = append(all, c)
 		return c
 	}
@@ -53,16 +53,16 @@ func (s *benchServer) contestants(b *testing.B) []*contestant {
 		add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})
 
 		empty = add("summary", callers, "empty call", s.calling(summed))
-		add("summary", callers, "gRPC", s.summing, comparison{empty, expect(0.55, 0)})
+		add("summary", callers, "gRPC", s.readingSummary, comparison{empty, expect(0.55, 0)})
 
 		empty = add("not modified", callers, "empty call", s.calling(&parleyv1.GetRoutingSummaryResponse{NotModified: true}))
-		add("not modified", callers, "gRPC", s.polling, comparison{empty, expect(0.85, 0)})
+		add("not modified", callers, "gRPC", s.readingUnmodified, comparison{empty, expect(0.85, 0)})
 	}
-	return append(all, s.turnContestants(b)...)
+	return append(all, s.turnCases(b)...)
 }
 
-// plainService answers as many bytes as the request says. It is served with the options and
-// interceptors of the others.
+// plainService returns a service that answers with as many bytes as the request says. It is served with
+// the options and interceptors of the other services.
 func plainService() *grpc.ServiceDesc {
 	zeros := make([]byte, maxGRPCBytes)
 	answer := func(_ context.Context, request any) (any, error) {
@@ -84,11 +84,11 @@ func plainService() *grpc.ServiceDesc {
 	}
 }
 
-// plainCall is the method of plainService.
+// plainCall is the name of the method of plainService.
 const plainCall = "/bench.Plain/Call"
 
-// sizeRequest asks plainService for replies as large as that one. There are none of one or
-// two bytes: those have three, since grpc takes a shorter way with none.
+// sizeRequest returns a request to plainService for a reply as large as this one. Replies of one or two
+// bytes do not exist: they have three, because gRPC has a shorter path for empty ones.
 func sizeRequest(reply proto.Message) *wrapperspb.Int32Value {
 	plain := &wrapperspb.BytesValue{Value: make([]byte, proto.Size(reply))}
 	for len(plain.Value) > 1 && proto.Size(plain) > proto.Size(reply) {
@@ -97,7 +97,7 @@ func sizeRequest(reply proto.Message) *wrapperspb.Int32Value {
 	return wrapperspb.Int32(int32(len(plain.Value)))
 }
 
-// calling makes an empty call with a reply of that one's size.
+// calling returns an empty call with a reply of this reply's size.
 func (s *benchServer) calling(reply proto.Message) func() (call, error) {
 	request := sizeRequest(reply)
 	return func() (call, error) {
@@ -109,32 +109,32 @@ func (s *benchServer) calling(reply proto.Message) func() (call, error) {
 	}
 }
 
-// batched is bbolt alone: values as large as the store's, in one bucket, each append in a
-// call of db.Batch that moves the bytes which an append must move, and does nothing else.
+// batched is a bbolt file without the store. Its values are as large as the store's, in one bucket. An
+// append is one call of db.Batch that copies the bytes that an append must copy, and does nothing else.
 type batched struct {
 	db            *bolt.DB
 	conversations int
-	header        int // bytes ahead of the messages
+	header        int // number of bytes before the messages
 	frame         store.Frame
 }
 
-// openBatched fills a file with what s holds.
+// openBatched fills a file with the data of s.
 func openBatched(b *testing.B, s *benchServer) *batched {
 	b.Helper()
 	stats, err := s.store.Stats(s.ctx)
-	check(b, err)
+	must(b, err)
 	snapshot, err := s.store.Read(s.ctx, &store.Read{Tenant: auth.DefaultTenant, ConversationID: s.ids[0], Newest: -1})
-	check(b, err)
+	must(b, err)
 	d := &batched{conversations: len(s.ids), header: int(stats.Bytes/stats.Conversations) - len(snapshot.Messages)}
 	for d.frame = range snapshot.Messages.All() {
 		break
 	}
 	d.db, err = bolt.Open(filepath.Join(s.dir, "batched.db"), 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType, InitialMmapSize: 1 << 30})
-	check(b, err)
+	must(b, err)
 	b.Cleanup(func() { d.db.Close() })
 	value := append(make([]byte, d.header), snapshot.Messages...)
 	for first := 0; first < d.conversations; first += 256 {
-		check(b, d.db.Update(func(tx *bolt.Tx) error {
+		must(b, d.db.Update(func(tx *bolt.Tx) error {
 			bucket, err := tx.CreateBucketIfNotExists([]byte("conversations"))
 			for i := first; err == nil && i < min(first+256, d.conversations); i++ {
 				err = bucket.Put(batchedKey(i), value)
@@ -145,10 +145,10 @@ func openBatched(b *testing.B, s *benchServer) *batched {
 	return d
 }
 
-// batchedKey is as long as a key of the store, and as orderly.
+// batchedKey returns a key with the length and order of the store's keys.
 func batchedKey(i int) []byte { return binary.BigEndian.AppendUint64(make([]byte, 12), uint64(i)) }
 
-// appending cuts the oldest message off any conversation and adds one.
+// appending returns a call that removes the oldest message of a random conversation and adds one.
 func (d *batched) appending() (call, error) {
 	return func(done *atomic.Int64) error {
 		key := batchedKey(rand.N(d.conversations))

@@ -14,36 +14,36 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// BenchmarkHTTPDoor measures what JSON over HTTP adds to a load of 20 messages: one caller
-// loads a conversation over gRPC, then the same one over HTTP, and so on, and the medians of
-// both are compared. The reply over HTTP is read, not parsed: that is the client's part.
-func BenchmarkHTTPDoor(b *testing.B) {
-	const mostMicros = 100
+// BenchmarkHTTP measures the cost that JSON over HTTP adds to a load of 20 messages. One caller loads
+// conversations alternately over gRPC and over HTTP, and the medians are compared. The reply over HTTP
+// is read but not parsed, since parsing is the client's part.
+func BenchmarkHTTP(b *testing.B) {
+	const maxMicros = 100
 	rounds, slice := benchRounds(b)
-	s := openBenchServer(b, benchWatched)
+	s := openBenchServer(b, benchWatchedConversations)
 	client := &http.Client{Transport: new(http.Transport)}
 	defer client.CloseIdleConnections()
 	var overGRPC, overHTTP, added []float64
 	for round := range rounds + 1 { // The first warms up.
-		runtime.GC() // Nobody pays for the one before.
+		runtime.GC() // The garbage of the previous round must not slow this one down.
 		var took [2][]time.Duration
 		for start := time.Now(); time.Since(start) < 4*slice; {
 			id := s.anyID()
 			begin := time.Now()
 			reply, err := s.client.LoadConversation(s.ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
 			took[0] = append(took[0], time.Since(begin))
-			check(b, err)
+			must(b, err)
 			begin = time.Now()
 			body, err := s.loadOverHTTP(client, id)
 			took[1] = append(took[1], time.Since(begin))
-			check(b, err)
+			must(b, err)
 			if len(took[0]) == 1 {
-				check(b, sameMessages(reply, body))
+				must(b, sameMessages(reply, body))
 			}
 		}
 		if round > 0 {
-			direct, door := medianMicros(took[0]), medianMicros(took[1])
-			overGRPC, overHTTP, added = append(overGRPC, direct), append(overHTTP, door), append(added, door-direct)
+			direct, viaHTTP := medianMicros(took[0]), medianMicros(took[1])
+			overGRPC, overHTTP, added = append(overGRPC, direct), append(overHTTP, viaHTTP), append(added, viaHTTP-direct)
 		}
 	}
 	var table strings.Builder
@@ -51,9 +51,9 @@ func BenchmarkHTTPDoor(b *testing.B) {
 	row(&table, "a load of 20 messages over gRPC, median, µs", overGRPC)
 	row(&table, "the same over HTTP, median, µs", overHTTP)
 	cost := row(&table, "the difference, µs", added)
-	expectAtMost(&table, cost, mostMicros)
+	reportBound(&table, cost, maxMicros)
 	b.ReportMetric(cost, "http-door-µs")
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }
 
@@ -75,7 +75,7 @@ func (s *benchServer) loadOverHTTP(client *http.Client, id string) ([]byte, erro
 	return read, err
 }
 
-// sameMessages fails unless both replies have all messages.
+// sameMessages returns an error unless both replies have the same messages.
 func sameMessages(reply *parleyv1.LoadConversationResponse, body []byte) error {
 	var read struct{ Messages []struct{ Content string } }
 	if err := json.Unmarshal(body, &read); err != nil {
@@ -83,7 +83,7 @@ func sameMessages(reply *parleyv1.LoadConversationResponse, body []byte) error {
 	}
 	for i, message := range reply.GetMessages() {
 		if i >= len(read.Messages) || read.Messages[i].Content != message.GetContent() {
-			return fmt.Errorf("message %d is not the same over HTTP", i)
+			return fmt.Errorf("message %d differs over HTTP", i)
 		}
 	}
 	return nil

@@ -21,8 +21,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What BenchmarkSearchInteractions searches: the lines of 7 days, 20 of which hold the text.
-// PARLEY_BENCH_LOG_LINES makes them fewer.
+// BenchmarkSearchInteractions searches the entries of 7 days, 20 of which contain the text.
+// PARLEY_BENCH_LOG_LINES sets another number of entries.
 const (
 	benchLines = 1_000_000
 	benchDays  = 7
@@ -30,29 +30,29 @@ const (
 	benchText  = "quarterly goals"
 )
 
-// BenchmarkSearchInteractions measures a call of SearchInteractions for a rare text, from a
-// client to a server that is a process of its own, in turns with grep -i on the same files.
+// BenchmarkSearchInteractions measures calls of SearchInteractions for a rare text, to a server in a
+// process of its own, alternately with grep -i on the same files.
 func BenchmarkSearchInteractions(b *testing.B) {
-	const mostMillis = 1000
+	const maxMillis = 1000
 	rounds, _ := benchRounds(b)
 	lines := benchSetting(b, "LOG_LINES", positive, benchLines)
 	dataDir := b.TempDir()
 	files, err := writeInteractions(filepath.Join(dataDir, "interactions"), lines)
-	check(b, err)
+	must(b, err)
 	client := startBenchServer(b, dataDir)
 	var ours, greps, ratios []float64
 	for round := range rounds + 1 { // The first warms up.
 		start := time.Now()
 		reply, err := client.SearchInteractions(b.Context(), &parleyv1.SearchInteractionsRequest{Query: benchText})
 		call := time.Since(start)
-		check(b, err)
+		must(b, err)
 		if n := len(reply.GetInteractions()); n != benchRare {
-			b.Fatalf("%d interactions found, %d are there", n, benchRare)
+			b.Fatalf("SearchInteractions = %d interactions, want %d", n, benchRare)
 		}
 		start = time.Now()
 		grep := exec.CommandContext(b.Context(), "grep", append([]string{"-ih", "--", benchText}, files...)...)
-		_, err = grep.Output() // Into a pipe: grep stops early where nobody reads.
-		check(b, err)
+		_, err = grep.Output() // With output to /dev/null, grep would stop at the first match.
+		must(b, err)
 		if took := time.Since(start); round > 0 {
 			ours, greps = append(ours, 1000*call.Seconds()), append(greps, 1000*took.Seconds())
 			ratios = append(ratios, call.Seconds()/took.Seconds())
@@ -62,13 +62,13 @@ func BenchmarkSearchInteractions(b *testing.B) {
 	fmt.Fprintf(&table, "%d lines of %d days; median of %d rounds, least to most; client and server share %d processors\n",
 		lines, benchDays, rounds, runtime.GOMAXPROCS(0))
 	middle := row(&table, "SearchInteractions for a rare text, ms", ours)
-	expectAtMost(&table, middle, mostMillis)
+	reportBound(&table, middle, maxMillis)
 	row(&table, "grep -i on the files, ms", greps)
 	ratio := row(&table, "SearchInteractions / grep -i, time", ratios)
-	expectAtMost(&table, ratio, 1)
+	reportBound(&table, ratio, 1)
 	b.ReportMetric(middle, "search-ms")
 	b.ReportMetric(ratio, "search/grep")
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }
 
@@ -76,18 +76,18 @@ func BenchmarkSearchInteractions(b *testing.B) {
 func startBenchServer(b *testing.B, dataDir string) parleyv1.InteractionLogServiceClient {
 	b.Helper()
 	self, err := os.Executable()
-	check(b, err)
+	must(b, err)
 	process := exec.CommandContext(b.Context(), self, "--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json", "--data-dir="+dataDir)
 	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
 	process.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1")
 	stderr, err := process.StderrPipe()
-	check(b, err)
-	check(b, process.Start())
+	must(b, err)
+	must(b, process.Start())
 	log, ended := logLines{more: make(chan struct{})}, make(chan struct{})
 	go func() {
 		defer close(ended)
 		log.read(stderr)
-		_ = process.Wait() // It is killed.
+		_ = process.Wait() // The error is that it was killed.
 	}()
 	b.Cleanup(func() {
 		_ = process.Process.Kill()
@@ -97,7 +97,7 @@ func startBenchServer(b *testing.B, dataDir string) parleyv1.InteractionLogServi
 		serving, more := log.find("serving grpc")
 		if len(serving) > 0 {
 			conn, err := grpc.NewClient(fmt.Sprint(serving[0]["address"]), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			check(b, err)
+			must(b, err)
 			b.Cleanup(func() { conn.Close() })
 			return parleyv1.NewInteractionLogServiceClient(conn)
 		}
@@ -109,8 +109,8 @@ func startBenchServer(b *testing.B, dataDir string) parleyv1.InteractionLogServi
 	}
 }
 
-// writeInteractions writes so many lines of about 500 B into the files of the days up to
-// today, evenly, and returns their paths.
+// writeInteractions writes entries of about 500 B, evenly into the files of the days up to today. It
+// returns the paths of the files.
 func writeInteractions(dir string, lines int) (files []string, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func writeInteractions(dir string, lines int) (files []string, err error) {
 	return files, nil
 }
 
-// benchWords are words of letters as frequent as in English.
+// benchWords returns words whose letters are as frequent as in English.
 func benchWords(random *rand.Rand) []string {
 	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbbvkxjqz"
 	words := make([]string, 5000)
@@ -161,7 +161,7 @@ func benchWords(random *rand.Rand) []string {
 	return words
 }
 
-// benchProse is a text of about 250 B as it stands in JSON, of a few lines.
+// benchProse returns a text of about 250 B and a few lines, encoded for JSON.
 func benchProse(random *rand.Rand, words []string) string {
 	var text strings.Builder
 	for range 20 + random.IntN(40) {

@@ -29,19 +29,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// What is measured: conversations of messages of so many bytes.
+// The number of messages of a conversation, and their size in bytes.
 const (
 	benchMessages = 20
 	benchContent  = 500
 )
 
-// benchServer is the service on a store in a file, wired as run does, and a client of it.
+// benchServer is the service on a store in a file, wired as in run, and a client of it.
 type benchServer struct {
 	ctx     context.Context //nolint:containedctx // the benchmark's
 	dir     string
 	config  *config.Config
 	log     *slog.Logger
-	store   *savesCounted
+	store   *saveCounter
 	talker  repeater
 	agents  *agent.Set
 	hub     *watch.Hub
@@ -52,49 +52,49 @@ type benchServer struct {
 	message *parleyv1.Message
 }
 
-// openBenchServer serves that many conversations until the benchmark ends; without an
-// interaction log, unless a flag says otherwise.
+// openBenchServer serves a number of conversations until the benchmark ends. The interaction log is off
+// unless a flag turns it on.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
 	c := loadConfig(b, append([]string{
 		"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
 	}, flags...), nil)
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
-	check(b, err)
+	must(b, err)
 	queue := newLogQueue(lines)
 	b.Cleanup(func() { queue.close(); lines.Close() })
 	log := newLogger(c, queue)
 
 	var turns *turn.Manager
 	hub := watch.New(watch.Options{})
-	kept, err := openStorage(b.Context(), c, log, func(committed []store.Change) {
+	opened, err := openStorage(b.Context(), c, log, func(committed []store.Change) {
 		hub.Committed(committed)
 		turns.Committed(committed)
 	}, func(err error) { b.Error(err) })
-	check(b, err)
+	must(b, err)
 	var maintaining sync.WaitGroup
-	if kept.interactions != nil {
-		maintaining.Go(func() { kept.interactions.Maintain(b.Context()) })
+	if opened.interactions != nil {
+		maintaining.Go(func() { opened.interactions.Maintain(b.Context()) })
 	}
 	b.Cleanup(func() {
 		maintaining.Wait()
-		check(b, kept.Close())
+		must(b, opened.Close())
 	})
 	talker := newTalker()
 	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()}})
-	check(b, err)
+	must(b, err)
 	s := &benchServer{
-		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &savesCounted{Store: kept}, talker: talker, agents: agents, hub: hub,
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: opened}, talker: talker, agents: agents, hub: hub,
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
 	turns = s.newTurns()
 	s.conn = s.serve(b, turns)
 	s.client = parleyv1.NewConversationServiceClient(s.conn)
-	check(b, s.fill(conversations))
+	must(b, s.fill(conversations))
 	return s
 }
 
-// newTurns is a manager that knows of no turn but what the store does.
+// newTurns returns a new manager. It knows only the turns in the store.
 func (s *benchServer) newTurns() *turn.Manager {
 	c := s.config
 	return turn.New(s.ctx, turn.Options{
@@ -103,13 +103,13 @@ func (s *benchServer) newTurns() *turn.Manager {
 	})
 }
 
-// serve serves the store with these turns and connects to that.
+// serve serves the store with these turns and connects to the server.
 func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
 	b.Helper()
 	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
-	check(b, err)
+	must(b, err)
 	transports, err := openTransports(s.ctx, s.config, service, s.log)
-	check(b, err)
+	must(b, err)
 	transports.grpc.RegisterService(plainService(), nil)
 	var serving errgroup.Group
 	transports.serve(&serving)
@@ -117,21 +117,21 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	b.Cleanup(func() {
 		transports.grpc.Stop()
 		transports.http.stop(context.WithoutCancel(s.ctx))
-		check(b, serving.Wait())
+		must(b, serving.Wait())
 	})
 	return connect(b, transports.grpcListener)
 }
 
-// connect makes a client's connection.
+// connect returns a connection of a client.
 func connect(b *testing.B, l net.Listener) *grpc.ClientConn {
 	b.Helper()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check(b, err)
+	must(b, err)
 	b.Cleanup(func() { conn.Close() })
 	return conn
 }
 
-func check(b *testing.B, err error) {
+func must(b *testing.B, err error) {
 	b.Helper()
 	if err != nil {
 		b.Fatal(err)
@@ -143,7 +143,7 @@ func benchMessage(role parleyv1.Role) *parleyv1.Message {
 	return &parleyv1.Message{Role: role, Content: text[:benchContent]}
 }
 
-// fill makes the conversations.
+// fill creates the conversations.
 func (s *benchServer) fill(conversations int) error {
 	var messages []*parleyv1.Message
 	for range benchMessages / 2 {
@@ -167,10 +167,10 @@ func (s *benchServer) appendTo(id string, messages []*parleyv1.Message) error {
 	return err
 }
 
-// anyID is that of any conversation, each as likely as the others.
+// anyID returns the id of a random conversation.
 func (s *benchServer) anyID() string { return s.ids[rand.N(len(s.ids))] }
 
-// appending appends a message to any conversation, with a request_id if told.
+// appending returns calls that append a message to a random conversation, with or without a request_id.
 func (s *benchServer) appending(requestID bool) func() (call, error) {
 	return func() (call, error) {
 		r := &parleyv1.AppendMessagesRequest{Messages: []*parleyv1.Message{s.message}}
@@ -186,7 +186,7 @@ func (s *benchServer) appending(requestID bool) func() (call, error) {
 	}
 }
 
-// appendingInProcess does the same without gRPC.
+// appendingInProcess is appending without gRPC.
 func (s *benchServer) appendingInProcess() (call, error) {
 	message := proto.CloneOf(s.message)
 	message.Id = uuid.NewString()
@@ -198,22 +198,22 @@ func (s *benchServer) appendingInProcess() (call, error) {
 	}, nil
 }
 
-// loading loads any conversation.
+// loading returns a call that loads a random conversation.
 func (s *benchServer) loading() (call, error) {
 	r := new(parleyv1.LoadConversationRequest)
 	return func(done *atomic.Int64) error {
 		r.ConversationId = s.anyID()
 		reply, err := s.client.LoadConversation(s.ctx, r)
 		if err == nil && len(reply.GetMessages()) != benchMessages {
-			err = fmt.Errorf("loaded %d messages", len(reply.GetMessages()))
+			err = fmt.Errorf("LoadConversation = %d messages, want %d", len(reply.GetMessages()), benchMessages)
 		}
 		done.Add(1)
 		return err
 	}, nil
 }
 
-// summing asks for the routing summary of any conversation.
-func (s *benchServer) summing() (call, error) {
+// readingSummary returns a call that reads the routing summary of a random conversation.
+func (s *benchServer) readingSummary() (call, error) {
 	r := new(parleyv1.GetRoutingSummaryRequest)
 	return func(done *atomic.Int64) error {
 		r.ConversationId = s.anyID()
@@ -223,14 +223,13 @@ func (s *benchServer) summing() (call, error) {
 	}, nil
 }
 
-// polled is how many conversations a caller of polling knows.
-const polled = 20
+// knownSummaries is how many summaries a caller of readingUnmodified knows.
+const knownSummaries = 20
 
-// polling asks for the summary of any conversation that it knows, if there is a newer one,
-// and there is none.
-func (s *benchServer) polling() (call, error) {
+// readingUnmodified returns a call that asks for a newer summary of a conversation that has not changed.
+func (s *benchServer) readingUnmodified() (call, error) {
 	known := &parleyv1.BatchGetRoutingSummariesRequest{MessageLimit: proto.Int32(0)}
-	for range polled {
+	for range knownSummaries {
 		known.ConversationIds = append(known.ConversationIds, s.anyID())
 	}
 	summaries, err := s.client.BatchGetRoutingSummaries(s.ctx, known)
@@ -239,11 +238,11 @@ func (s *benchServer) polling() (call, error) {
 	}
 	r := new(parleyv1.GetRoutingSummaryRequest)
 	return func(done *atomic.Int64) error {
-		last := summaries.GetSummaries()[rand.N(polled)]
+		last := summaries.GetSummaries()[rand.N(knownSummaries)]
 		r.ConversationId, r.KnownVersion = last.GetConversationId(), &last.Version
 		reply, err := s.client.GetRoutingSummary(s.ctx, r)
 		if err == nil && !reply.GetNotModified() {
-			err = fmt.Errorf("conversation %s has changed", r.GetConversationId())
+			err = fmt.Errorf("GetRoutingSummary(%s) = a new version, want not_modified", r.GetConversationId())
 		}
 		done.Add(1)
 		return err

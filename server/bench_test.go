@@ -17,19 +17,18 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// BenchmarkService measures the service beside what bounds it: the same call without a
-// service behind it, the store without gRPC before it, and bbolt's own db.Batch. Speed
-// drifts with the machine, so all take turns in one run, each for a short slice in every
-// round, and the ratios are those of slices in the same round. Client and server share the
-// processors. The data lies in the directory for temporary files, which must be on a disk
-// for the commits to mean anything; TMPDIR chooses another.
+// BenchmarkService compares the service with its bounds: an empty call, the store without gRPC, and
+// bbolt's db.Batch. The speed of a machine drifts, so every case runs for a short slice in every round,
+// and the ratios are those of slices in the same round. Client and server share the processors. The
+// data is in the directory for temporary files. It must be on a disk, since commits are measured;
+// TMPDIR selects another one.
 //
-// The environment sets how long it takes: PARLEY_BENCH_ROUNDS, PARLEY_BENCH_SLICE,
-// PARLEY_BENCH_CONVERSATIONS; PARLEY_BENCH_ONLY is a regular expression for the names of
-// contestants, such as "append-64/gRPC$", for a profile.
+// Environment variables set the length of the run: PARLEY_BENCH_ROUNDS, PARLEY_BENCH_SLICE and
+// PARLEY_BENCH_CONVERSATIONS. PARLEY_BENCH_ONLY is a regular expression of the names of the cases to
+// run, for example "append-64/gRPC$" for a profile.
 func BenchmarkService(b *testing.B) {
 	if b.N > 1 {
-		b.Skip("takes its own time: use -benchtime 1x")
+		b.Skip("benchmark sets its own time: use -benchtime 1x")
 	}
 	rounds := benchSetting(b, "ROUNDS", positive, 14)
 	slice := benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
@@ -38,13 +37,13 @@ func BenchmarkService(b *testing.B) {
 
 	start := time.Now()
 	s := openBenchServer(b, conversations)
-	all := slices.DeleteFunc(s.contestants(b), func(c *contestant) bool { return !only.MatchString(c.name) })
-	b.Logf("%d conversations of %d messages of %d B written in %.0f s; now %d contestants in %d rounds of %v",
+	all := slices.DeleteFunc(s.benchCases(b), func(c *benchCase) bool { return !only.MatchString(c.name) })
+	b.Logf("%d conversations of %d messages of %d B written in %.0f s; now %d cases in %d rounds of %v",
 		conversations, benchMessages, benchContent, time.Since(start).Seconds(), len(all), rounds, slice)
 
 	for round := range rounds + 1 { // The first warms up.
 		for _, c := range order(all, round, rounds) {
-			runtime.GC() // Nobody pays for the one before.
+			runtime.GC() // The garbage of the previous case must not slow this one down.
 			rate, cost, err := c.measure(b, slice*time.Duration(c.slices))
 			if err != nil {
 				b.Fatalf("%s: %v", c.name, err)
@@ -57,7 +56,7 @@ func BenchmarkService(b *testing.B) {
 	report(b, all)
 }
 
-// benchSetting reads a variable of the environment.
+// benchSetting parses an environment variable. If it is not set, the result is otherwise.
 func benchSetting[T any](b *testing.B, name string, parse func(string) (T, error), otherwise T) T {
 	b.Helper()
 	text := os.Getenv("PARLEY_BENCH_" + name)
@@ -79,51 +78,52 @@ func positive(text string) (int, error) {
 	return n, err
 }
 
-// order lets each round begin with another contestant, and every other go backwards.
-func order(all []*contestant, round, rounds int) []*contestant {
+// order returns the order of a round. Each round starts with another case, and every other round is
+// reversed.
+func order(all []*benchCase, round, rounds int) []*benchCase {
 	first := round * len(all) / (rounds + 1)
-	turns := slices.Concat(all[first:], all[:first])
+	ordered := slices.Concat(all[first:], all[:first])
 	if round%2 == 1 {
-		slices.Reverse(turns)
+		slices.Reverse(ordered)
 	}
-	return turns
+	return ordered
 }
 
-// contestant is something whose speed is measured.
-type contestant struct {
-	// name is that of the contest, with the number of callers, and the contestant's in it.
+// benchCase is a call whose speed is measured.
+type benchCase struct {
+	// name is the group, the number of callers, and the name within the group.
 	name    string
 	callers int
-	// caller makes what one of the callers does over and over.
+	// caller returns the call that one of the callers makes repeatedly.
 	caller func() (call, error)
-	// beside are those that it is compared with.
-	beside []comparison
-	// slices is how many slices it gets at a time.
+	// comparisons are the cases that it is compared with.
+	comparisons []comparison
+	// slices is the number of slices that it runs in each round.
 	slices int
-	// saves, unless it is nil, counts what must happen once a caller each time.
+	// saves, if not nil, counts events. At least one per caller must happen in each round.
 	saves *atomic.Int64
-	// rates a second, and processor time in µs that client and server took for each; one a
-	// round.
+	// rates are calls per second, and costs the processor time per call of client and server in µs. Both
+	// have one value per round.
 	rates, costs []float64
 }
 
-func newContestant(contest string, callers int, name string, caller func() (call, error), beside ...comparison) *contestant {
-	return &contestant{name: fmt.Sprintf("%s-%d/%s", contest, callers, name), callers: callers, caller: caller, beside: beside, slices: 1}
+func newBenchCase(group string, callers int, name string, caller func() (call, error), comparisons ...comparison) *benchCase {
+	return &benchCase{name: fmt.Sprintf("%s-%d/%s", group, callers, name), callers: callers, caller: caller, comparisons: comparisons, slices: 1}
 }
 
-// call does something once, and counts what it got through.
+// call makes one call and adds the number of operations to done.
 type call func(done *atomic.Int64) error
 
-// comparison is with another contestant.
+// comparison is a comparison with another case.
 type comparison struct {
-	with *contestant
-	// least is the ratio that is expected; 0: none is.
+	with *benchCase
+	// least is the expected minimum ratio, or 0 if there is none.
 	least float64
 }
 
-// measure lets the callers work, and returns what they got through in a second and what
-// each took, counted while all of them were at work.
-func (c *contestant) measure(b *testing.B, slice time.Duration) (rate, cost float64, err error) {
+// measure runs the callers. It returns the operations per second and the processor time of each,
+// counted while all callers work.
+func (c *benchCase) measure(b *testing.B, slice time.Duration) (rate, cost float64, err error) {
 	b.Helper()
 	var done atomic.Int64
 	var stop atomic.Bool
@@ -150,60 +150,60 @@ func (c *contestant) measure(b *testing.B, slice time.Duration) (rate, cost floa
 	<-time.After(slice)
 	n, took, used := float64(done.Load()-before), time.Since(start), processorTime(b)-used
 	if c.saves != nil && c.saves.Load() < int64(c.callers) {
-		err = fmt.Errorf("answers were saved %d times", c.saves.Load())
+		err = fmt.Errorf("saves of partial answers = %d, want %d or more", c.saves.Load(), c.callers)
 	}
 	stop.Store(true)
 	return n / took.Seconds(), float64(used.Microseconds()) / max(n, 1), errors.Join(err, callers.Wait())
 }
 
-// processorTime is what this process has used.
+// processorTime returns the processor time of this process.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage
-	check(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
+	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// report prints a table for people and metrics for machines.
-func report(b *testing.B, all []*contestant) {
+// report logs a table and reports the metrics.
+func report(b *testing.B, all []*benchCase) {
 	b.Helper()
 	var table strings.Builder
 	fmt.Fprintf(&table, "median of the rounds, least to most; %d processors\n", runtime.GOMAXPROCS(0))
-	contest := ""
+	group := ""
 	for _, c := range all {
-		if name, _, _ := strings.Cut(c.name, "/"); name != contest {
-			contest = name
-			fmt.Fprintf(&table, "\n%-48s %8s  %-14s %7s\n", contest, "a second", "", "CPU µs")
+		if name, _, _ := strings.Cut(c.name, "/"); name != group {
+			group = name
+			fmt.Fprintf(&table, "\n%-48s %8s  %-14s %7s\n", group, "a second", "", "CPU µs")
 		}
 		middle, least, most := spread(c.rates)
 		cost, _, _ := spread(c.costs)
 		fmt.Fprintf(&table, "  %-46s %8.0f  %-14s %7.1f\n",
-			strings.TrimPrefix(c.name, contest+"/"), middle, fmt.Sprintf("%.0f–%.0f", least, most), cost)
+			strings.TrimPrefix(c.name, group+"/"), middle, fmt.Sprintf("%.0f–%.0f", least, most), cost)
 		b.ReportMetric(middle, metric(c.name)+"/s")
 	}
 	fmt.Fprintf(&table, "\nratios\n")
 	for _, c := range all {
-		for _, other := range c.beside {
+		for _, other := range c.comparisons {
 			if len(other.with.rates) > 0 {
 				other.report(b, &table, c)
 			}
 		}
 	}
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }
 
-// report prints the ratio to another contestant in a line of the table.
-func (o comparison) report(b *testing.B, table *strings.Builder, c *contestant) {
+// report adds a line with the ratio to the table.
+func (o comparison) report(b *testing.B, table *strings.Builder, c *benchCase) {
 	b.Helper()
 	ratios := make([]float64, len(c.rates))
 	for round := range ratios {
 		ratios[round] = c.rates[round] / o.with.rates[round]
 	}
-	contest, name, _ := strings.Cut(c.name, "/")
+	group, name, _ := strings.Cut(c.name, "/")
 	_, other, _ := strings.Cut(o.with.name, "/")
 	middle, least, most := spread(ratios)
-	fmt.Fprintf(table, "  %-46s %8.2f  %-14s", contest+": "+name+" / "+other, middle, fmt.Sprintf("%.2f–%.2f", least, most))
+	fmt.Fprintf(table, "  %-46s %8.2f  %-14s", group+": "+name+" / "+other, middle, fmt.Sprintf("%.2f–%.2f", least, most))
 	if o.least > 0 {
 		verdict := "met"
 		if middle < o.least {
@@ -215,10 +215,10 @@ func (o comparison) report(b *testing.B, table *strings.Builder, c *contestant) 
 	b.ReportMetric(middle, metric(c.name+"/"+other))
 }
 
-// metric makes a name one word.
+// metric returns a name without spaces.
 func metric(name string) string { return strings.ReplaceAll(name, " ", "-") }
 
-// spread returns the median and both ends.
+// spread returns the median, minimum and maximum.
 func spread(values []float64) (median, least, most float64) {
 	values = slices.Sorted(slices.Values(values))
 	n := len(values)

@@ -19,24 +19,24 @@ import (
 	"google.golang.org/grpc"
 )
 
-// repeater is an agent that says the same so many times.
+// repeater is an agent that answers with the same piece repeatedly.
 type repeater struct {
 	pieces int
 	piece  string
-	// readers has a channel for each conversation whose reader tells of every benchStep events
-	// that it has got; the agent then keeps at most twice as many ahead.
+	// readers has a channel for each conversation whose reader reports every benchStep events that it
+	// has received. The agent then is at most 2*benchStep pieces ahead of the reader.
 	readers *sync.Map
 }
 
 const benchStep = 500
 
-// newTalker makes an agent that answers as fast as it is read, so that of 64 answers at once
-// each is saved before it is whole.
+// newTalker returns an agent that answers as fast as it is read, so that each of 64 concurrent answers
+// is saved before it is complete.
 func newTalker() repeater {
 	return repeater{pieces: 8000, piece: "twenty bytes of text", readers: new(sync.Map)}
 }
 
-// newAuthor makes an agent that writes a megabyte in nearly as many pieces as a turn keeps.
+// newAuthor returns an agent that writes a megabyte, in nearly as many pieces as a turn retains.
 func newAuthor() repeater {
 	return repeater{pieces: 16_000, piece: strings.Repeat("sixteen of bytes", 4), readers: new(sync.Map)}
 }
@@ -44,11 +44,11 @@ func newAuthor() repeater {
 func (a repeater) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		reader, _ := a.readers.Load(r.GetConversation().GetId())
-		got, told := reader.(chan struct{})
+		received, limited := reader.(chan struct{})
 		for i := range a.pieces {
-			if told && i%benchStep == 0 && i >= 2*benchStep {
+			if limited && i%benchStep == 0 && i >= 2*benchStep {
 				select {
-				case <-got:
+				case <-received:
 				case <-ctx.Done():
 					yield(nil, context.Cause(ctx))
 					return
@@ -63,13 +63,13 @@ func (a repeater) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.
 
 func (repeater) Close() error { return nil }
 
-// savesCounted counts the saves of answers that are not whole yet.
-type savesCounted struct {
+// saveCounter counts the saves of partial answers.
+type saveCounter struct {
 	store.Store
 	saves atomic.Int64
 }
 
-func (s *savesCounted) SaveProgress(ctx context.Context, p *store.Progress) error {
+func (s *saveCounter) SaveProgress(ctx context.Context, p *store.Progress) error {
 	err := s.Store.SaveProgress(ctx, p)
 	if err == nil {
 		s.saves.Add(1)
@@ -77,21 +77,21 @@ func (s *savesCounted) SaveProgress(ctx context.Context, p *store.Progress) erro
 	return err
 }
 
-// turnReader reads the events of a turn from a server to their end.
+// turnReader reads the events of a turn from a server to the end.
 type turnReader func(from parleyv1.ConversationServiceClient, each func(*parleyv1.TurnEvent)) error
 
-// turnContestants compares the streams of turns with bare streams of the same events.
-func (s *benchServer) turnContestants(b *testing.B) []*contestant {
+// turnCases compares the streams of turns with plain streams of the same events.
+func (s *benchServer) turnCases(b *testing.B) []*benchCase {
 	b.Helper()
-	// It knows of turns what the store does, as after a restart.
+	// This server knows only the turns in the store, as after a restart.
 	restarted := parleyv1.NewConversationServiceClient(s.serve(b, s.newTurns()))
-	var all []*contestant
+	var all []*benchCase
 	for _, t := range []struct {
-		contest, name string
-		callers       int
-		prepare       func() (turnReader, error)
-		from          parleyv1.ConversationServiceClient
-		least         float64
+		group, name string
+		callers     int
+		prepare     func() (turnReader, error)
+		from        parleyv1.ConversationServiceClient
+		least       float64
 	}{
 		{"pieces", "Chat", 64, s.talk, s.client, 0.5},
 		{"pieces", "Chat", 1, s.talk, s.client, 0},
@@ -99,10 +99,10 @@ func (s *benchServer) turnContestants(b *testing.B) []*contestant {
 		{"replay", "a megabyte from the store", 1, s.resume, restarted, 0.5},
 	} {
 		events, err := record(t.prepare, t.from)
-		check(b, err)
-		bare := newContestant(t.contest, t.callers, "bare stream", rereading(t.prepare, openBare(b, events)))
-		c := newContestant(t.contest, t.callers, t.name, rereading(t.prepare, t.from), comparison{bare, t.least})
-		if t.callers == 64 { // Long enough for answers to be saved meanwhile.
+		must(b, err)
+		bare := newBenchCase(t.group, t.callers, "bare stream", readingAgain(t.prepare, openPlainStream(b, events)))
+		c := newBenchCase(t.group, t.callers, t.name, readingAgain(t.prepare, t.from), comparison{bare, t.least})
+		if t.callers == 64 { // The time suffices for a save of each partial answer.
 			bare.slices, c.slices, c.saves = 4, 4, &s.store.saves
 		}
 		all = append(all, bare, c)
@@ -110,7 +110,7 @@ func (s *benchServer) turnContestants(b *testing.B) []*contestant {
 	return all
 }
 
-// record takes down the events of a turn.
+// record returns the events of a turn.
 func record(prepare func() (turnReader, error), from parleyv1.ConversationServiceClient) (events []*parleyv1.TurnEvent, err error) {
 	turn, err := prepare()
 	if err == nil {
@@ -119,8 +119,8 @@ func record(prepare func() (turnReader, error), from parleyv1.ConversationServic
 	return events, err
 }
 
-// rereading reads the events of a turn again and again and counts the pieces of text.
-func rereading(prepare func() (turnReader, error), from parleyv1.ConversationServiceClient) func() (call, error) {
+// readingAgain returns calls that read the events of a turn and count the pieces of text.
+func readingAgain(prepare func() (turnReader, error), from parleyv1.ConversationServiceClient) func() (call, error) {
 	return func() (call, error) {
 		turn, err := prepare()
 		return func(done *atomic.Int64) error {
@@ -133,8 +133,8 @@ func rereading(prepare func() (turnReader, error), from parleyv1.ConversationSer
 	}
 }
 
-// talk makes a conversation in which talker answers a new message every time. It keeps so
-// few messages that storing them counts for little beside the pieces.
+// talk creates a conversation in which talker answers each new message. The conversation stores few
+// messages, so that the cost of storing them is small.
 func (s *benchServer) talk() (turnReader, error) {
 	made, err := s.client.CreateConversation(s.ctx, &parleyv1.CreateConversationRequest{
 		Conversation: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: 2}},
@@ -161,7 +161,7 @@ func (s *benchServer) talk() (turnReader, error) {
 	}, nil
 }
 
-// resume has author answer, of which the caller then lacks all but the first event.
+// resume runs a turn of author and returns a reader of all events except the first.
 func (s *benchServer) resume() (turnReader, error) {
 	stream, err := s.client.Chat(s.ctx, &parleyv1.ChatRequest{Content: "Write a megabyte.", Agent: "author"})
 	if err != nil {
@@ -197,35 +197,35 @@ func drain[R interface{ GetEvent() *parleyv1.TurnEvent }](receive func() (R, err
 		each(last)
 	}
 	if state := last.GetFinished().GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED {
-		return fmt.Errorf("turn ended %v", state)
+		return fmt.Errorf("turn ended with state %v, want COMPLETED", state)
 	}
 	return nil
 }
 
-// bareTurns is a service that has the events of one turn ready and only sends them.
-type bareTurns struct {
+// plainTurns is a service that only sends the events of one turn.
+type plainTurns struct {
 	parleyv1.UnimplementedConversationServiceServer
 	events []*parleyv1.TurnEvent
 }
 
-// openBare serves it with the server's options, but without its interceptors.
-func openBare(b *testing.B, events []*parleyv1.TurnEvent) parleyv1.ConversationServiceClient {
+// openPlainStream serves events with the server's options, but without its interceptors.
+func openPlainStream(b *testing.B, events []*parleyv1.TurnEvent) parleyv1.ConversationServiceClient {
 	b.Helper()
 	server := grpc.NewServer(grpcOptions(time.Minute)...)
-	parleyv1.RegisterConversationServiceServer(server, &bareTurns{events: events})
+	parleyv1.RegisterConversationServiceServer(server, &plainTurns{events: events})
 	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
-	check(b, err)
+	must(b, err)
 	var serving errgroup.Group
 	serving.Go(func() error { return server.Serve(listener) })
 	b.Cleanup(func() {
 		server.Stop()
-		check(b, serving.Wait())
+		must(b, serving.Wait())
 	})
 	return parleyv1.NewConversationServiceClient(connect(b, listener))
 }
 
 // Chat sends the events.
-func (t *bareTurns) Chat(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
+func (t *plainTurns) Chat(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 	for _, e := range t.events {
 		if err := stream.Send(&parleyv1.ChatResponse{Event: e}); err != nil {
 			return err
@@ -235,7 +235,7 @@ func (t *bareTurns) Chat(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingSer
 }
 
 // ResumeTurn sends the events.
-func (t *bareTurns) ResumeTurn(_ *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+func (t *plainTurns) ResumeTurn(_ *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
 	for _, e := range t.events {
 		if err := stream.Send(&parleyv1.ResumeTurnResponse{Event: e}); err != nil {
 			return err

@@ -18,28 +18,28 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What is watched in the benchmarks of watchers: so many conversations. The environment sets
+// benchWatchedConversations is the number of conversations in the benchmarks of watchers. The environment sets
 // rounds and slices as for BenchmarkService.
-const benchWatched = 2000
+const benchWatchedConversations = 2000
 
-// stalledWatchers are those that do not read while appends are measured.
+// stalledWatchers is the number of watchers that do not read while appends are measured.
 const stalledWatchers = 10
 
-// BenchmarkStalledWatcher compares the slowest appends of 64 callers, one in a hundred, with
-// and without watchers of all conversations that do not read. Both take turns in every round.
+// BenchmarkStalledWatcher compares the 99th percentile of the time of appends with and without watchers
+// of all conversations that do not read. Both cases run in every round.
 func BenchmarkStalledWatcher(b *testing.B) {
-	const callers, mostRatio = 64, 2
+	const callers, maxRatio = 64, 2
 	rounds, slice := benchRounds(b)
-	s := openBenchServer(b, benchWatched)
+	s := openBenchServer(b, benchWatchedConversations)
 	var all [2][]time.Duration // without, with
 	var slowest [2][]float64
 	var ratios []float64
 	measure := func(watchers int) []time.Duration {
-		runtime.GC() // Nobody pays for the one before.
+		runtime.GC() // The garbage of the previous measurement must not slow this one down.
 		leave := s.openWatchers(b, watchers, 1, nil)
 		defer leave()
 		took, err := s.timeAppends(callers, slice)
-		check(b, err)
+		must(b, err)
 		return took
 	}
 	for round := range rounds + 1 { // The first warms up.
@@ -53,70 +53,70 @@ func BenchmarkStalledWatcher(b *testing.B) {
 		}
 		for i := range took {
 			all[i] = append(all[i], took[i]...)
-			slowest[i] = append(slowest[i], slowMillis(took[i]))
+			slowest[i] = append(slowest[i], p99Millis(took[i]))
 		}
-		ratios = append(ratios, slowMillis(took[1])/slowMillis(took[0]))
+		ratios = append(ratios, p99Millis(took[1])/p99Millis(took[0]))
 	}
-	// Those of a slice are all of one or two commits, at the mercy of the disk: it is all
-	// slices together that say something.
-	ratio := slowMillis(all[1]) / slowMillis(all[0])
+	// The slowest appends of a slice all belong to one or two commits, which depend on the disk. Only the
+	// percentile over all slices is meaningful.
+	ratio := p99Millis(all[1]) / p99Millis(all[0])
 	var table strings.Builder
 	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
 	row(&table, fmt.Sprintf("99 %% of the appends of %d callers within, ms", callers), slowest[0])
-	row(&table, fmt.Sprintf("beside %d stalled watchers", stalledWatchers), slowest[1])
+	row(&table, fmt.Sprintf("with %d stalled watchers", stalledWatchers), slowest[1])
 	row(&table, "ratio", ratios)
-	row(&table, "99 % of all appends of all rounds within, ms", []float64{slowMillis(all[0])})
-	row(&table, fmt.Sprintf("beside %d stalled watchers", stalledWatchers), []float64{slowMillis(all[1])})
+	row(&table, "99 % of all appends of all rounds within, ms", []float64{p99Millis(all[0])})
+	row(&table, fmt.Sprintf("with %d stalled watchers", stalledWatchers), []float64{p99Millis(all[1])})
 	row(&table, "ratio", []float64{ratio})
-	expectAtMost(&table, ratio, mostRatio)
+	reportBound(&table, ratio, maxRatio)
 	b.ReportMetric(ratio, "stalled/p99")
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }
 
-// fannedOut is how many watch all conversations, over so many connections.
+// Number of watchers of all conversations, and of their connections.
 const (
-	fannedOut        = 1000
-	fanOutConnection = 10
+	fanOutWatchers    = 1000
+	fanOutConnections = 10
 )
 
-// BenchmarkFanOut measures what it takes until all watchers have received an append, beyond
-// the same append without them, divided by their number. One appends; appends with and
-// without watchers take turns in every round.
+// BenchmarkFanOut measures the time until all watchers have received an append, minus the time of the
+// append without watchers, divided by the number of watchers. One caller appends. Appends with and
+// without watchers alternate in every round.
 func BenchmarkFanOut(b *testing.B) {
-	const mostMicros = 20
+	const maxMicros = 20
 	rounds, slice := benchRounds(b)
-	s := openBenchServer(b, benchWatched)
+	s := openBenchServer(b, benchWatchedConversations)
 	var alone, fanned, costs, processor []float64
 	measure := func(watchers int) (micros, used float64) {
-		runtime.GC() // Nobody pays for the one before.
-		news := newNews(watchers)
-		leave := s.openWatchers(b, watchers, fanOutConnection, news)
+		runtime.GC() // The garbage of the previous measurement must not slow this one down.
+		receipts := newReceiptCounter(watchers)
+		leave := s.openWatchers(b, watchers, fanOutConnections, receipts)
 		defer leave()
-		took, used, err := s.timeFanOut(b, news, slice)
-		check(b, err)
+		took, used, err := s.timeFanOut(b, receipts, slice)
+		must(b, err)
 		return took, used
 	}
 	for round := range rounds + 1 { // The first warms up.
 		var took, used [2]float64
 		for i := range took {
 			which := (round + i) % 2
-			took[which], used[which] = measure(which * fannedOut)
+			took[which], used[which] = measure(which * fanOutWatchers)
 		}
 		if round > 0 {
 			alone, fanned = append(alone, took[0]), append(fanned, took[1])
-			costs, processor = append(costs, (took[1]-took[0])/fannedOut), append(processor, (used[1]-used[0])/fannedOut)
+			costs, processor = append(costs, (took[1]-took[0])/fanOutWatchers), append(processor, (used[1]-used[0])/fanOutWatchers)
 		}
 	}
 	var table strings.Builder
 	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
 	row(&table, "an append without watchers, µs", alone)
-	row(&table, fmt.Sprintf("until %d watchers have it, µs", fannedOut), fanned)
+	row(&table, fmt.Sprintf("until %d watchers have it, µs", fanOutWatchers), fanned)
 	cost := row(&table, "the difference for each watcher, µs", costs)
-	expectAtMost(&table, cost, mostMicros)
+	reportBound(&table, cost, maxMicros)
 	row(&table, "processor time of that, client and server, µs", processor)
 	b.ReportMetric(cost, "fan-out-µs/watcher")
-	b.ReportMetric(0, "ns/op") // It would be the length of the run.
+	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }
 
@@ -128,7 +128,7 @@ func benchRounds(b *testing.B) (rounds int, slice time.Duration) {
 	return benchSetting(b, "ROUNDS", positive, 14), benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
 }
 
-// row prints values and returns their median.
+// row adds a line with the spread of values to the table, and returns their median.
 func row(table *strings.Builder, name string, values []float64) float64 {
 	middle, least, most := spread(values)
 	fmt.Fprintf(table, "  %-46s %8.2f", name, middle)
@@ -139,7 +139,7 @@ func row(table *strings.Builder, name string, values []float64) float64 {
 	return middle
 }
 
-func expectAtMost(table *strings.Builder, value, most float64) {
+func reportBound(table *strings.Builder, value, most float64) {
 	verdict := "met"
 	if value > most {
 		verdict = "not met"
@@ -147,20 +147,20 @@ func expectAtMost(table *strings.Builder, value, most float64) {
 	fmt.Fprintf(table, "  expected at most %g: %s\n", most, verdict)
 }
 
-// news counts what watchers have received.
-type news struct {
+// receiptCounter counts the changes that watchers have received.
+type receiptCounter struct {
 	watchers int64
 	received atomic.Int64
-	all      chan struct{} // gets a value when every watcher has one more
+	all      chan struct{} // receives a value when every watcher has received one more change
 }
 
-func newNews(watchers int) *news {
-	return &news{watchers: int64(watchers), all: make(chan struct{}, 1)}
+func newReceiptCounter(watchers int) *receiptCounter {
+	return &receiptCounter{watchers: int64(watchers), all: make(chan struct{}, 1)}
 }
 
-// openWatchers begins so many watches of all conversations, and returns when all have begun.
-// Without news they do not read on, and their streams hold as little as streams can.
-func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *news) (leave func()) {
+// openWatchers starts watches of all conversations and returns when all have started. If n is nil, the
+// watchers do not read, and their streams have the smallest buffers.
+func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *receiptCounter) (leave func()) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
@@ -172,7 +172,7 @@ func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *n
 	var clients []parleyv1.ConversationServiceClient
 	for range connections {
 		conn, err := grpc.NewClient(s.conn.Target(), options...)
-		check(b, err)
+		must(b, err)
 		closes, clients = append(closes, conn.Close), append(clients, parleyv1.NewConversationServiceClient(conn))
 	}
 	var opening errgroup.Group
@@ -181,7 +181,7 @@ func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *n
 		opening.Go(func() error {
 			stream, err := clients[i%connections].WatchConversations(ctx, new(parleyv1.WatchConversationsRequest))
 			if err == nil {
-				_, err = stream.Recv() // The heartbeat.
+				_, err = stream.Recv() // the heartbeat
 			}
 			if err == nil && n != nil {
 				reading.Go(func() { n.read(stream) })
@@ -189,20 +189,20 @@ func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *n
 			return err
 		})
 	}
-	check(b, opening.Wait())
+	must(b, opening.Wait())
 	return func() {
 		cancel()
 		reading.Wait()
 		for _, end := range closes {
-			check(b, end())
+			must(b, end())
 		}
-		for s.hub.Watchers() > 0 { // The server hears of it soon.
+		for s.hub.Watchers() > 0 { // The server notices the closed streams after a moment.
 			runtime.Gosched()
 		}
 	}
 }
 
-func (n *news) read(stream grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]) {
+func (n *receiptCounter) read(stream grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]) {
 	for {
 		response, err := stream.Recv()
 		if err != nil {
@@ -217,16 +217,16 @@ func (n *news) read(stream grpc.ServerStreamingClient[parleyv1.WatchConversation
 	}
 }
 
-// slowMillis is the time within which 99 % of the appends were made, in ms.
-func slowMillis(took []time.Duration) float64 {
+// p99Millis returns the 99th percentile in ms.
+func p99Millis(took []time.Duration) float64 {
 	return slices.Sorted(slices.Values(took))[len(took)*99/100].Seconds() * 1000
 }
 
-// timeAppends has callers append to any conversation, and returns how long each took.
+// timeAppends lets callers append to random conversations and returns the time of each append.
 func (s *benchServer) timeAppends(callers int, slice time.Duration) ([]time.Duration, error) {
 	var group errgroup.Group
 	took := make([][]time.Duration, callers)
-	begin := time.Now().Add(slice / 4) // Till then watchers fill their streams.
+	begin := time.Now().Add(slice / 4) // Before that, watchers fill the buffers of their streams.
 	for i := range took {
 		group.Go(func() error {
 			for time.Since(begin) < slice {
@@ -250,9 +250,9 @@ func (s *benchServer) appendAny() error {
 	return err
 }
 
-// timeFanOut appends one after the other, each when all watchers have the one before, and
-// returns the median of how long that takes, and the processor time that it takes, in µs.
-func (s *benchServer) timeFanOut(b *testing.B, n *news, slice time.Duration) (median, used float64, err error) {
+// timeFanOut appends messages one after the other, each when all watchers have received the previous one.
+// It returns the median of the time, and the processor time, in µs.
+func (s *benchServer) timeFanOut(b *testing.B, n *receiptCounter, slice time.Duration) (median, used float64, err error) {
 	b.Helper()
 	var took []float64
 	before := processorTime(b)
