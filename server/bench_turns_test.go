@@ -24,7 +24,7 @@ type repeater struct {
 	pieces int
 	piece  string
 	// readers has a channel for each conversation whose reader reports every benchStep events that it
-	// has received. The agent then is at most 2*benchStep pieces ahead of the reader.
+	// has received. The agent then sends at most 2*benchStep pieces that the reader has not received.
 	readers *sync.Map
 }
 
@@ -100,12 +100,12 @@ func (s *benchServer) turnCases(b *testing.B) []*benchCase {
 	} {
 		events, err := record(t.prepare, t.from)
 		must(b, err)
-		bare := newBenchCase(t.group, t.callers, "bare stream", readingAgain(t.prepare, openPlainStream(b, events)))
-		c := newBenchCase(t.group, t.callers, t.name, readingAgain(t.prepare, t.from), comparison{bare, t.least})
+		plain := newBenchCase(t.group, t.callers, "bare stream", readingAgain(t.prepare, openPlainStream(b, events)))
+		c := newBenchCase(t.group, t.callers, t.name, readingAgain(t.prepare, t.from), comparison{plain, t.least})
 		if t.callers == 64 { // The time suffices for a save of each partial answer.
-			bare.slices, c.slices, c.saves = 4, 4, &s.store.saves
+			plain.slices, c.slices, c.saves = 4, 4, &s.store.saves
 		}
-		all = append(all, bare, c)
+		all = append(all, plain, c)
 	}
 	return all
 }

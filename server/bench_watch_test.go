@@ -36,8 +36,8 @@ func BenchmarkStalledWatcher(b *testing.B) {
 	var ratios []float64
 	measure := func(watchers int) []time.Duration {
 		runtime.GC() // The garbage of the previous measurement must not slow this one down.
-		leave := s.openWatchers(b, watchers, 1, nil)
-		defer leave()
+		closeWatchers := s.openWatchers(b, watchers, 1, nil)
+		defer closeWatchers()
 		took, err := s.timeAppends(callers, slice)
 		must(b, err)
 		return took
@@ -91,8 +91,8 @@ func BenchmarkFanOut(b *testing.B) {
 	measure := func(watchers int) (micros, used float64) {
 		runtime.GC() // The garbage of the previous measurement must not slow this one down.
 		receipts := newReceiptCounter(watchers)
-		leave := s.openWatchers(b, watchers, fanOutConnections, receipts)
-		defer leave()
+		closeWatchers := s.openWatchers(b, watchers, fanOutConnections, receipts)
+		defer closeWatchers()
 		took, used, err := s.timeFanOut(b, receipts, slice)
 		must(b, err)
 		return took, used
@@ -160,7 +160,7 @@ func newReceiptCounter(watchers int) *receiptCounter {
 
 // openWatchers starts watches of all conversations and returns when all have started. If n is nil, the
 // watchers do not read, and their streams have the smallest buffers.
-func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *receiptCounter) (leave func()) {
+func (s *benchServer) openWatchers(b *testing.B, watchers, connections int, n *receiptCounter) (closeWatchers func()) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}

@@ -84,7 +84,7 @@ func (r *report) writeOperation(b *strings.Builder, operation string) {
 			c, own := r.find(operation, name, callers), r.find(operation, base, callers)
 			rate, ratio := "–", "–"
 			if c != nil {
-				rate = spreadOf(c.rates).format(whole, "")
+				rate = spreadOf(c.rates).format(integer, "")
 			}
 			if c != nil && own != nil {
 				ratio = spreadOf(ratios(c.rates, own.rates)).format(number, "")
@@ -132,5 +132,5 @@ func (r *report) versions() []string {
 	return versions
 }
 
-// whole formats a number without its fraction.
-func whole(v float64) string { return fmt.Sprintf("%.0f", v) }
+// integer formats a number without its fraction.
+func integer(v float64) string { return fmt.Sprintf("%.0f", v) }

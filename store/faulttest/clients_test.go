@@ -226,7 +226,7 @@ func observe(ctx context.Context, s *server, id string) (conversation, error) {
 // verifyAll calls verify for every client and checks list and statistics. It returns all faults.
 func verifyAll(t *testing.T, s *server, clients []*client) error {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
 	var faults []error
 	var ids []string

@@ -75,7 +75,7 @@ func makeStore(t *testing.T, wrapper []string) ([]*client, []byte) {
 	if err := s.awaitServing(t); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
 	for range 20 {
 		for _, c := range clients {
@@ -127,7 +127,7 @@ func serveDamaged(t *testing.T, wrapper []string, dataDir string, clients []*cli
 	if s.awaitServing(t) != nil {
 		return refusedAtStart, wantRefusedFile(t, s, path)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
 	lost, err := readDamaged(ctx, s, clients)
 	if err == nil {

@@ -17,8 +17,8 @@ import (
 // pageSize is the page size of bbolt on amd64 and arm64.
 const pageSize = 4096
 
-// damage writes a damaged version of a file to path. whole is the content of the undamaged file.
-type damage func(t *testing.T, path string, whole []byte, random *rand.Rand) error
+// damage writes a damaged version of a file to path. content is the content of the undamaged file.
+type damage func(t *testing.T, path string, content []byte, random *rand.Rand) error
 
 // damages returns the kinds of damage that are tested, by name.
 func damages() map[string]damage {
@@ -46,25 +46,25 @@ func damages() map[string]damage {
 
 // inPages changes n random pages of a kind.
 func inPages(kind string, n int, change func(page []byte, random *rand.Rand)) damage {
-	return func(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+	return func(t *testing.T, path string, content []byte, random *rand.Rand) error {
 		t.Helper()
-		pages, err := pagesOf(t, whole, kind)
+		pages, err := pagesOf(t, content, kind)
 		if err != nil {
 			return err
 		}
 		random.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
 		for _, page := range pages[:n] {
-			change(whole[page*pageSize:][:pageSize], random)
+			change(content[page*pageSize:][:pageSize], random)
 		}
-		return os.WriteFile(path, whole, 0o600)
+		return os.WriteFile(path, content, 0o600)
 	}
 }
 
 // pagesOf returns the numbers of a file's pages of a kind, without free ones.
-func pagesOf(t *testing.T, whole []byte, kind string) (pages []int, err error) {
+func pagesOf(t *testing.T, content []byte, kind string) (pages []int, err error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), fileName)
-	if err := os.WriteFile(path, whole, 0o600); err != nil {
+	if err := os.WriteFile(path, content, 0o600); err != nil {
 		return nil, err
 	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
@@ -133,60 +133,60 @@ func flipHeader(page []byte, random *rand.Rand) { page[random.IntN(32)] ^= 1 << 
 func zero(page []byte, _ *rand.Rand) { clear(page) }
 
 // damageMessage flips a bit in the content of a message.
-func damageMessage(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+func damageMessage(t *testing.T, path string, content []byte, random *rand.Rand) error {
 	t.Helper()
-	pages, err := pagesOf(t, whole, "leaf")
+	pages, err := pagesOf(t, content, "leaf")
 	if err != nil {
 		return err
 	}
 	mark, places := []byte(" step "), []int(nil)
 	for _, page := range pages {
 		for at := page * pageSize; at < (page+1)*pageSize; at++ {
-			if bytes.HasPrefix(whole[at:], mark) {
+			if bytes.HasPrefix(content[at:], mark) {
 				places = append(places, at)
 			}
 		}
 	}
-	whole[places[random.IntN(len(places))]+random.IntN(len(mark))] ^= 1 << random.IntN(3)
-	return os.WriteFile(path, whole, 0o600)
+	content[places[random.IntN(len(places))]+random.IntN(len(mark))] ^= 1 << random.IntN(3)
+	return os.WriteFile(path, content, 0o600)
 }
 
-func swapPages(t *testing.T, path string, whole []byte, random *rand.Rand) error {
+func swapPages(t *testing.T, path string, content []byte, random *rand.Rand) error {
 	t.Helper()
-	leaves, err := pagesOf(t, whole, "leaf")
+	leaves, err := pagesOf(t, content, "leaf")
 	if err != nil {
 		return err
 	}
-	branches, err := pagesOf(t, whole, "branch")
+	branches, err := pagesOf(t, content, "branch")
 	if err != nil {
 		return err
 	}
 	pages := slices.Concat(leaves, branches)
 	random.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
-	a, b := whole[pages[0]*pageSize:][:pageSize], whole[pages[1]*pageSize:][:pageSize]
+	a, b := content[pages[0]*pageSize:][:pageSize], content[pages[1]*pageSize:][:pageSize]
 	saved := bytes.Clone(a)
 	copy(a, b)
 	copy(b, saved)
-	return os.WriteFile(path, whole, 0o600)
+	return os.WriteFile(path, content, 0o600)
 }
 
 // cutTo truncates the file to some of the pages that were ever used.
 func cutTo(left func(pages int) int) damage {
-	return func(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
+	return func(t *testing.T, path string, content []byte, _ *rand.Rand) error {
 		t.Helper()
-		leaves, err := pagesOf(t, whole, "leaf")
+		leaves, err := pagesOf(t, content, "leaf")
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(path, whole[:left(slices.Max(leaves)+1)*pageSize], 0o600)
+		return os.WriteFile(path, content[:left(slices.Max(leaves)+1)*pageSize], 0o600)
 	}
 }
 
-func garbage(_ *testing.T, path string, whole []byte, random *rand.Rand) error {
-	for at := 0; at+8 <= len(whole); at += 8 {
-		binary.NativeEndian.PutUint64(whole[at:], random.Uint64())
+func garbage(_ *testing.T, path string, content []byte, random *rand.Rand) error {
+	for at := 0; at+8 <= len(content); at += 8 {
+		binary.NativeEndian.PutUint64(content[at:], random.Uint64())
 	}
-	return os.WriteFile(path, whole, 0o600)
+	return os.WriteFile(path, content, 0o600)
 }
 
 // anotherProgram writes a sound bbolt file that is not a store of this service.
@@ -206,8 +206,8 @@ func anotherProgram(_ *testing.T, path string, _ []byte, random *rand.Rand) erro
 }
 
 // link replaces the file with a symbolic link to it.
-func link(t *testing.T, path string, whole []byte, _ *rand.Rand) error {
+func link(t *testing.T, path string, content []byte, _ *rand.Rand) error {
 	t.Helper()
 	target := filepath.Join(t.TempDir(), fileName)
-	return errors.Join(os.WriteFile(target, whole, 0o600), os.Symlink(target, path))
+	return errors.Join(os.WriteFile(target, content, 0o600), os.Symlink(target, path))
 }

@@ -30,7 +30,7 @@ func TestFullDisk(t *testing.T) {
 				f.fill(t, 100_000)
 				f.checkFull(t)
 				close(f.agent.release)
-				if err := f.awaitTurns(patience); err != nil {
+				if err := f.awaitTurns(testTimeout); err != nil {
 					t.Fatal(err)
 				}
 				counts.add(t, "answers stored on a full disk", len(f.turns))
@@ -48,7 +48,7 @@ func TestFullDiskOfOthers(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			f := newFullServer(t, kind, nil)
 			close(f.agent.release)
-			if err := f.awaitTurns(patience); err != nil {
+			if err := f.awaitTurns(testTimeout); err != nil {
 				t.Fatal(err)
 			}
 			f.fill(t, 100_000)

@@ -175,7 +175,7 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 		counts.add(t, "steps acknowledged", l.end())
 		counts.add(t, "steps refused", len(refused))
 	}()
-	limit := time.After(patience)
+	limit := time.After(testTimeout)
 	first, left := tr.first, maxSteps
 	for {
 		select {
@@ -199,7 +199,7 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 			_, err := s.awaitFailure(t, exitIO)
 			return err
 		case <-limit:
-			return fmt.Errorf("the server neither ended nor acknowledged a step within %v", patience)
+			return fmt.Errorf("the server neither ended nor acknowledged a step within %v", testTimeout)
 		case err := <-l.errs:
 			l.errs <- err // for end
 			var wrong *wrongError

@@ -37,7 +37,7 @@ func startLoad(t *testing.T, s *server, clients []*client) *load {
 // startLoadOf is startLoad for clients that do something other than run.
 func startLoadOf(t *testing.T, clients []*client, do func(ctx context.Context, c *client, acknowledged func()) error) *load {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}
 	acknowledged := func() {
 		select {

@@ -35,8 +35,8 @@ const (
 	requireEnv = "FAULTS_REQUIRE"
 )
 
-// patience is how long a test waits for an expected event. Only a failing test takes that long.
-const patience = time.Minute
+// testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
+const testTimeout = time.Minute
 
 var (
 	// parleyd is the path of the program under test, built by TestMain.

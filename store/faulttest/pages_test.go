@@ -24,7 +24,7 @@ func soundPages(t *testing.T, path string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
 	check := exec.CommandContext(ctx, self)
 	// By default the race detector sleeps for a second at exit.

@@ -99,8 +99,8 @@ func (s *server) awaitServing(t *testing.T) error {
 		return nil
 	case <-s.ended:
 		return fmt.Errorf("parleyd ended with %v:\n%s", s.process.ProcessState, quote(s.output()))
-	case <-time.After(patience):
-		return fmt.Errorf("parleyd did not serve within %v:\n%s", patience, quote(s.output()))
+	case <-time.After(testTimeout):
+		return fmt.Errorf("parleyd did not serve within %v:\n%s", testTimeout, quote(s.output()))
 	}
 }
 
@@ -134,8 +134,8 @@ func (s *server) awaitExit(t *testing.T) (code int, stderr string) {
 	t.Helper()
 	select {
 	case <-s.ended:
-	case <-time.After(patience):
-		t.Fatalf("parleyd did not end within %v:\n%s", patience, quote(s.output()))
+	case <-time.After(testTimeout):
+		t.Fatalf("parleyd did not end within %v:\n%s", testTimeout, quote(s.output()))
 	}
 	return s.process.ProcessState.ExitCode(), s.output()
 }

@@ -72,7 +72,7 @@ func record(t *testing.T, program string, seed uint64, flags ...string) ([]opera
 	for life := range lives {
 		s := start(t, program, dataDir, flags...)
 		r.answered, r.enough = 0, make(chan struct{})
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		errs := make(chan error, clients)
 		for i := range clients {
 			c := &client{number: i, life: life, random: rand.New(rand.NewPCG(seed, uint64(life*clients+i))), versions: map[string]int32{}}

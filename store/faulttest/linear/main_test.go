@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long a test waits for an expected event. Only a failing test takes that long.
-const patience = time.Minute
+// testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
+const testTimeout = time.Minute
 
 // parleyd is the path of the program under test, built by TestMain.
 var parleyd string

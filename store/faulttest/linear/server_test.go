@@ -62,8 +62,8 @@ func start(t *testing.T, program, dataDir string, flags ...string) *server {
 		s.ConversationServiceClient = parleyv1.NewConversationServiceClient(s.conn)
 	case <-s.ended:
 		t.Fatalf("parleyd ended with %v", s.process.ProcessState)
-	case <-time.After(patience):
-		t.Fatalf("parleyd did not serve within %v", patience)
+	case <-time.After(testTimeout):
+		t.Fatalf("parleyd did not serve within %v", testTimeout)
 	}
 	return s
 }
