@@ -1,5 +1,5 @@
-# Needs Go, make and git; `make test` also a C compiler, for -race, Python and Node, for the tests
-# of their clients, and Chromium for one of a page. `make` lists the targets.
+# Running, building and `make test` need Go, make and git. `make check` also needs what `make tools`
+# installs on Debian. `make` lists the targets.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
@@ -15,10 +15,11 @@ GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.ver
 PYTHON := client/python
 TYPESCRIPT := client/typescript
 
-# Whether Python and Node are here, as old as they may be; Debian 12 has 3.11 and 18.20.
+# The oldest versions that the clients support.
 HAVE_PYTHON := python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
-HAVE_BROWSER := [ -n "$${PARLEY_CHROMIUM:-}" ] || command -v chromium >/dev/null || command -v google-chrome >/dev/null
 HAVE_NODE := command -v npm >/dev/null && node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 20) ? 0 : 1)' 2>/dev/null
+HAVE_BROWSER := [ -n "$${PARLEY_CHROMIUM:-}" ] || command -v chromium >/dev/null || command -v google-chrome >/dev/null
+ON_LINUX := [ "$$(uname)" = Linux ]
 
 SHELL := /bin/sh
 .SHELLFLAGS := -euc
@@ -43,12 +44,18 @@ build: ## build bin/parleyd and bin/parley
 	$(GOBUILD) -o bin/parleyd ./server
 	$(GOBUILD) -o bin/parley ./client/cmd/parley
 
+# -short leaves out rounds that repeat what is random, and tests that wait for real deadlines.
 .PHONY: test
-test: compiler languages build lint checkgenerate ## check everything and run all tests with -race
+test: ## run the Go tests, in under three minutes: needs Go and git alone
+	CGO_ENABLED=0 go test -short -vet=off ./...
+	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
+	@echo 'client/typescript, $(FAULTTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need root, Python,'
+	@echo 'Node or Chromium were skipped where these are missing.'
+
+.PHONY: check
+check: programs test lint checkgenerate languages build ## check everything, in about 20 minutes: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
-	@if $(HAVE_PYTHON); then $(MAKE) --no-print-directory testpython; fi
-	@if $(HAVE_NODE); then $(MAKE) --no-print-directory testtypescript; fi
-	@$(MAKE) --no-print-directory test-faults
+	@$(MAKE) --no-print-directory testpython testtypescript test-faults
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
@@ -64,7 +71,7 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 	cd $(TYPESCRIPT) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
 
 .PHONY: long
-long: compiler ## run the random tests of turns, crashes and calls for a few minutes
+long: ## run the random tests of turns, crashes and calls for a few minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server
 
 # A module of its own. The long round is the one to quote: there everything must run.
@@ -72,15 +79,15 @@ FAULTTEST := store/faulttest
 TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
-test-faults: compiler faultprograms ## break the store and what is below it, in under five minutes; most of it needs root
+test-faults: ## break the store and what is below it, in under five minutes; most of it needs root
 	cd $(FAULTTEST) && $(TEST_FAULTS) -timeout 10m ./...
 
 .PHONY: test-faults-long
-test-faults-long: compiler faultprograms ## the same far more often, and all of it
+test-faults-long: ## the same far more often, and all of it
 	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -v -timeout 3h ./...
 
 .PHONY: lint
-lint: compiler bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
+lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
 	$(BUF) format --diff --exit-code --exclude-path proto/buf
 	$(BUF) breaking --against proto/release.binpb
@@ -99,15 +106,15 @@ format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
 	$(GOLANGCI) fmt
 
 .PHONY: generate
-generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## make gen/ and the stubs of all languages anew from proto/
+generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## write gen/ and the stubs of all languages from proto/
 	$(BUF) generate --clean
 	$(PYTHON)/generate.sh
 	$(TYPESCRIPT)/generate.sh
 
 # In a folder of its own: neither git nor a clean work tree is needed, and none is touched.
 .PHONY: checkgenerate
-checkgenerate: bin/.buf ## fail when gen/ or the stubs are not what proto/ gives
-	@echo 'comparing gen/ and the stubs of other languages with what proto/ gives'
+checkgenerate: bin/.buf ## fail if gen/ or the stubs differ from what proto/ generates
+	@echo 'comparing gen/ and the stubs of other languages with what proto/ generates'
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; trap 'exit 1' HUP INT TERM; \
 	same() { diff -rq -x __pycache__ "$$1" "$$2" || { echo "$$1 is stale: run make generate" >&2; exit 1; }; }; \
 	$(BUF) generate --output "$$fresh"; \
@@ -124,16 +131,15 @@ bench: ## measure the service beside what bounds it, everything in turn
 
 # A module of its own, with SQLite in it, which is written in C.
 BENCHCOMPARE := store/benchcompare
-ON_LINUX := [ "$$(uname)" = Linux ]
 
 .PHONY: testbenchcompare
-testbenchcompare: compiler
+testbenchcompare:
 	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go test -race -timeout 10m ./...
 
 # BENCHFLAGS='-rounds 2 -slice 300ms -conversations 5000 -large 20000' is for a quick look;
 # BENCHFLAGS=-help lists all.
 .PHONY: bench-compare
-bench-compare: compiler build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in a quarter of an hour
+bench-compare: build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in a quarter of an hour
 	@$(BENCHCOMPARE)/install.sh
 	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go build -buildvcs=false -o '$(CURDIR)/bin/benchcompare' .
 	@exec bin/benchcompare -parleyd bin/parleyd $(BENCHFLAGS)
@@ -155,40 +161,33 @@ release-proto: bin/.buf ## write proto/release.binpb, which later changes must n
 clean: ## remove what was built and installed, never data/
 	rm -rf bin $(PYTHON)/.venv $(PYTHON)/.pythons $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
 
-.PHONY: compiler
-compiler:
-	@set -- $$(go env CC); command -v "$$1" >/dev/null && exit 0; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing a C compiler, which go test -race needs"; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev; \
-	else \
-		echo "go test -race needs a C compiler, and $$1 is not here; on Debian: apt-get install gcc libc6-dev" >&2; exit 1; \
+# Sets $packages to the Debian packages of the programs that `make check` needs and that are missing.
+FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go env CC); \
+	command -v "$$1" >/dev/null || need gcc libc6-dev; \
+	$(HAVE_PYTHON) || need python3 python3-venv; \
+	$(HAVE_NODE) || need nodejs npm; \
+	$(HAVE_BROWSER) || need chromium; \
+	if $(ON_LINUX); then \
+		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount; do \
+			command -v "$${program%=*}" >/dev/null || need "$${program\#*=}"; \
+		done; \
 	fi
 
-# What is missing the tests say themselves.
-.PHONY: faultprograms
-faultprograms:
-	@missing=; for program in strace=strace mkfs.ext4=e2fsprogs mount=mount; do \
-		command -v "$${program%=*}" >/dev/null || missing="$$missing $${program#*=}"; \
-	done; \
-	[ -z "$$missing" ] || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
-		echo "installing$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing; } || true
+.PHONY: tools
+tools: ## install the Debian packages that make check needs; needs root
+	@$(FIND_MISSING); [ -n "$$packages" ] || { echo 'nothing is missing'; exit 0; }; \
+	echo "installing$$packages"; apt-get update -qq; apt-get install -qq -y --no-install-recommends $$packages
 
-# Sets up Python, Node and a browser for the tests that need them. Where one is missing and cannot be
-# installed it says which tests do not run; continuous integration must run all.
+.PHONY: programs
+programs:
+	@$(FIND_MISSING); [ -z "$$packages" ] || { \
+		echo "make check needs programs that are missing: run make tools, or install what these Debian packages contain:$$packages" >&2; \
+		exit 1; }
+
+# Installs the packages that the clients' tests need, in folders of the clients.
 .PHONY: languages
-languages:
-	@missing() { echo "not run: $$1" >&2; [ "$${CI:-}" != true ]; }; \
-	install() { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
-		echo "installing $$*"; apt-get update -qq && apt-get install -qq -y --no-install-recommends "$$@"; }; }; \
-	$(HAVE_PYTHON) || install python3 python3-venv || true; \
-	$(HAVE_NODE) || install nodejs npm || true; \
-	$(HAVE_BROWSER) || install chromium || true; \
-	$(HAVE_BROWSER) || missing 'the test of a page in a browser, which needs Chromium; on Debian: apt-get install chromium'; \
-	if $(HAVE_PYTHON); then $(MAKE) --no-print-directory $(PYTHON)/.venv/.stamp; \
-	else missing 'tests of $(PYTHON) and of its agent, which need Python 3.10 with venv; on Debian: apt-get install python3 python3-venv'; fi; \
-	if $(HAVE_NODE); then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.stamp; cd $(TYPESCRIPT); npm run --silent build; \
-	else missing 'tests of $(TYPESCRIPT) and of its agent, which need Node 18.20 with npm; on Debian: apt-get install nodejs npm'; fi
+languages: $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp
+	cd $(TYPESCRIPT) && npm run --silent build
 
 $(PYTHON)/.venv/.stamp: $(PYTHON)/requirements.txt $(PYTHON)/requirements-package.txt $(PYTHON)/pyproject.toml
 	@echo 'setting up $(PYTHON)/.venv as pinned in its requirements.txt'
