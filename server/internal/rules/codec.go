@@ -7,11 +7,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec returns gRPC's codec for messages with the decoding of [Unmarshal]. The server uses it for
-// requests, and the client of a remote agent uses it for pieces.
+// Codec returns gRPC's protobuf codec with the decoding of [Unmarshal]. The server uses it for
+// requests. The client of a remote agent uses it for pieces.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2(protocodec.Name)} }
 
-// codec encodes like the embedded codec.
+// codec encodes with the embedded codec and decodes with [Unmarshal].
 type codec struct{ encoding.CodecV2 }
 
 // Unmarshal decodes data into v, which must be a proto.Message.
@@ -25,8 +25,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return Unmarshal(b.ReadOnlyData(), m)
 }
 
-// Unmarshal decodes a message and drops all fields that this version does not know, at every
-// level. No rule can bound such a field, so nothing may store it.
+// Unmarshal decodes b into m and drops all fields that this version does not know, at every level.
+// No rule bounds an unknown field, so it must not be stored.
 func Unmarshal(b []byte, m proto.Message) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, m)
 }

@@ -1,7 +1,7 @@
-// Package rules says what the messages of the API must be like: the rules in the protos, and
-// those that no rule there can say. The requests of clients and the pieces of agents are held
-// to the same ones: [Codec] decodes both without the fields that no rule can know, and [Check]
-// finds the rules that they break. Start at [Check].
+// Package rules validates the messages of the API: the requests of clients and the pieces of
+// agents. It applies the rules in the protos and the rules that the protos cannot express.
+// [Codec] decodes messages without their unknown fields, which no rule covers. [Check] returns the
+// rules that a message breaks. Start at [Check].
 package rules
 
 import (
@@ -19,19 +19,19 @@ import (
 
 // Fault is a rule that a message breaks.
 type Fault struct {
-	// Field is the path of the field that breaks it, in the names of the protos:
+	// Field is the path of the invalid field, with the field names of the protos:
 	// "messages[1].structured_data[0].type".
 	Field string
-	// Rule says what is wrong with the field, in words that follow its name: "is required".
+	// Rule describes the fault as a clause that follows the field's name: "is required".
 	Rule string
 }
 
-// String is the fault in one clause.
+// String returns the field and the rule as one clause.
 func (f Fault) String() string { return f.Field + ": " + f.Rule }
 
-// Compile prepares the rules of the requests of ConversationService and of the pieces of
-// agents, so that the first of them need not wait for it; any other message has nothing worth
-// waiting for. It fails when the rules in the protos cannot be used at all.
+// Compile compiles the rules of the pieces of agents and of the requests of ConversationService, so
+// that the first message does not wait for it. The rules of other messages compile fast enough on
+// first use. Compile returns an error if the rules in the protos cannot be compiled.
 func Compile() error {
 	messages := []protoreflect.MessageDescriptor{(*parleyv1.RespondResponse)(nil).ProtoReflect().Descriptor()}
 	methods := parleyv1.File_parley_v1_conversation_service_proto.Services().ByName("ConversationService").Methods()
@@ -46,8 +46,8 @@ func Compile() error {
 	return nil
 }
 
-// Check returns everything that is wrong with a message, nothing when it obeys the rules. It
-// does not change the message. An error is a fault of the rules, not of the message.
+// Check returns all rules that a message breaks, or no faults if the message is valid. It does not
+// change the message. An error means that the rules themselves are broken, not that m is invalid.
 func Check(m proto.Message) ([]Fault, error) {
 	broken, err := violations(m)
 	if err != nil {
@@ -61,8 +61,8 @@ func Check(m proto.Message) ([]Fault, error) {
 	return c.faults, nil
 }
 
-// violations are the rules in the protos that a message breaks. The validator is the one of
-// the library: whatever is compiled is compiled once, for requests and for pieces.
+// violations returns the rules in the protos that a message breaks. It uses the library's global
+// validator, which compiles the rules of each message type once.
 func violations(m proto.Message) ([]*protovalidate.Violation, error) {
 	err := protovalidate.Validate(m)
 	if broken, ok := errors.AsType[*protovalidate.ValidationError](err); ok {
@@ -74,8 +74,8 @@ func violations(m proto.Message) ([]*protovalidate.Violation, error) {
 	return nil, nil
 }
 
-// violatedField is the path of the field that breaks a rule. A rule over a whole message,
-// which has no path of its own there, has an id whose part after the first dot is the field.
+// violatedField returns the path of the field that breaks a rule. A rule of a complete message has
+// no field path. The part of its id after the first dot names the field.
 func violatedField(v *protovalidate.Violation) string {
 	path := protovalidate.FieldPathString(v.Proto.GetField())
 	if v.Proto.GetRule() != nil {
@@ -88,14 +88,14 @@ func violatedField(v *protovalidate.Violation) string {
 	return path + "." + field
 }
 
-// violatedRule says what is wrong with the field.
+// violatedRule describes the fault as a clause that follows the field's name.
 func violatedRule(v *protovalidate.Violation) string {
 	text := v.Proto.GetMessage()
 	switch {
 	case text == "":
 		return "breaks the rule " + v.Proto.GetRuleId()
 	case v.Proto.GetRuleId() == "enum.not_in":
-		return "is required" // What may not be in an enum is its unspecified value.
+		return "is required" // The only values that the protos exclude are the unspecified ones.
 	case v.Proto.GetForKey():
 		return "key " + text
 	case v.Proto.GetRuleId() == "string.min_bytes" && v.RuleValue.IsValid() && v.RuleValue.Uint() == 1:
@@ -106,15 +106,15 @@ func violatedRule(v *protovalidate.Violation) string {
 	return text
 }
 
-// violatedPattern puts the patterns in the protos into words; any other keeps its text.
+// violatedPattern describes the known patterns in the protos. It returns text for other patterns.
 func violatedPattern(pattern, text string) string {
 	switch pattern {
 	case "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$":
-		return "must be 1 to 128 of A-Z, a-z, 0-9 and . _ : -, beginning with a letter or a digit"
+		return "must have 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -, the first a letter or a digit"
 	case "^[!-~]{0,64}$":
-		return "must be at most 64 printable ASCII characters without blanks"
+		return "must have at most 64 printable ASCII characters, without spaces"
 	case "^[0-9]{4}-[0-9]{2}-[0-9]{2}$":
-		return "must be a day as in 2026-11-20"
+		return "must be a date like 2026-11-20"
 	}
 	return text
 }

@@ -59,11 +59,11 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		{"data without a type", pieces{data("", null)}, "structured_data.type: is required"},
 		{"data with a long type", pieces{data(long, null)}, "structured_data.type: must be at most 128 bytes"},
 		{"data without a value", pieces{data("t", nil)}, "structured_data.value: "},
-		{"data of no kind", pieces{data("t", &structpb.Value{})}, "structured_data.value: a value in it has no kind"},
+		{"data of no kind", pieces{data("t", &structpb.Value{})}, "structured_data.value: contains a value without a kind"},
 		{
 			"data that is infinite",
 			pieces{data("t", structpb.NewNumberValue(math.Inf(1)))},
-			"structured_data.value: a number in it is not finite",
+			"structured_data.value: contains a number that is not finite",
 		},
 		{"data that is deep", pieces{data("t", nested(17))}, "structured_data.value: is more than 16 levels deep"},
 		{"no data", pieces{{Piece: &parleyv1.RespondResponse_StructuredData{}}}, "structured_data.type: is required"},

@@ -15,17 +15,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxDataDepth is how many lists and objects of structured data may be inside each other.
+// maxDataDepth is the maximum nesting depth of lists and objects in structured data.
 const maxDataDepth = 16
 
-// checker collects faults.
+// checker collects the faults of one message.
 type checker struct{ faults []Fault }
 
 func (c *checker) add(field, format string, args ...any) {
 	c.faults = append(c.faults, Fault{Field: field, Rule: fmt.Sprintf(format, args...)})
 }
 
-// check finds what rules in the protos cannot.
+// check adds the faults that rules in the protos cannot express.
 func (c *checker) check(m proto.Message) {
 	c.checkDurations("", m.ProtoReflect())
 	switch m := m.(type) {
@@ -42,8 +42,9 @@ func (c *checker) check(m proto.Message) {
 	}
 }
 
-// checkDurations finds durations that add up to something a rule allows, and yet have no
-// form in JSON: 5 s and -7 ns. No list or map of a request has durations in it.
+// checkDurations adds a fault for each invalid duration. The seconds and nanos of such a duration
+// may add up to a value that the rules allow, but it has no JSON form. An example is 5 s and -7 ns.
+// checkDurations does not check lists and maps, because no request has durations in them.
 func (c *checker) checkDurations(path string, m protoreflect.Message) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		if field.Message() == nil || field.IsList() || field.IsMap() {
@@ -53,7 +54,7 @@ func (c *checker) checkDurations(path string, m protoreflect.Message) {
 		if d, ok := inner.Interface().(*durationpb.Duration); !ok {
 			c.checkDurations(name+".", inner)
 		} else if !d.IsValid() {
-			c.add(name, "must have seconds within 10,000 years, and less than a second of nanos, with the same sign")
+			c.add(name, "must be within 10,000 years, with nanos below one second and of the same sign as the seconds")
 		}
 		return true
 	})
@@ -71,8 +72,8 @@ func (c *checker) checkData(path string, data []*parleyv1.StructuredData) {
 	}
 }
 
-// checkValue finds what is wrong with the value of structured data. None at all is left to
-// the rule that it is required.
+// checkValue adds the fault of a structured data value, if it has one. It ignores a nil value,
+// because a rule in the protos already requires a value.
 func (c *checker) checkValue(field string, v *structpb.Value) {
 	if v == nil {
 		return
@@ -82,15 +83,16 @@ func (c *checker) checkValue(field string, v *structpb.Value) {
 	}
 }
 
-// valueFault says what is wrong with a JSON value inside so many others, "" when nothing.
+// valueFault returns the first fault of a JSON value, or "" if it has none. depth is the number of
+// lists and objects that contain the value.
 func valueFault(v *structpb.Value, depth int) string {
 	var inner []*structpb.Value
 	switch kind := v.GetKind().(type) {
 	case nil:
-		return "a value in it has no kind: null, number, string, bool, struct or list"
+		return "contains a value without a kind: null, number, string, bool, struct or list"
 	case *structpb.Value_NumberValue:
 		if math.IsNaN(kind.NumberValue) || math.IsInf(kind.NumberValue, 0) {
-			return "a number in it is not finite"
+			return "contains a number that is not finite"
 		}
 		return ""
 	case *structpb.Value_StructValue:
@@ -113,7 +115,7 @@ func valueFault(v *structpb.Value, depth int) string {
 	return ""
 }
 
-// updatable are the fields that UpdateConversation changes, in the words of its mask.
+// updatable returns the field mask paths that UpdateConversation accepts.
 func updatable() []string {
 	return []string{"title", "labels", "agent", "system_prompt", "retention", "retention.max_messages", "retention.ttl"}
 }
@@ -121,7 +123,8 @@ func updatable() []string {
 func (c *checker) checkMask(mask *fieldmaskpb.FieldMask) {
 	for i, path := range mask.GetPaths() {
 		if !slices.Contains(updatable(), path) {
-			c.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.64q cannot be updated, only %s can", path, strings.Join(updatable(), ", "))
+			c.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.64q cannot be updated; use one of %s",
+				path, strings.Join(updatable(), ", "))
 		}
 	}
 }
