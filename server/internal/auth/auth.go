@@ -1,18 +1,19 @@
-// Package auth says who calls. Begin with [Principal].
+// Package auth describes the caller of an API method. Start at [Principal].
 package auth
 
-// DefaultTenant is everybody's tenant where nobody signs in.
+// DefaultTenant is the tenant of all callers when authentication is off.
 const DefaultTenant = "default"
 
-// Principal is whoever makes a call, as its credential says.
+// Principal is the caller of a method, as its credential states.
 type Principal struct {
-	// Tenant whose conversations the caller sees.
+	// Tenant owns the conversations that the caller can access.
 	Tenant string
-	// Name for logs; empty where nobody signs in.
+	// Name is the caller's name for logs. It is empty when authentication is off.
 	Name string
-	// Roles beyond that of a caller.
+	// Roles are the caller's additional roles, for example "admin". Every caller may call the
+	// methods that need no role.
 	Roles []string
 }
 
-// Anonymous is the caller where nobody signs in.
+// Anonymous returns the principal of all callers when authentication is off.
 func Anonymous() Principal { return Principal{Tenant: DefaultTenant} }

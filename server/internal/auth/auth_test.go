@@ -6,8 +6,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 )
 
-func TestAnonymousHasTheDefaultTenantAndNoRole(t *testing.T) {
+func TestAnonymous(t *testing.T) {
 	if p := auth.Anonymous(); p.Tenant != auth.DefaultTenant || p.Tenant == "" || len(p.Roles) != 0 {
-		t.Errorf("anonymous caller is %+v", p)
+		t.Errorf("Anonymous() = %+v, want the default tenant and no roles", p)
 	}
 }
