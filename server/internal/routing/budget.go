@@ -4,47 +4,48 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
-// fits reports whether recent messages and referenced data take budget bytes at most.
+// fits reports whether recent messages and referenced data have at most budget bytes together.
 func fits(recent store.Frames, referenced []*parleyv1.ReferencedData, budget int) bool {
 	size := len(recent)
 	for _, r := range referenced {
-		size += framed(r)
+		size += fieldSize(r)
 	}
 	return size <= budget
 }
 
-// fit leaves messages and referenced data out of a summary until they take budget bytes
-// of its encoded form at most, and says so in it. The newest message goes before all else,
-// even if only its beginning fits. Of the oldest that is left the end may be all: what was
-// asked, and what "the second one" refers to, mostly stands there.
+// fit removes referenced data and messages from a summary until they take at most budget bytes of
+// its encoded form, and sets Truncated. The newest message has priority over all others: if it does
+// not fit, fit keeps its beginning. Of the oldest message that is left, fit may keep only the end.
+// A question, or the list that "the second one" refers to, is mostly at the end.
 func fit(s *parleyv1.RoutingSummary, budget int) {
 	recent := s.RecentMessages
-	room := budget
+	left := budget
 	for i, m := range slices.Backward(recent) {
-		size := framed(m)
-		if size <= room {
-			room -= size
+		size := fieldSize(m)
+		if size <= left {
+			left -= size
 			continue
 		}
 		s.Truncated = true
 		s.RecentMessages, s.ReferencedData = recent[i+1:], nil
-		shorten := cutStart
+		truncate := truncateStart
 		if i == len(recent)-1 {
-			shorten = cut
+			truncate = truncateEnd
 		}
-		if shorten(m, room) {
+		if truncate(m, left) {
 			s.RecentMessages = recent[i:]
 		}
 		return
 	}
 	for i, r := range s.ReferencedData { // newest first
-		if room -= framed(r); room < 0 {
+		if left -= fieldSize(r); left < 0 {
 			s.Truncated = true
 			s.ReferencedData = s.ReferencedData[:i]
 			return
@@ -52,39 +53,39 @@ func fit(s *parleyv1.RoutingSummary, budget int) {
 	}
 }
 
-// cut makes m take budget bytes at most, and reports whether that can be: what names the
-// message (its ids, role, agent, summary, usage, times) may be larger already, but never
-// from 2 KiB on. It ends early, in this order: the text of the content, that of the tool
-// result, the metadata as a whole, then attachments, tool calls and structured data from
-// the last on; what room a large one of those leaves goes to the content.
-func cut(m *parleyv1.Message, budget int) bool {
+// truncateEnd shortens m to at most budget bytes and reports whether it succeeded. It never removes
+// ids, role, agent, summary, usage and times. Those have less than 2 KiB together, so truncateEnd
+// succeeds with any larger budget. It shortens or removes, in this order: the end of the content, the
+// end of the tool result, all metadata, then attachments, tool calls and structured data from the last
+// one on. If the removal of a large value leaves space, the content gets it back.
+func truncateEnd(m *parleyv1.Message, budget int) bool {
 	content := m.Content
-	over := func() int { return framed(m) - budget }
-	m.Content = cutText(m.Content, over())
+	excess := func() int { return fieldSize(m) - budget }
+	m.Content = truncateText(m.Content, excess())
 	if m.ToolResult != nil {
-		m.ToolResult.Content = cutText(m.ToolResult.Content, over())
+		m.ToolResult.Content = truncateText(m.ToolResult.Content, excess())
 	}
-	if over() > 0 {
+	if excess() > 0 {
 		m.Metadata = nil
 	}
-	m.Attachments = cutList(m.Attachments, over())
-	m.ToolCalls = cutList(m.ToolCalls, over())
-	m.StructuredData = cutList(m.StructuredData, over())
-	if over() > 0 {
+	m.Attachments = truncateList(m.Attachments, excess())
+	m.ToolCalls = truncateList(m.ToolCalls, excess())
+	m.StructuredData = truncateList(m.StructuredData, excess())
+	if excess() > 0 {
 		return false
 	}
 	m.Content = content
-	m.Content = cutText(m.Content, over())
+	m.Content = truncateText(m.Content, excess())
 	return true
 }
 
-// cutStart makes m take budget bytes at most by leaving out the beginning of its content, as
-// little as it can, and reports whether any content is left.
-func cutStart(m *parleyv1.Message, budget int) bool {
+// truncateStart shortens m to at most budget bytes by removing as little as possible from the
+// beginning of its content. It reports whether any content is left.
+func truncateStart(m *parleyv1.Message, budget int) bool {
 	content := m.Content
-	start := min(framed(m)-budget, len(content))
-	for start > 0 { // The lengths ahead of a shorter text may be shorter too.
-		if m.Content = content[start-1:]; framed(m) > budget {
+	start := min(fieldSize(m)-budget, len(content))
+	for start > 0 { // The length prefixes of a shorter text may be shorter, too.
+		if m.Content = content[start-1:]; fieldSize(m) > budget {
 			break
 		}
 		start--
@@ -93,35 +94,34 @@ func cutStart(m *parleyv1.Message, budget int) bool {
 		start++
 	}
 	m.Content = content[start:]
-	return m.Content != "" && framed(m) <= budget
+	return m.Content != "" && fieldSize(m) <= budget
 }
 
-// cutText takes over bytes off the end of s, or as many more as it takes not to part a
-// character.
-func cutText(s string, over int) string {
-	if over <= 0 {
+// truncateText removes at least excess bytes from the end of s. It does not split a character.
+func truncateText(s string, excess int) string {
+	if excess <= 0 {
 		return s
 	}
-	end := max(0, len(s)-over)
+	end := max(0, len(s)-excess)
 	for end > 0 && !utf8.RuneStart(s[end]) {
 		end--
 	}
 	return s[:end]
 }
 
-// cutList takes elements off the end of a list until over bytes are gone. Of attachments,
-// whose tag is two bytes, one more may go than must.
-func cutList[M proto.Message](list []M, over int) []M {
-	for over > 0 && len(list) > 0 {
+// truncateList removes elements from the end of a list until they make up excess bytes. It may remove
+// one attachment too many, because it counts one byte for a tag and those of attachments have two.
+func truncateList[M proto.Message](list []M, excess int) []M {
+	for excess > 0 && len(list) > 0 {
 		last := len(list) - 1
-		over -= framed(list[last])
+		excess -= fieldSize(list[last])
 		list = list[:last]
 	}
 	return list
 }
 
-// framed returns the bytes that a message takes as a field of another one whose tag is a
-// single byte.
-func framed(m proto.Message) int {
+// fieldSize returns the encoded size of a message as a field of another message, with a tag of one
+// byte and the length prefix.
+func fieldSize(m proto.Message) int {
 	return 1 + protowire.SizeBytes(proto.Size(m))
 }

@@ -1,65 +1,70 @@
-// Package routing sums a conversation up for a coordinator, which has to decide who gets
-// the next message. It is pure; begin at Summarize. The parts are worked out in parts.go
-// and, for the one line of text, in text.go, from messages that wire.go reads without
-// decoding them; budget.go cuts to a budget of bytes.
+// Package routing computes the summary of a conversation with which a coordinator decides which
+// agent receives the next message. It has no state and no side effects.
+//
+// The file wire.go reads messages without decoding them. The files collectors.go and text.go compute
+// the parts of a summary from them. The file budget.go truncates a summary to a byte budget. Start at
+// [Summarize].
 package routing
 
 import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/proto"
 )
 
-// Options says how much of the messages a summary carries.
+// Options limit how much of the messages a summary contains.
 type Options struct {
-	// MessageLimit is the number of recent messages; 0 or less is none. Callers apply the
-	// default.
+	// MessageLimit is the maximum number of recent messages. If it is 0 or less, the summary has
+	// none. Callers apply the default.
 	MessageLimit int
-	// MaxBytes bounds the encoded size of recent messages and referenced data together,
-	// the bytes that frame them in the summary included; 0 or less is no bound. What does
-	// not fit is left out and Truncated set: referenced data first, the oldest before the
-	// newer, then messages from the oldest on. Of the newest message the end is cut; see
-	// cut. All else in a summary is there in full, however small MaxBytes is.
+	// MaxBytes limits the encoded size of recent messages and referenced data together, with their
+	// tags and length prefixes. If it is 0 or less, there is no limit.
+	//
+	// Summarize removes what exceeds the limit, and sets Truncated: first referenced data, the oldest
+	// first, then messages, the oldest first. It truncates the newest message at its end, see
+	// truncateEnd. The other fields of a summary are always complete.
 	MaxBytes int
 }
 
-// Summarize returns what a coordinator needs to know of a conversation. Header c must be
-// of the same version as messages, which are all that is kept, oldest first. A nil c and
-// no messages give an empty summary; store.ErrCorrupt is for messages that are none.
-// Nothing that is passed in is changed, but the summary shares the lease and the times of
-// c: change neither afterwards. It keeps no memory of messages.
+// Summarize returns the routing summary of a conversation. c is its header. messages are all its
+// stored messages, the oldest first, at the same version as c. If c is nil and there are no messages,
+// the summary is empty. If messages cannot be decoded, Summarize returns store.ErrCorrupt.
 //
-// The summary is to be sent. Recent messages, as long as all of them fit, and the values
-// of referenced data are in it as they are stored, as unknown fields: whoever decodes it
-// finds them where they belong.
+// Summarize does not change its arguments. The summary shares the lease and the times with c, so
+// neither must be changed afterwards. It does not reference the memory of messages.
 //
-// A lease in c is taken as it stands; whether it has lapsed is for the caller to say.
+// The summary is meant to be sent. If all recent messages fit, it contains them in their stored form,
+// as unknown fields; the same holds for the values of referenced data. A receiver decodes them as
+// the regular fields that they are.
+//
+// Summarize copies the lease in c without checking whether it has expired. Callers check that.
 func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*parleyv1.RoutingSummary, error) {
 	frames, err := split(messages)
 	if err != nil {
 		return nil, err
 	}
 	older := len(frames) - min(max(o.MessageLimit, 0), len(frames))
-	p := newParts()
+	collected := newCollectors()
 	for i, frame := range slices.Backward(frames) {
-		if err := p.add(frame, i < older); err != nil {
+		if err := collected.add(frame, i < older); err != nil {
 			return nil, err
 		}
 	}
-	slices.Reverse(p.calls.pending)
+	slices.Reverse(collected.calls.pending)
 	s := &parleyv1.RoutingSummary{
 		ConversationId:      c.GetId(),
 		Version:             c.GetVersion(),
-		StructuredDataTypes: p.data.types,
-		ReferencedData:      p.data.referenced,
-		Text:                p.text.String(),
+		StructuredDataTypes: collected.data.types,
+		ReferencedData:      collected.data.referenced,
+		Text:                collected.text.String(),
 		ActiveAgent:         c.GetActiveAgent(),
-		RecentAgents:        p.agents.recent,
-		AwaitingAnswer:      p.question.open,
-		PendingToolCalls:    p.calls.pending,
+		RecentAgents:        collected.agents.recent,
+		AwaitingAnswer:      collected.question.open,
+		PendingToolCalls:    collected.calls.pending,
 		ActiveTurnId:        c.GetActiveTurnId(),
 		MessageCount:        c.GetMessageCount(),
 		LastSequence:        c.GetLastSequence(),
@@ -69,7 +74,7 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 	}
 	recent := store.Frames(slices.Concat(frames[older:]...))
 	if o.MaxBytes <= 0 || fits(recent, s.ReferencedData, o.MaxBytes) {
-		splice(s, recent)
+		setEncoded(s, recent)
 		return s, nil
 	}
 	if s.RecentMessages, err = recent.Messages(); err != nil {
@@ -79,9 +84,10 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 	return s, nil
 }
 
-// split returns the messages one by one.
+// split returns the frames of the messages. It returns store.ErrCorrupt if bytes remain after the
+// last frame.
 func split(messages store.Frames) ([]store.Frame, error) {
-	frames, size := make([]store.Frame, 0, 20), 0 // as many as are kept unless told otherwise
+	frames, size := make([]store.Frame, 0, 20), 0 // 20 messages are the default retention.
 	for frame := range messages.All() {
 		frames, size = append(frames, frame), size+len(frame)
 	}
@@ -91,7 +97,8 @@ func split(messages store.Frames) ([]store.Frame, error) {
 	return frames, nil
 }
 
-// splice gives a message fields in their encoded form, tags and lengths included.
-func splice(m proto.Message, encoded []byte) {
+// setEncoded sets fields of a message that are already encoded, with tags and lengths. The message
+// holds them as unknown fields.
+func setEncoded(m proto.Message, encoded []byte) {
 	m.ProtoReflect().SetUnknown(encoded)
 }

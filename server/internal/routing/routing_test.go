@@ -9,13 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 func user(content string) *parleyv1.Message {
@@ -29,7 +30,8 @@ func assistant(agent, content string, data ...*parleyv1.StructuredData) *parleyv
 	}
 }
 
-func summed(summary string, data ...*parleyv1.StructuredData) *parleyv1.Message {
+// withSummary returns an assistant message that has a summary.
+func withSummary(summary string, data ...*parleyv1.StructuredData) *parleyv1.Message {
 	m := assistant("researcher", "At length.", data...)
 	m.Summary = summary
 	return m
@@ -44,7 +46,10 @@ func calls(ids ...string) *parleyv1.Message {
 }
 
 func result(id string) *parleyv1.Message {
-	return &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Content: "found"}}
+	return &parleyv1.Message{
+		Role:       parleyv1.Role_ROLE_TOOL,
+		ToolResult: &parleyv1.ToolResult{CallId: id, Content: "found"},
+	}
 }
 
 func system() *parleyv1.Message {
@@ -55,7 +60,7 @@ func data(kind, value string) *parleyv1.StructuredData {
 	return &parleyv1.StructuredData{Type: kind, Value: structpb.NewStringValue(value)}
 }
 
-// history numbers messages as the store does.
+// history sets sequences and create times as the store does.
 func history(messages ...*parleyv1.Message) []*parleyv1.Message {
 	for i, m := range messages {
 		m.Sequence = int32(i + 1)
@@ -68,14 +73,14 @@ func header(messages []*parleyv1.Message) *parleyv1.Conversation {
 	return &parleyv1.Conversation{
 		Id: "shop", Uid: "b6f1", Version: 7,
 		LastSequence: int32(len(messages)), MessageCount: int32(len(messages)),
-		ActiveAgent:  &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it began"},
+		ActiveAgent:  &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it started"},
 		ActiveTurnId: "turn-1",
 		UpdateTime:   &timestamppb.Timestamp{Seconds: 2000},
 		ExpireTime:   &timestamppb.Timestamp{Seconds: 5600},
 	}
 }
 
-// encode makes of messages what a store returns.
+// encode returns messages in the form that a store returns.
 func encode(tb rapid.TB, messages []*parleyv1.Message) store.Frames {
 	tb.Helper()
 	var frames store.Frames
@@ -89,8 +94,14 @@ func encode(tb rapid.TB, messages []*parleyv1.Message) store.Frames {
 	return frames
 }
 
-// summarize sums up and returns what a client receives of that.
-func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Message, o Options) *parleyv1.RoutingSummary {
+// summarize calls Summarize and returns the summary as a client receives it. It fails the test if
+// Summarize changes the messages.
+func summarize(
+	tb rapid.TB,
+	c *parleyv1.Conversation,
+	messages []*parleyv1.Message,
+	o Options,
+) *parleyv1.RoutingSummary {
 	tb.Helper()
 	frames := encode(tb, messages)
 	before := slices.Clone(frames)
@@ -99,9 +110,9 @@ func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Messa
 		tb.Fatal(err)
 	}
 	if !bytes.Equal(before, frames) {
-		tb.Fatal("the messages that were passed in have changed")
+		tb.Fatal("Summarize changed the messages")
 	}
-	clear(frames) // Their memory is the caller's again.
+	clear(frames) // The summary must not reference them.
 	encoded, err := proto.Marshal(sent)
 	if err != nil {
 		tb.Fatal(err)
@@ -113,11 +124,11 @@ func summarize(tb rapid.TB, c *parleyv1.Conversation, messages []*parleyv1.Messa
 	return received
 }
 
-// diff compares in the manner of protobuf: nil and empty lists are the same.
+// diff compares protobuf messages or lists of them. Nil and empty lists are equal.
 func diff(want, got any) string {
 	if w, ok := want.(proto.Message); ok {
 		if g, ok := got.(proto.Message); ok && proto.Equal(w, g) {
-			return "" // as cmp would find, in a hundredth of the time
+			return "" // proto.Equal takes a hundredth of the time of cmp.Diff.
 		}
 	}
 	return cmp.Diff(want, got, protocmp.Transform(), cmpopts.EquateEmpty())
@@ -128,9 +139,9 @@ func TestSummarize(t *testing.T) {
 	analysis := data("analysis", "small and quick")
 	messages := history(
 		user("Which React state libraries are there?"),
-		summed("searched for React libraries", libraries),
+		withSummary("searched for React libraries", libraries),
 		user("Tell me about the first one."),
-		summed("analyzed Zustand", analysis),
+		withSummary("analyzed Zustand", analysis),
 		user("And the second one?"),
 	)
 	got := summarize(t, header(messages), messages, Options{MessageLimit: 3})
@@ -143,7 +154,7 @@ func TestSummarize(t *testing.T) {
 		},
 		ReferencedData: []*parleyv1.ReferencedData{{Sequence: 2, Agent: "researcher", Data: libraries}},
 		Text:           "Previous: searched for React libraries, analyzed Zustand",
-		ActiveAgent:    &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it began"},
+		ActiveAgent:    &parleyv1.ActiveAgent{Agent: "researcher", Reason: "it started"},
 		RecentAgents: []*parleyv1.AgentUse{
 			{Agent: "researcher", LastSequence: 4, LastTime: &timestamppb.Timestamp{Seconds: 1003}},
 		},
@@ -156,7 +167,7 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-func TestSummarizeNothing(t *testing.T) {
+func TestSummarizeEmpty(t *testing.T) {
 	if d := diff(&parleyv1.RoutingSummary{}, summarize(t, nil, nil, Options{MessageLimit: 3, MaxBytes: 1})); d != "" {
 		t.Errorf("summary (-want +got):\n%s", d)
 	}
@@ -170,7 +181,7 @@ func TestRecentMessages(t *testing.T) {
 			t.Errorf("limit %d (-want +got):\n%s", limit, d)
 		}
 		if s.Truncated {
-			t.Errorf("limit %d: truncated without a bound in bytes", limit)
+			t.Errorf("limit %d: Truncated = true, want false without MaxBytes", limit)
 		}
 	}
 }
@@ -218,22 +229,22 @@ func TestRecentAgents(t *testing.T) {
 }
 
 func TestAwaitingAnswer(t *testing.T) {
-	cutOff := assistant("a", "I th")
-	cutOff.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	incomplete := assistant("a", "I th")
+	incomplete.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
 	tests := []struct {
 		name     string
 		messages []*parleyv1.Message
 		want     bool
 	}{
-		{"nothing said", nil, false},
-		{"asked", history(user("?")), true},
-		{"answered", history(user("?"), assistant("a", "!")), false},
-		{"asked again", history(user("?"), assistant("a", "!"), user("?")), true},
-		{"answered in part", history(user("?"), cutOff), false},
-		{"a tool step", history(user("?"), calls("1"), result("1")), false},
-		{"instructions after the question", history(user("?"), system()), true},
-		{"instructions after the answer", history(user("?"), assistant("a", "!"), system()), false},
-		{"instructions alone", history(system()), false},
+		{"no messages", nil, false},
+		{"question", history(user("?")), true},
+		{"answer", history(user("?"), assistant("a", "!")), false},
+		{"second question", history(user("?"), assistant("a", "!"), user("?")), true},
+		{"incomplete answer", history(user("?"), incomplete), false},
+		{"tool result", history(user("?"), calls("1"), result("1")), false},
+		{"system message after the question", history(user("?"), system()), true},
+		{"system message after the answer", history(user("?"), assistant("a", "!"), system()), false},
+		{"only a system message", history(system()), false},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -250,22 +261,22 @@ func TestPendingToolCalls(t *testing.T) {
 		messages []*parleyv1.Message
 		want     string
 	}{
-		{"no call", history(user("?")), ""},
+		{"no calls", history(user("?")), ""},
 		{"one call", history(user("?"), calls("1")), "1"},
 		{"answered", history(user("?"), calls("1"), result("1")), ""},
-		{"one of three", history(calls("1", "2", "3"), result("2")), "1 3"},
+		{"one of three answered", history(calls("1", "2", "3"), result("2")), "1 3"},
 		{"oldest first", history(calls("3"), calls("1"), calls("2")), "3 1 2"},
-		{"the user went on", history(calls("1"), user("never mind")), "1"},
-		{"answered late", history(calls("1"), user("and?"), result("1")), ""},
-		{"the id comes back", history(calls("1"), result("1"), calls("1")), "1"},
-		{"asked again", history(calls("1"), calls("1"), result("1")), ""},
-		{"asked again, and nobody has answered", history(calls("1", "2"), calls("1")), "2 1"},
-		{"asked again, twice in one message", history(calls("1"), calls("1", "2", "1"), result("1")), "2 1"},
-		{"twice in one message", history(calls("1", "1", "1"), result("1"), user("and?"), result("1")), "1"},
+		{"user message after the call", history(calls("1"), user("never mind")), "1"},
+		{"user message before the result", history(calls("1"), user("and?"), result("1")), ""},
+		{"id reused after the result", history(calls("1"), result("1"), calls("1")), "1"},
+		{"id reused and answered", history(calls("1"), calls("1"), result("1")), ""},
+		{"id reused without result", history(calls("1", "2"), calls("1")), "2 1"},
+		{"id reused twice in one message", history(calls("1"), calls("1", "2", "1"), result("1")), "2 1"},
+		{"id repeated in one message", history(calls("1", "1", "1"), result("1"), user("and?"), result("1")), "1"},
 		{"more results than calls", history(calls("1"), calls("1"), result("1"), result("1")), ""},
-		{"a result ahead of the same id", history(calls("1", "2"), result("1"), calls("1"), result("2")), "1"},
-		{"a result ahead of its call", history(result("1"), calls("1")), "1"},
-		{"a result of nothing", history(user("?"), result("9")), ""},
+		{"result before its id is reused", history(calls("1", "2"), result("1"), calls("1"), result("2")), "1"},
+		{"result before its call", history(result("1"), calls("1")), "1"},
+		{"result without call", history(user("?"), result("9")), ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -274,25 +285,26 @@ func TestPendingToolCalls(t *testing.T) {
 				ids = append(ids, call.GetId())
 			}
 			if got := strings.Join(ids, " "); got != test.want {
-				t.Errorf("pending %q, want %q", got, test.want)
+				t.Errorf("PendingToolCalls = %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// "Yes" says nothing to a router that does not see what was asked.
-func TestYesIsRoutable(t *testing.T) {
+// TestShortAnswer checks that a summary with a short answer contains the question, too. A coordinator
+// cannot route "yes" without it.
+func TestShortAnswer(t *testing.T) {
 	messages := history(user("I need shoes"), assistant("shop", "Shall I order the red ones?"), user("yes"))
 	s := summarize(t, header(messages), messages, Options{MessageLimit: 3, MaxBytes: 2048})
 	if d := diff(messages, s.RecentMessages); d != "" {
 		t.Errorf("recent messages (-want +got):\n%s", d)
 	}
 	if !s.AwaitingAnswer || s.RecentAgents[0].Agent != "shop" {
-		t.Errorf("AwaitingAnswer = %t, newest agent %q, want the question to the shop to show", s.AwaitingAnswer, s.RecentAgents[0].Agent)
+		t.Errorf(`AwaitingAnswer = %t, newest agent = %q, want true, "shop"`, s.AwaitingAnswer, s.RecentAgents[0].Agent)
 	}
 }
 
-// BenchmarkSummarize measures what a coordinator waits for before every message.
+// BenchmarkSummarize measures the time that a coordinator waits before it routes a message.
 func BenchmarkSummarize(b *testing.B) {
 	var messages []*parleyv1.Message
 	words := strings.Repeat("word ", 100)
@@ -302,7 +314,11 @@ func BenchmarkSummarize(b *testing.B) {
 	plain := history(messages...)
 	messages = nil
 	for i := range 10 {
-		messages = append(messages, user(words), summed(fmt.Sprintf("analyzed library %d", i), data("list", words), data("price", "5")))
+		messages = append(
+			messages,
+			user(words),
+			withSummary(fmt.Sprintf("analyzed library %d", i), data("list", words), data("price", "5")),
+		)
 	}
 	rich := history(messages...)
 	for _, bench := range []struct {
@@ -312,7 +328,7 @@ func BenchmarkSummarize(b *testing.B) {
 	}{
 		{"plain", plain, Options{MessageLimit: 3}},
 		{"plain, budget", plain, Options{MessageLimit: 3, MaxBytes: 32 << 10}},
-		{"plain, budget cuts", plain, Options{MessageLimit: 3, MaxBytes: 200}},
+		{"plain, truncated", plain, Options{MessageLimit: 3, MaxBytes: 200}},
 		{"data and summaries", rich, Options{MessageLimit: 3}},
 		{"data and summaries, 20 of them in a budget", rich, Options{MessageLimit: 20, MaxBytes: 32 << 10}},
 	} {

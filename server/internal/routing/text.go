@@ -11,24 +11,25 @@ import (
 const (
 	textPrefix    = "Previous: "
 	textSeparator = ", "
-	// maxText bounds the text, prefix included, in Unicode characters.
+	// maxText is the maximum length of the text in Unicode characters, with the prefix.
 	maxText = 500
-	// maxClause is what is left for a clause that stands alone, and maxClauseBytes what
-	// that takes at most.
-	maxClause      = maxText - len(textPrefix)
+	// maxClause is the maximum length in characters of a text with one clause, without the prefix.
+	maxClause = maxText - len(textPrefix)
+	// maxClauseBytes is the maximum length of such a clause in bytes.
 	maxClauseBytes = maxClause * utf8.UTFMax
-	// clauseWords is how much of an answer stands for it when nothing better does.
+	// clauseWords is the number of words of an answer that form its clause if the answer has neither
+	// a summary nor structured data.
 	clauseWords = 8
 )
 
-// text is one line that tells what the assistant messages did, oldest first: as many of the
-// newest clauses as fit into maxText characters. A newest clause that does not fit alone is
-// cut and ends with "…".
+// text collects one line that describes the assistant messages with a clause for each, the oldest
+// first. It contains the newest clauses that fit into maxText characters. If the newest clause alone
+// does not fit, it is truncated and ends with "…".
 type text struct {
 	line   []byte // without the prefix
 	length int    // in characters
 	full   bool
-	clause []byte // memory for the next one
+	clause []byte // buffer for the next clause
 }
 
 func newText() text {
@@ -52,14 +53,14 @@ func (t *text) add(m *message) {
 	switch {
 	case !t.full:
 	case first:
-		t.clause = ellipsis(t.clause)
+		t.clause = truncateClause(t.clause)
 	default:
 		return
 	}
 	t.line = slices.Insert(t.line, 0, t.clause...)
 }
 
-// String returns the line; without a clause it is empty.
+// String returns the line with its prefix, or "" if there is no clause.
 func (t *text) String() string {
 	if len(t.line) == 0 {
 		return ""
@@ -67,22 +68,22 @@ func (t *text) String() string {
 	return textPrefix + string(t.line)
 }
 
-// appendClause says what an assistant message did: its summary, else its types of
-// structured data in the order of their first values, each once, else its first words. It
-// adds nothing when the message has none of them, and may end early where the clause is
-// too long for any text.
+// appendClause appends the clause of an assistant message to b. The clause is the first of these that
+// is not empty: the summary, the distinct types of structured data in the order of the values, or the
+// first words of the content. appendClause may stop early when the clause is too long for any text.
 func appendClause(b []byte, m *message) []byte {
-	begin := len(b)
-	if b = appendLine(b, m.summary, 0); len(b) > begin {
+	start := len(b)
+	if b = appendLine(b, m.summary, 0); len(b) > start {
 		return b
 	}
-	if b = appendLine(b, joinedTypes(m.data), 0); len(b) > begin {
+	if b = appendLine(b, joinedTypes(m.data), 0); len(b) > start {
 		return b
 	}
 	return appendLine(b, m.content, clauseWords)
 }
 
-func joinedTypes(values []part) []byte {
+// joinedTypes returns the distinct types of structured data values, joined by "+".
+func joinedTypes(values []nested) []byte {
 	var types [][]byte
 	length := 0
 	for _, value := range values {
@@ -97,54 +98,56 @@ func joinedTypes(values []part) []byte {
 	return bytes.Join(types, []byte("+"))
 }
 
-// appendLine appends the first words of s, 0 for all, parted by single blanks. It stops
-// soon after maxClauseBytes, so that a long s costs no more and still shows as too long.
+// appendLine appends the first words of s to b, separated by single spaces. If words is 0, it appends
+// all words. It stops shortly after maxClauseBytes: a longer s takes no more time, and the result is
+// still recognized as too long.
 func appendLine(b, s []byte, words int) []byte {
-	if line, ok := plainLine(s, words); ok {
+	if line, ok := asciiLine(s, words); ok {
 		return append(b, line...)
 	}
-	begin := len(b)
+	start := len(b)
 	for word := range bytes.FieldsSeq(s) {
-		if len(b) > begin {
+		if len(b) > start {
 			b = append(b, ' ')
 		}
 		b = append(b, word[:min(len(word), maxClauseBytes+utf8.UTFMax)]...)
 		words--
-		if words == 0 || len(b)-begin > maxClauseBytes {
+		if words == 0 || len(b)-start > maxClauseBytes {
 			break
 		}
 	}
 	return b
 }
 
-// plainLine returns the words that appendLine is to append, if they stand in s just so and
-// in ASCII, as most do.
-func plainLine(s []byte, words int) ([]byte, bool) {
+// asciiLine is the fast path of appendLine. It succeeds if the first words of s are ASCII and already
+// separated by single spaces, which is the common case. It returns them as a slice of s.
+func asciiLine(s []byte, words int) ([]byte, bool) {
 	s = s[:min(len(s), maxClauseBytes)]
-	blank := true
+	afterSpace := true
 	for i, c := range s {
 		switch {
 		case ' ' < c && c < utf8.RuneSelf:
-			blank = false
+			afterSpace = false
 			continue
-		case c != ' ' || blank:
+		case c != ' ' || afterSpace:
 			return nil, false
 		}
-		blank = true
+		afterSpace = true
 		words--
 		if words == 0 {
 			return s[:i], true
 		}
 	}
-	return s, !blank
+	return s, !afterSpace
 }
 
-// ellipsis cuts a clause that is longer than maxClause.
-func ellipsis(clause []byte) []byte {
-	kept := clause[:0]
+// truncateClause shortens a clause that is longer than maxClause characters to maxClause characters,
+// of which the last is "…".
+func truncateClause(clause []byte) []byte {
+	prefix := clause[:0]
 	for range maxClause - 1 {
-		_, size := utf8.DecodeRune(clause[len(kept):])
-		kept = clause[:len(kept)+size]
+		_, size := utf8.DecodeRune(clause[len(prefix):])
+		prefix = clause[:len(prefix)+size]
 	}
-	return append(kept, "…"...)
+	return append(prefix, "…"...)
 }

@@ -6,8 +6,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 func TestText(t *testing.T) {
@@ -16,36 +17,49 @@ func TestText(t *testing.T) {
 		messages []*parleyv1.Message
 		want     string
 	}{
-		{"nothing said", nil, ""},
+		{"no messages", nil, ""},
 		{"no answer", history(user("Which libraries are there?"), system(), result("1")), ""},
 		{
-			"summaries, oldest first", history(user("?"), summed("searched for React libraries"), user("?"), summed("analyzed Zustand")),
+			"summaries, oldest first", history(user("?"), withSummary("searched for React libraries"), user("?"), withSummary("analyzed Zustand")),
 			"Previous: searched for React libraries, analyzed Zustand",
 		},
 		{
-			"types for want of a summary", history(assistant("a", "Look:", data("list", ""), data("price", ""), data("list", ""))),
+			"types if there is no summary", history(assistant("a", "Look:", data("list", ""), data("price", ""), data("list", ""))),
 			"Previous: list+price",
 		},
 		{
-			"words for want of data", history(assistant("a", "one two three four five six seven eight nine")),
+			"words if there is no data", history(assistant("a", "one two three four five six seven eight nine")),
 			"Previous: one two three four five six seven eight",
 		},
-		{"a summary of blanks is none", history(summed(" \n ", data("list", ""))), "Previous: list"},
-		{"one line", history(summed(" searched\r\nfor\t\u2028 libraries \n")), "Previous: searched for libraries"},
-		{"one line of words", history(assistant("a", "\n# Title\n\n- first\n- second")), "Previous: # Title - first - second"},
-		{"an answer without a word", history(summed("searched"), calls("1"), assistant("a", " \n")), "Previous: searched"},
-		{"no clause at all", history(calls("1"), assistant("a", "")), ""},
+		{"summary of white space", history(withSummary(" \n ", data("list", ""))), "Previous: list"},
+		{
+			"summary on one line",
+			history(withSummary(" searched\r\nfor\t\u2028 libraries \n")),
+			"Previous: searched for libraries",
+		},
+		{
+			"words on one line",
+			history(assistant("a", "\n# Title\n\n- first\n- second")),
+			"Previous: # Title - first - second",
+		},
+		{
+			"answer without words",
+			history(withSummary("searched"), calls("1"), assistant("a", " \n")),
+			"Previous: searched",
+		},
+		{"no clause", history(calls("1"), assistant("a", "")), ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if got := summarize(t, nil, test.messages, Options{}).Text; got != test.want {
-				t.Errorf("text %q, want %q", got, test.want)
+				t.Errorf("Text = %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// The limit counts characters, not bytes, of the whole text.
+// TestTextLimit checks that the limit applies to the characters of the text with its prefix, not to
+// its bytes.
 func TestTextLimit(t *testing.T) {
 	long := func(n int) *parleyv1.Message { return assistant("a", strings.Repeat("ü", n)) }
 	wide := strings.Repeat("🙂", 490)
@@ -54,21 +68,45 @@ func TestTextLimit(t *testing.T) {
 		messages []*parleyv1.Message
 		want     string
 	}{
-		{"exactly", history(long(244), long(244)), "Previous: " + strings.Repeat("ü", 244) + ", " + strings.Repeat("ü", 244)},
-		{"one more: the oldest goes", history(long(245), long(244)), "Previous: " + strings.Repeat("ü", 244)},
-		{"none older than what goes", history(long(1), long(480), long(200)), "Previous: " + strings.Repeat("ü", 200)},
-		{"one that fits alone", history(long(9), assistant("a", wide)), "Previous: " + wide},
-		{"one that does not fit alone", history(long(9), assistant("a", wide+"🙂")), "Previous: " + wide[:489*4] + "…"},
-		{"a word without end", history(long(1 << 20)), "Previous: " + strings.Repeat("ü", 489) + "…"},
-		{"a plain one", history(assistant("a", strings.Repeat("x", 490))), "Previous: " + strings.Repeat("x", 490)},
-		{"a plain one that does not fit", history(assistant("a", strings.Repeat("x", 491))), "Previous: " + strings.Repeat("x", 489) + "…"},
-		{"a plain word without end", history(assistant("a", strings.Repeat("x", 1<<20))), "Previous: " + strings.Repeat("x", 489) + "…"},
-		{"plain words without end", history(summed(strings.Repeat("one two ", 1<<16))), "Previous: " + strings.Repeat("one two ", 61) + "o…"},
+		{
+			"at the limit",
+			history(long(244), long(244)),
+			"Previous: " + strings.Repeat("ü", 244) + ", " + strings.Repeat("ü", 244),
+		},
+		{
+			"one character more, oldest clause removed",
+			history(long(245), long(244)),
+			"Previous: " + strings.Repeat("ü", 244),
+		},
+		{
+			"no clause older than a removed one",
+			history(long(1), long(480), long(200)),
+			"Previous: " + strings.Repeat("ü", 200),
+		},
+		{"one clause fits", history(long(9), assistant("a", wide)), "Previous: " + wide},
+		{"one clause does not fit", history(long(9), assistant("a", wide+"🙂")), "Previous: " + wide[:489*4] + "…"},
+		{"very long word", history(long(1 << 20)), "Previous: " + strings.Repeat("ü", 489) + "…"},
+		{"ASCII word", history(assistant("a", strings.Repeat("x", 490))), "Previous: " + strings.Repeat("x", 490)},
+		{
+			"ASCII word does not fit",
+			history(assistant("a", strings.Repeat("x", 491))),
+			"Previous: " + strings.Repeat("x", 489) + "…",
+		},
+		{
+			"very long ASCII word",
+			history(assistant("a", strings.Repeat("x", 1<<20))),
+			"Previous: " + strings.Repeat("x", 489) + "…",
+		},
+		{
+			"very many ASCII words",
+			history(withSummary(strings.Repeat("one two ", 1<<16))),
+			"Previous: " + strings.Repeat("one two ", 61) + "o…",
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if got := summarize(t, nil, test.messages, Options{}).Text; got != test.want {
-				t.Errorf("text %q, want %q", got, test.want)
+				t.Errorf("Text = %q, want %q", got, test.want)
 			}
 		})
 	}
@@ -85,17 +123,18 @@ func TestTextIsOneShortLine(t *testing.T) {
 			return m
 		}), 0, 30).Draw(t, "messages")...)
 		got := summarize(t, nil, messages, Options{}).Text
-		if want := naiveText(messages); got != want {
-			t.Errorf("text %q, want %q", got, want)
+		if want := referenceText(messages); got != want {
+			t.Errorf("Text = %q, want %q", got, want)
 		}
 		if n := utf8.RuneCountInString(got); n > 500 {
-			t.Errorf("%d characters, want 500 at most", n)
+			t.Errorf("Text has %d characters, want at most 500", n)
 		}
 		if got != "" && !strings.HasPrefix(got, "Previous: ") {
-			t.Errorf("text %q has no prefix", got)
+			t.Errorf("Text = %q, want the prefix", got)
 		}
-		if strings.ContainsFunc(got, func(r rune) bool { return r != ' ' && unicode.IsSpace(r) }) || strings.Contains(got, "  ") {
-			t.Errorf("text %q has white space other than single blanks", got)
+		otherSpace := func(r rune) bool { return r != ' ' && unicode.IsSpace(r) }
+		if strings.ContainsFunc(got, otherSpace) || strings.Contains(got, "  ") {
+			t.Errorf("Text = %q, want no white space except single spaces", got)
 		}
 	})
 }

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The tags of what is read: fields of Message, and the first of the messages in it.
+// Tags of the fields that a summary needs: fields of Message, and field 1 of the messages in it.
 const (
 	tagSequence       = 2<<3 | uint64(protowire.VarintType)
 	tagRole           = 3<<3 | uint64(protowire.VarintType)
@@ -21,33 +22,34 @@ const (
 	tagSummary        = 9<<3 | uint64(protowire.BytesType)
 	tagCreateTime     = 15<<3 | uint64(protowire.BytesType)
 
-	// tagName is StructuredData.type, ToolCall.id and ToolResult.call_id.
+	// tagName is the tag of StructuredData.type, ToolCall.id and ToolResult.call_id.
 	tagName = 1<<3 | uint64(protowire.BytesType)
 )
 
-// referencedData is the number of ReferencedData.data.
+// referencedData is the field number of ReferencedData.data.
 const referencedData protowire.Number = 3
 
-// message is what a summary needs of one. It is not decoded for that, which would cost many
-// times as much: most of a message goes into no summary, and what does goes as it is. The
-// bytes are the frame's.
+// message has the fields of a message that a summary needs, read without decoding the message. To
+// decode it would cost many times as much: a summary uses few fields, and most of them in encoded
+// form. The byte slices refer to the memory of the frame.
 type message struct {
 	sequence                int32
 	role                    parleyv1.Role
 	agent, summary, content []byte
-	data, calls             []part
-	answers                 []byte // id of the call that the message is the result of
+	data, calls             []nested
+	resultCallID            []byte // ToolResult.call_id
 	createTime              []byte // encoded
 }
 
-// part is an encoded message inside a message, with its name: its type or id.
-type part struct{ name, encoded []byte }
+// nested is an encoded message inside a message. name is its type or id.
+type nested struct{ name, encoded []byte }
 
-// read reads a message in place of the one before; store.ErrCorrupt when it is none. What
-// comes twice it takes as any decoder does: of values the last counts, messages are merged.
+// read replaces m with the message in a frame. It returns store.ErrCorrupt if the frame contains no
+// message. It treats repeated occurrences of a singular field as every protobuf decoder does: the
+// last scalar wins, and messages are merged.
 func (m *message) read(frame store.Frame) error {
-	*m = message{data: m.data[:0], calls: m.calls[:0]} // Their memory serves again.
-	f := fields{rest: frame.Body()}
+	*m = message{data: m.data[:0], calls: m.calls[:0]} // Reuse the memory of the lists.
+	f := fieldReader{rest: frame.Body()}
 	for f.next() {
 		switch f.tag {
 		case tagSequence:
@@ -57,12 +59,12 @@ func (m *message) read(frame store.Frame) error {
 		case tagContent:
 			m.content = f.bytes
 		case tagStructuredData:
-			m.data = append(m.data, f.part())
+			m.data = append(m.data, f.nested())
 		case tagToolCall:
-			m.calls = append(m.calls, f.part())
+			m.calls = append(m.calls, f.nested())
 		case tagToolResult:
-			if result := f.part(); result.name != nil {
-				m.answers = result.name
+			if result := f.nested(); result.name != nil {
+				m.resultCallID = result.name
 			}
 		case tagAgent:
 			m.agent = f.bytes
@@ -75,7 +77,7 @@ func (m *message) read(frame store.Frame) error {
 	return f.err
 }
 
-// merge makes one of two encoded messages, the first of which may be none.
+// merge returns the encoding of two encoded messages merged into one. a may be nil.
 func merge(a, b []byte) []byte {
 	if a == nil {
 		return b
@@ -83,17 +85,18 @@ func merge(a, b []byte) []byte {
 	return append(slices.Clip(a), b...)
 }
 
-// fields reads an encoded message field by field.
-type fields struct {
+// fieldReader reads an encoded message field by field.
+type fieldReader struct {
 	rest   []byte
-	tag    uint64 // of the field: number and kind
-	number uint64 // its value, if that is a varint
-	bytes  []byte // its value, if that is bytes
+	tag    uint64 // number and wire type of the current field
+	number uint64 // value of the current field if it is a varint
+	bytes  []byte // value of the current field if it is length-delimited
 	err    error
 }
 
-// next goes on to the next field, and reports whether there is one.
-func (f *fields) next() bool {
+// next advances to the next field and reports whether there is one. After the last field, err is the
+// error that ended the reading, if any.
+func (f *fieldReader) next() bool {
 	if len(f.rest) == 0 {
 		return false
 	}
@@ -117,22 +120,22 @@ func (f *fields) next() bool {
 	return true
 }
 
-// fail ends the reading with what protowire says.
-func (f *fields) fail(n int) bool {
+// fail ends the reading with the error of a negative result of protowire.
+func (f *fieldReader) fail(n int) bool {
 	f.rest, f.err = nil, fmt.Errorf("%w: message: %w", store.ErrCorrupt, protowire.ParseError(n))
 	return false
 }
 
-// part is the message that the field holds.
-func (f *fields) part() part {
-	p, inner := part{encoded: f.bytes}, fields{rest: f.bytes}
+// nested returns the current field as a nested message.
+func (f *fieldReader) nested() nested {
+	n, inner := nested{encoded: f.bytes}, fieldReader{rest: f.bytes}
 	for inner.next() {
 		if inner.tag == tagName {
-			p.name = inner.bytes
+			n.name = inner.bytes
 		}
 	}
 	if inner.err != nil {
 		f.rest, f.err = nil, inner.err
 	}
-	return p
+	return n
 }

@@ -6,13 +6,13 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// drawHistory makes conversations in any order, with few types, agents and call ids, so
-// that they come back.
+// drawHistory draws random messages. It uses few types, agents and call ids, so that they repeat.
 func drawHistory(t *rapid.T) []*parleyv1.Message {
 	name := rapid.SampledFrom([]string{"a", "b", "c", "", "ä ö\t ü"})
 	id := rapid.SampledFrom([]string{"1", "2", "3"})
@@ -35,7 +35,10 @@ func drawHistory(t *rapid.T) []*parleyv1.Message {
 		}
 		if m.Role == parleyv1.Role_ROLE_ASSISTANT {
 			for range rapid.IntRange(0, 2).Draw(t, "calls") {
-				m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id.Draw(t, "call"), Name: "tool", Arguments: content.Draw(t, "arguments")})
+				m.ToolCalls = append(
+					m.ToolCalls,
+					&parleyv1.ToolCall{Id: id.Draw(t, "call"), Name: "tool", Arguments: content.Draw(t, "arguments")},
+				)
 			}
 			m.Summary = rapid.OneOf(rapid.Just(""), content).Draw(t, "summary")
 		}
@@ -43,13 +46,13 @@ func drawHistory(t *rapid.T) []*parleyv1.Message {
 	}), 0, 30).Draw(t, "messages")...)
 }
 
-// naive sums up word for word as the contract says, without regard to speed.
-func naive(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
+// reference is a slow implementation of Summarize that follows the proto comments literally.
+func reference(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
 	older := max(0, len(messages)-limit)
 	s := &parleyv1.RoutingSummary{
 		ConversationId: c.Id, Uid: c.Uid, Version: c.Version, ActiveAgent: c.ActiveAgent, ActiveTurnId: c.ActiveTurnId,
 		MessageCount: c.MessageCount, LastSequence: c.LastSequence, UpdateTime: c.UpdateTime, ExpireTime: c.ExpireTime,
-		RecentMessages: messages[older:], Text: naiveText(messages),
+		RecentMessages: messages[older:], Text: referenceText(messages),
 	}
 	var recent []string
 	for _, m := range messages[older:] {
@@ -67,34 +70,44 @@ func naive(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *p
 			use.Count++
 			use.LastSequence, use.LastAgent = m.Sequence, m.Agent
 			s.StructuredDataTypes = slices.Insert(s.StructuredDataTypes, 0, use)
-			s.ReferencedData = slices.DeleteFunc(s.ReferencedData, func(r *parleyv1.ReferencedData) bool { return r.Data.Type == d.Type })
+			s.ReferencedData = slices.DeleteFunc(
+				s.ReferencedData,
+				func(r *parleyv1.ReferencedData) bool { return r.Data.Type == d.Type },
+			)
 			if !slices.Contains(recent, d.Type) {
 				r := &parleyv1.ReferencedData{Sequence: m.Sequence, Agent: m.Agent, Data: d}
 				s.ReferencedData = slices.Insert(s.ReferencedData, 0, r)
 			}
 		}
 		if m.Role == parleyv1.Role_ROLE_ASSISTANT && m.Agent != "" {
-			s.RecentAgents = slices.DeleteFunc(s.RecentAgents, func(a *parleyv1.AgentUse) bool { return a.Agent == m.Agent })
-			s.RecentAgents = slices.Insert(s.RecentAgents, 0, &parleyv1.AgentUse{Agent: m.Agent, LastSequence: m.Sequence, LastTime: m.CreateTime})
+			s.RecentAgents = slices.DeleteFunc(
+				s.RecentAgents,
+				func(a *parleyv1.AgentUse) bool { return a.Agent == m.Agent },
+			)
+			s.RecentAgents = slices.Insert(
+				s.RecentAgents,
+				0,
+				&parleyv1.AgentUse{Agent: m.Agent, LastSequence: m.Sequence, LastTime: m.CreateTime},
+			)
 		}
 		if m.Role != parleyv1.Role_ROLE_SYSTEM {
 			s.AwaitingAnswer = m.Role == parleyv1.Role_ROLE_USER
 		}
 		for k, call := range m.ToolCalls {
-			named := func(c *parleyv1.ToolCall) bool { return c.Id == call.Id }
-			waiting, over := 1, false // so many results answer it and those of its id ahead of it
-			for _, ahead := range m.ToolCalls[:k] {
-				if named(ahead) {
-					waiting++
+			sameID := func(c *parleyv1.ToolCall) bool { return c.Id == call.Id }
+			missing, superseded := 1, false // results missing for it and the calls with its id before it
+			for _, earlier := range m.ToolCalls[:k] {
+				if sameID(earlier) {
+					missing++
 				}
 			}
 			for _, later := range messages[i+1:] {
-				over = over || slices.ContainsFunc(later.ToolCalls, named)
+				superseded = superseded || slices.ContainsFunc(later.ToolCalls, sameID)
 				if later.GetToolResult().GetCallId() == call.Id {
-					waiting--
+					missing--
 				}
 			}
-			if !over && waiting > 0 {
+			if !superseded && missing > 0 {
 				s.PendingToolCalls = append(s.PendingToolCalls, call)
 			}
 		}
@@ -102,7 +115,7 @@ func naive(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *p
 	return s
 }
 
-func naiveText(messages []*parleyv1.Message) string {
+func referenceText(messages []*parleyv1.Message) string {
 	var clauses []string
 	for _, m := range messages {
 		if m.Role != parleyv1.Role_ROLE_ASSISTANT {
@@ -134,21 +147,21 @@ func naiveText(messages []*parleyv1.Message) string {
 	return ""
 }
 
-func checkAgainstNaive(t *rapid.T) {
+func checkAgainstReference(t *rapid.T) {
 	messages := drawHistory(t)
 	c := header(messages)
 	limit := rapid.IntRange(0, 20).Draw(t, "limit")
 	before := proto.CloneOf(c)
 
 	got := summarize(t, c, messages, Options{MessageLimit: limit})
-	if d := diff(naive(c, messages, limit), got); d != "" {
-		t.Fatalf("summary (-naive +got):\n%s", d)
+	if d := diff(reference(c, messages, limit), got); d != "" {
+		t.Fatalf("summary (-reference +got):\n%s", d)
 	}
 	if d := diff(before, c); d != "" {
-		t.Fatalf("the header changed (-before +after):\n%s", d)
+		t.Fatalf("Summarize changed the header (-before +after):\n%s", d)
 	}
 }
 
-func TestSummarizeEqualsNaive(t *testing.T) { rapid.Check(t, checkAgainstNaive) }
+func TestSummarizeEqualsReference(t *testing.T) { rapid.Check(t, checkAgainstReference) }
 
-func FuzzSummarize(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkAgainstNaive)) }
+func FuzzSummarize(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkAgainstReference)) }

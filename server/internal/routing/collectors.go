@@ -1,0 +1,158 @@
+package routing
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// collectors compute the parts of a summary that depend on all messages. Messages are added from
+// the newest to the oldest.
+type collectors struct {
+	data     dataUses
+	agents   agentUses
+	calls    toolCalls
+	question question
+	text     text
+	message  message // reused for each added message
+}
+
+func newCollectors() *collectors {
+	return &collectors{
+		data:   dataUses{byType: make(map[string]*parleyv1.StructuredDataUse)},
+		agents: agentUses{seen: make(map[string]bool)},
+		calls:  toolCalls{results: make(map[string]int)},
+		text:   newText(),
+	}
+}
+
+// add adds a message. older is true if the message is not one of the summary's recent messages.
+func (c *collectors) add(frame store.Frame, older bool) error {
+	m := &c.message
+	if err := m.read(frame); err != nil {
+		return err
+	}
+	c.data.add(m, older)
+	c.question.add(m)
+	c.text.add(m)
+	if err := c.agents.add(m); err != nil {
+		return err
+	}
+	return c.calls.add(m)
+}
+
+// dataUses collects how each type of structured data is used, and the newest value of each type
+// that only older messages have. Both lists start with the newest. Of two values in one message the
+// second is newer.
+type dataUses struct {
+	types      []*parleyv1.StructuredDataUse
+	referenced []*parleyv1.ReferencedData
+	byType     map[string]*parleyv1.StructuredDataUse
+}
+
+func (u *dataUses) add(m *message, older bool) {
+	for _, data := range slices.Backward(m.data) {
+		if use, seen := u.byType[string(data.name)]; seen {
+			use.Count++
+			continue
+		}
+		use := &parleyv1.StructuredDataUse{
+			Type: string(data.name), Count: 1, LastSequence: m.sequence, LastAgent: string(m.agent),
+		}
+		u.byType[use.Type] = use
+		u.types = append(u.types, use)
+		if older {
+			r := &parleyv1.ReferencedData{Sequence: m.sequence, Agent: use.LastAgent}
+			tag := protowire.AppendTag(nil, referencedData, protowire.BytesType)
+			setEncoded(r, protowire.AppendBytes(tag, data.encoded))
+			u.referenced = append(u.referenced, r)
+		}
+	}
+}
+
+// agentUses collects the agents that wrote assistant messages, the newest first.
+type agentUses struct {
+	recent []*parleyv1.AgentUse
+	seen   map[string]bool
+}
+
+func (u *agentUses) add(m *message) error {
+	if m.role != parleyv1.Role_ROLE_ASSISTANT || len(m.agent) == 0 || u.seen[string(m.agent)] {
+		return nil
+	}
+	use := &parleyv1.AgentUse{Agent: string(m.agent), LastSequence: m.sequence}
+	if m.createTime != nil {
+		use.LastTime = new(timestamppb.Timestamp)
+		if err := decode(m.createTime, use.LastTime); err != nil {
+			return err
+		}
+	}
+	u.seen[use.Agent] = true
+	u.recent = append(u.recent, use)
+	return nil
+}
+
+// question determines whether the newest user message is unanswered. It skips system messages,
+// which answer nothing. An incomplete answer counts as an answer, because an agent accepted the
+// message. A tool result counts as an answer, too: it is a step of an answer that has started.
+type question struct{ decided, open bool }
+
+func (q *question) add(m *message) {
+	if !q.decided && m.role != parleyv1.Role_ROLE_SYSTEM {
+		q.decided, q.open = true, m.role == parleyv1.Role_ROLE_USER
+	}
+}
+
+// toolCalls collects the pending calls, the newest first. ToolResult.call_id defines which calls are
+// pending. A result belongs to the newest older message that has calls with its id, and answers the
+// first of them that is open. User messages in between answer no call.
+type toolCalls struct {
+	pending []*parleyv1.ToolCall
+	results map[string]int // results by call id in newer messages, or superseded
+	open    []nested       // pending calls of the message being added
+}
+
+// superseded replaces the number of results of a call id once a newer message has a call with that
+// id. Older calls with the id are not pending.
+const superseded = -1
+
+func (t *toolCalls) add(m *message) error {
+	if m.role == parleyv1.Role_ROLE_TOOL && t.results[string(m.resultCallID)] != superseded {
+		t.results[string(m.resultCallID)]++
+	}
+	t.open = t.open[:0]
+	for _, call := range m.calls {
+		switch n := t.results[string(call.name)]; n {
+		case superseded:
+		case 0:
+			t.open = append(t.open, call)
+		default:
+			t.results[string(call.name)] = n - 1
+		}
+	}
+	for _, call := range m.calls {
+		t.results[string(call.name)] = superseded
+	}
+	for _, open := range slices.Backward(t.open) {
+		call := new(parleyv1.ToolCall)
+		if err := decode(open.encoded, call); err != nil {
+			return err
+		}
+		t.pending = append(t.pending, call)
+	}
+	return nil
+}
+
+// decode unmarshals a nested message. It wraps errors in store.ErrCorrupt.
+func decode(encoded []byte, into proto.Message) error {
+	if err := proto.Unmarshal(encoded, into); err != nil {
+		return fmt.Errorf("%w: %s: %w", store.ErrCorrupt, into.ProtoReflect().Descriptor().Name(), err)
+	}
+	return nil
+}
