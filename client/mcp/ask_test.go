@@ -174,7 +174,7 @@ func TestConversationDeletedDuringATurn(t *testing.T) {
 			}
 			failure, ok := errors.AsType[*jsonrpc.Error](<-asked)
 			if !ok || failure.Code != -32603 || failure.Message != fmt.Sprintf(
-				"conversation %q was deleted before the turn had ended; the answer is not kept (CONVERSATION_NOT_FOUND)", id) {
+				"conversation %q was deleted before the turn ended; the answer is not stored (CONVERSATION_NOT_FOUND)", id) {
 				t.Errorf("CallTool() = %+v, want error -32603 with CONVERSATION_NOT_FOUND", failure)
 			}
 		})

@@ -115,7 +115,7 @@ func TestBadArguments(t *testing.T) {
 		{"list_conversations", `{"page_size": 1e10}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number of 32 bits, not 1e+10"}},
 		{"list_conversations", `{"page_size": -1}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
 		{"list_conversations", `{"page_size": 1001}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
-		{"list_conversations", `{"page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not from this list"}},
+		{"list_conversations", `{"page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not a token of this list"}},
 		{"get_history", `{"newest_first": "yes", "last": 3}`, "INVALID_REQUEST", faults{
 			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string", "last": unknownToGet,
 		}},
@@ -126,7 +126,7 @@ func TestBadArguments(t *testing.T) {
 		{"search_interactions", `{}`, "INVALID_REQUEST", faults{"query": "is required and must not be empty"}},
 		{"search_interactions", `{"query": "x", "days": -1, "page_size": 2000}`, "INVALID_REQUEST", faults{"days": "must be", "page_size": "must be"}},
 		{"search_interactions", `{"query": "x", "conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must have 1 to 128 characters of A-Z"}},
-		{"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not from this list"}},
+		{"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not a token of this list"}},
 		{"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE", faults{"question": "the limit is 1048576"}},
 	}
 	address, c := startParley(t)
@@ -149,7 +149,7 @@ func TestBadArguments(t *testing.T) {
 				}
 			}
 			if failure, _ := callError(t, session, "get_history", object{"conversation_id": "nowhere"}); failure.Message !=
-				`conversation_id: conversation "nowhere" does not exist: it was never made, has expired, or was deleted; list_conversations returns the existing ones` {
+				`conversation_id: conversation "nowhere" does not exist; it was never created, has expired, or was deleted; list_conversations returns the existing ones` {
 				t.Errorf("error of a missing conversation = %s", failure.Message)
 			}
 		})

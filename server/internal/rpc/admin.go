@@ -9,12 +9,12 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// ListAgents returns the agents that this server can call.
+// ListAgents returns the configured agents.
 func (s *Server) ListAgents(context.Context, *parleyv1.ListAgentsRequest) (*parleyv1.ListAgentsResponse, error) {
 	return &parleyv1.ListAgentsResponse{Agents: s.agents.Infos()}, nil
 }
 
-// GetStats counts what the service holds, over all tenants.
+// GetStats returns counts and sizes of the service, over all tenants.
 func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*parleyv1.GetStatsResponse, error) {
 	stats, err := s.store.Stats(ctx)
 	if err != nil {
@@ -29,12 +29,13 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
 		MemoryBytes: heapBytes() - int64(s.headroom), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
-		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted, LostInteractionTotal: lost, DataLossTotal: stats.Corrupt,
+		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
+		LostInteractionTotal: lost, DataLossTotal: stats.Corrupt,
 	}, nil
 }
 
-// heapBytes is what live and not yet collected objects take. Unlike runtime.ReadMemStats
-// it does not stop the world.
+// heapBytes returns the size of all heap objects that are live or not yet collected. Unlike
+// runtime.ReadMemStats it does not stop the world.
 func heapBytes() int64 {
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(sample)

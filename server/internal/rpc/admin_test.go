@@ -26,7 +26,7 @@ func TestGetStats(t *testing.T) {
 	start := time.Unix(1_000_000, 0)
 	f := open(t, func(s *setup) {
 		s.Now = func() time.Time { return start }
-		s.stored.MaxConversations = 2
+		s.storeOptions.MaxConversations = 2
 	})
 	f.append(t, "c1", user("1"))
 	f.append(t, "c2", user("1"), assistant("2"))
@@ -41,7 +41,7 @@ func TestGetStats(t *testing.T) {
 		t.Fatal(err)
 	}
 	if reply.GetMemoryBytes() <= 0 || reply.GetDataBytes() <= 0 {
-		t.Errorf("bytes: %v", reply)
+		t.Errorf("GetStats = %v, want memory_bytes and data_bytes above 0", reply)
 	}
 	want := &parleyv1.GetStatsResponse{
 		Version: "v0.0.0-test", Store: "memory", ConversationCount: 2, MessageCount: 3, EvictedTotal: 1,

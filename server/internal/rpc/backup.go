@@ -10,16 +10,15 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// backupChunk is how many bytes of a backup a response has.
+// backupChunk is the number of bytes of a backup in a response. The last response may have fewer.
 const backupChunk = 256 << 10
 
-// errBackupUnsupported says that the store of this server cannot be copied.
-var errBackupUnsupported = errors.New("the store has no backup")
+// errBackupUnsupported means that the server's store does not support backups.
+var errBackupUnsupported = errors.New("the store does not support backups")
 
-// BackupStore streams a copy of the store, of all tenants. The copy is made before the first
-// response, so that a client that reads slowly, which this may take, keeps the disk but
-// nothing else.
-func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream grpc.ServerStreamingServer[parleyv1.BackupStoreResponse]) (err error) {
+// BackupStore streams a copy of the store with all tenants. The server makes the copy before it sends
+// the first response. So a client that reads slowly occupies disk space, but blocks nothing else.
+func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream) (err error) {
 	if s.backuper == nil {
 		return errBackupUnsupported
 	}
@@ -28,24 +27,29 @@ func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream grpc.ServerS
 	if err != nil {
 		return err
 	}
-	made := s.now()
+	copied := s.now()
 	sent, err := sendBackup(backup, stream)
-	if closeErr := backup.Close(); err == nil { // An error of gRPC's is to stay one.
+	if closeErr := backup.Close(); err == nil { // An error of the stream has priority.
 		err = closeErr
 	}
-	log := s.log.With("bytes", backup.Size, "sent", sent, "copying", made.Sub(start).String(), "sending", s.now().Sub(made).String())
+	log := s.log.With("bytes", backup.Size, "sent", sent,
+		"copying", copied.Sub(start).String(), "sending", s.now().Sub(copied).String())
 	if err != nil {
-		log.InfoContext(ctx, "backup broken off")
+		log.InfoContext(ctx, "backup aborted")
 		return err
 	}
-	log.InfoContext(ctx, "backed up")
+	log.InfoContext(ctx, "backup sent")
 	return nil
 }
 
-// sendBackup sends a copy and returns how many of its bytes.
-func sendBackup(backup *store.Backup, stream grpc.ServerStreamingServer[parleyv1.BackupStoreResponse]) (sent int64, err error) {
+// backupStream is the server's end of a BackupStore call.
+type backupStream = grpc.ServerStreamingServer[parleyv1.BackupStoreResponse]
+
+// sendBackup sends a copy and returns the number of bytes sent.
+func sendBackup(backup *store.Backup, stream backupStream) (sent int64, err error) {
 	for size := backup.Size; sent < backup.Size; size = 0 {
-		chunk := make([]byte, min(backupChunk, backup.Size-sent)) // A new one: gRPC may look at it later.
+		// Each chunk needs its own memory, because gRPC may read it after Send returns.
+		chunk := make([]byte, min(backupChunk, backup.Size-sent))
 		if _, err := io.ReadFull(backup, chunk); err != nil {
 			return sent, err
 		}

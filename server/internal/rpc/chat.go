@@ -11,8 +11,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn"
 )
 
-// Chat stores tool results and the user's message, has an agent answer, and streams the
-// answer.
+// Chat stores tool results and the user's message, starts a turn, and streams its events.
 func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 	const method = "Chat"
 	ctx := stream.Context()
@@ -41,8 +40,10 @@ func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer
 	})
 }
 
-// ResumeTurn streams a turn from a given event on, whether it runs or has ended.
-func (s *Server) ResumeTurn(r *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+// ResumeTurn streams the events of a turn after a given index, whether the turn is running or ended.
+func (s *Server) ResumeTurn(
+	r *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse],
+) error {
 	ctx, id := stream.Context(), r.GetConversationId()
 	events := s.turns.Resume(ctx, tenant(ctx), id, r.GetTurnId(), r.GetAfterIndex())
 	return forward(id, events, func(e *parleyv1.TurnEvent) error {
@@ -50,8 +51,10 @@ func (s *Server) ResumeTurn(r *parleyv1.ResumeTurnRequest, stream grpc.ServerStr
 	})
 }
 
-// forward sends the events of a turn to their end.
-func forward(conversationID string, events iter.Seq2[*parleyv1.TurnEvent, error], send func(*parleyv1.TurnEvent) error) error {
+// forward sends all events of a turn, until the turn ends or send fails.
+func forward(
+	conversationID string, events iter.Seq2[*parleyv1.TurnEvent, error], send func(*parleyv1.TurnEvent) error,
+) error {
 	for event, err := range events {
 		if err != nil {
 			return inConversation(conversationID, err)
@@ -72,7 +75,7 @@ func (s *Server) GetTurn(ctx context.Context, r *parleyv1.GetTurnRequest) (*parl
 	return &parleyv1.GetTurnResponse{Turn: t}, nil
 }
 
-// ListTurns returns the newest turns of a conversation, newest first.
+// ListTurns returns the newest turns of a conversation, the newest first.
 func (s *Server) ListTurns(ctx context.Context, r *parleyv1.ListTurnsRequest) (*parleyv1.ListTurnsResponse, error) {
 	turns, err := s.turns.List(ctx, tenant(ctx), r.GetConversationId())
 	if err != nil {
@@ -81,7 +84,7 @@ func (s *Server) ListTurns(ctx context.Context, r *parleyv1.ListTurnsRequest) (*
 	return &parleyv1.ListTurnsResponse{Turns: turns}, nil
 }
 
-// CancelTurn stops a turn that runs or waits, and returns it as it ended.
+// CancelTurn cancels a running or queued turn and returns its final state.
 func (s *Server) CancelTurn(ctx context.Context, r *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
 	t, err := s.turns.Cancel(ctx, tenant(ctx), r.GetConversationId(), r.GetTurnId())
 	if err != nil {

@@ -30,18 +30,18 @@ func TestChat(t *testing.T) {
 	}
 	started, finished := events[0].GetStarted(), events[len(events)-1].GetFinished()
 	if !started.GetCreated() || started.GetReplayed() || started.GetUserMessage().GetSequence() != 1 || started.GetHistoryCount() != 0 {
-		t.Errorf("started %v", started)
+		t.Errorf("started = %v, want a new conversation without history", started)
 	}
 	if text != "Sugar for 50 cents" || finished.GetMessages()[0].GetContent() != text || finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
-		t.Errorf("text %q, finished %v", text, finished)
+		t.Errorf("text = %q, finished = %v", text, finished)
 	}
 	if n := f.get(t, "c1").GetMessageCount(); n != 2 {
-		t.Errorf("%d messages are kept", n)
+		t.Errorf("message_count = %d, want 2", n)
 	}
 }
 
-// TestChatIDs: a retry of a call without a conversation's id meets the conversation that
-// the first one made.
+// TestChatIDs checks that a retry of a call without a conversation_id uses the conversation that the
+// first call created.
 func TestChatIDs(t *testing.T) {
 	f := open(t, nil)
 	id := func(r *parleyv1.ChatRequest) string {
@@ -54,14 +54,14 @@ func TestChatIDs(t *testing.T) {
 	}
 	first := id(&parleyv1.ChatRequest{Content: "x", RequestId: "r1"})
 	if again := id(&parleyv1.ChatRequest{Content: "x", RequestId: "r1"}); again != first || uuid.Validate(first) != nil {
-		t.Errorf("a retry went to %q, the first to %q", again, first)
+		t.Errorf("conversation of the retry = %q, want %q", again, first)
 	}
 	if other := id(&parleyv1.ChatRequest{Content: "x"}); other == first || uuid.Validate(other) != nil {
-		t.Errorf("another call went to %q, the first to %q", other, first)
+		t.Errorf("conversation of another call = %q, want a new one", other)
 	}
 }
 
-// TestChatRequest is what a retry of Chat must have in common with the first call.
+// TestChatRequest checks which fields of a Chat request a retry must have in common with the first call.
 func TestChatRequest(t *testing.T) {
 	var seen []*store.Request
 	f := open(t, func(s *setup) {
@@ -82,7 +82,7 @@ func TestChatRequest(t *testing.T) {
 		same   bool
 	}{
 		{"retry", func(*parleyv1.ChatRequest) {}, true},
-		{"waiting", func(r *parleyv1.ChatRequest) { r.MustExist, r.IfVersion = true, proto.Int32(3) }, true},
+		{"must_exist and if_version", func(r *parleyv1.ChatRequest) { r.MustExist, r.IfVersion = true, proto.Int32(3) }, true},
 		{"content", func(r *parleyv1.ChatRequest) { r.Content = "y" }, false},
 		{"data", func(r *parleyv1.ChatRequest) { r.StructuredData = data("t", structpb.NewNullValue()) }, false},
 		{"tool results", func(r *parleyv1.ChatRequest) { r.ToolResults = []*parleyv1.ToolResult{{CallId: "1"}} }, false},
@@ -102,11 +102,11 @@ func TestChatRequest(t *testing.T) {
 		}
 		got := seen[len(seen)-1]
 		if got.ID != "r1" || got.Method != "Chat" || (got.Digest == seen[0].Digest) != test.same {
-			t.Errorf("%s: %v beside %v", test.name, got, seen[0])
+			t.Errorf("%s: request = %v, first request = %v, want the same digest: %t", test.name, got, seen[0], test.same)
 		}
 	}
 	if _, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "x"}); err != nil || seen[len(seen)-1] != nil {
-		t.Errorf("without a request_id: %v, %v", seen[len(seen)-1], err)
+		t.Errorf("without a request_id: request = %v, %v, want nil", seen[len(seen)-1], err)
 	}
 }
 
@@ -126,11 +126,11 @@ func TestChatErrors(t *testing.T) {
 	late = turn.ErrConversationGone
 	events, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "x"})
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); len(events) != 1 || got.resource.GetResourceName() != "c1" {
-		t.Errorf("%d events, resource %v", len(events), got.resource)
+		t.Errorf("got %d events and resource %v, want 1 and c1", len(events), got.resource)
 	}
 	early = &store.BusyError{TurnID: "t1"}
 	_, err = f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "x"})
 	if got := wantError(t, err, codes.Aborted, "CONVERSATION_BUSY"); got.metadata["active_turn_id"] != "t1" {
-		t.Errorf("metadata %v", got.metadata)
+		t.Errorf("metadata = %v, want active_turn_id t1", got.metadata)
 	}
 }

@@ -8,13 +8,16 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
+// Defaults of request fields that are not set.
 const (
-	defaultLoadMessages = 20
-	defaultListPage     = 50
+	defaultLoadMessages = 20 // LoadConversationRequest.message_limit
+	defaultListPage     = 50 // ListConversationsRequest.page_size
 )
 
-// CreateConversation makes an empty conversation.
-func (s *Server) CreateConversation(ctx context.Context, r *parleyv1.CreateConversationRequest) (*parleyv1.CreateConversationResponse, error) {
+// CreateConversation creates an empty conversation.
+func (s *Server) CreateConversation(
+	ctx context.Context, r *parleyv1.CreateConversationRequest,
+) (*parleyv1.CreateConversationResponse, error) {
 	const method = "CreateConversation"
 	in := r.GetConversation()
 	c := &parleyv1.Conversation{
@@ -35,9 +38,11 @@ func (s *Server) CreateConversation(ctx context.Context, r *parleyv1.CreateConve
 	return &parleyv1.CreateConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// LoadConversation returns a conversation with its newest messages, and makes it first
-// when there is none.
-func (s *Server) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
+// LoadConversation returns a conversation with its newest messages. It creates the conversation if it
+// does not exist.
+func (s *Server) LoadConversation(
+	ctx context.Context, r *parleyv1.LoadConversationRequest,
+) (*parleyv1.LoadConversationResponse, error) {
 	const method = "LoadConversation"
 	id, newest := r.GetConversationId(), defaultLoadMessages
 	q, err := newRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{ConversationId: id})
@@ -57,21 +62,21 @@ func (s *Server) LoadConversation(ctx context.Context, r *parleyv1.LoadConversat
 	reply := &parleyv1.LoadConversationResponse{
 		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
 	}
-	splice(reply, snapshot.Messages)
+	setEncodedMessages(reply, snapshot.Messages)
 	return reply, nil
 }
 
-// load reads a conversation, and makes it when there is none.
+// load reads a conversation. It creates the conversation if it does not exist.
 func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
-	// A second round only meets others who made the conversation, or made and deleted it,
-	// between the two calls.
+	// The loop repeats only if another caller creates the conversation between the two calls.
 	for {
 		snapshot, err := s.store.Read(ctx, read)
 		if !errors.Is(err, store.ErrNotFound) {
 			return snapshot, err
 		}
 		result, err := s.store.Create(ctx, &store.Create{
-			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID}, Request: read.Request, OrGet: true,
+			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID},
+			Request: read.Request, OrGet: true,
 		})
 		if err != nil {
 			return nil, err
@@ -83,7 +88,9 @@ func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, e
 }
 
 // GetConversation returns the header of a conversation.
-func (s *Server) GetConversation(ctx context.Context, r *parleyv1.GetConversationRequest) (*parleyv1.GetConversationResponse, error) {
+func (s *Server) GetConversation(
+	ctx context.Context, r *parleyv1.GetConversationRequest,
+) (*parleyv1.GetConversationResponse, error) {
 	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: r.GetConversationId()})
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
@@ -91,8 +98,10 @@ func (s *Server) GetConversation(ctx context.Context, r *parleyv1.GetConversatio
 	return &parleyv1.GetConversationResponse{Conversation: snapshot.Conversation}, nil
 }
 
-// UpdateConversation changes the fields named in the mask.
-func (s *Server) UpdateConversation(ctx context.Context, r *parleyv1.UpdateConversationRequest) (*parleyv1.UpdateConversationResponse, error) {
+// UpdateConversation changes the fields that the update mask names.
+func (s *Server) UpdateConversation(
+	ctx context.Context, r *parleyv1.UpdateConversationRequest,
+) (*parleyv1.UpdateConversationResponse, error) {
 	c, err := s.update(ctx, &store.Update{
 		ConversationID: r.GetConversation().GetId(), IfVersion: r.IfVersion,
 		Values: r.GetConversation(), Fields: updateFields(r),
@@ -103,8 +112,10 @@ func (s *Server) UpdateConversation(ctx context.Context, r *parleyv1.UpdateConve
 	return &parleyv1.UpdateConversationResponse{Conversation: c}, nil
 }
 
-// ClearConversation removes messages and keeps the conversation.
-func (s *Server) ClearConversation(ctx context.Context, r *parleyv1.ClearConversationRequest) (*parleyv1.ClearConversationResponse, error) {
+// ClearConversation removes the messages after a sequence. The conversation stays.
+func (s *Server) ClearConversation(
+	ctx context.Context, r *parleyv1.ClearConversationRequest,
+) (*parleyv1.ClearConversationResponse, error) {
 	through := r.GetAfterSequence()
 	c, err := s.update(ctx, &store.Update{
 		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion, KeepThrough: &through,
@@ -115,8 +126,10 @@ func (s *Server) ClearConversation(ctx context.Context, r *parleyv1.ClearConvers
 	return &parleyv1.ClearConversationResponse{Conversation: c}, nil
 }
 
-// SetActiveAgent gives an agent the routing lease of a conversation, or takes it away.
-func (s *Server) SetActiveAgent(ctx context.Context, r *parleyv1.SetActiveAgentRequest) (*parleyv1.SetActiveAgentResponse, error) {
+// SetActiveAgent grants an agent the routing lease of a conversation, or ends the lease.
+func (s *Server) SetActiveAgent(
+	ctx context.Context, r *parleyv1.SetActiveAgentRequest,
+) (*parleyv1.SetActiveAgentResponse, error) {
 	c, err := s.update(ctx, &store.Update{
 		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion,
 		Lease: &store.Lease{Agent: r.GetAgent(), Reason: r.GetReason(), Duration: r.GetLeaseDuration().AsDuration()},
@@ -127,8 +140,8 @@ func (s *Server) SetActiveAgent(ctx context.Context, r *parleyv1.SetActiveAgentR
 	return &parleyv1.SetActiveAgentResponse{Conversation: c}, nil
 }
 
-// update changes a conversation of the caller's tenant, and returns what a reply tells of
-// it: the header without its system prompt.
+// update changes a conversation of the caller's tenant. It returns the header for the reply, which
+// has no system prompt.
 func (s *Server) update(ctx context.Context, u *store.Update) (*parleyv1.Conversation, error) {
 	u.Tenant = tenant(ctx)
 	result, err := s.store.Update(ctx, u)
@@ -138,13 +151,14 @@ func (s *Server) update(ctx context.Context, u *store.Update) (*parleyv1.Convers
 	return withoutPrompt(result.Conversation), nil
 }
 
-// withoutPrompt is the header for a reply that only reports a change.
+// withoutPrompt removes the system prompt from a header. Replies that only report a change have none.
 func withoutPrompt(c *parleyv1.Conversation) *parleyv1.Conversation {
 	c.SystemPrompt = ""
 	return c
 }
 
-// updateFields are the fields to change: those of the mask, else those that are set.
+// updateFields returns the fields to change: those of the update mask, or all fields that are set if
+// the mask is empty.
 func updateFields(r *parleyv1.UpdateConversationRequest) []string {
 	const maxMessages, ttl = "retention.max_messages", "retention.ttl"
 	var fields []string
@@ -177,13 +191,15 @@ func updateFields(r *parleyv1.UpdateConversationRequest) []string {
 	return fields
 }
 
-// ListConversations pages through live conversations.
-func (s *Server) ListConversations(ctx context.Context, r *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
+// ListConversations returns a page of the tenant's live conversations.
+func (s *Server) ListConversations(
+	ctx context.Context, r *parleyv1.ListConversationsRequest,
+) (*parleyv1.ListConversationsResponse, error) {
 	size := int(r.GetPageSize())
 	if size == 0 {
 		size = defaultListPage
 	}
-	// Ahead of the list: a change between the two is reported twice rather than never.
+	// The cursor is read before the list. So a change between the two is reported twice, not lost.
 	cursor := s.hub.Cursor()
 	page, err := s.store.List(ctx, &store.List{
 		Tenant: tenant(ctx), Labels: r.GetLabels(), StructuredDataType: r.GetStructuredDataType(),
@@ -197,8 +213,10 @@ func (s *Server) ListConversations(ctx context.Context, r *parleyv1.ListConversa
 	}, nil
 }
 
-// DeleteConversation removes a conversation and its messages.
-func (s *Server) DeleteConversation(ctx context.Context, r *parleyv1.DeleteConversationRequest) (*parleyv1.DeleteConversationResponse, error) {
+// DeleteConversation deletes a conversation with its messages.
+func (s *Server) DeleteConversation(
+	ctx context.Context, r *parleyv1.DeleteConversationRequest,
+) (*parleyv1.DeleteConversationResponse, error) {
 	err := s.store.Delete(ctx, &store.Delete{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), IfVersion: r.IfVersion,
 	})
@@ -209,13 +227,16 @@ func (s *Server) DeleteConversation(ctx context.Context, r *parleyv1.DeleteConve
 	return &parleyv1.DeleteConversationResponse{}, nil
 }
 
-// PurgeConversations removes conversations that have been inactive for a time.
-func (s *Server) PurgeConversations(ctx context.Context, r *parleyv1.PurgeConversationsRequest) (*parleyv1.PurgeConversationsResponse, error) {
+// PurgeConversations deletes conversations that have been inactive for a given time.
+func (s *Server) PurgeConversations(
+	ctx context.Context, r *parleyv1.PurgeConversationsRequest,
+) (*parleyv1.PurgeConversationsResponse, error) {
 	purged, err := s.store.Purge(ctx, &store.Purge{
 		Tenant: tenant(ctx), InactiveFor: r.GetInactiveFor().AsDuration(), DryRun: r.GetDryRun(),
 	})
-	if purged.Count > 0 && !r.GetDryRun() { // What is gone is gone, even if the rest failed.
-		s.log.InfoContext(ctx, "purged", "tenant", tenant(ctx), "count", purged.Count, "inactive_for", r.GetInactiveFor().AsDuration().String())
+	if purged.Count > 0 && !r.GetDryRun() { // A purge that fails may have deleted some conversations before.
+		s.log.InfoContext(ctx, "purged", "tenant", tenant(ctx), "count", purged.Count,
+			"inactive_for", r.GetInactiveFor().AsDuration().String())
 	}
 	if err != nil {
 		return nil, err
@@ -223,11 +244,14 @@ func (s *Server) PurgeConversations(ctx context.Context, r *parleyv1.PurgeConver
 	return &parleyv1.PurgeConversationsResponse{PurgedCount: purged.Count, SampleIds: purged.SampleIDs}, nil
 }
 
-// ForkConversation copies a conversation up to a message into a new one.
-func (s *Server) ForkConversation(ctx context.Context, r *parleyv1.ForkConversationRequest) (*parleyv1.ForkConversationResponse, error) {
+// ForkConversation copies a conversation up to a message into a new conversation.
+func (s *Server) ForkConversation(
+	ctx context.Context, r *parleyv1.ForkConversationRequest,
+) (*parleyv1.ForkConversationResponse, error) {
 	const method = "ForkConversation"
 	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ForkConversationRequest{
-		ConversationId: r.GetConversationId(), AtSequence: r.GetAtSequence(), NewConversationId: r.GetNewConversationId(),
+		ConversationId: r.GetConversationId(), AtSequence: r.GetAtSequence(),
+		NewConversationId: r.GetNewConversationId(),
 	})
 	if err != nil {
 		return nil, err
@@ -236,7 +260,7 @@ func (s *Server) ForkConversation(ctx context.Context, r *parleyv1.ForkConversat
 	if id == "" {
 		id = newID(r.GetRequestId(), tenant(ctx), method)
 	}
-	if q != nil { // A retry finds the first result even when the source has gone since.
+	if q != nil { // A retry returns the first result even if the source was deleted in the meantime.
 		first, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Request: q})
 		switch {
 		case err == nil && first.Seen != nil:
@@ -257,9 +281,12 @@ func (s *Server) ForkConversation(ctx context.Context, r *parleyv1.ForkConversat
 	return &parleyv1.ForkConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// fork reads what a fork copies: all but lease, turns and requests.
+// fork reads the source of a fork and returns the store operation that creates the copy. A fork copies
+// everything except the lease, turns and request ids.
 func (s *Server) fork(ctx context.Context, r *parleyv1.ForkConversationRequest, id string) (*store.Create, error) {
-	source, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1})
+	source, err := s.store.Read(ctx, &store.Read{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1,
+	})
 	if err != nil {
 		return nil, err
 	}

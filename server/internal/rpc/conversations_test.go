@@ -19,8 +19,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// chosen is a conversation with everything that a client may choose.
-func chosen(id string) *parleyv1.Conversation {
+// fullConversation returns a conversation with all fields that a client can set.
+func fullConversation(id string) *parleyv1.Conversation {
 	return &parleyv1.Conversation{
 		Id: id, Title: "Sugar", Labels: map[string]string{"team": "shop"}, Agent: "echo", SystemPrompt: "Be brief.",
 		Retention: &parleyv1.Retention{MaxMessages: 7, Ttl: durationpb.New(time.Minute)},
@@ -47,12 +47,12 @@ func (f *fixture) get(t *testing.T, id string) *parleyv1.Conversation {
 
 func TestCreateConversation(t *testing.T) {
 	f := open(t, nil)
-	in := chosen("c1")
+	in := fullConversation("c1")
 	in.Version, in.LastSequence, in.MessageCount, in.SizeBytes, in.ActiveTurnId, in.Uid = 9, 9, 9, 9, "t", "u"
 	in.CreateTime, in.UpdateTime, in.ExpireTime, in.LastAppendTime = timestamppb.New(time.Unix(9, 0)), timestamppb.Now(), timestamppb.Now(), timestamppb.Now()
 	in.ActiveAgent, in.ForkedFrom = &parleyv1.ActiveAgent{Agent: "x"}, &parleyv1.ForkOrigin{ConversationId: "x"}
 	got := f.create(t, in)
-	want := chosen("c1")
+	want := fullConversation("c1")
 	want.Version = 1
 	diff := cmp.Diff(want, got, protocmp.Transform(),
 		protocmp.IgnoreFields(want, "create_time", "update_time", "expire_time", "last_append_time", "uid"))
@@ -60,15 +60,15 @@ func TestCreateConversation(t *testing.T) {
 		t.Errorf("conversation (-want +got):\n%s", diff)
 	}
 	if got.GetUid() == "u" || got.GetCreateTime().AsTime().Unix() == 9 {
-		t.Errorf("the client set %v", got)
+		t.Errorf("CreateConversation = %v, want output-only fields set by the server", got)
 	}
 	if diff := cmp.Diff(got, f.get(t, "c1"), protocmp.Transform()); diff != "" {
-		t.Errorf("created and read (-created +read):\n%s", diff)
+		t.Errorf("conversation (-created +read):\n%s", diff)
 	}
 	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: in})
 	wantError(t, err, codes.AlreadyExists, "CONVERSATION_EXISTS")
 	if id := f.create(t, nil).GetId(); uuid.Validate(id) != nil {
-		t.Errorf("a conversation without an id got %q", id)
+		t.Errorf("id of a conversation without an id = %q, want a UUID", id)
 	}
 }
 
@@ -84,7 +84,7 @@ func TestLoadConversation(t *testing.T) {
 	}
 	made := load(&parleyv1.LoadConversationRequest{ConversationId: "c1", RequestId: "r1"})
 	if !made.GetCreated() || len(made.GetMessages()) != 0 || made.GetConversation().GetVersion() != 1 {
-		t.Errorf("first load: %v", made)
+		t.Errorf("first LoadConversation = %v, want a new conversation", made)
 	}
 	f.append(t, "c1", user("1"), assistant("2"), user("3"))
 	tests := []struct {
@@ -98,7 +98,7 @@ func TestLoadConversation(t *testing.T) {
 		{"none", &parleyv1.LoadConversationRequest{MessageLimit: proto.Int32(0)}, false, nil},
 		{"retry", &parleyv1.LoadConversationRequest{RequestId: "r1"}, true, []int32{1, 2, 3}},
 		{"another request", &parleyv1.LoadConversationRequest{RequestId: "r2"}, false, []int32{1, 2, 3}},
-		{"its retry", &parleyv1.LoadConversationRequest{RequestId: "r2"}, false, []int32{1, 2, 3}},
+		{"retry of the other request", &parleyv1.LoadConversationRequest{RequestId: "r2"}, false, []int32{1, 2, 3}},
 	}
 	for _, test := range tests {
 		test.request.ConversationId = "c1"
@@ -108,33 +108,34 @@ func TestLoadConversation(t *testing.T) {
 		}
 	}
 	if v := f.get(t, "c1").GetVersion(); v != 2 {
-		t.Errorf("loading has made version %d of 2", v)
+		t.Errorf("version after LoadConversation = %d, want 2", v)
 	}
 	first, retry := load(&parleyv1.LoadConversationRequest{RequestId: "r3"}), load(&parleyv1.LoadConversationRequest{RequestId: "r3"})
 	if a, b := first.GetConversation(), retry.GetConversation(); a.GetUid() != b.GetUid() || !retry.GetCreated() {
-		t.Errorf("a retry without an id made %q beside %q", b.GetId(), a.GetId())
+		t.Errorf("retry without an id = conversation %q, want %q", b.GetId(), a.GetId())
 	}
 }
 
-// readsOf counts the calls that reach a store.
-type readsOf struct {
+// countingStore counts reads and creates.
+type countingStore struct {
 	store.Store
 	reads, creates int
 }
 
-func (s *readsOf) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+func (s *countingStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	s.reads++
 	return s.Store.Read(ctx, r)
 }
 
-func (s *readsOf) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+func (s *countingStore) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
 	s.creates++
 	return s.Store.Create(ctx, c)
 }
 
-// TestLoadIsOneRead: the call before every answer of an agent costs one read.
+// TestLoadIsOneRead checks that LoadConversation of an existing conversation costs one read. Agents
+// call it before every answer.
 func TestLoadIsOneRead(t *testing.T) {
-	counted := new(readsOf)
+	counted := new(countingStore)
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
 			counted.Store = inner
@@ -146,17 +147,17 @@ func TestLoadIsOneRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if counted.reads != 1 || counted.creates != 0 {
-		t.Errorf("%d reads and %d creates", counted.reads, counted.creates)
+		t.Errorf("got %d reads and %d creates, want 1 and 0", counted.reads, counted.creates)
 	}
 }
 
-// racing is a store in which others make a conversation between a read and a create.
-type racing struct {
+// racingStore calls race before the next create, as another caller would between a read and a create.
+type racingStore struct {
 	store.Store
 	race func()
 }
 
-func (s *racing) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+func (s *racingStore) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
 	if race := s.race; race != nil {
 		s.race = nil
 		race()
@@ -164,8 +165,8 @@ func (s *racing) Create(ctx context.Context, c *store.Create) (*store.Result, er
 	return s.Store.Create(ctx, c)
 }
 
-func TestLoadMeetsAnotherCreator(t *testing.T) {
-	r := new(racing)
+func TestLoadRace(t *testing.T) {
+	r := new(racingStore)
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
 			r.Store = inner
@@ -175,7 +176,7 @@ func TestLoadMeetsAnotherCreator(t *testing.T) {
 	r.race = func() { f.append(t, "c1", user("first")) }
 	got, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1"})
 	if err != nil || got.GetCreated() || len(got.GetMessages()) != 1 {
-		t.Errorf("after an append: %v, %v", got, err)
+		t.Errorf("LoadConversation after an append = %v, %v", got, err)
 	}
 	same := &parleyv1.LoadConversationRequest{ConversationId: "c2", RequestId: "r1"}
 	r.race = func() {
@@ -185,7 +186,7 @@ func TestLoadMeetsAnotherCreator(t *testing.T) {
 		f.append(t, "c2", user("first"))
 	}
 	if got, err = f.LoadConversation(t.Context(), same); err != nil || !got.GetCreated() || len(got.GetMessages()) != 1 {
-		t.Errorf("after its own retry and an append: %v, %v", got, err)
+		t.Errorf("LoadConversation after its own retry and an append = %v, %v", got, err)
 	}
 }
 
@@ -203,24 +204,24 @@ func TestUpdateConversation(t *testing.T) {
 		want   func(c *parleyv1.Conversation)
 	}{
 		{"one field of many", other, []string{"title"}, func(c *parleyv1.Conversation) { c.Title = "Salt" }},
-		{"labels as a whole", other, []string{"labels"}, func(c *parleyv1.Conversation) { c.Labels = other.Labels }},
-		{"to nothing", &parleyv1.Conversation{}, []string{"title", "labels", "agent", "system_prompt", "retention"}, func(c *parleyv1.Conversation) {
+		{"all labels", other, []string{"labels"}, func(c *parleyv1.Conversation) { c.Labels = other.Labels }},
+		{"to empty values", &parleyv1.Conversation{}, []string{"title", "labels", "agent", "system_prompt", "retention"}, func(c *parleyv1.Conversation) {
 			c.Title, c.Labels, c.Agent, c.SystemPrompt, c.Retention = "", nil, "", "", defaults
 		}},
 		{"part of retention", other, []string{"retention.max_messages"}, func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 3 }},
 		{"other part of retention", other, []string{"retention.ttl"}, func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(time.Second) }},
-		{"all that is set", other, nil, func(c *parleyv1.Conversation) {
+		{"no mask, all fields set", other, nil, func(c *parleyv1.Conversation) {
 			c.Title, c.Labels, c.Agent, c.SystemPrompt, c.Retention = other.Title, other.Labels, other.Agent, other.SystemPrompt, other.Retention
 		}},
-		{"the only one that is set", &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)}}, nil, func(c *parleyv1.Conversation) {
+		{"no mask, one field set", &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)}}, nil, func(c *parleyv1.Conversation) {
 			c.Retention.Ttl = durationpb.New(time.Second)
 		}},
-		{"nothing", &parleyv1.Conversation{}, nil, func(c *parleyv1.Conversation) { c.Version = 1 }},
+		{"no mask, no field set", &parleyv1.Conversation{}, nil, func(c *parleyv1.Conversation) { c.Version = 1 }},
 	}
 	for i, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			id := string(rune('a' + i))
-			want := f.create(t, chosen(id))
+			want := f.create(t, fullConversation(id))
 			want.Version = 2
 			test.want(want)
 			values := proto.CloneOf(test.values)
@@ -247,7 +248,7 @@ func TestUpdateConversation(t *testing.T) {
 
 func TestSetActiveAgent(t *testing.T) {
 	f := open(t, nil)
-	f.create(t, chosen("c1"))
+	f.create(t, fullConversation("c1"))
 	reply, err := f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{
 		ConversationId: "c1", Agent: "nobody-here", Reason: "asked for", LeaseDuration: durationpb.New(time.Minute),
 	})
@@ -256,31 +257,31 @@ func TestSetActiveAgent(t *testing.T) {
 	}
 	lease := reply.GetConversation().GetActiveAgent()
 	if lease.GetAgent() != "nobody-here" || lease.GetReason() != "asked for" || reply.GetConversation().GetSystemPrompt() != "" {
-		t.Errorf("reply %v", reply)
+		t.Errorf("SetActiveAgent = %v, want the lease and no system prompt", reply)
 	}
 	if d := lease.GetLeaseExpireTime().AsTime().Sub(lease.GetStartTime().AsTime()); d != time.Minute {
-		t.Errorf("the lease is for %v", d)
+		t.Errorf("duration of the lease = %v, want 1m", d)
 	}
 	_, err = f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "hello"})
 	wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED")
 	if reply, err = f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1"}); err != nil || reply.GetConversation().GetActiveAgent() != nil {
-		t.Errorf("end of the lease: %v, %v", reply, err)
+		t.Errorf("SetActiveAgent without an agent = %v, %v, want no lease", reply, err)
 	}
 }
 
 func TestClearConversation(t *testing.T) {
 	f := open(t, nil)
-	f.create(t, chosen("c1"))
+	f.create(t, fullConversation("c1"))
 	f.append(t, "c1", user("1"), assistant("2"), user("3"))
 	reply, err := f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 2})
 	if err != nil || reply.GetConversation().GetMessageCount() != 2 || reply.GetConversation().GetSystemPrompt() != "" {
-		t.Errorf("clear after 2: %v, %v", reply, err)
+		t.Errorf("ClearConversation after 2 = %v, %v", reply, err)
 	}
 	if reply, err = f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1"}); err != nil || reply.GetConversation().GetMessageCount() != 0 {
-		t.Errorf("clear all: %v, %v", reply, err)
+		t.Errorf("ClearConversation = %v, %v", reply, err)
 	}
 	if got := f.append(t, "c1", user("4")).GetAppended()[0].GetSequence(); got != 4 {
-		t.Errorf("the next message got sequence %d", got)
+		t.Errorf("sequence of the next message = %d, want 4", got)
 	}
 }
 
@@ -293,7 +294,7 @@ func TestDeleteConversation(t *testing.T) {
 	}
 	got := wantError(t, remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1", IfVersion: proto.Int32(9)}), codes.Aborted, "VERSION_MISMATCH")
 	if got.metadata["current_version"] != "1" {
-		t.Errorf("metadata %v", got.metadata)
+		t.Errorf("metadata = %v, want current_version 1", got.metadata)
 	}
 	if err := remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
 		t.Error(err)
@@ -305,18 +306,18 @@ func TestDeleteConversation(t *testing.T) {
 }
 
 func TestPurgeConversations(t *testing.T) {
-	now := time.Unix(1_000_000, 0)
-	f := open(t, func(s *setup) { s.stored.Now = func() time.Time { return now } })
+	clock := newManualClock()
+	f := open(t, onClock(clock))
 	f.append(t, "old", user("1"))
-	now = now.Add(10 * time.Minute)
+	clock.advance(10 * time.Minute)
 	f.append(t, "new", user("1"))
 	for _, dry := range []bool{true, false} {
 		reply, err := f.PurgeConversations(t.Context(), &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(5 * time.Minute), DryRun: dry})
 		if err != nil || reply.GetPurgedCount() != 1 || strings.Join(reply.GetSampleIds(), "") != "old" {
-			t.Errorf("dry run %t: %v, %v", dry, reply, err)
+			t.Errorf("PurgeConversations(dry_run %t) = %v, %v, want 1, old", dry, reply, err)
 		}
 		if logged := len(f.log.lines("msg=purged", "tenant=default", "count=1")) == 1; logged == dry {
-			t.Errorf("dry run %t: logged %t", dry, logged)
+			t.Errorf("PurgeConversations(dry_run %t): logged = %t, want %t", dry, logged, !dry)
 		}
 	}
 	f.get(t, "new")
@@ -325,10 +326,10 @@ func TestPurgeConversations(t *testing.T) {
 func TestListConversations(t *testing.T) {
 	f := open(t, nil)
 	for _, id := range []string{"a", "b", "c"} {
-		c := chosen(id)
+		c := fullConversation(id)
 		c.Labels["id"] = id
 		f.create(t, c)
-		f.append(t, id, user("words of "+id))
+		f.append(t, id, user("message of "+id))
 	}
 	page := func(r *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, string) {
 		t.Helper()
@@ -339,30 +340,30 @@ func TestListConversations(t *testing.T) {
 		ids := ""
 		for _, e := range reply.GetConversations() {
 			ids += e.GetConversation().GetId()
-			if e.GetConversation().GetSystemPrompt() != "" || e.GetPreview() != "words of "+e.GetConversation().GetId() {
-				t.Errorf("row %v", e)
+			if e.GetConversation().GetSystemPrompt() != "" || e.GetPreview() != "message of "+e.GetConversation().GetId() {
+				t.Errorf("entry = %v, want a preview and no system prompt", e)
 			}
 		}
 		return reply, ids
 	}
 	all, ids := page(&parleyv1.ListConversationsRequest{})
 	if ids != "cba" || all.GetNextPageToken() != "" || all.GetTotalSize() != 3 || all.GetWatchCursor() != f.hub.Cursor() {
-		t.Errorf("%s: %v", ids, all)
+		t.Errorf("ListConversations = %s, %v", ids, all)
 	}
 	first, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2})
 	if ids != "cb" {
-		t.Errorf("first page: %s", ids)
+		t.Errorf("first page = %s, want cb", ids)
 	}
 	if rest, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2, PageToken: first.GetNextPageToken()}); ids != "a" || rest.GetNextPageToken() != "" {
-		t.Errorf("second page: %s", ids)
+		t.Errorf("second page = %s, want a", ids)
 	}
 	if _, ids := page(&parleyv1.ListConversationsRequest{Labels: map[string]string{"team": "shop", "id": "b"}}); ids != "b" {
-		t.Errorf("by labels: %s", ids)
+		t.Errorf("ListConversations by labels = %s, want b", ids)
 	}
 	_, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{
 		PageToken: first.GetNextPageToken(), Labels: map[string]string{"id": "b"},
 	})
 	if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(got.fields, "") != "page_token" {
-		t.Errorf("a token from another list names %q", got.fields)
+		t.Errorf("fields for the token of another list = %q, want page_token", got.fields)
 	}
 }

@@ -13,15 +13,20 @@ import (
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
-// Direct returns a connection to the server for callers in the same process. Unary calls are
-// made right here, with all interceptors around the handler, in the caller's goroutine; call
-// options have no effect on them. That spares what costs most of a small call, to be carried
-// to another goroutine and back. Streams, which have two ends, go over streams, a connection
-// to a grpc.Server with this server's services.
+// Direct returns a connection to the server for callers in the same process. It makes unary calls in
+// the caller's goroutine, with all interceptors around the handler. Call options have no effect on
+// them. This avoids two switches between goroutines, which are most of the cost of a small call.
+//
+// Streaming calls use streams, a connection to a grpc.Server with this server's services.
 func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterface {
-	d := &direct{ClientConnInterface: streams, server: s, methods: make(map[string]grpc.MethodDesc), chain: s.unaryInterceptors()}
+	d := &directConn{
+		ClientConnInterface: streams, server: s,
+		methods: make(map[string]grpc.MethodDesc), interceptors: s.unaryInterceptors(),
+	}
 	for _, service := range []*grpc.ServiceDesc{
-		&parleyv1.ConversationService_ServiceDesc, &parleyv1.InteractionLogService_ServiceDesc, &parleyv1.AdminService_ServiceDesc,
+		&parleyv1.ConversationService_ServiceDesc,
+		&parleyv1.InteractionLogService_ServiceDesc,
+		&parleyv1.AdminService_ServiceDesc,
 	} {
 		for _, method := range service.Methods {
 			d.methods["/"+service.ServiceName+"/"+method.MethodName] = method
@@ -30,19 +35,20 @@ func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterfa
 	return d
 }
 
-type direct struct {
+// directConn is a connection that makes unary calls in the caller's goroutine.
+type directConn struct {
 	grpc.ClientConnInterface
-	server  *Server
-	methods map[string]grpc.MethodDesc // by full name
-	chain   []grpc.UnaryServerInterceptor
+	server       *Server
+	methods      map[string]grpc.MethodDesc // by full name
+	interceptors []grpc.UnaryServerInterceptor
 }
 
 // Invoke makes a unary call.
-func (d *direct) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	m, isOurs := d.methods[method]
+func (d *directConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	m, known := d.methods[method]
 	sent, sendable := args.(proto.Message)
 	received, receivable := reply.(proto.Message)
-	if !isOurs || !sendable || !receivable { // It is for the other end to say what is wrong.
+	if !known || !sendable || !receivable { // The other connection returns the error.
 		return d.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
 	}
 	header, _ := metadata.FromOutgoingContext(ctx)
@@ -55,14 +61,14 @@ func (d *direct) Invoke(ctx context.Context, method string, args, reply any, opt
 	return recode(received, result)
 }
 
-// recode copies a message as the wire does: a reply may hold parts that are encoded already,
-// and a request must not be the caller's own. Both lose the fields that this version does
-// not know, as a request does that [rules.Codec] decodes.
+// recode copies a message by encoding and decoding it. A reply may contain fields in encoded form,
+// and a handler must not change the caller's request. Like [rules.Codec], recode drops the fields
+// that this version does not know.
 func recode(to, from any) error {
 	source, isMessage := from.(proto.Message)
 	target, isTarget := to.(proto.Message)
 	if !isMessage || !isTarget {
-		return fmt.Errorf("%T to %T: not both are messages", from, to)
+		return fmt.Errorf("cannot copy %T to %T: both must be messages", from, to)
 	}
 	wire, err := proto.Marshal(source)
 	if err != nil {
@@ -71,11 +77,15 @@ func recode(to, from any) error {
 	return rules.Unmarshal(wire, target)
 }
 
-// intercept runs the interceptors around a handler.
-func (d *direct) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	for _, interceptor := range slices.Backward(d.chain) {
+// intercept calls a handler with the interceptors around it.
+func (d *directConn) intercept(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	for _, interceptor := range slices.Backward(d.interceptors) {
 		inner := handler
-		handler = func(ctx context.Context, request any) (any, error) { return interceptor(ctx, request, info, inner) }
+		handler = func(ctx context.Context, request any) (any, error) {
+			return interceptor(ctx, request, info, inner)
+		}
 	}
 	return handler(ctx, request)
 }

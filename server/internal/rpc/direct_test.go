@@ -15,9 +15,9 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 )
 
-// A call that is made directly gives what it gives over a connection: the same reply, parts
-// that were encoded before included, the same status with the same details.
-func TestDirectIsLikeAConnection(t *testing.T) {
+// TestDirect checks that a direct call returns the same reply and status as a call over a connection.
+// The replies include fields that the server sets in encoded form.
+func TestDirect(t *testing.T) {
 	var seen []string
 	f := open(t, func(s *setup) {
 		s.Authenticate = func(ctx context.Context) (auth.Principal, error) {
@@ -31,8 +31,8 @@ func TestDirectIsLikeAConnection(t *testing.T) {
 	}, user("The second one"))
 	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(f.server.Direct(f.conn))
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
-	type both func(parleyv1.ConversationServiceClient) (proto.Message, error)
-	for name, call := range map[string]both{
+	type method func(parleyv1.ConversationServiceClient) (proto.Message, error)
+	for name, call := range map[string]method{
 		"load": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
 			return c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: "c"})
 		},
@@ -65,7 +65,7 @@ func TestDirectIsLikeAConnection(t *testing.T) {
 			t.Errorf("%s (-connection +direct):\n%s", name, diff)
 		}
 		if unknown := got.ProtoReflect().GetUnknown(); len(unknown) > 0 {
-			t.Errorf("%s: %d bytes were not decoded", name, len(unknown))
+			t.Errorf("%s: reply has %d bytes of unknown fields, want 0", name, len(unknown))
 		}
 	}
 
@@ -74,6 +74,6 @@ func TestDirectIsLikeAConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	if exported, err := stream.Recv(); err != nil || len(exported.GetMessages()) != 3 {
-		t.Errorf("a stream gave %v, %v", exported, err)
+		t.Errorf("ExportConversations = %v, %v, want 3 messages", exported, err)
 	}
 }

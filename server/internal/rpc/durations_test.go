@@ -12,14 +12,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestBadDurations sends durations whose value rules allow, but which have no form in JSON.
-func TestBadDurations(t *testing.T) {
+// TestInvalidDurations sends durations whose total the rules allow, but which have no JSON form.
+func TestInvalidDurations(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "taken", user("hello"))
 	written := f.changeCount()
 	for name, d := range map[string]*durationpb.Duration{
-		"more nanos than a second": {Seconds: 5, Nanos: 2e9},
-		"two signs":                {Seconds: 5, Nanos: -7},
+		"nanos above one second": {Seconds: 5, Nanos: 2e9},
+		"different signs":        {Seconds: 5, Nanos: -7},
 	} {
 		conversation := &parleyv1.Conversation{Id: "taken", Retention: &parleyv1.Retention{Ttl: d}}
 		for field, requests := range map[string][]proto.Message{
@@ -42,18 +42,19 @@ func TestBadDurations(t *testing.T) {
 		}
 		within := &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: d}}
 		if err := validate(within); err == nil {
-			t.Errorf("%s: ListInteractions would take it", name)
+			t.Errorf("%s: validate(ListInteractions) = nil, want an error", name)
 		}
 	}
 	if n := f.changeCount(); n != written {
-		t.Errorf("%d changes were written", n-written)
+		t.Errorf("got %d changes, want 0", n-written)
 	}
 }
 
-// TestDurationsAreNotInLists: where durations are looked for is where they can be.
-func TestDurationsAreNotInLists(t *testing.T) {
-	var look func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool)
-	look = func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool) {
+// TestNoDurationsInLists checks that no request has durations in lists or maps. Package rules does not
+// check them there.
+func TestNoDurationsInLists(t *testing.T) {
+	var check func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool)
+	check = func(m protoreflect.MessageDescriptor, inList bool, seen map[protoreflect.FullName]bool) {
 		if seen[m.FullName()] {
 			return
 		}
@@ -69,13 +70,13 @@ func TestDurationsAreNotInLists(t *testing.T) {
 				t.Errorf("%s is in a list or a map", field.FullName())
 			}
 			if within && !inList {
-				look(inner, true, make(map[protoreflect.FullName]bool))
+				check(inner, true, make(map[protoreflect.FullName]bool))
 			} else {
-				look(inner, inList, seen)
+				check(inner, inList, seen)
 			}
 		}
 	}
 	for _, method := range methods() {
-		look(method.Input(), false, make(map[protoreflect.FullName]bool))
+		check(method.Input(), false, make(map[protoreflect.FullName]bool))
 	}
 }

@@ -16,29 +16,30 @@ import (
 )
 
 const (
-	// maxExportBytes is the maximum bytes of messages in a response, unless a single message has
-	// more. A client on a slow connection receives one response in seconds.
+	// maxExportBytes is the maximum size of the messages in a response, unless a single message is
+	// larger. A client on a slow connection receives such a response in seconds.
 	maxExportBytes = 256 << 10
-	// exportPage is how many ids an export has in memory.
+	// exportPage is the number of ids that an export reads at a time.
 	exportPage = 256
-	// maxDamagedIDs is how many damaged conversations an export names.
+	// maxDamagedIDs is the maximum number of damaged conversations that an export names.
 	maxDamagedIDs = 100
 )
 
-// damagedError says which conversations an export had to leave out.
+// damagedError contains the conversations that an export omitted because they are damaged.
 type damagedError struct {
-	ids     []string // The first maxDamagedIDs.
+	ids     []string // the first maxDamagedIDs
 	count   int
-	unnamed int // Of count, those whose ids are damaged too.
+	unnamed int // part of count: conversations whose ids are damaged, too
 }
 
-// Error names them.
+// Error returns a text with the number and the ids of the conversations.
 func (e *damagedError) Error() string {
 	names := slices.Clone(e.ids)
 	if e.unnamed > 0 {
-		names = append(names, fmt.Sprintf("%d whose ids cannot be told", e.unnamed))
+		names = append(names, fmt.Sprintf("%d with damaged ids", e.unnamed))
 	}
-	return fmt.Sprintf("%d conversations are damaged and were left out, all others were sent: %s", e.count, strings.Join(names, ", "))
+	return fmt.Sprintf("%d conversations are damaged and were omitted, all others were sent: %s",
+		e.count, strings.Join(names, ", "))
 }
 
 func (e *damagedError) refusal() refusal {
@@ -46,61 +47,65 @@ func (e *damagedError) refusal() refusal {
 		with("conversation_ids", strings.Join(e.ids, ",")).logged()
 }
 
-// ExportConversations streams whole conversations out. Each is read by itself, once the ones
-// ahead of it have been sent: a client that reads slowly holds nothing up in the store.
+// exportStream is the server's end of an ExportConversations call.
+type exportStream = grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]
+
+// ExportConversations streams complete conversations. It reads each conversation after it has sent the
+// one before. So a client that reads slowly blocks nothing in the store.
 //
-// With ids it ends at the first that is missing or damaged, as any call about it would. All
-// of the tenant's are those that there are when the export begins; one that has gone when
-// its turn comes is left out, and a damaged one does not cost the others: the export goes on
-// and, when everything else was sent, ends with DATA_LOSS and the ids of what was not.
-func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error {
-	e := &export{server: s, tenant: tenant(stream.Context()), stream: stream}
+// If the request has ids, the export ends with an error at the first conversation that is missing or
+// damaged. Without ids, it exports all conversations of the tenant that exist when it starts. It omits
+// those that are deleted before it reads them. It also omits damaged ones: after it has sent all
+// others, it ends with DATA_LOSS and the ids of the damaged conversations.
+func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream exportStream) error {
+	e := &exporter{server: s, tenant: tenant(stream.Context()), stream: stream}
 	err := e.run(stream.Context(), r.GetConversationIds())
-	s.log.InfoContext(stream.Context(), "exported", "tenant", e.tenant, "conversations", e.sent, "messages", e.messages, "damaged", e.damaged.count, "complete", err == nil)
+	s.log.InfoContext(stream.Context(), "exported", "tenant", e.tenant, "conversations", e.sent,
+		"messages", e.messages, "damaged", e.damaged.count, "complete", err == nil)
 	return err
 }
 
-// export is one export that is under way.
-type export struct {
+// exporter runs one export.
+type exporter struct {
 	server         *Server
 	tenant         string
-	stream         grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]
+	stream         exportStream
 	sent, messages int64
 	damaged        damagedError
 }
 
-func (e *export) run(ctx context.Context, ids []string) error {
+func (e *exporter) run(ctx context.Context, ids []string) error {
 	if len(ids) == 0 {
-		return e.all(ctx)
+		return e.sendAll(ctx)
 	}
 	seen := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		if seen[id] {
-			continue // Twice in a row, nobody could tell it from one in two parts.
+			continue // A client could not distinguish a repeated conversation from one in two parts.
 		}
 		seen[id] = true
-		if err := e.one(ctx, id); err != nil {
+		if err := e.send(ctx, id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// all exports the tenant's conversations, up to the one that is the newest at the start: an
-// export that chased those to come might never end.
-func (e *export) all(ctx context.Context) error {
-	last, err := e.newest(ctx)
+// sendAll sends the tenant's conversations up to the newest one at the start. An export that also sent
+// newer ones might never end.
+func (e *exporter) sendAll(ctx context.Context) error {
+	last, err := e.newestCreateTime(ctx)
 	if err != nil {
 		return err
 	}
 	list := &store.List{Tenant: e.tenant, OldestFirst: true, PageSize: exportPage}
 	for more := true; more; {
 		var ids []string
-		if ids, more, err = e.page(ctx, list, last); err != nil {
+		if ids, more, err = e.nextPage(ctx, list, last); err != nil {
 			return err
 		}
 		for _, id := range ids {
-			if err := e.one(ctx, id); err != nil && !e.leftOut(id, err) {
+			if err := e.send(ctx, id); err != nil && !e.omit(id, err) {
 				return err
 			}
 		}
@@ -111,8 +116,9 @@ func (e *export) all(ctx context.Context) error {
 	return nil
 }
 
-// newest is when the newest of the tenant's conversations was made; long ago if there is none.
-func (e *export) newest(ctx context.Context) (time.Time, error) {
+// newestCreateTime returns the create time of the tenant's newest conversation, or the zero time if
+// there is none.
+func (e *exporter) newestCreateTime(ctx context.Context) (time.Time, error) {
 	list := &store.List{Tenant: e.tenant, PageSize: 1}
 	for {
 		page, err := e.server.store.List(ctx, list)
@@ -128,8 +134,11 @@ func (e *export) newest(ctx context.Context) (time.Time, error) {
 	}
 }
 
-// page returns the ids of the next page and moves the list on, and whether there is more.
-func (e *export) page(ctx context.Context, list *store.List, last time.Time) (ids []string, more bool, err error) {
+// nextPage returns the ids of the next page of list, and whether there are more pages. It sets the
+// page token of list. It ends at conversations that were created after last.
+func (e *exporter) nextPage(
+	ctx context.Context, list *store.List, last time.Time,
+) (ids []string, more bool, err error) {
 	page, err := e.server.store.List(ctx, list)
 	if err != nil {
 		return nil, false, err
@@ -145,8 +154,9 @@ func (e *export) page(ctx context.Context, list *store.List, last time.Time) (id
 	return ids, list.PageToken != "", nil
 }
 
-// leftOut reports whether an export of everything goes on without the conversation.
-func (e *export) leftOut(id string, err error) bool {
+// omit reports whether an export of all conversations continues without a conversation whose read
+// failed with err. It records damaged conversations.
+func (e *exporter) omit(id string, err error) bool {
 	if errors.Is(err, store.ErrCorrupt) {
 		e.damaged.count++
 		if len(e.damaged.ids) < maxDamagedIDs {
@@ -157,21 +167,21 @@ func (e *export) leftOut(id string, err error) bool {
 	return errors.Is(err, store.ErrNotFound)
 }
 
-// one sends a conversation, in as many responses as it takes.
-func (e *export) one(ctx context.Context, id string) error {
+// send sends a conversation in one or more responses.
+func (e *exporter) send(ctx context.Context, id string) error {
 	snapshot, err := e.server.store.Read(ctx, &store.Read{Tenant: e.tenant, ConversationID: id, Newest: -1})
 	if err != nil {
 		return inConversation(id, err)
 	}
 	c := snapshot.Conversation
-	// What says more about this server than about the conversation: where it is imported no
-	// turn runs, and its messages may take a few bytes more or less.
+	// These fields depend on this server. Where the conversation is imported, no turn is running, and
+	// the size of the messages may differ by a few bytes.
 	c.ActiveTurnId, c.SizeBytes = "", 0
 	rest := snapshot.Messages
 	for more := true; more; {
-		part := exportPart(rest)
+		part := firstMessages(rest)
 		reply := &parleyv1.ExportConversationsResponse{Conversation: c}
-		splice(reply, part)
+		setEncodedMessages(reply, part)
 		if err := e.stream.Send(reply); err != nil {
 			return err
 		}
@@ -182,9 +192,9 @@ func (e *export) one(ctx context.Context, id string) error {
 	return nil
 }
 
-// exportPart is the first of the messages, as many as a response takes, at least one if
-// there is one.
-func exportPart(messages store.Frames) store.Frames {
+// firstMessages returns the first messages that fit into a response. If there are messages, it returns
+// at least one.
+func firstMessages(messages store.Frames) store.Frames {
 	size := 0
 	for frame := range messages.All() {
 		if size > 0 && size+len(frame) > maxExportBytes {

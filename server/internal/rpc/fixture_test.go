@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is a server on memstore with the echo agent, and a client of it.
+// fixture is a server with memstore and the echo agent, and clients of all its services.
 type fixture struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.InteractionLogServiceClient
@@ -46,16 +46,17 @@ type fixture struct {
 	changes []store.Change
 }
 
-// setup is what a test may want otherwise.
+// setup contains the options that a test may change.
 type setup struct {
 	Options
-	stored store.Options
-	// wrap puts something between the server and its store.
+	storeOptions store.Options
+	// wrap returns the store that the server uses in place of its argument.
 	wrap func(store.Store) store.Store
-	// line wraps the client's connection.
-	line func(net.Conn) net.Conn
+	// wrapConn returns the connection that the client uses in place of its argument.
+	wrapConn func(net.Conn) net.Conn
 }
 
+// open starts a server. If change is not nil, open calls it to change the defaults.
 func open(t *testing.T, change func(*setup)) *fixture {
 	t.Helper()
 	f := &fixture{hub: watch.New(watch.Options{}), log: new(logBuffer)}
@@ -65,16 +66,16 @@ func open(t *testing.T, change func(*setup)) *fixture {
 		t.Fatal(err)
 	}
 	s := &setup{
-		Options: Options{StoreName: "memory", Hub: f.hub, Agents: agents, Version: "v0.0.0-test", Log: log},
-		wrap:    func(s store.Store) store.Store { return s },
-		line:    func(c net.Conn) net.Conn { return c },
+		Options:  Options{StoreName: "memory", Hub: f.hub, Agents: agents, Version: "v0.0.0-test", Log: log},
+		wrap:     func(s store.Store) store.Store { return s },
+		wrapConn: func(c net.Conn) net.Conn { return c },
 	}
 	if change != nil {
 		change(s)
 	}
 	f.hub = s.Hub
 	var turns *turn.Manager
-	s.stored.Observe = func(changes []store.Change) {
+	s.storeOptions.Observe = func(changes []store.Change) {
 		if s.Interactions != nil {
 			s.Interactions.Committed(changes)
 		}
@@ -84,7 +85,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 		defer f.mu.Unlock()
 		f.changes = append(f.changes, changes...)
 	}
-	f.store = memstore.New(s.stored)
+	f.store = memstore.New(s.storeOptions)
 	s.Store = s.wrap(f.store)
 	turns = turn.New(t.Context(), turn.Options{
 		Store: s.Store, Agents: s.Agents, Audience: f.hub, Log: log, TurnTimeout: time.Minute, IdleTimeout: time.Minute,
@@ -96,16 +97,17 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	if f.server, err = New(s.Options); err != nil {
 		t.Fatal(err)
 	}
-	f.serve(t, s.line)
+	f.serve(t, s.wrapConn)
 	t.Cleanup(func() {
-		turns.Stop(t.Context()) // Which has ended: nothing waits.
+		turns.Stop(t.Context()) // The test's context has ended, so Stop does not wait.
 		f.store.Close()
 	})
 	return f
 }
 
-// serve makes the connection; its end comes before that of everything opened earlier.
-func (f *fixture) serve(t *testing.T, line func(net.Conn) net.Conn) {
+// serve starts to serve and opens the client's connection. The test's cleanup closes both before it
+// closes what was opened earlier.
+func (f *fixture) serve(t *testing.T, wrapConn func(net.Conn) net.Conn) {
 	t.Helper()
 	listener := bufconn.Listen(32 << 10)
 	g := grpc.NewServer(append(f.server.ServerOptions(), grpc.WaitForHandlers(true))...)
@@ -122,13 +124,14 @@ func (f *fixture) serve(t *testing.T, line func(net.Conn) net.Conn) {
 			if err != nil {
 				return nil, err
 			}
-			return line(conn), nil
+			return wrapConn(conn), nil
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.conn, f.ConversationServiceClient, f.admin = conn, parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
+	f.conn = conn
+	f.ConversationServiceClient, f.admin = parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
 	f.InteractionLogServiceClient = parleyv1.NewInteractionLogServiceClient(conn)
 	t.Cleanup(func() {
 		f.server.Stop()
@@ -138,8 +141,8 @@ func (f *fixture) serve(t *testing.T, line func(net.Conn) net.Conn) {
 	})
 }
 
-// changeCount is how many changes have been committed: as many before and after a call
-// means that the call wrote nothing.
+// changeCount returns the number of committed changes. If it is the same before and after a call, the
+// call wrote nothing.
 func (f *fixture) changeCount() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,7 +159,7 @@ func (f *fixture) append(t *testing.T, id string, messages ...*parleyv1.Message)
 	return reply
 }
 
-// chat runs a turn to its end.
+// chat runs a turn and returns its events.
 func (f *fixture) chat(t *testing.T, r *parleyv1.ChatRequest) ([]*parleyv1.TurnEvent, error) {
 	t.Helper()
 	stream, err := f.Chat(t.Context(), r)
@@ -192,8 +195,8 @@ func sequences(messages []*parleyv1.Message) []int32 {
 	return all
 }
 
-// told is what a client is told of an error.
-type told struct {
+// statusParts are the parts of a status that a client receives.
+type statusParts struct {
 	code     codes.Code
 	reason   string
 	text     string
@@ -203,9 +206,9 @@ type told struct {
 	retry    time.Duration
 }
 
-func toldBy(err error) told {
+func statusOf(err error) statusParts {
 	s := status.Convert(err)
-	out := told{code: s.Code(), text: s.Message()}
+	out := statusParts{code: s.Code(), text: s.Message()}
 	for _, detail := range s.Details() {
 		switch d := detail.(type) {
 		case *errdetails.ErrorInfo:
@@ -225,17 +228,17 @@ func toldBy(err error) told {
 	return out
 }
 
-// wantError fails the test unless the error has this code and reason.
-func wantError(t *testing.T, err error, code codes.Code, reason string) told {
+// wantError fails the test unless the error has the code and the reason.
+func wantError(t *testing.T, err error, code codes.Code, reason string) statusParts {
 	t.Helper()
-	got := toldBy(err)
+	got := statusOf(err)
 	if got.code != code || got.reason != reason {
-		t.Errorf("got %v %q (%v), want %v %q", got.code, got.reason, err, code, reason)
+		t.Errorf("error = %v %q (%v), want %v %q", got.code, got.reason, err, code, reason)
 	}
 	return got
 }
 
-// logBuffer holds log lines.
+// logBuffer collects the log.
 type logBuffer struct {
 	mu    sync.Mutex
 	bytes bytes.Buffer

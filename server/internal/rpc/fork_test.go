@@ -12,7 +12,7 @@ import (
 
 func TestForkConversation(t *testing.T) {
 	f := open(t, nil)
-	f.create(t, chosen("c1"))
+	f.create(t, fullConversation("c1"))
 	f.append(t, "c1", user("1"), assistant("2"), user("3"), assistant("4"))
 	if _, err := f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1", Agent: "echo"}); err != nil {
 		t.Fatal(err)
@@ -22,7 +22,7 @@ func TestForkConversation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := chosen(reply.GetConversation().GetId())
+	want := fullConversation(reply.GetConversation().GetId())
 	want.Version, want.LastSequence, want.MessageCount = 1, 2, 2
 	want.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "c1", Sequence: 2}
 	diff := cmp.Diff(want, reply.GetConversation(), protocmp.Transform(),
@@ -42,15 +42,15 @@ func TestForkConversation(t *testing.T) {
 		t.Errorf("messages (-source +fork):\n%s", diff)
 	}
 
-	for _, gone := range []int32{5, 100} {
-		_, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: gone})
+	for _, missing := range []int32{5, 100} {
+		_, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: missing})
 		wantError(t, err, codes.OutOfRange, "SEQUENCE_GONE")
 	}
 	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: want.GetId()})
 	wantError(t, err, codes.AlreadyExists, "CONVERSATION_EXISTS")
-	whole, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "whole"})
-	if err != nil || whole.GetConversation().GetLastSequence() != 4 || whole.GetConversation().GetForkedFrom().GetSequence() != 4 {
-		t.Errorf("fork of all: %v, %v", whole, err)
+	full, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "full"})
+	if err != nil || full.GetConversation().GetLastSequence() != 4 || full.GetConversation().GetForkedFrom().GetSequence() != 4 {
+		t.Errorf("ForkConversation of all messages = %v, %v", full, err)
 	}
 
 	if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
@@ -58,18 +58,18 @@ func TestForkConversation(t *testing.T) {
 	}
 	retry, err := f.ForkConversation(t.Context(), request)
 	if err != nil || !retry.GetReplayed() || retry.GetConversation().GetUid() != reply.GetConversation().GetUid() {
-		t.Errorf("retry without the source: %v, %v", retry, err)
+		t.Errorf("retry after the source was deleted = %v, %v", retry, err)
 	}
 	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: 1, RequestId: "r1"})
 	wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1"})
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); got.resource.GetResourceName() != "c1" {
-		t.Errorf("resource %v", got.resource)
+		t.Errorf("resource = %v, want c1", got.resource)
 	}
 }
 
-// TestForkOfGaps: what Clear removed in the middle is not kept either.
-func TestForkOfGaps(t *testing.T) {
+// TestForkAtRemovedMessage forks a conversation at a sequence that ClearConversation removed.
+func TestForkAtRemovedMessage(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("1"), user("2"), user("3"))
 	if _, err := f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1}); err != nil {
@@ -80,6 +80,6 @@ func TestForkOfGaps(t *testing.T) {
 	wantError(t, err, codes.OutOfRange, "SEQUENCE_GONE")
 	got, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: 1})
 	if err != nil || got.GetConversation().GetMessageCount() != 1 {
-		t.Errorf("fork at 1: %v, %v", got, err)
+		t.Errorf("ForkConversation at 1 = %v, %v", got, err)
 	}
 }

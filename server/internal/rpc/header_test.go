@@ -70,7 +70,7 @@ func TestLargestHeader(t *testing.T) {
 		if reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: id}); err != nil || len(reply.GetMessages()) != 1 {
 			t.Errorf("ListMessages = %d messages, %v", len(reply.GetMessages()), err)
 		}
-		f.exported(t, id)
+		f.mustExport(t, id)
 		if _, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: id, Agent: "echo", Content: "hello"}); err != nil {
 			t.Errorf("Chat: %v", err)
 		}
@@ -93,18 +93,19 @@ func TestLargestHeader(t *testing.T) {
 	}
 }
 
-// refusing is a store that refuses every import, since its header is too large.
-type refusing struct{ store.Store }
+// rejectingStore rejects every import because of a header that is too large.
+type rejectingStore struct{ store.Store }
 
 // Import returns a HeaderTooLargeError.
-func (refusing) Import(context.Context, *store.Import) (*store.Result, error) {
+func (rejectingStore) Import(context.Context, *store.Import) (*store.Result, error) {
 	return nil, fmt.Errorf("conversation: %w", &store.HeaderTooLargeError{Bytes: 300_000})
 }
 
-// TestImportOfHeaderThatIsTooLarge: the import of one conversation fails, and the stream continues.
-func TestImportOfHeaderThatIsTooLarge(t *testing.T) {
-	f := open(t, func(s *setup) { s.wrap = func(inner store.Store) store.Store { return refusing{inner} } })
-	failures := f.wantImport(t, false, 0, 0, fileOf("a", time.Now()), fileOf("b", time.Now()))
+// TestImportHeaderTooLarge checks that a conversation with a large header fails and the import
+// continues.
+func TestImportHeaderTooLarge(t *testing.T) {
+	f := open(t, func(s *setup) { s.wrap = func(inner store.Store) store.Store { return rejectingStore{inner} } })
+	failures := f.wantImport(t, false, 0, 0, exportOf("a", time.Now()), exportOf("b", time.Now()))
 	const want = "conversation: the header has 300000 bytes in encoded form with its system prompt, the limit is 262144"
 	if len(failures) != 2 || failures[0].GetReason() != want {
 		t.Errorf("ImportConversations failed for %v, want %q", failures, want)

@@ -11,9 +11,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// newID returns a UUID v4: a random one for a call without a request_id, else one that
-// every retry of the call derives anew. Scope tells apart what else the request_id may be
-// used for.
+// newID returns a UUID v4. Without a request_id it is random. With a request_id it is derived from
+// the request_id and scope, so that each retry of the call gets the same id. scope distinguishes the
+// calls that may use the same request_id.
 func newID(requestID string, scope ...string) string {
 	if requestID == "" {
 		return uuid.NewString()
@@ -21,11 +21,11 @@ func newID(requestID string, scope ...string) string {
 	return derive(append(scope, requestID)...)
 }
 
-// derive makes a UUID v4 of the parts: the same of the same ones, in every process.
+// derive returns a UUID v4 that is a hash of the parts. It is the same in every process.
 func derive(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
-		// The length first, so that no two lists of parts run together.
+		// The length before each part makes the encoding of a list unique.
 		h.Write(binary.AppendUvarint(nil, uint64(len(p))))
 		h.Write([]byte(p))
 	}
@@ -35,11 +35,12 @@ func derive(parts ...string) string {
 	return u.String()
 }
 
-// newRequest tells a retry of the method from a reuse of its request_id: compared is what
-// both must have in common, apart from tenant and conversation. Nil without a request_id.
+// newRequest returns the request that the store compares retries with. A call with the same id is a
+// retry if its method and compared are the same, and a misuse of the id otherwise. compared need not
+// contain the tenant and the conversation. If id is empty, newRequest returns nil.
 func newRequest(id, method string, compared proto.Message) (*store.Request, error) {
 	if id == "" {
-		return nil, nil // There is nothing to remember.
+		return nil, nil // The store records no request.
 	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(compared)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestDeriveIsFixed: another value would make retries across an update miss their
-// conversations.
-func TestDeriveIsFixed(t *testing.T) {
+// TestDeriveIsStable checks one derived id. If the ids changed, a retry after an update of the server
+// would not find its conversation.
+func TestDeriveIsStable(t *testing.T) {
 	if got, want := derive("default", "Chat", "r1"), "82f6edd3-1830-40f0-a5e7-a4ad13a8f22b"; got != want {
-		t.Errorf("derive gives %s, want %s", got, want)
+		t.Errorf("derive = %s, want %s", got, want)
 	}
 }
 
@@ -28,27 +28,27 @@ func TestDerive(t *testing.T) {
 		b := rapid.SliceOfN(part, 0, 4).Draw(t, "b")
 		id := derive(a...)
 		if u, err := uuid.Parse(id); err != nil || u.Version() != 4 || u.Variant() != uuid.RFC4122 || u.String() != id {
-			t.Errorf("%q is no UUID v4 (%v)", id, err)
+			t.Errorf("derive(%q) = %q (%v), want a UUID v4", a, id, err)
 		}
 		if same := derive(b...) == id; same != slices.Equal(a, b) {
-			t.Errorf("ids of %q and %q: same is %t", a, b, same)
+			t.Errorf("derive(%q) == derive(%q) = %t", a, b, same)
 		}
 	})
 }
 
 func TestNewID(t *testing.T) {
 	if first, second := newID("", "a"), newID("", "a"); first == second {
-		t.Errorf("two calls without a request_id got %s", first)
+		t.Errorf("newID without a request_id = %s twice, want different ids", first)
 	}
 	if first, second := newID("r", "a"), newID("r", "a"); first != second {
-		t.Errorf("two calls with the same request_id got %s and %s", first, second)
+		t.Errorf("newID with the same request_id = %s, then %s", first, second)
 	}
 }
 
 func TestNewRequest(t *testing.T) {
 	batch := func(change func(*parleyv1.Message)) *parleyv1.AppendMessagesRequest {
 		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello", Metadata: make(map[string]string)}
-		for i := range 50 { // Enough for the order of a map to differ from call to call.
+		for i := range 50 { // The order of 50 map entries differs between calls.
 			m.Metadata[fmt.Sprint(i)] = strings.Repeat("v", i)
 		}
 		change(m)
@@ -63,12 +63,12 @@ func TestNewRequest(t *testing.T) {
 	}
 	first := digest(batch(func(*parleyv1.Message) {}))
 	if first != digest(batch(func(*parleyv1.Message) {})) {
-		t.Error("the same content gives different digests")
+		t.Error("digests of the same content differ")
 	}
 	if first == digest(batch(func(m *parleyv1.Message) { m.Metadata["7"] = "other" })) {
-		t.Error("other content gives the same digest")
+		t.Error("digests of different content are equal")
 	}
 	if q, err := newRequest("", "AppendMessages", batch(func(*parleyv1.Message) {})); q != nil || err != nil {
-		t.Errorf("without a request_id: %v, %v", q, err)
+		t.Errorf("newRequest without a request_id = %v, %v, want nil", q, err)
 	}
 }

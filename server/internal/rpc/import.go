@@ -20,33 +20,40 @@ import (
 )
 
 const (
-	// maxImportFailures is how many failures the reply of an import lists.
+	// maxImportFailures is the maximum number of failures in the reply of an import.
 	maxImportFailures = 100
-	// maxImportMessages and maxImportBytes bound what is held of one conversation until all of
-	// it has come; no store keeps more.
+	// maxImportMessages and maxImportBytes limit the messages of one conversation that an import holds
+	// in memory. No store stores more.
 	maxImportMessages = 1000
 	maxImportBytes    = 3 << 20
-	// maxImports is how many imports may be under way, over all tenants: each takes up to
-	// 3 MiB when it waits for its client, and up to 27 MiB when it waits for the store.
+	// maxImports is the maximum number of concurrent imports over all tenants. An import uses up to
+	// 3 MiB while it waits for its client, and up to 27 MiB while it waits for the store.
 	maxImports = 16
-	// importsAtOnce is how many conversations of a call go to the store at the same time: they
-	// share its commits.
-	importsAtOnce = 8
-	// An import waits for a store that is overloaded, at first firstImportWait, each time
-	// twice as long, and no more after lastImportWait.
+	// maxConcurrentStores is the maximum number of conversations that an import stores concurrently, so
+	// that they share commits.
+	maxConcurrentStores = 8
+	// If the store is overloaded, an import retries after firstImportWait. Each wait is twice as long as
+	// the one before. After a wait of lastImportWait it gives up.
 	firstImportWait = 10 * time.Millisecond
 	lastImportWait  = 640 * time.Millisecond
 )
 
-// errTooManyImports says that as many imports are under way as may.
+// errTooManyImports means that maxImports imports are running.
 var errTooManyImports = errors.New("too many imports")
 
-// ImportConversations takes whole conversations in, each when the request after its last one
-// has come. One that is invalid, that a turn runs on, or that is damaged in the store is a
-// failure and does not cost the others; the first maxImportFailures are listed, and all that
-// were sent and are in neither count have failed. Where the store can take no more at all the
-// call ends with its error, and what was taken in by then stays.
-func (s *Server) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
+// importStream is the server's end of an ImportConversations call.
+type importStream = grpc.ClientStreamingServer[
+	parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse,
+]
+
+// ImportConversations stores complete conversations. It stores a conversation when all its requests
+// have arrived.
+//
+// A conversation fails if it is invalid, has a running turn, or is damaged in the store. The others are
+// still imported. The reply lists the first maxImportFailures failures. Every conversation that was
+// sent and is neither in the imported nor in the skipped count has failed. If the store itself fails,
+// the call ends with the store's error. The conversations imported before stay stored.
+func (s *Server) ImportConversations(stream importStream) error {
 	select {
 	case s.imports <- struct{}{}:
 		defer func() { <-s.imports }()
@@ -54,7 +61,7 @@ func (s *Server) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.
 		return errTooManyImports
 	}
 	ctx := stream.Context()
-	i := &importing{server: s, tenant: tenant(ctx), reply: new(parleyv1.ImportConversationsResponse)}
+	i := &importer{server: s, tenant: tenant(ctx), reply: new(parleyv1.ImportConversationsResponse)}
 	err := i.run(ctx, stream.Recv)
 	s.log.InfoContext(ctx, "imported", "tenant", i.tenant, "conversations", i.reply.GetImportedCount(),
 		"skipped", i.reply.GetSkippedCount(), "failed", i.failed, "complete", err == nil)
@@ -64,94 +71,97 @@ func (s *Server) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.
 	return stream.SendAndClose(i.reply)
 }
 
-// importing is one import that is under way.
-type importing struct {
-	server  *Server
-	tenant  string
-	arrival *arrival // nil: none
-	// stored are those that were given to the store since wait.
-	stored []*arrival
-	group  errgroup.Group
+// importer runs one import. The goroutine of the call owns the fields before mu.
+type importer struct {
+	server   *Server
+	tenant   string
+	incoming *incoming // the conversation that is being received; nil if there is none
+	// storing are the conversations that were passed to the store since the last call of wait.
+	storing []*incoming
+	group   errgroup.Group
 
-	mu     sync.Mutex // guards the counts
+	mu     sync.Mutex // guards the fields below
 	failed int64
 	reply  *parleyv1.ImportConversationsResponse
 }
 
-// run takes in what receive returns, until io.EOF. Nothing of it goes on when it returns.
-func (i *importing) run(ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error)) error {
+// run imports the requests that receive returns, until io.EOF. When run returns, none of its goroutines
+// is running.
+func (i *importer) run(ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error)) error {
 	err := i.receiveAll(ctx, receive)
-	if late := i.wait(); err == nil {
-		err = late
+	if waitErr := i.wait(); err == nil {
+		err = waitErr
 	}
 	return err
 }
 
-func (i *importing) receiveAll(ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error)) error {
+func (i *importer) receiveAll(
+	ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error),
+) error {
 	for {
 		r, err := receive()
 		if errors.Is(err, io.EOF) {
-			return i.settle(ctx)
+			return i.startStore(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		if !i.arrival.goesOn(r.GetConversation()) {
-			if err := i.settle(ctx); err != nil {
+		if !i.incoming.continuesWith(r.GetConversation()) {
+			if err := i.startStore(ctx); err != nil {
 				return err
 			}
-			i.arrival = &arrival{header: r.GetConversation(), overwrite: r.GetOverwrite()}
+			i.incoming = &incoming{header: r.GetConversation(), overwrite: r.GetOverwrite()}
 		}
-		if err := i.arrival.add(r, i.server); err != nil {
+		if err := i.incoming.add(r, i.server); err != nil {
 			return err
 		}
-		if i.arrival.complete() {
-			if err := i.settle(ctx); err != nil {
+		if i.incoming.complete() {
+			if err := i.startStore(ctx); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// settle has the store take in the conversation that has come, beside a few others. An error
-// is one that ends the import.
-func (i *importing) settle(ctx context.Context) error {
-	a := i.arrival
-	if i.arrival = nil; a == nil {
+// startStore starts to store the received conversation, concurrently with a few others. An error ends
+// the import.
+func (i *importer) startStore(ctx context.Context) error {
+	c := i.incoming
+	if i.incoming = nil; c == nil {
 		return nil
 	}
-	// One after the other go those of one id, and of one create time, whose order is that of
-	// their commits.
-	if len(i.stored) == importsAtOnce || slices.ContainsFunc(i.stored, a.mustFollow) {
+	// Conversations with the same id are stored one after the other. So are conversations with the same
+	// create time, because their order is that of their commits.
+	if len(i.storing) == maxConcurrentStores || slices.ContainsFunc(i.storing, c.mustFollow) {
 		if err := i.wait(); err != nil {
 			return err
 		}
 	}
-	i.stored = append(i.stored, a)
+	i.storing = append(i.storing, c)
 	i.group.Go(func() (err error) {
-		defer func() { // No interceptor sees what happens here.
+		defer func() { // The recovery interceptor does not cover this goroutine.
 			if p := recover(); p != nil {
-				err = panicked(p)
+				err = panicError(p)
 			}
 		}()
-		return i.take(ctx, a)
+		return i.storeAndCount(ctx, c)
 	})
 	return nil
 }
 
-// wait waits for what was given to the store.
-func (i *importing) wait() error {
+// wait waits until all conversations that were passed to the store are stored.
+func (i *importer) wait() error {
 	err := i.group.Wait()
-	i.stored, i.group = i.stored[:0], errgroup.Group{}
+	i.storing, i.group = i.storing[:0], errgroup.Group{}
 	return err
 }
 
-// take has the store take in a conversation, and counts what becomes of it. It lets go of
-// the messages, as the arrival stays in stored until the client sends more.
-func (i *importing) take(ctx context.Context, a *arrival) error {
-	defer func() { a.kept = nil }()
+// storeAndCount stores a conversation and counts the result. It releases the messages, because the
+// conversation stays in i.storing until the client sends more.
+func (i *importer) storeAndCount(ctx context.Context, a *incoming) error {
+	defer func() { a.frames = nil }()
 	var err error
-	a.checkWhole()
+	a.checkCount()
 	if a.fault == "" {
 		err = i.store(ctx, a)
 	}
@@ -166,18 +176,23 @@ func (i *importing) take(ctx context.Context, a *arrival) error {
 		case err == nil:
 			i.reply.ImportedCount++
 			return nil
-		case errors.Is(err, store.ErrConversationExists), errors.Is(err, store.ErrExpired), errors.Is(err, store.ErrFull):
+		case errors.Is(err, store.ErrConversationExists),
+			errors.Is(err, store.ErrExpired),
+			errors.Is(err, store.ErrFull):
 			i.reply.SkippedCount++
 			if errors.Is(err, store.ErrFull) {
 				i.reply.NoRoomCount++
 			}
 			return nil
 		case errors.As(err, &busy):
-			a.fault = fmt.Sprintf("CONVERSATION_BUSY: turn %s is running on it: try again when it has ended", busy.TurnID)
+			a.fault = fmt.Sprintf(
+				"CONVERSATION_BUSY: turn %s is running on the conversation; retry when it has ended",
+				busy.TurnID,
+			)
 		case errors.As(err, &header):
 			a.fault = fmt.Sprintf("conversation: %v", header)
 		case errors.Is(err, store.ErrCorrupt):
-			a.fault = "RECORD_CORRUPT: the one in the store is damaged: overwrite or delete it"
+			a.fault = "RECORD_CORRUPT: the conversation in the store is damaged; overwrite or delete it"
 		default:
 			return inConversation(a.header.GetId(), err)
 		}
@@ -191,11 +206,12 @@ func (i *importing) take(ctx context.Context, a *arrival) error {
 	return nil
 }
 
-// store has the store take a conversation in.
-func (i *importing) store(ctx context.Context, a *arrival) error {
+// store stores a conversation. It retries while the store is overloaded.
+func (i *importer) store(ctx context.Context, a *incoming) error {
 	for wait := firstImportWait; ; wait *= 2 {
 		_, err := i.server.store.Import(ctx, &store.Import{
-			Tenant: i.tenant, Conversation: a.header, Messages: store.Frames(slices.Concat(a.kept...)), Overwrite: a.overwrite,
+			Tenant: i.tenant, Conversation: a.header, Messages: store.Frames(slices.Concat(a.frames...)),
+			Overwrite: a.overwrite,
 		})
 		if !errors.Is(err, store.ErrOverloaded) || wait > lastImportWait {
 			return err
@@ -208,32 +224,33 @@ func (i *importing) store(ctx context.Context, a *arrival) error {
 	}
 }
 
-// arrival is a conversation of which one request or more have come.
-type arrival struct {
+// incoming is a conversation of which one or more requests have arrived.
+type incoming struct {
 	header    *parleyv1.Conversation
 	overwrite bool
-	fault     string // why it cannot be taken in; empty: nothing so far
-	parts     int
-	count     int      // messages that have come
-	last      int32    // sequence of the newest
-	kept      [][]byte // the newest in wire form, as many as a store may keep
-	size      int      // of kept
+	fault     string   // why it cannot be imported; empty if there is no fault so far
+	requests  int      // requests received
+	count     int      // messages received
+	last      int32    // sequence of the newest message
+	frames    [][]byte // the newest messages in encoded form, as many as a store may store
+	size      int      // of frames, in bytes
 }
 
-// goesOn reports whether a request with this header goes on with the conversation.
-func (a *arrival) goesOn(c *parleyv1.Conversation) bool {
+// continuesWith reports whether a request with the header c continues the conversation.
+func (a *incoming) continuesWith(c *parleyv1.Conversation) bool {
 	return a != nil && c.GetId() != "" && c.GetId() == a.header.GetId() && c.GetUid() == a.header.GetUid()
 }
 
-// mustFollow reports whether the conversation must be taken in after another one.
-func (a *arrival) mustFollow(other *arrival) bool {
-	return a.header.GetId() == other.header.GetId() || proto.Equal(a.header.GetCreateTime(), other.header.GetCreateTime())
+// mustFollow reports whether the conversation must be stored after another one.
+func (a *incoming) mustFollow(other *incoming) bool {
+	return a.header.GetId() == other.header.GetId() ||
+		proto.Equal(a.header.GetCreateTime(), other.header.GetCreateTime())
 }
 
-// add takes the messages of a request over. Nothing more is looked at once there is a fault.
-// An error is none of the request's.
-func (a *arrival) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
-	a.parts++
+// add adds the messages of a request. If the request is invalid, it sets the fault; after that it only
+// counts messages. An error is a fault of the server, not of the request.
+func (a *incoming) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
+	a.requests++
 	a.count += len(r.GetMessages())
 	if a.fault != "" {
 		return nil
@@ -242,10 +259,10 @@ func (a *arrival) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
 	if err := validate(r); err != nil && !errors.As(err, &faults) {
 		return err
 	}
-	if a.parts == 1 {
+	if a.requests == 1 {
 		faults.checkImportedHeader(r.GetConversation(), s.now())
 	} else if !proto.Equal(a.header, r.GetConversation()) {
-		faults.add("conversation", "is not the same as in the request before")
+		faults.add("conversation", "is not the same as in the previous request")
 	}
 	for n, m := range r.GetMessages() {
 		faults.checkImportedMessage(fmt.Sprintf("messages[%d].", n), m, a.last, a.header, s.now())
@@ -253,22 +270,23 @@ func (a *arrival) add(r *parleyv1.ImportConversationsRequest, s *Server) error {
 	}
 	if len(faults.violations) > 0 {
 		a.fault = strings.TrimPrefix(faults.Error(), "invalid request: ")
-		if a.parts > 1 {
-			a.fault = fmt.Sprintf("request %d of it: %s", a.parts, a.fault)
+		if a.requests > 1 {
+			a.fault = fmt.Sprintf("request %d: %s", a.requests, a.fault)
 		}
-		a.kept = nil
+		a.frames = nil
 		return nil
 	}
 	for _, m := range r.GetMessages() {
-		if err := a.keep(m); err != nil {
+		if err := a.addMessage(m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// keep encodes a message, and drops the oldest ones that no store would keep beside it.
-func (a *arrival) keep(m *parleyv1.Message) error {
+// addMessage adds a message in encoded form. It drops the oldest messages that exceed the limits of the
+// conversation: no store would store them.
+func (a *incoming) addMessage(m *parleyv1.Message) error {
 	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
@@ -279,30 +297,31 @@ func (a *arrival) keep(m *parleyv1.Message) error {
 	if err != nil {
 		return fmt.Errorf("message %d: %w", m.GetSequence(), err)
 	}
-	a.kept, a.size = append(a.kept, frame), a.size+len(frame)
+	a.frames, a.size = append(a.frames, frame), a.size+len(frame)
 	limit := int(a.header.GetRetention().GetMaxMessages())
 	if limit == 0 {
 		limit = maxImportMessages
 	}
-	for len(a.kept) > limit || a.size > maxImportBytes && len(a.kept) > 1 {
-		a.size -= len(a.kept[0])
-		a.kept[0] = nil
-		a.kept = a.kept[1:]
+	for len(a.frames) > limit || a.size > maxImportBytes && len(a.frames) > 1 {
+		a.size -= len(a.frames[0])
+		a.frames[0] = nil
+		a.frames = a.frames[1:]
 	}
 	return nil
 }
 
-// complete reports whether all messages have come that the header says there are: the next
-// request begins a conversation even if that has the same header, say in one file twice.
-func (a *arrival) complete() bool {
+// complete reports whether all messages that the header counts have arrived. Then the next request
+// starts a new conversation even if it has the same header. A file may contain a conversation twice.
+func (a *incoming) complete() bool {
 	want := int(a.header.GetMessageCount())
 	return want > 0 && a.count >= want
 }
 
-// checkWhole finds that more or less has come than there is, where the header says how many
-// messages that is: what was cut off in a file or on the way must not be taken for all.
-func (a *arrival) checkWhole() {
+// checkCount sets the fault if the number of received messages is not the one in the header. A
+// truncated file or stream must not look like a complete conversation. Headers without a count are
+// valid.
+func (a *incoming) checkCount() {
 	if want := int(a.header.GetMessageCount()); a.fault == "" && want != 0 && a.count != want {
-		a.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages came", want, a.count)
+		a.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages arrived", want, a.count)
 	}
 }

@@ -9,12 +9,13 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What an import may say of the fields that are the server's own elsewhere, beside the rules
-// in the protos. Messages are not bound to Options.MaxMessageBytes: agents' answers are not.
+// Limits of imported fields that otherwise only the server sets. They apply in addition to the rules in
+// the protos. Options.MaxMessageBytes does not apply to imports, because it does not limit the answers
+// of agents.
 const (
-	// maxImportAhead is how far the clock of the exporting server may be ahead.
+	// maxImportAhead is the maximum time that the clock of the exporting server may be ahead.
 	maxImportAhead = time.Minute
-	// maxImportNumber bounds versions, sequences and exchanges: they are counted on.
+	// maxImportNumber is the maximum of versions, sequences and exchanges. It leaves space to count up.
 	maxImportNumber = 1 << 30
 	maxTurnIDBytes  = 64
 	maxAgentBytes   = 128
@@ -22,7 +23,7 @@ const (
 	maxIDBytes      = 128
 )
 
-// checkImportedHeader finds what is wrong with the header of an imported conversation.
+// checkImportedHeader adds the faults of the header of an imported conversation.
 func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Time) {
 	const (
 		created  = "conversation.create_time"
@@ -30,7 +31,7 @@ func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Ti
 		updated  = "conversation.update_time"
 	)
 	if c == nil {
-		return // A rule says that it is required.
+		return // A rule in the protos requires a header.
 	}
 	if c.GetId() == "" {
 		e.add("conversation.id", "is required")
@@ -59,20 +60,25 @@ func (e *invalidError) checkImportedHeader(c *parleyv1.Conversation, now time.Ti
 	}
 }
 
-// checkForkOrigin finds what ForkConversation would not have made.
+// checkForkOrigin adds the faults of a fork origin that ForkConversation cannot have created.
 func (e *invalidError) checkForkOrigin(c *parleyv1.Conversation) {
 	const path = "conversation.forked_from."
 	e.checkBytes(path+"conversation_id", c.GetForkedFrom().GetConversationId(), maxIDBytes)
 	sequence := c.GetForkedFrom().GetSequence()
 	e.checkNumber(path+"sequence", sequence, 0)
-	// The messages up to there came from the fork's source, so that the interaction log has no
-	// entries for them. Later ones are the conversation's own.
+	// The messages up to this sequence came from the source of the fork, and the interaction log has no
+	// entries for them. Later messages are the conversation's own.
 	if sequence > c.GetLastSequence() {
-		e.add(path+"sequence", "is %d, must be at most the conversation's last_sequence, %d", sequence, c.GetLastSequence())
+		e.add(
+			path+"sequence",
+			"is %d, must be at most %d, the conversation's last_sequence",
+			sequence,
+			c.GetLastSequence(),
+		)
 	}
 }
 
-// checkLease finds what SetActiveAgent would not have made.
+// checkLease adds the faults of a lease that SetActiveAgent cannot have granted.
 func (e *invalidError) checkLease(a *parleyv1.ActiveAgent, now time.Time) {
 	const path = "conversation.active_agent."
 	if a.GetAgent() == "" {
@@ -86,9 +92,11 @@ func (e *invalidError) checkLease(a *parleyv1.ActiveAgent, now time.Time) {
 	}
 }
 
-// checkImportedMessage finds what is wrong with a message that follows the sequence last in
-// the conversation c.
-func (e *invalidError) checkImportedMessage(path string, m *parleyv1.Message, last int32, c *parleyv1.Conversation, now time.Time) {
+// checkImportedMessage adds the faults of a message of the conversation c. last is the sequence of the
+// message before, or 0 if there is none.
+func (e *invalidError) checkImportedMessage(
+	path string, m *parleyv1.Message, last int32, c *parleyv1.Conversation, now time.Time,
+) {
 	if size := proto.Size(m); size > maxImportBytes {
 		e.add(path[:len(path)-1], "has %d bytes in encoded form, the limit is %d", size, maxImportBytes)
 	}
@@ -97,18 +105,25 @@ func (e *invalidError) checkImportedMessage(path string, m *parleyv1.Message, la
 	}
 	switch sequence := m.GetSequence(); {
 	case sequence <= last:
-		e.add(path+"sequence", "is %d, which must be more than %d, that of the message before", sequence, last)
+		e.add(path+"sequence", "is %d, must be more than %d, the sequence of the message before", sequence, last)
 	case sequence > c.GetLastSequence():
-		e.add(path+"sequence", "is %d, which must not be more than %d, the conversation's last_sequence", sequence, c.GetLastSequence())
+		e.add(
+			path+"sequence",
+			"is %d, must be at most %d, the conversation's last_sequence",
+			sequence,
+			c.GetLastSequence(),
+		)
 	}
 	e.checkNumber(path+"exchange", m.GetExchange(), 0)
 	e.checkBytes(path+"turn_id", m.GetTurnId(), maxTurnIDBytes)
 	e.checkTime(path+"create_time", m.GetCreateTime(), now)
 }
 
-const invalidTime = "must be between the years 1 and 9999, and have less than a second of nanos"
+// invalidTime describes the fault of a timestamp that is not valid.
+const invalidTime = "must be between the years 1 and 9999, with nanos below one second"
 
-// checkTime reports whether a time is one that the server may have set.
+// checkTime adds the fault of a time that the server cannot have set. It reports whether the time is
+// valid.
 func (e *invalidError) checkTime(field string, t *timestamppb.Timestamp, now time.Time) bool {
 	switch {
 	case t == nil:
@@ -123,14 +138,16 @@ func (e *invalidError) checkTime(field string, t *timestamppb.Timestamp, now tim
 	return false
 }
 
-func (e *invalidError) checkNumber(field string, n, least int32) {
-	if n < least || n > maxImportNumber {
-		e.add(field, "must be between %d and %d", least, maxImportNumber)
+// checkNumber adds a fault if n is not between lowest and maxImportNumber.
+func (e *invalidError) checkNumber(field string, n, lowest int32) {
+	if n < lowest || n > maxImportNumber {
+		e.add(field, "must be between %d and %d", lowest, maxImportNumber)
 	}
 }
 
-func (e *invalidError) checkBytes(field, text string, most int) {
-	if len(text) > most {
-		e.add(field, "must be at most %d bytes", most)
+// checkBytes adds a fault if text has more than limit bytes.
+func (e *invalidError) checkBytes(field, text string, limit int) {
+	if len(text) > limit {
+		e.add(field, "must be at most %d bytes", limit)
 	}
 }

@@ -22,55 +22,55 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
-func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
+// ignoreUID ignores the uid in comparisons with the result of an import, which has a new uid.
+func ignoreUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
 func TestImport(t *testing.T) {
-	clock := newSteps()
+	clock := newManualClock()
 	f := open(t, func(s *setup) {
 		onClock(clock)(s)
-		s.stored.MaxConversations = 4
+		s.storeOptions.MaxConversations = 4
 	})
-	file := fileOf("a", clock.Now())
+	file := exportOf("a", clock.Now())
 	if failures := f.wantImport(t, false, 0, 0); len(failures) > 0 {
-		t.Errorf("failures of nothing: %v", failures)
+		t.Errorf("failures of an empty import = %v", failures)
 	}
 	f.wantImport(t, false, 1, 0, file)
-	look := func(want *parleyv1.ExportConversationsResponse) {
+	check := func(want *parleyv1.ExportConversationsResponse) {
 		t.Helper()
 		want = proto.CloneOf(want)
 		want.Conversation.MessageCount = int32(len(want.GetMessages()))
 		want.Conversation.ExpireTime = timestamppb.New(want.GetConversation().GetLastAppendTime().AsTime().Add(want.GetConversation().GetRetention().GetTtl().AsDuration()))
-		if diff := cmp.Diff([]*parleyv1.ExportConversationsResponse{want}, f.exported(t, want.GetConversation().GetId()), protocmp.Transform(), exceptUID()); diff != "" {
+		if diff := cmp.Diff([]*parleyv1.ExportConversationsResponse{want}, f.mustExport(t, want.GetConversation().GetId()), protocmp.Transform(), ignoreUID()); diff != "" {
 			t.Errorf("exported (-want +got):\n%s", diff)
 		}
 	}
-	look(file)
-	// It goes on where it was.
+	check(file)
+	// Sequences, exchanges and versions continue.
 	next := f.append(t, "a", user("next"))
 	if n := next.GetAppended()[0]; n.GetSequence() != 10 || n.GetExchange() != 4 || next.GetConversation().GetVersion() != 8 {
-		t.Errorf("it goes on with %v", next)
+		t.Errorf("AppendMessages after the import = %v", next)
 	}
 
-	// Not there yet, there already, expired, without room.
-	late, other := fileOf("late", clock.Now().Add(-50*time.Minute)), fileOf("b", clock.Now())
+	// One conversation is new, one exists already, one is expired. Then the store is full.
+	late, other := exportOf("late", clock.Now().Add(-50*time.Minute)), exportOf("b", clock.Now())
 	f.wantImport(t, false, 1, 2, file, late, other)
 	f.create(t, &parleyv1.Conversation{Id: "c"})
 	f.create(t, &parleyv1.Conversation{Id: "d"})
 	before := f.changeCount()
-	reply, err := f.importing(t.Context(), true, fileOf("e", clock.Now()), fileOf("late", clock.Now().Add(-50*time.Minute)))
+	reply, err := f.tryImport(t.Context(), true, exportOf("e", clock.Now()), exportOf("late", clock.Now().Add(-50*time.Minute)))
 	if err != nil || reply.GetSkippedCount() != 2 || reply.GetNoRoomCount() != 1 {
-		t.Errorf("an import without room: %v, %v", reply, err)
+		t.Errorf("import into a full store = %v, %v", reply, err)
 	}
 	if n := f.changeCount(); n != before {
-		t.Errorf("an import without room made %d changes", n-before)
+		t.Errorf("import into a full store made %d changes, want 0", n-before)
 	}
-	// Room is none of an import's that overwrites.
-	changed := fileOf("a", clock.Now())
+	// An import that overwrites a conversation works in a full store.
+	changed := exportOf("a", clock.Now())
 	changed.Conversation.Title, changed.Messages = "other", nil
 	f.wantImport(t, true, 1, 0, changed)
-	look(changed)
-	// The first request says whether to overwrite.
+	check(changed)
+	// The first request of a conversation determines whether it is overwritten.
 	stream, err := f.ImportConversations(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -81,16 +81,17 @@ func TestImport(t *testing.T) {
 		}
 	}
 	if reply, err := stream.CloseAndRecv(); err != nil || reply.GetSkippedCount() != 1 {
-		t.Errorf("overwrite of the second request: %v, %v", reply, err)
+		t.Errorf("import with overwrite in the second request = %v, %v, want 1 skipped", reply, err)
 	}
-	look(changed)
+	check(changed)
 	if lines := f.log.lines("level=INFO", "msg=imported", "conversations=1", "skipped=2", "failed=0", "complete=true"); len(lines) != 1 {
-		t.Errorf("log lines: %v", lines)
+		t.Errorf("got log lines %v, want 1", lines)
 	}
 }
 
-// TestImportOfGaps: sequences have gaps and the newest messages are gone after a Clear.
-func TestImportOfGaps(t *testing.T) {
+// TestImportGaps imports conversations after ClearConversation: their sequences have gaps, and the
+// newest messages are missing.
+func TestImportGaps(t *testing.T) {
 	f, other := open(t, nil), open(t, nil)
 	clearAfter := func(id string, sequence int32) {
 		t.Helper()
@@ -104,35 +105,36 @@ func TestImportOfGaps(t *testing.T) {
 	clearAfter("gaps", 4)
 	f.append(t, "emptied", user("1"), user("2"))
 	clearAfter("emptied", 0)
-	parts := f.exported(t)
+	parts := f.mustExport(t)
 	if got := sequences(parts[0].GetMessages()); !slices.Equal(got, []int32{1, 4}) || parts[0].GetConversation().GetLastSequence() != 5 {
-		t.Fatalf("exported %v", parts[0])
+		t.Fatalf("export = %v, want sequences 1 and 4 of 5", parts[0])
 	}
 	other.wantImport(t, false, 2, 0, parts...)
-	if diff := cmp.Diff(parts, other.exported(t), protocmp.Transform(), exceptUID()); diff != "" {
+	if diff := cmp.Diff(parts, other.mustExport(t), protocmp.Transform(), ignoreUID()); diff != "" {
 		t.Errorf("after an import (-want +got):\n%s", diff)
 	}
 	for id, want := range map[string]int32{"gaps": 6, "emptied": 3} {
 		if got := other.append(t, id, user("next")).GetAppended()[0].GetSequence(); got != want {
-			t.Errorf("%s goes on with %d, want %d", id, got, want)
+			t.Errorf("next sequence of %s = %d, want %d", id, got, want)
 		}
 	}
 }
 
-func TestImportOfParts(t *testing.T) {
-	clock := newSteps()
+// TestImportParts imports conversations of several requests.
+func TestImportParts(t *testing.T) {
+	clock := newManualClock()
 	f := open(t, onClock(clock))
 	parts := func(id string, n int) []*parleyv1.ExportConversationsResponse {
 		var all []*parleyv1.ExportConversationsResponse
 		for i := range n {
-			part := fileOf(id, clock.Now())
+			part := exportOf(id, clock.Now())
 			part.Conversation.LastSequence, part.Messages[0].Sequence = int32(n), int32(i+1)
 			all = append(all, part)
 		}
 		return all
 	}
-	// The same header under another uid is a conversation of its own; the id is taken by then.
-	again := fileOf("whole", clock.Now())
+	// The same header with another uid is another conversation, and its id exists already.
+	again := exportOf("complete", clock.Now())
 	again.Conversation.Uid = "another"
 	differs := parts("differs", 3)
 	differs[1].Conversation.Title = "other"
@@ -140,29 +142,31 @@ func TestImportOfParts(t *testing.T) {
 	slices.Reverse(backward)
 	late := parts("late", 3)
 	late[2].Messages[0].Role = 0
-	failures := f.wantImport(t, false, 2, 1, slices.Concat(parts("whole", 3), []*parleyv1.ExportConversationsResponse{again}, differs, backward, late, parts("last", 1))...)
+	failures := f.wantImport(t, false, 2, 1, slices.Concat(
+		parts("complete", 3), []*parleyv1.ExportConversationsResponse{again}, differs, backward, late, parts("last", 1),
+	)...)
 	var got []string
 	for _, failure := range failures {
 		got = append(got, failure.GetConversationId()+" "+failure.GetReason())
 	}
 	want := []string{
-		"differs request 2 of it: conversation: is not the same as in the request before",
-		"backward request 2 of it: messages[0].sequence: is 2, which must be more than 3, that of the message before",
-		"late request 3 of it: messages[0].role: is required",
+		"differs request 2: conversation: is not the same as in the previous request",
+		"backward request 2: messages[0].sequence: is 2, must be more than 3, the sequence of the message before",
+		"late request 3: messages[0].role: is required",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}
-	if got := exportedIDs(f.exported(t)); !slices.Equal(got, []string{"whole", "last"}) {
-		t.Errorf("imported %v", got)
+	if got := exportedIDs(f.mustExport(t)); !slices.Equal(got, []string{"complete", "last"}) {
+		t.Errorf("imported %v, want complete and last", got)
 	}
-	if got := sequences(f.exported(t, "whole")[0].GetMessages()); !slices.Equal(got, []int32{1, 2, 3}) {
-		t.Errorf("messages %v", got)
+	if got := sequences(f.mustExport(t, "complete")[0].GetMessages()); !slices.Equal(got, []int32{1, 2, 3}) {
+		t.Errorf("sequences = %v, want 1, 2, 3", got)
 	}
 
-	// What breaks off is not taken for a whole.
+	// The last conversation of a broken stream may be incomplete and is not imported.
 	rest := append(parts("done", 1), parts("broken", 2)...)
-	broken := &importing{server: f.server, tenant: auth.DefaultTenant, reply: new(parleyv1.ImportConversationsResponse)}
+	broken := &importer{server: f.server, tenant: auth.DefaultTenant, reply: new(parleyv1.ImportConversationsResponse)}
 	err := broken.run(t.Context(), func() (*parleyv1.ImportConversationsRequest, error) {
 		if len(rest) == 0 {
 			return nil, io.ErrUnexpectedEOF
@@ -172,58 +176,58 @@ func TestImportOfParts(t *testing.T) {
 		return &parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages()}, nil
 	})
 	if !errors.Is(err, io.ErrUnexpectedEOF) || broken.reply.GetImportedCount() != 1 {
-		t.Errorf("what broke off ended with %v, %v", err, broken.reply)
+		t.Errorf("run of a broken stream = %v, reply %v", err, broken.reply)
 	}
 	_, err = f.export(t.Context(), "done", "broken")
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 }
 
-// TestManyImportFailures: the reply lists the first, the counts tell of the others.
+// TestManyImportFailures checks that the reply lists only the first failures.
 func TestManyImportFailures(t *testing.T) {
-	clock := newSteps()
+	clock := newManualClock()
 	f := open(t, onClock(clock))
 	var parts []*parleyv1.ExportConversationsResponse
 	for i := range maxImportFailures + 5 {
-		bad := fileOf(fmt.Sprint("c", i), clock.Now())
+		bad := exportOf(fmt.Sprint("c", i), clock.Now())
 		bad.Messages = slices.Repeat([]*parleyv1.Message{{Metadata: entries(64, 100, 1)}}, 2)
-		if i < 50 { // Nobody can tell whether these are one.
+		if i < 50 { // Without an id, each request is a conversation of its own.
 			bad.Conversation.Id, bad.Conversation.Uid = "", ""
 		}
 		parts = append(parts, bad)
 	}
-	failures := f.wantImport(t, false, 1, 0, append(parts, fileOf("good", clock.Now()))...)
+	failures := f.wantImport(t, false, 1, 0, append(parts, exportOf("good", clock.Now()))...)
 	if len(failures) != maxImportFailures || failures[99].GetConversationId() != "c99" {
-		t.Errorf("%d failures are listed, the last is %v", len(failures), failures[len(failures)-1])
+		t.Errorf("got %d failures, the last is %v, want %d", len(failures), failures[len(failures)-1], maxImportFailures)
 	}
 	for _, failure := range failures {
 		if n := len(failure.GetReason()); n == 0 || n > maxTextBytes {
-			t.Fatalf("a reason has %d bytes", n)
+			t.Fatalf("reason has %d bytes, want 1 to %d", n, maxTextBytes)
 		}
 	}
 	if lines := f.log.lines("msg=imported", "conversations=1", "failed=105"); len(lines) != 1 {
-		t.Errorf("log lines: %v", lines)
+		t.Errorf("got log lines %v, want 1", lines)
 	}
 }
 
-func TestImportWhileATurnRuns(t *testing.T) {
-	f, words := openScripted(t, nil)
-	run := f.begin(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "busy", Content: "hello"})
+func TestImportDuringTurn(t *testing.T) {
+	f, script := openScripted(t, nil)
+	run := f.startChat(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "busy", Content: "hello"})
 	now := time.Now()
-	over := []*parleyv1.ExportConversationsResponse{fileOf("busy", now), fileOf("other", now)}
-	failures := f.wantImport(t, true, 1, 0, over...)
+	files := []*parleyv1.ExportConversationsResponse{exportOf("busy", now), exportOf("other", now)}
+	failures := f.wantImport(t, true, 1, 0, files...)
 	if len(failures) != 1 || failures[0].GetConversationId() != "busy" || !strings.HasPrefix(failures[0].GetReason(), "CONVERSATION_BUSY: turn "+run.turnID) {
-		t.Errorf("failures %v", failures)
+		t.Errorf("failures = %v, want CONVERSATION_BUSY", failures)
 	}
-	f.wantImport(t, false, 0, 2, over...)
-	words.say(t, "busy", "answer", end)
-	run.drain(t)
-	f.wantImport(t, true, 2, 0, over...)
-	if got := f.exported(t, "busy")[0].GetMessages(); len(got) != 1 || got[0].GetContent() != "hello" || got[0].GetSequence() != 5 {
-		t.Errorf("after it was overwritten: %v", got)
+	f.wantImport(t, false, 0, 2, files...)
+	script.send(t, "busy", "answer", end)
+	run.wait(t)
+	f.wantImport(t, true, 2, 0, files...)
+	if got := f.mustExport(t, "busy")[0].GetMessages(); len(got) != 1 || got[0].GetContent() != "hello" || got[0].GetSequence() != 5 {
+		t.Errorf("messages after the import = %v", got)
 	}
 }
 
-func TestImportIntoAStoreThatFails(t *testing.T) {
+func TestImportStoreFailure(t *testing.T) {
 	for _, test := range []struct {
 		err    error
 		code   codes.Code
@@ -233,114 +237,115 @@ func TestImportIntoAStoreThatFails(t *testing.T) {
 		{store.ErrNoSpace, codes.ResourceExhausted, "STORE_FULL"},
 		{store.ErrFailed, codes.Unavailable, "STORE_FAILED"},
 		{store.ErrOverloaded, codes.ResourceExhausted, "STORE_BUSY"},
-		{errors.New("nobody knows"), codes.Internal, "INTERNAL"},
+		{errors.New("unknown error"), codes.Internal, "INTERNAL"},
 	} {
 		t.Run(test.reason, func(t *testing.T) {
-			f, spy := openSpied(t, nil)
-			spy.imported = func(i *store.Import) error {
+			f, hooks := openHooked(t, nil)
+			hooks.imported = func(i *store.Import) error {
 				if i.Conversation.GetId() == "c2" {
 					return test.err
 				}
 				return nil
 			}
 			now := time.Now()
-			_, err := f.importing(t.Context(), false, fileOf("c1", now), fileOf("c2", now), fileOf("c3", now))
+			_, err := f.tryImport(t.Context(), false, exportOf("c1", now), exportOf("c2", now), exportOf("c3", now))
 			wantError(t, err, test.code, test.reason)
-			if got := exportedIDs(f.exported(t)); !slices.Equal(got, []string{"c1"}) {
-				t.Errorf("imported by then: %v", got)
+			if got := exportedIDs(f.mustExport(t)); !slices.Equal(got, []string{"c1"}) {
+				t.Errorf("imported before the failure = %v, want c1", got)
 			}
 			if lines := f.log.lines("msg=imported", "conversations=1", "complete=false"); len(lines) != 1 {
-				t.Errorf("log lines: %v", lines)
+				t.Errorf("got log lines %v, want 1", lines)
 			}
 		})
 	}
-	t.Run("overloaded for a moment", func(t *testing.T) {
-		f, spy := openSpied(t, nil)
+	t.Run("overloaded three times", func(t *testing.T) {
+		f, hooks := openHooked(t, nil)
 		var calls atomic.Int32
-		spy.imported = func(*store.Import) error {
+		hooks.imported = func(*store.Import) error {
 			if calls.Add(1) <= 3 {
 				return store.ErrOverloaded
 			}
 			return nil
 		}
-		f.wantImport(t, false, 2, 0, fileOf("c1", time.Now()), fileOf("c2", time.Now()))
+		f.wantImport(t, false, 2, 0, exportOf("c1", time.Now()), exportOf("c2", time.Now()))
 	})
 	t.Run("damaged", func(t *testing.T) {
-		f, spy := openSpied(t, nil)
-		spy.imported = func(i *store.Import) error {
+		f, hooks := openHooked(t, nil)
+		hooks.imported = func(i *store.Import) error {
 			if i.Conversation.GetId() == "c1" {
 				return store.ErrCorrupt
 			}
 			return nil
 		}
-		failures := f.wantImport(t, false, 1, 0, fileOf("c1", time.Now()), fileOf("c2", time.Now()))
+		failures := f.wantImport(t, false, 1, 0, exportOf("c1", time.Now()), exportOf("c2", time.Now()))
 		if len(failures) != 1 || !strings.HasPrefix(failures[0].GetReason(), "RECORD_CORRUPT: ") {
-			t.Errorf("failures %v", failures)
+			t.Errorf("failures = %v, want RECORD_CORRUPT", failures)
 		}
 	})
 }
 
 func TestTransferIsolation(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = signIn })
-	a, b := as(t, "tenant", "a"), as(t, "tenant", "b")
+	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	now := time.Now()
-	files := []*parleyv1.ExportConversationsResponse{fileOf("both", now), fileOf("secret", now)}
-	if reply, err := f.importing(a, false, files...); err != nil || reply.GetImportedCount() != 2 {
+	files := []*parleyv1.ExportConversationsResponse{exportOf("both", now), exportOf("secret", now)}
+	if reply, err := f.tryImport(a, false, files...); err != nil || reply.GetImportedCount() != 2 {
 		t.Fatal(reply, err)
 	}
 	if parts, err := f.export(b); err != nil || len(parts) != 0 {
-		t.Errorf("b exports %v, %v", parts, err)
+		t.Errorf("export of tenant b = %v, %v, want nothing", parts, err)
 	}
 	_, err := f.export(b, "secret")
 	foreign := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	_, err = f.export(b, "nobody")
 	missing := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	if want := strings.ReplaceAll(missing.text, "nobody", "secret"); foreign.text != want {
-		t.Errorf("another tenant's %q differs from a missing %q", foreign.text, want)
+		t.Errorf("error for another tenant's conversation = %q, want %q", foreign.text, want)
 	}
 	before, err := f.export(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := fileOf("both", now)
+	other := exportOf("both", now)
 	other.Conversation.Title = "of b"
-	if reply, err := f.importing(b, true, other); err != nil || reply.GetImportedCount() != 1 {
-		t.Errorf("b imports: %v, %v", reply, err)
+	if reply, err := f.tryImport(b, true, other); err != nil || reply.GetImportedCount() != 1 {
+		t.Errorf("import of tenant b = %v, %v", reply, err)
 	}
 	after, err := f.export(a)
 	if diff := cmp.Diff(before, after, protocmp.Transform()); err != nil || diff != "" {
-		t.Errorf("a's conversations after b's import, %v:\n%s", err, diff)
+		t.Errorf("a's conversations after b's import, %v (-before +after):\n%s", err, diff)
 	}
-	if _, err := f.importing(t.Context(), false, other); toldBy(err).code != codes.Unauthenticated {
-		t.Errorf("without signing in: %v", err)
+	if _, err := f.tryImport(t.Context(), false, other); statusOf(err).code != codes.Unauthenticated {
+		t.Errorf("import without a credential = %v, want Unauthenticated", err)
 	}
 }
 
-// Those of different ids and create times are in the store's hands together, and no others.
-func TestImportsShareCommits(t *testing.T) {
-	f, spy := openSpied(t, nil)
-	var inside sync.Map
-	together := make(chan struct{})
+// TestImportStoresConcurrently checks that an import stores conversations with different ids and create
+// times concurrently, and those with the same create time one after the other.
+func TestImportStoresConcurrently(t *testing.T) {
+	f, hooks := openHooked(t, nil)
+	var running sync.Map
+	allRunning := make(chan struct{})
 	var count atomic.Int32
-	spy.imported = func(i *store.Import) error {
-		made := i.Conversation.GetCreateTime().AsTime()
-		if _, there := inside.LoadOrStore(made, nil); there {
-			t.Errorf("two of create time %v at once", made)
+	hooks.imported = func(i *store.Import) error {
+		createTime := i.Conversation.GetCreateTime().AsTime()
+		if _, exists := running.LoadOrStore(createTime, nil); exists {
+			t.Errorf("two concurrent imports with create time %v", createTime)
 		}
-		defer inside.Delete(made)
-		if count.Add(1) == importsAtOnce {
-			close(together)
+		defer running.Delete(createTime)
+		if count.Add(1) == maxConcurrentStores {
+			close(allRunning)
 		}
-		<-together // All of them, else the test does not end.
+		<-allRunning // If not all run concurrently, the test does not end.
 		return nil
 	}
 	now := time.Now()
 	var files []*parleyv1.ExportConversationsResponse
-	for n := range importsAtOnce {
-		files = append(files, fileOf(fmt.Sprint("c", n), now.Add(-time.Duration(n)*time.Second)))
+	for n := range maxConcurrentStores {
+		files = append(files, exportOf(fmt.Sprint("c", n), now.Add(-time.Duration(n)*time.Second)))
 	}
 	for n := range 3 {
-		files = append(files, fileOf(fmt.Sprint("same", n), now))
+		files = append(files, exportOf(fmt.Sprint("same", n), now))
 	}
-	f.wantImport(t, false, importsAtOnce+3, 0, files...)
+	f.wantImport(t, false, maxConcurrentStores+3, 0, files...)
 }

@@ -10,22 +10,26 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 )
 
-// errInteractionLogOff says that this server keeps no interaction log.
-var errInteractionLogOff = errors.New("no interaction log")
+// errInteractionLogOff means that the server was started without an interaction log.
+var errInteractionLogOff = errors.New("the interaction log is off")
 
-// ListInteractions reads the lines of a day, of a recent span, or of a conversation, which
-// may have ended long ago. One that was never there has none, like a day without lines.
-func (s *Server) ListInteractions(ctx context.Context, r *parleyv1.ListInteractionsRequest) (*parleyv1.ListInteractionsResponse, error) {
+// ListInteractions returns the log entries of a day, of a recent time span, or of a conversation. The
+// conversation may be deleted or expired. A conversation or day without entries is not an error.
+func (s *Server) ListInteractions(
+	ctx context.Context, r *parleyv1.ListInteractionsRequest,
+) (*parleyv1.ListInteractionsResponse, error) {
 	if s.interactions == nil {
 		return nil, errInteractionLogOff
 	}
 	if _, err := time.Parse(time.DateOnly, r.GetDate()); err != nil && r.GetDate() != "" {
 		faults := new(invalidError)
-		faults.add("date", "%s is no day of the calendar", r.GetDate())
+		faults.add("date", "%s is not a day of the calendar", r.GetDate())
 		return nil, faults
 	}
 	page, err := s.interactions.List(ctx, &interactionlog.List{
-		Tenant: tenant(ctx), Date: r.GetDate(), Within: r.GetWithin().AsDuration(), ConversationID: r.GetConversationId(),
+		Tenant: tenant(
+			ctx,
+		), Date: r.GetDate(), Within: r.GetWithin().AsDuration(), ConversationID: r.GetConversationId(),
 		PageSize: int(r.GetPageSize()), PageToken: r.GetPageToken(),
 	})
 	if err != nil {
@@ -36,8 +40,10 @@ func (s *Server) ListInteractions(ctx context.Context, r *parleyv1.ListInteracti
 	}, nil
 }
 
-// SearchInteractions finds a text in the lines of the last days.
-func (s *Server) SearchInteractions(ctx context.Context, r *parleyv1.SearchInteractionsRequest) (*parleyv1.SearchInteractionsResponse, error) {
+// SearchInteractions returns the log entries of the last days that contain a text.
+func (s *Server) SearchInteractions(
+	ctx context.Context, r *parleyv1.SearchInteractionsRequest,
+) (*parleyv1.SearchInteractionsResponse, error) {
 	if s.interactions == nil {
 		return nil, errInteractionLogOff
 	}
@@ -53,8 +59,11 @@ func (s *Server) SearchInteractions(ctx context.Context, r *parleyv1.SearchInter
 	}, nil
 }
 
-// DeleteInteractions erases the lines of a conversation; none is no error.
-func (s *Server) DeleteInteractions(ctx context.Context, r *parleyv1.DeleteInteractionsRequest) (*parleyv1.DeleteInteractionsResponse, error) {
+// DeleteInteractions erases the log entries of a conversation. A conversation without entries is not
+// an error.
+func (s *Server) DeleteInteractions(
+	ctx context.Context, r *parleyv1.DeleteInteractionsRequest,
+) (*parleyv1.DeleteInteractionsResponse, error) {
 	if s.interactions == nil {
 		return nil, errInteractionLogOff
 	}
@@ -65,7 +74,7 @@ func (s *Server) DeleteInteractions(ctx context.Context, r *parleyv1.DeleteInter
 	return &parleyv1.DeleteInteractionsResponse{DeletedCount: erased}, nil
 }
 
-// skipped is how many lines of a page could not be read, as replies have it.
+// skipped returns the number of unreadable entries of a page as the type of the reply's field.
 func skipped(page *interactionlog.Page) int32 {
 	return int32(min(page.Skipped, math.MaxInt32))
 }

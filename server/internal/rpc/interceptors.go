@@ -22,41 +22,45 @@ import (
 )
 
 const (
-	// maxUnaryTime bounds the deadline of a unary call, which clients set as they like.
+	// maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
 	maxUnaryTime = 10 * time.Minute
-	// maxSendTime is how long a stream waits for its client to read one message, at least: a
-	// second more for each minSendBytes of it, and up to 2*limitLook more.
+	// maxSendTime is the minimum time that a client has to read one message of a stream. It has one
+	// second more for each minSendBytes of the message. The checks add up to 2*checkInterval.
 	maxSendTime  = 30 * time.Second
 	minSendBytes = 8 << 10
-	// maxReceiveTime is how long a stream waits for the next request of its client, at least;
-	// it is up to limitLook more. An import may come out of a slow pipe.
+	// maxReceiveTime is the minimum time that a client has to send the next request of a stream. An
+	// import may read from a slow pipe. The checks add up to checkInterval.
 	maxReceiveTime = 5 * time.Minute
-	// limitLook is how often a stream is checked. The first check of a wait only notes it, and the
-	// last one may come just before its time is over: both add up to limitLook.
-	limitLook = 5 * time.Second
-	// adminRole is what some calls need where callers sign in, see needsAdmin.
+	// checkInterval is the time between two checks of a stream. The first check of a wait only records
+	// it, and the last check may happen just before the time is over. Together they add up to one
+	// interval.
+	checkInterval = 5 * time.Second
+	// adminRole is the role that some methods need when authentication is on, see needsAdmin.
 	adminRole = "admin"
 )
 
-// What the interceptors may answer of their own.
+// Errors of the interceptors.
 var (
-	errUnauthenticated = errors.New("not signed in")
+	errUnauthenticated = errors.New("not authenticated")
 	errNotAllowed      = errors.New("not allowed")
 	errSlowReader      = errors.New("client does not read its stream")
 	errSlowSender      = errors.New("client sends nothing on its stream")
 )
 
-// ServerOptions are those that the grpc.Server must have: a codec that drops the unknown
-// fields of requests, see [rules.Codec], and interceptors around every handler. Outermost
-// first, these are log, status, recovery, authentication, limits, validation. Errors become
-// statuses near the outside, so that no other place makes one. A stream's limits come before
-// recovery: they run the rest in another goroutine.
+// ServerOptions returns the options that a grpc.Server needs to serve s: the codec [rules.Codec],
+// which drops the unknown fields of requests, and interceptors around every handler.
+//
+// The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits,
+// validation. The status interceptor is near the outside, because it is the only one that makes
+// statuses. The limits of a stream come before recovery, because they run the inner interceptors in
+// another goroutine.
 func (s *Server) ServerOptions() []grpc.ServerOption { return s.serverOptions(s.limitStream) }
 
-// LoopbackOptions are the ServerOptions of a grpc.Server whose clients are in this process and
-// pass streams on to clients of their own, such as the gateway. A send may take any time: while a
-// large message is passed on to a slow client, later ones wait here, and the server cannot know
-// how long that takes. A server that passes a stream on must end it when its own client takes nothing.
+// LoopbackOptions returns the ServerOptions of a grpc.Server whose clients are in this process and
+// forward streams to clients of their own, such as the gateway. These options do not limit the time
+// of a send. While a client forwards a large message to a slow client of its own, the next message
+// waits in this server, which cannot know how long that takes. So the forwarding client must end a
+// stream whose own client does not read.
 func (s *Server) LoopbackOptions() []grpc.ServerOption { return s.serverOptions(s.limitReceives) }
 
 func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.ServerOption {
@@ -64,7 +68,8 @@ func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.Server
 		grpc.ForceServerCodecV2(rules.Codec()),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors()...),
 		grpc.ChainStreamInterceptor(
-			s.logStream, s.statusStream, limit, recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicked)),
+			s.logStream, s.statusStream, limit,
+			recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 			s.authStream, validateStream,
 		),
 	}
@@ -72,22 +77,26 @@ func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.Server
 
 func (s *Server) unaryInterceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
-		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicked)),
+		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 		s.authUnary, s.limitUnary, validateUnary,
 	}
 }
 
-// panicked makes an error of what was recovered from, with the stack for the log.
-func panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
+// panicError returns an error for a recovered panic, with the stack for the log.
+func panicError(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
-func (s *Server) logUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) logUnary(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	start := s.now()
 	reply, err := handler(ctx, request)
 	s.logCall(ctx, info.FullMethod, start, err)
 	return reply, err
 }
 
-func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) logStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	start := s.now()
 	err := handler(srv, stream)
 	s.logCall(stream.Context(), info.FullMethod, start, err)
@@ -96,11 +105,22 @@ func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamS
 
 func (s *Server) logCall(ctx context.Context, method string, start time.Time, err error) {
 	if s.log.Enabled(ctx, slog.LevelDebug) {
-		s.log.DebugContext(ctx, "call", "method", method, "code", status.Code(err).String(), "duration", s.now().Sub(start).String())
+		s.log.DebugContext(
+			ctx,
+			"call",
+			"method",
+			method,
+			"code",
+			status.Code(err).String(),
+			"duration",
+			s.now().Sub(start).String(),
+		)
 	}
 }
 
-func (s *Server) statusUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) statusUnary(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	reply, err := handler(ctx, request)
 	if err != nil {
 		return nil, s.toStatus(ctx, info.FullMethod, err)
@@ -108,15 +128,17 @@ func (s *Server) statusUnary(ctx context.Context, request any, info *grpc.UnaryS
 	return reply, nil
 }
 
-func (s *Server) statusStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) statusStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	if err := handler(srv, stream); err != nil {
 		return s.toStatus(stream.Context(), info.FullMethod, err)
 	}
 	return nil
 }
 
-// principalKey is where the interceptor leaves the caller for the handler, which takes
-// the tenant out and hands it on by name.
+// principalKey is the context key of the caller's principal. The authentication interceptor sets it.
+// Handlers read the tenant from it and pass the tenant on as a parameter.
 type principalKey struct{}
 
 // tenant returns the tenant of the caller.
@@ -125,24 +147,29 @@ func tenant(ctx context.Context) string {
 	return p.Tenant
 }
 
-func (s *Server) authUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	ctx, err := s.signIn(ctx, info.FullMethod)
+func (s *Server) authUnary(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	ctx, err := s.authorize(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
 	return handler(ctx, request)
 }
 
-func (s *Server) authStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	ctx, err := s.signIn(stream.Context(), info.FullMethod)
+func (s *Server) authStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
+	ctx, err := s.authorize(stream.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}
 	return handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
 }
 
-// signIn adds the caller to the context of a call, if the caller may make it.
-func (s *Server) signIn(ctx context.Context, method string) (context.Context, error) {
+// authorize adds the caller to the context of a call. It returns an error if the caller is not
+// authenticated or may not call the method.
+func (s *Server) authorize(ctx context.Context, method string) (context.Context, error) {
 	p := auth.Anonymous()
 	if s.authenticate != nil {
 		var err error
@@ -156,48 +183,55 @@ func (s *Server) signIn(ctx context.Context, method string) (context.Context, er
 	return context.WithValue(ctx, principalKey{}, p), nil
 }
 
-// needsAdmin reports whether a method is for administrators: those of AdminService, and what
-// takes from the log of what was said.
+// needsAdmin reports whether a method needs adminRole: all methods of AdminService, and the method
+// that erases entries of the interaction log.
 func needsAdmin(method string) bool {
 	return method == parleyv1.InteractionLogService_DeleteInteractions_FullMethodName ||
 		strings.HasPrefix(method, "/"+parleyv1.AdminService_ServiceDesc.ServiceName+"/")
 }
 
-// callerStream is a stream whose context knows the caller.
+// callerStream is a stream whose context contains the caller's principal.
 type callerStream struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
-// Context knows the caller.
+// Context returns the context with the caller's principal.
 func (s *callerStream) Context() context.Context { return s.ctx }
 
-func (s *Server) limitUnary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) limitUnary(
+	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, maxUnaryTime)
 	defer cancel()
 	return handler(ctx, request)
 }
 
-// limitStream gives up on a client that does not read, or that sends nothing where a request
-// must come. A handler that blocks in grpc's SendMsg or RecvMsg blocks until the client does
-// its part or the stream ends, and the stream only ends when the handler seems to return; it
-// then does, soon after.
-func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+// limitStream ends a stream whose client does not read, or does not send the next request. A handler
+// that blocks in gRPC's SendMsg or RecvMsg cannot be interrupted: it blocks until the client acts or
+// the stream ends, and the stream ends when the interceptor returns. So limitStream returns while the
+// handler is still running. The handler returns soon after that.
+func (s *Server) limitStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	if info.FullMethod == parleyv1.ConversationService_WatchConversations_FullMethodName {
-		return handler(srv, stream) // A watcher may be slow: it holds nothing up, and gets a GAP.
+		return handler(srv, stream) // A slow watcher blocks nothing: the hub drops changes and sends a GAP.
 	}
 	limited := &limitedStream{ServerStream: stream}
 	return limited.run(srv, handler, func() error {
-		allowed := limited.sendTime() // Before stuck, which sees whether another send has begun since.
-		if limited.sends.stuck() >= allowed {
+		// Read the limit before the duration: if another send starts in between, the duration is 0.
+		allowed := limited.sendTime()
+		if limited.sends.duration() >= allowed {
 			return errSlowReader
 		}
 		return limited.checkReceive()
 	})
 }
 
-// limitReceives gives up on a client that sends nothing where a request must come.
-func (s *Server) limitReceives(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+// limitReceives ends a stream whose client does not send the next request.
+func (s *Server) limitReceives(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	if !info.IsClientStream {
 		return handler(srv, stream)
 	}
@@ -205,24 +239,25 @@ func (s *Server) limitReceives(srv any, stream grpc.ServerStream, info *grpc.Str
 	return limited.run(srv, handler, limited.checkReceive)
 }
 
-// limitedStream is a stream that can be seen to wait for its client.
+// limitedStream is a stream that measures how long it waits for its client.
 type limitedStream struct {
 	grpc.ServerStream
-	sends, receives waits
+	sends, receives waitMeter
 	sent            atomic.Int64 // bytes of the previous message
 }
 
-// run runs the handler, and returns when it does or check fails. It calls check every limitLook.
+// run runs the handler in another goroutine and calls check every checkInterval. It returns when the
+// handler returns or check fails.
 func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- handler(srv, s) }()
-	look := time.NewTicker(limitLook)
-	defer look.Stop()
+	ticker := time.NewTicker(checkInterval)
+	defer ticker.Stop()
 	for {
 		select {
 		case err := <-ended:
 			return err
-		case <-look.C:
+		case <-ticker.C:
 			if err := check(); err != nil {
 				return err
 			}
@@ -230,54 +265,58 @@ func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() er
 	}
 }
 
-// checkReceive fails when the receive under way takes too long.
+// checkReceive returns errSlowSender if the current receive has lasted too long.
 func (s *limitedStream) checkReceive() error {
-	if s.receives.stuck() >= maxReceiveTime {
+	if s.receives.duration() >= maxReceiveTime {
 		return errSlowSender
 	}
 	return nil
 }
 
-// sendTime is how long the send under way may take. A client that reads steadily, over a slow
-// line, needs more time for a large message.
+// sendTime returns the time that the current send may take. A client that reads steadily over a slow
+// connection needs more time for a large message.
 func (s *limitedStream) sendTime() time.Duration {
 	return maxSendTime + time.Duration(s.sent.Load()/minSendBytes)*time.Second
 }
 
-// SendMsg sends a message. gRPC accepts it when less than 64 KiB of the previous messages wait for
-// the client, so a send waits for the previous message, not for its own.
+// SendMsg sends a message. gRPC accepts a message as soon as less than 64 KiB of the previous messages
+// wait for the client. So a send waits for the previous message, not for its own.
 func (s *limitedStream) SendMsg(m any) error {
-	s.sends.steps.Add(1)
-	defer s.sends.steps.Add(1)
+	s.sends.transitions.Add(1)
+	defer s.sends.transitions.Add(1)
 	err := s.ServerStream.SendMsg(m)
-	if message, ok := m.(proto.Message); ok { // gRPC has just computed and cached its size.
+	if message, ok := m.(proto.Message); ok { // gRPC has just computed and cached the size.
 		s.sent.Store(int64(proto.MarshalOptions{UseCachedSize: true}.Size(message)))
 	}
 	return err
 }
 
-// RecvMsg receives.
+// RecvMsg receives a message.
 func (s *limitedStream) RecvMsg(m any) error {
-	s.receives.steps.Add(1)
-	defer s.receives.steps.Add(1)
+	s.receives.transitions.Add(1)
+	defer s.receives.transitions.Add(1)
 	return s.ServerStream.RecvMsg(m)
 }
 
-// waits are those of one kind, one at a time: steps is odd in each, and another number each
-// time. That costs nothing beside the sending of a piece; a timer for each would.
-type waits struct {
-	steps atomic.Uint64
-	last  uint64        // steps at the last look
-	since time.Duration // how long steps has been that and odd, at least
+// waitMeter measures the duration of sends or of receives, of which there is one at a time. The handler
+// increments transitions at the start and at the end of each, so that it is odd during a wait and
+// different for each wait. This costs almost nothing, unlike a timer for each message.
+//
+// The handler only uses transitions. The goroutine that calls duration owns the other fields.
+type waitMeter struct {
+	transitions atomic.Uint64
+	last        uint64        // transitions at the last call of duration
+	waited      time.Duration // minimum time that transitions has been last and odd
 }
 
-// stuck is how long the wait that is under way has lasted, at least, if asked every limitLook.
-func (w *waits) stuck() time.Duration {
-	now := w.steps.Load()
+// duration returns the minimum time that the current wait has lasted, or 0 if there is none. It must be
+// called every checkInterval.
+func (w *waitMeter) duration() time.Duration {
+	now := w.transitions.Load()
 	if now != w.last || now%2 == 0 {
-		w.last, w.since = now, 0
+		w.last, w.waited = now, 0
 	} else {
-		w.since += limitLook
+		w.waited += checkInterval
 	}
-	return w.since
+	return w.waited
 }

@@ -19,26 +19,28 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// chatFunc is Chat as a function.
+// chatFunc has the signature of Turns.Chat.
 type chatFunc func(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error]
 
-// chats are Turns that only chat.
-type chats struct {
+// chatTurns implements Turns with a function for Chat.
+type chatTurns struct {
 	Turns
 	chat chatFunc
 }
 
-func turnsFunc(f chatFunc) Turns { return chats{chat: f} }
+func turnsFunc(f chatFunc) Turns { return chatTurns{chat: f} }
 
 // Chat calls the function.
-func (c chats) Chat(ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+func (c chatTurns) Chat(
+	ctx context.Context, tenant string, r *parleyv1.ChatRequest, q *store.Request,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return c.chat(ctx, tenant, r, q)
 }
 
-// Running is needed for GetStats.
-func (chats) Running() int { return 0 }
+// Running returns 0. GetStats calls it.
+func (chatTurns) Running() int { return 0 }
 
-// statsFunc is a store whose Stats are a function.
+// statsFunc is a store with a function for Stats.
 type statsFunc struct {
 	store.Store
 	stats func(ctx context.Context) (store.Stats, error)
@@ -65,31 +67,31 @@ func TestPanic(t *testing.T) {
 	_, stream := f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
 	for method, err := range map[string]error{"GetStats": unary, "Chat": stream} {
 		if got := wantError(t, err, codes.Internal, "INTERNAL"); got.text != "internal error" {
-			t.Errorf("%s: text %q", method, got.text)
+			t.Errorf("%s: text = %q, want %q", method, got.text, "internal error")
 		}
 		if len(f.log.lines("level=ERROR", "/"+method, "boom "+secret, "interceptors_test.go")) != 1 {
-			t.Errorf("%s: no line in the log with the stack", method)
+			t.Errorf("%s: the log has no line with the stack", method)
 		}
 	}
 	if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{}); err != nil {
-		t.Errorf("after a panic: %v", err)
+		t.Errorf("CreateConversation after a panic = %v", err)
 	}
 }
 
-func TestDeadlineIsBounded(t *testing.T) {
+func TestMaxDeadline(t *testing.T) {
 	var left time.Duration
 	f := open(t, withStats(func(ctx context.Context) (store.Stats, error) {
 		deadline, _ := ctx.Deadline()
 		left = time.Until(deadline)
 		return store.Stats{}, nil
 	}))
-	for name, ctx := range map[string]context.Context{"none": t.Context(), "a year": withTimeout(t, 365*24*time.Hour)} {
+	for name, ctx := range map[string]context.Context{"none": t.Context(), "one year": withTimeout(t, 365*24*time.Hour)} {
 		if _, err := f.admin.GetStats(ctx, &parleyv1.GetStatsRequest{}); err != nil || left <= 0 || left > maxUnaryTime {
-			t.Errorf("deadline of %s: the handler has %v (%v)", name, left, err)
+			t.Errorf("client deadline %s: the handler has %v (%v), want at most %v", name, left, err, maxUnaryTime)
 		}
 	}
 	if _, err := f.admin.GetStats(withTimeout(t, time.Minute), &parleyv1.GetStatsRequest{}); err != nil || left > time.Minute {
-		t.Errorf("deadline of a minute: the handler has %v (%v)", left, err)
+		t.Errorf("client deadline 1m: the handler has %v (%v), want at most 1m", left, err)
 	}
 }
 
@@ -100,8 +102,8 @@ func withTimeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// signIn reads tenant and role from the metadata of a call.
-func signIn(ctx context.Context) (auth.Principal, error) {
+// authenticateByMetadata reads the tenant and the roles from the metadata of a call.
+func authenticateByMetadata(ctx context.Context) (auth.Principal, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	tenant := strings.Join(md.Get("tenant"), "")
 	if tenant == "" {
@@ -110,28 +112,28 @@ func signIn(ctx context.Context) (auth.Principal, error) {
 	return auth.Principal{Tenant: tenant, Roles: md.Get("role")}, nil
 }
 
-func as(t *testing.T, pairs ...string) context.Context {
+func withMetadata(t *testing.T, pairs ...string) context.Context {
 	t.Helper()
 	return metadata.AppendToOutgoingContext(t.Context(), pairs...)
 }
 
-func TestSignIn(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = signIn })
-	// Whoever is not signed in is not told what is wrong with the request either.
+func TestAuthentication(t *testing.T) {
+	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	// Authentication comes before validation.
 	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: "a b"})
 	if got := wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED"); strings.Contains(got.text, secret) {
-		t.Errorf("text %q", got.text)
+		t.Errorf("text = %q, want no internal text", got.text)
 	}
 	_, err = f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
 	wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
 	if f.changeCount() != 0 {
-		t.Error("something was written")
+		t.Errorf("got %d changes, want 0", f.changeCount())
 	}
 
-	_, err = f.admin.GetStats(as(t, "tenant", "a"), &parleyv1.GetStatsRequest{})
+	_, err = f.admin.GetStats(withMetadata(t, "tenant", "a"), &parleyv1.GetStatsRequest{})
 	wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
-	if _, err = f.admin.GetStats(as(t, "tenant", "a", "role", "admin"), &parleyv1.GetStatsRequest{}); err != nil {
-		t.Errorf("stats for the admin: %v", err)
+	if _, err = f.admin.GetStats(withMetadata(t, "tenant", "a", "role", "admin"), &parleyv1.GetStatsRequest{}); err != nil {
+		t.Errorf("GetStats as administrator = %v", err)
 	}
 }
 
@@ -146,14 +148,14 @@ func TestCallsAreLogged(t *testing.T) {
 		{"level=DEBUG", "/GetConversation", "code=NotFound", "duration="}, {"level=DEBUG", "/Chat", "code=OK", "duration="},
 	} {
 		if got := f.log.lines(want...); len(got) != 1 {
-			t.Errorf("%d lines have %q", len(got), want)
+			t.Errorf("got %d log lines with %q, want 1", len(got), want)
 		}
 	}
 }
 
-// endless are Turns with an answer that never ends, in pieces of size bytes. ended is closed when
-// the stream of the answer has ended.
-func endless(size int, ended chan struct{}) Turns {
+// endlessTurns returns Turns with an answer that never ends, in pieces of size bytes. It closes ended
+// when the stream of the answer has ended.
+func endlessTurns(size int, ended chan struct{}) Turns {
 	piece := textDelta(size)
 	return turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return func(yield func(*parleyv1.TurnEvent, error) bool) {
@@ -168,8 +170,9 @@ func textDelta(size int) *parleyv1.TurnEvent {
 	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", size)}}}
 }
 
-// TestSlowReader: a client that reads nothing loses its stream, and the server loses no
-// goroutine. Small pieces have 30 s, large ones have more, and none has 10 s more than that.
+// TestSlowReader checks that the server ends the stream of a client that does not read, and leaks no
+// goroutine. The time limit is 30 s for small pieces, and longer for large ones. The checks add up to
+// 10 s.
 func TestSlowReader(t *testing.T) {
 	for _, test := range []struct {
 		size int
@@ -177,7 +180,7 @@ func TestSlowReader(t *testing.T) {
 	}{{1 << 10, 30 * time.Second}, {8 << 10, 31 * time.Second}, {64 << 10, 38 * time.Second}, {1 << 20, 158 * time.Second}} {
 		synctest.Test(t, func(t *testing.T) {
 			ended := make(chan struct{})
-			f := open(t, func(s *setup) { s.Turns = endless(test.size, ended) })
+			f := open(t, func(s *setup) { s.Turns = endlessTurns(test.size, ended) })
 			start := time.Now()
 			stream, err := f.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello"})
 			if err != nil {
@@ -185,7 +188,8 @@ func TestSlowReader(t *testing.T) {
 			}
 			<-ended
 			if waited := time.Since(start); waited < test.want || waited > test.want+10*time.Second {
-				t.Errorf("pieces of %d bytes: the stream ended after %v, want %v", test.size, waited, test.want)
+				t.Errorf("pieces of %d bytes: the stream ended after %v, want %v to %v",
+					test.size, waited, test.want, test.want+10*time.Second)
 			}
 			for err == nil {
 				_, err = stream.Recv()
@@ -195,20 +199,20 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// slowLine is a connection that delivers a number of bytes a second to its reader.
-type slowLine struct {
+// slowConn is a connection that delivers a number of bytes a second to its reader.
+type slowConn struct {
 	net.Conn
 	perSecond int
 }
 
 // Read reads the bytes that arrive within 50 ms.
-func (l slowLine) Read(p []byte) (int, error) {
+func (l slowConn) Read(p []byte) (int, error) {
 	<-time.After(50 * time.Millisecond)
 	return l.Conn.Read(p[:min(len(p), l.perSecond/20)])
 }
 
-// TestSteadyReader: streams of large messages do not end while the client reads them over a slow
-// connection without a pause.
+// TestSteadyReader checks that streams of large messages do not end while the client reads them
+// continuously over a slow connection.
 func TestSteadyReader(t *testing.T) {
 	const perSecond = 20_000
 	large := turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -231,7 +235,7 @@ func TestSteadyReader(t *testing.T) {
 		},
 		"ExportConversations": func(t *testing.T, f *fixture) (bytes int, err error) {
 			t.Helper()
-			file := fileOf("a", time.Now())
+			file := exportOf("a", time.Now())
 			m := file.GetMessages()[0]
 			m.Content, file.Messages = strings.Repeat("x", 500<<10), nil
 			for i := range 5 {
@@ -248,35 +252,35 @@ func TestSteadyReader(t *testing.T) {
 		},
 		"BackupStore": func(t *testing.T, f *fixture) (bytes int, err error) {
 			t.Helper()
-			got, _, err := f.backUp(t.Context())
+			got, _, err := f.backup(t.Context())
 			return len(got), err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := open(t, func(s *setup) {
-					s.Turns, s.Backuper = large, newCopies(2<<20)
-					s.line = func(c net.Conn) net.Conn { return slowLine{c, perSecond} }
+					s.Turns, s.Backuper = large, newFakeBackuper(2<<20)
+					s.wrapConn = func(c net.Conn) net.Conn { return slowConn{c, perSecond} }
 				})
 				start := time.Now()
 				bytes, err := read(t, f)
 				if err != nil || bytes < 2<<20 {
-					t.Errorf("read %d bytes in %v, then %v", bytes, time.Since(start), err)
+					t.Errorf("read %d bytes in %v, then error %v, want at least 2 MiB", bytes, time.Since(start), err)
 				}
-				if least := time.Duration(bytes/perSecond) * time.Second; time.Since(start) < least {
-					t.Errorf("%d bytes took %v, want at least %v: the connection is not slow", bytes, time.Since(start), least)
+				if minimum := time.Duration(bytes/perSecond) * time.Second; time.Since(start) < minimum {
+					t.Errorf("%d bytes took %v, want at least %v: the connection is not slow", bytes, time.Since(start), minimum)
 				}
 			})
 		})
 	}
 }
 
-// TestPatientReader: a client may be slow as long as it reads.
-func TestPatientReader(t *testing.T) {
+// TestInfrequentReader checks that the stream of a client that reads just often enough does not end.
+func TestInfrequentReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan struct{})
-		f := open(t, func(s *setup) { s.Turns = endless(64<<10, ended) })
-		ctx, leave := context.WithCancel(t.Context())
+		f := open(t, func(s *setup) { s.Turns = endlessTurns(64<<10, ended) })
+		ctx, cancel := context.WithCancel(t.Context())
 		stream, err := f.Chat(ctx, &parleyv1.ChatRequest{Content: "hello"})
 		if err != nil {
 			t.Fatal(err)
@@ -287,7 +291,7 @@ func TestPatientReader(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		leave()
+		cancel()
 		<-ended
 	})
 }

@@ -15,8 +15,8 @@ import (
 )
 
 func TestIsolation(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = signIn })
-	a, b := as(t, "tenant", "a"), as(t, "tenant", "b")
+	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	fill := func(ctx context.Context, content string) {
 		t.Helper()
 		if _, err := f.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user(content)}}); err != nil {
@@ -108,39 +108,39 @@ func TestIsolation(t *testing.T) {
 	}
 	written := f.changeCount()
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
-		foreign, missing := toldBy(calls[name](b, "secret")), toldBy(calls[name](b, "nobody"))
+		foreign, missing := statusOf(calls[name](b, "secret")), statusOf(calls[name](b, "nobody"))
 		if foreign.reason != "CONVERSATION_NOT_FOUND" {
-			t.Errorf("%s: %v %q", name, foreign.code, foreign.reason)
+			t.Errorf("%s: error = %v %q, want CONVERSATION_NOT_FOUND", name, foreign.code, foreign.reason)
 		}
 		if want := strings.ReplaceAll(missing.text, "nobody", "secret"); foreign.text != want {
-			t.Errorf("%s: another tenant's %q differs from a missing %q", name, foreign.text, want)
+			t.Errorf("%s: error for another tenant's conversation = %q, want %q", name, foreign.text, want)
 		}
 	}
 	if n := f.changeCount(); n != written {
-		t.Errorf("b made %d changes", n-written)
+		t.Errorf("tenant b made %d changes, want 0", n-written)
 	}
 
-	// The same id is another conversation; the same request_id another request.
+	// The same id names another conversation, and the same request_id another request.
 	fill(b, "of b")
 	loaded, err := f.LoadConversation(b, &parleyv1.LoadConversationRequest{ConversationId: "both"})
 	if err != nil || len(loaded.GetMessages()) != 1 || loaded.GetMessages()[0].GetContent() != "of b" {
-		t.Errorf("b loaded %v, %v", loaded, err)
+		t.Errorf("LoadConversation of b = %v, %v", loaded, err)
 	}
 	list, err := f.ListConversations(b, &parleyv1.ListConversationsRequest{})
 	if err != nil || list.GetTotalSize() != 1 || len(list.GetConversations()) != 1 {
-		t.Errorf("b lists %v, %v", list, err)
+		t.Errorf("ListConversations of b = %v, %v", list, err)
 	}
 	batch, err := f.BatchGetRoutingSummaries(b, &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: []string{"secret", "both"}})
 	if err != nil || !slices.Equal(batch.GetMissingIds(), []string{"secret"}) {
-		t.Errorf("b sums up %v, %v", batch, err)
+		t.Errorf("BatchGetRoutingSummaries of b = %v, %v", batch, err)
 	}
 	purged, err := f.PurgeConversations(b, &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Nanosecond)})
 	if err != nil || purged.GetPurgedCount() != 1 {
-		t.Errorf("b purged %v, %v", purged, err)
+		t.Errorf("PurgeConversations of b = %v, %v", purged, err)
 	}
 	for _, id := range []string{"secret", "both"} {
 		if err := calls["Get"](a, id); err != nil {
-			t.Errorf("a lost %s: %v", id, err)
+			t.Errorf("GetConversation(%s) of a = %v", id, err)
 		}
 	}
 	first, err := f.CreateConversation(a, &parleyv1.CreateConversationRequest{RequestId: "r1"})
@@ -149,20 +149,22 @@ func TestIsolation(t *testing.T) {
 	}
 	other, err := f.CreateConversation(b, &parleyv1.CreateConversationRequest{RequestId: "r1"})
 	if err != nil || other.GetReplayed() || other.GetConversation().GetId() == first.GetConversation().GetId() {
-		t.Errorf("the same request_id of another tenant: %v beside %v, %v", other, first, err)
+		t.Errorf("CreateConversation of b with a's request_id = %v, %v, want another conversation than %v", other, err, first)
 	}
 }
 
-// TestIsolationOfTurns: neither the id of a turn, nor its request_id, nor that of its
-// conversation leads to a turn of another tenant, whether it runs, waits or has ended.
+// TestIsolationOfTurns checks that a tenant cannot reach a turn of another tenant with its turn id, its
+// request_id or its conversation_id. The turns are running, queued and ended.
 func TestIsolationOfTurns(t *testing.T) {
-	f, words := openScripted(t, func(s *setup) { s.Authenticate = signIn })
-	a, b := as(t, "tenant", "a"), as(t, "tenant", "b")
-	ended := f.begin(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r1"})
-	words.say(t, "both", "secret", end)
-	ended.drain(t)
-	runs := f.begin(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r2"})
-	waits := f.begin(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r3", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
+	f, script := openScripted(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
+	ended := f.startChat(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r1"})
+	script.send(t, "both", "secret", end)
+	ended.wait(t)
+	running := f.startChat(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r2"})
+	queued := f.startChat(t, a, &parleyv1.ChatRequest{
+		ConversationId: "both", Content: "of a", RequestId: "r3", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
+	})
 	if _, err := f.AppendMessages(b, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
 		t.Fatal(err)
 	}
@@ -183,30 +185,30 @@ func TestIsolationOfTurns(t *testing.T) {
 	const nobody = "00000000-0000-4000-8000-000000000000"
 	for name, call := range calls {
 		missing := wantError(t, call(nobody), codes.NotFound, "TURN_NOT_FOUND")
-		for state, one := range map[string]*stream{"ended": ended, "running": runs, "waiting": waits} {
-			foreign := wantError(t, call(one.turnID), codes.NotFound, "TURN_NOT_FOUND")
-			if want := strings.ReplaceAll(missing.text, nobody, one.turnID); foreign.text != want {
-				t.Errorf("%s: a turn of another tenant, %s, is %q, a missing one %q", name, state, foreign.text, want)
+		for state, s := range map[string]*stream{"ended": ended, "running": running, "queued": queued} {
+			foreign := wantError(t, call(s.turnID), codes.NotFound, "TURN_NOT_FOUND")
+			if want := strings.ReplaceAll(missing.text, nobody, s.turnID); foreign.text != want {
+				t.Errorf("%s of another tenant's %s turn: error = %q, want %q", name, state, foreign.text, want)
 			}
-			if r := foreign.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != one.turnID || r.GetOwner() != "both" {
-				t.Errorf("%s: resource %v", name, r)
+			if r := foreign.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != s.turnID || r.GetOwner() != "both" {
+				t.Errorf("%s: resource = %v, want the turn", name, r)
 			}
 		}
 	}
 	if list, err := f.ListTurns(b, &parleyv1.ListTurnsRequest{ConversationId: "both"}); err != nil || len(list.GetTurns()) != 0 {
-		t.Errorf("b lists %v, %v", list, err)
+		t.Errorf("ListTurns of b = %v, %v", list, err)
 	}
 	_, err := f.resume(b, &parleyv1.ResumeTurnRequest{ConversationId: "both"})
 	if got := wantError(t, err, codes.NotFound, "TURN_NOT_FOUND"); got.resource.GetResourceName() != "" {
-		t.Errorf("resource %v", got.resource)
+		t.Errorf("resource = %v, want no name", got.resource)
 	}
-	// The same request_id, and INTERRUPT, are of another conversation.
-	own := f.begin(t, b, &parleyv1.ChatRequest{ConversationId: "both", Content: "of b", RequestId: "r2", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
-	if own.turnID == runs.turnID || own.events[0].GetStarted().GetReplayed() {
-		t.Errorf("b reads %v", own.events)
+	// A request_id and INTERRUPT apply to the tenant's own conversation.
+	own := f.startChat(t, b, &parleyv1.ChatRequest{ConversationId: "both", Content: "of b", RequestId: "r2", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
+	if own.turnID == running.turnID || own.events[0].GetStarted().GetReplayed() {
+		t.Errorf("events of b = %v, want a new turn", own.events)
 	}
 	list, err := f.ListTurns(a, &parleyv1.ListTurnsRequest{ConversationId: "both"})
 	if err != nil || len(list.GetTurns()) != 3 || list.GetTurns()[1].GetState() != parleyv1.TurnState_TURN_STATE_RUNNING {
-		t.Errorf("a lists %v, %v", list, err)
+		t.Errorf("ListTurns of a = %v, %v, want 3 turns, the second running", list, err)
 	}
 }

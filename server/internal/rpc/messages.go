@@ -16,24 +16,28 @@ import (
 )
 
 const (
+	// defaultMessagePage is the page size of ListMessages if the request has none.
 	defaultMessagePage = 20
-	// maxPageBytes bounds the messages of a page, so that a client's limit of 4 MiB holds
-	// the page and the header.
+	// maxPageBytes limits the messages of a page. With the header, the reply stays below gRPC's default
+	// limit of 4 MiB for messages that a client receives.
 	maxPageBytes = 3 << 20
 )
 
-// splice gives a reply its messages as they are stored: they go out as they came in,
-// without being decoded and encoded. The reply's own field for them stays empty.
-func splice(reply proto.Message, messages store.Frames) {
+// setEncodedMessages sets the messages of a reply in their stored form, without decoding and encoding
+// them. The reply holds them as unknown fields, and its regular field for them stays empty. Clients
+// decode them as the regular field.
+func setEncodedMessages(reply proto.Message, messages store.Frames) {
 	reply.ProtoReflect().SetUnknown(protoreflect.RawFields(messages))
 }
 
 // AppendMessages adds messages in one atomic step.
-func (s *Server) AppendMessages(ctx context.Context, r *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error) {
+func (s *Server) AppendMessages(
+	ctx context.Context, r *parleyv1.AppendMessagesRequest,
+) (*parleyv1.AppendMessagesResponse, error) {
 	const method = "AppendMessages"
 	id := r.GetConversationId()
 	for i, m := range r.GetMessages() {
-		// The server's own fields, ignored on input.
+		// The server sets these fields and ignores them in requests.
 		m.Sequence, m.TurnId, m.Exchange, m.CreateTime = 0, "", 0, nil
 		if err := s.checkSize(fmt.Sprintf("messages[%d]", i), m); err != nil {
 			return nil, err
@@ -61,7 +65,8 @@ func (s *Server) AppendMessages(ctx context.Context, r *parleyv1.AppendMessagesR
 	}, nil
 }
 
-// checkSize refuses a message that is too large; name is what the request calls it.
+// checkSize returns an error if a message is too large. name is the path of the message in the
+// request, for example "messages[3]".
 func (s *Server) checkSize(name string, m *parleyv1.Message) error {
 	if size := proto.Size(m); size > s.maxMessageBytes {
 		return &tooLargeError{message: name, size: size, limit: s.maxMessageBytes}
@@ -69,14 +74,16 @@ func (s *Server) checkSize(name string, m *parleyv1.Message) error {
 	return nil
 }
 
-// ListMessages pages through the kept messages in either direction.
-func (s *Server) ListMessages(ctx context.Context, r *parleyv1.ListMessagesRequest) (*parleyv1.ListMessagesResponse, error) {
+// ListMessages returns a page of the stored messages, in ascending or descending order.
+func (s *Server) ListMessages(
+	ctx context.Context, r *parleyv1.ListMessagesRequest,
+) (*parleyv1.ListMessagesResponse, error) {
 	id := r.GetConversationId()
 	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	// The uid too: in a later conversation of the same id, a sequence is another message.
+	// The scope contains the uid, because a later conversation with the same id has other messages.
 	scope := []string{
 		"messages", tenant(ctx), id, snapshot.Conversation.GetUid(),
 		strconv.FormatBool(r.GetAscending()), strconv.Itoa(int(r.GetAfterSequence())),
@@ -99,21 +106,23 @@ func (s *Server) ListMessages(ctx context.Context, r *parleyv1.ListMessagesReque
 	if page.fill(snapshot.Messages) {
 		reply.NextPageToken = store.SealToken(binary.BigEndian.AppendUint32(nil, uint32(page.last)), scope...)
 	}
-	splice(reply, page.messages)
+	setEncodedMessages(reply, page.messages)
 	return reply, nil
 }
 
 // messagePage is one page of ListMessages.
 type messagePage struct {
 	request *parleyv1.ListMessagesRequest
-	// last is the sequence that the page before ended with, 0 for none; then this page's.
+	// last is the sequence of the previous page's last message, or 0 if there is none. After fill, it
+	// is the sequence of this page's last message.
 	last     int32
 	messages store.Frames
 }
 
-// fill takes what belongs on the page, and reports whether more follows.
-func (p *messagePage) fill(kept store.Frames) (more bool) {
-	frames := slices.Collect(kept.All())
+// fill adds the messages that belong to the page, and reports whether there is another page. stored
+// are all messages of the conversation.
+func (p *messagePage) fill(stored store.Frames) (more bool) {
+	frames := slices.Collect(stored.All())
 	if !p.request.GetAscending() {
 		slices.Reverse(frames)
 	}
@@ -123,7 +132,7 @@ func (p *messagePage) fill(kept store.Frames) (more bool) {
 	}
 	for _, frame := range frames {
 		sequence := frame.Sequence()
-		if sequence <= p.request.GetAfterSequence() || p.passed(sequence) {
+		if sequence <= p.request.GetAfterSequence() || p.onEarlierPage(sequence) {
 			continue
 		}
 		full := left == 0 || len(p.messages)+len(frame) > maxPageBytes
@@ -137,8 +146,8 @@ func (p *messagePage) fill(kept store.Frames) (more bool) {
 	return false
 }
 
-// passed reports whether a message was on an earlier page.
-func (p *messagePage) passed(sequence int32) bool {
+// onEarlierPage reports whether a message was on an earlier page.
+func (p *messagePage) onEarlierPage(sequence int32) bool {
 	switch {
 	case p.last == 0:
 		return false
@@ -149,7 +158,7 @@ func (p *messagePage) passed(sequence int32) bool {
 	}
 }
 
-// GetContext returns the system prompt and the history window for a model call.
+// GetContext returns the system prompt and the window of messages for a model call.
 func (s *Server) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*parleyv1.GetContextResponse, error) {
 	id := r.GetConversationId()
 	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
@@ -162,8 +171,9 @@ func (s *Server) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) 
 	}
 	start := window.Start(messages, snapshot.Offsets(), r.GetWindow())
 	reply := &parleyv1.GetContextResponse{
-		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start), Version: snapshot.Conversation.GetVersion(),
+		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
+		Version: snapshot.Conversation.GetVersion(),
 	}
-	splice(reply, snapshot.Messages.Skip(start))
+	setEncodedMessages(reply, snapshot.Messages.Skip(start))
 	return reply, nil
 }

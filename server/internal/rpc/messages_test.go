@@ -20,9 +20,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestSplicedReplies: stored frames go into these replies as they are, which works as
-// long as the messages have the frames' field there.
-func TestSplicedReplies(t *testing.T) {
+// TestEncodedReplies checks that the field of messages in these replies has the number of the field in
+// stored frames. setEncodedMessages depends on it.
+func TestEncodedReplies(t *testing.T) {
 	for _, reply := range []proto.Message{
 		&parleyv1.LoadConversationResponse{}, &parleyv1.ListMessagesResponse{}, &parleyv1.GetContextResponse{},
 	} {
@@ -30,13 +30,13 @@ func TestSplicedReplies(t *testing.T) {
 		field := d.Fields().ByNumber(store.FrameField)
 		if field == nil || field.Name() != "messages" || !field.IsList() || field.Kind() != protoreflect.MessageKind ||
 			field.Message().FullName() != (&parleyv1.Message{}).ProtoReflect().Descriptor().FullName() {
-			t.Errorf("%s: field %d is %v", d.Name(), store.FrameField, field)
+			t.Errorf("%s: field %d = %v, want the messages", d.Name(), store.FrameField, field)
 		}
 	}
 }
 
-// rich has every field that a client may set.
-func rich() *parleyv1.Message {
+// fullMessage returns a message with all fields that a client can set.
+func fullMessage() *parleyv1.Message {
 	return &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Here: 日本", Agent: "writer", Summary: "wrote", FinishReason: "stop",
 		Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE, Metadata: map[string]string{"a": "1", "b": "2"},
@@ -49,23 +49,23 @@ func rich() *parleyv1.Message {
 
 func TestAppendMessages(t *testing.T) {
 	f := open(t, nil)
-	named := rich()
+	named := fullMessage()
 	named.Id = "mine"
-	// What the server sets is ignored on input.
+	// The server ignores these fields.
 	named.Sequence, named.TurnId, named.Exchange, named.CreateTime = 99, "t", 99, timestamppb.New(time.Unix(9, 0))
 	sent := []*parleyv1.Message{user("question"), named, {
 		Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "result"},
 	}}
-	f.create(t, chosen("c1"))
+	f.create(t, fullConversation("c1"))
 	reply := f.append(t, "c1", sent...)
 	if c := reply.GetConversation(); c.GetSystemPrompt() != "" || c.GetMessageCount() != 3 || c.GetVersion() != 2 || reply.GetCreated() {
-		t.Errorf("reply %v", reply)
+		t.Errorf("AppendMessages = %v, want 3 messages and no system prompt", reply)
 	}
 	var want []*parleyv1.Message
 	for i, m := range sent {
 		a := reply.GetAppended()[i]
 		if i != 1 && uuid.Validate(a.GetId()) != nil || a.GetSequence() != int32(i+1) || a.GetExchange() != 1 {
-			t.Errorf("message %d got %v", i, a)
+			t.Errorf("appended message %d = %v", i, a)
 		}
 		m = proto.CloneOf(m)
 		m.Id, m.Sequence, m.TurnId, m.Exchange, m.CreateTime = a.GetId(), a.GetSequence(), "", a.GetExchange(), a.GetCreateTime()
@@ -73,7 +73,7 @@ func TestAppendMessages(t *testing.T) {
 		want = append(want, m)
 	}
 	if want[1].GetId() != "mine" || want[1].GetCreateTime().AsTime().Unix() == 9 {
-		t.Errorf("own id: %v", reply.GetAppended()[1])
+		t.Errorf("message with an id = %v, want the id kept and the time set", reply.GetAppended()[1])
 	}
 	loaded, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1"})
 	if err != nil {
@@ -84,17 +84,17 @@ func TestAppendMessages(t *testing.T) {
 	}
 
 	if !f.append(t, "new", user("x")).GetCreated() {
-		t.Error("a conversation that was made is not reported")
+		t.Error("created = false for a new conversation")
 	}
 	_, err = f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "missing", MustExist: true, Messages: sent})
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); got.resource.GetResourceName() != "missing" {
-		t.Errorf("resource %v", got.resource)
+		t.Errorf("resource = %v, want missing", got.resource)
 	}
 }
 
-// TestServerFieldsAreNotCompared: a client that sends back what it read makes a retry, not
-// another request.
-func TestServerFieldsAreNotCompared(t *testing.T) {
+// TestRetryWithServerFields checks that a request with the output-only fields of a reply is a retry of
+// the request without them.
+func TestRetryWithServerFields(t *testing.T) {
 	f := open(t, nil)
 	request := &parleyv1.AppendMessagesRequest{ConversationId: "c1", RequestId: "r1", Messages: []*parleyv1.Message{user("x")}}
 	if _, err := f.AppendMessages(t.Context(), request); err != nil {
@@ -102,7 +102,7 @@ func TestServerFieldsAreNotCompared(t *testing.T) {
 	}
 	request.Messages[0].Sequence, request.Messages[0].CreateTime = 1, timestamppb.Now()
 	if reply, err := f.AppendMessages(t.Context(), request); err != nil || !reply.GetReplayed() {
-		t.Errorf("retry: %v, %v", reply, err)
+		t.Errorf("retry of AppendMessages = %v, %v, want replayed", reply, err)
 	}
 	request.Messages[0].Content = "y"
 	_, err := f.AppendMessages(t.Context(), request)
@@ -119,25 +119,25 @@ func TestMessageTooLarge(t *testing.T) {
 	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c1", Messages: []*parleyv1.Message{sized(1000), sized(1001)}})
 	got := wantError(t, err, codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
 	if !strings.Contains(got.text, "messages[1] has 1001 bytes") || got.metadata["limit_bytes"] != "1000" {
-		t.Errorf("text %q, metadata %v", got.text, got.metadata)
+		t.Errorf("text = %q, metadata = %v", got.text, got.metadata)
 	}
 	_, err = f.chat(t, &parleyv1.ChatRequest{Content: sized(1001).GetContent()})
 	wantError(t, err, codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
-	// A bad field is told of first.
+	// Validation comes before the check of sizes.
 	_, err = f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "../c", Messages: []*parleyv1.Message{sized(1001)}})
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if f.changeCount() != 0 {
-		t.Error("something was written")
+		t.Errorf("got %d changes, want 0", f.changeCount())
 	}
 	f.append(t, "c1", sized(1000))
 }
 
 func TestListMessages(t *testing.T) {
 	f := open(t, nil)
-	c := chosen("c1")
+	c := fullConversation("c1")
 	c.Retention.MaxMessages = 10
 	f.create(t, c)
-	for i := range 12 { // 3 to 12 are kept.
+	for i := range 12 { // The store retains messages 3 to 12.
 		f.append(t, "c1", user(fmt.Sprint(i+1)))
 	}
 	tests := []struct {
@@ -146,12 +146,12 @@ func TestListMessages(t *testing.T) {
 		pages   [][]int32
 	}{
 		{"newest first", &parleyv1.ListMessagesRequest{}, [][]int32{{12, 11, 10, 9, 8, 7, 6, 5, 4, 3}}},
-		{"in pages", &parleyv1.ListMessagesRequest{PageSize: 4}, [][]int32{{12, 11, 10, 9}, {8, 7, 6, 5}, {4, 3}}},
-		{"in whole pages", &parleyv1.ListMessagesRequest{PageSize: 5}, [][]int32{{12, 11, 10, 9, 8}, {7, 6, 5, 4, 3}}},
+		{"pages of 4", &parleyv1.ListMessagesRequest{PageSize: 4}, [][]int32{{12, 11, 10, 9}, {8, 7, 6, 5}, {4, 3}}},
+		{"pages of 5", &parleyv1.ListMessagesRequest{PageSize: 5}, [][]int32{{12, 11, 10, 9, 8}, {7, 6, 5, 4, 3}}},
 		{"oldest first", &parleyv1.ListMessagesRequest{PageSize: 6, Ascending: true}, [][]int32{{3, 4, 5, 6, 7, 8}, {9, 10, 11, 12}}},
-		{"after one", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9}, [][]int32{{12, 11}, {10}}},
-		{"oldest after one", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9, Ascending: true}, [][]int32{{10, 11}, {12}}},
-		{"after a lost one", &parleyv1.ListMessagesRequest{PageSize: 1000, AfterSequence: 1, Ascending: true}, [][]int32{{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}},
+		{"after a sequence", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9}, [][]int32{{12, 11}, {10}}},
+		{"oldest first after a sequence", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9, Ascending: true}, [][]int32{{10, 11}, {12}}},
+		{"after a removed message", &parleyv1.ListMessagesRequest{PageSize: 1000, AfterSequence: 1, Ascending: true}, [][]int32{{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}},
 		{"after the last", &parleyv1.ListMessagesRequest{AfterSequence: 12}, [][]int32{nil}},
 	}
 	for _, test := range tests {
@@ -165,11 +165,11 @@ func TestListMessages(t *testing.T) {
 				}
 				pages = append(pages, sequences(reply.GetMessages()))
 				if reply.GetOldestSequence() != 3 || reply.GetConversation().GetLastSequence() != 12 {
-					t.Errorf("reply %v", reply)
+					t.Errorf("ListMessages = %v, want oldest_sequence 3 and last_sequence 12", reply)
 				}
 				for _, m := range reply.GetMessages() {
 					if m.GetContent() != fmt.Sprint(m.GetSequence()) {
-						t.Errorf("message %v", m)
+						t.Errorf("message = %v, want its sequence as content", m)
 					}
 				}
 				if test.request.PageToken = reply.GetNextPageToken(); test.request.GetPageToken() == "" {
@@ -183,9 +183,10 @@ func TestListMessages(t *testing.T) {
 	}
 }
 
-// TestListMessagesBytes: a page has a bound in bytes too, where a store keeps more.
-func TestListMessagesBytes(t *testing.T) {
-	f := open(t, func(s *setup) { s.stored.MaxConversationBytes = 8 << 20 })
+// TestListMessagesPageBytes checks the maximum size of a page. The store of the test stores larger
+// conversations.
+func TestListMessagesPageBytes(t *testing.T) {
+	f := open(t, func(s *setup) { s.storeOptions.MaxConversationBytes = 8 << 20 })
 	for range 20 {
 		f.append(t, "c1", user(strings.Repeat("x", 200<<10)))
 	}
@@ -200,7 +201,7 @@ func TestListMessagesBytes(t *testing.T) {
 			all = append(all, sequences(reply.GetMessages())...)
 			if request.PageToken = reply.GetNextPageToken(); request.GetPageToken() == "" {
 				if pages != 2 || len(all) != 20 || len(slices.Compact(all)) != 20 {
-					t.Errorf("ascending %t: %d pages with %v", ascending, pages, all)
+					t.Errorf("ascending %t: %d pages with sequences %v, want 2 pages with 20", ascending, pages, all)
 				}
 				break
 			}
@@ -216,12 +217,12 @@ func TestListNoMessages(t *testing.T) {
 	}
 	reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: "c1"})
 	if err != nil || len(reply.GetMessages()) != 0 || reply.GetNextPageToken() != "" || reply.GetOldestSequence() != 3 {
-		t.Errorf("got %v, %v", reply, err)
+		t.Errorf("ListMessages = %v, %v, want no messages", reply, err)
 	}
 }
 
-// TestListMessagesToken: a token is good for its own list only, and goes on from its place
-// although messages come and go.
+// TestListMessagesToken checks that a token is valid for its own list only, and that the list continues
+// correctly when messages are appended between the pages.
 func TestListMessagesToken(t *testing.T) {
 	f := open(t, nil)
 	for _, id := range []string{"c1", "c2"} {
@@ -239,17 +240,17 @@ func TestListMessagesToken(t *testing.T) {
 		"another conversation": {ConversationId: "c2", PageToken: token},
 		"another direction":    {ConversationId: "c1", PageToken: token, Ascending: true},
 		"another start":        {ConversationId: "c1", PageToken: token, AfterSequence: 1},
-		"cut short":            {ConversationId: "c1", PageToken: token[:len(token)-1]},
+		"truncated":            {ConversationId: "c1", PageToken: token[:len(token)-1]},
 	} {
 		_, err := list(r)
 		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(got.fields, "") != "page_token" {
-			t.Errorf("%s: named %q", name, got.fields)
+			t.Errorf("%s: fields = %q, want page_token", name, got.fields)
 		}
 	}
 	f.append(t, "c1", user("4"))
 	rest, err := list(&parleyv1.ListMessagesRequest{ConversationId: "c1", PageToken: token, PageSize: 5})
 	if err != nil || !slices.Equal(sequences(rest.GetMessages()), []int32{2, 1}) {
-		t.Errorf("next page: %v, %v", rest, err)
+		t.Errorf("next page = %v, %v, want sequences 2, 1", rest, err)
 	}
 	if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
 		t.Fatal(err)
@@ -261,14 +262,14 @@ func TestListMessagesToken(t *testing.T) {
 
 func TestGetContext(t *testing.T) {
 	f := open(t, nil)
-	f.create(t, chosen("c1"))
+	f.create(t, fullConversation("c1"))
 	f.append(t, "c1", assistant("1"), user("2"), assistant("3"), user("4"), assistant("5"))
 	tests := []struct {
 		name   string
 		window *parleyv1.ContextWindow
 		want   []int32
 	}{
-		{"unbounded", nil, []int32{2, 3, 4, 5}},
+		{"no limit", nil, []int32{2, 3, 4, 5}},
 		{"one exchange", &parleyv1.ContextWindow{MaxExchanges: 1}, []int32{4, 5}},
 		{"three messages", &parleyv1.ContextWindow{MaxMessages: 3}, []int32{4, 5}},
 		{"too small", &parleyv1.ContextWindow{MaxBytes: 1}, nil},
@@ -283,7 +284,7 @@ func TestGetContext(t *testing.T) {
 				t.Errorf("messages (-want +got):\n%s", diff)
 			}
 			if reply.GetSystemPrompt() != "Be brief." || reply.GetVersion() != 2 || int(reply.GetOmittedCount()) != 5-len(test.want) {
-				t.Errorf("reply %v", reply)
+				t.Errorf("GetContext = %v, want the system prompt, version 2 and %d omitted", reply, 5-len(test.want))
 			}
 		})
 	}

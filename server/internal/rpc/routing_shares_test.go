@@ -15,8 +15,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestBatchKeepsLists: pending calls, types of data and agents stay as long as there is room
-// for them, and messages are cut for them, in large conversations before small ones.
+// TestBatchKeepsLists checks that messages are truncated before pending calls, types of data and agents are
+// removed, in large conversations before small ones.
 func TestBatchKeepsLists(t *testing.T) {
 	f := open(t, nil)
 	for n := range 6 {
@@ -39,11 +39,11 @@ func TestBatchKeepsLists(t *testing.T) {
 		maxBytes int32
 		types    int // of summaries that have all of them
 	}{
-		{"one and many that are missing", append([]string{"types"}, many(99, "missing")...), 0, 1},
-		{"beside large ones", append(many(20, "tales"), "types", "small", "missing"), 3 << 20, 1},
-		{"large ones behind it", append([]string{"types", "small"}, many(30, "tales")...), 3 << 20, 1},
-		{"large ones themselves", many(20, "both"), 3 << 20, 20},
-		{"as many as there is room for", many(100, "types"), 1, maxSummariesBytes / full},
+		{"one and many missing ones", append([]string{"types"}, repeatID(99, "missing")...), 0, 1},
+		{"after large ones", append(repeatID(20, "tales"), "types", "small", "missing"), 3 << 20, 1},
+		{"before large ones", append([]string{"types", "small"}, repeatID(30, "tales")...), 3 << 20, 1},
+		{"large ones with types", repeatID(20, "both"), 3 << 20, 20},
+		{"too many types", repeatID(100, "types"), 1, maxSummariesBytes / full},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reply, types := f.summaries(t, test.maxBytes, test.ids...), 0
@@ -54,30 +54,31 @@ func TestBatchKeepsLists(t *testing.T) {
 				}
 			}
 			if len(reply.GetSummaries()) != len(test.ids)-missing || len(reply.GetMissingIds()) != missing {
-				t.Errorf("%d summaries, %d are missing", len(reply.GetSummaries()), len(reply.GetMissingIds()))
+				t.Errorf("got %d summaries and %d missing ids, want %d and %d",
+					len(reply.GetSummaries()), len(reply.GetMissingIds()), len(test.ids)-missing, missing)
 			}
 			for _, s := range reply.GetSummaries() {
 				switch {
 				case s.GetConversationId() == "small" && (s.GetTruncated() || len(s.GetRecentMessages()) != 1):
-					t.Errorf("the small one is cut: %v", s)
+					t.Errorf("small summary = %v, want it complete", s)
 				case (s.GetConversationId() == "tales" || s.GetConversationId() == "both") && !s.GetTruncated():
-					t.Error("a large one is whole")
+					t.Error("Truncated = false in a large summary")
 				case len(s.GetStructuredDataTypes()) == 360:
 					types++
 				}
 			}
-			// Those that have none take a little too.
+			// Summaries without types need a few bytes, too.
 			if types > test.types || types < test.types-1 || types == 0 {
-				t.Errorf("%d have their types, want %d", types, test.types)
+				t.Errorf("%d summaries have their types, want %d", types, test.types)
 			}
 			if size := proto.Size(reply); size > 3<<20+512<<10 {
-				t.Errorf("the reply has %d bytes", size)
+				t.Errorf("reply has %d bytes, want at most 3.5 MiB", size)
 			}
 		})
 	}
 }
 
-func many(n int, id string) []string { return slices.Repeat([]string{id}, n) }
+func repeatID(n int, id string) []string { return slices.Repeat([]string{id}, n) }
 
 func (f *fixture) summaries(t *testing.T, maxBytes int32, ids ...string) *parleyv1.BatchGetRoutingSummariesResponse {
 	t.Helper()
@@ -90,36 +91,36 @@ func (f *fixture) summaries(t *testing.T, maxBytes int32, ids ...string) *parley
 	return reply
 }
 
-func TestShares(t *testing.T) {
-	// Each has 10 bytes that it always needs.
-	e := func(messages, lists int) extent {
-		return extent{all: 10 + messages + lists, messages: messages, lists: lists}
+func TestDivide(t *testing.T) {
+	// Each summary has 10 bytes that are neither messages nor lists.
+	s := func(messages, lists int) summarySize {
+		return summarySize{all: 10 + messages + lists, messages: messages, lists: lists}
 	}
 	for _, test := range []struct {
-		name string
-		of   []extent
-		room int
-		want []share
+		name  string
+		sizes []summarySize
+		limit int
+		want  []share
 	}{
 		{"none", nil, 100, []share{}},
-		{"all fit", []extent{e(10, 0), {}, e(20, 30)}, 80, []share{{20, true}, {0, true}, {60, true}}},
-		{"the small ones leave their rest", []extent{e(100, 0), e(5, 0), e(100, 0)}, 115, []share{{50, true}, {15, true}, {50, true}}},
-		{"lists go before messages", []extent{e(100, 0), e(10, 30)}, 110, []share{{60, true}, {50, true}}},
-		{"half is for messages", []extent{e(100, 0), e(10, 50)}, 110, []share{{90, true}, {20, false}}},
-		{"unless they need less", []extent{e(10, 50), e(10, 0)}, 90, []share{{70, true}, {20, true}}},
-		{"small lists first", []extent{e(0, 60), e(0, 40), e(0, 50)}, 130, []share{{10, false}, {50, true}, {60, true}}},
-		{"a reply for itself", []extent{e(200, 40)}, 110, []share{{110, true}}},
-		{"a reply too small for it", []extent{e(200, 60)}, 110, []share{{110, false}}},
+		{"all fit", []summarySize{s(10, 0), {}, s(20, 30)}, 80, []share{{20, true}, {0, true}, {60, true}}},
+		{"small ones leave their rest", []summarySize{s(100, 0), s(5, 0), s(100, 0)}, 115, []share{{50, true}, {15, true}, {50, true}}},
+		{"lists have priority", []summarySize{s(100, 0), s(10, 30)}, 110, []share{{60, true}, {50, true}}},
+		{"half is reserved for messages", []summarySize{s(100, 0), s(10, 50)}, 110, []share{{90, true}, {20, false}}},
+		{"messages need less than half", []summarySize{s(10, 50), s(10, 0)}, 90, []share{{70, true}, {20, true}}},
+		{"small lists first", []summarySize{s(0, 60), s(0, 40), s(0, 50)}, 130, []share{{10, false}, {50, true}, {60, true}}},
+		{"one summary", []summarySize{s(200, 40)}, 110, []share{{110, true}}},
+		{"one summary with large lists", []summarySize{s(200, 60)}, 110, []share{{110, false}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := shares(test.of, test.room); !slices.Equal(got, test.want) {
-				t.Errorf("got %v, want %v", got, test.want)
+			if got := divide(test.sizes, test.limit); !slices.Equal(got, test.want) {
+				t.Errorf("divide(%v, %d) = %v, want %v", test.sizes, test.limit, got, test.want)
 			}
 		})
 	}
 }
 
-// TestKnownUID: another conversation of the same id at the same version is a change.
+// TestKnownUID checks that a new conversation with the same id and version is a change.
 func TestKnownUID(t *testing.T) {
 	f := open(t, nil)
 	get := func(known int32, uid string) *parleyv1.GetRoutingSummaryResponse {
@@ -135,32 +136,32 @@ func TestKnownUID(t *testing.T) {
 	f.append(t, "c", user("hello"))
 	first := get(0, "").GetSummary().GetUid()
 	if !get(1, first).GetNotModified() || !get(1, "").GetNotModified() || get(2, first).GetNotModified() {
-		t.Error("the same conversation is not known")
+		t.Error("not_modified is wrong for the first conversation")
 	}
 	if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := get(1, first).GetSummary(); got == nil || got.GetVersion() != 0 {
-		t.Errorf("after it was deleted: %v", got)
+		t.Errorf("summary after the deletion = %v, want an empty one", got)
 	}
 	f.append(t, "c", user("something else"))
 	if got := get(1, first).GetSummary(); got.GetUid() == "" || got.GetUid() == first || !get(1, got.GetUid()).GetNotModified() {
-		t.Errorf("after it was made anew: %v", got)
+		t.Errorf("summary of the new conversation = %v", got)
 	}
 }
 
-// TestWaitForAnother: whoever waits does not sleep through the end of a conversation when
-// there is another one of its id and version by the time it looks.
-func TestWaitForAnother(t *testing.T) {
+// TestWaitForReplacement checks that a waiting call returns when its conversation is replaced by another
+// one with the same id and version.
+func TestWaitForReplacement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, nil)
 		first := f.append(t, "c", user("hello")).GetConversation().GetUid()
-		behind := make(chan struct{})
+		replaced := make(chan struct{})
 		go func() {
-			defer close(behind)
+			defer close(replaced)
 			<-time.After(time.Second)
-			// At once: the reader does not see the time between.
-			file := fileOf("c", time.Now())
+			// An import replaces the conversation in one step, so that no read finds it missing.
+			file := exportOf("c", time.Now())
 			file.Conversation.Version = 1
 			f.wantImport(t, true, 1, 0, file)
 		}()
@@ -170,6 +171,6 @@ func TestWaitForAnother(t *testing.T) {
 		if uid := reply.GetSummary().GetUid(); err != nil || reply.GetNotModified() || uid == "" || uid == first {
 			t.Errorf("GetRoutingSummary = %v, %v; want a conversation other than %s", reply, err, first)
 		}
-		<-behind
+		<-replaced
 	})
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestGetRoutingSummary is what a coordinator sees of a conversation about libraries.
+// TestGetRoutingSummary checks the summary of a conversation about libraries.
 func TestGetRoutingSummary(t *testing.T) {
 	f := open(t, nil)
 	found := assistant("Zustand, Jotai, Redux")
@@ -34,28 +34,28 @@ func TestGetRoutingSummary(t *testing.T) {
 		r.ConversationId = "c1"
 		reply, err := f.GetRoutingSummary(t.Context(), r)
 		if err != nil || reply.GetNotModified() {
-			t.Fatalf("got %v, %v", reply, err)
+			t.Fatalf("GetRoutingSummary = %v, %v", reply, err)
 		}
 		return reply.GetSummary()
 	}
 	s := get(&parleyv1.GetRoutingSummaryRequest{})
 	if got := sequences(s.GetRecentMessages()); !slices.Equal(got, []int32{3, 4, 5}) {
-		t.Errorf("recent messages %v", got)
+		t.Errorf("sequences of recent messages = %v, want 3, 4, 5", got)
 	}
 	if s.GetText() != "Previous: searched for React libraries, analyzed Zustand" || !s.GetAwaitingAnswer() || s.GetVersion() != 1 {
-		t.Errorf("summary %v", s)
+		t.Errorf("summary = %v", s)
 	}
 	if len(s.GetStructuredDataTypes()) != 2 || len(s.GetReferencedData()) != 1 || s.GetReferencedData()[0].GetData().GetType() != "library_list" {
-		t.Errorf("data %v, %v", s.GetStructuredDataTypes(), s.GetReferencedData())
+		t.Errorf("types = %v, referenced data = %v", s.GetStructuredDataTypes(), s.GetReferencedData())
 	}
 	if n := len(get(&parleyv1.GetRoutingSummaryRequest{MessageLimit: proto.Int32(0)}).GetRecentMessages()); n != 0 {
-		t.Errorf("%d messages, none were asked for", n)
+		t.Errorf("got %d recent messages, want 0", n)
 	}
 	if n := len(get(&parleyv1.GetRoutingSummaryRequest{MessageLimit: proto.Int32(20)}).GetRecentMessages()); n != 5 {
-		t.Errorf("%d messages of 5", n)
+		t.Errorf("got %d recent messages, want 5", n)
 	}
 	if s := get(&parleyv1.GetRoutingSummaryRequest{MaxBytes: 50}); !s.GetTruncated() {
-		t.Errorf("50 bytes: %v", s)
+		t.Errorf("summary with 50 bytes = %v, want it truncated", s)
 	}
 }
 
@@ -68,24 +68,24 @@ func TestKnownVersion(t *testing.T) {
 		id           string
 		known        *int32
 		allowMissing bool
-		want         *parleyv1.GetRoutingSummaryResponse // only not_modified and version count
+		want         *parleyv1.GetRoutingSummaryResponse // compared: not_modified, id and version
 		code         codes.Code
 	}{
 		{"known", "c1", proto.Int32(2), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
 		{"older", "c1", proto.Int32(1), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
-		{"not there", "c1", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
+		{"known as missing", "c1", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
 		{"missing", "c2", nil, false, nil, codes.NotFound},
-		{"missing as known", "c2", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
-		{"missing since", "c2", proto.Int32(7), false, nil, codes.NotFound},
-		{"missing and allowed", "c2", nil, true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
-		{"missing since and allowed", "c2", proto.Int32(7), true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
+		{"missing, known as missing", "c2", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
+		{"missing, known before", "c2", proto.Int32(7), false, nil, codes.NotFound},
+		{"missing, allowed", "c2", nil, true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
+		{"missing, allowed, known before", "c2", proto.Int32(7), true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
 				ConversationId: test.id, KnownVersion: test.known, AllowMissing: test.allowMissing,
 			})
-			if toldBy(err).code != test.code {
+			if statusOf(err).code != test.code {
 				t.Fatal(err)
 			}
 			if got.GetSummary() != nil {
@@ -98,9 +98,10 @@ func TestKnownVersion(t *testing.T) {
 	}
 }
 
-// TestNotModifiedReadsNoMessages: a coordinator that asks again and again costs a header.
+// TestNotModifiedReadsNoMessages checks that the server reads only the header of an unchanged
+// conversation, because coordinators poll.
 func TestNotModifiedReadsNoMessages(t *testing.T) {
-	reads := new(newestOf)
+	reads := new(readRecorder)
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
 			reads.Store = inner
@@ -110,54 +111,54 @@ func TestNotModifiedReadsNoMessages(t *testing.T) {
 	f.append(t, "c1", user("hello"))
 	reply, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(1)})
 	if err != nil || !reply.GetNotModified() || !slices.Equal(reads.newest, []int{0}) {
-		t.Errorf("got %v, %v, reads of %v messages", reply, err, reads.newest)
+		t.Errorf("GetRoutingSummary = %v, %v, reads of %v messages, want not_modified and one read of 0", reply, err, reads.newest)
 	}
 }
 
-// newestOf notes how many messages are read.
-type newestOf struct {
+// readRecorder records the number of messages that each read requests.
+type readRecorder struct {
 	store.Store
 	newest []int
 }
 
-func (s *newestOf) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+func (s *readRecorder) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	s.newest = append(s.newest, r.Newest)
 	return s.Store.Read(ctx, r)
 }
 
-// TestWaitForVersion runs on a clock that only moves when everybody waits.
+// TestWaitForVersion checks how long a call with wait_timeout waits.
 func TestWaitForVersion(t *testing.T) {
 	tests := []struct {
 		name   string
 		ttl    time.Duration
 		known  int32
 		during func(t *testing.T, f *fixture)
-		after  time.Duration // how long the call takes
+		wait   time.Duration // duration of the call
 		code   codes.Code
 		want   *parleyv1.GetRoutingSummaryResponse
 	}{
-		{"nothing happens", time.Hour, 1, func(*testing.T, *fixture) {}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
-		{"an append", time.Hour, 1, func(t *testing.T, f *fixture) {
+		{"no change", time.Hour, 1, func(*testing.T, *fixture) {}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
+		{"append", time.Hour, 1, func(t *testing.T, f *fixture) {
 			t.Helper()
 			<-time.After(time.Second)
 			f.append(t, "c1", user("more"))
 		}, time.Second, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 2}}},
-		{"other conversations", time.Hour, 1, func(t *testing.T, f *fixture) {
+		{"append to another conversation", time.Hour, 1, func(t *testing.T, f *fixture) {
 			t.Helper()
 			<-time.After(time.Second)
 			f.append(t, "c2", user("more"))
 		}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
 		{"changed before", time.Hour, 7, func(*testing.T, *fixture) {}, 0, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 1}}},
-		{"a delete", time.Hour, 1, func(t *testing.T, f *fixture) {
+		{"delete", time.Hour, 1, func(t *testing.T, f *fixture) {
 			t.Helper()
 			<-time.After(time.Second)
 			if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
 				t.Error(err)
 			}
 		}, time.Second, codes.NotFound, nil},
-		// Nobody sweeps here: the end itself is what ends the wait.
-		{"the end of its ttl", 5 * time.Second, 1, func(*testing.T, *fixture) {}, 5 * time.Second, codes.NotFound, nil},
-		{"a stop of the server", time.Hour, 1, func(_ *testing.T, f *fixture) {
+		// The test does not sweep the store. The call itself waits for the expire_time.
+		{"expiry", 5 * time.Second, 1, func(*testing.T, *fixture) {}, 5 * time.Second, codes.NotFound, nil},
+		{"stop of the server", time.Hour, 1, func(_ *testing.T, f *fixture) {
 			<-time.After(time.Second)
 			f.server.Stop()
 		}, time.Second, codes.Unavailable, nil},
@@ -165,7 +166,7 @@ func TestWaitForVersion(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := open(t, func(s *setup) { s.stored.TTL = test.ttl })
+				f := open(t, func(s *setup) { s.storeOptions.TTL = test.ttl })
 				f.append(t, "c1", user("hello"))
 				start := time.Now()
 				done := make(chan struct{})
@@ -176,8 +177,8 @@ func TestWaitForVersion(t *testing.T) {
 				got, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
 					ConversationId: "c1", KnownVersion: &test.known, WaitTimeout: durationpb.New(time.Minute),
 				})
-				if waited := time.Since(start); waited != test.after || toldBy(err).code != test.code {
-					t.Errorf("after %v: %v, %v", waited, got, err)
+				if waited := time.Since(start); waited != test.wait || statusOf(err).code != test.code {
+					t.Errorf("GetRoutingSummary after %v = %v, %v, want %v after %v", waited, got, err, test.code, test.wait)
 				}
 				if got.GetSummary() != nil {
 					got.Summary = &parleyv1.RoutingSummary{Version: got.GetSummary().GetVersion()}
@@ -187,26 +188,26 @@ func TestWaitForVersion(t *testing.T) {
 				}
 				<-done
 				if n := f.hub.Watchers(); n != 0 {
-					t.Errorf("%d watchers are left", n)
+					t.Errorf("Watchers = %d, want 0", n)
 				}
 			})
 		})
 	}
 }
 
-func TestWaitEndsWithTheCall(t *testing.T) {
+func TestDeadlineEndsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, nil)
 		f.append(t, "c1", user("hello"))
 		_, err := f.GetRoutingSummary(withTimeout(t, time.Second), &parleyv1.GetRoutingSummaryRequest{
 			ConversationId: "c1", KnownVersion: proto.Int32(1), WaitTimeout: durationpb.New(time.Minute),
 		})
-		if toldBy(err).code != codes.DeadlineExceeded {
-			t.Error(err)
+		if statusOf(err).code != codes.DeadlineExceeded {
+			t.Errorf("GetRoutingSummary = %v, want DeadlineExceeded", err)
 		}
 		synctest.Wait()
 		if n := f.hub.Watchers(); n != 0 {
-			t.Errorf("%d watchers are left", n)
+			t.Errorf("Watchers = %d, want 0", n)
 		}
 	})
 }
@@ -226,7 +227,7 @@ func TestTooManyWatchers(t *testing.T) {
 	wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS")
 	request.WaitTimeout = nil
 	if _, err := f.GetRoutingSummary(t.Context(), request); err != nil {
-		t.Errorf("without waiting: %v", err)
+		t.Errorf("GetRoutingSummary without wait_timeout = %v", err)
 	}
 }
 
@@ -252,8 +253,8 @@ func TestBatchGetRoutingSummaries(t *testing.T) {
 	}
 }
 
-// TestSummariesFitAReply: whatever is in the conversations, and whatever is asked for.
-func TestSummariesFitAReply(t *testing.T) {
+// TestMaxSummariesSize checks the size of replies for large conversations.
+func TestMaxSummariesSize(t *testing.T) {
 	f := open(t, nil)
 	for i := range 12 {
 		f.append(t, "words", user(strings.Repeat("x", 5<<10)))
@@ -285,7 +286,7 @@ func TestSummariesFitAReply(t *testing.T) {
 	for _, test := range []struct {
 		ids      []string
 		maxBytes int32
-		each     int // bytes that a summary may take
+		each     int // maximum size of a summary in bytes
 	}{
 		{slices.Repeat([]string{"words"}, 100), 0, defaultBatchBytes + 4<<10},
 		{[]string{"words"}, 0, defaultBatchBytes + 4<<10},
@@ -302,11 +303,12 @@ func TestSummariesFitAReply(t *testing.T) {
 			continue
 		}
 		if size := proto.Size(reply); size > 3<<20+512<<10 {
-			t.Errorf("%d ids, %d bytes: the reply has %d", len(test.ids), test.maxBytes, size)
+			t.Errorf("%d ids, max_bytes %d: reply has %d bytes, want at most 3.5 MiB", len(test.ids), test.maxBytes, size)
 		}
 		for _, s := range reply.GetSummaries() {
 			if size := proto.Size(s); size > test.each || len(s.GetRecentMessages()) == 0 && test.maxBytes != 1 {
-				t.Errorf("%d ids, %d bytes: summary of %s has %d bytes and %d messages", len(test.ids), test.maxBytes, s.GetConversationId(), size, len(s.GetRecentMessages()))
+				t.Errorf("%d ids, max_bytes %d: summary of %s has %d bytes and %d messages, want at most %d bytes",
+					len(test.ids), test.maxBytes, s.GetConversationId(), size, len(s.GetRecentMessages()), test.each)
 			}
 		}
 	}

@@ -14,25 +14,25 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// scripted is an agent that says what the test has it say, conversation by conversation.
-type scripted struct {
-	mu    sync.Mutex
-	words map[string]chan string
+// scriptedAgent is an agent that answers with the pieces that a test sends.
+type scriptedAgent struct {
+	mu     sync.Mutex
+	pieces map[string]chan string // by conversation id
 }
 
-// What a script holds beside words.
+// Commands to the agent in place of a piece.
 const (
 	end  = "\x00end"
 	fail = "\x00fail"
 )
 
-// patience is how long a test waits for what has to come at once.
-const patience = 30 * time.Second
+// testTimeout is the maximum time that a test waits for an event that happens immediately.
+const testTimeout = 30 * time.Second
 
-// openScripted opens a server whose agent is scripted.
-func openScripted(t *testing.T, change func(*setup)) (*fixture, *scripted) {
+// openScripted starts a server with a scriptedAgent.
+func openScripted(t *testing.T, change func(*setup)) (*fixture, *scriptedAgent) {
 	t.Helper()
-	a := &scripted{words: make(map[string]chan string)}
+	a := &scriptedAgent{pieces: make(map[string]chan string)}
 	f := open(t, func(s *setup) {
 		var err error
 		if s.Agents, err = agent.NewSet("main", []agent.Entry{{Name: "main", Kind: "test", Agent: a}}); err != nil {
@@ -45,41 +45,44 @@ func openScripted(t *testing.T, change func(*setup)) (*fixture, *scripted) {
 	return f, a
 }
 
-// to is where a conversation's agent gets its words from.
-func (a *scripted) to(id string) chan string {
+// input returns the channel from which the agent of a conversation receives its pieces.
+func (a *scriptedAgent) input(id string) chan string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.words[id] == nil {
-		a.words[id] = make(chan string)
+	if a.pieces[id] == nil {
+		a.pieces[id] = make(chan string)
 	}
-	return a.words[id]
+	return a.pieces[id]
 }
 
-// say has the agent of a conversation say words, each a piece, once it is at work.
-func (a *scripted) say(t *testing.T, id string, words ...string) {
+// send sends pieces to the agent of a conversation. It waits until the agent runs.
+func (a *scriptedAgent) send(t *testing.T, id string, pieces ...string) {
 	t.Helper()
-	for _, word := range words {
+	for _, piece := range pieces {
 		select {
-		case a.to(id) <- word:
-		case <-time.After(patience):
-			t.Fatalf("nobody is at work in %s", id)
+		case a.input(id) <- piece:
+		case <-time.After(testTimeout):
+			t.Fatalf("no agent is running in conversation %s", id)
 		}
 	}
 }
 
-func (a *scripted) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+// Respond yields the pieces that the test sends.
+func (a *scriptedAgent) Respond(
+	ctx context.Context, r *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		for {
 			select {
-			case word := <-a.to(r.GetConversation().GetId()):
-				switch word {
+			case piece := <-a.input(r.GetConversation().GetId()):
+				switch piece {
 				case end:
 					return
 				case fail:
 					yield(nil, &agent.Error{Message: "out of order", Retryable: true})
 					return
 				}
-				yield(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: word}}, nil)
+				yield(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: piece}}, nil)
 			case <-ctx.Done():
 				yield(nil, context.Cause(ctx))
 				return
@@ -88,64 +91,65 @@ func (a *scripted) Respond(ctx context.Context, r *parleyv1.RespondRequest) iter
 	}
 }
 
-func (*scripted) Close() error { return nil }
+// Close does nothing.
+func (*scriptedAgent) Close() error { return nil }
 
-// stream is the events of a turn as they come.
+// stream is the stream of a turn's events.
 type stream struct {
-	turnID string
-	events []*parleyv1.TurnEvent
-	leave  context.CancelFunc
-	recv   func() (*parleyv1.TurnEvent, error)
+	turnID     string
+	events     []*parleyv1.TurnEvent // received so far
+	disconnect context.CancelFunc
+	recv       func() (*parleyv1.TurnEvent, error)
 }
 
-// begin calls Chat and waits for the first event.
-func (f *fixture) begin(t *testing.T, ctx context.Context, r *parleyv1.ChatRequest) *stream {
+// startChat calls Chat and waits for the first event. It fails the test if there is an error.
+func (f *fixture) startChat(t *testing.T, ctx context.Context, r *parleyv1.ChatRequest) *stream {
 	t.Helper()
-	s, err := f.try(ctx, r)
+	s, err := f.tryChat(ctx, r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// try is begin, or the error that comes instead.
-func (f *fixture) try(ctx context.Context, r *parleyv1.ChatRequest) (*stream, error) {
-	ctx, leave := context.WithTimeout(ctx, patience)
+// tryChat calls Chat and waits for the first event.
+func (f *fixture) tryChat(ctx context.Context, r *parleyv1.ChatRequest) (*stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	events, err := f.Chat(ctx, r)
 	if err != nil {
-		leave()
+		cancel()
 		return nil, err
 	}
-	return newStream(leave, func() (*parleyv1.TurnEvent, error) {
+	return newStream(cancel, func() (*parleyv1.TurnEvent, error) {
 		reply, err := events.Recv()
 		return reply.GetEvent(), err
 	})
 }
 
-// resume calls ResumeTurn and waits for the first event, or for the end.
+// resume calls ResumeTurn and waits for the first event or the end of the stream.
 func (f *fixture) resume(ctx context.Context, r *parleyv1.ResumeTurnRequest) (*stream, error) {
-	ctx, leave := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	events, err := f.ResumeTurn(ctx, r)
 	if err != nil {
-		leave()
+		cancel()
 		return nil, err
 	}
-	return newStream(leave, func() (*parleyv1.TurnEvent, error) {
+	return newStream(cancel, func() (*parleyv1.TurnEvent, error) {
 		reply, err := events.Recv()
 		return reply.GetEvent(), err
 	})
 }
 
-func newStream(leave context.CancelFunc, recv func() (*parleyv1.TurnEvent, error)) (*stream, error) {
-	s := &stream{leave: leave, recv: recv}
+func newStream(disconnect context.CancelFunc, recv func() (*parleyv1.TurnEvent, error)) (*stream, error) {
+	s := &stream{disconnect: disconnect, recv: recv}
 	if err := s.next(); err != nil && !errors.Is(err, io.EOF) {
-		leave()
+		disconnect()
 		return nil, err
 	}
 	return s, nil
 }
 
-// next takes the next event.
+// next receives the next event.
 func (s *stream) next() error {
 	event, err := s.recv()
 	if err == nil {
@@ -154,26 +158,26 @@ func (s *stream) next() error {
 	return err
 }
 
-// until takes events up to one of which ok holds.
-func (s *stream) until(t *testing.T, ok func(*parleyv1.TurnEvent) bool) {
+// until receives events until match returns true for one.
+func (s *stream) until(t *testing.T, match func(*parleyv1.TurnEvent) bool) {
 	t.Helper()
 	for {
 		if err := s.next(); err != nil {
 			t.Fatalf("after %d events: %v", len(s.events), err)
 		}
-		if ok(s.events[len(s.events)-1]) {
+		if match(s.events[len(s.events)-1]) {
 			return
 		}
 	}
 }
 
-// drain takes what there is to the end, which is OK, and returns the last event's turn.
-func (s *stream) drain(t *testing.T) *parleyv1.TurnFinished {
+// wait receives events until the stream ends with OK, and returns the finished event.
+func (s *stream) wait(t *testing.T) *parleyv1.TurnFinished {
 	t.Helper()
 	for {
 		switch err := s.next(); {
 		case errors.Is(err, io.EOF):
-			s.leave()
+			s.disconnect()
 			return s.events[len(s.events)-1].GetFinished()
 		case err != nil:
 			t.Fatalf("after %d events: %v", len(s.events), err)
@@ -181,13 +185,13 @@ func (s *stream) drain(t *testing.T) *parleyv1.TurnFinished {
 	}
 }
 
-// text is what was said, checked for gaps and doubles.
+// text returns the text of the received events. It fails the test if the indexes do not ascend.
 func (s *stream) text(t *testing.T) string {
 	t.Helper()
 	text, last := "", int32(0)
 	for _, e := range s.events {
 		if e.GetIndex() <= last {
-			t.Errorf("event %d follows %d", e.GetIndex(), last)
+			t.Errorf("event %d follows event %d", e.GetIndex(), last)
 		}
 		last = e.GetIndex()
 		text += e.GetTextDelta().GetText()
@@ -195,8 +199,7 @@ func (s *stream) text(t *testing.T) string {
 	return text
 }
 
-// contents are the messages of a conversation, as "role: content", with a mark where one is
-// cut off.
+// contents returns the messages of a conversation as "role: content", with " …" after incomplete ones.
 func (f *fixture) contents(t *testing.T, id string) []string {
 	t.Helper()
 	reply, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})

@@ -1,8 +1,10 @@
-// Package rpc serves the API over gRPC. It is the only room that knows handlers, status
-// codes and error details: a handler takes a request that the interceptors have found
-// valid, makes one or two calls of the store or of package turn, and makes their results
-// a reply. Begin with [Server]; status.go says what a client is told of each error,
-// validate.go what a request may look like.
+// Package rpc serves the API over gRPC. It contains the handlers of all services and the interceptors
+// around them.
+//
+// The interceptors authenticate the caller, validate the request, and limit the time of a call. A
+// handler makes one or two calls of the store or of package turn, and builds the reply from their
+// results. It returns errors of these packages. Only the interceptors make statuses with codes and
+// details: status.go maps errors to statuses. Start at [Server].
 package rpc
 
 import (
@@ -24,63 +26,71 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// defaultMaxMessageBytes is Options.MaxMessageBytes unless set.
+// defaultMaxMessageBytes is the default of Options.MaxMessageBytes.
 const defaultMaxMessageBytes = 256 << 10
 
-// Turns runs Chat turns; package turn does. Tests of streams that never end, or of a fault
-// in a handler, come in here.
+// Turns runs turns. The implementation is turn.Manager. Tests replace it, for example to test streams
+// that never end, or panics in a handler.
 type Turns interface {
-	// Chat begins a turn, or finds the one that q began before, and yields its events.
-	Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) iter.Seq2[*parleyv1.TurnEvent, error]
-	// Resume yields the events of a turn behind an index.
-	Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) iter.Seq2[*parleyv1.TurnEvent, error]
+	// Chat starts a turn and yields its events. If an earlier call with the request q started a turn,
+	// Chat yields the events of that turn.
+	Chat(
+		ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
+	) iter.Seq2[*parleyv1.TurnEvent, error]
+	// Resume yields the events of a turn after an index.
+	Resume(
+		ctx context.Context, tenant, conversationID, turnID string, after int32,
+	) iter.Seq2[*parleyv1.TurnEvent, error]
 	// Get returns a turn.
 	Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
-	// List returns the newest turns of a conversation, newest first.
+	// List returns the newest turns of a conversation, the newest first.
 	List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error)
-	// Cancel ends a turn and returns it.
+	// Cancel cancels a turn and returns its final state.
 	Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
-	// Running counts the turns that are being answered.
+	// Running returns the number of running turns.
 	Running() int
 }
 
-// Options of a Server. All are required but those that say what they are when zero.
+// Options configure a Server. All fields are required unless their comment describes the zero value.
 type Options struct {
-	// Store keeps the conversations; its observer feeds Hub.
+	// Store stores the conversations. Its observer must pass changes to Hub.
 	Store store.Store
-	// StoreName is what GetStats calls the store: "memory", "bolt" or "redis".
+	// StoreName is the name of the store in GetStats: "memory", "bolt" or "redis".
 	StoreName string
-	// Turns runs Chat turns.
+	// Turns runs turns.
 	Turns Turns
-	// Hub wakes the readers that wait for a change.
+	// Hub notifies the calls that wait for a change.
 	Hub *watch.Hub
-	// Interactions is the interaction log, which Store feeds. Nil: there is none, and calls of
-	// InteractionLogService are refused.
+	// Interactions is the interaction log. Store's observer must pass changes to it. If nil, the server
+	// has no interaction log, and calls of InteractionLogService fail.
 	Interactions *interactionlog.Log
-	// Backuper copies Store. Nil: nobody can, and BackupStore is refused.
+	// Backuper copies Store. If nil, the store does not support backups, and BackupStore fails.
 	Backuper store.Backuper
-	// Agents that ListAgents lists.
+	// Agents are the agents that ListAgents returns.
 	Agents *agent.Set
-	// MaxMessageBytes bounds the encoded form of one message; 0 is 256 KiB.
+	// MaxMessageBytes is the maximum encoded size of a message. If 0, it is 256 KiB.
 	MaxMessageBytes int
-	// Version of the program, for GetStats.
+	// Version is the version of the program in GetStats.
 	Version string
-	// Headroom is how many bytes of the heap hold nothing, which GetStats leaves out.
+	// Headroom is the size of the GC ballast in bytes. GetStats subtracts it from the size of the heap.
+	// If 0, there is no ballast.
 	Headroom int
-	// Now is the clock; nil is time.Now.
+	// Now is the clock. If nil, it is time.Now.
 	Now func() time.Time
-	// Log is for what clients are not told, and at debug level for every call.
+	// Log receives the internal errors that statuses do not contain. At debug level it also receives
+	// every call.
 	Log *slog.Logger
-	// Authenticate says who makes a call, or why it cannot say: the error's text goes to the
-	// log, not to the caller. Nil: nobody signs in, and everybody may do everything.
+	// Authenticate returns the caller of a call, or an error if the call has no valid credential. The
+	// server logs the error's text and does not send it to the caller. If nil, authentication is off,
+	// and every caller may call every method.
 	Authenticate func(ctx context.Context) (auth.Principal, error)
 }
 
-// Server is ConversationService, InteractionLogService and AdminService. Make one with New,
-// pass its ServerOptions to the grpc.Server, Register it there, and Stop it before
-// GracefulStop.
+// Server implements ConversationService, InteractionLogService and AdminService. Create it with New,
+// pass its ServerOptions to grpc.NewServer, and call Register with the grpc.Server. Before you stop
+// the grpc.Server gracefully, call Stop.
 type Server struct {
-	// What a later version brings answers UNIMPLEMENTED.
+	// Methods that this version does not implement return UNIMPLEMENTED.
 	parleyv1.UnimplementedConversationServiceServer
 	parleyv1.UnimplementedInteractionLogServiceServer
 	parleyv1.UnimplementedAdminServiceServer
@@ -99,18 +109,18 @@ type Server struct {
 	log             *slog.Logger
 	authenticate    func(ctx context.Context) (auth.Principal, error)
 
-	imports   chan struct{} // one for each that is under way
-	buffers   sync.Pool     // of *[]byte, for messages that are only looked at
+	imports   chan struct{} // one element for each running import
+	buffers   sync.Pool     // of *[]byte, for messages that are read and not retained
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()
 }
 
-// New returns a server that is not registered yet. It fails when the rules in the protos
-// cannot be used at all.
+// New returns a server that is not registered yet. It returns an error if the rules in the protos
+// cannot be compiled.
 func New(o Options) (*Server, error) {
 	if err := rules.Compile(); err != nil {
-		return nil, fmt.Errorf("rules of the API: %w", err)
+		return nil, fmt.Errorf("compile the rules of the API: %w", err)
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -120,22 +130,23 @@ func New(o Options) (*Server, error) {
 	}
 	stopping := make(chan struct{})
 	return &Server{
-		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub, interactions: o.Interactions, agents: o.Agents,
+		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
+		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
 		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }
 
-// Register adds the services to a grpc.Server that has the server's ServerOptions or
-// LoopbackOptions.
+// Register registers the services with a grpc.Server, which must have the options that ServerOptions
+// or LoopbackOptions returns.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	parleyv1.RegisterConversationServiceServer(r, s)
 	parleyv1.RegisterInteractionLogServiceServer(r, s)
 	parleyv1.RegisterAdminServiceServer(r, s)
 }
 
-// Stop ends the calls that only wait for something to happen, those to come included, so
-// that a graceful stop need not wait for them. All other calls go on. It may be called
-// more than once.
+// Stop ends the calls that only wait for a change, so that a graceful stop of the grpc.Server does not
+// wait for them. It also ends such calls that start later. All other calls continue. Stop may be
+// called more than once.
 func (s *Server) Stop() { s.stop() }

@@ -20,7 +20,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// secret is in every cause below and must be in no answer.
+// secret is part of internal errors. No status may contain it.
 const secret = "/srv/secret.db"
 
 func TestStatusOfErrors(t *testing.T) {
@@ -87,18 +87,19 @@ func TestStatusOfErrors(t *testing.T) {
 			log := new(logBuffer)
 			s := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
 			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
-			got := toldBy(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
+			got := statusOf(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
 			if got.code != test.code || got.reason != test.reason || got.retry != test.retry {
-				t.Errorf("got %v %q, retry after %v", got.code, got.reason, got.retry)
+				t.Errorf("status = %v %q, retry after %v, want %v %q, %v",
+					got.code, got.reason, got.retry, test.code, test.reason, test.retry)
 			}
 			if diff := cmp.Diff(test.metadata, got.metadata); diff != "" {
 				t.Errorf("metadata (-want +got):\n%s", diff)
 			}
 			if strings.Contains(got.text, secret) || got.text == "" {
-				t.Errorf("text %q", got.text)
+				t.Errorf("text = %q, want a text without internals", got.text)
 			}
 			if test.code == codes.Internal && got.text != "internal error" {
-				t.Errorf("text %q", got.text)
+				t.Errorf("text = %q, want %q", got.text, "internal error")
 			}
 			want := &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: "c1", Description: got.text}
 			if test.reason == "TURN_NOT_FOUND" {
@@ -108,17 +109,17 @@ func TestStatusOfErrors(t *testing.T) {
 				t.Errorf("resource (-want +got):\n%s", diff)
 			}
 			if logged := len(log.lines(secret, "GetConversation", test.reason)) == 1; logged != test.logged {
-				t.Errorf("logged: %t", logged)
+				t.Errorf("logged = %t, want %t", logged, test.logged)
 			}
 		})
 	}
 }
 
-// TestStatusOfGRPC: what grpc says of a stream is not ours to change.
+// TestStatusOfGRPC checks that an error of gRPC itself is returned unchanged.
 func TestStatusOfGRPC(t *testing.T) {
 	broken := status.Error(codes.Unavailable, "transport is closing")
-	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) || toldBy(got).text != "transport is closing" {
-		t.Errorf("got %v", got)
+	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) || statusOf(got).text != "transport is closing" {
+		t.Errorf("toStatus(%v) = %v, want it unchanged", broken, got)
 	}
 }
 
@@ -137,8 +138,7 @@ func TestClip(t *testing.T) {
 	}
 }
 
-// TestListed: what names things names whole ones, so many as there is room for.
-func TestListed(t *testing.T) {
+func TestJoinNames(t *testing.T) {
 	tests := []struct {
 		names []string
 		limit int
@@ -147,16 +147,16 @@ func TestListed(t *testing.T) {
 		{nil, 5, ""}, {[]string{"a", "b"}, 4, "a, b"}, {[]string{"a", "bc"}, 4, "a"}, {[]string{"a", "bc", "d"}, 5, "a, bc"}, {[]string{"abcdef", "b"}, 5, ""},
 	}
 	for _, test := range tests {
-		if got := listed(test.names, test.limit); got != test.want {
-			t.Errorf("listed(%q, %d) = %q, want %q", test.names, test.limit, got, test.want)
+		if got := joinNames(test.names, test.limit); got != test.want {
+			t.Errorf("joinNames(%q, %d) = %q, want %q", test.names, test.limit, got, test.want)
 		}
 	}
 	open := make([]string, 64)
 	for i := range open {
 		open[i] = fmt.Sprintf("call_%032d", i)
 	}
-	got := toldBy(new(Server).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
+	got := statusOf(new(Server).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
 	if want := strings.Join(open[:13], ", "); got != want {
-		t.Errorf("open_call_ids %q, want %q", got, want)
+		t.Errorf("open_call_ids = %q, want %q", got, want)
 	}
 }

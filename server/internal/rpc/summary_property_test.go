@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -23,26 +22,25 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// TestSummariesAndWindows has random conversations written through the API, and after each
-// write compares summaries and windows with what the contract says of all that is kept.
-// What is compared was stored, sent and decoded.
+// TestSummariesAndWindows writes random conversations through the API. It compares summaries and windows
+// with reference implementations that work on the written messages.
 func TestSummariesAndWindows(t *testing.T) {
-	clock := new(handClock)
-	clocked := func(s *setup) { s.Now, s.stored.Now, s.stored.TTL = clock.now, clock.now, 365*24*time.Hour }
+	clock := newManualClock()
+	longTTL := func(s *setup) { s.Now, s.storeOptions.Now, s.storeOptions.TTL = clock.Now, clock.Now, 365*24*time.Hour }
 	stores := map[string]*fixture{
-		"memory": open(t, clocked),
+		"memory": open(t, longTTL),
 		"bolt": open(t, func(s *setup) {
-			clocked(s)
-			s.wrap = func(store.Store) store.Store { return openBolt(t, s.stored) }
+			longTTL(s)
+			s.wrap = func(store.Store) store.Store { return openBolt(t, s.storeOptions) }
 		}),
 	}
-	made := 0
+	count := 0
 	rapid.Check(t, func(t *rapid.T) {
-		made++
-		w := &world{f: stores[rapid.SampledFrom([]string{"memory", "bolt"}).Draw(t, "store")], clock: clock, id: fmt.Sprint("c", made)}
+		count++
+		w := &model{f: stores[rapid.SampledFrom([]string{"memory", "bolt"}).Draw(t, "store")], clock: clock, id: fmt.Sprint("c", count)}
 		t.Repeat(map[string]func(*rapid.T){
-			"append": w.append, "append more": w.append, "append and more": w.append,
-			"clear": w.clear, "keep": w.keep, "lease": w.lease, "wait": w.wait, "delete": w.delete,
+			"append": w.append, "append 2": w.append, "append 3": w.append,
+			"clear": w.clear, "retention": w.setRetention, "lease": w.lease, "wait": w.wait, "delete": w.delete,
 			"summary": w.checkSummary, "summary again": w.checkSummary, "batch": w.checkBatch,
 			"window": w.checkWindow, "window again": w.checkWindow,
 		})
@@ -59,51 +57,46 @@ func openBolt(t *testing.T, o store.Options) store.Store {
 	return s
 }
 
-// handClock moves by hand, and never back.
-type handClock struct{ nanos atomic.Int64 }
-
-func (c *handClock) now() time.Time { return time.Unix(1_000_000, c.nanos.Load()) }
-
-// world is a conversation and all that it has to keep, by what was written to it.
-type world struct {
+// model is a conversation and the state that it must have after the writes so far.
+type model struct {
 	f     *fixture
-	clock *handClock
+	clock *manualClock
 	id    string
-	// header is that of the newest reply; nil when there is no conversation.
-	header *parleyv1.Conversation
-	kept   []*parleyv1.Message
-	last   int32 // sequence
-	given  *parleyv1.ActiveAgent
+	// header is the header of the newest reply. It is nil if there is no conversation.
+	header  *parleyv1.Conversation
+	kept    []*parleyv1.Message
+	last    int32                 // newest sequence
+	granted *parleyv1.ActiveAgent // newest lease; it may be expired
 }
 
-// holder is the routing lease, nil when there is none any more.
-func (w *world) holder() *parleyv1.ActiveAgent {
-	if end := w.given.GetLeaseExpireTime(); end != nil && !w.clock.now().Before(end.AsTime()) {
-		w.given = nil
+// currentLease returns the routing lease, or nil if there is none or it is expired.
+func (w *model) currentLease() *parleyv1.ActiveAgent {
+	if end := w.granted.GetLeaseExpireTime(); end != nil && !w.clock.Now().Before(end.AsTime()) {
+		w.granted = nil
 	}
-	return w.given
+	return w.granted
 }
 
-// wrote takes over the header after a write. What is kept follows from it.
-func (w *world) wrote(t *rapid.T, c *parleyv1.Conversation, err error) {
+// update updates the model after a write that returned the header c.
+func (w *model) update(t *rapid.T, c *parleyv1.Conversation, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lease := w.holder(); !proto.Equal(lease, c.GetActiveAgent()) {
-		t.Fatalf("the lease is %v, given was %v", c.GetActiveAgent(), lease)
+	if lease := w.currentLease(); !proto.Equal(lease, c.GetActiveAgent()) {
+		t.Fatalf("lease = %v, want %v", c.GetActiveAgent(), lease)
 	}
 	w.header = c
 	w.kept = w.kept[max(0, len(w.kept)-int(c.GetRetention().GetMaxMessages())):]
 }
 
-// exists skips what only can be done to a conversation that is there.
-func (w *world) exists(t *rapid.T) {
+// mustExist skips the step if there is no conversation.
+func (w *model) mustExist(t *rapid.T) {
 	if w.header == nil {
 		t.Skip("there is no conversation")
 	}
 }
 
-func (w *world) append(t *rapid.T) {
+func (w *model) append(t *rapid.T) {
 	messages := rapid.SliceOfN(rapid.Custom(drawMessage), 1, 6).Draw(t, "messages")
 	reply, err := w.f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: w.id, Messages: messages})
 	for i, a := range reply.GetAppended() {
@@ -114,61 +107,62 @@ func (w *world) append(t *rapid.T) {
 		}
 		w.kept, w.last = append(w.kept, m), a.GetSequence()
 	}
-	w.wrote(t, reply.GetConversation(), err)
+	w.update(t, reply.GetConversation(), err)
 }
 
-func (w *world) clear(t *rapid.T) {
-	w.exists(t)
+func (w *model) clear(t *rapid.T) {
+	w.mustExist(t)
 	after := rapid.Int32Range(max(0, w.last-10), w.last).Draw(t, "after_sequence")
 	reply, err := w.f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: w.id, AfterSequence: after})
 	w.kept = slices.DeleteFunc(w.kept, func(m *parleyv1.Message) bool { return m.GetSequence() > after })
-	w.wrote(t, reply.GetConversation(), err)
+	w.update(t, reply.GetConversation(), err)
 }
 
-func (w *world) keep(t *rapid.T) {
-	w.exists(t)
+func (w *model) setRetention(t *rapid.T) {
+	w.mustExist(t)
 	reply, err := w.f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{
 		Id: w.id, Retention: &parleyv1.Retention{MaxMessages: rapid.Int32Range(1, 40).Draw(t, "max_messages")},
 	}})
-	w.wrote(t, reply.GetConversation(), err)
+	w.update(t, reply.GetConversation(), err)
 }
 
-// lease gives or ends a lease, and may wait until just ahead of its end.
-func (w *world) lease(t *rapid.T) {
-	w.exists(t)
+// lease grants or ends a lease. It may wait until just before the end of the lease.
+func (w *model) lease(t *rapid.T) {
+	w.mustExist(t)
 	r := &parleyv1.SetActiveAgentRequest{
 		ConversationId: w.id, Agent: rapid.SampledFrom([]string{"echo", "elsewhere", ""}).Draw(t, "agent"), Reason: drawWords(t, "reason"),
 	}
-	w.given = &parleyv1.ActiveAgent{Agent: r.Agent, Reason: r.Reason, StartTime: timestamppb.New(w.clock.now())}
+	w.granted = &parleyv1.ActiveAgent{Agent: r.Agent, Reason: r.Reason, StartTime: timestamppb.New(w.clock.Now())}
 	if d := time.Duration(rapid.IntRange(0, 60).Draw(t, "seconds")) * time.Second; d > 0 {
-		r.LeaseDuration, w.given.LeaseExpireTime = durationpb.New(d), timestamppb.New(w.clock.now().Add(d))
+		r.LeaseDuration, w.granted.LeaseExpireTime = durationpb.New(d), timestamppb.New(w.clock.Now().Add(d))
 	}
 	if r.Agent == "" {
-		w.given = nil
+		w.granted = nil
 	}
 	reply, err := w.f.SetActiveAgent(t.Context(), r)
-	w.wrote(t, reply.GetConversation(), err)
-	if rapid.Bool().Draw(t, "nearly until its end") {
-		w.clock.nanos.Add(max(0, int64(r.LeaseDuration.AsDuration())-1))
+	w.update(t, reply.GetConversation(), err)
+	if rapid.Bool().Draw(t, "wait until just before its end") {
+		w.clock.advance(max(0, r.LeaseDuration.AsDuration()-1))
 	}
 }
 
-func (w *world) wait(t *rapid.T) {
-	w.clock.nanos.Add(rapid.OneOf(rapid.Just(int64(1)), rapid.Int64Range(1, int64(time.Minute))).Draw(t, "nanos"))
+func (w *model) wait(t *rapid.T) {
+	nanos := rapid.OneOf(rapid.Just(int64(1)), rapid.Int64Range(1, int64(time.Minute))).Draw(t, "nanos")
+	w.clock.advance(time.Duration(nanos))
 }
 
-func (w *world) delete(t *rapid.T) {
-	w.exists(t)
+func (w *model) delete(t *rapid.T) {
+	w.mustExist(t)
 	if _, err := w.f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: w.id}); err != nil {
 		t.Fatal(err)
 	}
-	w.header, w.kept, w.last, w.given = nil, nil, 0, nil
+	w.header, w.kept, w.last, w.granted = nil, nil, 0, nil
 }
 
-// limits are what a reader asks for.
+// limits are the limits of a summary request.
 type limits struct {
-	messages int32 // unset when negative
-	bytes    int32
+	messages int32 // message_limit; negative if not set
+	bytes    int32 // max_bytes
 }
 
 func (l limits) messageLimit() *int32 {
@@ -178,13 +172,13 @@ func (l limits) messageLimit() *int32 {
 	return &l.messages
 }
 
-// drawLimits draws no bound in bytes, any, or what the newest of the content takes, give or
-// take a byte.
-func (w *world) drawLimits(t *rapid.T) limits {
+// drawLimits draws random limits. The limit in bytes is none, any, or within one byte of the size of the
+// newest messages or values.
+func (w *model) drawLimits(t *rapid.T) limits {
 	l := limits{messages: rapid.Int32Range(-1, 20).Draw(t, "message_limit")}
 	s := w.summary(l)
-	if left := rapid.IntRange(0, len(s.RecentMessages)).Draw(t, "messages left out"); left > 0 {
-		s.RecentMessages, s.ReferencedData = s.RecentMessages[left:], nil
+	if removed := rapid.IntRange(0, len(s.RecentMessages)).Draw(t, "removed messages"); removed > 0 {
+		s.RecentMessages, s.ReferencedData = s.RecentMessages[removed:], nil
 	} else {
 		s.ReferencedData = s.ReferencedData[:rapid.IntRange(0, len(s.ReferencedData)).Draw(t, "values")]
 	}
@@ -195,23 +189,23 @@ func (w *world) drawLimits(t *rapid.T) limits {
 	return l
 }
 
-// summary is what there is to know without max_bytes.
-func (w *world) summary(l limits) *parleyv1.RoutingSummary {
+// summary returns the summary that the model expects without max_bytes.
+func (w *model) summary(l limits) *parleyv1.RoutingSummary {
 	if w.header != nil {
-		w.header.ActiveAgent = w.holder()
+		w.header.ActiveAgent = w.currentLease()
 	}
 	if l.messages < 0 {
 		l.messages = 3
 	}
-	return naiveSummary(w.header, w.kept, int(l.messages))
+	return referenceSummary(w.header, w.kept, int(l.messages))
 }
 
-func (w *world) checkSummary(t *rapid.T) {
+func (w *model) checkSummary(t *rapid.T) {
 	l := w.drawLimits(t)
 	reply, err := w.f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: w.id, MessageLimit: l.messageLimit(), MaxBytes: l.bytes})
 	if w.header == nil {
-		if toldBy(err).code != codes.NotFound {
-			t.Fatalf("of no conversation there is %v, %v", reply, err)
+		if statusOf(err).code != codes.NotFound {
+			t.Fatalf("GetRoutingSummary of a missing conversation = %v, %v, want NotFound", reply, err)
 		}
 		return
 	}
@@ -221,7 +215,7 @@ func (w *world) checkSummary(t *rapid.T) {
 	w.compare(t, reply.GetSummary(), l)
 }
 
-func (w *world) checkBatch(t *rapid.T) {
+func (w *model) checkBatch(t *rapid.T) {
 	l := w.drawLimits(t)
 	reply, err := w.f.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
 		ConversationIds: []string{w.id, "missing", w.id}, MessageLimit: l.messageLimit(), MaxBytes: l.bytes,
@@ -234,7 +228,8 @@ func (w *world) checkBatch(t *rapid.T) {
 		missing, summaries = []string{w.id, "missing", w.id}, 0
 	}
 	if !slices.Equal(reply.GetMissingIds(), missing) || len(reply.GetSummaries()) != summaries {
-		t.Fatalf("%d summaries, and %q are missing", len(reply.GetSummaries()), reply.GetMissingIds())
+		t.Fatalf("got %d summaries and missing ids %q, want %d and %q",
+			len(reply.GetSummaries()), reply.GetMissingIds(), summaries, missing)
 	}
 	if l.bytes == 0 {
 		l.bytes = 32 << 10
@@ -244,44 +239,44 @@ func (w *world) checkBatch(t *rapid.T) {
 	}
 }
 
-// compare checks a summary that was asked for with these limits.
-func (w *world) compare(t *rapid.T, got *parleyv1.RoutingSummary, l limits) {
+// compare checks a summary that was requested with the limits l.
+func (w *model) compare(t *rapid.T, got *parleyv1.RoutingSummary, l limits) {
 	if n := utf8.RuneCountInString(got.GetText()); n > 500 {
-		t.Fatalf("the text has %d characters", n)
+		t.Fatalf("text has %d characters, want at most 500", n)
 	}
 	if size := variableSize(got); l.bytes > 0 && size > int(l.bytes) {
-		t.Fatalf("messages and referenced data take %d bytes of %d", size, l.bytes)
+		t.Fatalf("messages and referenced data have %d bytes, want at most %d", size, l.bytes)
 	}
 	want := w.summary(l)
-	if newest := naiveFit(want, int(l.bytes)); newest != nil {
-		checkCut(t, newest, got.GetRecentMessages(), int(l.bytes))
+	if newest := referenceTruncate(want, int(l.bytes)); newest != nil {
+		checkTruncated(t, newest, got.GetRecentMessages(), int(l.bytes))
 		want.RecentMessages, got.RecentMessages = nil, nil
 	}
 	if !proto.Equal(want, got) {
-		t.Fatalf("limits %v (-naive +got):\n%s", l, cmp.Diff(want, got, protocmp.Transform()))
+		t.Fatalf("limits %v (-reference +got):\n%s", l, cmp.Diff(want, got, protocmp.Transform()))
 	}
 }
 
-// checkCut checks what is left of a message that does not fit: its beginning, with all that
-// names it.
-func checkCut(t *rapid.T, whole *parleyv1.Message, left []*parleyv1.Message, maxBytes int) {
+// checkTruncated checks what is left of a message that does not fit: the beginning of its texts and the
+// fields that are never removed. left has at most one message.
+func checkTruncated(t *rapid.T, full *parleyv1.Message, left []*parleyv1.Message, maxBytes int) {
 	if len(left) == 0 && maxBytes < 2048 {
 		return
 	}
 	if len(left) != 1 {
-		t.Fatalf("%d messages are left where the newest does not fit into %d bytes", len(left), maxBytes)
+		t.Fatalf("%d messages are left, want 1 in %d bytes", len(left), maxBytes)
 	}
-	got, want := left[0], proto.CloneOf(whole)
-	for _, text := range []struct{ whole, left string }{
-		{whole.GetContent(), got.GetContent()}, {whole.GetToolResult().GetContent(), got.GetToolResult().GetContent()},
+	got, want := left[0], proto.CloneOf(full)
+	for _, text := range []struct{ full, left string }{
+		{full.GetContent(), got.GetContent()}, {full.GetToolResult().GetContent(), got.GetToolResult().GetContent()},
 	} {
-		if !strings.HasPrefix(text.whole, text.left) || !utf8.ValidString(text.left) {
-			t.Fatalf("%q is no beginning of %q", text.left, text.whole)
+		if !strings.HasPrefix(text.full, text.left) || !utf8.ValidString(text.left) {
+			t.Fatalf("text = %q, want a valid prefix of %q", text.left, text.full)
 		}
 	}
 	size := variableSize(&parleyv1.RoutingSummary{RecentMessages: left})
-	if len(got.GetContent()) < len(whole.GetContent()) && size < maxBytes-8 {
-		t.Fatalf("content is cut although %d bytes of %d are taken", size, maxBytes)
+	if len(got.GetContent()) < len(full.GetContent()) && size < maxBytes-8 {
+		t.Fatalf("content is truncated, but only %d of %d bytes are used", size, maxBytes)
 	}
 	want.Content = got.GetContent()
 	if want.ToolResult != nil {
@@ -294,9 +289,9 @@ func checkCut(t *rapid.T, whole *parleyv1.Message, left []*parleyv1.Message, max
 	want.ToolCalls = want.ToolCalls[:min(len(want.ToolCalls), len(got.ToolCalls))]
 	want.StructuredData = want.StructuredData[:min(len(want.StructuredData), len(got.StructuredData))]
 	if !proto.Equal(want, got) {
-		t.Fatalf("cut to %d bytes (-whole +got):\n%s", maxBytes, cmp.Diff(want, got, protocmp.Transform()))
+		t.Fatalf("message truncated to %d bytes (-want +got):\n%s", maxBytes, cmp.Diff(want, got, protocmp.Transform()))
 	}
-	if proto.Equal(whole, got) {
-		t.Fatalf("the newest message fits into %d bytes after all", maxBytes)
+	if proto.Equal(full, got) {
+		t.Fatalf("the newest message is not truncated to %d bytes", maxBytes)
 	}
 }

@@ -10,24 +10,24 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// asked is a conversation whose agent waits for the results of calls "1" and "2".
-func (f *fixture) asked(t *testing.T, id string) {
+// appendCalls creates a conversation whose calls "1" and "2" are open.
+func (f *fixture) appendCalls(t *testing.T, id string) {
 	t.Helper()
 	calls := assistant("I look")
 	calls.ToolCalls = []*parleyv1.ToolCall{{Id: "1", Name: "find"}, {Id: "2", Name: "price"}}
 	f.append(t, id, user("q"), calls)
 }
 
-// resultOf is a result of a call.
+// resultOf returns a result of a call.
 func resultOf(id, content string) *parleyv1.ToolResult {
 	return &parleyv1.ToolResult{CallId: id, Content: content}
 }
 
-// TestToolResults: results go ahead of the words that come with them, into the exchange that
-// is open, and a retry changes nothing.
+// TestToolResults checks that the results of a request are stored before its message, in the exchange of
+// the calls, and that a retry changes nothing.
 func TestToolResults(t *testing.T) {
 	f := open(t, nil)
-	f.asked(t, "c1")
+	f.appendCalls(t, "c1")
 	request := &parleyv1.ChatRequest{
 		ConversationId: "c1", Content: "and now?", RequestId: "r1", ToolResults: []*parleyv1.ToolResult{resultOf("2", "50"), resultOf("1", "sugar")},
 	}
@@ -37,7 +37,7 @@ func TestToolResults(t *testing.T) {
 			t.Fatal(err)
 		}
 		if started := events[0].GetStarted(); started.GetReplayed() != (i > 0) || started.GetUserMessage().GetContent() != "and now?" {
-			t.Errorf("call %d started %v", i, started)
+			t.Errorf("started event of call %d = %v", i, started)
 		}
 	}
 	reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: "c1", Ascending: true, AfterSequence: 2})
@@ -54,18 +54,18 @@ func TestToolResults(t *testing.T) {
 	}
 	want := []row{{"price", "50", "", 1}, {"find", "sugar", "", 1}, {"", "", "and now?", 2}, {"", "", "and now?", 2}}
 	if diff := cmp.Diff(want, rows); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("messages (-want +got):\n%s", diff)
 	}
-	// With other results it is another request.
+	// A request with other results is not a retry.
 	request.ToolResults[0].Content = "60"
 	_, err = f.chat(t, request)
 	wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 }
 
-// TestToolResultsRefused: nothing is stored of results that answer nothing or are too large.
-func TestToolResultsRefused(t *testing.T) {
+// TestInvalidToolResults checks that nothing is stored if results have no open call or are too large.
+func TestInvalidToolResults(t *testing.T) {
 	f := open(t, nil)
-	f.asked(t, "c1")
+	f.appendCalls(t, "c1")
 	written := f.changeCount()
 	ask := func(results ...*parleyv1.ToolResult) error {
 		_, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", ToolResults: results})
@@ -81,11 +81,11 @@ func TestToolResultsRefused(t *testing.T) {
 	}
 	got = wantError(t, ask(resultOf("1", ""), resultOf("2", strings.Repeat("x", defaultMaxMessageBytes))), codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
 	if !strings.HasPrefix(got.text, "tool_results[1] has ") {
-		t.Errorf("refused with %q", got.text)
+		t.Errorf("text = %q, want the path of the result", got.text)
 	}
 	_, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c2", Content: "x", ToolResults: []*parleyv1.ToolResult{resultOf("1", "")}})
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	if n := f.changeCount(); n != written {
-		t.Errorf("%d changes were written", n-written)
+		t.Errorf("got %d changes, want 0", n-written)
 	}
 }

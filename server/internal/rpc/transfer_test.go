@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// export returns all that an export sends, and how it ends.
+// export returns the responses of an export, and its error.
 func (f *fixture) export(ctx context.Context, ids ...string) ([]*parleyv1.ExportConversationsResponse, error) {
 	stream, err := f.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{ConversationIds: ids})
 	if err != nil {
@@ -41,18 +40,20 @@ func (f *fixture) export(ctx context.Context, ids ...string) ([]*parleyv1.Export
 	}
 }
 
-// exported is an export that must go well.
-func (f *fixture) exported(t *testing.T, ids ...string) []*parleyv1.ExportConversationsResponse {
+// mustExport returns the responses of an export. It fails the test if there is an error.
+func (f *fixture) mustExport(t *testing.T, ids ...string) []*parleyv1.ExportConversationsResponse {
 	t.Helper()
 	parts, err := f.export(t.Context(), ids...)
 	if err != nil {
-		t.Fatalf("export %q: %v", ids, err)
+		t.Fatalf("ExportConversations(%q) = %v", ids, err)
 	}
 	return parts
 }
 
-// importing imports what was exported.
-func (f *fixture) importing(ctx context.Context, overwrite bool, parts ...*parleyv1.ExportConversationsResponse) (*parleyv1.ImportConversationsResponse, error) {
+// tryImport imports exported conversations.
+func (f *fixture) tryImport(
+	ctx context.Context, overwrite bool, parts ...*parleyv1.ExportConversationsResponse,
+) (*parleyv1.ImportConversationsResponse, error) {
 	stream, err := f.ImportConversations(ctx)
 	if err != nil {
 		return nil, err
@@ -60,26 +61,30 @@ func (f *fixture) importing(ctx context.Context, overwrite bool, parts ...*parle
 	for _, part := range parts {
 		err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages(), Overwrite: overwrite})
 		if err != nil {
-			break // CloseAndRecv says why.
+			break // CloseAndRecv returns the error.
 		}
 	}
 	return stream.CloseAndRecv()
 }
 
-// wantImport imports, and fails the test unless that gives these counts.
-func (f *fixture) wantImport(t *testing.T, overwrite bool, imported, skipped int64, parts ...*parleyv1.ExportConversationsResponse) []*parleyv1.ImportFailure {
+// wantImport imports exported conversations and returns the failures. It fails the test unless the reply
+// has these counts.
+func (f *fixture) wantImport(
+	t *testing.T, overwrite bool, imported, skipped int64, parts ...*parleyv1.ExportConversationsResponse,
+) []*parleyv1.ImportFailure {
 	t.Helper()
-	reply, err := f.importing(t.Context(), overwrite, parts...)
+	reply, err := f.tryImport(t.Context(), overwrite, parts...)
 	if err != nil {
-		t.Fatalf("import: %v", err)
+		t.Fatalf("ImportConversations = %v", err)
 	}
 	if reply.GetImportedCount() != imported || reply.GetSkippedCount() != skipped {
-		t.Errorf("%d were imported and %d skipped, want %d and %d; failures %v", reply.GetImportedCount(), reply.GetSkippedCount(), imported, skipped, reply.GetFailures())
+		t.Errorf("ImportConversations = %d imported, %d skipped, want %d and %d; failures = %v",
+			reply.GetImportedCount(), reply.GetSkippedCount(), imported, skipped, reply.GetFailures())
 	}
 	return reply.GetFailures()
 }
 
-// exportedIDs names the conversations of an export in order.
+// exportedIDs returns the ids of the conversations of an export in their order.
 func exportedIDs(parts []*parleyv1.ExportConversationsResponse) []string {
 	var ids []string
 	for _, part := range parts {
@@ -88,33 +93,8 @@ func exportedIDs(parts []*parleyv1.ExportConversationsResponse) []string {
 	return slices.Compact(ids)
 }
 
-// steps is a clock that moves when it is told to.
-type steps struct {
-	mu  sync.Mutex
-	now time.Time
-}
-
-func newSteps() *steps { return &steps{now: time.Date(2026, 2, 3, 4, 5, 6, 700, time.UTC)} }
-
-func (s *steps) Now() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.now
-}
-
-func (s *steps) advance(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now = s.now.Add(d)
-}
-
-// onClock has server and store read this clock.
-func onClock(clock *steps) func(*setup) {
-	return func(s *setup) { s.Now, s.stored.Now = clock.Now, clock.Now }
-}
-
-// fileOf is a conversation of one message as a file of a while ago holds it.
-func fileOf(id string, now time.Time) *parleyv1.ExportConversationsResponse {
+// exportOf returns an exported conversation with one message. Its times are ten minutes before now.
+func exportOf(id string, now time.Time) *parleyv1.ExportConversationsResponse {
 	at := timestamppb.New(now.Add(-10 * time.Minute))
 	return &parleyv1.ExportConversationsResponse{
 		Conversation: &parleyv1.Conversation{
@@ -128,18 +108,18 @@ func fileOf(id string, now time.Time) *parleyv1.ExportConversationsResponse {
 }
 
 func TestExport(t *testing.T) {
-	f, words := openScripted(t, nil)
-	if parts := f.exported(t); len(parts) != 0 {
-		t.Errorf("export of nothing: %v", parts)
+	f, script := openScripted(t, nil)
+	if parts := f.mustExport(t); len(parts) != 0 {
+		t.Errorf("export of an empty store = %v", parts)
 	}
 	for _, id := range []string{"b", "a", "c"} {
-		f.create(t, chosen(id))
+		f.create(t, fullConversation(id))
 	}
 	f.append(t, "a", user("1"), assistant("2"))
-	run := f.begin(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "b", Agent: "main", Content: "a turn runs"})
-	all := f.exported(t)
+	run := f.startChat(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "b", Agent: "main", Content: "a turn runs"})
+	all := f.mustExport(t)
 	if got := exportedIDs(all); !slices.Equal(got, []string{"b", "a", "c"}) {
-		t.Errorf("exported %v", got)
+		t.Errorf("exported ids = %v, want b, a, c", got)
 	}
 	for _, part := range all {
 		id := part.GetConversation().GetId()
@@ -153,40 +133,40 @@ func TestExport(t *testing.T) {
 		}
 		want := &parleyv1.ExportConversationsResponse{Conversation: got.GetConversation(), Messages: loaded.GetMessages()}
 		if want.Conversation.ActiveTurnId == "" && id == "b" || want.Conversation.GetSystemPrompt() == "" {
-			t.Fatalf("%s is %v", id, want.Conversation)
+			t.Fatalf("conversation %s = %v, want a system prompt, and a turn on b", id, want.Conversation)
 		}
 		want.Conversation.ActiveTurnId, want.Conversation.SizeBytes = "", 0
 		if diff := cmp.Diff(want, part, protocmp.Transform()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", id, diff)
 		}
 	}
-	words.say(t, "b", end)
-	run.drain(t)
+	script.send(t, "b", end)
+	run.wait(t)
 
-	if got := exportedIDs(f.exported(t, "c", "a", "c", "a")); !slices.Equal(got, []string{"c", "a"}) {
-		t.Errorf("exported by name: %v", got)
+	if got := exportedIDs(f.mustExport(t, "c", "a", "c", "a")); !slices.Equal(got, []string{"c", "a"}) {
+		t.Errorf("export by ids = %v, want c, a", got)
 	}
 	parts, err := f.export(t.Context(), "c", "nobody", "a")
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c"}) || !strings.Contains(err.Error(), "nobody") {
-		t.Errorf("ahead of one that is missing: %v, %v", got, err)
+		t.Errorf("export with a missing id = %v, %v, want c and an error with the id", got, err)
 	}
 	_, err = f.export(t.Context(), "c", "../a")
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if lines := f.log.lines("level=INFO", "msg=exported", "conversations=3", "messages=3", "complete=true"); len(lines) != 1 {
-		t.Errorf("log lines: %v", lines)
+		t.Errorf("got log lines %v, want 1", lines)
 	}
 }
 
-// spied is a store that a test looks into.
-type spied struct {
+// hookStore is a store that calls functions of a test. Functions that are nil are not called.
+type hookStore struct {
 	store.Store
-	read     func(*store.Read) error
-	listed   func(*store.List, *store.Page)
-	imported func(*store.Import) error
+	read     func(*store.Read) error        // before a read, which fails with its error
+	listed   func(*store.List, *store.Page) // after a list
+	imported func(*store.Import) error      // before an import, which fails with its error
 }
 
-func (s *spied) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+func (s *hookStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	if s.read != nil {
 		if err := s.read(r); err != nil {
 			return nil, err
@@ -195,7 +175,7 @@ func (s *spied) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	return s.Store.Read(ctx, r)
 }
 
-func (s *spied) List(ctx context.Context, l *store.List) (*store.Page, error) {
+func (s *hookStore) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	page, err := s.Store.List(ctx, l)
 	if s.listed != nil && err == nil {
 		s.listed(l, page)
@@ -203,7 +183,7 @@ func (s *spied) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	return page, err
 }
 
-func (s *spied) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
+func (s *hookStore) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
 	if s.imported != nil {
 		if err := s.imported(i); err != nil {
 			return nil, fmt.Errorf("conversation %q: %w", i.Conversation.GetId(), err)
@@ -212,25 +192,25 @@ func (s *spied) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	return s.Store.Import(ctx, i)
 }
 
-// openSpied opens a server on a store that is looked into.
-func openSpied(t *testing.T, change func(*setup)) (*fixture, *spied) {
+// openHooked starts a server with a hookStore.
+func openHooked(t *testing.T, change func(*setup)) (*fixture, *hookStore) {
 	t.Helper()
-	spy := new(spied)
+	hooks := new(hookStore)
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
-			spy.Store = inner
-			return spy
+			hooks.Store = inner
+			return hooks
 		}
 		if change != nil {
 			change(s)
 		}
 	})
-	return f, spy
+	return f, hooks
 }
 
-func TestExportWhileOthersWrite(t *testing.T) {
-	clock := newSteps()
-	f, spy := openSpied(t, onClock(clock))
+func TestExportWithConcurrentWrites(t *testing.T) {
+	clock := newManualClock()
+	f, hooks := openHooked(t, onClock(clock))
 	const n = 2*exportPage + 10
 	var want []string
 	for i := range n {
@@ -239,28 +219,30 @@ func TestExportWhileOthersWrite(t *testing.T) {
 			want = append(want, fmt.Sprint("c", i))
 		}
 	}
-	made := 0
-	spy.read = func(r *store.Read) error {
-		// Without an end to what is exported it would go on for ever.
+	created := 0
+	hooks.read = func(r *store.Read) error {
+		// If the export included conversations created after its start, it would never end.
 		clock.advance(time.Millisecond)
-		made++
-		_, err := spy.Create(t.Context(), &store.Create{Tenant: r.Tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("new", made)}})
+		created++
+		_, err := hooks.Create(t.Context(), &store.Create{
+			Tenant: r.Tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("new", created)},
+		})
 		var i int
 		if _, scan := fmt.Sscanf(r.ConversationID, "c%d", &i); scan == nil && i%5 == 2 {
-			err = errors.Join(err, spy.Delete(t.Context(), &store.Delete{Tenant: r.Tenant, ConversationID: fmt.Sprint("c", i+1)}))
+			err = errors.Join(err, hooks.Delete(t.Context(), &store.Delete{Tenant: r.Tenant, ConversationID: fmt.Sprint("c", i+1)}))
 		}
 		return err
 	}
-	if diff := cmp.Diff(want, exportedIDs(f.exported(t))); diff != "" {
+	if diff := cmp.Diff(want, exportedIDs(f.mustExport(t))); diff != "" {
 		t.Errorf("exported (-want +got):\n%s", diff)
 	}
-	if made != n {
-		t.Errorf("%d conversations were looked at, want %d", made, n)
+	if created != n {
+		t.Errorf("the export read %d conversations, want %d", created, n)
 	}
 }
 
-func TestExportOfDamage(t *testing.T) {
-	f, spy := openSpied(t, nil)
+func TestExportDamaged(t *testing.T) {
+	f, hooks := openHooked(t, nil)
 	for i := range 6 {
 		f.append(t, fmt.Sprint("c", i), user("hello"))
 	}
@@ -270,36 +252,37 @@ func TestExportOfDamage(t *testing.T) {
 		}
 		return nil
 	}
-	spy.read = damage
+	hooks.read = damage
 	parts, err := f.export(t.Context())
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c0", "c2", "c3", "c4"}) {
-		t.Errorf("exported beside what is damaged: %v", got)
+		t.Errorf("exported ids = %v, want all but the damaged ones", got)
 	}
-	told := wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
-	if told.metadata["conversation_ids"] != "c1,c5" || !strings.Contains(told.text, "2 conversations are damaged") {
-		t.Errorf("told %q, %v", told.text, told.metadata)
+	status := wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if status.metadata["conversation_ids"] != "c1,c5" || !strings.Contains(status.text, "2 conversations are damaged") {
+		t.Errorf("status = %q, %v, want c1 and c5", status.text, status.metadata)
 	}
 	if lines := f.log.lines("msg=exported", "conversations=4", "damaged=2", "complete=false"); len(lines) != 1 {
-		t.Errorf("log lines: %v", lines)
+		t.Errorf("got log lines %v, want 1", lines)
 	}
-	// Of some not even the ids can be told: the list has met them.
-	spy.listed = func(l *store.List, page *store.Page) {
+	// The list counts damaged conversations without an id.
+	hooks.listed = func(l *store.List, page *store.Page) {
 		if l.OldestFirst {
 			page.Damaged = 3
 		}
 	}
 	_, err = f.export(t.Context())
-	if told := wantError(t, err, codes.DataLoss, "RECORD_CORRUPT"); !strings.Contains(told.text, "5 conversations are damaged") || !strings.Contains(told.text, "c1, c5, 3 whose ids cannot be told") {
-		t.Errorf("told %q", told.text)
+	status = wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if !strings.Contains(status.text, "5 conversations are damaged") || !strings.Contains(status.text, "c1, c5, 3 with damaged ids") {
+		t.Errorf("text = %q, want c1, c5 and 3 others", status.text)
 	}
-	spy.listed = nil
+	hooks.listed = nil
 	parts, err = f.export(t.Context(), "c2", "c1", "c3")
 	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c2"}) || !strings.Contains(err.Error(), `"c1"`) {
-		t.Errorf("by name, ahead of what is damaged: %v, %v", got, err)
+		t.Errorf("export by ids with a damaged one = %v, %v, want c2 and an error with c1", got, err)
 	}
-	// What ends the whole ends it at once.
-	spy.read = func(r *store.Read) error {
+	// Another error of the store ends the export immediately.
+	hooks.read = func(r *store.Read) error {
 		if r.ConversationID == "c2" {
 			return store.ErrClosed
 		}
@@ -308,7 +291,7 @@ func TestExportOfDamage(t *testing.T) {
 	parts, err = f.export(t.Context())
 	wantError(t, err, codes.Unavailable, "SHUTTING_DOWN")
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c0"}) {
-		t.Errorf("ahead of the end of the store: %v", got)
+		t.Errorf("exported ids before the store closed = %v, want c0", got)
 	}
 }
 
@@ -318,15 +301,15 @@ func TestExportParts(t *testing.T) {
 	f.append(t, "small", user("1"), user("2"))
 	f.append(t, "many", slices.Repeat([]*parleyv1.Message{big(50 << 10)}, 14)...)
 	f.append(t, "large", big(100), big(2<<20), big(100), big(100))
-	f.create(t, chosen("empty"))
+	f.create(t, fullConversation("empty"))
 	f.append(t, "last", user("1"))
-	parts := f.exported(t)
+	parts := f.mustExport(t)
 	var got []string
 	for _, part := range parts {
 		got = append(got, fmt.Sprint(part.GetConversation().GetId(), " ", sequences(part.GetMessages())))
 		size := proto.Size(&parleyv1.ExportConversationsResponse{Messages: part.GetMessages()})
 		if size > maxExportBytes && len(part.GetMessages()) > 1 {
-			t.Errorf("a response has %d bytes of %d messages", size, len(part.GetMessages()))
+			t.Errorf("response has %d bytes and %d messages, want at most %d bytes", size, len(part.GetMessages()), maxExportBytes)
 		}
 	}
 	want := []string{
@@ -338,14 +321,14 @@ func TestExportParts(t *testing.T) {
 	}
 	for i := range 2 {
 		if diff := cmp.Diff(parts[1].GetConversation(), parts[2+i].GetConversation(), protocmp.Transform()); diff != "" {
-			t.Errorf("headers of one conversation differ:\n%s", diff)
+			t.Errorf("headers of the first and another response differ:\n%s", diff)
 		}
 	}
-	other := open(t, nil) // Its limit for new messages does not matter.
+	other := open(t, nil) // MaxMessageBytes does not apply to imports.
 	if failures := other.wantImport(t, false, 5, 0, parts...); len(failures) > 0 {
-		t.Errorf("failures: %v", failures)
+		t.Errorf("failures = %v, want none", failures)
 	}
-	if diff := cmp.Diff(parts, other.exported(t), protocmp.Transform(), exceptUID()); diff != "" {
-		t.Errorf("after an import (-want +got):\n%s", diff)
+	if diff := cmp.Diff(parts, other.mustExport(t), protocmp.Transform(), ignoreUID()); diff != "" {
+		t.Errorf("export after the import (-want +got):\n%s", diff)
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
-// invalidError says what is wrong with a request, one violation a fault.
+// invalidError contains the faults of an invalid request.
 type invalidError struct {
 	violations []*errdetails.BadRequest_FieldViolation
 }
 
-// Error lists the faults.
+// Error returns the fields with their faults.
 func (e *invalidError) Error() string {
 	faults := make([]string, len(e.violations))
 	for i, v := range e.violations {
@@ -42,24 +42,23 @@ func validateUnary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, ha
 
 func validateStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if info.FullMethod == parleyv1.ConversationService_ImportConversations_FullMethodName {
-		return handler(srv, stream) // It validates by itself: one invalid request must not end the others.
+		return handler(srv, stream) // The handler validates: an invalid request must not end the import.
 	}
-	return handler(srv, &validStream{stream})
+	return handler(srv, &validatedStream{stream})
 }
 
-// validStream is a stream whose received messages are valid.
-type validStream struct{ grpc.ServerStream }
+// validatedStream is a stream that validates the messages that it receives.
+type validatedStream struct{ grpc.ServerStream }
 
-// RecvMsg receives the next message, or an invalidError in its place.
-func (s *validStream) RecvMsg(m any) error {
+// RecvMsg receives the next message. It returns an invalidError if the message is invalid.
+func (s *validatedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
 	return validate(m)
 }
 
-// validate returns an invalidError with everything that is wrong with a request, nil when
-// nothing is.
+// validate returns an invalidError with all faults of a request, or nil if the request is valid.
 func validate(request any) error {
 	m, ok := request.(proto.Message)
 	if !ok {

@@ -21,7 +21,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// request makes an empty request of a method.
+// request returns an empty request of a method.
 func request(t *testing.T, method protoreflect.MethodDescriptor) protoreflect.Message {
 	t.Helper()
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
@@ -31,7 +31,7 @@ func request(t *testing.T, method protoreflect.MethodDescriptor) protoreflect.Me
 	return kind.New()
 }
 
-// methods are those of ConversationService.
+// methods returns the methods of ConversationService by full name.
 func methods() map[string]protoreflect.MethodDescriptor {
 	all := make(map[string]protoreflect.MethodDescriptor)
 	service := parleyv1.File_parley_v1_conversation_service_proto.Services().Get(0)
@@ -42,7 +42,7 @@ func methods() map[string]protoreflect.MethodDescriptor {
 	return all
 }
 
-// TestRulesCompile finds a rule in the protos that cannot be evaluated.
+// TestRulesCompile evaluates all rules in the protos.
 func TestRulesCompile(t *testing.T) {
 	for name, method := range methods() {
 		var invalid *invalidError
@@ -52,21 +52,21 @@ func TestRulesCompile(t *testing.T) {
 	}
 }
 
-// TestBadFields sends what no method takes in a field that many have.
-func TestBadFields(t *testing.T) {
+// TestInvalidFields sends invalid values in fields that several methods have.
+func TestInvalidFields(t *testing.T) {
 	f := open(t, nil)
-	odd := []protoreflect.Value{}
+	invalidIDs := []protoreflect.Value{}
 	for _, id := range []string{
 		"../../x", "a\x00b", "a b", " a", "a\n", ".a", "-", "é", "a/b", `a"b`, strings.Repeat("x", 129),
 	} {
-		odd = append(odd, protoreflect.ValueOfString(id))
+		invalidIDs = append(invalidIDs, protoreflect.ValueOfString(id))
 	}
 	tests := []struct {
 		field  protoreflect.Name
 		values []protoreflect.Value
 	}{
-		{"conversation_id", odd},
-		{"new_conversation_id", odd},
+		{"conversation_id", invalidIDs},
+		{"new_conversation_id", invalidIDs},
 		{"request_id", []protoreflect.Value{
 			protoreflect.ValueOfString(strings.Repeat("x", 65)), protoreflect.ValueOfString("a b"),
 			protoreflect.ValueOfString("é"), protoreflect.ValueOfString("a\n"),
@@ -94,7 +94,7 @@ func TestBadFields(t *testing.T) {
 				err := f.conn.Invoke(t.Context(), name, r.Interface(), &parleyv1.DeleteConversationResponse{})
 				got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 				if !slices.Contains(got.fields, string(test.field)) {
-					t.Errorf("%s with %s %q: named %q", name, test.field, value, got.fields)
+					t.Errorf("%s with %s %q: fields = %q", name, test.field, value, got.fields)
 				}
 				sent++
 			}
@@ -104,11 +104,11 @@ func TestBadFields(t *testing.T) {
 		}
 	}
 	if n := f.changeCount(); n != 0 {
-		t.Errorf("%d changes were written", n)
+		t.Errorf("got %d changes, want 0", n)
 	}
 }
 
-// TestRequiredID sends requests that do not say which conversation they mean.
+// TestRequiredID sends requests without the required conversation_id.
 func TestRequiredID(t *testing.T) {
 	f := open(t, nil)
 	optional := []string{"LoadConversation", "Chat"}
@@ -119,12 +119,12 @@ func TestRequiredID(t *testing.T) {
 		}
 		err := f.conn.Invoke(t.Context(), name, request(t, method).Interface(), &parleyv1.DeleteConversationResponse{})
 		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); !slices.Contains(got.fields, "conversation_id") {
-			t.Errorf("%s without an id: named %q", name, got.fields)
+			t.Errorf("%s without an id: fields = %q, want conversation_id", name, got.fields)
 		}
 	}
 }
 
-// nested is a value inside so many lists.
+// nested returns a value inside depth lists.
 func nested(depth int, inner *structpb.Value) *structpb.Value {
 	for range depth {
 		inner = structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{inner}})
@@ -144,7 +144,7 @@ func entries(n, keyBytes, valueBytes int) map[string]string {
 	return m
 }
 
-func TestBadInput(t *testing.T) {
+func TestInvalidInput(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "taken", user("hello"))
 	text, number := structpb.NewStringValue("x"), structpb.NewNumberValue
@@ -185,22 +185,22 @@ func TestBadInput(t *testing.T) {
 		{"long metadata key", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 65, 1)}), []string{`messages[1].metadata["` + strings.Repeat("0", 65) + `"]`}},
 		{"empty metadata key", one(&parleyv1.Message{Role: 1, Metadata: map[string]string{"": "x"}}), []string{`messages[1].metadata[""]`}},
 		{"long metadata value", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 1, 1025)}), []string{`messages[1].metadata["0"]`}},
-		{"a tool's message without a result", one(&parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL}), []string{"messages[1].tool_result"}},
-		{"a user's message with a result", one(&parleyv1.Message{Role: 1, ToolResult: &parleyv1.ToolResult{CallId: "1"}}), []string{"messages[1].tool_result"}},
-		{"a user's message with calls", one(&parleyv1.Message{Role: 1, ToolCalls: calls}), []string{"messages[1].tool_calls"}},
-		{"a call without id and name", one(&parleyv1.Message{Role: 2, ToolCalls: []*parleyv1.ToolCall{{}}}), []string{"messages[1].tool_calls[0].id", "messages[1].tool_calls[0].name"}},
-		{"an attachment without uri", one(&parleyv1.Message{Role: 1, Attachments: []*parleyv1.Attachment{{SizeBytes: -1}}}), []string{"messages[1].attachments[0].uri", "messages[1].attachments[0].size_bytes"}},
+		{"tool message without result", one(&parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL}), []string{"messages[1].tool_result"}},
+		{"user message with result", one(&parleyv1.Message{Role: 1, ToolResult: &parleyv1.ToolResult{CallId: "1"}}), []string{"messages[1].tool_result"}},
+		{"user message with calls", one(&parleyv1.Message{Role: 1, ToolCalls: calls}), []string{"messages[1].tool_calls"}},
+		{"call without id and name", one(&parleyv1.Message{Role: 2, ToolCalls: []*parleyv1.ToolCall{{}}}), []string{"messages[1].tool_calls[0].id", "messages[1].tool_calls[0].name"}},
+		{"attachment without uri", one(&parleyv1.Message{Role: 1, Attachments: []*parleyv1.Attachment{{SizeBytes: -1}}}), []string{"messages[1].attachments[0].uri", "messages[1].attachments[0].size_bytes"}},
 		{"data without type", one(&parleyv1.Message{Role: 1, StructuredData: data("", text)}), []string{"messages[1].structured_data[0].type"}},
 		{"data with a long type", one(&parleyv1.Message{Role: 1, StructuredData: data(x(129), text)}), []string{"messages[1].structured_data[0].type"}},
 		{"data without value", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nil)}), []string{"messages[1].structured_data[0].value"}},
 		{"data without kind", one(&parleyv1.Message{Role: 1, StructuredData: data("t", &structpb.Value{})}), []string{"messages[1].structured_data[0].value"}},
 		{"not a number", one(&parleyv1.Message{Role: 1, StructuredData: data("t", number(math.NaN()))}), []string{"messages[1].structured_data[0].value"}},
-		{"infinity inside", one(&parleyv1.Message{Role: 1, StructuredData: data("t", structpb.NewStructValue(&structpb.Struct{
+		{"nested infinity", one(&parleyv1.Message{Role: 1, StructuredData: data("t", structpb.NewStructValue(&structpb.Struct{
 			Fields: map[string]*structpb.Value{"a": nested(3, number(math.Inf(-1)))},
 		}))}), []string{"messages[1].structured_data[0].value"}},
 		{"17 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(17, text))}), []string{"messages[1].structured_data[0].value"}},
 		{"3000 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(3000, text))}), []string{"messages[1].structured_data[0].value"}},
-		{"all at once", &parleyv1.AppendMessagesRequest{
+		{"several faults", &parleyv1.AppendMessagesRequest{
 			ConversationId: "../x", RequestId: "a b", IfVersion: proto.Int32(-1),
 			Messages: []*parleyv1.Message{{}, {Role: 1, ToolCalls: calls, StructuredData: data("", nested(17, text))}},
 		}, []string{
@@ -209,7 +209,7 @@ func TestBadInput(t *testing.T) {
 		}},
 
 		{"long title", create(&parleyv1.Conversation{Title: x(513)}), []string{"conversation.title"}},
-		{"odd id", create(&parleyv1.Conversation{Id: "../../x"}), []string{"conversation.id"}},
+		{"invalid id", create(&parleyv1.Conversation{Id: "../../x"}), []string{"conversation.id"}},
 		{"long agent", create(&parleyv1.Conversation{Agent: x(129)}), []string{"conversation.agent"}},
 		{"long system prompt", create(&parleyv1.Conversation{SystemPrompt: x(65537)}), []string{"conversation.system_prompt"}},
 		{"65 labels", create(&parleyv1.Conversation{Labels: entries(65, 2, 1)}), []string{"conversation.labels"}},
@@ -217,8 +217,8 @@ func TestBadInput(t *testing.T) {
 		{"negative max_messages", create(retention(-1, nil)), []string{"conversation.retention.max_messages"}},
 		{"1001 max_messages", create(retention(1001, nil)), []string{"conversation.retention.max_messages"}},
 		{"no ttl", create(retention(0, &durationpb.Duration{})), []string{"conversation.retention.ttl"}},
-		{"a ttl of 99 ms", create(retention(0, durationpb.New(99*time.Millisecond))), []string{"conversation.retention.ttl"}},
-		{"a ttl of 100 years", create(retention(0, durationpb.New(100*365*24*time.Hour))), []string{"conversation.retention.ttl"}},
+		{"ttl of 99 ms", create(retention(0, durationpb.New(99*time.Millisecond))), []string{"conversation.retention.ttl"}},
+		{"ttl of 100 years", create(retention(0, durationpb.New(100*365*24*time.Hour))), []string{"conversation.retention.ttl"}},
 
 		{"no conversation", &parleyv1.UpdateConversationRequest{}, []string{"conversation"}},
 		{"no id", update(&parleyv1.Conversation{Title: "x"}), []string{"conversation.id"}},
@@ -227,69 +227,69 @@ func TestBadInput(t *testing.T) {
 			"update_mask.paths[0]", "update_mask.paths[1]", "update_mask.paths[2]", "update_mask.paths[3]",
 		}},
 		{"all fields", update(taken, "*"), []string{"update_mask.paths[0]"}},
-		{"name of JSON", update(taken, "systemPrompt"), []string{"update_mask.paths[0]"}},
+		{"JSON name", update(taken, "systemPrompt"), []string{"update_mask.paths[0]"}},
 		{"ttl of 0 in an update", update(&parleyv1.Conversation{Id: "taken", Retention: &parleyv1.Retention{Ttl: &durationpb.Duration{}}}, "retention.ttl"), []string{"conversation.retention.ttl"}},
 
 		{"unknown order", &parleyv1.ListConversationsRequest{Order: 9}, []string{"order"}},
 		{"long type in a list", &parleyv1.ListConversationsRequest{StructuredDataType: x(129)}, []string{"structured_data_type"}},
 		{"empty label in a list", &parleyv1.ListConversationsRequest{Labels: map[string]string{"": ""}}, []string{`labels[""]`}},
-		{"token made up", &parleyv1.ListConversationsRequest{PageToken: "nonsense"}, []string{"page_token"}},
-		{"token of messages made up", &parleyv1.ListMessagesRequest{ConversationId: "taken", PageToken: "AAAA"}, []string{"page_token"}},
+		{"invalid token", &parleyv1.ListConversationsRequest{PageToken: "nonsense"}, []string{"page_token"}},
+		{"invalid token of messages", &parleyv1.ListMessagesRequest{ConversationId: "taken", PageToken: "AAAA"}, []string{"page_token"}},
 		{"negative window", &parleyv1.GetContextRequest{ConversationId: "taken", Window: &parleyv1.ContextWindow{MaxMessages: -1, MaxBytes: -1}}, []string{"window.max_messages", "window.max_bytes"}},
-		{"purge of everything", &parleyv1.PurgeConversationsRequest{}, []string{"inactive_for"}},
-		{"purge of the future", &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(-time.Hour)}, []string{"inactive_for"}},
-		{"summary of 21", &parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", MessageLimit: proto.Int32(21)}, []string{"message_limit"}},
+		{"purge without inactive_for", &parleyv1.PurgeConversationsRequest{}, []string{"inactive_for"}},
+		{"purge with negative inactive_for", &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(-time.Hour)}, []string{"inactive_for"}},
+		{"summary with 21 messages", &parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", MessageLimit: proto.Int32(21)}, []string{"message_limit"}},
 		{"wait of 61 s", &parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: durationpb.New(61 * time.Second)}, []string{"wait_timeout"}},
 		{"no summaries", summaries(), []string{"conversation_ids"}},
 		{"101 summaries", summaries(slices.Repeat([]string{"taken"}, 101)...), []string{"conversation_ids"}},
-		{"summary of an odd id", summaries("taken", ""), []string{"conversation_ids[1]"}},
+		{"summary of an invalid id", summaries("taken", ""), []string{"conversation_ids[1]"}},
 		{"long reason", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", Reason: x(1025)}, []string{"reason"}},
 		{"lease of 0 s", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: &durationpb.Duration{}}, []string{"lease_duration"}},
 		{"lease of 100 years", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: durationpb.New(876000 * time.Hour)}, []string{"lease_duration"}},
 
-		{"nothing said", &parleyv1.ChatRequest{ConversationId: "taken"}, []string{"content"}},
-		{"said too much", &parleyv1.ChatRequest{ConversationId: "taken", Content: "x", AnswerPending: true}, []string{"answer_pending"}},
-		{"results of no call", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: []*parleyv1.ToolResult{{Name: x(129)}}}, []string{"tool_results[0].call_id", "tool_results[0].name"}},
-		{"results in no conversation", &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"conversation_id"}},
+		{"no content", &parleyv1.ChatRequest{ConversationId: "taken"}, []string{"content"}},
+		{"content and answer_pending", &parleyv1.ChatRequest{ConversationId: "taken", Content: "x", AnswerPending: true}, []string{"answer_pending"}},
+		{"results without call_id", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: []*parleyv1.ToolResult{{Name: x(129)}}}, []string{"tool_results[0].call_id", "tool_results[0].name"}},
+		{"results without conversation_id", &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"conversation_id"}},
 		{"65 results", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: slices.Repeat([]*parleyv1.ToolResult{{CallId: "1"}}, 65)}, []string{"tool_results", "tool_results"}},
-		{"results and pending", &parleyv1.ChatRequest{ConversationId: "taken", AnswerPending: true, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"answer_pending"}},
-		{"data of a chat", &parleyv1.ChatRequest{StructuredData: data("t", nested(17, text))}, []string{"structured_data[0].value"}},
-		{"metadata of a chat", &parleyv1.ChatRequest{Content: "x", Metadata: entries(65, 2, 1)}, []string{"metadata"}},
-		{"system prompt of a chat", &parleyv1.ChatRequest{Content: "x", SystemPrompt: new(x(65537))}, []string{"system_prompt"}},
-		{"unknown words of a chat", &parleyv1.ChatRequest{Content: "x", OnBusy: 9, OnDisconnect: 9}, []string{"on_busy", "on_disconnect"}},
+		{"results and answer_pending", &parleyv1.ChatRequest{ConversationId: "taken", AnswerPending: true, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"answer_pending"}},
+		{"chat with nested data", &parleyv1.ChatRequest{StructuredData: data("t", nested(17, text))}, []string{"structured_data[0].value"}},
+		{"chat with 65 metadata entries", &parleyv1.ChatRequest{Content: "x", Metadata: entries(65, 2, 1)}, []string{"metadata"}},
+		{"chat with long system prompt", &parleyv1.ChatRequest{Content: "x", SystemPrompt: new(x(65537))}, []string{"system_prompt"}},
+		{"unknown on_busy and on_disconnect", &parleyv1.ChatRequest{Content: "x", OnBusy: 9, OnDisconnect: 9}, []string{"on_busy", "on_disconnect"}},
 		{"unknown agent", &parleyv1.ChatRequest{Content: "x", Agent: "nobody"}, []string{"agent"}},
 	}
 	written := f.changeCount()
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got := toldBy(f.conn.Invoke(t.Context(), methodOf(test.request), test.request, &parleyv1.DeleteConversationResponse{}))
+			got := statusOf(f.conn.Invoke(t.Context(), methodOf(test.request), test.request, &parleyv1.DeleteConversationResponse{}))
 			if got.code != codes.InvalidArgument || got.reason == "" {
-				t.Errorf("got %v %q %q", got.code, got.reason, got.text)
+				t.Errorf("status = %v %q %q, want InvalidArgument with a reason", got.code, got.reason, got.text)
 			}
 			slices.Sort(got.fields)
 			slices.Sort(test.fields)
 			if diff := cmp.Diff(test.fields, got.fields); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", got.text, diff)
+				t.Errorf("fields of %q (-want +got):\n%s", got.text, diff)
 			}
 			for _, field := range test.fields {
 				if !strings.Contains(got.text, field) {
-					t.Errorf("text %q does not name %s", got.text, field)
+					t.Errorf("text = %q, want it to contain %s", got.text, field)
 				}
 			}
 			if n := f.changeCount(); n != written {
-				t.Errorf("%d changes were written", n-written)
+				t.Errorf("got %d changes, want 0", n-written)
 			}
 		})
 	}
 }
 
-// methodOf is the method that takes a request.
+// methodOf returns the full name of the method of a request.
 func methodOf(request proto.Message) string {
 	name := string(request.ProtoReflect().Descriptor().Name())
 	return "/parley.v1.ConversationService/" + strings.TrimSuffix(name, "Request")
 }
 
-// TestFaultTexts: what rules say of themselves is not always what a person needs.
+// TestFaultTexts checks complete texts of faults.
 func TestFaultTexts(t *testing.T) {
 	f := open(t, nil)
 	for want, m := range map[string]*parleyv1.Message{
@@ -298,13 +298,13 @@ func TestFaultTexts(t *testing.T) {
 	} {
 		_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c", Messages: []*parleyv1.Message{m}})
 		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); got.text != "invalid request: "+want {
-			t.Errorf("text %q, want %q", got.text, want)
+			t.Errorf("text = %q, want %q", got.text, want)
 		}
 	}
 }
 
-// TestGoodInput sends what is just within the limits.
-func TestGoodInput(t *testing.T) {
+// TestValidInput sends fields that are at their limits.
+func TestValidInput(t *testing.T) {
 	f := open(t, nil)
 	x := func(n int) string { return strings.Repeat("x", n) }
 	value := nested(16, structpb.NewNullValue())
@@ -335,20 +335,20 @@ func TestGoodInput(t *testing.T) {
 	}
 }
 
-// TestPatternsHaveWords finds a pattern in the protos that a person would be shown.
-func TestPatternsHaveWords(t *testing.T) {
+// TestPatternTexts checks that the faults of patterns do not contain the pattern.
+func TestPatternTexts(t *testing.T) {
 	for _, m := range []proto.Message{
 		&parleyv1.GetConversationRequest{ConversationId: "../x"},
 		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "a b"}, RequestId: "a b"},
 		&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "today"}},
 	} {
-		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must be") || strings.Contains(err.Error(), "pattern") {
-			t.Errorf("%T: %v", m, err)
+		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must ") || strings.Contains(err.Error(), "pattern") {
+			t.Errorf("validate(%T) = %v, want a text without a pattern", m, err)
 		}
 	}
 }
 
-// TestManyFaults: a status with all faults of a bad batch would not fit its frame.
+// TestManyFaults checks that the status of a request with many faults contains only some of them.
 func TestManyFaults(t *testing.T) {
 	f := open(t, nil)
 	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
@@ -356,9 +356,9 @@ func TestManyFaults(t *testing.T) {
 	})
 	got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if len(got.fields) < 10 || got.metadata["violation_count"] != "1290" {
-		t.Errorf("%d fields are named of %s", len(got.fields), got.metadata["violation_count"])
+		t.Errorf("got %d fields of %s, want at least 10 of 1290", len(got.fields), got.metadata["violation_count"])
 	}
 	if len(got.text) > maxTextBytes {
-		t.Errorf("the text has %d bytes", len(got.text))
+		t.Errorf("text has %d bytes, want at most %d", len(got.text), maxTextBytes)
 	}
 }

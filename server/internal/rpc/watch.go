@@ -15,34 +15,39 @@ import (
 )
 
 const (
-	// The end of a session that the store cannot take is tried again, at first after
-	// retrySoon, each time after twice as long, up to lastReleaseWait.
-	lastReleaseWait = 10 * time.Second
-	// releasesALine is how many tries in vain make a line in the log: the first, and then one
-	// about every five minutes.
-	releasesALine = 30
+	// maxReleaseWait is the maximum time between two attempts to release ephemeral conversations. The
+	// first wait is retryDelay, and each wait is twice as long as the one before.
+	maxReleaseWait = 10 * time.Second
+	// releaseLogInterval is the number of failed attempts for each log message: the first attempt, and
+	// then about one every five minutes.
+	releaseLogInterval = 30
 )
 
-// WatchConversations streams changes as they are committed.
-func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+// WatchConversations streams changes as they are committed. If delete_after_disconnect is set, it
+// holds the conversations as ephemeral conversations until the stream ends.
+func (s *Server) WatchConversations(
+	r *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+) error {
 	ctx := stream.Context()
 	w, err := s.hub.Watch(watch.Watch{
-		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(), Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(),
+		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
+		Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(),
 	})
 	if err != nil {
 		return err
 	}
 	defer w.Stop()
-	if r.GetDeleteAfterDisconnect() != nil { // Ahead of the first heartbeat, which says so.
-		session := &store.Hold{
-			Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(), DeleteAfter: r.GetDeleteAfterDisconnect().AsDuration(),
+	if r.GetDeleteAfterDisconnect() != nil { // The first heartbeat tells the client that the hold is in effect.
+		hold := &store.Hold{
+			Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
+			DeleteAfter: r.GetDeleteAfterDisconnect().AsDuration(),
 		}
-		if err := s.store.Hold(ctx, session); err != nil {
+		if err := s.store.Hold(ctx, hold); err != nil {
 			return err
 		}
 		defer func() {
-			w.Stop() // Its place is for others, however long the store takes.
-			s.release(context.WithoutCancel(ctx), session)
+			w.Stop() // Another watcher can start before the release ends.
+			s.release(context.WithoutCancel(ctx), hold)
 		}()
 	}
 	for response, err := range w.All(ctx, s.stopping) {
@@ -56,33 +61,34 @@ func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, strea
 	return turn.ErrShuttingDown
 }
 
-// release ends session memory when its stream has ended, unless the server has: what it
-// holds at its end counts as released at the next start. A store that cannot take it now is
-// asked again: else it would be held for ever. That it has no room for so many streams that
-// end at once is to be expected.
-func (s *Server) release(ctx context.Context, session *store.Hold) {
-	wait := retrySoon
-	for tries := 0; ; tries++ {
+// release releases the ephemeral conversations of a stream that has ended. It retries until the store
+// accepts the release, because the conversations would otherwise never be deleted. An overloaded store
+// is normal when many streams end at once, so it is only a warning. release gives up when the server
+// stops: the store releases all holds of a process at its next start.
+func (s *Server) release(ctx context.Context, hold *store.Hold) {
+	wait := retryDelay
+	for attempt := 0; ; attempt++ {
 		select {
 		case <-s.stopping:
 			return
 		default:
 		}
-		err := s.store.Release(ctx, session)
+		err := s.store.Release(ctx, hold)
 		if err == nil || errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
 			return
 		}
-		if tries%releasesALine == 0 {
+		if attempt%releaseLogInterval == 0 {
 			level := slog.LevelError
 			if errors.Is(err, store.ErrOverloaded) {
 				level = slog.LevelWarn
 			}
-			s.log.Log(ctx, level, "session memory is not released yet", "tenant", session.Tenant, "count", len(session.ConversationIDs), "error", err)
+			s.log.Log(ctx, level, "ephemeral conversations not released yet",
+				"tenant", hold.Tenant, "count", len(hold.ConversationIDs), "error", err)
 		}
 		select {
 		case <-s.stopping:
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, lastReleaseWait)
+		wait = min(2*wait, maxReleaseWait)
 	}
 }

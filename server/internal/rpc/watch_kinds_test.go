@@ -13,10 +13,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestEveryKindOfChange: what each call does is what a watcher is told.
-func TestEveryKindOfChange(t *testing.T) {
+// TestChangeKinds checks the changes in a watch after each call that writes.
+func TestChangeKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := open(t, func(s *setup) { s.stored.TTL, s.stored.MaxConversations = time.Hour, 3 })
+		f := open(t, func(s *setup) { s.storeOptions.TTL, s.storeOptions.MaxConversations = time.Hour, 3 })
 		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{})
 		must := func(_ any, err error) {
 			t.Helper()
@@ -31,38 +31,38 @@ func TestEveryKindOfChange(t *testing.T) {
 			w.want(t, seen...)
 			return w.changes[len(w.changes)-1]
 		}
-		// header checks a change against the conversation as it is read by then.
-		header := func(c *parleyv1.ConversationChange) {
+		// wantHeader checks that a change has the current header of its conversation.
+		wantHeader := func(c *parleyv1.ConversationChange) {
 			t.Helper()
 			reply, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: c.GetConversationId()})
 			must(reply, err)
 			if reply.GetConversation().GetSystemPrompt() == "" {
 				t.Fatal("the conversation has no system prompt")
 			}
-			reply.GetConversation().SystemPrompt = "" // Left out.
+			reply.GetConversation().SystemPrompt = "" // Changes have no system prompt.
 			if d := cmp.Diff(reply.GetConversation(), c.GetConversation(), protocmp.Transform()); d != "" {
-				t.Errorf("%v (-read +told):\n%s", c.GetKind(), d)
+				t.Errorf("header of %v (-read +change):\n%s", c.GetKind(), d)
 			}
 			if now := time.Now(); !c.GetTime().AsTime().Equal(now) {
-				t.Errorf("%v is of %v, now it is %v", c.GetKind(), c.GetTime().AsTime(), now)
+				t.Errorf("time of %v = %v, want %v", c.GetKind(), c.GetTime().AsTime(), now)
 			}
 		}
-		bare := func(c *parleyv1.ConversationChange) {
+		wantNoPayload := func(c *parleyv1.ConversationChange) {
 			t.Helper()
 			if c.GetPayload() != nil || c.GetTime() == nil {
-				t.Errorf("%v", c)
+				t.Errorf("change = %v, want a time and no payload", c)
 			}
 		}
 
-		f.create(t, chosen("c1"))
-		header(want("CREATED c1 1"))
+		f.create(t, fullConversation("c1"))
+		wantHeader(want("CREATED c1 1"))
 		<-time.After(time.Second)
 		must(f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}}))
-		header(want("UPDATED c1 2"))
-		must(f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}})) // Nothing.
+		wantHeader(want("UPDATED c1 2"))
+		must(f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}})) // Changes nothing.
 		must(f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1", Agent: "writer", Reason: "asked"}))
 		if c := want("UPDATED c1 3"); c.GetConversation().GetActiveAgent().GetAgent() != "writer" {
-			t.Errorf("after SetActiveAgent: %v", c)
+			t.Errorf("change after SetActiveAgent = %v", c)
 		}
 		f.append(t, "c1", user("one"), assistant("two"))
 		c := want("MESSAGE_APPENDED c1 4", "MESSAGE_APPENDED c1 4")
@@ -70,43 +70,43 @@ func TestEveryKindOfChange(t *testing.T) {
 		must(loaded, err)
 		for i, m := range loaded.GetMessages() {
 			if d := cmp.Diff(m, w.changes[len(w.changes)-2+i].GetMessage(), protocmp.Transform()); d != "" {
-				t.Errorf("message %d (-read +told):\n%s", i+1, d)
+				t.Errorf("message %d (-read +change):\n%s", i+1, d)
 			}
 		}
 		if c.GetTime().AsTime() != loaded.GetMessages()[1].GetCreateTime().AsTime() {
-			t.Errorf("the change is of %v", c.GetTime().AsTime())
+			t.Errorf("time of the change = %v, want the create_time of the message", c.GetTime().AsTime())
 		}
 		must(f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "fork"}))
-		header(want("CREATED fork 1"))
+		wantHeader(want("CREATED fork 1"))
 		must(f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1}))
-		header(want("CLEARED c1 5"))
+		wantHeader(want("CLEARED c1 5"))
 		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"}))
 		want("CREATED loaded 1")
-		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"})) // Nothing.
+		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"})) // Changes nothing.
 		<-time.After(time.Second)
 		f.append(t, "fourth", user("hello"))
-		bare(w.lastOf(t, "EVICTED"))
-		seen = brief(w.changes)
+		wantNoPayload(w.until(t, "EVICTED"))
+		seen = describe(w.changes)
 		want("CREATED fourth 1", "MESSAGE_APPENDED fourth 1")
 		must(f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "fork"}))
-		bare(want("DELETED fork 1"))
+		wantNoPayload(want("DELETED fork 1"))
 		must(f.PurgeConversations(t.Context(), &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Second)}))
-		bare(want("DELETED loaded 1"))
+		wantNoPayload(want("DELETED loaded 1"))
 		<-time.After(time.Hour)
 		must(f.store.Sweep(t.Context(), 10))
-		bare(w.lastOf(t, "EXPIRED"))
+		wantNoPayload(w.until(t, "EXPIRED"))
 		if len(f.changes) != len(w.withoutHeartbeats()) {
-			t.Errorf("%d changes were committed, the watcher has %q", len(f.changes), brief(w.changes))
+			t.Errorf("%d changes were committed, the watch has %q", len(f.changes), describe(w.changes))
 		}
 	})
 }
 
-// lastOf takes changes up to one of this kind.
-func (w *watching) lastOf(t *testing.T, kind string) *parleyv1.ConversationChange {
+// until receives changes until one has the kind, and returns it.
+func (w *watchStream) until(t *testing.T, kind string) *parleyv1.ConversationChange {
 	t.Helper()
 	for {
 		if err := w.next(); err != nil {
-			t.Fatalf("no %s after %q: %v", kind, brief(w.changes), err)
+			t.Fatalf("error before %s, after %q: %v", kind, describe(w.changes), err)
 		}
 		if c := w.changes[len(w.changes)-1]; strings.HasSuffix(c.GetKind().String(), kind) {
 			return c
@@ -114,8 +114,8 @@ func (w *watching) lastOf(t *testing.T, kind string) *parleyv1.ConversationChang
 	}
 }
 
-// withoutHeartbeats are the changes of conversations.
-func (w *watching) withoutHeartbeats() []*parleyv1.ConversationChange {
+// withoutHeartbeats returns the changes of conversations.
+func (w *watchStream) withoutHeartbeats() []*parleyv1.ConversationChange {
 	var changes []*parleyv1.ConversationChange
 	for _, c := range w.changes {
 		if c.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
@@ -125,48 +125,48 @@ func (w *watching) withoutHeartbeats() []*parleyv1.ConversationChange {
 	return changes
 }
 
-// TestWatchTurns: who asks for events sees those of a turn as its own client does, each
-// change in its place.
+// TestWatchTurns checks that a watch with include_turn_events has the same events as the Chat stream, in
+// the right order with the other changes.
 func TestWatchTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, words := openScripted(t, nil)
+		f, script := openScripted(t, nil)
 		plain := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{})
 		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true})
 		for turn, word := range []string{"first", "second"} {
 			from := len(w.changes)
-			asked := f.begin(t, t.Context(), asks("c1", "a question", reject))
-			words.say(t, "c1", word, " answer", end)
-			finished := asked.drain(t)
+			chat := f.startChat(t, t.Context(), chatRequest("c1", "a question", reject))
+			script.send(t, "c1", word, " answer", end)
+			finished := chat.wait(t)
 			var events []*parleyv1.TurnEvent
-			for len(events) < len(asked.events) {
+			for len(events) < len(chat.events) {
 				if err := w.next(); err != nil {
-					t.Fatalf("after %q: %v", brief(w.changes), err)
+					t.Fatalf("after %q: %v", describe(w.changes), err)
 				}
 				if event := w.changes[len(w.changes)-1].GetTurnEvent(); event != nil {
 					events = append(events, event)
 				}
 			}
-			if d := cmp.Diff(asked.events, events, protocmp.Transform()); d != "" {
-				t.Errorf("events of turn %d (-as the client +as the watcher):\n%s", turn, d)
+			if d := cmp.Diff(chat.events, events, protocmp.Transform()); d != "" {
+				t.Errorf("events of turn %d (-Chat +watch):\n%s", turn, d)
 			}
-			// The question comes ahead of the first event, the answer ahead of the last.
+			// The user's message comes before the started event, the answer before the finished event.
 			changes := w.changes[from:]
-			place := func(what func(*parleyv1.ConversationChange) bool) int {
+			index := func(match func(*parleyv1.ConversationChange) bool) int {
 				for i, c := range changes {
-					if what(c) {
+					if match(c) {
 						return i
 					}
 				}
-				t.Fatalf("turn %d is not whole: %q", turn, brief(changes))
+				t.Fatalf("changes of turn %d are incomplete: %q", turn, describe(changes))
 				return 0
 			}
 			message := func(sequence int32) int {
-				return place(func(c *parleyv1.ConversationChange) bool { return c.GetMessage().GetSequence() == sequence })
+				return index(func(c *parleyv1.ConversationChange) bool { return c.GetMessage().GetSequence() == sequence })
 			}
 			question, answer := message(finished.GetTurn().GetInputSequence()), message(finished.GetTurn().GetLastAnswerSequence())
-			started := place(func(c *parleyv1.ConversationChange) bool { return c.GetTurnEvent().GetStarted() != nil })
+			started := index(func(c *parleyv1.ConversationChange) bool { return c.GetTurnEvent().GetStarted() != nil })
 			if last := len(changes) - 1; question > started || answer > last || changes[last].GetTurnEvent().GetFinished() == nil {
-				t.Errorf("turn %d: the question is change %d, started %d, the answer %d, of %q", turn, question, started, answer, brief(changes))
+				t.Errorf("turn %d: message is change %d, started %d, answer %d, of %q", turn, question, started, answer, describe(changes))
 			}
 			for i, c := range changes {
 				if isEvent := c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_TURN; isEvent && (c.GetVersion() != 0 || i > 0 && c.GetCursor() != changes[i-1].GetCursor()) {
@@ -178,32 +178,32 @@ func TestWatchTurns(t *testing.T) {
 	})
 }
 
-// TestWatchBeginsInATurn: of a turn that runs come the events from then on, and ResumeTurn
-// has those before.
-func TestWatchBeginsInATurn(t *testing.T) {
+// TestWatchStartsDuringTurn checks that a watch has the events of a running turn from the start of the
+// watch on.
+func TestWatchStartsDuringTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, words := openScripted(t, nil)
-		asked := f.begin(t, t.Context(), asks("c1", "a question", reject))
-		words.say(t, "c1", "one ", "two ")
+		f, script := openScripted(t, nil)
+		chat := f.startChat(t, t.Context(), chatRequest("c1", "a question", reject))
+		script.send(t, "c1", "one ", "two ")
 		synctest.Wait()
 		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true})
-		words.say(t, "c1", "three", end)
-		asked.drain(t)
-		first := w.lastOf(t, "TURN").GetTurnEvent()
+		script.send(t, "c1", "three", end)
+		chat.wait(t)
+		first := w.until(t, "TURN").GetTurnEvent()
 		if first.GetTextDelta().GetText() != "three" || int(first.GetTextDelta().GetOffset()) != len("one two ") {
-			t.Errorf("the first event is %v", first)
+			t.Errorf("first event = %v, want the third piece", first)
 		}
-		for _, event := range asked.events {
+		for _, event := range chat.events {
 			if event.GetTextDelta().GetText() == "two " && event.GetIndex() != first.GetIndex()-1 {
-				t.Errorf("the first event is %v, behind %v", first, event)
+				t.Errorf("first event = %v, want the one after %v", first, event)
 			}
 		}
 	})
 }
 
-// TestAWatcherMayBeSlow: unlike other streams a watch is not taken from a client that does
-// not read; it gets a GAP once it does, and then what is committed.
-func TestAWatcherMayBeSlow(t *testing.T) {
+// TestSlowWatcher checks that, unlike other streams, the watch of a client that does not read does not
+// end. When the client reads again, it receives a GAP and then new changes.
+func TestSlowWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, nil)
 		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{})
@@ -211,28 +211,28 @@ func TestAWatcherMayBeSlow(t *testing.T) {
 		for i := range batch {
 			batch[i] = user("hello")
 		}
-		const batches = 120 // More than the 10,000 changes that are kept.
+		const batches = 120 // More than the 10,000 changes that the hub retains.
 		for range batches {
 			f.append(t, "c1", batch...)
 		}
 		<-time.After(time.Hour / 2)
-		gap := w.lastOf(t, "GAP")
+		gap := w.until(t, "GAP")
 		got := len(w.changes)
 		if got < 3 || got > 100*batches/2 || gap.GetConversationId() != "" || gap.GetVersion() != 0 {
-			t.Errorf("%v comes after %d changes", gap, got)
+			t.Errorf("got %v after %d changes", gap, got)
 		}
 		for i, c := range w.changes[2 : len(w.changes)-1] {
 			if c.GetMessage().GetSequence() != int32(i+1) {
-				t.Fatalf("message %d is %v", i+1, c)
+				t.Fatalf("change %d = %v, want sequence %d", i+1, c, i+1)
 			}
 		}
 		f.append(t, "c1", user("after that"))
-		// There may be a heartbeat of the silent time between.
-		next := w.lastOf(t, "MESSAGE_APPENDED")
+		// There may be heartbeats before the change.
+		next := w.until(t, "MESSAGE_APPENDED")
 		if m := next.GetMessage(); m.GetContent() != "after that" || m.GetSequence() != 100*batches+1 || len(w.withoutHeartbeats()) != got {
-			t.Errorf("after the GAP comes %v", next)
+			t.Errorf("change after the GAP = %v", next)
 		}
-		// Who comes back with the cursor from before the GAP is told the same, first of all.
+		// A watch from the cursor before the GAP starts with a GAP, too.
 		again := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{Cursor: w.changes[0].GetCursor()})
 		again.want(t, "GAP", "HEARTBEAT")
 		again = f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{Cursor: gap.GetCursor()})

@@ -22,75 +22,75 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// watching is a stream of changes as they come.
-type watching struct {
-	stream  grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
-	leave   context.CancelFunc
-	changes []*parleyv1.ConversationChange
-	silent  int // how many of the newest are heartbeats
+// watchStream is the client's end of a watch.
+type watchStream struct {
+	stream     grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
+	disconnect context.CancelFunc
+	changes    []*parleyv1.ConversationChange // received so far
+	heartbeats int                            // heartbeats since the last other change
 }
 
-// watch begins a watch that must not be refused, and takes its first heartbeat.
-func (f *fixture) watch(t *testing.T, ctx context.Context, r *parleyv1.WatchConversationsRequest) *watching {
+// watch starts a watch and receives its first heartbeat. It fails the test if there is an error.
+func (f *fixture) watch(t *testing.T, ctx context.Context, r *parleyv1.WatchConversationsRequest) *watchStream {
 	t.Helper()
 	w, err := f.tryWatch(ctx, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(w.leave)
+	t.Cleanup(w.disconnect)
 	return w
 }
 
-// tryWatch is watch, or the error that comes instead.
-func (f *fixture) tryWatch(ctx context.Context, r *parleyv1.WatchConversationsRequest) (*watching, error) {
-	w := new(watching)
-	ctx, w.leave = context.WithCancel(ctx)
+// tryWatch starts a watch and receives its first heartbeat.
+func (f *fixture) tryWatch(ctx context.Context, r *parleyv1.WatchConversationsRequest) (*watchStream, error) {
+	w := new(watchStream)
+	ctx, w.disconnect = context.WithCancel(ctx)
 	var err error
 	if w.stream, err = f.WatchConversations(ctx, r); err == nil {
 		err = w.next()
 	}
 	if err != nil {
-		w.leave()
+		w.disconnect()
 		return nil, err
 	}
 	return w, nil
 }
 
-// next takes the next change.
-func (w *watching) next() error {
+// next receives the next change.
+func (w *watchStream) next() error {
 	response, err := w.stream.Recv()
 	if err != nil {
 		return err
 	}
 	w.changes = append(w.changes, response.GetChange())
-	w.silent++
+	w.heartbeats++
 	if response.GetChange().GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
-		w.silent = 0
+		w.heartbeats = 0
 	}
-	if w.silent > 240 { // An hour, which is no time on the clock of testing/synctest.
-		return errors.New("nothing but heartbeats comes")
+	if w.heartbeats > 240 { // One hour. The fake clock of testing/synctest does not wait for it.
+		return errors.New("received only heartbeats for one hour")
 	}
 	return nil
 }
 
-// cursor is that of the last change.
-func (w *watching) cursor() string { return w.changes[len(w.changes)-1].GetCursor() }
+// cursor returns the cursor of the last change.
+func (w *watchStream) cursor() string { return w.changes[len(w.changes)-1].GetCursor() }
 
-// want takes so many changes and compares them all with what is wanted.
-func (w *watching) want(t *testing.T, want ...string) {
+// want receives changes until there are len(want), and compares the descriptions of all received changes.
+func (w *watchStream) want(t *testing.T, want ...string) {
 	t.Helper()
 	for len(w.changes) < len(want) {
 		if err := w.next(); err != nil {
-			t.Fatalf("after %q: %v", brief(w.changes), err)
+			t.Fatalf("after %q: %v", describe(w.changes), err)
 		}
 	}
-	if d := cmp.Diff(want, brief(w.changes)); d != "" {
+	if d := cmp.Diff(want, describe(w.changes)); d != "" {
 		t.Fatalf("changes (-want +got):\n%s", d)
 	}
 }
 
-// brief says of each change its kind, its conversation and its version.
-func brief(changes []*parleyv1.ConversationChange) []string {
+// describe returns the kind, the conversation and the version of each change.
+func describe(changes []*parleyv1.ConversationChange) []string {
 	var lines []string
 	for _, c := range changes {
 		line := strings.TrimPrefix(c.GetKind().String(), "CHANGE_KIND_")
@@ -102,11 +102,11 @@ func brief(changes []*parleyv1.ConversationChange) []string {
 	return lines
 }
 
-func TestWatchRefusals(t *testing.T) {
+func TestInvalidWatchRequests(t *testing.T) {
 	f := open(t, nil)
-	many := make([]string, 1001)
-	for i := range many {
-		many[i] = fmt.Sprint(i)
+	ids := make([]string, 1001)
+	for i := range ids {
+		ids[i] = fmt.Sprint(i)
 	}
 	future := []byte(f.hub.Cursor())
 	future[len(future)-3]++
@@ -115,18 +115,18 @@ func TestWatchRefusals(t *testing.T) {
 		request *parleyv1.WatchConversationsRequest
 		fields  []string
 	}{
-		{"session memory of all", &parleyv1.WatchConversationsRequest{DeleteAfterDisconnect: durationpb.New(0)}, []string{"conversation_ids"}},
-		{"bad ids", &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b/c"}}, []string{"conversation_ids[1]", "conversation_ids[2]"}},
-		{"too many ids", &parleyv1.WatchConversationsRequest{ConversationIds: many}, []string{"conversation_ids"}},
-		{"too long", &parleyv1.WatchConversationsRequest{ConversationIds: many[:1], DeleteAfterDisconnect: durationpb.New(366*24*time.Hour + 1)}, []string{"delete_after_disconnect"}},
-		{"negative", &parleyv1.WatchConversationsRequest{ConversationIds: many[:1], DeleteAfterDisconnect: durationpb.New(-1)}, []string{"delete_after_disconnect"}},
-		{"no duration", &parleyv1.WatchConversationsRequest{ConversationIds: many[:1], DeleteAfterDisconnect: &durationpb.Duration{Seconds: 1, Nanos: -1}}, []string{"delete_after_disconnect"}},
+		{"delete_after_disconnect without ids", &parleyv1.WatchConversationsRequest{DeleteAfterDisconnect: durationpb.New(0)}, []string{"conversation_ids"}},
+		{"invalid ids", &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b/c"}}, []string{"conversation_ids[1]", "conversation_ids[2]"}},
+		{"too many ids", &parleyv1.WatchConversationsRequest{ConversationIds: ids}, []string{"conversation_ids"}},
+		{"long duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(366*24*time.Hour + 1)}, []string{"delete_after_disconnect"}},
+		{"negative duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(-1)}, []string{"delete_after_disconnect"}},
+		{"invalid duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: &durationpb.Duration{Seconds: 1, Nanos: -1}}, []string{"delete_after_disconnect"}},
 		{"long cursor", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129)}, []string{"cursor"}},
-		{"odd cursor", &parleyv1.WatchConversationsRequest{Cursor: "?"}, []string{"cursor"}},
-		{"cut cursor", &parleyv1.WatchConversationsRequest{Cursor: f.hub.Cursor()[1:]}, []string{"cursor"}},
-		{"cursor that is still to come", &parleyv1.WatchConversationsRequest{Cursor: string(future)}, []string{"cursor"}},
-		{"cursor of session memory", &parleyv1.WatchConversationsRequest{Cursor: "?", ConversationIds: many[:1], DeleteAfterDisconnect: durationpb.New(0)}, []string{"cursor"}},
-		{"all at once", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129), DeleteAfterDisconnect: durationpb.New(-1)}, []string{"conversation_ids", "cursor", "delete_after_disconnect"}},
+		{"invalid cursor", &parleyv1.WatchConversationsRequest{Cursor: "?"}, []string{"cursor"}},
+		{"truncated cursor", &parleyv1.WatchConversationsRequest{Cursor: f.hub.Cursor()[1:]}, []string{"cursor"}},
+		{"future cursor", &parleyv1.WatchConversationsRequest{Cursor: string(future)}, []string{"cursor"}},
+		{"invalid cursor with delete_after_disconnect", &parleyv1.WatchConversationsRequest{Cursor: "?", ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(0)}, []string{"cursor"}},
+		{"several faults", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129), DeleteAfterDisconnect: durationpb.New(-1)}, []string{"conversation_ids", "cursor", "delete_after_disconnect"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -139,16 +139,16 @@ func TestWatchRefusals(t *testing.T) {
 		})
 	}
 	if n := f.hub.Watchers(); n != 0 {
-		t.Errorf("%d watchers are left", n)
+		t.Errorf("Watchers = %d, want 0", n)
 	}
 	for _, request := range []*parleyv1.WatchConversationsRequest{
-		{ConversationIds: many[:1000]}, {ConversationIds: []string{"a", "a"}}, {Cursor: f.hub.Cursor()},
+		{ConversationIds: ids[:1000]}, {ConversationIds: []string{"a", "a"}}, {Cursor: f.hub.Cursor()},
 	} {
 		f.watch(t, t.Context(), request).want(t, "HEARTBEAT")
 	}
 }
 
-func TestTooManyStreams(t *testing.T) {
+func TestTooManyWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, func(s *setup) { s.Hub = watch.New(watch.Options{MaxWatchers: 2}) })
 		f.append(t, "c1", user("hello"))
@@ -156,18 +156,18 @@ func TestTooManyStreams(t *testing.T) {
 		f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}})
 		_, err := f.tryWatch(t.Context(), &parleyv1.WatchConversationsRequest{})
 		if got := wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS"); got.retry == 0 {
-			t.Error("nothing says that a retry helps")
+			t.Error("the error has no RetryInfo")
 		}
-		// Those who wait for a summary count as well.
+		// Calls that wait for a change count, too.
 		_, err = f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
 			ConversationId: "c1", KnownVersion: proto.Int32(1), WaitTimeout: durationpb.New(time.Second),
 		})
 		wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS")
 		stats, err := f.admin.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 		if err != nil || stats.GetWatcherCount() != 2 {
-			t.Errorf("%v, %v; want 2 watchers", stats, err)
+			t.Errorf("GetStats = %v, %v, want 2 watchers", stats, err)
 		}
-		first.leave()
+		first.disconnect()
 		synctest.Wait()
 		f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{})
 	})
@@ -175,33 +175,33 @@ func TestTooManyStreams(t *testing.T) {
 
 func TestIsolationOfWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, words := openScripted(t, func(s *setup) { s.Authenticate = signIn })
-		a, b := as(t, "tenant", "a"), as(t, "tenant", "b")
+		f, script := openScripted(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+		a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 		_, err := f.tryWatch(t.Context(), &parleyv1.WatchConversationsRequest{})
 		wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
-		var of []*watching
+		var streams []*watchStream // two of a, then three of b
 		for _, ctx := range []context.Context{a, b} {
 			for _, ids := range [][]string{nil, {"both", "secret"}} {
-				of = append(of, f.watch(t, ctx, &parleyv1.WatchConversationsRequest{ConversationIds: ids, IncludeTurnEvents: true}))
+				streams = append(streams, f.watch(t, ctx, &parleyv1.WatchConversationsRequest{ConversationIds: ids, IncludeTurnEvents: true}))
 			}
 		}
-		// A cursor of one tenant says nothing to another, nor about it.
-		before := of[0].cursor()
-		answered := f.begin(t, a, asks("secret", "of a", reject))
-		words.say(t, "secret", "a secret", end)
-		answered.drain(t)
+		// A tenant may use a cursor of another tenant, and sees only its own changes.
+		before := streams[0].cursor()
+		answered := f.startChat(t, a, chatRequest("secret", "of a", reject))
+		script.send(t, "secret", "a secret", end)
+		answered.wait(t)
 		if _, err := f.AppendMessages(b, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		of = append(of, f.watch(t, b, &parleyv1.WatchConversationsRequest{Cursor: before}))
-		for _, w := range of[2:] {
+		streams = append(streams, f.watch(t, b, &parleyv1.WatchConversationsRequest{Cursor: before}))
+		for _, w := range streams[2:] {
 			w.want(t, "HEARTBEAT", "CREATED both 1", "MESSAGE_APPENDED both 1")
 			if got := w.changes[2].GetMessage().GetContent(); got != "of b" {
-				t.Errorf("b is told %q", got)
+				t.Errorf("message in the watch of b = %q, want %q", got, "of b")
 			}
 		}
-		for _, w := range of[:2] {
+		for _, w := range streams[:2] {
 			for len(w.changes) == 1 || w.changes[len(w.changes)-1].GetTurnEvent().GetFinished() == nil {
 				if err := w.next(); err != nil {
 					t.Fatal(err)
@@ -209,24 +209,24 @@ func TestIsolationOfWatches(t *testing.T) {
 			}
 			for _, c := range w.changes[1:] {
 				if c.GetConversationId() != "secret" {
-					t.Errorf("a is told %v", c)
+					t.Errorf("change in the watch of a = %v, want only changes of secret", c)
 				}
 			}
 		}
-		<-time.After(time.Minute) // Nothing else has come.
-		for _, w := range of {
+		<-time.After(time.Minute) // After that, there are only heartbeats.
+		for _, w := range streams {
 			n := len(w.changes)
 			if err := w.next(); err != nil || w.changes[n].GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
-				t.Errorf("%v, %v, want a heartbeat", w.changes[n:], err)
+				t.Errorf("next change = %v, %v, want a heartbeat", w.changes[n:], err)
 			}
 		}
 	})
 }
 
-func TestWatchesEndWithTheServer(t *testing.T) {
+func TestServerStopEndsWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, nil)
-		all := []*watching{
+		all := []*watchStream{
 			f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{}),
 			f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true}),
 		}
@@ -236,7 +236,7 @@ func TestWatchesEndWithTheServer(t *testing.T) {
 		for _, w := range all {
 			w.want(t, "HEARTBEAT", "CREATED c1 1", "MESSAGE_APPENDED c1 1")
 			if got := wantError(t, w.next(), codes.Unavailable, "SHUTTING_DOWN"); got.retry == 0 {
-				t.Error("nothing says that a retry helps")
+				t.Error("the error has no RetryInfo")
 			}
 		}
 		late, err := f.tryWatch(t.Context(), &parleyv1.WatchConversationsRequest{})
@@ -246,15 +246,15 @@ func TestWatchesEndWithTheServer(t *testing.T) {
 		wantError(t, err, codes.Unavailable, "SHUTTING_DOWN")
 		synctest.Wait()
 		if n := f.hub.Watchers(); n != 0 {
-			t.Errorf("%d watchers are left", n)
+			t.Errorf("Watchers = %d, want 0", n)
 		}
 	})
 }
 
-func TestAWatchEndsWithItsClient(t *testing.T) {
+func TestClientEndsWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := open(t, nil)
-		f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{}).leave()
+		f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{}).disconnect()
 		_, err := f.tryWatch(withTimeout(t, time.Minute), &parleyv1.WatchConversationsRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -262,20 +262,20 @@ func TestAWatchEndsWithItsClient(t *testing.T) {
 		<-time.After(time.Minute)
 		synctest.Wait()
 		if n := f.hub.Watchers(); n != 0 {
-			t.Errorf("%d watchers are left", n)
+			t.Errorf("Watchers = %d, want 0", n)
 		}
 	})
 }
 
-// TestAListAndAWatchOfTheSame: what a list does not have yet comes behind its watch_cursor,
-// whatever is appended meanwhile.
-func TestAListAndAWatchOfTheSame(t *testing.T) {
-	f := open(t, func(s *setup) { s.stored.MaxMessages = 1000 })
-	const writers, each, readers = 4, 100, 8
+// TestListThenWatch checks that a watch from the watch_cursor of a list has all messages that the list
+// does not have, while other goroutines append.
+func TestListThenWatch(t *testing.T) {
+	f := open(t, func(s *setup) { s.storeOptions.MaxMessages = 1000 })
+	const writers, appends, readers = 4, 100, 8
 	var all sync.WaitGroup
 	for i := range writers {
 		all.Go(func() {
-			for j := range each {
+			for j := range appends {
 				if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 					ConversationId: fmt.Sprint("c", (i+j)%10), Messages: []*parleyv1.Message{user("hello"), assistant("hello")},
 				}); err != nil {
@@ -286,7 +286,7 @@ func TestAListAndAWatchOfTheSame(t *testing.T) {
 	}
 	for range readers {
 		all.Go(func() {
-			if err := f.listAndWatch(t.Context(), 2*writers*each); err != nil {
+			if err := f.listAndWatch(t.Context(), 2*writers*appends); err != nil {
 				t.Error(err)
 			}
 		})
@@ -294,39 +294,40 @@ func TestAListAndAWatchOfTheSame(t *testing.T) {
 	all.Wait()
 }
 
-// TestAnAppendBehindTheList: one that the list just misses is behind its watch_cursor.
-func TestAnAppendBehindTheList(t *testing.T) {
-	behind := new(behindLists)
+// TestAppendAfterList checks that a watch from the watch_cursor of a list has a message that is appended
+// just after the list.
+func TestAppendAfterList(t *testing.T) {
+	hook := new(listHookStore)
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
-			behind.Store = inner
-			return behind
+			hook.Store = inner
+			return hook
 		}
 	})
 	f.append(t, "c1", user("before"))
-	behind.do = func() { f.append(t, "c1", user("just behind")) }
+	hook.afterList = func() { f.append(t, "c1", user("just after")) }
 	list, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || list.GetConversations()[0].GetConversation().GetVersion() != 1 {
-		t.Fatalf("%v, %v", list, err)
+		t.Fatalf("ListConversations = %v, %v, want version 1", list, err)
 	}
-	w := f.watch(t, withTimeout(t, patience), &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
+	w := f.watch(t, withTimeout(t, testTimeout), &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
 	w.want(t, "HEARTBEAT", "MESSAGE_APPENDED c1 2")
 }
 
-// behindLists does something between a list and its reply.
-type behindLists struct {
+// listHookStore calls a function after each list.
+type listHookStore struct {
 	store.Store
-	do func()
+	afterList func()
 }
 
-func (s *behindLists) List(ctx context.Context, l *store.List) (*store.Page, error) {
+func (s *listHookStore) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	page, err := s.Store.List(ctx, l)
-	s.do()
+	s.afterList()
 	return page, err
 }
 
-// listAndWatch counts messages, first in a list, then in the watch that joins it, and returns
-// when it has all.
+// listAndWatch counts messages, first those of a list, then those of a watch from its watch_cursor. It
+// returns when it has counted total messages.
 func (f *fixture) listAndWatch(ctx context.Context, total int) error {
 	list, err := f.ListConversations(ctx, &parleyv1.ListConversationsRequest{})
 	if err != nil {
@@ -338,13 +339,13 @@ func (f *fixture) listAndWatch(ctx context.Context, total int) error {
 		known[c.GetId()] = c.GetLastSequence()
 		count += int(c.GetLastSequence())
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	w, err := f.tryWatch(ctx, &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
 	if err != nil {
 		return err
 	}
-	defer w.leave()
+	defer w.disconnect()
 	for count < total {
 		if err := w.next(); err != nil {
 			return errors.Join(fmt.Errorf("after %d messages of %d", count, total), err)
@@ -353,8 +354,8 @@ func (f *fixture) listAndWatch(ctx context.Context, total int) error {
 		sequence, last := c.GetMessage().GetSequence(), known[c.GetConversationId()]
 		switch {
 		case c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP || sequence > last+1:
-			return fmt.Errorf("%v comes after %d", c, last)
-		case sequence == last+1: // Else it was in the list.
+			return fmt.Errorf("change %v follows sequence %d", c, last)
+		case sequence == last+1: // Otherwise the list had the message.
 			known[c.GetConversationId()] = sequence
 			count++
 		}

@@ -14,18 +14,18 @@ import (
 )
 
 func drawWindow(t *rapid.T) *parleyv1.ContextWindow {
-	bound := func(most int32, name string) int32 {
-		return rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, most)).Draw(t, name)
+	limit := func(highest int32, name string) int32 {
+		return rapid.OneOf(rapid.Just(int32(0)), rapid.Int32Range(1, highest)).Draw(t, name)
 	}
 	return &parleyv1.ContextWindow{
-		MaxMessages: bound(30, "messages"), MaxExchanges: bound(12, "exchanges"), MaxBytes: bound(10_000, "bytes"),
+		MaxMessages: limit(30, "messages"), MaxExchanges: limit(12, "exchanges"), MaxBytes: limit(10_000, "bytes"),
 		CacheStable: rapid.Bool().Draw(t, "cache_stable"),
 	}
 }
 
-// checkWindow compares a random window with the longest that keeps the laws.
-func (w *world) checkWindow(t *rapid.T) {
-	w.exists(t)
+// checkWindow compares the reply for a random window with the longest window that obeys the laws.
+func (w *model) checkWindow(t *rapid.T) {
+	w.mustExist(t)
 	window := drawWindow(t)
 	reply, err := w.f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: w.id, Window: window})
 	if err != nil {
@@ -34,7 +34,8 @@ func (w *world) checkWindow(t *rapid.T) {
 	got := reply.GetMessages()
 	start := len(w.kept) - len(got)
 	if int(reply.GetOmittedCount()) != start || reply.GetVersion() != w.header.GetVersion() {
-		t.Fatalf("%v: %d messages of %d, %d left out, version %d", window, len(got), len(w.kept), reply.GetOmittedCount(), reply.GetVersion())
+		t.Fatalf("%v: %d messages of %d, %d omitted, version %d",
+			window, len(got), len(w.kept), reply.GetOmittedCount(), reply.GetVersion())
 	}
 	for i, m := range got {
 		if !proto.Equal(w.kept[start+i], m) {
@@ -54,9 +55,10 @@ func (w *world) checkWindow(t *rapid.T) {
 	}
 }
 
-// tooShort reports whether a window is too short in place of the longest. With cache_stable
-// half of it will do, in exchanges, or under max_bytes alone in bytes, of which a quarter of
-// the bound is enough. As it is kept a message may be two bytes longer than need be.
+// tooShort reports whether a window is too short compared with the longest. Without cache_stable, only the
+// longest is long enough. With cache_stable, half of its exchanges are enough. If only max_bytes is set,
+// half of its bytes or a quarter of max_bytes are enough. A stored message may be two bytes longer than
+// the shortest encoding.
 func tooShort(got, longest []*parleyv1.Message, w *parleyv1.ContextWindow) bool {
 	switch {
 	case !w.GetCacheStable():
@@ -64,8 +66,8 @@ func tooShort(got, longest []*parleyv1.Message, w *parleyv1.ContextWindow) bool 
 	case w.GetMaxMessages()+w.GetMaxExchanges() > 0:
 		return 2*exchangesIn(got) < exchangesIn(longest)
 	default:
-		has := bytesIn(got) + 2*len(longest)
-		return 2*has < bytesIn(longest) && 4*has < int(w.GetMaxBytes()) || w.GetMaxBytes() == 0
+		size := bytesIn(got) + 2*len(longest)
+		return 2*size < bytesIn(longest) && 4*size < int(w.GetMaxBytes()) || w.GetMaxBytes() == 0
 	}
 }
 
@@ -77,7 +79,7 @@ func bytesIn(messages []*parleyv1.Message) int {
 	return size
 }
 
-// windowFault says which law the window that begins at start breaks, "" for none.
+// windowFault returns the law that the window kept[start:] breaks, or "" if it breaks none.
 func windowFault(kept []*parleyv1.Message, start int, w *parleyv1.ContextWindow) string {
 	window := kept[start:]
 	if len(window) == 0 {
@@ -90,9 +92,9 @@ func windowFault(kept []*parleyv1.Message, start int, w *parleyv1.ContextWindow)
 		call := callOf(kept, i)
 		switch {
 		case call < 0 && i >= start:
-			return "a result whose call is not kept"
+			return "a result without its call"
 		case call >= 0 && (call >= start) != (i >= start):
-			return "a result is parted from its call"
+			return "a result is separated from its call"
 		}
 	}
 	switch {
@@ -119,7 +121,7 @@ func callOf(kept []*parleyv1.Message, result int) int {
 	return -1
 }
 
-// exchangesIn counts exchanges: each has one message of the user.
+// exchangesIn returns the number of exchanges. Each has one user message.
 func exchangesIn(messages []*parleyv1.Message) int {
 	n := 0
 	for _, m := range messages {
@@ -130,12 +132,12 @@ func exchangesIn(messages []*parleyv1.Message) int {
 	return n
 }
 
-// TestCacheStable lets a conversation grow by one exchange at a time: the window goes on
-// from what it was, so that its beginning stays the same, for at least half a window.
+// TestCacheStable appends one exchange at a time. The beginning of the window stays the same for at least
+// half a window.
 func TestCacheStable(t *testing.T) {
-	f, made := open(t, nil), 0
+	f, count := open(t, nil), 0
 	rapid.Check(t, func(t *rapid.T) {
-		made++
+		count++
 		exchange := []*parleyv1.Message{user("question"), assistant("answer")}
 		if rapid.Bool().Draw(t, "tools") {
 			call, result := assistant(""), &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}}
@@ -153,26 +155,26 @@ func TestCacheStable(t *testing.T) {
 			bound = bound*length + rapid.Int32Range(0, length-1).Draw(t, "and messages")
 			window.MaxMessages, half = bound, int((bound+1)/2/length)
 		case "bytes":
-			size := sizeKept(t, f, fmt.Sprint("m", made), exchange)
-			// Times differ in length: no bound that a few bytes more or less would make another.
+			size := windowSize(t, f, fmt.Sprint("m", count), exchange)
+			// Encoded times differ in length, so the limit is not close to a multiple of size.
 			window.MaxBytes = bound*size + rapid.Int32Range(size/2, size*9/10).Draw(t, "and bytes")
 			bound *= length
 		}
-		c := &parleyv1.Conversation{Id: fmt.Sprint("c", made), Retention: &parleyv1.Retention{
+		c := &parleyv1.Conversation{Id: fmt.Sprint("c", count), Retention: &parleyv1.Retention{
 			MaxMessages: rapid.SampledFrom([]int32{bound, 2 * bound, 1000}).Draw(t, "kept"),
 		}}
 		if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: c}); err != nil {
 			t.Fatal(err)
 		}
 		var before []*parleyv1.Message
-		stays := []int{0} // exchanges, by beginning
+		stays := []int{0} // number of exchanges for which each beginning stayed the same
 		for range 4*bound/length + 2 {
 			if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: c.GetId(), Messages: exchange}); err != nil {
 				t.Fatal(err)
 			}
 			reply, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: c.GetId(), Window: window})
 			if err != nil || len(reply.GetMessages()) == 0 {
-				t.Fatalf("window %v: %v", reply, err)
+				t.Fatalf("GetContext = %v, %v, want messages", reply, err)
 			}
 			if now := reply.GetMessages(); len(before) > len(now) || !slices.EqualFunc(before, now[:len(before)], equalMessages) {
 				stays = append(stays, 0)
@@ -181,13 +183,13 @@ func TestCacheStable(t *testing.T) {
 			before = reply.GetMessages()
 		}
 		if len(stays) < 4 || slices.Min(stays[:len(stays)-1]) < max(1, half) {
-			t.Fatalf("%v: beginnings stay for %v exchanges, want %d at least", window, stays, half)
+			t.Fatalf("%v: beginnings stay for %v exchanges, want at least %d", window, stays, half)
 		}
 	})
 }
 
-// sizeKept returns how many bytes messages take in a window.
-func sizeKept(t *rapid.T, f *fixture, id string, messages []*parleyv1.Message) int32 {
+// windowSize appends messages to a new conversation and returns their size in its window.
+func windowSize(t *rapid.T, f *fixture, id string, messages []*parleyv1.Message) int32 {
 	if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: messages}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,26 +18,26 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// The promises of the README as clients see them. Durability, corruption and what becomes
-// of turns are promised by other rooms, and tested there.
+// These tests check the guarantees of the README through the API. Other packages guarantee durability,
+// the detection of corruption, and the end of turns, and their tests check that.
 
-// atOnce makes the same call from many clients and returns the replies.
-func atOnce[R any](t *testing.T, call func(i int) (R, error)) []R {
+// concurrently makes the same call from many goroutines and returns the replies.
+func concurrently[R any](t *testing.T, call func(i int) (R, error)) []R {
 	t.Helper()
 	const callers = 64
 	replies := make([]R, callers)
 	var calls sync.WaitGroup
-	begin := make(chan struct{})
+	start := make(chan struct{})
 	for i := range replies {
 		calls.Go(func() {
-			<-begin
+			<-start
 			var err error
 			if replies[i], err = call(i); err != nil {
 				t.Errorf("caller %d: %v", i, err)
 			}
 		})
 	}
-	close(begin)
+	close(start)
 	calls.Wait()
 	return replies
 }
@@ -45,7 +45,7 @@ func atOnce[R any](t *testing.T, call func(i int) (R, error)) []R {
 func TestIdempotent(t *testing.T) {
 	t.Run("AppendMessages", func(t *testing.T) {
 		f := open(t, nil)
-		replies := atOnce(t, func(int) (*parleyv1.AppendMessagesResponse, error) {
+		replies := concurrently(t, func(int) (*parleyv1.AppendMessagesResponse, error) {
 			return f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 				ConversationId: "c1", RequestId: "r1", Messages: []*parleyv1.Message{user("1"), assistant("2")},
 			})
@@ -56,32 +56,32 @@ func TestIdempotent(t *testing.T) {
 				first++
 			}
 			if diff := cmp.Diff(replies[0].GetAppended(), r.GetAppended(), protocmp.Transform()); diff != "" || !r.GetCreated() {
-				t.Errorf("created %t, two callers were told (-one +other):\n%s", r.GetCreated(), diff)
+				t.Errorf("created = %t, replies of two callers differ (-one +other):\n%s", r.GetCreated(), diff)
 			}
 		}
 		if c := f.get(t, "c1"); first != 1 || c.GetMessageCount() != 2 || c.GetVersion() != 1 {
-			t.Errorf("%d callers were the first, there is %v", first, c)
+			t.Errorf("%d replies are not replayed, want 1; conversation = %v", first, c)
 		}
 		_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 			ConversationId: "c1", RequestId: "r1", Messages: []*parleyv1.Message{user("other")},
 		})
 		wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 	})
-	// The same id in another method is another request, without an id of a conversation too.
+	// The same request_id in another method is another request, even without a conversation_id.
 	f := open(t, nil)
 	f.append(t, "source", user("1"))
 	ids := make(map[string]bool)
-	one := func(t *testing.T, conversations []*parleyv1.Conversation) {
+	wantSame := func(t *testing.T, conversations []*parleyv1.Conversation) {
 		t.Helper()
 		for _, c := range conversations {
 			if c.GetUid() != conversations[0].GetUid() || c.GetUid() == "" {
-				t.Fatalf("two callers have %q and %q", c, conversations[0])
+				t.Fatalf("conversations of two callers = %q and %q, want the same", c, conversations[0])
 			}
 		}
 		ids[conversations[0].GetId()] = true
 	}
 	t.Run("CreateConversation", func(t *testing.T) {
-		one(t, atOnce(t, func(int) (*parleyv1.Conversation, error) {
+		wantSame(t, concurrently(t, func(int) (*parleyv1.Conversation, error) {
 			r, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{
 				Conversation: &parleyv1.Conversation{Title: "x", Labels: map[string]string{"a": "1", "b": "2"}}, RequestId: "r1",
 			})
@@ -91,33 +91,33 @@ func TestIdempotent(t *testing.T) {
 		wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 	})
 	t.Run("LoadConversation", func(t *testing.T) {
-		one(t, atOnce(t, func(int) (*parleyv1.Conversation, error) {
+		wantSame(t, concurrently(t, func(int) (*parleyv1.Conversation, error) {
 			r, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{RequestId: "r1"})
 			if !r.GetCreated() {
-				t.Error("a caller was not told that its request made the conversation")
+				t.Error("created = false for a retry of the request that created the conversation")
 			}
 			return r.GetConversation(), err
 		}))
 	})
 	t.Run("ForkConversation", func(t *testing.T) {
-		one(t, atOnce(t, func(int) (*parleyv1.Conversation, error) {
+		wantSame(t, concurrently(t, func(int) (*parleyv1.Conversation, error) {
 			r, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "source", RequestId: "r1"})
 			return r.GetConversation(), err
 		}))
 	})
 	if n, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{}); err != nil || len(ids) != 3 || n.GetTotalSize() != 4 {
-		t.Errorf("%d ids, %v, %v", len(ids), n, err)
+		t.Errorf("got %d ids, ListConversations = %v, %v, want 3 ids and 4 conversations", len(ids), n, err)
 	}
 }
 
-// TestIdempotentChat: callers that do not come first join the turn, find it ended, or meet
-// it at its very beginning or end.
+// TestIdempotentChat makes concurrent Chat calls with the same request_id. All but the first read the
+// events of the first call's turn, whether it is starting, running or ended.
 func TestIdempotentChat(t *testing.T) {
 	f := open(t, nil)
-	replies := atOnce(t, func(int) (string, error) {
+	replies := concurrently(t, func(int) (string, error) {
 		for {
 			events, err := f.chat(t, &parleyv1.ChatRequest{Content: "once", RequestId: "r1"})
-			if toldBy(err).reason == "CONVERSATION_BUSY" {
+			if statusOf(err).reason == "CONVERSATION_BUSY" {
 				continue
 			}
 			text := ""
@@ -128,28 +128,28 @@ func TestIdempotentChat(t *testing.T) {
 		}
 	})
 	if len(slices.Compact(replies)) != 1 || !strings.HasPrefix(replies[0], "once") {
-		t.Errorf("the callers read %q", slices.Compact(replies))
+		t.Errorf("replies = %q, want one", slices.Compact(replies))
 	}
 	list, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || list.GetTotalSize() != 1 || list.GetConversations()[0].GetConversation().GetMessageCount() != 2 {
-		t.Errorf("there is %v, %v", list, err)
+		t.Errorf("ListConversations = %v, %v, want 1 conversation with 2 messages", list, err)
 	}
 }
 
 func TestAtomic(t *testing.T) {
 	f := open(t, nil)
-	c := chosen("c1")
+	c := fullConversation("c1")
 	c.Retention.MaxMessages = 1000
 	f.create(t, c)
 	bad := []*parleyv1.Message{user("1"), user("2"), {}}
 	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c1", Messages: bad})
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if n := f.get(t, "c1").GetMessageCount(); n != 0 {
-		t.Errorf("%d messages of a bad batch are there", n)
+		t.Errorf("message_count after an invalid batch = %d, want 0", n)
 	}
 
 	const batch = 5
-	atOnce(t, func(i int) (any, error) {
+	concurrently(t, func(i int) (any, error) {
 		var messages []*parleyv1.Message
 		for j := range batch {
 			messages = append(messages, user(fmt.Sprintf("%d/%d", i, j)))
@@ -159,12 +159,12 @@ func TestAtomic(t *testing.T) {
 	})
 	loaded, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1", MessageLimit: proto.Int32(1000)})
 	if err != nil || len(loaded.GetMessages()) != 64*batch {
-		t.Fatalf("%d messages, %v", len(loaded.GetMessages()), err)
+		t.Fatalf("LoadConversation = %d messages, %v, want %d", len(loaded.GetMessages()), err, 64*batch)
 	}
 	for i, m := range loaded.GetMessages() {
 		caller, _, _ := strings.Cut(loaded.GetMessages()[i/batch*batch].GetContent(), "/")
 		if want := fmt.Sprintf("%s/%d", caller, i%batch); m.GetContent() != want || m.GetSequence() != int32(i+1) {
-			t.Fatalf("message %d is %q with sequence %d, want %q", i+1, m.GetContent(), m.GetSequence(), want)
+			t.Fatalf("message %d = %q with sequence %d, want %q", i+1, m.GetContent(), m.GetSequence(), want)
 		}
 	}
 }
@@ -172,23 +172,23 @@ func TestAtomic(t *testing.T) {
 func TestOrdered(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("1"))
-	won := 0
-	for _, err := range atOnce(t, func(i int) (error, error) {
+	succeeded := 0
+	for _, err := range concurrently(t, func(i int) (error, error) {
 		_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 			ConversationId: "c1", IfVersion: proto.Int32(1), Messages: []*parleyv1.Message{user(fmt.Sprint(i))},
 		})
 		return err, nil
 	}) {
 		if err == nil {
-			won++
+			succeeded++
 		} else if got := wantError(t, err, codes.Aborted, "VERSION_MISMATCH"); got.metadata["current_version"] != "2" {
-			t.Errorf("metadata %v", got.metadata)
+			t.Errorf("metadata = %v, want current_version 2", got.metadata)
 		}
 	}
-	if won != 1 || f.get(t, "c1").GetMessageCount() != 2 {
-		t.Errorf("%d appends at the same version went through", won)
+	if succeeded != 1 || f.get(t, "c1").GetMessageCount() != 2 {
+		t.Errorf("%d appends at the same version succeeded, want 1", succeeded)
 	}
-	// 0: it must not exist.
+	// if_version 0 means that the conversation must not exist.
 	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c1", IfVersion: proto.Int32(0), Messages: []*parleyv1.Message{user("x")}})
 	wantError(t, err, codes.Aborted, "VERSION_MISMATCH")
 	if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c2", IfVersion: proto.Int32(0), Messages: []*parleyv1.Message{user("x")}}); err != nil {
@@ -215,10 +215,10 @@ func TestOrdered(t *testing.T) {
 		before := f.get(t, "c1").GetVersion()
 		wantError(t, call(new(before-1)), codes.Aborted, "VERSION_MISMATCH")
 		if after := f.get(t, "c1").GetVersion(); after != before {
-			t.Errorf("%s changed version %d although it was not asked to", name, before)
+			t.Errorf("%s at an older version changed version %d to %d", name, before, after)
 		}
 		if err := call(&before); err != nil {
-			t.Errorf("%s at the current version: %v", name, err)
+			t.Errorf("%s at the current version = %v", name, err)
 		}
 	}
 }
@@ -242,34 +242,23 @@ func TestHistory(t *testing.T) {
 		want = append(want, int32(i+6))
 	}
 	if diff := cmp.Diff(want, sequences(loaded.GetMessages())); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+		t.Errorf("sequences (-want +got):\n%s", diff)
 	}
 	window, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: "c1", Window: &parleyv1.ContextWindow{MaxMessages: 5}})
 	if err != nil || window.GetSystemPrompt() != "Be brief." || !slices.Equal(sequences(window.GetMessages()), want[16:]) {
-		t.Errorf("window of 5: %v, %v", window, err)
+		t.Errorf("GetContext with 5 messages = %v, %v", window, err)
 	}
 }
 
 func TestExpiry(t *testing.T) {
-	var mu sync.Mutex
-	now := time.Unix(1_000_000, 0)
-	clock := func() time.Time {
-		mu.Lock()
-		defer mu.Unlock()
-		return now
-	}
-	advance := func(d time.Duration) {
-		mu.Lock()
-		defer mu.Unlock()
-		now = now.Add(d)
-	}
-	f := open(t, func(s *setup) { s.Now, s.stored.Now = clock, clock })
+	clock := newManualClock()
+	f := open(t, onClock(clock))
 	f.create(t, &parleyv1.Conversation{Id: "c1", Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)}})
-	advance(900 * time.Millisecond)
-	f.append(t, "c1", user("1")) // Renews it.
-	advance(999 * time.Millisecond)
-	f.get(t, "c1") // Does not.
-	advance(time.Millisecond)
+	clock.advance(900 * time.Millisecond)
+	f.append(t, "c1", user("1")) // Extends the expire_time.
+	clock.advance(999 * time.Millisecond)
+	f.get(t, "c1") // Does not extend it.
+	clock.advance(time.Millisecond)
 	for name, call := range map[string]func() error{
 		"Get": func() error {
 			_, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c1"})
@@ -307,13 +296,13 @@ func TestExpiry(t *testing.T) {
 		t.Run(name, func(t *testing.T) { wantError(t, call(), codes.NotFound, "CONVERSATION_NOT_FOUND") })
 	}
 	if again := f.append(t, "c1", user("1")); !again.GetCreated() || again.GetAppended()[0].GetSequence() != 1 {
-		t.Errorf("taken again: %v", again)
+		t.Errorf("AppendMessages after the expiry = %v, want a new conversation", again)
 	}
 }
 
 func TestCapacity(t *testing.T) {
-	f := open(t, func(s *setup) { s.stored.MaxConversations = 3 })
-	run := func(id string) {
+	f := open(t, func(s *setup) { s.storeOptions.MaxConversations = 3 })
+	startTurn := func(id string) {
 		t.Helper()
 		_, err := f.store.Append(t.Context(), &store.Append{
 			Tenant: "default", ConversationID: id, Messages: []*parleyv1.Message{user("1")}, Begin: &parleyv1.Turn{Id: "turn of " + id},
@@ -322,7 +311,7 @@ func TestCapacity(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	present := func() string {
+	listed := func() string {
 		t.Helper()
 		reply, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 		if err != nil {
@@ -337,34 +326,34 @@ func TestCapacity(t *testing.T) {
 	f.append(t, "a", user("1"))
 	f.append(t, "b", user("1"))
 	f.append(t, "c", user("1"))
-	f.append(t, "a", user("newer")) // The create time counts, not the use.
+	f.append(t, "a", user("newer")) // The oldest create time is evicted, not the oldest update time.
 	f.append(t, "d", user("1"))
-	if got := present(); got != "dcb" {
-		t.Errorf("the fourth left %s", got)
+	if got := listed(); got != "dcb" {
+		t.Errorf("conversations after the fourth = %s, want dcb", got)
 	}
-	run("b")
+	startTurn("b")
 	f.append(t, "e", user("1"))
-	if got := present(); got != "edb" {
-		t.Errorf("the fifth left %s although a turn runs on b", got)
+	if got := listed(); got != "edb" {
+		t.Errorf("conversations after the fifth = %s, want edb because of the turn on b", got)
 	}
-	run("d")
-	run("e")
+	startTurn("d")
+	startTurn("e")
 	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{})
 	if got := wantError(t, err, codes.ResourceExhausted, "STORE_FULL"); got.retry == 0 {
-		t.Error("the client is not told when to try again")
+		t.Error("the error has no RetryInfo")
 	}
-	if got := present(); got != "edb" {
-		t.Errorf("the sixth left %s", got)
+	if got := listed(); got != "edb" {
+		t.Errorf("conversations after the sixth = %s, want edb", got)
 	}
 	_, err = f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "b"})
 	wantError(t, err, codes.Aborted, "CONVERSATION_BUSY")
 }
 
-// TestBounded fills a conversation to its limits: every reply still fits a client's default
-// limit of 4 MiB. Limits of single fields are in TestBadInput and TestGoodInput, that of a
-// message in TestMessageTooLarge, of watchers in TestTooManyWatchers, of a call's time in
-// TestDeadlineIsBounded, of a stream's in TestSlowReader.
-func TestBounded(t *testing.T) {
+// TestMaxReplySize fills a conversation to its limits and checks that every reply is below gRPC's
+// default limit of 4 MiB. Other tests check other limits: TestInvalidInput and TestValidInput the limits
+// of fields, TestMessageTooLarge that of a message, TestTooManyWatchers that of watchers, TestMaxDeadline
+// that of the time of a call, and TestSlowReader that of a stream.
+func TestMaxReplySize(t *testing.T) {
 	f := open(t, nil)
 	c := &parleyv1.Conversation{
 		Id: "c1", Title: strings.Repeat("t", 512), Labels: entries(64, 64, 1024), SystemPrompt: strings.Repeat("p", 65536),
@@ -376,20 +365,20 @@ func TestBounded(t *testing.T) {
 	}
 	loaded, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1", MessageLimit: proto.Int32(1000)})
 	if err != nil || loaded.GetConversation().GetSizeBytes() > 3<<20 || loaded.GetConversation().GetSizeBytes() < 2<<20 {
-		t.Errorf("load: %d bytes, %v", loaded.GetConversation().GetSizeBytes(), err)
+		t.Errorf("LoadConversation = %d bytes, %v, want 2 to 3 MiB", loaded.GetConversation().GetSizeBytes(), err)
 	}
 	listed, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: "c1", PageSize: 1000})
 	if err != nil || len(listed.GetMessages()) != len(loaded.GetMessages()) {
-		t.Errorf("list: %d messages of %d, %v", len(listed.GetMessages()), len(loaded.GetMessages()), err)
+		t.Errorf("ListMessages = %d messages, %v, want %d", len(listed.GetMessages()), err, len(loaded.GetMessages()))
 	}
 	if _, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: "c1"}); err != nil {
-		t.Errorf("context: %v", err)
+		t.Errorf("GetContext = %v", err)
 	}
 	if _, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", MessageLimit: proto.Int32(20)}); err != nil {
-		t.Errorf("summary: %v", err)
+		t.Errorf("GetRoutingSummary = %v", err)
 	}
 	fork, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1"})
 	if err != nil || fork.GetConversation().GetMessageCount() != loaded.GetConversation().GetMessageCount() {
-		t.Errorf("fork: %v", err)
+		t.Errorf("ForkConversation = %v, %v", fork, err)
 	}
 }

@@ -18,79 +18,81 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestTransferRoundTrip: whatever conversations there are, exported, imported elsewhere and
-// exported again, they are the same in the same order, except for their uids.
+// TestTransferRoundTrip exports random conversations, imports them into another tenant, and exports them
+// again. They are the same, in the same order, except for their uids.
 func TestTransferRoundTrip(t *testing.T) {
-	clock := newSteps()
+	clock := newManualClock()
 	f := open(t, func(s *setup) {
 		onClock(clock)(s)
-		s.Authenticate, s.MaxMessageBytes = signIn, 3<<20
+		s.Authenticate, s.MaxMessageBytes = authenticateByMetadata, 3<<20
 	})
 	rounds := 0
 	rapid.Check(t, func(r *rapid.T) {
 		rounds++
-		from := &author{T: r, fixture: f, ctx: as(t, "tenant", fmt.Sprint("from", rounds)), clock: clock}
+		from := &randomCaller{
+			T: r, fixture: f, ctx: withMetadata(t, "tenant", fmt.Sprint("from", rounds)), clock: clock,
+		}
 		for range rapid.IntRange(0, 12).Draw(r, "calls") {
 			from.call()
 		}
 		exported := from.export()
-		elsewhere := as(t, "tenant", fmt.Sprint("elsewhere", rounds))
-		reply, err := f.importing(elsewhere, rapid.Bool().Draw(r, "overwrite"), exported...)
-		wholes := joined(exported)
-		if err != nil || int(reply.GetImportedCount()) != len(wholes) || reply.GetSkippedCount() != 0 || len(reply.GetFailures()) > 0 {
-			r.Fatalf("import of %d: %v, %v", len(wholes), reply, err)
+		other := withMetadata(t, "tenant", fmt.Sprint("other", rounds))
+		reply, err := f.tryImport(other, rapid.Bool().Draw(r, "overwrite"), exported...)
+		want := joined(exported)
+		if err != nil || int(reply.GetImportedCount()) != len(want) || reply.GetSkippedCount() != 0 || len(reply.GetFailures()) > 0 {
+			r.Fatalf("import of %d conversations = %v, %v", len(want), reply, err)
 		}
-		again, err := f.export(elsewhere)
+		again, err := f.export(other)
 		if err != nil {
 			r.Fatal(err)
 		}
-		if diff := cmp.Diff(wholes, joined(again), protocmp.Transform(), exceptUID()); diff != "" {
-			r.Fatalf("after an import (-want +got):\n%s", diff)
+		if diff := cmp.Diff(want, joined(again), protocmp.Transform(), ignoreUID()); diff != "" {
+			r.Fatalf("export after the import (-want +got):\n%s", diff)
 		}
-		if wholes := len(wholes); wholes > 0 {
-			if reply, err := f.importing(elsewhere, false, exported...); err != nil || int(reply.GetSkippedCount()) != wholes {
-				r.Fatalf("import once more: %v, %v", reply, err)
+		if len(want) > 0 {
+			if reply, err := f.tryImport(other, false, exported...); err != nil || int(reply.GetSkippedCount()) != len(want) {
+				r.Fatalf("second import = %v, %v, want %d skipped", reply, err, len(want))
 			}
 		}
 	})
 }
 
-// joined puts the parts of each conversation together.
+// joined returns one response for each conversation, with all its messages.
 func joined(parts []*parleyv1.ExportConversationsResponse) []*parleyv1.ExportConversationsResponse {
-	var wholes []*parleyv1.ExportConversationsResponse
+	var all []*parleyv1.ExportConversationsResponse
 	for _, part := range parts {
-		if n := len(wholes); n > 0 && wholes[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
-			wholes[n-1].Messages = append(wholes[n-1].Messages, part.GetMessages()...)
+		if n := len(all); n > 0 && all[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
+			all[n-1].Messages = append(all[n-1].Messages, part.GetMessages()...)
 			continue
 		}
-		wholes = append(wholes, proto.CloneOf(part))
+		all = append(all, proto.CloneOf(part))
 	}
-	return wholes
+	return all
 }
 
-// author does anything to conversations.
-type author struct {
+// randomCaller makes random calls that change conversations.
+type randomCaller struct {
 	*rapid.T
 	*fixture
 	ctx   context.Context
-	clock *steps
+	clock *manualClock
 	ids   []string
 }
 
-func (a *author) must(err error) {
+func (a *randomCaller) must(err error) {
 	a.Helper()
 	if err != nil {
 		a.Fatal(err)
 	}
 }
 
-func (a *author) export() []*parleyv1.ExportConversationsResponse {
+func (a *randomCaller) export() []*parleyv1.ExportConversationsResponse {
 	parts, err := a.fixture.export(a.ctx)
 	a.must(err)
 	for _, part := range parts {
 		size := proto.Size(&parleyv1.ExportConversationsResponse{Messages: part.GetMessages()})
 		if size > maxExportBytes && len(part.GetMessages()) > 1 {
-			a.Fatalf("a response has %d bytes of %d messages", size, len(part.GetMessages()))
+			a.Fatalf("response has %d bytes and %d messages, want at most %d bytes", size, len(part.GetMessages()), maxExportBytes)
 		}
 	}
 	if ids := exportedIDs(parts); !slices.Equal(ids, a.ids) {
@@ -99,22 +101,23 @@ func (a *author) export() []*parleyv1.ExportConversationsResponse {
 	return parts
 }
 
-// call makes one call. Half of the time the clock stands still, so that create times are equal.
-func (a *author) call() {
+// call makes one call. It advances the clock before half of the calls, so that some create times are
+// equal.
+func (a *randomCaller) call() {
 	if rapid.Bool().Draw(a.T, "later") {
 		a.clock.advance(time.Duration(rapid.Int64Range(1, 3e9).Draw(a.T, "by")))
 	}
 	calls := []func(){a.create}
 	if len(a.ids) > 0 {
-		calls = append(calls, a.append, a.append, a.append, a.clear, a.update, a.route, a.fork)
+		calls = append(calls, a.append, a.append, a.append, a.clear, a.update, a.lease, a.fork)
 	}
 	calls[rapid.IntRange(0, len(calls)-1).Draw(a.T, "call")]()
 }
 
-// id is one of the conversations.
-func (a *author) id() string { return rapid.SampledFrom(a.ids).Draw(a.T, "id") }
+// id draws the id of an existing conversation.
+func (a *randomCaller) id() string { return rapid.SampledFrom(a.ids).Draw(a.T, "id") }
 
-func (a *author) create() {
+func (a *randomCaller) create() {
 	in := &parleyv1.Conversation{
 		Id: fmt.Sprint("c", len(a.ids)), Title: a.text("title"), SystemPrompt: a.text("prompt"), Agent: rapid.SampledFrom([]string{"", "echo"}).Draw(a.T, "agent"),
 		Labels: rapid.MapOfN(rapid.StringN(1, 5, 64), rapid.StringN(0, 5, -1), 0, 3).Draw(a.T, "labels"),
@@ -127,7 +130,7 @@ func (a *author) create() {
 	a.ids = append(a.ids, in.GetId())
 }
 
-func (a *author) append() {
+func (a *randomCaller) append() {
 	messages := make([]*parleyv1.Message, rapid.IntRange(1, 6).Draw(a.T, "messages"))
 	for i := range messages {
 		messages[i] = a.message()
@@ -136,7 +139,7 @@ func (a *author) append() {
 	a.must(err)
 }
 
-func (a *author) message() *parleyv1.Message {
+func (a *randomCaller) message() *parleyv1.Message {
 	m := &parleyv1.Message{
 		Id: a.text("message id"), Role: parleyv1.Role(rapid.IntRange(1, 4).Draw(a.T, "role")), Content: a.text("content"),
 		Agent: a.text("agent"), Summary: a.text("summary"), Status: parleyv1.MessageStatus(rapid.IntRange(0, 2).Draw(a.T, "status")),
@@ -160,29 +163,29 @@ func (a *author) message() *parleyv1.Message {
 	return m
 }
 
-func (a *author) clear() {
+func (a *randomCaller) clear() {
 	_, err := a.ClearConversation(a.ctx, &parleyv1.ClearConversationRequest{ConversationId: a.id(), AfterSequence: rapid.Int32Range(0, 12).Draw(a.T, "after")})
 	a.must(err)
 }
 
-func (a *author) update() {
+func (a *randomCaller) update() {
 	_, err := a.UpdateConversation(a.ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: a.id(), Title: a.text("title")}})
 	a.must(err)
 }
 
-func (a *author) route() {
+func (a *randomCaller) lease() {
 	_, err := a.SetActiveAgent(a.ctx, &parleyv1.SetActiveAgentRequest{
 		ConversationId: a.id(), Agent: a.text("agent"), Reason: a.text("reason"), LeaseDuration: durationpb.New(time.Duration(rapid.IntRange(1, 3).Draw(a.T, "seconds")) * time.Second),
 	})
 	a.must(err)
 }
 
-func (a *author) fork() {
+func (a *randomCaller) fork() {
 	id := fmt.Sprint("c", len(a.ids))
 	_, err := a.ForkConversation(a.ctx, &parleyv1.ForkConversationRequest{ConversationId: a.id(), NewConversationId: id})
 	a.must(err)
 	a.ids = append(a.ids, id)
 }
 
-// text is any short text.
-func (a *author) text(label string) string { return rapid.StringN(0, 9, -1).Draw(a.T, label) }
+// text draws a short text.
+func (a *randomCaller) text(label string) string { return rapid.StringN(0, 9, -1).Draw(a.T, label) }

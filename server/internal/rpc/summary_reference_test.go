@@ -12,23 +12,23 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// drawWords makes a text of up to 12 words with all kinds of blanks between them.
+// drawWords draws a text of up to 12 words with all kinds of white space between them.
 func drawWords(t *rapid.T, label string) string {
 	words := rapid.SliceOfN(rapid.SampledFrom([]string{"yes", "the", "second", "größer", "日本", "🙂", "\n", "\t", "\u2028", "a,", "+"}), 0, 12)
 	return strings.Join(words.Draw(t, label), " ")
 }
 
-// drawLong makes a text of up to so many bytes, most of them short.
-func drawLong(t *rapid.T, label string, most int) string {
+// drawLong draws a text of up to limit bytes. Most are short.
+func drawLong(t *rapid.T, label string, limit int) string {
 	text := drawWords(t, label)
 	if text == "" || rapid.IntRange(0, 4).Draw(t, label+" is long") > 0 {
-		return text[:min(len(text), most/2)]
+		return text[:min(len(text), limit/2)]
 	}
-	return strings.Repeat(text, rapid.IntRange(1, max(1, most/len(text))).Draw(t, label+" times"))
+	return strings.Repeat(text, rapid.IntRange(1, max(1, limit/len(text))).Draw(t, label+" times"))
 }
 
-// drawMessage makes messages of all kinds, in any order, with few types, agents and call
-// ids, so that they come back.
+// drawMessage draws a message with any role. It uses few types, agents and call ids, so that they
+// repeat.
 func drawMessage(t *rapid.T) *parleyv1.Message {
 	m := &parleyv1.Message{
 		Id: rapid.SampledFrom([]string{"", "", "mine"}).Draw(t, "id"), Role: parleyv1.Role(rapid.Int32Range(1, 4).Draw(t, "role")),
@@ -68,62 +68,63 @@ func drawValue(t *rapid.T) *structpb.Value {
 	}
 }
 
-// naiveSummary is what routing.proto says, field by field, of a conversation that keeps
-// these messages.
-func naiveSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
+// referenceSummary returns the summary of a conversation with these messages, as the comments in
+// routing.proto define it.
+func referenceSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
 	s := &parleyv1.RoutingSummary{
 		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(), ExpireTime: c.GetExpireTime(),
 		ActiveAgent: c.GetActiveAgent(), ActiveTurnId: c.GetActiveTurnId(), LastSequence: c.GetLastSequence(),
-		MessageCount: int32(len(kept)), RecentMessages: kept[max(0, len(kept)-limit):], Text: naiveText(kept),
+		MessageCount: int32(len(kept)), RecentMessages: kept[max(0, len(kept)-limit):], Text: referenceText(kept),
 	}
-	var speakers []*parleyv1.Message // instructions aside
+	var dialog []*parleyv1.Message // without system messages
 	for i, m := range kept {
 		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
-			speakers = append(speakers, m)
+			dialog = append(dialog, m)
 		}
 		for k, call := range m.GetToolCalls() {
-			// Of the calls by one id in a message the first is answered first, and all are over
-			// once a later message calls by it.
-			ahead, results, again := 0, 0, false
-			named := func(c *parleyv1.ToolCall) bool { return c.GetId() == call.GetId() }
+			// Results answer the calls of a message that have the same id in their order. If a later message
+			// has a call with the id, none of them is pending.
+			earlierCalls, results, superseded := 0, 0, false
+			sameID := func(c *parleyv1.ToolCall) bool { return c.GetId() == call.GetId() }
 			for _, earlier := range m.GetToolCalls()[:k] {
-				if named(earlier) {
-					ahead++
+				if sameID(earlier) {
+					earlierCalls++
 				}
 			}
 			for _, later := range kept[i+1:] {
-				again = again || slices.ContainsFunc(later.GetToolCalls(), named)
+				superseded = superseded || slices.ContainsFunc(later.GetToolCalls(), sameID)
 				if later.GetToolResult().GetCallId() == call.GetId() {
 					results++
 				}
 			}
-			if !again && results <= ahead {
+			if !superseded && results <= earlierCalls {
 				s.PendingToolCalls = append(s.PendingToolCalls, call)
 			}
 		}
 	}
-	s.AwaitingAnswer = len(speakers) > 0 && speakers[len(speakers)-1].GetRole() == parleyv1.Role_ROLE_USER
+	s.AwaitingAnswer = len(dialog) > 0 && dialog[len(dialog)-1].GetRole() == parleyv1.Role_ROLE_USER
 	for _, m := range slices.Backward(kept) {
-		named := func(a *parleyv1.AgentUse) bool { return a.GetAgent() == m.GetAgent() }
-		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT && m.GetAgent() != "" && !slices.ContainsFunc(s.RecentAgents, named) {
+		sameAgent := func(a *parleyv1.AgentUse) bool { return a.GetAgent() == m.GetAgent() }
+		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT && m.GetAgent() != "" && !slices.ContainsFunc(s.RecentAgents, sameAgent) {
 			s.RecentAgents = append(s.RecentAgents, &parleyv1.AgentUse{Agent: m.GetAgent(), LastSequence: m.GetSequence(), LastTime: m.GetCreateTime()})
 		}
 	}
-	for _, values := range naiveValues(kept) {
+	for _, values := range referenceValues(kept) {
 		newest := values[0]
 		s.StructuredDataTypes = append(s.StructuredDataTypes, &parleyv1.StructuredDataUse{
 			Type: newest.GetData().GetType(), Count: int32(len(values)), LastSequence: newest.GetSequence(), LastAgent: newest.GetAgent(),
 		})
-		if carried := func(m *parleyv1.Message) bool { return m.GetSequence() == newest.GetSequence() }; !slices.ContainsFunc(s.RecentMessages, carried) {
+		hasNewest := func(m *parleyv1.Message) bool { return m.GetSequence() == newest.GetSequence() }
+		if !slices.ContainsFunc(s.RecentMessages, hasNewest) {
 			s.ReferencedData = append(s.ReferencedData, newest)
 		}
 	}
 	return s
 }
 
-// naiveValues are the values of each type, newest first, the type with the newest value
-// first.
-func naiveValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
+// referenceValues returns the values of each type, the newest first. The type with the newest value is
+// the first.
+func referenceValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
 	var types [][]*parleyv1.ReferencedData
 	for _, m := range slices.Backward(kept) {
 		for _, d := range slices.Backward(m.GetStructuredData()) {
@@ -139,9 +140,9 @@ func naiveValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
 	return types
 }
 
-// naiveText is DESIGN's rule: one clause for each assistant message that has something to
-// say, and as many of the newest as fit. One that does not fit alone is cut.
-func naiveText(kept []*parleyv1.Message) string {
+// referenceText returns the text of a summary: a clause for each assistant message that has one, and as
+// many of the newest clauses as fit. If the newest clause alone does not fit, it is truncated.
+func referenceText(kept []*parleyv1.Message) string {
 	var clauses []string
 	for _, m := range kept {
 		var types []string
@@ -171,16 +172,17 @@ func naiveText(kept []*parleyv1.Message) string {
 	return text
 }
 
-// naiveFit leaves out of a summary what does not fit, and returns the newest message where
-// not even that fits. 0 is any number of bytes.
-func naiveFit(s *parleyv1.RoutingSummary, maxBytes int) (cut *parleyv1.Message) {
+// referenceTruncate removes messages and values from a summary until the rest fits into maxBytes, and
+// sets Truncated. If the newest message does not fit, it returns that message. If maxBytes is 0, there
+// is no limit.
+func referenceTruncate(s *parleyv1.RoutingSummary, maxBytes int) (tooLarge *parleyv1.Message) {
 	for maxBytes > 0 && variableSize(s) > maxBytes {
 		s.Truncated = true
 		switch {
 		case len(s.ReferencedData) > 0: // newest first
 			s.ReferencedData = s.ReferencedData[:len(s.ReferencedData)-1]
 		case len(s.RecentMessages) > 1:
-			if !naiveCut(s, maxBytes) {
+			if !referenceTruncateStart(s, maxBytes) {
 				s.RecentMessages = s.RecentMessages[1:]
 			}
 		default:
@@ -190,9 +192,9 @@ func naiveFit(s *parleyv1.RoutingSummary, maxBytes int) (cut *parleyv1.Message) 
 	return nil
 }
 
-// naiveCut takes characters off the beginning of the oldest message until all fits, and
-// reports whether any are left.
-func naiveCut(s *parleyv1.RoutingSummary, maxBytes int) bool {
+// referenceTruncateStart removes characters from the beginning of the oldest message until the summary
+// fits. It reports whether any characters are left.
+func referenceTruncateStart(s *parleyv1.RoutingSummary, maxBytes int) bool {
 	oldest := proto.CloneOf(s.RecentMessages[0])
 	s.RecentMessages = append([]*parleyv1.Message{oldest}, s.RecentMessages[1:]...)
 	for rest := []rune(oldest.GetContent()); len(rest) > 0; rest = rest[1:] {
@@ -203,7 +205,7 @@ func naiveCut(s *parleyv1.RoutingSummary, maxBytes int) bool {
 	return false
 }
 
-// variableSize is what max_bytes bounds.
+// variableSize returns the size that max_bytes limits.
 func variableSize(s *parleyv1.RoutingSummary) int {
 	return proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()})
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestUnknownFieldsAreNotStored makes every call that stores data, with unknown fields at random
-// places of the request. Neither the store nor its changes may contain them.
+// TestUnknownFieldsAreNotStored makes every call that stores data, with unknown fields in random messages
+// of the request. Neither the store nor its changes may contain them.
 func TestUnknownFieldsAreNotStored(t *testing.T) {
 	f := open(t, nil)
 	clients := []parleyv1.ConversationServiceClient{
@@ -62,8 +62,7 @@ func TestUnknownFieldsAreNotStored(t *testing.T) {
 	})
 }
 
-// TestUnknownFieldsAreNotCompared: a retry without the unknown fields of the first request is the
-// same request.
+// TestUnknownFieldsAreNotCompared checks that a retry may have other unknown fields than the first request.
 func TestUnknownFieldsAreNotCompared(t *testing.T) {
 	f := open(t, nil)
 	request := &parleyv1.CreateConversationRequest{RequestId: "r", Conversation: header("a")}
@@ -128,22 +127,22 @@ func innerMessages(m protoreflect.Message) func(yield func(protoreflect.Message)
 			if !m.Has(field) || field.Message() == nil {
 				continue
 			}
-			value, goOn := m.Get(field), true
+			value, more := m.Get(field), true
 			switch {
 			case field.IsMap() && field.MapValue().Message() == nil:
 			case field.IsMap():
 				value.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-					goOn = yield(v.Message())
-					return goOn
+					more = yield(v.Message())
+					return more
 				})
 			case field.IsList():
-				for n := 0; n < value.List().Len() && goOn; n++ {
-					goOn = yield(value.List().Get(n).Message())
+				for n := 0; n < value.List().Len() && more; n++ {
+					more = yield(value.List().Get(n).Message())
 				}
 			default:
-				goOn = yield(value.Message())
+				more = yield(value.Message())
 			}
-			if !goOn {
+			if !more {
 				return
 			}
 		}
@@ -236,12 +235,12 @@ func (p *padder) lease() error {
 }
 
 func (p *padder) imports() error {
-	file := fileOf(p.prefix+"imported", time.Now())
+	file := exportOf(p.prefix+"imported", time.Now())
 	at := file.GetConversation().GetCreateTime()
 	file.Conversation.ActiveAgent = &parleyv1.ActiveAgent{Agent: "writer", StartTime: at}
 	file.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 1}
 	file.Messages[0].StructuredData = values()
-	// Padded before the stream begins, since a draw may end the function.
+	// Pad before the stream starts, because a draw may end the function.
 	request := padded(p, &parleyv1.ImportConversationsRequest{Conversation: file.GetConversation(), Messages: file.GetMessages()})
 	stream, err := p.client.ImportConversations(p.test.Context())
 	if err != nil {
@@ -252,7 +251,7 @@ func (p *padder) imports() error {
 	}
 	reply, err := stream.CloseAndRecv()
 	if err == nil && reply.GetImportedCount() != 1 {
-		return fmt.Errorf("imported %v", reply)
+		return fmt.Errorf("ImportConversations = %v, want 1 imported", reply)
 	}
 	return err
 }
@@ -264,18 +263,18 @@ func (p *padder) fork() error {
 	return err
 }
 
-// TestLargeRequestOfUnknownFields pads headers and messages to nearly the size that gRPC accepts:
-// no limit counts the padding, and other calls do not notice.
-func TestLargeRequestOfUnknownFields(t *testing.T) {
+// TestLargeUnknownFields pads headers and messages to nearly the size that gRPC accepts. No limit counts
+// the padding, and it has no effect on other calls.
+func TestLargeUnknownFields(t *testing.T) {
 	const size = 4<<20 - 600 // 600 bytes for the other fields of the request
 	f := open(t, nil)
-	f.create(t, &parleyv1.Conversation{Id: "innocent"})
+	f.create(t, &parleyv1.Conversation{Id: "other"})
 	padded := header("padded")
 	padded.GetRetention().GetTtl().ProtoReflect().SetUnknown(unknownBytes(size))
 	if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: padded}); err != nil {
 		t.Errorf("CreateConversation: %v", err)
 	}
-	imported := fileOf("imported", time.Now())
+	imported := exportOf("imported", time.Now())
 	imported.GetMessages()[0].ProtoReflect().SetUnknown(unknownBytes(size - 1000))
 	f.wantImport(t, false, 1, 0, imported)
 	page, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
@@ -286,14 +285,14 @@ func TestLargeRequestOfUnknownFields(t *testing.T) {
 	for _, entry := range page.GetConversations() {
 		ids = append(ids, entry.GetConversation().GetId())
 		if n := proto.Size(entry); n > 300 {
-			t.Errorf("row of %s has %d bytes", entry.GetConversation().GetId(), n)
+			t.Errorf("entry of %s has %d bytes, want at most 300", entry.GetConversation().GetId(), n)
 		}
 	}
 	slices.Sort(ids)
-	if !slices.Equal(ids, []string{"imported", "innocent", "padded"}) {
+	if !slices.Equal(ids, []string{"imported", "other", "padded"}) {
 		t.Errorf("ListConversations = %v", ids)
 	}
-	said := user("hello")
-	said.ProtoReflect().SetUnknown(unknownBytes(size))
-	f.append(t, "padded", said)
+	m := user("hello")
+	m.ProtoReflect().SetUnknown(unknownBytes(size))
+	f.append(t, "padded", m)
 }
