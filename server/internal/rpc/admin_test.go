@@ -16,7 +16,9 @@ func TestListAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &parleyv1.ListAgentsResponse{Agents: []*parleyv1.AgentInfo{{Name: "echo", Kind: "echo", Description: "Says it again.", IsDefault: true}}}
+	want := &parleyv1.ListAgentsResponse{
+		Agents: []*parleyv1.AgentInfo{{Name: "echo", Kind: "echo", Description: "Says it again.", IsDefault: true}},
+	}
 	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
 		t.Errorf("agents (-want +got):\n%s", diff)
 	}

@@ -98,8 +98,12 @@ func TestBackupStore(t *testing.T) {
 				t.Errorf("BackupStore of %d bytes = %d bytes, %v", size, len(got), err)
 			}
 			if want := (size + backupChunk - 1) / backupChunk; len(sizes) != want || sizes[0] != int64(size) {
-				t.Errorf("BackupStore of %d bytes = responses with sizes %v, want %d responses, the first with the size",
-					size, sizes, want)
+				t.Errorf(
+					"BackupStore of %d bytes = responses with sizes %v, want %d responses, the first with the size",
+					size,
+					sizes,
+					want,
+				)
 			}
 		}
 		if got := f.log.lines("level=INFO", "backup sent", "sent="); len(got) != 2 {

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 )
 
 // fullConversation returns a conversation with all fields that a client can set.
@@ -49,7 +47,9 @@ func TestCreateConversation(t *testing.T) {
 	f := open(t, nil)
 	in := fullConversation("c1")
 	in.Version, in.LastSequence, in.MessageCount, in.SizeBytes, in.ActiveTurnId, in.Uid = 9, 9, 9, 9, "t", "u"
-	in.CreateTime, in.UpdateTime, in.ExpireTime, in.LastAppendTime = timestamppb.New(time.Unix(9, 0)), timestamppb.Now(), timestamppb.Now(), timestamppb.Now()
+	in.CreateTime, in.UpdateTime, in.ExpireTime, in.LastAppendTime = timestamppb.New(
+		time.Unix(9, 0),
+	), timestamppb.Now(), timestamppb.Now(), timestamppb.Now()
 	in.ActiveAgent, in.ForkedFrom = &parleyv1.ActiveAgent{Agent: "x"}, &parleyv1.ForkOrigin{ConversationId: "x"}
 	got := f.create(t, in)
 	want := fullConversation("c1")
@@ -72,124 +72,6 @@ func TestCreateConversation(t *testing.T) {
 	}
 }
 
-func TestLoadConversation(t *testing.T) {
-	f := open(t, nil)
-	load := func(r *parleyv1.LoadConversationRequest) *parleyv1.LoadConversationResponse {
-		t.Helper()
-		reply, err := f.LoadConversation(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return reply
-	}
-	made := load(&parleyv1.LoadConversationRequest{ConversationId: "c1", RequestId: "r1"})
-	if !made.GetCreated() || len(made.GetMessages()) != 0 || made.GetConversation().GetVersion() != 1 {
-		t.Errorf("first LoadConversation = %v, want a new conversation", made)
-	}
-	f.append(t, "c1", user("1"), assistant("2"), user("3"))
-	tests := []struct {
-		name    string
-		request *parleyv1.LoadConversationRequest
-		created bool
-		want    []int32
-	}{
-		{"all", &parleyv1.LoadConversationRequest{}, false, []int32{1, 2, 3}},
-		{"newest", &parleyv1.LoadConversationRequest{MessageLimit: proto.Int32(2)}, false, []int32{2, 3}},
-		{"none", &parleyv1.LoadConversationRequest{MessageLimit: proto.Int32(0)}, false, nil},
-		{"retry", &parleyv1.LoadConversationRequest{RequestId: "r1"}, true, []int32{1, 2, 3}},
-		{"another request", &parleyv1.LoadConversationRequest{RequestId: "r2"}, false, []int32{1, 2, 3}},
-		{"retry of the other request", &parleyv1.LoadConversationRequest{RequestId: "r2"}, false, []int32{1, 2, 3}},
-	}
-	for _, test := range tests {
-		test.request.ConversationId = "c1"
-		got := load(test.request)
-		if diff := cmp.Diff(test.want, sequences(got.GetMessages())); diff != "" || got.GetCreated() != test.created {
-			t.Errorf("%s: created %t, sequences (-want +got):\n%s", test.name, got.GetCreated(), diff)
-		}
-	}
-	if v := f.get(t, "c1").GetVersion(); v != 2 {
-		t.Errorf("version after LoadConversation = %d, want 2", v)
-	}
-	first, retry := load(&parleyv1.LoadConversationRequest{RequestId: "r3"}), load(&parleyv1.LoadConversationRequest{RequestId: "r3"})
-	if a, b := first.GetConversation(), retry.GetConversation(); a.GetUid() != b.GetUid() || !retry.GetCreated() {
-		t.Errorf("retry without an id = conversation %q, want %q", b.GetId(), a.GetId())
-	}
-}
-
-// countingStore counts reads and creates.
-type countingStore struct {
-	store.Store
-	reads, creates int
-}
-
-func (s *countingStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
-	s.reads++
-	return s.Store.Read(ctx, r)
-}
-
-func (s *countingStore) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
-	s.creates++
-	return s.Store.Create(ctx, c)
-}
-
-// TestLoadIsOneRead checks that LoadConversation of an existing conversation costs one read. Agents
-// call it before every answer.
-func TestLoadIsOneRead(t *testing.T) {
-	counted := new(countingStore)
-	f := open(t, func(s *setup) {
-		s.wrap = func(inner store.Store) store.Store {
-			counted.Store = inner
-			return counted
-		}
-	})
-	f.append(t, "c1", user("1"))
-	if _, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1", RequestId: "r"}); err != nil {
-		t.Fatal(err)
-	}
-	if counted.reads != 1 || counted.creates != 0 {
-		t.Errorf("got %d reads and %d creates, want 1 and 0", counted.reads, counted.creates)
-	}
-}
-
-// racingStore calls race before the next create, as another caller would between a read and a create.
-type racingStore struct {
-	store.Store
-	race func()
-}
-
-func (s *racingStore) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
-	if race := s.race; race != nil {
-		s.race = nil
-		race()
-	}
-	return s.Store.Create(ctx, c)
-}
-
-func TestLoadRace(t *testing.T) {
-	r := new(racingStore)
-	f := open(t, func(s *setup) {
-		s.wrap = func(inner store.Store) store.Store {
-			r.Store = inner
-			return r
-		}
-	})
-	r.race = func() { f.append(t, "c1", user("first")) }
-	got, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c1"})
-	if err != nil || got.GetCreated() || len(got.GetMessages()) != 1 {
-		t.Errorf("LoadConversation after an append = %v, %v", got, err)
-	}
-	same := &parleyv1.LoadConversationRequest{ConversationId: "c2", RequestId: "r1"}
-	r.race = func() {
-		if _, err := f.LoadConversation(t.Context(), same); err != nil {
-			t.Error(err)
-		}
-		f.append(t, "c2", user("first"))
-	}
-	if got, err = f.LoadConversation(t.Context(), same); err != nil || !got.GetCreated() || len(got.GetMessages()) != 1 {
-		t.Errorf("LoadConversation after its own retry and an append = %v, %v", got, err)
-	}
-}
-
 func TestUpdateConversation(t *testing.T) {
 	f := open(t, nil)
 	defaults := &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)}
@@ -205,17 +87,37 @@ func TestUpdateConversation(t *testing.T) {
 	}{
 		{"one field of many", other, []string{"title"}, func(c *parleyv1.Conversation) { c.Title = "Salt" }},
 		{"all labels", other, []string{"labels"}, func(c *parleyv1.Conversation) { c.Labels = other.Labels }},
-		{"to empty values", &parleyv1.Conversation{}, []string{"title", "labels", "agent", "system_prompt", "retention"}, func(c *parleyv1.Conversation) {
-			c.Title, c.Labels, c.Agent, c.SystemPrompt, c.Retention = "", nil, "", "", defaults
-		}},
-		{"part of retention", other, []string{"retention.max_messages"}, func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 3 }},
-		{"other part of retention", other, []string{"retention.ttl"}, func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(time.Second) }},
+		{
+			"to empty values",
+			&parleyv1.Conversation{},
+			[]string{"title", "labels", "agent", "system_prompt", "retention"},
+			func(c *parleyv1.Conversation) {
+				c.Title, c.Labels, c.Agent, c.SystemPrompt, c.Retention = "", nil, "", "", defaults
+			},
+		},
+		{
+			"part of retention",
+			other,
+			[]string{"retention.max_messages"},
+			func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 3 },
+		},
+		{
+			"other part of retention",
+			other,
+			[]string{"retention.ttl"},
+			func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(time.Second) },
+		},
 		{"no mask, all fields set", other, nil, func(c *parleyv1.Conversation) {
 			c.Title, c.Labels, c.Agent, c.SystemPrompt, c.Retention = other.Title, other.Labels, other.Agent, other.SystemPrompt, other.Retention
 		}},
-		{"no mask, one field set", &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)}}, nil, func(c *parleyv1.Conversation) {
-			c.Retention.Ttl = durationpb.New(time.Second)
-		}},
+		{
+			"no mask, one field set",
+			&parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)}},
+			nil,
+			func(c *parleyv1.Conversation) {
+				c.Retention.Ttl = durationpb.New(time.Second)
+			},
+		},
 		{"no mask, no field set", &parleyv1.Conversation{}, nil, func(c *parleyv1.Conversation) { c.Version = 1 }},
 	}
 	for i, test := range tests {
@@ -242,7 +144,10 @@ func TestUpdateConversation(t *testing.T) {
 			}
 		})
 	}
-	_, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "missing", Title: "x"}})
+	_, err := f.UpdateConversation(
+		t.Context(),
+		&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "missing", Title: "x"}},
+	)
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 }
 
@@ -256,7 +161,8 @@ func TestSetActiveAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	lease := reply.GetConversation().GetActiveAgent()
-	if lease.GetAgent() != "nobody-here" || lease.GetReason() != "asked for" || reply.GetConversation().GetSystemPrompt() != "" {
+	if lease.GetAgent() != "nobody-here" || lease.GetReason() != "asked for" ||
+		reply.GetConversation().GetSystemPrompt() != "" {
 		t.Errorf("SetActiveAgent = %v, want the lease and no system prompt", reply)
 	}
 	if d := lease.GetLeaseExpireTime().AsTime().Sub(lease.GetStartTime().AsTime()); d != time.Minute {
@@ -264,7 +170,8 @@ func TestSetActiveAgent(t *testing.T) {
 	}
 	_, err = f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "hello"})
 	wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED")
-	if reply, err = f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1"}); err != nil || reply.GetConversation().GetActiveAgent() != nil {
+	if reply, err = f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1"}); err != nil ||
+		reply.GetConversation().GetActiveAgent() != nil {
 		t.Errorf("SetActiveAgent without an agent = %v, %v, want no lease", reply, err)
 	}
 }
@@ -273,11 +180,15 @@ func TestClearConversation(t *testing.T) {
 	f := open(t, nil)
 	f.create(t, fullConversation("c1"))
 	f.append(t, "c1", user("1"), assistant("2"), user("3"))
-	reply, err := f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 2})
+	reply, err := f.ClearConversation(
+		t.Context(),
+		&parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 2},
+	)
 	if err != nil || reply.GetConversation().GetMessageCount() != 2 || reply.GetConversation().GetSystemPrompt() != "" {
 		t.Errorf("ClearConversation after 2 = %v, %v", reply, err)
 	}
-	if reply, err = f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1"}); err != nil || reply.GetConversation().GetMessageCount() != 0 {
+	if reply, err = f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1"}); err != nil ||
+		reply.GetConversation().GetMessageCount() != 0 {
 		t.Errorf("ClearConversation = %v, %v", reply, err)
 	}
 	if got := f.append(t, "c1", user("4")).GetAppended()[0].GetSequence(); got != 4 {
@@ -292,14 +203,24 @@ func TestDeleteConversation(t *testing.T) {
 		_, err := f.DeleteConversation(t.Context(), r)
 		return err
 	}
-	got := wantError(t, remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1", IfVersion: proto.Int32(9)}), codes.Aborted, "VERSION_MISMATCH")
+	got := wantError(
+		t,
+		remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1", IfVersion: proto.Int32(9)}),
+		codes.Aborted,
+		"VERSION_MISMATCH",
+	)
 	if got.metadata["current_version"] != "1" {
 		t.Errorf("metadata = %v, want current_version 1", got.metadata)
 	}
 	if err := remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
 		t.Error(err)
 	}
-	wantError(t, remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1"}), codes.NotFound, "CONVERSATION_NOT_FOUND")
+	wantError(
+		t,
+		remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1"}),
+		codes.NotFound,
+		"CONVERSATION_NOT_FOUND",
+	)
 	if err := remove(&parleyv1.DeleteConversationRequest{ConversationId: "c1", AllowMissing: true}); err != nil {
 		t.Error(err)
 	}
@@ -312,7 +233,10 @@ func TestPurgeConversations(t *testing.T) {
 	clock.advance(10 * time.Minute)
 	f.append(t, "new", user("1"))
 	for _, dry := range []bool{true, false} {
-		reply, err := f.PurgeConversations(t.Context(), &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(5 * time.Minute), DryRun: dry})
+		reply, err := f.PurgeConversations(
+			t.Context(),
+			&parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(5 * time.Minute), DryRun: dry},
+		)
 		if err != nil || reply.GetPurgedCount() != 1 || strings.Join(reply.GetSampleIds(), "") != "old" {
 			t.Errorf("PurgeConversations(dry_run %t) = %v, %v, want 1, old", dry, reply, err)
 		}
@@ -340,21 +264,24 @@ func TestListConversations(t *testing.T) {
 		ids := ""
 		for _, e := range reply.GetConversations() {
 			ids += e.GetConversation().GetId()
-			if e.GetConversation().GetSystemPrompt() != "" || e.GetPreview() != "message of "+e.GetConversation().GetId() {
+			if e.GetConversation().GetSystemPrompt() != "" ||
+				e.GetPreview() != "message of "+e.GetConversation().GetId() {
 				t.Errorf("entry = %v, want a preview and no system prompt", e)
 			}
 		}
 		return reply, ids
 	}
 	all, ids := page(&parleyv1.ListConversationsRequest{})
-	if ids != "cba" || all.GetNextPageToken() != "" || all.GetTotalSize() != 3 || all.GetWatchCursor() != f.hub.Cursor() {
+	if ids != "cba" || all.GetNextPageToken() != "" || all.GetTotalSize() != 3 ||
+		all.GetWatchCursor() != f.hub.Cursor() {
 		t.Errorf("ListConversations = %s, %v", ids, all)
 	}
 	first, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2})
 	if ids != "cb" {
 		t.Errorf("first page = %s, want cb", ids)
 	}
-	if rest, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2, PageToken: first.GetNextPageToken()}); ids != "a" || rest.GetNextPageToken() != "" {
+	if rest, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2, PageToken: first.GetNextPageToken()}); ids != "a" ||
+		rest.GetNextPageToken() != "" {
 		t.Errorf("second page = %s, want a", ids)
 	}
 	if _, ids := page(&parleyv1.ListConversationsRequest{Labels: map[string]string{"team": "shop", "id": "b"}}); ids != "b" {
@@ -363,7 +290,10 @@ func TestListConversations(t *testing.T) {
 	_, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{
 		PageToken: first.GetNextPageToken(), Labels: map[string]string{"id": "b"},
 	})
-	if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(got.fields, "") != "page_token" {
+	if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(
+		got.fields,
+		"",
+	) != "page_token" {
 		t.Errorf("fields for the token of another list = %q, want page_token", got.fields)
 	}
 }

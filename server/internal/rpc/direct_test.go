@@ -29,7 +29,11 @@ func TestDirect(t *testing.T) {
 	f.append(t, "c", user("Find me libraries"), &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Two.", StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue("Redux")}},
 	}, user("The second one"))
-	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(f.server.Direct(f.conn))
+	client, direct := parleyv1.NewConversationServiceClient(
+		f.conn,
+	), parleyv1.NewConversationServiceClient(
+		f.server.Direct(f.conn),
+	)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
 	type method func(parleyv1.ConversationServiceClient) (proto.Message, error)
 	for name, call := range map[string]method{

@@ -64,7 +64,10 @@ func openHoldStore(t *testing.T) (*fixture, *holdStore) {
 
 // ephemeral returns a request that watches a conversation and makes it ephemeral.
 func ephemeral(id string, deleteAfter time.Duration) *parleyv1.WatchConversationsRequest {
-	return &parleyv1.WatchConversationsRequest{ConversationIds: []string{id}, DeleteAfterDisconnect: durationpb.New(deleteAfter)}
+	return &parleyv1.WatchConversationsRequest{
+		ConversationIds:       []string{id},
+		DeleteAfterDisconnect: durationpb.New(deleteAfter),
+	}
 }
 
 // TestEphemeralConversation checks that an ephemeral conversation exists as long as its stream and the

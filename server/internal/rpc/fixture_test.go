@@ -61,7 +61,10 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	t.Helper()
 	f := &fixture{hub: watch.New(watch.Options{}), log: new(logBuffer)}
 	log := slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	agents, err := agent.NewSet("echo", []agent.Entry{{Name: "echo", Kind: "echo", Description: "Says it again.", Agent: echo.New()}})
+	agents, err := agent.NewSet(
+		"echo",
+		[]agent.Entry{{Name: "echo", Kind: "echo", Description: "Says it again.", Agent: echo.New()}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +134,11 @@ func (f *fixture) serve(t *testing.T, wrapConn func(net.Conn) net.Conn) {
 		t.Fatal(err)
 	}
 	f.conn = conn
-	f.ConversationServiceClient, f.admin = parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
+	f.ConversationServiceClient, f.admin = parleyv1.NewConversationServiceClient(
+		conn,
+	), parleyv1.NewAdminServiceClient(
+		conn,
+	)
 	f.InteractionLogServiceClient = parleyv1.NewInteractionLogServiceClient(conn)
 	t.Cleanup(func() {
 		f.server.Stop()

@@ -25,8 +25,20 @@ func TestForkConversation(t *testing.T) {
 	want := fullConversation(reply.GetConversation().GetId())
 	want.Version, want.LastSequence, want.MessageCount = 1, 2, 2
 	want.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "c1", Sequence: 2}
-	diff := cmp.Diff(want, reply.GetConversation(), protocmp.Transform(),
-		protocmp.IgnoreFields(want, "create_time", "update_time", "expire_time", "last_append_time", "uid", "size_bytes"))
+	diff := cmp.Diff(
+		want,
+		reply.GetConversation(),
+		protocmp.Transform(),
+		protocmp.IgnoreFields(
+			want,
+			"create_time",
+			"update_time",
+			"expire_time",
+			"last_append_time",
+			"uid",
+			"size_bytes",
+		),
+	)
 	if diff != "" || reply.GetReplayed() {
 		t.Errorf("fork, replayed %t (-want +got):\n%s", reply.GetReplayed(), diff)
 	}
@@ -43,13 +55,23 @@ func TestForkConversation(t *testing.T) {
 	}
 
 	for _, missing := range []int32{5, 100} {
-		_, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: missing})
+		_, err := f.ForkConversation(
+			t.Context(),
+			&parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: missing},
+		)
 		wantError(t, err, codes.OutOfRange, "SEQUENCE_GONE")
 	}
-	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: want.GetId()})
+	_, err = f.ForkConversation(
+		t.Context(),
+		&parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: want.GetId()},
+	)
 	wantError(t, err, codes.AlreadyExists, "CONVERSATION_EXISTS")
-	full, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "full"})
-	if err != nil || full.GetConversation().GetLastSequence() != 4 || full.GetConversation().GetForkedFrom().GetSequence() != 4 {
+	full, err := f.ForkConversation(
+		t.Context(),
+		&parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "full"},
+	)
+	if err != nil || full.GetConversation().GetLastSequence() != 4 ||
+		full.GetConversation().GetForkedFrom().GetSequence() != 4 {
 		t.Errorf("ForkConversation of all messages = %v, %v", full, err)
 	}
 
@@ -60,7 +82,10 @@ func TestForkConversation(t *testing.T) {
 	if err != nil || !retry.GetReplayed() || retry.GetConversation().GetUid() != reply.GetConversation().GetUid() {
 		t.Errorf("retry after the source was deleted = %v, %v", retry, err)
 	}
-	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: 1, RequestId: "r1"})
+	_, err = f.ForkConversation(
+		t.Context(),
+		&parleyv1.ForkConversationRequest{ConversationId: "c1", AtSequence: 1, RequestId: "r1"},
+	)
 	wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 	_, err = f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1"})
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); got.resource.GetResourceName() != "c1" {

@@ -24,7 +24,16 @@ func TestIdempotentTurns(t *testing.T) {
 		r.RequestId = id
 		return r
 	}
-	completes, queues, interrupts := request("completes", reject), request("queues", queue), request("interrupts", interrupt)
+	completes, queues, interrupts := request(
+		"completes",
+		reject,
+	), request(
+		"queues",
+		queue,
+	), request(
+		"interrupts",
+		interrupt,
+	)
 	first := f.startChat(t, t.Context(), completes)
 	queued := f.startChat(t, t.Context(), queues)
 	retries := []*stream{f.startChat(t, t.Context(), completes), f.startChat(t, t.Context(), queues)}
@@ -48,7 +57,14 @@ func TestIdempotentTurns(t *testing.T) {
 		_, err := f.tryChat(t.Context(), changed)
 		wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
 		if got, want := again.text(t), []string{"a", "b", "c"}[i]; got != want || again.turnID != streams[i].turnID {
-			t.Errorf("retry of %s = %q of turn %s, want %q of %s", r.GetRequestId(), got, again.turnID, want, streams[i].turnID)
+			t.Errorf(
+				"retry of %s = %q of turn %s, want %q of %s",
+				r.GetRequestId(),
+				got,
+				again.turnID,
+				want,
+				streams[i].turnID,
+			)
 		}
 	}
 	for i, s := range retries {
@@ -57,7 +73,14 @@ func TestIdempotentTurns(t *testing.T) {
 			t.Errorf("retry %d: replayed = false, want true", i)
 		}
 	}
-	want := []string{"user: completes", "assistant: a", "user: queues", "assistant: b …", "user: interrupts", "assistant: c"}
+	want := []string{
+		"user: completes",
+		"assistant: a",
+		"user: queues",
+		"assistant: b …",
+		"user: interrupts",
+		"assistant: c",
+	}
 	if diff := cmp.Diff(want, f.contents(t, "c1")); diff != "" {
 		t.Errorf("messages (-want +got):\n%s", diff)
 	}
@@ -82,7 +105,8 @@ func TestOrderedTurns(t *testing.T) {
 			t.Errorf("position of turn %d in the queue = %d", i, position)
 		}
 		_, err := f.tryChat(t.Context(), chatRequest("c1", "x", reject))
-		if got := wantError(t, err, codes.Aborted, "CONVERSATION_BUSY"); got.metadata["active_turn_id"] != streams[0].turnID || got.retry == 0 {
+		if got := wantError(t, err, codes.Aborted, "CONVERSATION_BUSY"); got.metadata["active_turn_id"] != streams[0].turnID ||
+			got.retry == 0 {
 			t.Errorf("metadata = %v, retry after %v, want the first turn and RetryInfo", got.metadata, got.retry)
 		}
 	}
@@ -173,7 +197,11 @@ func TestPartialAnswers(t *testing.T) {
 			script.send(t, id, end)
 			next.wait(t)
 		}, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "INTERRUPTED"},
-		"failure": {func(_ *stream, id string) { script.send(t, id, fail) }, parleyv1.TurnState_TURN_STATE_FAILED, "AGENT_FAILED"},
+		"failure": {
+			func(_ *stream, id string) { script.send(t, id, fail) },
+			parleyv1.TurnState_TURN_STATE_FAILED,
+			"AGENT_FAILED",
+		},
 	}
 	for name, test := range tests {
 		for _, part := range []string{"half", ""} {
@@ -252,7 +280,10 @@ func TestDisconnect(t *testing.T) {
 func (f *fixture) resumeAfter(t *testing.T, s *stream) (*stream, error) {
 	t.Helper()
 	after := s.events[len(s.events)-1].GetIndex()
-	r, err := f.resume(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c1", TurnId: s.turnID, AfterIndex: after})
+	r, err := f.resume(
+		t.Context(),
+		&parleyv1.ResumeTurnRequest{ConversationId: "c1", TurnId: s.turnID, AfterIndex: after},
+	)
 	if err == nil {
 		r.events = slices.Concat(s.events, r.events)
 	}

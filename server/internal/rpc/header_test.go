@@ -23,11 +23,18 @@ func largestHeader(id string) *parleyv1.Conversation {
 		return timestamppb.New(time.Now().Add(-time.Minute).Truncate(time.Second).Add(999_999_999))
 	}
 	c := &parleyv1.Conversation{
-		Id: id + text(maxIDBytes-len(id)), Title: text(512), Agent: text(128), SystemPrompt: text(64 << 10), Labels: make(map[string]string),
+		Id: id + text(
+			maxIDBytes-len(id),
+		), Title: text(512), Agent: text(128), SystemPrompt: text(64 << 10), Labels: make(map[string]string),
 		Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366*24*time.Hour - 1)},
 		Version:   maxImportNumber, LastSequence: maxImportNumber, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
-		ActiveAgent: &parleyv1.ActiveAgent{Agent: text(maxAgentBytes), Reason: text(maxReasonBytes), StartTime: at(), LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC))},
-		ForkedFrom:  &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber},
+		ActiveAgent: &parleyv1.ActiveAgent{
+			Agent:           text(maxAgentBytes),
+			Reason:          text(maxReasonBytes),
+			StartTime:       at(),
+			LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC)),
+		},
+		ForkedFrom: &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber},
 	}
 	for i := range 64 {
 		c.Labels[fmt.Sprintf("%064d", i)] = text(1024)
@@ -59,15 +66,21 @@ func TestLargestHeader(t *testing.T) {
 			t.Logf("the largest header has %d bytes", size)
 		}
 		if size > 135<<10 || size <= proto.Size(file.GetConversation()) {
-			t.Fatalf("header of %d bytes, %d at the import; want the documented 135 KiB", size, proto.Size(file.GetConversation()))
+			t.Fatalf(
+				"header of %d bytes, %d at the import; want the documented 135 KiB",
+				size,
+				proto.Size(file.GetConversation()),
+			)
 		}
 		if i > 1 {
 			continue
 		}
-		if reply, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id}); err != nil || len(reply.GetMessages()) != 1 {
+		if reply, err := f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id}); err != nil ||
+			len(reply.GetMessages()) != 1 {
 			t.Errorf("LoadConversation = %d messages, %v", len(reply.GetMessages()), err)
 		}
-		if reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: id}); err != nil || len(reply.GetMessages()) != 1 {
+		if reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: id}); err != nil ||
+			len(reply.GetMessages()) != 1 {
 			t.Errorf("ListMessages = %d messages, %v", len(reply.GetMessages()), err)
 		}
 		f.mustExport(t, id)
@@ -75,14 +88,20 @@ func TestLargestHeader(t *testing.T) {
 			t.Errorf("Chat: %v", err)
 		}
 	}
-	again := &parleyv1.UpdateConversationRequest{Conversation: files[0].GetConversation(), UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels", "title"}}}
+	again := &parleyv1.UpdateConversationRequest{
+		Conversation: files[0].GetConversation(),
+		UpdateMask:   &fieldmaskpb.FieldMask{Paths: []string{"labels", "title"}},
+	}
 	again.GetConversation().Title = ""
 	if _, err := f.UpdateConversation(t.Context(), again); err != nil {
 		t.Errorf("UpdateConversation: %v", err)
 	}
 	listed, pages, token := 0, 0, ""
 	for pages == 0 || token != "" {
-		page, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{PageSize: 1000, PageToken: token})
+		page, err := f.ListConversations(
+			t.Context(),
+			&parleyv1.ListConversationsRequest{PageSize: 1000, PageToken: token},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,7 +111,10 @@ func TestImportReleasesMessages(t *testing.T) {
 		}
 		sent++
 		part := exportOf(string(rune('a'+sent)), now.Add(-time.Duration(sent)*time.Second))
-		return &parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages()}, nil
+		return &parleyv1.ImportConversationsRequest{
+			Conversation: part.GetConversation(),
+			Messages:     part.GetMessages(),
+		}, nil
 	})
 	if err != nil || i.reply.GetImportedCount() != maxConcurrentStores {
 		t.Errorf("run = %v, reply %v, want %d imported", err, i.reply, maxConcurrentStores)

@@ -40,7 +40,11 @@ func TestImport(t *testing.T) {
 		t.Helper()
 		want = proto.CloneOf(want)
 		want.Conversation.MessageCount = int32(len(want.GetMessages()))
-		want.Conversation.ExpireTime = timestamppb.New(want.GetConversation().GetLastAppendTime().AsTime().Add(want.GetConversation().GetRetention().GetTtl().AsDuration()))
+		want.Conversation.ExpireTime = timestamppb.New(
+			want.GetConversation().GetLastAppendTime().AsTime().Add(
+				want.GetConversation().GetRetention().GetTtl().AsDuration(),
+			),
+		)
 		if diff := cmp.Diff([]*parleyv1.ExportConversationsResponse{want}, f.mustExport(t, want.GetConversation().GetId()), protocmp.Transform(), ignoreUID()); diff != "" {
 			t.Errorf("exported (-want +got):\n%s", diff)
 		}
@@ -48,7 +52,8 @@ func TestImport(t *testing.T) {
 	check(file)
 	// Sequences, exchanges and versions continue.
 	next := f.append(t, "a", user("next"))
-	if n := next.GetAppended()[0]; n.GetSequence() != 10 || n.GetExchange() != 4 || next.GetConversation().GetVersion() != 8 {
+	if n := next.GetAppended()[0]; n.GetSequence() != 10 || n.GetExchange() != 4 ||
+		next.GetConversation().GetVersion() != 8 {
 		t.Errorf("AppendMessages after the import = %v", next)
 	}
 
@@ -58,7 +63,12 @@ func TestImport(t *testing.T) {
 	f.create(t, &parleyv1.Conversation{Id: "c"})
 	f.create(t, &parleyv1.Conversation{Id: "d"})
 	before := f.changeCount()
-	reply, err := f.tryImport(t.Context(), true, exportOf("e", clock.Now()), exportOf("late", clock.Now().Add(-50*time.Minute)))
+	reply, err := f.tryImport(
+		t.Context(),
+		true,
+		exportOf("e", clock.Now()),
+		exportOf("late", clock.Now().Add(-50*time.Minute)),
+	)
 	if err != nil || reply.GetSkippedCount() != 2 || reply.GetNoRoomCount() != 1 {
 		t.Errorf("import into a full store = %v, %v", reply, err)
 	}
@@ -84,7 +94,9 @@ func TestImport(t *testing.T) {
 		t.Errorf("import with overwrite in the second request = %v, %v, want 1 skipped", reply, err)
 	}
 	check(changed)
-	if lines := f.log.lines("level=INFO", "msg=imported", "conversations=1", "skipped=2", "failed=0", "complete=true"); len(lines) != 1 {
+	if lines := f.log.lines("level=INFO", "msg=imported", "conversations=1", "skipped=2", "failed=0", "complete=true"); len(
+		lines,
+	) != 1 {
 		t.Errorf("got log lines %v, want 1", lines)
 	}
 }
@@ -106,7 +118,8 @@ func TestImportGaps(t *testing.T) {
 	f.append(t, "emptied", user("1"), user("2"))
 	clearAfter("emptied", 0)
 	parts := f.mustExport(t)
-	if got := sequences(parts[0].GetMessages()); !slices.Equal(got, []int32{1, 4}) || parts[0].GetConversation().GetLastSequence() != 5 {
+	if got := sequences(parts[0].GetMessages()); !slices.Equal(got, []int32{1, 4}) ||
+		parts[0].GetConversation().GetLastSequence() != 5 {
 		t.Fatalf("export = %v, want sequences 1 and 4 of 5", parts[0])
 	}
 	other.wantImport(t, false, 2, 0, parts...)
@@ -173,7 +186,10 @@ func TestImportParts(t *testing.T) {
 		}
 		part := rest[0]
 		rest = rest[1:]
-		return &parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages()}, nil
+		return &parleyv1.ImportConversationsRequest{
+			Conversation: part.GetConversation(),
+			Messages:     part.GetMessages(),
+		}, nil
 	})
 	if !errors.Is(err, io.ErrUnexpectedEOF) || broken.reply.GetImportedCount() != 1 {
 		t.Errorf("run of a broken stream = %v, reply %v", err, broken.reply)
@@ -197,7 +213,12 @@ func TestManyImportFailures(t *testing.T) {
 	}
 	failures := f.wantImport(t, false, 1, 0, append(parts, exportOf("good", clock.Now()))...)
 	if len(failures) != maxImportFailures || failures[99].GetConversationId() != "c99" {
-		t.Errorf("got %d failures, the last is %v, want %d", len(failures), failures[len(failures)-1], maxImportFailures)
+		t.Errorf(
+			"got %d failures, the last is %v, want %d",
+			len(failures),
+			failures[len(failures)-1],
+			maxImportFailures,
+		)
 	}
 	for _, failure := range failures {
 		if n := len(failure.GetReason()); n == 0 || n > maxTextBytes {
@@ -215,14 +236,16 @@ func TestImportDuringTurn(t *testing.T) {
 	now := time.Now()
 	files := []*parleyv1.ExportConversationsResponse{exportOf("busy", now), exportOf("other", now)}
 	failures := f.wantImport(t, true, 1, 0, files...)
-	if len(failures) != 1 || failures[0].GetConversationId() != "busy" || !strings.HasPrefix(failures[0].GetReason(), "CONVERSATION_BUSY: turn "+run.turnID) {
+	if len(failures) != 1 || failures[0].GetConversationId() != "busy" ||
+		!strings.HasPrefix(failures[0].GetReason(), "CONVERSATION_BUSY: turn "+run.turnID) {
 		t.Errorf("failures = %v, want CONVERSATION_BUSY", failures)
 	}
 	f.wantImport(t, false, 0, 2, files...)
 	script.send(t, "busy", "answer", end)
 	run.wait(t)
 	f.wantImport(t, true, 2, 0, files...)
-	if got := f.mustExport(t, "busy")[0].GetMessages(); len(got) != 1 || got[0].GetContent() != "hello" || got[0].GetSequence() != 5 {
+	if got := f.mustExport(t, "busy")[0].GetMessages(); len(got) != 1 || got[0].GetContent() != "hello" ||
+		got[0].GetSequence() != 5 {
 		t.Errorf("messages after the import = %v", got)
 	}
 }

@@ -75,14 +75,30 @@ func TestInteractions(t *testing.T) {
 		want    []string
 		skipped int32
 	}{
-		"today":               {&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: today}}, []string{"one", "two", "THREE", "four"}, 0},
-		"old day":             {&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "2020-02-29"}}, []string{"long ago"}, 1},
-		"day without entries": {&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "2020-02-28"}}, []string{}, 0},
-		"default span":        {&parleyv1.ListInteractionsRequest{}, []string{"four", "THREE", "two", "one"}, 0},
+		"today": {
+			&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: today}},
+			[]string{"one", "two", "THREE", "four"},
+			0,
+		},
+		"old day": {
+			&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "2020-02-29"}},
+			[]string{"long ago"},
+			1,
+		},
+		"day without entries": {
+			&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "2020-02-28"}},
+			[]string{},
+			0,
+		},
+		"default span": {&parleyv1.ListInteractionsRequest{}, []string{"four", "THREE", "two", "one"}, 0},
 		"last hour": {&parleyv1.ListInteractionsRequest{
 			ConversationId: "b", Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(time.Hour)},
 		}, []string{"THREE"}, 0},
-		"deleted conversation": {&parleyv1.ListInteractionsRequest{ConversationId: "a"}, []string{"one", "two", "four"}, 1},
+		"deleted conversation": {
+			&parleyv1.ListInteractionsRequest{ConversationId: "a"},
+			[]string{"one", "two", "four"},
+			1,
+		},
 		"unknown conversation": {&parleyv1.ListInteractionsRequest{ConversationId: "nobody"}, []string{}, 1},
 	}
 	for name, test := range tests {
@@ -104,18 +120,27 @@ func TestInteractions(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" || skipped != test.skipped {
-				t.Errorf("%s, page size %d: skipped = %d, want %d; entries (-want +got):\n%s", name, size, skipped, test.skipped, diff)
+				t.Errorf(
+					"%s, page size %d: skipped = %d, want %d; entries (-want +got):\n%s",
+					name,
+					size,
+					skipped,
+					test.skipped,
+					diff,
+				)
 			}
 		}
 	}
 
 	search := &parleyv1.SearchInteractionsRequest{Query: "o", PageSize: 2}
 	first, err := f.SearchInteractions(t.Context(), search)
-	if err != nil || !slices.Equal(contents(first.GetInteractions()), []string{"four", "two"}) || first.GetNextPageToken() == "" {
+	if err != nil || !slices.Equal(contents(first.GetInteractions()), []string{"four", "two"}) ||
+		first.GetNextPageToken() == "" {
 		t.Fatalf("first page of the search = %v, %v", first, err)
 	}
 	search.PageToken = first.GetNextPageToken()
-	if second, err := f.SearchInteractions(t.Context(), search); err != nil || !slices.Equal(contents(second.GetInteractions()), []string{"one"}) {
+	if second, err := f.SearchInteractions(t.Context(), search); err != nil ||
+		!slices.Equal(contents(second.GetInteractions()), []string{"one"}) {
 		t.Errorf("second page of the search = %v, %v", second, err)
 	}
 	days := int32(logTime().Sub(time.Date(2020, 2, 29, 0, 0, 0, 0, time.UTC))/(24*time.Hour)) + 1
@@ -144,7 +169,8 @@ func TestInteractions(t *testing.T) {
 			t.Errorf("DeleteInteractions = %d, %v, want %d", reply.GetDeletedCount(), err, want)
 		}
 	}
-	if rest, err := f.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{}); err != nil || !slices.Equal(contents(rest.GetInteractions()), []string{"THREE"}) {
+	if rest, err := f.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{}); err != nil ||
+		!slices.Equal(contents(rest.GetInteractions()), []string{"THREE"}) {
 		t.Errorf("ListInteractions after the deletion = %v, %v", rest, err)
 	}
 }
@@ -205,18 +231,27 @@ func TestIsolationOfInteractions(t *testing.T) {
 	_, withLog := withInteractionLog(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
 	f := open(t, withLog)
 	for _, tenant := range []string{"a", "b"} {
-		request := &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of " + tenant)}}
+		request := &parleyv1.AppendMessagesRequest{
+			ConversationId: "both",
+			Messages:       []*parleyv1.Message{user("of " + tenant)},
+		}
 		if _, err := f.AppendMessages(withMetadata(t, "tenant", tenant), request); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wants := func(tenant string, want ...string) {
 		t.Helper()
-		list, err := f.ListInteractions(withMetadata(t, "tenant", tenant), &parleyv1.ListInteractionsRequest{ConversationId: "both"})
+		list, err := f.ListInteractions(
+			withMetadata(t, "tenant", tenant),
+			&parleyv1.ListInteractionsRequest{ConversationId: "both"},
+		)
 		if err != nil || !slices.Equal(contents(list.GetInteractions()), want) {
 			t.Errorf("ListInteractions of tenant %s = %v, %v, want %v", tenant, list, err, want)
 		}
-		found, err := f.SearchInteractions(withMetadata(t, "tenant", tenant), &parleyv1.SearchInteractionsRequest{Query: "OF"})
+		found, err := f.SearchInteractions(
+			withMetadata(t, "tenant", tenant),
+			&parleyv1.SearchInteractionsRequest{Query: "OF"},
+		)
 		if err != nil || !slices.Equal(contents(found.GetInteractions()), want) {
 			t.Errorf("SearchInteractions of tenant %s = %v, %v, want %v", tenant, found, err, want)
 		}
@@ -230,7 +265,8 @@ func TestIsolationOfInteractions(t *testing.T) {
 	_, err = f.DeleteInteractions(withMetadata(t, "tenant", "a"), request)
 	wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
 	wants("a", "of a")
-	if reply, err := f.DeleteInteractions(withMetadata(t, "tenant", "a", "role", "admin"), request); err != nil || reply.GetDeletedCount() != 1 {
+	if reply, err := f.DeleteInteractions(withMetadata(t, "tenant", "a", "role", "admin"), request); err != nil ||
+		reply.GetDeletedCount() != 1 {
 		t.Errorf("DeleteInteractions as administrator = %v, %v", reply, err)
 	}
 	wants("a")

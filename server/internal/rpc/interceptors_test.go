@@ -57,11 +57,16 @@ func withStats(stats func(ctx context.Context) (store.Stats, error)) func(*setup
 func TestPanic(t *testing.T) {
 	f := open(t, func(s *setup) {
 		s.wrap = func(inner store.Store) store.Store {
-			return &statsFunc{Store: inner, stats: func(context.Context) (store.Stats, error) { panic("boom " + secret) }}
+			return &statsFunc{
+				Store: inner,
+				stats: func(context.Context) (store.Stats, error) { panic("boom " + secret) },
+			}
 		}
-		s.Turns = turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
-			panic("boom " + secret)
-		})
+		s.Turns = turnsFunc(
+			func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+				panic("boom " + secret)
+			},
+		)
 	})
 	_, unary := f.admin.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 	_, stream := f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
@@ -86,11 +91,13 @@ func TestMaxDeadline(t *testing.T) {
 		return store.Stats{}, nil
 	}))
 	for name, ctx := range map[string]context.Context{"none": t.Context(), "one year": withTimeout(t, 365*24*time.Hour)} {
-		if _, err := f.admin.GetStats(ctx, &parleyv1.GetStatsRequest{}); err != nil || left <= 0 || left > maxUnaryTime {
+		if _, err := f.admin.GetStats(ctx, &parleyv1.GetStatsRequest{}); err != nil || left <= 0 ||
+			left > maxUnaryTime {
 			t.Errorf("client deadline %s: the handler has %v (%v), want at most %v", name, left, err, maxUnaryTime)
 		}
 	}
-	if _, err := f.admin.GetStats(withTimeout(t, time.Minute), &parleyv1.GetStatsRequest{}); err != nil || left > time.Minute {
+	if _, err := f.admin.GetStats(withTimeout(t, time.Minute), &parleyv1.GetStatsRequest{}); err != nil ||
+		left > time.Minute {
 		t.Errorf("client deadline 1m: the handler has %v (%v), want at most 1m", left, err)
 	}
 }
@@ -157,17 +164,21 @@ func TestCallsAreLogged(t *testing.T) {
 // when the stream of the answer has ended.
 func endlessTurns(size int, ended chan struct{}) Turns {
 	piece := textDelta(size)
-	return turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
-		return func(yield func(*parleyv1.TurnEvent, error) bool) {
-			defer close(ended)
-			for yield(piece, nil) {
+	return turnsFunc(
+		func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+			return func(yield func(*parleyv1.TurnEvent, error) bool) {
+				defer close(ended)
+				for yield(piece, nil) {
+				}
 			}
-		}
-	})
+		},
+	)
 }
 
 func textDelta(size int) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", size)}}}
+	return &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", size)}},
+	}
 }
 
 // TestSlowReader checks that the server ends the stream of a client that does not read, and leaks no
@@ -215,15 +226,17 @@ func (l slowConn) Read(p []byte) (int, error) {
 // continuously over a slow connection.
 func TestSteadyReader(t *testing.T) {
 	const perSecond = 20_000
-	large := turnsFunc(func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
-		return func(yield func(*parleyv1.TurnEvent, error) bool) {
-			for _, size := range []int{1 << 20, 100, 3 << 20, 100, 100, 2 << 20} {
-				if !yield(textDelta(size), nil) {
-					return
+	large := turnsFunc(
+		func(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
+			return func(yield func(*parleyv1.TurnEvent, error) bool) {
+				for _, size := range []int{1 << 20, 100, 3 << 20, 100, 100, 2 << 20} {
+					if !yield(textDelta(size), nil) {
+						return
+					}
 				}
 			}
-		}
-	})
+		},
+	)
 	for name, read := range map[string]func(t *testing.T, f *fixture) (bytes int, err error){
 		"Chat": func(t *testing.T, f *fixture) (bytes int, err error) {
 			t.Helper()
@@ -268,7 +281,12 @@ func TestSteadyReader(t *testing.T) {
 					t.Errorf("read %d bytes in %v, then error %v, want at least 2 MiB", bytes, time.Since(start), err)
 				}
 				if minimum := time.Duration(bytes/perSecond) * time.Second; time.Since(start) < minimum {
-					t.Errorf("%d bytes took %v, want at least %v: the connection is not slow", bytes, time.Since(start), minimum)
+					t.Errorf(
+						"%d bytes took %v, want at least %v: the connection is not slow",
+						bytes,
+						time.Since(start),
+						minimum,
+					)
 				}
 			})
 		})

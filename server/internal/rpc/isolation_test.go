@@ -33,7 +33,10 @@ func TestIsolation(t *testing.T) {
 			return err
 		},
 		"Update": func(ctx context.Context, id string) error {
-			_, err := f.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: "x"}})
+			_, err := f.UpdateConversation(
+				ctx,
+				&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: "x"}},
+			)
 			return err
 		},
 		"Clear": func(ctx context.Context, id string) error {
@@ -49,7 +52,14 @@ func TestIsolation(t *testing.T) {
 			return err
 		},
 		"Append": func(ctx context.Context, id string) error {
-			_, err := f.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, MustExist: true, Messages: []*parleyv1.Message{user("x")}})
+			_, err := f.AppendMessages(
+				ctx,
+				&parleyv1.AppendMessagesRequest{
+					ConversationId: id,
+					MustExist:      true,
+					Messages:       []*parleyv1.Message{user("x")},
+				},
+			)
 			return err
 		},
 		"ListMessages": func(ctx context.Context, id string) error {
@@ -85,7 +95,10 @@ func TestIsolation(t *testing.T) {
 			return err
 		},
 		"tool_results": func(ctx context.Context, id string) error {
-			stream, err := f.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}})
+			stream, err := f.Chat(
+				ctx,
+				&parleyv1.ChatRequest{ConversationId: id, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}},
+			)
 			if err == nil {
 				_, err = stream.Recv()
 			}
@@ -130,11 +143,17 @@ func TestIsolation(t *testing.T) {
 	if err != nil || list.GetTotalSize() != 1 || len(list.GetConversations()) != 1 {
 		t.Errorf("ListConversations of b = %v, %v", list, err)
 	}
-	batch, err := f.BatchGetRoutingSummaries(b, &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: []string{"secret", "both"}})
+	batch, err := f.BatchGetRoutingSummaries(
+		b,
+		&parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: []string{"secret", "both"}},
+	)
 	if err != nil || !slices.Equal(batch.GetMissingIds(), []string{"secret"}) {
 		t.Errorf("BatchGetRoutingSummaries of b = %v, %v", batch, err)
 	}
-	purged, err := f.PurgeConversations(b, &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Nanosecond)})
+	purged, err := f.PurgeConversations(
+		b,
+		&parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Nanosecond)},
+	)
 	if err != nil || purged.GetPurgedCount() != 1 {
 		t.Errorf("PurgeConversations of b = %v, %v", purged, err)
 	}
@@ -149,7 +168,12 @@ func TestIsolation(t *testing.T) {
 	}
 	other, err := f.CreateConversation(b, &parleyv1.CreateConversationRequest{RequestId: "r1"})
 	if err != nil || other.GetReplayed() || other.GetConversation().GetId() == first.GetConversation().GetId() {
-		t.Errorf("CreateConversation of b with a's request_id = %v, %v, want another conversation than %v", other, err, first)
+		t.Errorf(
+			"CreateConversation of b with a's request_id = %v, %v, want another conversation than %v",
+			other,
+			err,
+			first,
+		)
 	}
 }
 
@@ -190,12 +214,14 @@ func TestIsolationOfTurns(t *testing.T) {
 			if want := strings.ReplaceAll(missing.text, nobody, s.turnID); foreign.text != want {
 				t.Errorf("%s of another tenant's %s turn: error = %q, want %q", name, state, foreign.text, want)
 			}
-			if r := foreign.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != s.turnID || r.GetOwner() != "both" {
+			if r := foreign.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != s.turnID ||
+				r.GetOwner() != "both" {
 				t.Errorf("%s: resource = %v, want the turn", name, r)
 			}
 		}
 	}
-	if list, err := f.ListTurns(b, &parleyv1.ListTurnsRequest{ConversationId: "both"}); err != nil || len(list.GetTurns()) != 0 {
+	if list, err := f.ListTurns(b, &parleyv1.ListTurnsRequest{ConversationId: "both"}); err != nil ||
+		len(list.GetTurns()) != 0 {
 		t.Errorf("ListTurns of b = %v, %v", list, err)
 	}
 	_, err := f.resume(b, &parleyv1.ResumeTurnRequest{ConversationId: "both"})
@@ -203,12 +229,22 @@ func TestIsolationOfTurns(t *testing.T) {
 		t.Errorf("resource = %v, want no name", got.resource)
 	}
 	// A request_id and INTERRUPT apply to the tenant's own conversation.
-	own := f.startChat(t, b, &parleyv1.ChatRequest{ConversationId: "both", Content: "of b", RequestId: "r2", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT})
+	own := f.startChat(
+		t,
+		b,
+		&parleyv1.ChatRequest{
+			ConversationId: "both",
+			Content:        "of b",
+			RequestId:      "r2",
+			OnBusy:         parleyv1.OnBusy_ON_BUSY_INTERRUPT,
+		},
+	)
 	if own.turnID == running.turnID || own.events[0].GetStarted().GetReplayed() {
 		t.Errorf("events of b = %v, want a new turn", own.events)
 	}
 	list, err := f.ListTurns(a, &parleyv1.ListTurnsRequest{ConversationId: "both"})
-	if err != nil || len(list.GetTurns()) != 3 || list.GetTurns()[1].GetState() != parleyv1.TurnState_TURN_STATE_RUNNING {
+	if err != nil || len(list.GetTurns()) != 3 ||
+		list.GetTurns()[1].GetState() != parleyv1.TurnState_TURN_STATE_RUNNING {
 		t.Errorf("ListTurns of a = %v, %v, want 3 turns, the second running", list, err)
 	}
 }

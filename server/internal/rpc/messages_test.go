@@ -58,7 +58,8 @@ func TestAppendMessages(t *testing.T) {
 	}}
 	f.create(t, fullConversation("c1"))
 	reply := f.append(t, "c1", sent...)
-	if c := reply.GetConversation(); c.GetSystemPrompt() != "" || c.GetMessageCount() != 3 || c.GetVersion() != 2 || reply.GetCreated() {
+	if c := reply.GetConversation(); c.GetSystemPrompt() != "" || c.GetMessageCount() != 3 || c.GetVersion() != 2 ||
+		reply.GetCreated() {
 		t.Errorf("AppendMessages = %v, want 3 messages and no system prompt", reply)
 	}
 	var want []*parleyv1.Message
@@ -86,7 +87,10 @@ func TestAppendMessages(t *testing.T) {
 	if !f.append(t, "new", user("x")).GetCreated() {
 		t.Error("created = false for a new conversation")
 	}
-	_, err = f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "missing", MustExist: true, Messages: sent})
+	_, err = f.AppendMessages(
+		t.Context(),
+		&parleyv1.AppendMessagesRequest{ConversationId: "missing", MustExist: true, Messages: sent},
+	)
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); got.resource.GetResourceName() != "missing" {
 		t.Errorf("resource = %v, want missing", got.resource)
 	}
@@ -96,7 +100,11 @@ func TestAppendMessages(t *testing.T) {
 // the request without them.
 func TestRetryWithServerFields(t *testing.T) {
 	f := open(t, nil)
-	request := &parleyv1.AppendMessagesRequest{ConversationId: "c1", RequestId: "r1", Messages: []*parleyv1.Message{user("x")}}
+	request := &parleyv1.AppendMessagesRequest{
+		ConversationId: "c1",
+		RequestId:      "r1",
+		Messages:       []*parleyv1.Message{user("x")},
+	}
 	if _, err := f.AppendMessages(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +124,10 @@ func TestMessageTooLarge(t *testing.T) {
 		m.Content = m.GetContent()[proto.Size(m)-size:]
 		return m
 	}
-	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c1", Messages: []*parleyv1.Message{sized(1000), sized(1001)}})
+	_, err := f.AppendMessages(
+		t.Context(),
+		&parleyv1.AppendMessagesRequest{ConversationId: "c1", Messages: []*parleyv1.Message{sized(1000), sized(1001)}},
+	)
 	got := wantError(t, err, codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
 	if !strings.Contains(got.text, "messages[1] has 1001 bytes") || got.metadata["limit_bytes"] != "1000" {
 		t.Errorf("text = %q, metadata = %v", got.text, got.metadata)
@@ -124,7 +135,10 @@ func TestMessageTooLarge(t *testing.T) {
 	_, err = f.chat(t, &parleyv1.ChatRequest{Content: sized(1001).GetContent()})
 	wantError(t, err, codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
 	// Validation comes before the check of sizes.
-	_, err = f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "../c", Messages: []*parleyv1.Message{sized(1001)}})
+	_, err = f.AppendMessages(
+		t.Context(),
+		&parleyv1.AppendMessagesRequest{ConversationId: "../c", Messages: []*parleyv1.Message{sized(1001)}},
+	)
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if f.changeCount() != 0 {
 		t.Errorf("got %d changes, want 0", f.changeCount())
@@ -148,10 +162,22 @@ func TestListMessages(t *testing.T) {
 		{"newest first", &parleyv1.ListMessagesRequest{}, [][]int32{{12, 11, 10, 9, 8, 7, 6, 5, 4, 3}}},
 		{"pages of 4", &parleyv1.ListMessagesRequest{PageSize: 4}, [][]int32{{12, 11, 10, 9}, {8, 7, 6, 5}, {4, 3}}},
 		{"pages of 5", &parleyv1.ListMessagesRequest{PageSize: 5}, [][]int32{{12, 11, 10, 9, 8}, {7, 6, 5, 4, 3}}},
-		{"oldest first", &parleyv1.ListMessagesRequest{PageSize: 6, Ascending: true}, [][]int32{{3, 4, 5, 6, 7, 8}, {9, 10, 11, 12}}},
+		{
+			"oldest first",
+			&parleyv1.ListMessagesRequest{PageSize: 6, Ascending: true},
+			[][]int32{{3, 4, 5, 6, 7, 8}, {9, 10, 11, 12}},
+		},
 		{"after a sequence", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9}, [][]int32{{12, 11}, {10}}},
-		{"oldest first after a sequence", &parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9, Ascending: true}, [][]int32{{10, 11}, {12}}},
-		{"after a removed message", &parleyv1.ListMessagesRequest{PageSize: 1000, AfterSequence: 1, Ascending: true}, [][]int32{{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}},
+		{
+			"oldest first after a sequence",
+			&parleyv1.ListMessagesRequest{PageSize: 2, AfterSequence: 9, Ascending: true},
+			[][]int32{{10, 11}, {12}},
+		},
+		{
+			"after a removed message",
+			&parleyv1.ListMessagesRequest{PageSize: 1000, AfterSequence: 1, Ascending: true},
+			[][]int32{{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}},
+		},
 		{"after the last", &parleyv1.ListMessagesRequest{AfterSequence: 12}, [][]int32{nil}},
 	}
 	for _, test := range tests {
@@ -243,7 +269,10 @@ func TestListMessagesToken(t *testing.T) {
 		"truncated":            {ConversationId: "c1", PageToken: token[:len(token)-1]},
 	} {
 		_, err := list(r)
-		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(got.fields, "") != "page_token" {
+		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); strings.Join(
+			got.fields,
+			"",
+		) != "page_token" {
 			t.Errorf("%s: fields = %q, want page_token", name, got.fields)
 		}
 	}
@@ -276,14 +305,18 @@ func TestGetContext(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			reply, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: "c1", Window: test.window})
+			reply, err := f.GetContext(
+				t.Context(),
+				&parleyv1.GetContextRequest{ConversationId: "c1", Window: test.window},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, sequences(reply.GetMessages())); diff != "" {
 				t.Errorf("messages (-want +got):\n%s", diff)
 			}
-			if reply.GetSystemPrompt() != "Be brief." || reply.GetVersion() != 2 || int(reply.GetOmittedCount()) != 5-len(test.want) {
+			if reply.GetSystemPrompt() != "Be brief." || reply.GetVersion() != 2 ||
+				int(reply.GetOmittedCount()) != 5-len(test.want) {
 				t.Errorf("GetContext = %v, want the system prompt, version 2 and %d omitted", reply, 5-len(test.want))
 			}
 		})

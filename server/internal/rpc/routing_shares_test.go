@@ -22,7 +22,9 @@ func TestBatchKeepsLists(t *testing.T) {
 	for n := range 6 {
 		m := assistant("")
 		for i := range 60 {
-			m.StructuredData = append(m.StructuredData, data(fmt.Sprintf("%0100d", 60*n+i), structpb.NewBoolValue(true))...)
+			m.StructuredData = append(
+				m.StructuredData,
+				data(fmt.Sprintf("%0100d", 60*n+i), structpb.NewBoolValue(true))...)
 		}
 		f.append(t, "types", m)
 		f.append(t, "both", m)
@@ -145,7 +147,8 @@ func TestKnownUID(t *testing.T) {
 		t.Errorf("summary after the deletion = %v, want an empty one", got)
 	}
 	f.append(t, "c", user("something else"))
-	if got := get(1, first).GetSummary(); got.GetUid() == "" || got.GetUid() == first || !get(1, got.GetUid()).GetNotModified() {
+	if got := get(1, first).GetSummary(); got.GetUid() == "" || got.GetUid() == first ||
+		!get(1, got.GetUid()).GetNotModified() {
 		t.Errorf("summary of the new conversation = %v", got)
 	}
 }

@@ -6,18 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -25,10 +21,24 @@ import (
 func TestGetRoutingSummary(t *testing.T) {
 	f := open(t, nil)
 	found := assistant("Zustand, Jotai, Redux")
-	found.Summary, found.Agent, found.StructuredData = "searched for React libraries", "finder", data("library_list", structpb.NewStringValue("Zustand"))
+	found.Summary, found.Agent, found.StructuredData = "searched for React libraries", "finder", data(
+		"library_list",
+		structpb.NewStringValue("Zustand"),
+	)
 	analyzed := assistant("It is small.")
-	analyzed.Summary, analyzed.Agent, analyzed.StructuredData = "analyzed Zustand", "analyst", data("analysis", structpb.NewStringValue("small"))
-	f.append(t, "c1", user("Which libraries are there?"), found, user("Tell me about the first"), analyzed, user("And the second one?"))
+	analyzed.Summary, analyzed.Agent, analyzed.StructuredData = "analyzed Zustand", "analyst", data(
+		"analysis",
+		structpb.NewStringValue("small"),
+	)
+	f.append(
+		t,
+		"c1",
+		user("Which libraries are there?"),
+		found,
+		user("Tell me about the first"),
+		analyzed,
+		user("And the second one?"),
+	)
 	get := func(r *parleyv1.GetRoutingSummaryRequest) *parleyv1.RoutingSummary {
 		t.Helper()
 		r.ConversationId = "c1"
@@ -42,10 +52,12 @@ func TestGetRoutingSummary(t *testing.T) {
 	if got := sequences(s.GetRecentMessages()); !slices.Equal(got, []int32{3, 4, 5}) {
 		t.Errorf("sequences of recent messages = %v, want 3, 4, 5", got)
 	}
-	if s.GetText() != "Previous: searched for React libraries, analyzed Zustand" || !s.GetAwaitingAnswer() || s.GetVersion() != 1 {
+	if s.GetText() != "Previous: searched for React libraries, analyzed Zustand" || !s.GetAwaitingAnswer() ||
+		s.GetVersion() != 1 {
 		t.Errorf("summary = %v", s)
 	}
-	if len(s.GetStructuredDataTypes()) != 2 || len(s.GetReferencedData()) != 1 || s.GetReferencedData()[0].GetData().GetType() != "library_list" {
+	if len(s.GetStructuredDataTypes()) != 2 || len(s.GetReferencedData()) != 1 ||
+		s.GetReferencedData()[0].GetData().GetType() != "library_list" {
 		t.Errorf("types = %v, referenced data = %v", s.GetStructuredDataTypes(), s.GetReferencedData())
 	}
 	if n := len(get(&parleyv1.GetRoutingSummaryRequest{MessageLimit: proto.Int32(0)}).GetRecentMessages()); n != 0 {
@@ -72,13 +84,48 @@ func TestKnownVersion(t *testing.T) {
 		code         codes.Code
 	}{
 		{"known", "c1", proto.Int32(2), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
-		{"older", "c1", proto.Int32(1), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
-		{"known as missing", "c1", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}}, codes.OK},
+		{
+			"older",
+			"c1",
+			proto.Int32(1),
+			false,
+			&parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}},
+			codes.OK,
+		},
+		{
+			"known as missing",
+			"c1",
+			proto.Int32(0),
+			false,
+			&parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c1", Version: 2}},
+			codes.OK,
+		},
 		{"missing", "c2", nil, false, nil, codes.NotFound},
-		{"missing, known as missing", "c2", proto.Int32(0), false, &parleyv1.GetRoutingSummaryResponse{NotModified: true}, codes.OK},
+		{
+			"missing, known as missing",
+			"c2",
+			proto.Int32(0),
+			false,
+			&parleyv1.GetRoutingSummaryResponse{NotModified: true},
+			codes.OK,
+		},
 		{"missing, known before", "c2", proto.Int32(7), false, nil, codes.NotFound},
-		{"missing, allowed", "c2", nil, true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
-		{"missing, allowed, known before", "c2", proto.Int32(7), true, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}}, codes.OK},
+		{
+			"missing, allowed",
+			"c2",
+			nil,
+			true,
+			&parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}},
+			codes.OK,
+		},
+		{
+			"missing, allowed, known before",
+			"c2",
+			proto.Int32(7),
+			true,
+			&parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{ConversationId: "c2"}},
+			codes.OK,
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -89,7 +136,10 @@ func TestKnownVersion(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.GetSummary() != nil {
-				got.Summary = &parleyv1.RoutingSummary{ConversationId: got.GetSummary().GetConversationId(), Version: got.GetSummary().GetVersion()}
+				got.Summary = &parleyv1.RoutingSummary{
+					ConversationId: got.GetSummary().GetConversationId(),
+					Version:        got.GetSummary().GetVersion(),
+				}
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -109,9 +159,17 @@ func TestNotModifiedReadsNoMessages(t *testing.T) {
 		}
 	})
 	f.append(t, "c1", user("hello"))
-	reply, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(1)})
+	reply, err := f.GetRoutingSummary(
+		t.Context(),
+		&parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(1)},
+	)
 	if err != nil || !reply.GetNotModified() || !slices.Equal(reads.newest, []int{0}) {
-		t.Errorf("GetRoutingSummary = %v, %v, reads of %v messages, want not_modified and one read of 0", reply, err, reads.newest)
+		t.Errorf(
+			"GetRoutingSummary = %v, %v, reads of %v messages, want not_modified and one read of 0",
+			reply,
+			err,
+			reads.newest,
+		)
 	}
 }
 
@@ -124,111 +182,6 @@ type readRecorder struct {
 func (s *readRecorder) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	s.newest = append(s.newest, r.Newest)
 	return s.Store.Read(ctx, r)
-}
-
-// TestWaitForVersion checks how long a call with wait_timeout waits.
-func TestWaitForVersion(t *testing.T) {
-	tests := []struct {
-		name   string
-		ttl    time.Duration
-		known  int32
-		during func(t *testing.T, f *fixture)
-		wait   time.Duration // duration of the call
-		code   codes.Code
-		want   *parleyv1.GetRoutingSummaryResponse
-	}{
-		{"no change", time.Hour, 1, func(*testing.T, *fixture) {}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
-		{"append", time.Hour, 1, func(t *testing.T, f *fixture) {
-			t.Helper()
-			<-time.After(time.Second)
-			f.append(t, "c1", user("more"))
-		}, time.Second, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 2}}},
-		{"append to another conversation", time.Hour, 1, func(t *testing.T, f *fixture) {
-			t.Helper()
-			<-time.After(time.Second)
-			f.append(t, "c2", user("more"))
-		}, time.Minute, codes.OK, &parleyv1.GetRoutingSummaryResponse{NotModified: true}},
-		{"changed before", time.Hour, 7, func(*testing.T, *fixture) {}, 0, codes.OK, &parleyv1.GetRoutingSummaryResponse{Summary: &parleyv1.RoutingSummary{Version: 1}}},
-		{"delete", time.Hour, 1, func(t *testing.T, f *fixture) {
-			t.Helper()
-			<-time.After(time.Second)
-			if _, err := f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c1"}); err != nil {
-				t.Error(err)
-			}
-		}, time.Second, codes.NotFound, nil},
-		// The test does not sweep the store. The call itself waits for the expire_time.
-		{"expiry", 5 * time.Second, 1, func(*testing.T, *fixture) {}, 5 * time.Second, codes.NotFound, nil},
-		{"stop of the server", time.Hour, 1, func(_ *testing.T, f *fixture) {
-			<-time.After(time.Second)
-			f.server.Stop()
-		}, time.Second, codes.Unavailable, nil},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := open(t, func(s *setup) { s.storeOptions.TTL = test.ttl })
-				f.append(t, "c1", user("hello"))
-				start := time.Now()
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					test.during(t, f)
-				}()
-				got, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
-					ConversationId: "c1", KnownVersion: &test.known, WaitTimeout: durationpb.New(time.Minute),
-				})
-				if waited := time.Since(start); waited != test.wait || statusOf(err).code != test.code {
-					t.Errorf("GetRoutingSummary after %v = %v, %v, want %v after %v", waited, got, err, test.code, test.wait)
-				}
-				if got.GetSummary() != nil {
-					got.Summary = &parleyv1.RoutingSummary{Version: got.GetSummary().GetVersion()}
-				}
-				if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-				<-done
-				if n := f.hub.Watchers(); n != 0 {
-					t.Errorf("Watchers = %d, want 0", n)
-				}
-			})
-		})
-	}
-}
-
-func TestDeadlineEndsWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := open(t, nil)
-		f.append(t, "c1", user("hello"))
-		_, err := f.GetRoutingSummary(withTimeout(t, time.Second), &parleyv1.GetRoutingSummaryRequest{
-			ConversationId: "c1", KnownVersion: proto.Int32(1), WaitTimeout: durationpb.New(time.Minute),
-		})
-		if statusOf(err).code != codes.DeadlineExceeded {
-			t.Errorf("GetRoutingSummary = %v, want DeadlineExceeded", err)
-		}
-		synctest.Wait()
-		if n := f.hub.Watchers(); n != 0 {
-			t.Errorf("Watchers = %d, want 0", n)
-		}
-	})
-}
-
-func TestTooManyWatchers(t *testing.T) {
-	const limit = 10
-	f := open(t, func(s *setup) { s.Hub = watch.New(watch.Options{MaxWatchers: limit}) })
-	for range limit {
-		_, stop, err := f.hub.Subscribe("default", "c1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(stop)
-	}
-	request := &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(0), WaitTimeout: durationpb.New(time.Minute)}
-	_, err := f.GetRoutingSummary(t.Context(), request)
-	wantError(t, err, codes.ResourceExhausted, "TOO_MANY_WATCHERS")
-	request.WaitTimeout = nil
-	if _, err := f.GetRoutingSummary(t.Context(), request); err != nil {
-		t.Errorf("GetRoutingSummary without wait_timeout = %v", err)
-	}
 }
 
 func TestBatchGetRoutingSummaries(t *testing.T) {
@@ -303,7 +256,12 @@ func TestMaxSummariesSize(t *testing.T) {
 			continue
 		}
 		if size := proto.Size(reply); size > 3<<20+512<<10 {
-			t.Errorf("%d ids, max_bytes %d: reply has %d bytes, want at most 3.5 MiB", len(test.ids), test.maxBytes, size)
+			t.Errorf(
+				"%d ids, max_bytes %d: reply has %d bytes, want at most 3.5 MiB",
+				len(test.ids),
+				test.maxBytes,
+				size,
+			)
 		}
 		for _, s := range reply.GetSummaries() {
 			if size := proto.Size(s); size > test.each || len(s.GetRecentMessages()) == 0 && test.maxBytes != 1 {

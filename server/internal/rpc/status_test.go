@@ -42,12 +42,38 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: turn.ErrNothingToAnswer, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER"},
 		{err: store.ErrConversationExists, code: codes.AlreadyExists, reason: "CONVERSATION_EXISTS"},
 		{err: store.ErrRequestReused, code: codes.AlreadyExists, reason: "REQUEST_ID_REUSED"},
-		{err: &store.VersionError{Current: 7}, code: codes.Aborted, reason: "VERSION_MISMATCH", metadata: map[string]string{"current_version": "7"}},
-		{err: &store.BusyError{TurnID: "t1"}, code: codes.Aborted, reason: "CONVERSATION_BUSY", metadata: map[string]string{"active_turn_id": "t1"}, retry: time.Second},
+		{
+			err:      &store.VersionError{Current: 7},
+			code:     codes.Aborted,
+			reason:   "VERSION_MISMATCH",
+			metadata: map[string]string{"current_version": "7"},
+		},
+		{
+			err:      &store.BusyError{TurnID: "t1"},
+			code:     codes.Aborted,
+			reason:   "CONVERSATION_BUSY",
+			metadata: map[string]string{"active_turn_id": "t1"},
+			retry:    time.Second,
+		},
 		{err: store.ErrPageToken, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
-		{err: &turn.UnknownAgentError{Agent: "x", Known: known}, code: codes.InvalidArgument, reason: "UNKNOWN_AGENT", metadata: agents},
-		{err: &turn.AgentNotConfiguredError{Agent: "x", Known: known}, code: codes.FailedPrecondition, reason: "AGENT_NOT_CONFIGURED", metadata: agents},
-		{err: &tooLargeError{message: "messages[3]", size: 9, limit: 8}, code: codes.ResourceExhausted, reason: "MESSAGE_TOO_LARGE", metadata: map[string]string{"limit_bytes": "8"}},
+		{
+			err:      &turn.UnknownAgentError{Agent: "x", Known: known},
+			code:     codes.InvalidArgument,
+			reason:   "UNKNOWN_AGENT",
+			metadata: agents,
+		},
+		{
+			err:      &turn.AgentNotConfiguredError{Agent: "x", Known: known},
+			code:     codes.FailedPrecondition,
+			reason:   "AGENT_NOT_CONFIGURED",
+			metadata: agents,
+		},
+		{
+			err:      &tooLargeError{message: "messages[3]", size: 9, limit: 8},
+			code:     codes.ResourceExhausted,
+			reason:   "MESSAGE_TOO_LARGE",
+			metadata: map[string]string{"limit_bytes": "8"},
+		},
 		{err: &store.HeaderTooLargeError{Bytes: 9}, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
 		{err: store.ErrFull, code: codes.ResourceExhausted, reason: "STORE_FULL", retry: time.Second},
 		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
@@ -58,16 +84,46 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: store.ErrTooManyHolds, code: codes.ResourceExhausted, reason: "SESSION_MEMORY_FULL"},
 		{err: errTooManyImports, code: codes.ResourceExhausted, reason: "TOO_MANY_IMPORTS", retry: time.Second},
 		{err: store.ErrBackupRunning, code: codes.ResourceExhausted, reason: "BACKUP_RUNNING", retry: time.Second},
-		{err: &store.BackupSpaceError{Needed: 9, Free: 8}, code: codes.ResourceExhausted, reason: "BACKUP_SPACE", metadata: map[string]string{"needed_bytes": "9"}},
+		{
+			err:      &store.BackupSpaceError{Needed: 9, Free: 8},
+			code:     codes.ResourceExhausted,
+			reason:   "BACKUP_SPACE",
+			metadata: map[string]string{"needed_bytes": "9"},
+		},
 		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
 		{err: errSlowSender, code: codes.ResourceExhausted, reason: "SLOW_SENDER"},
-		{err: &turn.EventsGoneError{Oldest: 5}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "5"}},
+		{
+			err:      &turn.EventsGoneError{Oldest: 5},
+			code:     codes.OutOfRange,
+			reason:   "EVENTS_GONE",
+			metadata: map[string]string{"oldest_index": "5"},
+		},
 		{err: &turn.EventsGoneError{}, code: codes.OutOfRange, reason: "EVENTS_GONE"},
-		{err: &turn.EventsGoneError{After: 9, Oldest: 1, Last: 8}, code: codes.OutOfRange, reason: "EVENTS_GONE", metadata: map[string]string{"oldest_index": "1"}},
+		{
+			err:      &turn.EventsGoneError{After: 9, Oldest: 1, Last: 8},
+			code:     codes.OutOfRange,
+			reason:   "EVENTS_GONE",
+			metadata: map[string]string{"oldest_index": "1"},
+		},
 		{err: &sequenceGoneError{sequence: 4}, code: codes.OutOfRange, reason: "SEQUENCE_GONE"},
-		{err: &turn.NoOpenCallError{CallID: "x", Open: []string{"a", "b"}}, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER", metadata: map[string]string{"open_call_ids": "a, b"}},
-		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_messages": "20"}},
-		{err: &turn.NoRoomError{CallID: "x", MaxMessages: 20, MaxBytes: 9}, code: codes.ResourceExhausted, reason: "HISTORY_TOO_SMALL", metadata: map[string]string{"max_conversation_bytes": "9"}},
+		{
+			err:      &turn.NoOpenCallError{CallID: "x", Open: []string{"a", "b"}},
+			code:     codes.FailedPrecondition,
+			reason:   "NOTHING_TO_ANSWER",
+			metadata: map[string]string{"open_call_ids": "a, b"},
+		},
+		{
+			err:      &turn.NoRoomError{CallID: "x", MaxMessages: 20},
+			code:     codes.ResourceExhausted,
+			reason:   "HISTORY_TOO_SMALL",
+			metadata: map[string]string{"max_messages": "20"},
+		},
+		{
+			err:      &turn.NoRoomError{CallID: "x", MaxMessages: 20, MaxBytes: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "HISTORY_TOO_SMALL",
+			metadata: map[string]string{"max_conversation_bytes": "9"},
+		},
 		{err: errInteractionLogOff, code: codes.FailedPrecondition, reason: "INTERACTION_LOG_OFF"},
 		{err: errBackupUnsupported, code: codes.FailedPrecondition, reason: "BACKUP_UNSUPPORTED"},
 		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
@@ -80,7 +136,12 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded, reason: "DEADLINE_EXCEEDED"},
 		{err: store.ErrTurnEnded, code: codes.Internal, reason: "INTERNAL", logged: true},
 		{err: errors.New("anything else"), code: codes.Internal, reason: "INTERNAL", logged: true},
-		{err: fmt.Errorf("agent: %w", status.Error(codes.NotFound, secret)), code: codes.Internal, reason: "INTERNAL", logged: true},
+		{
+			err:    fmt.Errorf("agent: %w", status.Error(codes.NotFound, secret)),
+			code:   codes.Internal,
+			reason: "INTERNAL",
+			logged: true,
+		},
 	}
 	for _, test := range tests {
 		t.Run(fmt.Sprintf("%T %v", test.err, test.err), func(t *testing.T) {
@@ -101,9 +162,18 @@ func TestStatusOfErrors(t *testing.T) {
 			if test.code == codes.Internal && got.text != "internal error" {
 				t.Errorf("text = %q, want %q", got.text, "internal error")
 			}
-			want := &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: "c1", Description: got.text}
+			want := &errdetails.ResourceInfo{
+				ResourceType: "parley.v1.Conversation",
+				ResourceName: "c1",
+				Description:  got.text,
+			}
 			if test.reason == "TURN_NOT_FOUND" {
-				want = &errdetails.ResourceInfo{ResourceType: "parley.v1.Turn", ResourceName: test.turn, Owner: "c1", Description: got.text}
+				want = &errdetails.ResourceInfo{
+					ResourceType: "parley.v1.Turn",
+					ResourceName: test.turn,
+					Owner:        "c1",
+					Description:  got.text,
+				}
 			}
 			if diff := cmp.Diff(want, got.resource, protocmp.Transform()); test.code == codes.NotFound && diff != "" {
 				t.Errorf("resource (-want +got):\n%s", diff)
@@ -118,7 +188,8 @@ func TestStatusOfErrors(t *testing.T) {
 // TestStatusOfGRPC checks that an error of gRPC itself is returned unchanged.
 func TestStatusOfGRPC(t *testing.T) {
 	broken := status.Error(codes.Unavailable, "transport is closing")
-	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) || statusOf(got).text != "transport is closing" {
+	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) ||
+		statusOf(got).text != "transport is closing" {
 		t.Errorf("toStatus(%v) = %v, want it unchanged", broken, got)
 	}
 }
@@ -144,7 +215,11 @@ func TestJoinNames(t *testing.T) {
 		limit int
 		want  string
 	}{
-		{nil, 5, ""}, {[]string{"a", "b"}, 4, "a, b"}, {[]string{"a", "bc"}, 4, "a"}, {[]string{"a", "bc", "d"}, 5, "a, bc"}, {[]string{"abcdef", "b"}, 5, ""},
+		{
+			nil,
+			5,
+			"",
+		}, {[]string{"a", "b"}, 4, "a, b"}, {[]string{"a", "bc"}, 4, "a"}, {[]string{"a", "bc", "d"}, 5, "a, bc"}, {[]string{"abcdef", "b"}, 5, ""},
 	}
 	for _, test := range tests {
 		if got := joinNames(test.names, test.limit); got != test.want {

@@ -37,7 +37,11 @@ func TestSummariesAndWindows(t *testing.T) {
 	count := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count++
-		w := &model{f: stores[rapid.SampledFrom([]string{"memory", "bolt"}).Draw(t, "store")], clock: clock, id: fmt.Sprint("c", count)}
+		w := &model{
+			f:     stores[rapid.SampledFrom([]string{"memory", "bolt"}).Draw(t, "store")],
+			clock: clock,
+			id:    fmt.Sprint("c", count),
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"append": w.append, "append 2": w.append, "append 3": w.append,
 			"clear": w.clear, "retention": w.setRetention, "lease": w.lease, "wait": w.wait, "delete": w.delete,
@@ -64,7 +68,7 @@ type model struct {
 	id    string
 	// header is the header of the newest reply. It is nil if there is no conversation.
 	header  *parleyv1.Conversation
-	kept    []*parleyv1.Message
+	stored  []*parleyv1.Message
 	last    int32                 // newest sequence
 	granted *parleyv1.ActiveAgent // newest lease; it may be expired
 }
@@ -86,7 +90,7 @@ func (w *model) update(t *rapid.T, c *parleyv1.Conversation, err error) {
 		t.Fatalf("lease = %v, want %v", c.GetActiveAgent(), lease)
 	}
 	w.header = c
-	w.kept = w.kept[max(0, len(w.kept)-int(c.GetRetention().GetMaxMessages())):]
+	w.stored = w.stored[max(0, len(w.stored)-int(c.GetRetention().GetMaxMessages())):]
 }
 
 // mustExist skips the step if there is no conversation.
@@ -98,14 +102,17 @@ func (w *model) mustExist(t *rapid.T) {
 
 func (w *model) append(t *rapid.T) {
 	messages := rapid.SliceOfN(rapid.Custom(drawMessage), 1, 6).Draw(t, "messages")
-	reply, err := w.f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: w.id, Messages: messages})
+	reply, err := w.f.AppendMessages(
+		t.Context(),
+		&parleyv1.AppendMessagesRequest{ConversationId: w.id, Messages: messages},
+	)
 	for i, a := range reply.GetAppended() {
 		m := messages[i]
 		m.Id, m.Sequence, m.Exchange, m.CreateTime = a.GetId(), a.GetSequence(), a.GetExchange(), a.GetCreateTime()
 		if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 			m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 		}
-		w.kept, w.last = append(w.kept, m), a.GetSequence()
+		w.stored, w.last = append(w.stored, m), a.GetSequence()
 	}
 	w.update(t, reply.GetConversation(), err)
 }
@@ -113,16 +120,22 @@ func (w *model) append(t *rapid.T) {
 func (w *model) clear(t *rapid.T) {
 	w.mustExist(t)
 	after := rapid.Int32Range(max(0, w.last-10), w.last).Draw(t, "after_sequence")
-	reply, err := w.f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: w.id, AfterSequence: after})
-	w.kept = slices.DeleteFunc(w.kept, func(m *parleyv1.Message) bool { return m.GetSequence() > after })
+	reply, err := w.f.ClearConversation(
+		t.Context(),
+		&parleyv1.ClearConversationRequest{ConversationId: w.id, AfterSequence: after},
+	)
+	w.stored = slices.DeleteFunc(w.stored, func(m *parleyv1.Message) bool { return m.GetSequence() > after })
 	w.update(t, reply.GetConversation(), err)
 }
 
 func (w *model) setRetention(t *rapid.T) {
 	w.mustExist(t)
-	reply, err := w.f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{
-		Id: w.id, Retention: &parleyv1.Retention{MaxMessages: rapid.Int32Range(1, 40).Draw(t, "max_messages")},
-	}})
+	reply, err := w.f.UpdateConversation(
+		t.Context(),
+		&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{
+			Id: w.id, Retention: &parleyv1.Retention{MaxMessages: rapid.Int32Range(1, 40).Draw(t, "max_messages")},
+		}},
+	)
 	w.update(t, reply.GetConversation(), err)
 }
 
@@ -156,7 +169,7 @@ func (w *model) delete(t *rapid.T) {
 	if _, err := w.f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: w.id}); err != nil {
 		t.Fatal(err)
 	}
-	w.header, w.kept, w.last, w.granted = nil, nil, 0, nil
+	w.header, w.stored, w.last, w.granted = nil, nil, 0, nil
 }
 
 // limits are the limits of a summary request.
@@ -184,7 +197,12 @@ func (w *model) drawLimits(t *rapid.T) limits {
 	}
 	exactly := int32(variableSize(s))
 	l.bytes = rapid.OneOf(
-		rapid.Just(int32(0)), rapid.Int32Range(1, 1000), rapid.Int32Range(2048, 20_000), rapid.Int32Range(max(0, exactly-1), exactly+1),
+		rapid.Just(
+			int32(0),
+		),
+		rapid.Int32Range(1, 1000),
+		rapid.Int32Range(2048, 20_000),
+		rapid.Int32Range(max(0, exactly-1), exactly+1),
 	).Draw(t, "max_bytes")
 	return l
 }
@@ -197,12 +215,15 @@ func (w *model) summary(l limits) *parleyv1.RoutingSummary {
 	if l.messages < 0 {
 		l.messages = 3
 	}
-	return referenceSummary(w.header, w.kept, int(l.messages))
+	return referenceSummary(w.header, w.stored, int(l.messages))
 }
 
 func (w *model) checkSummary(t *rapid.T) {
 	l := w.drawLimits(t)
-	reply, err := w.f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: w.id, MessageLimit: l.messageLimit(), MaxBytes: l.bytes})
+	reply, err := w.f.GetRoutingSummary(
+		t.Context(),
+		&parleyv1.GetRoutingSummaryRequest{ConversationId: w.id, MessageLimit: l.messageLimit(), MaxBytes: l.bytes},
+	)
 	if w.header == nil {
 		if statusOf(err).code != codes.NotFound {
 			t.Fatalf("GetRoutingSummary of a missing conversation = %v, %v, want NotFound", reply, err)

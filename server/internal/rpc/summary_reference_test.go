@@ -14,7 +14,11 @@ import (
 
 // drawWords draws a text of up to 12 words with all kinds of white space between them.
 func drawWords(t *rapid.T, label string) string {
-	words := rapid.SliceOfN(rapid.SampledFrom([]string{"yes", "the", "second", "größer", "日本", "🙂", "\n", "\t", "\u2028", "a,", "+"}), 0, 12)
+	words := rapid.SliceOfN(
+		rapid.SampledFrom([]string{"yes", "the", "second", "größer", "日本", "🙂", "\n", "\t", "\u2028", "a,", "+"}),
+		0,
+		12,
+	)
 	return strings.Join(words.Draw(t, label), " ")
 }
 
@@ -31,27 +35,64 @@ func drawLong(t *rapid.T, label string, limit int) string {
 // repeat.
 func drawMessage(t *rapid.T) *parleyv1.Message {
 	m := &parleyv1.Message{
-		Id: rapid.SampledFrom([]string{"", "", "mine"}).Draw(t, "id"), Role: parleyv1.Role(rapid.Int32Range(1, 4).Draw(t, "role")),
-		Content: strings.ToValidUTF8(drawLong(t, "content", 4<<10), ""), Status: parleyv1.MessageStatus(rapid.Int32Range(0, 2).Draw(t, "status")),
+		Id: rapid.SampledFrom(
+			[]string{"", "", "mine"},
+		).Draw(
+			t,
+			"id",
+		), Role: parleyv1.Role(rapid.Int32Range(1, 4).Draw(t, "role")),
+		Content: strings.ToValidUTF8(
+			drawLong(t, "content", 4<<10),
+			"",
+		), Status: parleyv1.MessageStatus(rapid.Int32Range(0, 2).Draw(t, "status")),
 	}
-	agents, ids := rapid.SampledFrom([]string{"", "searcher", "analyst", "schöngeist"}), rapid.SampledFrom([]string{"1", "2", "3"})
+	agents, ids := rapid.SampledFrom(
+		[]string{"", "searcher", "analyst", "schöngeist"},
+	), rapid.SampledFrom(
+		[]string{"1", "2", "3"},
+	)
 	switch m.Role {
 	case parleyv1.Role_ROLE_ASSISTANT:
 		m.Agent, m.Summary = agents.Draw(t, "agent"), strings.ToValidUTF8(drawLong(t, "summary", 500), "")
 		for range rapid.IntRange(0, 2).Draw(t, "calls") {
-			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: ids.Draw(t, "call"), Name: "tool", Arguments: drawWords(t, "arguments")})
+			m.ToolCalls = append(
+				m.ToolCalls,
+				&parleyv1.ToolCall{Id: ids.Draw(t, "call"), Name: "tool", Arguments: drawWords(t, "arguments")},
+			)
 		}
 	case parleyv1.Role_ROLE_TOOL:
 		m.Agent = agents.Draw(t, "agent")
-		m.ToolResult = &parleyv1.ToolResult{CallId: ids.Draw(t, "call_id"), Content: drawWords(t, "result"), IsError: rapid.Bool().Draw(t, "is_error")}
+		m.ToolResult = &parleyv1.ToolResult{
+			CallId:  ids.Draw(t, "call_id"),
+			Content: drawWords(t, "result"),
+			IsError: rapid.Bool().Draw(t, "is_error"),
+		}
 	default:
 	}
-	types := rapid.SampledFrom([]string{"list", "price", "ein Maß", strings.Repeat("t", 128), strings.Repeat("u", 128), strings.Repeat("v", 128), strings.Repeat("w", 128)})
+	types := rapid.SampledFrom(
+		[]string{
+			"list",
+			"price",
+			"ein Maß",
+			strings.Repeat("t", 128),
+			strings.Repeat("u", 128),
+			strings.Repeat("v", 128),
+			strings.Repeat("w", 128),
+		},
+	)
 	for range rapid.IntRange(-2, 5).Draw(t, "values") {
-		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: types.Draw(t, "type"), Value: drawValue(t)})
+		m.StructuredData = append(
+			m.StructuredData,
+			&parleyv1.StructuredData{Type: types.Draw(t, "type"), Value: drawValue(t)},
+		)
 	}
 	if rapid.IntRange(0, 9).Draw(t, "extras") == 0 {
-		m.Metadata, m.Attachments = map[string]string{"a": drawWords(t, "metadata")}, []*parleyv1.Attachment{{Uri: "file:1"}, {Uri: "file:2"}}
+		m.Metadata, m.Attachments = map[string]string{
+			"a": drawWords(t, "metadata"),
+		}, []*parleyv1.Attachment{
+			{Uri: "file:1"},
+			{Uri: "file:2"},
+		}
 	}
 	return m
 }
@@ -60,9 +101,13 @@ func drawValue(t *rapid.T) *structpb.Value {
 	word := structpb.NewStringValue(drawWords(t, "value"))
 	switch rapid.IntRange(0, 3).Draw(t, "kind") {
 	case 0:
-		return structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{word, structpb.NewNumberValue(1.5), structpb.NewNullValue()}})
+		return structpb.NewListValue(
+			&structpb.ListValue{Values: []*structpb.Value{word, structpb.NewNumberValue(1.5), structpb.NewNullValue()}},
+		)
 	case 1:
-		return structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"name": word, "good": structpb.NewBoolValue(true)}})
+		return structpb.NewStructValue(
+			&structpb.Struct{Fields: map[string]*structpb.Value{"name": word, "good": structpb.NewBoolValue(true)}},
+		)
 	default:
 		return word
 	}
@@ -70,14 +115,16 @@ func drawValue(t *rapid.T) *structpb.Value {
 
 // referenceSummary returns the summary of a conversation with these messages, as the comments in
 // routing.proto define it.
-func referenceSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
+func referenceSummary(c *parleyv1.Conversation, stored []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
 	s := &parleyv1.RoutingSummary{
 		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(), ExpireTime: c.GetExpireTime(),
 		ActiveAgent: c.GetActiveAgent(), ActiveTurnId: c.GetActiveTurnId(), LastSequence: c.GetLastSequence(),
-		MessageCount: int32(len(kept)), RecentMessages: kept[max(0, len(kept)-limit):], Text: referenceText(kept),
+		MessageCount: int32(
+			len(stored),
+		), RecentMessages: stored[max(0, len(stored)-limit):], Text: referenceText(stored),
 	}
 	var dialog []*parleyv1.Message // without system messages
-	for i, m := range kept {
+	for i, m := range stored {
 		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
 			dialog = append(dialog, m)
 		}
@@ -91,7 +138,7 @@ func referenceSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit 
 					earlierCalls++
 				}
 			}
-			for _, later := range kept[i+1:] {
+			for _, later := range stored[i+1:] {
 				superseded = superseded || slices.ContainsFunc(later.GetToolCalls(), sameID)
 				if later.GetToolResult().GetCallId() == call.GetId() {
 					results++
@@ -103,13 +150,17 @@ func referenceSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit 
 		}
 	}
 	s.AwaitingAnswer = len(dialog) > 0 && dialog[len(dialog)-1].GetRole() == parleyv1.Role_ROLE_USER
-	for _, m := range slices.Backward(kept) {
+	for _, m := range slices.Backward(stored) {
 		sameAgent := func(a *parleyv1.AgentUse) bool { return a.GetAgent() == m.GetAgent() }
-		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT && m.GetAgent() != "" && !slices.ContainsFunc(s.RecentAgents, sameAgent) {
-			s.RecentAgents = append(s.RecentAgents, &parleyv1.AgentUse{Agent: m.GetAgent(), LastSequence: m.GetSequence(), LastTime: m.GetCreateTime()})
+		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT && m.GetAgent() != "" &&
+			!slices.ContainsFunc(s.RecentAgents, sameAgent) {
+			s.RecentAgents = append(
+				s.RecentAgents,
+				&parleyv1.AgentUse{Agent: m.GetAgent(), LastSequence: m.GetSequence(), LastTime: m.GetCreateTime()},
+			)
 		}
 	}
-	for _, values := range referenceValues(kept) {
+	for _, values := range referenceValues(stored) {
 		newest := values[0]
 		s.StructuredDataTypes = append(s.StructuredDataTypes, &parleyv1.StructuredDataUse{
 			Type: newest.GetData().GetType(), Count: int32(len(values)), LastSequence: newest.GetSequence(), LastAgent: newest.GetAgent(),
@@ -124,12 +175,15 @@ func referenceSummary(c *parleyv1.Conversation, kept []*parleyv1.Message, limit 
 
 // referenceValues returns the values of each type, the newest first. The type with the newest value is
 // the first.
-func referenceValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
+func referenceValues(stored []*parleyv1.Message) [][]*parleyv1.ReferencedData {
 	var types [][]*parleyv1.ReferencedData
-	for _, m := range slices.Backward(kept) {
+	for _, m := range slices.Backward(stored) {
 		for _, d := range slices.Backward(m.GetStructuredData()) {
 			value := &parleyv1.ReferencedData{Sequence: m.GetSequence(), Agent: m.GetAgent(), Data: d}
-			at := slices.IndexFunc(types, func(t []*parleyv1.ReferencedData) bool { return t[0].GetData().GetType() == d.GetType() })
+			at := slices.IndexFunc(
+				types,
+				func(t []*parleyv1.ReferencedData) bool { return t[0].GetData().GetType() == d.GetType() },
+			)
 			if at < 0 {
 				types = append(types, []*parleyv1.ReferencedData{value})
 			} else {
@@ -142,9 +196,9 @@ func referenceValues(kept []*parleyv1.Message) [][]*parleyv1.ReferencedData {
 
 // referenceText returns the text of a summary: a clause for each assistant message that has one, and as
 // many of the newest clauses as fit. If the newest clause alone does not fit, it is truncated.
-func referenceText(kept []*parleyv1.Message) string {
+func referenceText(stored []*parleyv1.Message) string {
 	var clauses []string
-	for _, m := range kept {
+	for _, m := range stored {
 		var types []string
 		for _, d := range m.GetStructuredData() {
 			if !slices.Contains(types, d.GetType()) {
@@ -153,7 +207,8 @@ func referenceText(kept []*parleyv1.Message) string {
 		}
 		words := strings.Fields(m.GetContent())
 		for _, clause := range []string{m.GetSummary(), strings.Join(types, "+"), strings.Join(words[:min(8, len(words))], " ")} {
-			if clause = strings.Join(strings.Fields(clause), " "); clause != "" && m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
+			if clause = strings.Join(strings.Fields(clause), " "); clause != "" &&
+				m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
 				clauses = append(clauses, clause)
 				break
 			}
@@ -207,5 +262,7 @@ func referenceTruncateStart(s *parleyv1.RoutingSummary, maxBytes int) bool {
 
 // variableSize returns the size that max_bytes limits.
 func variableSize(s *parleyv1.RoutingSummary) int {
-	return proto.Size(&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()})
+	return proto.Size(
+		&parleyv1.RoutingSummary{RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData()},
+	)
 }

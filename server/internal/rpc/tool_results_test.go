@@ -36,11 +36,15 @@ func TestToolResults(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if started := events[0].GetStarted(); started.GetReplayed() != (i > 0) || started.GetUserMessage().GetContent() != "and now?" {
+		if started := events[0].GetStarted(); started.GetReplayed() != (i > 0) ||
+			started.GetUserMessage().GetContent() != "and now?" {
 			t.Errorf("started event of call %d = %v", i, started)
 		}
 	}
-	reply, err := f.ListMessages(t.Context(), &parleyv1.ListMessagesRequest{ConversationId: "c1", Ascending: true, AfterSequence: 2})
+	reply, err := f.ListMessages(
+		t.Context(),
+		&parleyv1.ListMessagesRequest{ConversationId: "c1", Ascending: true, AfterSequence: 2},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +54,10 @@ func TestToolResults(t *testing.T) {
 	}
 	var rows []row
 	for _, m := range reply.GetMessages() {
-		rows = append(rows, row{m.GetToolResult().GetName(), m.GetToolResult().GetContent(), m.GetContent(), m.GetExchange()})
+		rows = append(
+			rows,
+			row{m.GetToolResult().GetName(), m.GetToolResult().GetContent(), m.GetContent(), m.GetExchange()},
+		)
 	}
 	want := []row{{"price", "50", "", 1}, {"find", "sugar", "", 1}, {"", "", "and now?", 2}, {"", "", "and now?", 2}}
 	if diff := cmp.Diff(want, rows); diff != "" {
@@ -72,18 +79,31 @@ func TestInvalidToolResults(t *testing.T) {
 		return err
 	}
 	got := wantError(t, ask(resultOf("1", ""), resultOf("x", "")), codes.FailedPrecondition, "NOTHING_TO_ANSWER")
-	if want := `tool_results: "x" is not a call in the history; these calls wait for a result: ["1" "2"]`; got.text != want || got.metadata["open_call_ids"] != "1, 2" {
+	if want := `tool_results: "x" is not a call in the history; these calls wait for a result: ["1" "2"]`; got.text != want ||
+		got.metadata["open_call_ids"] != "1, 2" {
 		t.Errorf("refused with %q, %v, want %q", got.text, got.metadata, want)
 	}
 	got = wantError(t, ask(resultOf("1", ""), resultOf("1", "")), codes.InvalidArgument, "INVALID_REQUEST")
 	if diff := cmp.Diff([]string{"tool_results"}, got.fields); diff != "" {
 		t.Errorf("fields (-want +got):\n%s", diff)
 	}
-	got = wantError(t, ask(resultOf("1", ""), resultOf("2", strings.Repeat("x", defaultMaxMessageBytes))), codes.ResourceExhausted, "MESSAGE_TOO_LARGE")
+	got = wantError(
+		t,
+		ask(resultOf("1", ""), resultOf("2", strings.Repeat("x", defaultMaxMessageBytes))),
+		codes.ResourceExhausted,
+		"MESSAGE_TOO_LARGE",
+	)
 	if !strings.HasPrefix(got.text, "tool_results[1] has ") {
 		t.Errorf("text = %q, want the path of the result", got.text)
 	}
-	_, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c2", Content: "x", ToolResults: []*parleyv1.ToolResult{resultOf("1", "")}})
+	_, err := f.chat(
+		t,
+		&parleyv1.ChatRequest{
+			ConversationId: "c2",
+			Content:        "x",
+			ToolResults:    []*parleyv1.ToolResult{resultOf("1", "")},
+		},
+	)
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	if n := f.changeCount(); n != written {
 		t.Errorf("got %d changes, want 0", n-written)

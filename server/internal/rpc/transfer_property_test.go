@@ -39,7 +39,8 @@ func TestTransferRoundTrip(t *testing.T) {
 		other := withMetadata(t, "tenant", fmt.Sprint("other", rounds))
 		reply, err := f.tryImport(other, rapid.Bool().Draw(r, "overwrite"), exported...)
 		want := joined(exported)
-		if err != nil || int(reply.GetImportedCount()) != len(want) || reply.GetSkippedCount() != 0 || len(reply.GetFailures()) > 0 {
+		if err != nil || int(reply.GetImportedCount()) != len(want) || reply.GetSkippedCount() != 0 ||
+			len(reply.GetFailures()) > 0 {
 			r.Fatalf("import of %d conversations = %v, %v", len(want), reply, err)
 		}
 		again, err := f.export(other)
@@ -50,7 +51,8 @@ func TestTransferRoundTrip(t *testing.T) {
 			r.Fatalf("export after the import (-want +got):\n%s", diff)
 		}
 		if len(want) > 0 {
-			if reply, err := f.tryImport(other, false, exported...); err != nil || int(reply.GetSkippedCount()) != len(want) {
+			if reply, err := f.tryImport(other, false, exported...); err != nil ||
+				int(reply.GetSkippedCount()) != len(want) {
 				r.Fatalf("second import = %v, %v, want %d skipped", reply, err, len(want))
 			}
 		}
@@ -92,7 +94,12 @@ func (a *randomCaller) export() []*parleyv1.ExportConversationsResponse {
 	for _, part := range parts {
 		size := proto.Size(&parleyv1.ExportConversationsResponse{Messages: part.GetMessages()})
 		if size > maxExportBytes && len(part.GetMessages()) > 1 {
-			a.Fatalf("response has %d bytes and %d messages, want at most %d bytes", size, len(part.GetMessages()), maxExportBytes)
+			a.Fatalf(
+				"response has %d bytes and %d messages, want at most %d bytes",
+				size,
+				len(part.GetMessages()),
+				maxExportBytes,
+			)
 		}
 	}
 	if ids := exportedIDs(parts); !slices.Equal(ids, a.ids) {
@@ -119,11 +126,17 @@ func (a *randomCaller) id() string { return rapid.SampledFrom(a.ids).Draw(a.T, "
 
 func (a *randomCaller) create() {
 	in := &parleyv1.Conversation{
-		Id: fmt.Sprint("c", len(a.ids)), Title: a.text("title"), SystemPrompt: a.text("prompt"), Agent: rapid.SampledFrom([]string{"", "echo"}).Draw(a.T, "agent"),
+		Id: fmt.Sprint(
+			"c",
+			len(a.ids),
+		), Title: a.text("title"), SystemPrompt: a.text("prompt"), Agent: rapid.SampledFrom([]string{"", "echo"}).Draw(a.T, "agent"),
 		Labels: rapid.MapOfN(rapid.StringN(1, 5, 64), rapid.StringN(0, 5, -1), 0, 3).Draw(a.T, "labels"),
 	}
 	if rapid.Bool().Draw(a.T, "retention") {
-		in.Retention = &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(1, 30).Draw(a.T, "max_messages")), Ttl: durationpb.New(100 * 24 * time.Hour)}
+		in.Retention = &parleyv1.Retention{
+			MaxMessages: int32(rapid.IntRange(1, 30).Draw(a.T, "max_messages")),
+			Ttl:         durationpb.New(100 * 24 * time.Hour),
+		}
 	}
 	_, err := a.CreateConversation(a.ctx, &parleyv1.CreateConversationRequest{Conversation: in})
 	a.must(err)
@@ -141,15 +154,34 @@ func (a *randomCaller) append() {
 
 func (a *randomCaller) message() *parleyv1.Message {
 	m := &parleyv1.Message{
-		Id: a.text("message id"), Role: parleyv1.Role(rapid.IntRange(1, 4).Draw(a.T, "role")), Content: a.text("content"),
-		Agent: a.text("agent"), Summary: a.text("summary"), Status: parleyv1.MessageStatus(rapid.IntRange(0, 2).Draw(a.T, "status")),
-		Metadata: rapid.MapOfN(rapid.StringN(1, 5, 64), rapid.StringN(0, 5, -1), 0, 2).Draw(a.T, "metadata"), FinishReason: a.text("finish_reason"),
+		Id: a.text(
+			"message id",
+		), Role: parleyv1.Role(rapid.IntRange(1, 4).Draw(a.T, "role")), Content: a.text("content"),
+		Agent: a.text(
+			"agent",
+		), Summary: a.text("summary"), Status: parleyv1.MessageStatus(rapid.IntRange(0, 2).Draw(a.T, "status")),
+		Metadata: rapid.MapOfN(
+			rapid.StringN(1, 5, 64),
+			rapid.StringN(0, 5, -1),
+			0,
+			2,
+		).Draw(
+			a.T,
+			"metadata",
+		), FinishReason: a.text("finish_reason"),
 	}
 	if rapid.IntRange(0, 9).Draw(a.T, "large") == 0 {
 		m.Content = strings.Repeat("x", rapid.IntRange(1, 600<<10).Draw(a.T, "size"))
 	}
 	if rapid.Bool().Draw(a.T, "data") {
-		m.StructuredData = data("list", structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewNumberValue(rapid.Float64Range(-9, 9).Draw(a.T, "number"))}}))
+		m.StructuredData = data(
+			"list",
+			structpb.NewListValue(
+				&structpb.ListValue{
+					Values: []*structpb.Value{structpb.NewNumberValue(rapid.Float64Range(-9, 9).Draw(a.T, "number"))},
+				},
+			),
+		)
 		m.Usage = &parleyv1.Usage{Model: a.text("model"), InputTokens: rapid.Int32Range(0, 9).Draw(a.T, "tokens")}
 		m.Attachments = []*parleyv1.Attachment{{Uri: "file:///" + a.text("uri"), SizeBytes: 7}}
 	}
@@ -164,12 +196,21 @@ func (a *randomCaller) message() *parleyv1.Message {
 }
 
 func (a *randomCaller) clear() {
-	_, err := a.ClearConversation(a.ctx, &parleyv1.ClearConversationRequest{ConversationId: a.id(), AfterSequence: rapid.Int32Range(0, 12).Draw(a.T, "after")})
+	_, err := a.ClearConversation(
+		a.ctx,
+		&parleyv1.ClearConversationRequest{
+			ConversationId: a.id(),
+			AfterSequence:  rapid.Int32Range(0, 12).Draw(a.T, "after"),
+		},
+	)
 	a.must(err)
 }
 
 func (a *randomCaller) update() {
-	_, err := a.UpdateConversation(a.ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: a.id(), Title: a.text("title")}})
+	_, err := a.UpdateConversation(
+		a.ctx,
+		&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: a.id(), Title: a.text("title")}},
+	)
 	a.must(err)
 }
 
@@ -182,7 +223,10 @@ func (a *randomCaller) lease() {
 
 func (a *randomCaller) fork() {
 	id := fmt.Sprint("c", len(a.ids))
-	_, err := a.ForkConversation(a.ctx, &parleyv1.ForkConversationRequest{ConversationId: a.id(), NewConversationId: id})
+	_, err := a.ForkConversation(
+		a.ctx,
+		&parleyv1.ForkConversationRequest{ConversationId: a.id(), NewConversationId: id},
+	)
 	a.must(err)
 	a.ids = append(a.ids, id)
 }

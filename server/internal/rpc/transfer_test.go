@@ -59,7 +59,13 @@ func (f *fixture) tryImport(
 		return nil, err
 	}
 	for _, part := range parts {
-		err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages(), Overwrite: overwrite})
+		err := stream.Send(
+			&parleyv1.ImportConversationsRequest{
+				Conversation: part.GetConversation(),
+				Messages:     part.GetMessages(),
+				Overwrite:    overwrite,
+			},
+		)
 		if err != nil {
 			break // CloseAndRecv returns the error.
 		}
@@ -116,7 +122,11 @@ func TestExport(t *testing.T) {
 		f.create(t, fullConversation(id))
 	}
 	f.append(t, "a", user("1"), assistant("2"))
-	run := f.startChat(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "b", Agent: "main", Content: "a turn runs"})
+	run := f.startChat(
+		t,
+		t.Context(),
+		&parleyv1.ChatRequest{ConversationId: "b", Agent: "main", Content: "a turn runs"},
+	)
 	all := f.mustExport(t)
 	if got := exportedIDs(all); !slices.Equal(got, []string{"b", "a", "c"}) {
 		t.Errorf("exported ids = %v, want b, a, c", got)
@@ -131,7 +141,10 @@ func TestExport(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := &parleyv1.ExportConversationsResponse{Conversation: got.GetConversation(), Messages: loaded.GetMessages()}
+		want := &parleyv1.ExportConversationsResponse{
+			Conversation: got.GetConversation(),
+			Messages:     loaded.GetMessages(),
+		}
 		if want.Conversation.ActiveTurnId == "" && id == "b" || want.Conversation.GetSystemPrompt() == "" {
 			t.Fatalf("conversation %s = %v, want a system prompt, and a turn on b", id, want.Conversation)
 		}
@@ -153,7 +166,9 @@ func TestExport(t *testing.T) {
 	}
 	_, err = f.export(t.Context(), "c", "../a")
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
-	if lines := f.log.lines("level=INFO", "msg=exported", "conversations=3", "messages=3", "complete=true"); len(lines) != 1 {
+	if lines := f.log.lines("level=INFO", "msg=exported", "conversations=3", "messages=3", "complete=true"); len(
+		lines,
+	) != 1 {
 		t.Errorf("got log lines %v, want 1", lines)
 	}
 }
@@ -229,7 +244,10 @@ func TestExportWithConcurrentWrites(t *testing.T) {
 		})
 		var i int
 		if _, scan := fmt.Sscanf(r.ConversationID, "c%d", &i); scan == nil && i%5 == 2 {
-			err = errors.Join(err, hooks.Delete(t.Context(), &store.Delete{Tenant: r.Tenant, ConversationID: fmt.Sprint("c", i+1)}))
+			err = errors.Join(
+				err,
+				hooks.Delete(t.Context(), &store.Delete{Tenant: r.Tenant, ConversationID: fmt.Sprint("c", i+1)}),
+			)
 		}
 		return err
 	}
@@ -272,7 +290,8 @@ func TestExportDamaged(t *testing.T) {
 	}
 	_, err = f.export(t.Context())
 	status = wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
-	if !strings.Contains(status.text, "5 conversations are damaged") || !strings.Contains(status.text, "c1, c5, 3 with damaged ids") {
+	if !strings.Contains(status.text, "5 conversations are damaged") ||
+		!strings.Contains(status.text, "c1, c5, 3 with damaged ids") {
 		t.Errorf("text = %q, want c1, c5 and 3 others", status.text)
 	}
 	hooks.listed = nil
@@ -309,7 +328,12 @@ func TestExportParts(t *testing.T) {
 		got = append(got, fmt.Sprint(part.GetConversation().GetId(), " ", sequences(part.GetMessages())))
 		size := proto.Size(&parleyv1.ExportConversationsResponse{Messages: part.GetMessages()})
 		if size > maxExportBytes && len(part.GetMessages()) > 1 {
-			t.Errorf("response has %d bytes and %d messages, want at most %d bytes", size, len(part.GetMessages()), maxExportBytes)
+			t.Errorf(
+				"response has %d bytes and %d messages, want at most %d bytes",
+				size,
+				len(part.GetMessages()),
+				maxExportBytes,
+			)
 		}
 	}
 	want := []string{

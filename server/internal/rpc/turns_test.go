@@ -34,7 +34,10 @@ func TestResumeTurn(t *testing.T) {
 	}
 	for _, id := range []string{"", first.turnID} {
 		for after := range len(first.events) + 1 {
-			r, err := f.resume(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c1", TurnId: id, AfterIndex: int32(after)})
+			r, err := f.resume(
+				t.Context(),
+				&parleyv1.ResumeTurnRequest{ConversationId: "c1", TurnId: id, AfterIndex: int32(after)},
+			)
 			if err != nil {
 				t.Fatalf("ResumeTurn after %d = %v", after, err)
 			}
@@ -53,7 +56,10 @@ func TestResumeTurn(t *testing.T) {
 			}
 		}
 	}
-	_, err := f.resume(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c1", AfterIndex: int32(len(first.events) + 1)})
+	_, err := f.resume(
+		t.Context(),
+		&parleyv1.ResumeTurnRequest{ConversationId: "c1", AfterIndex: int32(len(first.events) + 1)},
+	)
 	if got := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); got.metadata["oldest_index"] != "1" {
 		t.Errorf("metadata = %v, want oldest_index 1", got.metadata)
 	}
@@ -128,7 +134,9 @@ func TestTurnNotFound(t *testing.T) {
 		},
 	} {
 		got := wantError(t, call("c1"), codes.NotFound, "TURN_NOT_FOUND")
-		if r := got.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != "t1" || r.GetOwner() != "c1" || r.GetDescription() != got.text {
+		if r := got.resource; r.GetResourceType() != "parley.v1.Turn" || r.GetResourceName() != "t1" ||
+			r.GetOwner() != "c1" ||
+			r.GetDescription() != got.text {
 			t.Errorf("%s: resource = %v, want the turn", name, r)
 		}
 		got = wantError(t, call("c2"), codes.NotFound, "CONVERSATION_NOT_FOUND")
@@ -173,7 +181,10 @@ func TestInvalidTurnRequests(t *testing.T) {
 		"answer_pending without id":  {chat(&parleyv1.ChatRequest{AnswerPending: true}), "conversation_id"},
 		"no content":                 {chat(&parleyv1.ChatRequest{ConversationId: "c1"}), "content"},
 	} {
-		if got := wantError(t, test.err, codes.InvalidArgument, "INVALID_REQUEST"); !slices.Equal(got.fields, []string{test.field}) {
+		if got := wantError(t, test.err, codes.InvalidArgument, "INVALID_REQUEST"); !slices.Equal(
+			got.fields,
+			[]string{test.field},
+		) {
 			t.Errorf("%s: fields = %q, want %q", name, got.fields, test.field)
 		}
 	}
@@ -187,12 +198,14 @@ func TestAnswerPending(t *testing.T) {
 	f, script := openScripted(t, nil)
 	failed := f.startChat(t, t.Context(), chatRequest("c1", "q", reject))
 	script.send(t, "c1", "half", fail)
-	if got := failed.wait(t).GetTurn(); got.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || !got.GetError().GetRetryable() {
+	if got := failed.wait(t).GetTurn(); got.GetState() != parleyv1.TurnState_TURN_STATE_FAILED ||
+		!got.GetError().GetRetryable() {
 		t.Errorf("turn = %v, want FAILED and retryable", got)
 	}
 	again := f.startChat(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "c1", AnswerPending: true})
 	script.send(t, "c1", "complete", end)
-	if got := again.wait(t).GetTurn(); got.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || got.GetInputSequence() != 1 {
+	if got := again.wait(t).GetTurn(); got.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED ||
+		got.GetInputSequence() != 1 {
 		t.Errorf("turn = %v, want COMPLETED with input_sequence 1", got)
 	}
 	if diff := cmp.Diff([]string{"user: q", "assistant: half …", "assistant: complete"}, f.contents(t, "c1")); diff != "" {

@@ -27,7 +27,12 @@ func TestUnknownFieldsAreNotStored(t *testing.T) {
 	rounds := 0
 	rapid.Check(t, func(r *rapid.T) {
 		rounds++
-		p := &padder{T: r, test: t, client: rapid.SampledFrom(clients).Draw(r, "client"), prefix: fmt.Sprint("round", rounds, ".")}
+		p := &padder{
+			T:      r,
+			test:   t,
+			client: rapid.SampledFrom(clients).Draw(r, "client"),
+			prefix: fmt.Sprint("round", rounds, "."),
+		}
 		for _, step := range []struct {
 			name string
 			call func() error
@@ -37,7 +42,10 @@ func TestUnknownFieldsAreNotStored(t *testing.T) {
 			}
 		}
 		for _, id := range []string{"a", "imported", "forked"} {
-			snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: "default", ConversationID: p.prefix + id, Newest: -1, Turns: true})
+			snapshot, err := f.store.Read(
+				t.Context(),
+				&store.Read{Tenant: "default", ConversationID: p.prefix + id, Newest: -1, Turns: true},
+			)
 			if err != nil {
 				r.Fatal(err)
 			}
@@ -108,7 +116,11 @@ func (p *padder) unknown() protoreflect.RawFields {
 	case 1:
 		return protowire.AppendFixed64(protowire.AppendTag(nil, number, protowire.Fixed64Type), 1)
 	case 2:
-		return protowire.AppendGroup(protowire.AppendTag(nil, number, protowire.StartGroupType), number, unknownBytes(3))
+		return protowire.AppendGroup(
+			protowire.AppendTag(nil, number, protowire.StartGroupType),
+			number,
+			unknownBytes(3),
+		)
 	default:
 		return unknownBytes(rapid.IntRange(0, 300).Draw(p.T, "bytes"))
 	}
@@ -183,13 +195,18 @@ func header(id string) *parleyv1.Conversation {
 
 func values() []*parleyv1.StructuredData {
 	value := structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-		"list": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{structpb.NewNumberValue(1), structpb.NewBoolValue(true)}}),
+		"list": structpb.NewListValue(
+			&structpb.ListValue{Values: []*structpb.Value{structpb.NewNumberValue(1), structpb.NewBoolValue(true)}},
+		),
 	}})
 	return []*parleyv1.StructuredData{{Type: "list", Value: value}}
 }
 
 func (p *padder) create() error {
-	_, err := p.client.CreateConversation(p.test.Context(), padded(p, &parleyv1.CreateConversationRequest{Conversation: header(p.prefix + "a")}))
+	_, err := p.client.CreateConversation(
+		p.test.Context(),
+		padded(p, &parleyv1.CreateConversationRequest{Conversation: header(p.prefix + "a")}),
+	)
 	return err
 }
 
@@ -197,8 +214,16 @@ func (p *padder) append() error {
 	_, err := p.client.AppendMessages(p.test.Context(), padded(p, &parleyv1.AppendMessagesRequest{
 		ConversationId: p.prefix + "a", RequestId: "r",
 		Messages: []*parleyv1.Message{
-			{Role: parleyv1.Role_ROLE_USER, StructuredData: values(), Attachments: []*parleyv1.Attachment{{Uri: "https://example.com"}}},
-			{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}}, Usage: &parleyv1.Usage{Model: "m"}},
+			{
+				Role:           parleyv1.Role_ROLE_USER,
+				StructuredData: values(),
+				Attachments:    []*parleyv1.Attachment{{Uri: "https://example.com"}},
+			},
+			{
+				Role:      parleyv1.Role_ROLE_ASSISTANT,
+				ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}},
+				Usage:     &parleyv1.Usage{Model: "m"},
+			},
 			{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}},
 			{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "2", Name: "find"}}},
 		},
@@ -223,7 +248,10 @@ func (p *padder) chat() error {
 }
 
 func (p *padder) update() error {
-	_, err := p.client.UpdateConversation(p.test.Context(), padded(p, &parleyv1.UpdateConversationRequest{Conversation: header(p.prefix + "a")}))
+	_, err := p.client.UpdateConversation(
+		p.test.Context(),
+		padded(p, &parleyv1.UpdateConversationRequest{Conversation: header(p.prefix + "a")}),
+	)
 	return err
 }
 
@@ -241,7 +269,10 @@ func (p *padder) imports() error {
 	file.Conversation.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 1}
 	file.Messages[0].StructuredData = values()
 	// Pad before the stream starts, because a draw may end the function.
-	request := padded(p, &parleyv1.ImportConversationsRequest{Conversation: file.GetConversation(), Messages: file.GetMessages()})
+	request := padded(
+		p,
+		&parleyv1.ImportConversationsRequest{Conversation: file.GetConversation(), Messages: file.GetMessages()},
+	)
 	stream, err := p.client.ImportConversations(p.test.Context())
 	if err != nil {
 		return err

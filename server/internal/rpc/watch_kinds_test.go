@@ -34,7 +34,10 @@ func TestChangeKinds(t *testing.T) {
 		// wantHeader checks that a change has the current header of its conversation.
 		wantHeader := func(c *parleyv1.ConversationChange) {
 			t.Helper()
-			reply, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: c.GetConversationId()})
+			reply, err := f.GetConversation(
+				t.Context(),
+				&parleyv1.GetConversationRequest{ConversationId: c.GetConversationId()},
+			)
 			must(reply, err)
 			if reply.GetConversation().GetSystemPrompt() == "" {
 				t.Fatal("the conversation has no system prompt")
@@ -57,10 +60,25 @@ func TestChangeKinds(t *testing.T) {
 		f.create(t, fullConversation("c1"))
 		wantHeader(want("CREATED c1 1"))
 		<-time.After(time.Second)
-		must(f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}}))
+		must(
+			f.UpdateConversation(
+				t.Context(),
+				&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}},
+			),
+		)
 		wantHeader(want("UPDATED c1 2"))
-		must(f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}})) // Changes nothing.
-		must(f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1", Agent: "writer", Reason: "asked"}))
+		must(
+			f.UpdateConversation(
+				t.Context(),
+				&parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "another"}},
+			),
+		) // Changes nothing.
+		must(
+			f.SetActiveAgent(
+				t.Context(),
+				&parleyv1.SetActiveAgentRequest{ConversationId: "c1", Agent: "writer", Reason: "asked"},
+			),
+		)
 		if c := want("UPDATED c1 3"); c.GetConversation().GetActiveAgent().GetAgent() != "writer" {
 			t.Errorf("change after SetActiveAgent = %v", c)
 		}
@@ -76,13 +94,25 @@ func TestChangeKinds(t *testing.T) {
 		if c.GetTime().AsTime() != loaded.GetMessages()[1].GetCreateTime().AsTime() {
 			t.Errorf("time of the change = %v, want the create_time of the message", c.GetTime().AsTime())
 		}
-		must(f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "fork"}))
+		must(
+			f.ForkConversation(
+				t.Context(),
+				&parleyv1.ForkConversationRequest{ConversationId: "c1", NewConversationId: "fork"},
+			),
+		)
 		wantHeader(want("CREATED fork 1"))
-		must(f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1}))
+		must(
+			f.ClearConversation(
+				t.Context(),
+				&parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1},
+			),
+		)
 		wantHeader(want("CLEARED c1 5"))
 		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"}))
 		want("CREATED loaded 1")
-		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"})) // Changes nothing.
+		must(
+			f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"}),
+		) // Changes nothing.
 		<-time.After(time.Second)
 		f.append(t, "fourth", user("hello"))
 		wantNoPayload(w.until(t, "EVICTED"))
@@ -90,7 +120,12 @@ func TestChangeKinds(t *testing.T) {
 		want("CREATED fourth 1", "MESSAGE_APPENDED fourth 1")
 		must(f.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "fork"}))
 		wantNoPayload(want("DELETED fork 1"))
-		must(f.PurgeConversations(t.Context(), &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Second)}))
+		must(
+			f.PurgeConversations(
+				t.Context(),
+				&parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Second)},
+			),
+		)
 		wantNoPayload(want("DELETED loaded 1"))
 		<-time.After(time.Hour)
 		must(f.store.Sweep(t.Context(), 10))
@@ -131,7 +166,11 @@ func TestWatchTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, script := openScripted(t, nil)
 		plain := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{})
-		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true})
+		w := f.watch(
+			t,
+			t.Context(),
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true},
+		)
 		for turn, word := range []string{"first", "second"} {
 			from := len(w.changes)
 			chat := f.startChat(t, t.Context(), chatRequest("c1", "a question", reject))
@@ -161,20 +200,43 @@ func TestWatchTurns(t *testing.T) {
 				return 0
 			}
 			message := func(sequence int32) int {
-				return index(func(c *parleyv1.ConversationChange) bool { return c.GetMessage().GetSequence() == sequence })
+				return index(
+					func(c *parleyv1.ConversationChange) bool { return c.GetMessage().GetSequence() == sequence },
+				)
 			}
-			question, answer := message(finished.GetTurn().GetInputSequence()), message(finished.GetTurn().GetLastAnswerSequence())
+			question, answer := message(
+				finished.GetTurn().GetInputSequence(),
+			), message(
+				finished.GetTurn().GetLastAnswerSequence(),
+			)
 			started := index(func(c *parleyv1.ConversationChange) bool { return c.GetTurnEvent().GetStarted() != nil })
-			if last := len(changes) - 1; question > started || answer > last || changes[last].GetTurnEvent().GetFinished() == nil {
-				t.Errorf("turn %d: message is change %d, started %d, answer %d, of %q", turn, question, started, answer, describe(changes))
+			if last := len(changes) - 1; question > started || answer > last ||
+				changes[last].GetTurnEvent().GetFinished() == nil {
+				t.Errorf(
+					"turn %d: message is change %d, started %d, answer %d, of %q",
+					turn,
+					question,
+					started,
+					answer,
+					describe(changes),
+				)
 			}
 			for i, c := range changes {
-				if isEvent := c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_TURN; isEvent && (c.GetVersion() != 0 || i > 0 && c.GetCursor() != changes[i-1].GetCursor()) {
+				if isEvent := c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_TURN; isEvent &&
+					(c.GetVersion() != 0 || i > 0 && c.GetCursor() != changes[i-1].GetCursor()) {
 					t.Errorf("turn %d: %v follows %v", turn, c, changes[max(i-1, 0)])
 				}
 			}
 		}
-		plain.want(t, "HEARTBEAT", "CREATED c1 1", "MESSAGE_APPENDED c1 1", "MESSAGE_APPENDED c1 2", "MESSAGE_APPENDED c1 3", "MESSAGE_APPENDED c1 4")
+		plain.want(
+			t,
+			"HEARTBEAT",
+			"CREATED c1 1",
+			"MESSAGE_APPENDED c1 1",
+			"MESSAGE_APPENDED c1 2",
+			"MESSAGE_APPENDED c1 3",
+			"MESSAGE_APPENDED c1 4",
+		)
 	})
 }
 
@@ -186,7 +248,11 @@ func TestWatchStartsDuringTurn(t *testing.T) {
 		chat := f.startChat(t, t.Context(), chatRequest("c1", "a question", reject))
 		script.send(t, "c1", "one ", "two ")
 		synctest.Wait()
-		w := f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true})
+		w := f.watch(
+			t,
+			t.Context(),
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true},
+		)
 		script.send(t, "c1", "three", end)
 		chat.wait(t)
 		first := w.until(t, "TURN").GetTurnEvent()
@@ -229,7 +295,8 @@ func TestSlowWatcher(t *testing.T) {
 		f.append(t, "c1", user("after that"))
 		// There may be heartbeats before the change.
 		next := w.until(t, "MESSAGE_APPENDED")
-		if m := next.GetMessage(); m.GetContent() != "after that" || m.GetSequence() != 100*batches+1 || len(w.withoutHeartbeats()) != got {
+		if m := next.GetMessage(); m.GetContent() != "after that" || m.GetSequence() != 100*batches+1 ||
+			len(w.withoutHeartbeats()) != got {
 			t.Errorf("change after the GAP = %v", next)
 		}
 		// A watch from the cursor before the GAP starts with a GAP, too.

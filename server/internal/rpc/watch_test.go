@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +18,6 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/watch"
-	"github.com/parleyhq/parley/store"
 )
 
 // watchStream is the client's end of a watch.
@@ -115,18 +113,59 @@ func TestInvalidWatchRequests(t *testing.T) {
 		request *parleyv1.WatchConversationsRequest
 		fields  []string
 	}{
-		{"delete_after_disconnect without ids", &parleyv1.WatchConversationsRequest{DeleteAfterDisconnect: durationpb.New(0)}, []string{"conversation_ids"}},
-		{"invalid ids", &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b/c"}}, []string{"conversation_ids[1]", "conversation_ids[2]"}},
+		{
+			"delete_after_disconnect without ids",
+			&parleyv1.WatchConversationsRequest{DeleteAfterDisconnect: durationpb.New(0)},
+			[]string{"conversation_ids"},
+		},
+		{
+			"invalid ids",
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b/c"}},
+			[]string{"conversation_ids[1]", "conversation_ids[2]"},
+		},
 		{"too many ids", &parleyv1.WatchConversationsRequest{ConversationIds: ids}, []string{"conversation_ids"}},
-		{"long duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(366*24*time.Hour + 1)}, []string{"delete_after_disconnect"}},
-		{"negative duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(-1)}, []string{"delete_after_disconnect"}},
-		{"invalid duration", &parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: &durationpb.Duration{Seconds: 1, Nanos: -1}}, []string{"delete_after_disconnect"}},
+		{
+			"long duration",
+			&parleyv1.WatchConversationsRequest{
+				ConversationIds:       ids[:1],
+				DeleteAfterDisconnect: durationpb.New(366*24*time.Hour + 1),
+			},
+			[]string{"delete_after_disconnect"},
+		},
+		{
+			"negative duration",
+			&parleyv1.WatchConversationsRequest{ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(-1)},
+			[]string{"delete_after_disconnect"},
+		},
+		{
+			"invalid duration",
+			&parleyv1.WatchConversationsRequest{
+				ConversationIds:       ids[:1],
+				DeleteAfterDisconnect: &durationpb.Duration{Seconds: 1, Nanos: -1},
+			},
+			[]string{"delete_after_disconnect"},
+		},
 		{"long cursor", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129)}, []string{"cursor"}},
 		{"invalid cursor", &parleyv1.WatchConversationsRequest{Cursor: "?"}, []string{"cursor"}},
 		{"truncated cursor", &parleyv1.WatchConversationsRequest{Cursor: f.hub.Cursor()[1:]}, []string{"cursor"}},
 		{"future cursor", &parleyv1.WatchConversationsRequest{Cursor: string(future)}, []string{"cursor"}},
-		{"invalid cursor with delete_after_disconnect", &parleyv1.WatchConversationsRequest{Cursor: "?", ConversationIds: ids[:1], DeleteAfterDisconnect: durationpb.New(0)}, []string{"cursor"}},
-		{"several faults", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129), DeleteAfterDisconnect: durationpb.New(-1)}, []string{"conversation_ids", "cursor", "delete_after_disconnect"}},
+		{
+			"invalid cursor with delete_after_disconnect",
+			&parleyv1.WatchConversationsRequest{
+				Cursor:                "?",
+				ConversationIds:       ids[:1],
+				DeleteAfterDisconnect: durationpb.New(0),
+			},
+			[]string{"cursor"},
+		},
+		{
+			"several faults",
+			&parleyv1.WatchConversationsRequest{
+				Cursor:                strings.Repeat("A", 129),
+				DeleteAfterDisconnect: durationpb.New(-1),
+			},
+			[]string{"conversation_ids", "cursor", "delete_after_disconnect"},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -182,7 +221,10 @@ func TestIsolationOfWatches(t *testing.T) {
 		var streams []*watchStream // two of a, then three of b
 		for _, ctx := range []context.Context{a, b} {
 			for _, ids := range [][]string{nil, {"both", "secret"}} {
-				streams = append(streams, f.watch(t, ctx, &parleyv1.WatchConversationsRequest{ConversationIds: ids, IncludeTurnEvents: true}))
+				streams = append(
+					streams,
+					f.watch(t, ctx, &parleyv1.WatchConversationsRequest{ConversationIds: ids, IncludeTurnEvents: true}),
+				)
 			}
 		}
 		// A tenant may use a cursor of another tenant, and sees only its own changes.
@@ -228,7 +270,11 @@ func TestServerStopEndsWatches(t *testing.T) {
 		f := open(t, nil)
 		all := []*watchStream{
 			f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{}),
-			f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true}),
+			f.watch(
+				t,
+				t.Context(),
+				&parleyv1.WatchConversationsRequest{ConversationIds: []string{"c1"}, IncludeTurnEvents: true},
+			),
 		}
 		f.append(t, "c1", user("hello"))
 		synctest.Wait()
@@ -265,100 +311,4 @@ func TestClientEndsWatch(t *testing.T) {
 			t.Errorf("Watchers = %d, want 0", n)
 		}
 	})
-}
-
-// TestListThenWatch checks that a watch from the watch_cursor of a list has all messages that the list
-// does not have, while other goroutines append.
-func TestListThenWatch(t *testing.T) {
-	f := open(t, func(s *setup) { s.storeOptions.MaxMessages = 1000 })
-	const writers, appends, readers = 4, 100, 8
-	var all sync.WaitGroup
-	for i := range writers {
-		all.Go(func() {
-			for j := range appends {
-				if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-					ConversationId: fmt.Sprint("c", (i+j)%10), Messages: []*parleyv1.Message{user("hello"), assistant("hello")},
-				}); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for range readers {
-		all.Go(func() {
-			if err := f.listAndWatch(t.Context(), 2*writers*appends); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// TestAppendAfterList checks that a watch from the watch_cursor of a list has a message that is appended
-// just after the list.
-func TestAppendAfterList(t *testing.T) {
-	hook := new(listHookStore)
-	f := open(t, func(s *setup) {
-		s.wrap = func(inner store.Store) store.Store {
-			hook.Store = inner
-			return hook
-		}
-	})
-	f.append(t, "c1", user("before"))
-	hook.afterList = func() { f.append(t, "c1", user("just after")) }
-	list, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
-	if err != nil || list.GetConversations()[0].GetConversation().GetVersion() != 1 {
-		t.Fatalf("ListConversations = %v, %v, want version 1", list, err)
-	}
-	w := f.watch(t, withTimeout(t, testTimeout), &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
-	w.want(t, "HEARTBEAT", "MESSAGE_APPENDED c1 2")
-}
-
-// listHookStore calls a function after each list.
-type listHookStore struct {
-	store.Store
-	afterList func()
-}
-
-func (s *listHookStore) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	page, err := s.Store.List(ctx, l)
-	s.afterList()
-	return page, err
-}
-
-// listAndWatch counts messages, first those of a list, then those of a watch from its watch_cursor. It
-// returns when it has counted total messages.
-func (f *fixture) listAndWatch(ctx context.Context, total int) error {
-	list, err := f.ListConversations(ctx, &parleyv1.ListConversationsRequest{})
-	if err != nil {
-		return err
-	}
-	known, count := make(map[string]int32), 0
-	for _, entry := range list.GetConversations() {
-		c := entry.GetConversation()
-		known[c.GetId()] = c.GetLastSequence()
-		count += int(c.GetLastSequence())
-	}
-	ctx, cancel := context.WithTimeout(ctx, testTimeout)
-	defer cancel()
-	w, err := f.tryWatch(ctx, &parleyv1.WatchConversationsRequest{Cursor: list.GetWatchCursor()})
-	if err != nil {
-		return err
-	}
-	defer w.disconnect()
-	for count < total {
-		if err := w.next(); err != nil {
-			return errors.Join(fmt.Errorf("after %d messages of %d", count, total), err)
-		}
-		c := w.changes[len(w.changes)-1]
-		sequence, last := c.GetMessage().GetSequence(), known[c.GetConversationId()]
-		switch {
-		case c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP || sequence > last+1:
-			return fmt.Errorf("change %v follows sequence %d", c, last)
-		case sequence == last+1: // Otherwise the list had the message.
-			known[c.GetConversationId()] = sequence
-			count++
-		}
-	}
-	return nil
 }

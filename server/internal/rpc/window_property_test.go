@@ -32,26 +32,31 @@ func (w *model) checkWindow(t *rapid.T) {
 		t.Fatal(err)
 	}
 	got := reply.GetMessages()
-	start := len(w.kept) - len(got)
+	start := len(w.stored) - len(got)
 	if int(reply.GetOmittedCount()) != start || reply.GetVersion() != w.header.GetVersion() {
 		t.Fatalf("%v: %d messages of %d, %d omitted, version %d",
-			window, len(got), len(w.kept), reply.GetOmittedCount(), reply.GetVersion())
+			window, len(got), len(w.stored), reply.GetOmittedCount(), reply.GetVersion())
 	}
 	for i, m := range got {
-		if !proto.Equal(w.kept[start+i], m) {
-			t.Fatalf("%v: message %d of the window (-want +got):\n%s", window, i, cmp.Diff(w.kept[start+i], m, protocmp.Transform()))
+		if !proto.Equal(w.stored[start+i], m) {
+			t.Fatalf(
+				"%v: message %d of the window (-want +got):\n%s",
+				window,
+				i,
+				cmp.Diff(w.stored[start+i], m, protocmp.Transform()),
+			)
 		}
 	}
-	if fault := windowFault(w.kept, start, window); fault != "" {
-		t.Fatalf("%v: a window of %d messages of %d: %s", window, len(got), len(w.kept), fault)
+	if fault := windowFault(w.stored, start, window); fault != "" {
+		t.Fatalf("%v: a window of %d messages of %d: %s", window, len(got), len(w.stored), fault)
 	}
 	longest := 0
-	for windowFault(w.kept, longest, window) != "" {
+	for windowFault(w.stored, longest, window) != "" {
 		longest++
 	}
-	if start != longest && tooShort(got, w.kept[longest:], window) {
+	if start != longest && tooShort(got, w.stored[longest:], window) {
 		t.Fatalf("%v: the window has %d messages and %d exchanges, %d and %d fit",
-			window, len(got), exchangesIn(got), len(w.kept)-longest, exchangesIn(w.kept[longest:]))
+			window, len(got), exchangesIn(got), len(w.stored)-longest, exchangesIn(w.stored[longest:]))
 	}
 }
 
@@ -79,17 +84,17 @@ func bytesIn(messages []*parleyv1.Message) int {
 	return size
 }
 
-// windowFault returns the law that the window kept[start:] breaks, or "" if it breaks none.
-func windowFault(kept []*parleyv1.Message, start int, w *parleyv1.ContextWindow) string {
-	window := kept[start:]
+// windowFault returns the law that the window stored[start:] breaks, or "" if it breaks none.
+func windowFault(stored []*parleyv1.Message, start int, w *parleyv1.ContextWindow) string {
+	window := stored[start:]
 	if len(window) == 0 {
 		return ""
 	}
-	for i, m := range kept {
+	for i, m := range stored {
 		if m.GetToolResult() == nil {
 			continue
 		}
-		call := callOf(kept, i)
+		call := callOf(stored, i)
 		switch {
 		case call < 0 && i >= start:
 			return "a result without its call"
@@ -110,10 +115,11 @@ func windowFault(kept []*parleyv1.Message, start int, w *parleyv1.ContextWindow)
 	return ""
 }
 
-// callOf is where the call is that a result answers, the nearest ahead of it; -1 is nowhere.
-func callOf(kept []*parleyv1.Message, result int) int {
-	id := kept[result].GetToolResult().GetCallId()
-	for i, m := range slices.Backward(kept[:result]) {
+// callOf returns the index of the message with the call that the result in message i answers: the nearest
+// one before it. If there is none, it returns -1.
+func callOf(stored []*parleyv1.Message, result int) int {
+	id := stored[result].GetToolResult().GetCallId()
+	for i, m := range slices.Backward(stored[:result]) {
 		if slices.ContainsFunc(m.GetToolCalls(), func(c *parleyv1.ToolCall) bool { return c.GetId() == id }) {
 			return i
 		}
@@ -140,7 +146,12 @@ func TestCacheStable(t *testing.T) {
 		count++
 		exchange := []*parleyv1.Message{user("question"), assistant("answer")}
 		if rapid.Bool().Draw(t, "tools") {
-			call, result := assistant(""), &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}}
+			call, result := assistant(
+				"",
+			), &parleyv1.Message{
+				Role:       parleyv1.Role_ROLE_TOOL,
+				ToolResult: &parleyv1.ToolResult{CallId: "1"},
+			}
 			call.ToolCalls = []*parleyv1.ToolCall{{Id: "1", Name: "tool"}}
 			exchange = slices.Insert(exchange, 1, call, result)
 		}
@@ -161,7 +172,7 @@ func TestCacheStable(t *testing.T) {
 			bound *= length
 		}
 		c := &parleyv1.Conversation{Id: fmt.Sprint("c", count), Retention: &parleyv1.Retention{
-			MaxMessages: rapid.SampledFrom([]int32{bound, 2 * bound, 1000}).Draw(t, "kept"),
+			MaxMessages: rapid.SampledFrom([]int32{bound, 2 * bound, 1000}).Draw(t, "stored"),
 		}}
 		if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: c}); err != nil {
 			t.Fatal(err)
@@ -172,11 +183,15 @@ func TestCacheStable(t *testing.T) {
 			if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: c.GetId(), Messages: exchange}); err != nil {
 				t.Fatal(err)
 			}
-			reply, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: c.GetId(), Window: window})
+			reply, err := f.GetContext(
+				t.Context(),
+				&parleyv1.GetContextRequest{ConversationId: c.GetId(), Window: window},
+			)
 			if err != nil || len(reply.GetMessages()) == 0 {
 				t.Fatalf("GetContext = %v, %v, want messages", reply, err)
 			}
-			if now := reply.GetMessages(); len(before) > len(now) || !slices.EqualFunc(before, now[:len(before)], equalMessages) {
+			if now := reply.GetMessages(); len(before) > len(now) ||
+				!slices.EqualFunc(before, now[:len(before)], equalMessages) {
 				stays = append(stays, 0)
 			}
 			stays[len(stays)-1]++
