@@ -208,7 +208,7 @@ func TestStartFailures(t *testing.T) {
 		{"an address in use", []string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address}, 74, []string{address, "choose another --grpc-address"}},
 		{"another address in use", []string{"--data-dir=" + t.TempDir(), "--http-address=" + address}, 74, []string{address, "choose another --http-address"}},
 		{"no directory", []string{"--data-dir=/dev/null/data"}, 74, []string{"/dev/null/data/parley.db", "not a directory"}},
-		{"redis", []string{"--store=redis"}, 64, []string{"--store: redis is not available in this version"}},
+		{"an unknown store", []string{"--store=redis"}, 64, []string{`--store: "redis" is not one of memory, bolt`}},
 		{
 			"several faults",
 			[]string{"--ttl=never", "--max-turns=0", "--colour", agents(t, "agents: {x: {kind: y}}")},

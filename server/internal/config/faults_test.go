@@ -38,7 +38,7 @@ func TestConfigFaults(t *testing.T) {
 		{"--ttl", "", "command line: flag needs an argument: --ttl"},
 		{"--max-turns=x --ttl", "PARLEY_STORE=x", `settings: 3 faults:
   command line: flag needs an argument: --ttl
-  PARLEY_STORE: "x" is not one of memory, bolt, redis
+  PARLEY_STORE: "x" is not one of memory, bolt
   --max-turns: "x" is not a whole number`},
 
 		// The environment.
@@ -70,8 +70,7 @@ func TestConfigFaults(t *testing.T) {
 		{"--max-turns=1025", "", "--max-turns: 1025 is too large; the maximum is 1024"},
 
 		// Choices and texts.
-		{"--store=redis", "", "--store: redis is not available in this version; use bolt or memory"},
-		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt, redis`},
+		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt`},
 		{"--log-level=trace", "", `--log-level: "trace" is not one of debug, info, warn, error`},
 		{"--log-level=info+2", "", `--log-level: "info+2" is not one of debug, info, warn, error`},
 		{"--log-format=xml", "", `--log-format: "xml" is not one of text, json`},

@@ -239,9 +239,6 @@ func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
 // check makes checks that involve several settings.
 func (l *loader) check() {
 	c := l.config
-	if c.Store == "redis" {
-		l.fault(l.place("store"), "redis is not available in this version; use bolt or memory")
-	}
 	if c.Store == "memory" && !l.setting("interaction-log").isSet {
 		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}
