@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // Contents of the files of BenchmarkRead: 7 days in a temporary directory. PARLEY_BENCH_LOG_LINES and
@@ -355,7 +357,7 @@ func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
 	r := newTestReader(b)
 	long := strings.Repeat("x", maxEntryBytes-1000)
-	r.putFile(b, "2026-11-20", strings.Repeat(sample{content: long}.String(), lines)+strings.Repeat(sampleLines(strings.Repeat("y", 1<<20)), lines))
+	r.putFile(b, "2026-11-20", strings.Repeat(entrytest.Sample{Content: long}.String(), lines)+strings.Repeat(entrytest.Lines(strings.Repeat("y", 1<<20)), lines))
 	var peak float64
 	for b.Loop() {
 		debug.FreeOSMemory()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 )
@@ -32,7 +33,7 @@ func BenchmarkCommitted(b *testing.B) {
 			l := newLog(b, Options{Dir: filepath.Join(b.TempDir(), "interactions")})
 			changes := make([]store.Change, test.size)
 			for i := range changes {
-				changes[i] = appended(b, "default", "11111111-2222-4333-8444-555555555555", &parleyv1.Message{
+				changes[i] = entrytest.Appended(b, "default", "11111111-2222-4333-8444-555555555555", &parleyv1.Message{
 					Id: "11111111-2222-4333-8444-555555555555", Sequence: int32(i), Exchange: 2, Role: parleyv1.Role_ROLE_USER, Content: fiveHundred(),
 					Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE, CreateTime: timestamppb.New(noon),
 				})

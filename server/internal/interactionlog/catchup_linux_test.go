@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // bytesRead returns how many bytes this process has read by system calls.
@@ -57,7 +59,7 @@ func TestCatchUpReadsOnce(t *testing.T) {
 // TestCatchUpReadsTheEnd checks that CatchUp reads only the end of a large file if no entry is missing.
 func TestCatchUpReadsTheEnd(t *testing.T) {
 	s := newTestService(t, logDir(t))
-	older := sample{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
+	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
 	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 40_000)), fileMode))
 	for i := range 100 {
 		s.add("acme", fmt.Sprint("c", i), "newer")

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // putYesterday writes a file with enough lines for an index: 100 conversations of ten entries, and
@@ -22,7 +24,7 @@ func putYesterday(t *testing.T, r *testReader) string {
 	t.Helper()
 	var b strings.Builder
 	for i := range 1000 {
-		b.WriteString(sample{conversation: fmt.Sprint("s", i%100), content: fmt.Sprint("content-", i)}.String())
+		b.WriteString(entrytest.Sample{Conversation: fmt.Sprint("s", i%100), Content: fmt.Sprint("content-", i)}.String())
 		if i%250 == 0 {
 			b.WriteString("broken\n")
 		}
@@ -96,7 +98,7 @@ func changeTime(path string) int64 {
 func TestIndexIsRebuilt(t *testing.T) {
 	for name, change := range map[string]func(path string, content []byte) error{
 		"line added": func(path string, content []byte) error {
-			return os.WriteFile(path, append(content, sample{conversation: "s7", content: "added"}.String()...), 0o600)
+			return os.WriteFile(path, append(content, entrytest.Sample{Conversation: "s7", Content: "added"}.String()...), 0o600)
 		},
 		"same size, other time": func(path string, content []byte) error {
 			return errors.Join(os.WriteFile(path, []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
@@ -173,8 +175,8 @@ func TestDamagedIndex(t *testing.T) {
 // TestIndexIsNotTrusted checks queries with an index whose offsets are wrong.
 func TestIndexIsNotTrusted(t *testing.T) {
 	r := newTestReader(t)
-	inner := strings.TrimSuffix(sample{conversation: "s7", content: "inner"}.String(), "\n")
-	r.putFile(t, "2026-11-19", sampleLines(inner)+sample{conversation: "s7", content: strings.Repeat("x", minIndexedBytes)}.String())
+	inner := strings.TrimSuffix(entrytest.Sample{Conversation: "s7", Content: "inner"}.String(), "\n")
+	r.putFile(t, "2026-11-19", entrytest.Lines(inner)+entrytest.Sample{Conversation: "s7", Content: strings.Repeat("x", minIndexedBytes)}.String())
 	f, err := r.openToRead("2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +327,7 @@ func TestIndexOfLongConversation(t *testing.T) {
 	const lines = 2*maxIndexFound + 10
 	var b strings.Builder
 	for i := range lines {
-		b.WriteString(sample{at: "2026-11-19T13:00:00.000000Z", content: fmt.Sprint(i)}.String())
+		b.WriteString(entrytest.Sample{At: "2026-11-19T13:00:00.000000Z", Content: fmt.Sprint(i)}.String())
 		if i%3 == 0 {
 			b.WriteString("broken\n")
 		}
@@ -349,8 +351,8 @@ func TestIndexOfLongConversation(t *testing.T) {
 // id, more than the index returns at a time, in both directions.
 func TestIndexOfOtherTenant(t *testing.T) {
 	r := newTestReader(t)
-	theirs := strings.Repeat(sample{tenant: "other"}.String(), maxIndexFound-2) // The next line begins a new part.
-	r.putFile(t, "2026-11-19", sampleLines("first")+theirs+sampleLines("middle")+theirs+theirs+sampleLines("last"))
+	theirs := strings.Repeat(entrytest.Sample{Tenant: "other"}.String(), maxIndexFound-2) // The next line begins a new part.
+	r.putFile(t, "2026-11-19", entrytest.Lines("first")+theirs+entrytest.Lines("middle")+theirs+theirs+entrytest.Lines("last"))
 	if got := listConversation(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
 		t.Error(got)
 	}

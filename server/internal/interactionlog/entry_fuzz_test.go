@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -102,7 +103,7 @@ func FuzzEncode(f *testing.F) {
 		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x25, 1, 2, 3, 4), "c") // a group and a fixed-size number
 	}
 	f.Fuzz(func(t *testing.T, body []byte, id string) {
-		c := &store.Change{Tenant: "acme", ConversationID: id, Message: framed(body), Time: noon}
+		c := &store.Change{Tenant: "acme", ConversationID: id, Message: entrytest.Framed(body), Time: noon}
 		line, at, err := new(encoder).appendEntry(nil, c)
 		var m parleyv1.Message
 		if invalid := proto.Unmarshal(body, &m); invalid != nil {

@@ -10,37 +10,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
-
-// noon is the time of the messages in tests.
-var noon = time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC)
-
-// appended returns the change of appending a message, at noon unless the message has a time.
-func appended(tb testing.TB, tenant, id string, m *parleyv1.Message) store.Change {
-	tb.Helper()
-	if m.CreateTime == nil {
-		m.CreateTime = timestamppb.New(noon)
-	}
-	body, err := proto.Marshal(m)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return store.Change{
-		Tenant: tenant, ConversationID: id, Kind: parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED,
-		Time: m.GetCreateTime().AsTime(), Message: framed(body),
-	}
-}
-
-func framed(body []byte) store.Frame {
-	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
-}
 
 // encoded returns the entry of a change without its line break.
 func encoded(tb testing.TB, e *encoder, c *store.Change) string {
@@ -110,7 +86,7 @@ func TestEncode(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := appended(t, "acme", "c1", test.message)
+			c := entrytest.Appended(t, "acme", "c1", test.message)
 			if diff := cmp.Diff(head+test.want, encoded(t, new(encoder), &c)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -132,7 +108,7 @@ func TestEncodeTime(t *testing.T) {
 		{&timestamppb.Timestamp{Seconds: 1 << 60}, "2026-01-02T03:04:05.000000Z"},
 		{&timestamppb.Timestamp{Seconds: -1 << 60}, "2026-01-02T03:04:05.000000Z"},
 	} {
-		c := appended(t, "acme", "c1", &parleyv1.Message{CreateTime: test.stamp})
+		c := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{CreateTime: test.stamp})
 		c.Time = changed
 		b, at, err := new(encoder).appendEntry(nil, &c)
 		if err != nil {
@@ -147,7 +123,7 @@ func TestEncodeTime(t *testing.T) {
 // TestEncodeInvalid encodes bodies that are not messages.
 func TestEncodeInvalid(t *testing.T) {
 	for _, body := range [][]byte{{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b}} {
-		c := &store.Change{ConversationID: "c1", Message: framed(body)}
+		c := &store.Change{ConversationID: "c1", Message: entrytest.Framed(body)}
 		if b, _, err := new(encoder).appendEntry([]byte("before"), c); err == nil || string(b) != "before" {
 			t.Errorf("appendEntry(%x) = %q, %v, want an error and nothing added", body, b, err)
 		}
@@ -156,7 +132,7 @@ func TestEncodeInvalid(t *testing.T) {
 
 func TestRedact(t *testing.T) {
 	e := &encoder{redact: redactor{regexp.MustCompile(`\d{4}`), regexp.MustCompile(`(?i)secret|x*`)}}
-	c := appended(t, "acme1234", "c1234", &parleyv1.Message{
+	c := entrytest.Appended(t, "acme1234", "c1234", &parleyv1.Message{
 		Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "card 1234 5678, SECRET\nxx.", TurnId: "t1234",
 		Usage:          &parleyv1.Usage{Model: "m1234"},
 		StructuredData: []*parleyv1.StructuredData{{Type: "secret"}, {Type: "1234"}},
@@ -173,8 +149,8 @@ func TestRedact(t *testing.T) {
 	if n := strings.Count(got, "k[redacted]"); n != 1 {
 		t.Errorf("%d members have the same key, want 1", n)
 	}
-	tool := appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "secret", Content: "1234"}})
-	agent := appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "secret"})
+	tool := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "secret", Content: "1234"}})
+	agent := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "secret"})
 	for _, c := range []*store.Change{&tool, &agent} {
 		if line := encoded(t, e, c); strings.Contains(line, "secret") || strings.Contains(line, "1234\"") {
 			t.Errorf("not redacted: %s", line)
@@ -261,7 +237,7 @@ func TestParseEntryErrors(t *testing.T) {
 }
 
 func TestParseHead(t *testing.T) {
-	c := appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
+	c := entrytest.Appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
 	line := encoded(t, new(encoder), &c)
 	head, ok := parseHead([]byte(line))
 	if !ok || string(head.timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.conversationID) != "c1" || string(head.tenant) != "default" {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -64,19 +65,19 @@ func (w *testLog) names() string {
 // matchingLines returns entries of the conversation that is erased. otherLines returns other lines.
 func matchingLines() []string {
 	return []string{
-		sample{conversation: "gone", tenant: "acme", content: "one"}.String(),
-		sample{conversation: "gone", tenant: "acme", content: "the text is [redacted], the id is not"}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "one"}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "the text is [redacted], the id is not"}.String(),
 		`  {"content": "by\u0020hand", "role": "user", "session_id": "g\u006fne", "tenant": "acme", "timestamp": "2026-11-20T09:00:00+01:00"}` + "\r\n",
-		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: strings.Repeat("long ", 100_000)}.String(),
 	}
 }
 
 func otherLines() []string {
 	return []string{
-		sample{conversation: "kept", tenant: "acme", content: "about gone"}.String(),
-		sample{conversation: "gone", tenant: "other", content: "of another tenant"}.String(),
-		sample{conversation: "gone", content: "of yet another tenant"}.String(),
-		sample{conversation: "gone2", tenant: "acme", content: strings.Repeat("long ", 100_000)}.String(),
+		entrytest.Sample{Conversation: "kept", Tenant: "acme", Content: "about gone"}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "other", Content: "of another tenant"}.String(),
+		entrytest.Sample{Conversation: "gone", Content: "of yet another tenant"}.String(),
+		entrytest.Sample{Conversation: "gone2", Tenant: "acme", Content: strings.Repeat("long ", 100_000)}.String(),
 		`{"timestamp":"2026-11-20T09:00:00Z","session_id":"gone","role":"user","content":"of the tenant default"}` + "\n",
 		"\n", " \r\n", "no JSON\n", "\xff\xfe\n",
 	}
@@ -85,9 +86,9 @@ func otherLines() []string {
 // unreadableLines returns lines that seem to belong to the conversation but cannot be parsed.
 func unreadableLines() []string {
 	return []string{
-		sample{conversation: "gone", tenant: "acme", content: "partial"}.String()[:80] + "\n",
-		sample{conversation: "gone", tenant: "acme", role: "ghost", content: "no such role"}.String(),
-		sample{conversation: "gone", tenant: "acme", content: strings.Repeat("x", maxEntryBytes)}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "partial"}.String()[:80] + "\n",
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Role: "ghost", Content: "no such role"}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: strings.Repeat("x", maxEntryBytes)}.String(),
 	}
 }
 
@@ -142,7 +143,7 @@ func TestErase(t *testing.T) {
 func TestEraseRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))
 	pieces := append(append(matchingLines()[:3], otherLines()[:3]...), otherLines()[4:]...)
-	pieces = append(pieces, sample{conversation: "kept", tenant: "acme", content: strings.Repeat("y", 70_000)}.String())
+	pieces = append(pieces, entrytest.Sample{Conversation: "kept", Tenant: "acme", Content: strings.Repeat("y", 70_000)}.String())
 	for range 20 {
 		w := newTestLog(t)
 		want := map[string]string{}
@@ -174,7 +175,7 @@ func TestEraseRandom(t *testing.T) {
 // TestEraseInvalidatesIndex checks that a query does not use an index that was built before an Erase.
 func TestEraseInvalidatesIndex(t *testing.T) {
 	w := newTestLog(t)
-	other := sample{at: "2026-11-18T09:00:00.000000Z", conversation: "kept", tenant: "acme", content: strings.Repeat("x", 1000)}.String()
+	other := entrytest.Sample{At: "2026-11-18T09:00:00.000000Z", Conversation: "kept", Tenant: "acme", Content: strings.Repeat("x", 1000)}.String()
 	w.putFile("2026-11-18.jsonl", strings.Repeat(matchingLines()[0]+other, 100))
 	must(t, os.Chtimes(w.path("2026-11-18.jsonl"), noon, noon.Add(-time.Hour)))
 	lines := func(conversation string) int {
@@ -198,7 +199,7 @@ func TestEraseWhileWriting(t *testing.T) {
 	w := newTestLog(t)
 	const writers, erasures = 4, 20
 	change := func(conversation string, n int) store.Change {
-		return appended(t, "acme", conversation, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", conversation, n)})
+		return entrytest.Appended(t, "acme", conversation, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", conversation, n)})
 	}
 	var writing, erasing sync.WaitGroup
 	var batches [writers]int
@@ -322,7 +323,7 @@ func TestEraseLarge(t *testing.T) {
 		t.Skip("writes 64 MiB")
 	}
 	w := newTestLog(t)
-	line := []byte(sample{conversation: "kept", tenant: "acme", content: strings.Repeat("word ", 200)}.String())
+	line := []byte(entrytest.Sample{Conversation: "kept", Tenant: "acme", Content: strings.Repeat("word ", 200)}.String())
 	content := bytes.Repeat(line, 64<<20/len(line))
 	w.putFile("2026-11-20.jsonl", string(content)+matchingLines()[0]+string(line))
 	w.erase("gone", 1)

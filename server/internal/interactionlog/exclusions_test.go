@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -114,7 +115,7 @@ func TestEraseFutureEntry(t *testing.T) {
 		"an erasure": func(s *testService) { s.log.erase("another", 0) },
 		"a line by hand, dated far after the clock": func(s *testService) {
 			path := s.log.path((dayOf(noon) + 1000).fileName())
-			line := sample{at: "2029-11-20T09:00:00.000000Z", conversation: "elsewhere", tenant: "acme", content: "by hand"}
+			line := entrytest.Sample{At: "2029-11-20T09:00:00.000000Z", Conversation: "elsewhere", Tenant: "acme", Content: "by hand"}
 			must(t, os.WriteFile(path, []byte(line.String()), fileMode))
 		},
 	} {

@@ -13,27 +13,20 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// sampleLines returns lines that differ only in their contents.
-func sampleLines(contents ...string) string {
-	var b strings.Builder
-	for _, content := range contents {
-		b.WriteString(sample{content: content}.String())
-	}
-	return b.String()
-}
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
+)
 
 func TestList(t *testing.T) {
 	r := newTestReader(t)
 	at := func(date, clock string) string { return date + "T" + clock + ".000000Z" }
-	r.putFile(t, "2026-11-18", sampleLines("old")+sample{at: at("2026-11-18", "23:50:00"), conversation: "c", content: "before"}.String())
-	r.putFile(t, "2026-11-19", sample{at: at("2026-11-19", "11:00:00"), content: "25 h"}.String()+
-		sample{at: at("2026-11-19", "12:00:00"), conversation: "c", content: "24 h"}.String()+
-		sample{at: at("2026-11-19", "13:00:00"), tenant: "other", conversation: "c", content: "theirs"}.String())
-	r.putFile(t, "2026-11-20", sample{at: at("2026-11-20", "00:10:00"), conversation: "c", agent: "planner", role: "assistant", content: "midnight"}.String()+
-		sample{at: at("2026-11-20", "11:59:59"), content: "now"}.String())
-	r.putFile(t, "2026-11-21", sampleLines("tomorrow"))
+	r.putFile(t, "2026-11-18", entrytest.Lines("old")+entrytest.Sample{At: at("2026-11-18", "23:50:00"), Conversation: "c", Content: "before"}.String())
+	r.putFile(t, "2026-11-19", entrytest.Sample{At: at("2026-11-19", "11:00:00"), Content: "25 h"}.String()+
+		entrytest.Sample{At: at("2026-11-19", "12:00:00"), Conversation: "c", Content: "24 h"}.String()+
+		entrytest.Sample{At: at("2026-11-19", "13:00:00"), Tenant: "other", Conversation: "c", Content: "theirs"}.String())
+	r.putFile(t, "2026-11-20", entrytest.Sample{At: at("2026-11-20", "00:10:00"), Conversation: "c", Agent: "planner", Role: "assistant", Content: "midnight"}.String()+
+		entrytest.Sample{At: at("2026-11-20", "11:59:59"), Content: "now"}.String())
+	r.putFile(t, "2026-11-21", entrytest.Lines("tomorrow"))
 	for _, tt := range []struct {
 		name string
 		list List
@@ -85,7 +78,7 @@ func TestListSkipsOtherFiles(t *testing.T) {
 	r := newTestReader(t)
 	elsewhere := filepath.Join(t.TempDir(), "2026-11-20.jsonl")
 	if err := errors.Join(
-		os.WriteFile(elsewhere, []byte(sampleLines("linked")), 0o600),
+		os.WriteFile(elsewhere, []byte(entrytest.Lines("linked")), 0o600),
 		os.Symlink(elsewhere, filepath.Join(r.dir, "2026-11-20.jsonl")),
 		os.Mkdir(filepath.Join(r.dir, "2026-11-19.jsonl"), 0o700),
 		syscall.Mkfifo(filepath.Join(r.dir, "2026-11-18.jsonl"), 0o600),
@@ -93,10 +86,10 @@ func TestListSkipsOtherFiles(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	r.putFile(t, "2026-13-01", sampleLines("no month"))
-	r.putFile(t, "2026-11-16~", sampleLines("backup"))
-	r.putFile(t, "notes", sampleLines("notes"))
-	r.putFile(t, "2026-11-16", sampleLines("file"))
+	r.putFile(t, "2026-13-01", entrytest.Lines("no month"))
+	r.putFile(t, "2026-11-16~", entrytest.Lines("backup"))
+	r.putFile(t, "notes", entrytest.Lines("notes"))
+	r.putFile(t, "2026-11-16", entrytest.Lines("file"))
 	page, err := r.list(t.Context(), &List{Tenant: "default", Within: 1000 * time.Hour})
 	page2, err2 := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"})
 	if err != nil || err2 != nil || contents(page) != "file" || contents(page2) != "file" {
@@ -124,10 +117,10 @@ func TestListReadsEditedLines(t *testing.T) {
 
 // TestLinesOutOfOrder checks how many consecutive older entries end a span.
 func TestLinesOutOfOrder(t *testing.T) {
-	older := sample{at: "2026-11-20T01:00:00.000000Z", content: "older"}.String()
+	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: "older"}.String()
 	for count, want := range map[int]string{maxOlderInRow - 1: "new later late", maxOlderInRow: "new"} {
 		r := newTestReader(t)
-		r.putFile(t, "2026-11-20", sampleLines("late")+strings.Repeat(older, count)+sampleLines("later")+strings.Repeat(older, count)+sampleLines("new"))
+		r.putFile(t, "2026-11-20", entrytest.Lines("late")+strings.Repeat(older, count)+entrytest.Lines("later")+strings.Repeat(older, count)+entrytest.Lines("new"))
 		page, err := r.list(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
 		if err != nil || contents(page) != want {
 			t.Errorf("%d older lines: %q, %v; want %q", count, contents(page), err, want)
@@ -136,9 +129,9 @@ func TestLinesOutOfOrder(t *testing.T) {
 }
 
 func TestSkippedLines(t *testing.T) {
-	head := strings.TrimSuffix(sampleLines("x"), "}}\n")
-	lines := sampleLines("a") + "broken\n\n" + head + "\n" + sampleLines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		sampleLines("c") + strings.Repeat("x", maxEntryBytes+1) + "\n" + sample{content: strings.Repeat("x", maxInteractionBytes)}.String() + sampleLines("d")
+	head := strings.TrimSuffix(entrytest.Lines("x"), "}}\n")
+	lines := entrytest.Lines("a") + "broken\n\n" + head + "\n" + entrytest.Lines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
+		entrytest.Lines("c") + strings.Repeat("x", maxEntryBytes+1) + "\n" + entrytest.Sample{Content: strings.Repeat("x", maxInteractionBytes)}.String() + entrytest.Lines("d")
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", lines)
 	for _, tt := range []struct {
@@ -158,7 +151,7 @@ func TestSkippedLines(t *testing.T) {
 			t.Errorf("%s: %q, skipped %d, %v; want %q, %d", tt.name, contents(page), page.Skipped, err, tt.want, tt.skipped)
 		}
 	}
-	r.putFile(t, "2026-11-19", strings.TrimSuffix(sampleLines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
+	r.putFile(t, "2026-11-19", strings.TrimSuffix(entrytest.Lines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
 	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
 		t.Errorf("search of a text in a partial line = %v, %v", page, err)
 	}
@@ -175,7 +168,7 @@ func TestSkippedLines(t *testing.T) {
 // TestSkippedLinesByPage checks that each skipped line is counted on one page.
 func TestSkippedLinesByPage(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-20", "x\n"+sampleLines("a")+"x\ny\n"+sampleLines("b")+"x\n"+sampleLines("c")+"x\n")
+	r.putFile(t, "2026-11-20", "x\n"+entrytest.Lines("a")+"x\ny\n"+entrytest.Lines("b")+"x\n"+entrytest.Lines("c")+"x\n")
 	for _, l := range []List{{Date: "2026-11-20", PageSize: 1}, {PageSize: 1}, {ConversationID: "s", PageSize: 2}} {
 		l.Tenant = "default"
 		if all, skipped := r.listAll(t, l); len(all) != 3 || skipped != 5 {
@@ -210,8 +203,8 @@ func TestWarningLimit(t *testing.T) {
 
 // TestLastLine checks that a partial last line is not counted as skipped while the file is being written.
 func TestLastLine(t *testing.T) {
-	lines := sampleLines("a", "b")
-	for cut := len(sampleLines("a")) + 1; cut < len(lines); cut++ {
+	lines := entrytest.Lines("a", "b")
+	for cut := len(entrytest.Lines("a")) + 1; cut < len(lines); cut++ {
 		r := newTestReader(t)
 		r.putFile(t, "2026-11-20", lines[:cut])
 		path := filepath.Join(r.dir, "2026-11-20.jsonl")
@@ -235,7 +228,7 @@ func TestPageSizes(t *testing.T) {
 	r := newTestReader(t)
 	var lines strings.Builder
 	for i := range maxPageSize + 1 {
-		lines.WriteString(sampleLines(fmt.Sprint(i)))
+		lines.WriteString(entrytest.Lines(fmt.Sprint(i)))
 	}
 	r.putFile(t, "2026-11-20", lines.String())
 	for size, want := range map[int]int{-1: 50, 0: 50, 1: 1, 50: 50, 1000: 1000, 1001: 1000, 1 << 40: 1000} {
@@ -244,7 +237,7 @@ func TestPageSizes(t *testing.T) {
 			t.Errorf("page size %d: %d interactions, %v; want %d", size, len(page.Interactions), err, want)
 		}
 	}
-	r.putFile(t, "2026-11-20", strings.Repeat(sampleLines(strings.Repeat("x", 1<<20-200)), 4))
+	r.putFile(t, "2026-11-20", strings.Repeat(entrytest.Lines(strings.Repeat("x", 1<<20-200)), 4))
 	page, err := r.list(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 3 || page.NextPageToken == "" {
 		t.Errorf("%d interactions of 1 MiB, %v; want 3", len(page.Interactions), err)
@@ -256,8 +249,8 @@ func TestPageSizes(t *testing.T) {
 
 func TestNoTokenOnLastPage(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-19", sampleLines("a"))
-	r.putFile(t, "2026-11-20", sampleLines("b"))
+	r.putFile(t, "2026-11-19", entrytest.Lines("a"))
+	r.putFile(t, "2026-11-20", entrytest.Lines("b"))
 	for _, l := range []List{{ConversationID: "s"}, {Within: 48 * time.Hour}} {
 		l.Tenant, l.PageSize = "default", 2
 		page, err := r.list(t.Context(), &l)
@@ -269,7 +262,7 @@ func TestNoTokenOnLastPage(t *testing.T) {
 
 func TestDefaultTenant(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-20", strings.Replace(sampleLines("a"), `"tenant":"default",`, "", 1))
+	r.putFile(t, "2026-11-20", strings.Replace(entrytest.Lines("a"), `"tenant":"default",`, "", 1))
 	for tenant, want := range map[string]string{"default": "a", "other": "", "": ""} {
 		page, err := r.list(t.Context(), &List{Tenant: tenant})
 		if err != nil || contents(page) != want {
@@ -296,7 +289,7 @@ func TestReadDuringWrites(t *testing.T) {
 	running.Go(func() {
 		defer f.Close()
 		for i := range 500 {
-			line := sample{content: fmt.Sprint(i)}.String()
+			line := entrytest.Sample{Content: fmt.Sprint(i)}.String()
 			for cut := i % 100; line != ""; cut = len(line) {
 				if _, err := f.WriteString(line[:cut]); err != nil {
 					t.Error(err)

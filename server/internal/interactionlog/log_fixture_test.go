@@ -19,8 +19,12 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
+
+// noon is the time of the messages in tests.
+var noon = entrytest.Noon()
 
 // testLog is a log in a directory, with its clock and its log output.
 type testLog struct {
@@ -90,7 +94,7 @@ func (w *testLog) commit(texts ...string) {
 
 func (w *testLog) message(at time.Time, text string) store.Change {
 	w.tb.Helper()
-	return appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
+	return entrytest.Appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
 }
 
 // crash closes the files of the log without saving anything, as if the process had been killed.

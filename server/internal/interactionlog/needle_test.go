@@ -9,6 +9,8 @@ import (
 	"unicode/utf16"
 
 	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 func TestNeedleIgnoresCase(t *testing.T) {
@@ -39,7 +41,7 @@ func TestNeedleIgnoresCase(t *testing.T) {
 		if got := n.matches(tt.text); got != tt.found {
 			t.Errorf("needle %q: matches(%q) = %t", tt.needle, tt.text, got)
 		}
-		line := sample{content: tt.text}.String()
+		line := entrytest.Sample{Content: tt.text}.String()
 		f := filter{tenant: "default", text: n}
 		if got := f.mayMatch([]byte(line[:len(line)-1])); tt.found && !got {
 			t.Errorf("needle %q: filter rejects %s", tt.needle, line)
@@ -68,7 +70,7 @@ func TestFilterEscapes(t *testing.T) {
 		{"😀q", `\ud83d\ude00q`},
 		{"ÄQ", `\u00e4q`},
 	} {
-		line := strings.Replace(strings.TrimSuffix(sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
+		line := strings.Replace(strings.TrimSuffix(entrytest.Sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
 		l, err := parseEntry([]byte(line))
 		if n := newNeedle(tt.needle); err != nil || !n.matches(l.interaction.Content) {
 			t.Errorf("needle %q does not match %s, %v", tt.needle, line, err)
@@ -91,14 +93,14 @@ func TestFilterRefuses(t *testing.T) {
 		{"other conversation", "goals", "goals", "other"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			line := sample{content: tt.content}.String()
+			line := entrytest.Sample{Content: tt.content}.String()
 			f := filter{tenant: "default", text: newNeedle(tt.needle), conversation: tt.conversation}
 			if f.mayMatch([]byte(line[:len(line)-1])) {
 				t.Errorf("needle %q: filter accepts %s", tt.needle, line)
 			}
 		})
 	}
-	line := sample{}.String()
+	line := entrytest.Sample{}.String()
 	if (&filter{tenant: "other"}).mayMatch([]byte(line[:len(line)-1])) {
 		t.Error("filter accepts a line of another tenant")
 	}
@@ -165,7 +167,7 @@ func checkNeedle(t *rapid.T) {
 	} else {
 		text = hardText(4).Draw(t, "text")
 	}
-	canonical := sample{agent: hardText(3).Draw(t, "agent")}.String()
+	canonical := entrytest.Sample{Agent: hardText(3).Draw(t, "agent")}.String()
 	line := strings.Replace(canonical, `"content":""`, `"content":"`+encodeJSONString(t, content)+`"`, 1)
 	line = strings.TrimSuffix(line, "\n")
 	parsed, err := parseEntry([]byte(line))
@@ -199,7 +201,7 @@ func modelFold(text string) string {
 // TestLongNeedle checks that a long needle and a long line do not take quadratic time.
 func TestLongNeedle(t *testing.T) {
 	n := newNeedle(strings.Repeat("a", 1<<20) + "b")
-	line := sample{content: strings.Repeat("a", 1<<20)}.String()
+	line := entrytest.Sample{Content: strings.Repeat("a", 1<<20)}.String()
 	f := filter{tenant: "default", text: n}
 	if f.mayMatch([]byte(line[:len(line)-1])) && n.matches(line) {
 		t.Error("found a text that the line does not contain")

@@ -8,12 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
 
 func TestPageTokenQuery(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-20", sampleLines("a", "b", "c"))
+	r.putFile(t, "2026-11-20", entrytest.Lines("a", "b", "c"))
 	list := func(l List) func(token string) (*Page, error) {
 		return func(token string) (*Page, error) {
 			l.PageSize, l.PageToken = 1, token
@@ -72,7 +73,7 @@ func TestPageTokenQuery(t *testing.T) {
 func TestLargeLines(t *testing.T) {
 	r := newTestReader(t)
 	large := strings.Repeat("x", maxPageBytes+1)
-	r.putFile(t, "2026-11-20", sampleLines("a")+sample{content: large}.String()+sampleLines("b", "c"))
+	r.putFile(t, "2026-11-20", entrytest.Lines("a")+entrytest.Sample{Content: large}.String()+entrytest.Lines("b", "c"))
 	list := &List{Tenant: "default", Date: "2026-11-20"}
 	for _, want := range []string{"a", large, "b c"} {
 		page, err := r.list(t.Context(), list)
@@ -102,13 +103,13 @@ func TestPagesDuringWrites(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newTestReader(t)
-			r.putFile(t, "2026-11-20", sampleLines("a", "b"))
+			r.putFile(t, "2026-11-20", entrytest.Lines("a", "b"))
 			tt.list.Tenant, tt.list.PageSize = "default", 1
 			page, err := r.list(t.Context(), &tt.list)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.putFile(t, "2026-11-20", sampleLines("a", "b", "later"))
+			r.putFile(t, "2026-11-20", entrytest.Lines("a", "b", "later"))
 			tt.list.PageToken, tt.list.PageSize = page.NextPageToken, 10
 			rest, err := r.list(t.Context(), &tt.list)
 			if got := contents(page) + " " + contents(rest); err != nil || got != tt.want {
@@ -123,8 +124,8 @@ func TestPageTokenKeepsSpan(t *testing.T) {
 	r := newTestReader(t)
 	now := readNow
 	r.now = func() time.Time { return now }
-	r.putFile(t, "2026-11-19", sampleLines("a"))
-	r.putFile(t, "2026-11-20", sampleLines("b", "c"))
+	r.putFile(t, "2026-11-19", entrytest.Lines("a"))
+	r.putFile(t, "2026-11-20", entrytest.Lines("b", "c"))
 	for _, get := range []func(token string) (*Page, error){
 		func(token string) (*Page, error) {
 			return r.search(t.Context(), &Search{Tenant: "default", Days: 2, PageSize: 1, PageToken: token})
@@ -153,11 +154,11 @@ func TestPageTokenKeepsSpan(t *testing.T) {
 
 // TestPagesDuringEdits checks that pages have only entries that are in the file, and that they end.
 func TestPagesDuringEdits(t *testing.T) {
-	before := sampleLines("a", "b", "c", "d")
+	before := entrytest.Lines("a", "b", "c", "d")
 	for name, after := range map[string]string{
-		"added before":   sampleLines("first") + before,
-		"removed before": sampleLines("b", "c", "d"),
-		"changed":        sampleLines("a", "changed", "c", "d"),
+		"added before":   entrytest.Lines("first") + before,
+		"removed before": entrytest.Lines("b", "c", "d"),
+		"changed":        entrytest.Lines("a", "changed", "c", "d"),
 		"cut off":        before[:len(before)/3],
 		"empty":          "",
 		"removed":        "-",

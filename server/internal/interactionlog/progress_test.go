@@ -7,13 +7,15 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // TestCatchUpProgress checks that CatchUp logs its progress every second, while it lists conversations and
 // while it reads files.
 func TestCatchUpProgress(t *testing.T) {
 	s := newTestService(t, logDir(t))
-	older := sample{at: "2026-11-20T01:00:00.000000Z", content: strings.Repeat("older ", 150)}.String()
+	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
 	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 4000)), fileMode))
 	s.detached = true
 	for i := range 4 {

@@ -46,30 +46,6 @@ func (r *testReader) putFile(tb testing.TB, date, content string) {
 	}
 }
 
-// sample is an entry to write. Empty fields get a default value.
-type sample struct{ at, conversation, tenant, agent, role, content string }
-
-// String returns the entry as the encoder writes it, with the line break.
-func (e sample) String() string {
-	or := func(s *string, value string) {
-		if *s == "" {
-			*s = value
-		}
-	}
-	or(&e.at, "2026-11-20T09:00:00.000000Z")
-	or(&e.conversation, "s")
-	or(&e.tenant, "default")
-	or(&e.agent, "User")
-	or(&e.role, "user")
-	b := append([]byte(timestampKey), e.at...)
-	for _, part := range []struct{ key, value string }{
-		{conversationKey, e.conversation}, {tenantKey, e.tenant}, {`","agent":"`, e.agent}, {`","role":"`, e.role}, {`","content":"`, e.content},
-	} {
-		b = appendText(append(b, part.key...), []byte(part.value))
-	}
-	return string(b) + `","metadata":{"turn_number":1}}` + "\n"
-}
-
 // warnings returns the lines that were logged as skipped, as "file:line".
 func (r *testReader) warnings(t *testing.T) (lines []string) {
 	t.Helper()

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // TestReaderAgreesWithModel runs all queries over files with lines by the encoder, lines by hand and invalid
@@ -90,16 +92,16 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 func drawFile(t *rapid.T) string {
 	var b strings.Builder
 	for range rapid.IntRange(0, 12).Draw(t, "lines") {
-		e := sample{
-			at:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
-			conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "conversation"),
-			tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
-			content:      hardText(6).Draw(t, "content"),
+		e := entrytest.Sample{
+			At:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
+			Conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "conversation"),
+			Tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
+			Content:      hardText(6).Draw(t, "content"),
 		}
 		switch rapid.IntRange(0, 29).Draw(t, "kind") {
 		case 0, 1, 2:
 			line, err := json.Marshal(map[string]any{ // Sorted by key, so the spelling differs from the encoder's.
-				"timestamp": e.at, "session_id": e.conversation, "tenant": e.tenant, "role": "tool", "content": e.content, "more": 1,
+				"timestamp": e.At, "session_id": e.Conversation, "tenant": e.Tenant, "role": "tool", "content": e.Content, "more": 1,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -111,14 +113,14 @@ func drawFile(t *rapid.T) string {
 		case 6, 7, 8:
 			b.WriteString(strings.TrimSuffix(e.String(), "\n") + "\r\n")
 		case 9:
-			e.content = strings.Repeat("ſ", rapid.SampledFrom([]int{tailBytes, chunkBytes}).Draw(t, "length")/2+5)
+			e.Content = strings.Repeat("ſ", rapid.SampledFrom([]int{tailBytes, chunkBytes}).Draw(t, "length")/2+5)
 			b.WriteString(e.String())
 		default:
 			b.WriteString(e.String())
 		}
 	}
 	if rapid.Bool().Draw(t, "large") {
-		b.WriteString(sample{tenant: "filler", content: strings.Repeat("-", minIndexedBytes)}.String())
+		b.WriteString(entrytest.Sample{Tenant: "filler", Content: strings.Repeat("-", minIndexedBytes)}.String())
 	}
 	if file := b.String(); rapid.IntRange(0, 3).Draw(t, "partial") > 0 {
 		return file
@@ -128,8 +130,8 @@ func drawFile(t *rapid.T) string {
 
 // FuzzRead runs all queries on a file of any bytes.
 func FuzzRead(f *testing.F) {
-	f.Add([]byte(sampleLines("a", "b\n", "ÄPFEL")), "äp", uint32(0))
-	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+sampleLines("\"")), `"`, uint32(chunkBytes))
+	f.Add([]byte(entrytest.Lines("a", "b\n", "ÄPFEL")), "äp", uint32(0))
+	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+entrytest.Lines("\"")), `"`, uint32(chunkBytes))
 	f.Fuzz(func(t *testing.T, file []byte, text string, prefix uint32) {
 		r := newTestReader(t)
 		content := string(file)
@@ -159,7 +161,7 @@ func FuzzRead(f *testing.F) {
 
 // FuzzIndex checks that a query finds a conversation whatever bytes are in place of an index.
 func FuzzIndex(f *testing.F) {
-	content := sampleLines("a") + sample{conversation: "t", content: strings.Repeat("-", minIndexedBytes)}.String() + sampleLines("b")
+	content := entrytest.Lines("a") + entrytest.Sample{Conversation: "t", Content: strings.Repeat("-", minIndexedBytes)}.String() + entrytest.Lines("b")
 	path := filepath.Join(f.TempDir(), "index")
 	index, err := os.Create(path)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 // TestReplace checks that replace notices, under the lock, what has happened since the old file was read.
@@ -87,7 +88,7 @@ func TestEraseDuringEdits(t *testing.T) {
 		erased int64
 	}{
 		"appended": {func(w *testLog) error {
-			w.Committed(append(messagesAt(w, noon, "more"), appended(w.tb, "acme", "gone", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})))
+			w.Committed(append(messagesAt(w, noon, "more"), entrytest.Appended(w.tb, "acme", "gone", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})))
 			return nil
 		}, "about gone|about gone|more", 3},
 		"nothing": {func(*testLog) error { return nil }, "about gone|about gone", 2},

@@ -9,15 +9,17 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
 func TestSearch(t *testing.T) {
 	r := newTestReader(t)
 	for i := range 9 {
 		d := dayOf(readNow) + 1 - day(i)
-		r.putFile(t, d.String(), sample{at: d.start().Format(timestampLayout), conversation: fmt.Sprint("s", i%2), content: "Quarterly Goals " + d.String()}.String()+
-			sample{at: d.start().Format(timestampLayout), tenant: "other", content: "quarterly goals of others"}.String()+
-			sample{at: d.start().Format(timestampLayout), agent: "quarterly goals", content: "nothing"}.String())
+		r.putFile(t, d.String(), entrytest.Sample{At: d.start().Format(timestampLayout), Conversation: fmt.Sprint("s", i%2), Content: "Quarterly Goals " + d.String()}.String()+
+			entrytest.Sample{At: d.start().Format(timestampLayout), Tenant: "other", Content: "quarterly goals of others"}.String()+
+			entrytest.Sample{At: d.start().Format(timestampLayout), Agent: "quarterly goals", Content: "nothing"}.String())
 	}
 	for _, tt := range []struct {
 		name   string
@@ -50,7 +52,7 @@ func TestSearch(t *testing.T) {
 // TestSearchFollowsEdits checks that a search finds what is in the files now.
 func TestSearchFollowsEdits(t *testing.T) {
 	r := newTestReader(t)
-	for _, content := range []string{sampleLines("one goal"), sampleLines("one goal", "a goal more"), sampleLines("a goal more"), sampleLines("a goal MORE", "nothing"), ""} {
+	for _, content := range []string{entrytest.Lines("one goal"), entrytest.Lines("one goal", "a goal more"), entrytest.Lines("a goal more"), entrytest.Lines("a goal MORE", "nothing"), ""} {
 		r.putFile(t, "2026-11-20", content)
 		want, _ := model{tenant: "default", text: "goal", backward: true}.find(content)
 		all, _ := r.searchAll(t, Search{Tenant: "default", Query: "GOAL"})
@@ -63,7 +65,7 @@ func TestSearchFollowsEdits(t *testing.T) {
 // TestConcurrentSearches runs many more searches than may scan files at once.
 func TestConcurrentSearches(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-20", strings.Repeat(sampleLines(strings.Repeat("x", 1000)), 2000)+sampleLines("goal"))
+	r.putFile(t, "2026-11-20", strings.Repeat(entrytest.Lines(strings.Repeat("x", 1000)), 2000)+entrytest.Lines("goal"))
 	var running sync.WaitGroup
 	for range 16 {
 		running.Go(func() {
@@ -78,7 +80,7 @@ func TestConcurrentSearches(t *testing.T) {
 
 func TestSearchCanceled(t *testing.T) {
 	r := newTestReader(t)
-	r.putFile(t, "2026-11-20", sampleLines("a"))
+	r.putFile(t, "2026-11-20", entrytest.Lines("a"))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -41,7 +42,7 @@ func TestModesAndUmask(t *testing.T) {
 func TestCommittedKinds(t *testing.T) {
 	w := newTestLog(t)
 	broken := w.message(noon, "broken")
-	broken.Message = framed([]byte{0x80})
+	broken.Message = entrytest.Framed([]byte{0x80})
 	w.Committed([]store.Change{
 		{Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, ConversationID: "c1"},
 		w.message(noon, "one"), broken, w.message(noon, "two"),
