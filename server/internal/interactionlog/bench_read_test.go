@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -283,7 +284,7 @@ func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64)
 				agent, role = "planner", "assistant"
 			}
 			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"%s","role":"%s","content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
-				at.Format(timestampLayout), id, agent, role, text, turn, (turn+1)/2, benchID(random))
+				at.Format(entry.TimestampLayout), id, agent, role, text, turn, (turn+1)/2, benchID(random))
 		}
 		if err := out.Flush(); err != nil {
 			b.Fatal(err)
@@ -356,7 +357,7 @@ func benchText(random *rand.Rand, words []string) string {
 func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
 	r := newTestReader(b)
-	long := strings.Repeat("x", maxEntryBytes-1000)
+	long := strings.Repeat("x", entry.MaxBytes-1000)
 	r.putFile(b, "2026-11-20", strings.Repeat(entrytest.Sample{Content: long}.String(), lines)+strings.Repeat(entrytest.Lines(strings.Repeat("y", 1<<20)), lines))
 	var peak float64
 	for b.Loop() {

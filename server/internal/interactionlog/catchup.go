@@ -9,6 +9,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -256,16 +257,16 @@ func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit visi
 	imported := c.exclusions[exclusion{Tenant: tenant, ID: id, UID: h.GetUid()}]
 	lastCopied := max(h.GetForkedFrom().GetSequence(), imported.Sequence)
 	erased := c.exclusions[exclusion{Tenant: tenant, ID: id}].Erased
-	var m message
+	var m entry.Message
 	for frame := range snapshot.Messages.All() {
-		if err := m.decode(frame.Body()); err != nil {
+		if err := m.Decode(frame.Body()); err != nil {
 			return fmt.Errorf("message of conversation %q: %w", id, err)
 		}
-		at := time.Unix(m.seconds, m.nanos)
-		if m.sequence <= lastCopied || at.Before(c.since) || !at.After(erased) {
+		at := m.Time()
+		if m.Sequence() <= lastCopied || at.Before(c.since) || !at.After(erased) {
 			continue
 		}
-		visit(c.key(entryKey{tenant, id, m.sequence, at.UnixMicro()}), at, frame)
+		visit(c.key(entryKey{tenant, id, m.Sequence(), at.UnixMicro()}), at, frame)
 	}
 	return nil
 }
@@ -369,26 +370,26 @@ func (c *catchUp) findEntriesOfDay(ctx context.Context, d day) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	since := appendTimestamp(nil, c.since.UTC())
+	since := entry.AppendTimestamp(nil, c.since.UTC())
 	s := &section{
 		file: &progressFile{openedFile: f, progress: &c.progress, before: c.progress.read},
 		size: f.size, end: f.size, backward: true,
 		filter: func(text []byte) bool {
-			h, ok := parseHead(text)
-			return !ok || string(h.timestamp) >= string(since)
+			h, ok := entry.ParseHead(text)
+			return !ok || string(h.Timestamp) >= string(since)
 		},
 	}
 	for raw, err := range r.scanLines(ctx, s, true) {
 		if err != nil {
 			return err
 		}
-		entry, err := parseRaw(raw)
+		e, err := parseRaw(raw)
 		if err != nil {
 			continue
 		}
-		turn := entry.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
-		stamp := entry.interaction.GetTimestamp().AsTime().UnixMicro()
-		delete(c.missing, c.key(entryKey{entry.tenant, entry.interaction.GetConversationId(), int32(turn), stamp}))
+		turn := e.Interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue()
+		stamp := e.Interaction.GetTimestamp().AsTime().UnixMicro()
+		delete(c.missing, c.key(entryKey{e.Tenant, e.Interaction.GetConversationId(), int32(turn), stamp}))
 		if len(c.missing) == 0 {
 			return nil
 		}

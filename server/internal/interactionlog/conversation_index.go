@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 const (
@@ -188,14 +190,14 @@ func (r *reader) buildEntries(ctx context.Context, f *openedFile) ([]indexEntry,
 
 // hashOfLine returns the hash of a line's conversation id, or unreadable.
 func hashOfLine(raw rawLine) uint64 {
-	if hasBraces(raw.text) {
-		if head, ok := parseHead(raw.text); ok {
-			return hashConversation(head.conversationID)
+	if entry.HasBraces(raw.text) {
+		if head, ok := entry.ParseHead(raw.text); ok {
+			return hashConversation(head.ConversationID)
 		}
 	}
-	entry, err := parseRaw(raw)
+	e, err := parseRaw(raw)
 	if err != nil {
 		return unreadable
 	}
-	return hashConversation([]byte(entry.interaction.ConversationId))
+	return hashConversation([]byte(e.Interaction.ConversationId))
 }

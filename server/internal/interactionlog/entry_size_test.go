@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -46,7 +47,7 @@ func TestLongestEntries(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(name, ", expressions ", len(redact)), func(t *testing.T) {
 				s := newTestService(t, logDir(t))
-				s.log.encoder.redact = redact
+				s.log.encoder = entry.NewEncoder(redact)
 				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m}})
 				must(t, err)
 				if s.log.Lost() > 0 {
@@ -81,19 +82,8 @@ func TestLongestEntries(t *testing.T) {
 // TestEntryTooLong checks that an entry that readers would skip counts as lost.
 func TestEntryTooLong(t *testing.T) {
 	w := newTestLog(t)
-	w.commit(strings.Repeat("\x01", maxEntryBytes/6), "next")
+	w.commit(strings.Repeat("\x01", entry.MaxBytes/6), "next")
 	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
 		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
-	}
-}
-
-// TestRedactOnce checks that no expression matches in the replacement of another one.
-func TestRedactOnce(t *testing.T) {
-	r := redactor{regexp.MustCompile(`\d`), regexp.MustCompile(`[a-z]`), regexp.MustCompile(`.b`)}
-	if got, want := string(r.redact([]byte("1xB"))), redacted+redacted+"B"; got != want {
-		t.Errorf("text = %q, want %q", got, want)
-	}
-	if got := string(r.redact([]byte("\xffB"))); got != "\xffB" {
-		t.Errorf("text = %q, want it unchanged", got)
 	}
 }

@@ -191,8 +191,8 @@ func (e *erasure) entries(f *openedFile, lines iter.Seq2[rawLine, error]) iter.S
 			}
 			entry, err := parseRaw(raw)
 			switch {
-			case err == nil && entry.tenant == e.query.tenant && entry.interaction.ConversationId == e.query.conversation:
-				at := entry.interaction.GetTimestamp().AsTime()
+			case err == nil && entry.Tenant == e.query.tenant && entry.Interaction.ConversationId == e.query.conversation:
+				at := entry.Interaction.GetTimestamp().AsTime()
 				if at.After(e.latest) && !at.After(e.options.Now().Add(maxImportAhead)) {
 					e.latest = at
 				}

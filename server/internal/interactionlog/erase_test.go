@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
@@ -88,7 +89,7 @@ func unreadableLines() []string {
 	return []string{
 		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "partial"}.String()[:80] + "\n",
 		entrytest.Sample{Conversation: "gone", Tenant: "acme", Role: "ghost", Content: "no such role"}.String(),
-		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: strings.Repeat("x", maxEntryBytes)}.String(),
+		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: strings.Repeat("x", entry.MaxBytes)}.String(),
 	}
 }
 
@@ -153,7 +154,7 @@ func TestEraseRandom(t *testing.T) {
 			for range random.IntN(60) {
 				piece := pieces[random.IntN(len(pieces))]
 				all.WriteString(piece)
-				if l, err := parseEntry([]byte(strings.TrimSpace(piece))); err == nil && l.tenant == "acme" && l.interaction.ConversationId == "gone" {
+				if l, err := entry.Parse([]byte(strings.TrimSpace(piece))); err == nil && l.Tenant == "acme" && l.Interaction.ConversationId == "gone" {
 					count++
 				} else {
 					kept.WriteString(piece)

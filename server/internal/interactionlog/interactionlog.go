@@ -4,25 +4,7 @@
 // The files are the only copy of the log. Operators may read, search, edit, rotate and remove them with
 // any tool at any time. Each day in UTC has one file, such as interactions/2026-11-20.jsonl. A message
 // is in the file of its create_time. The entries of a conversation are in the order of their commits.
-//
-// # Entry
-//
-// An entry is one JSON object in UTF-8 on a line, with these keys in this order:
-//
-//	timestamp   "2026-11-20T09:30:00.123456Z": when the message was committed, in UTC
-//	session_id  id of the conversation
-//	tenant      of the conversation; an entry without one belongs to "default"
-//	agent       of a user: the message's metadata user, or else "User"; otherwise the name of the
-//	            agent; of a tool's result without an agent: the name of the tool
-//	role        "user", "assistant", "system" or "tool"
-//	content     the text; of a tool's result without a text, the result
-//	metadata    model, turn_number, exchange, tokens {input, output, cached_input, reasoning},
-//	            turn_id, status ("complete" or "incomplete"), structured_data_types, then the
-//	            message's own metadata, sorted by key, without keys that the server has set
-//
-// turn_number is the message's sequence: 1, 2, 3 … in its conversation. The other keys of the metadata
-// are omitted if they are empty, and a count of tokens if it is 0. Entries written by hand may have any
-// spelling that JSON allows. The keys timestamp, session_id, role and content are required.
+// Package entry documents their format.
 //
 // # Failures
 //
@@ -51,6 +33,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 // Errors of Open. Open wraps them with the directory and what to do.
@@ -96,7 +80,7 @@ type Log struct {
 	// mu guards the fields below. Replacing a file requires it, so that no entry is written to the
 	// old one.
 	mu      sync.Mutex
-	encoder encoder
+	encoder *entry.Encoder
 	buffer  []byte
 	files   []*appendFile // the last one was written to most recently
 	loss    lossState
@@ -114,7 +98,7 @@ func Open(o Options) (*Log, error) {
 		o.Now = time.Now
 	}
 	l := &Log{
-		options: o, reader: newReader(o.Dir, o.Log, o.Now), encoder: encoder{redact: o.Redact},
+		options: o, reader: newReader(o.Dir, o.Log, o.Now), encoder: entry.NewEncoder(o.Redact),
 		erasing: make(chan struct{}, 1),
 	}
 	err := makeDir(o.Dir)

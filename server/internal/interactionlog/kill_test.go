@@ -16,6 +16,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 )
@@ -118,17 +119,17 @@ func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 		text, err := os.ReadFile(path)
 		must(t, err)
 		for text := range strings.Lines(string(text)) {
-			l, err := parseEntry([]byte(text))
+			l, err := entry.Parse([]byte(text))
 			if err != nil {
 				broken++
 				continue
 			}
-			id, n := l.interaction.GetConversationId(), int(l.interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
+			id, n := l.Interaction.GetConversationId(), int(l.Interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
 			last[id]++
 			if n != last[id] {
 				t.Fatalf("%s: message %d, want %d", id, n, last[id])
 			}
-			if role := l.interaction.GetRole(); (role == parleyv1.Role_ROLE_USER) != (n%2 == 1) {
+			if role := l.Interaction.GetRole(); (role == parleyv1.Role_ROLE_USER) != (n%2 == 1) {
 				t.Fatalf("message %d of %s has role %v", n, id, role)
 			}
 		}

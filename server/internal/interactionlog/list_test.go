@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -131,7 +132,7 @@ func TestLinesOutOfOrder(t *testing.T) {
 func TestSkippedLines(t *testing.T) {
 	head := strings.TrimSuffix(entrytest.Lines("x"), "}}\n")
 	lines := entrytest.Lines("a") + "broken\n\n" + head + "\n" + entrytest.Lines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		entrytest.Lines("c") + strings.Repeat("x", maxEntryBytes+1) + "\n" + entrytest.Sample{Content: strings.Repeat("x", maxInteractionBytes)}.String() + entrytest.Lines("d")
+		entrytest.Lines("c") + strings.Repeat("x", entry.MaxBytes+1) + "\n" + entrytest.Sample{Content: strings.Repeat("x", maxInteractionBytes)}.String() + entrytest.Lines("d")
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", lines)
 	for _, tt := range []struct {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
@@ -118,32 +119,32 @@ func (w *testLog) crash() {
 // the line if it cannot be parsed, or "-" and the number of lost entries of a loss entry.
 func fileContents(tb testing.TB, dir string) map[string][]string {
 	tb.Helper()
-	entries, err := os.ReadDir(dir)
+	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		tb.Fatal(err)
 	}
 	found := map[string][]string{}
-	for _, entry := range entries {
-		if _, isDay := parseFileName(entry.Name()); !isDay || !entry.Type().IsRegular() {
+	for _, file := range files {
+		if _, isDay := parseFileName(file.Name()); !isDay || !file.Type().IsRegular() {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		text, err := os.ReadFile(filepath.Join(dir, file.Name()))
 		if err != nil {
 			tb.Fatal(err)
 		}
-		found[entry.Name()] = []string{}
+		found[file.Name()] = []string{}
 		for line := range strings.Lines(string(text)) {
 			line = strings.TrimSuffix(line, "\n") // The last line may have none yet.
-			l, err := parseEntry([]byte(line))
+			l, err := entry.Parse([]byte(line))
 			text := "!" + line
 			switch {
 			case err != nil:
-			case l.tenant == reservedID:
-				text = fmt.Sprint("-", l.interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
+			case l.Tenant == entry.ReservedID:
+				text = fmt.Sprint("-", l.Interaction.GetMetadata().GetFields()["lost_lines"].GetNumberValue())
 			default:
-				text = l.interaction.GetContent()
+				text = l.Interaction.GetContent()
 			}
-			found[entry.Name()] = append(found[entry.Name()], text)
+			found[file.Name()] = append(found[file.Name()], text)
 		}
 	}
 	return found

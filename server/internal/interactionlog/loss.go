@@ -3,18 +3,13 @@ package interactionlog
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"strconv"
-	"syscall"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
-const (
-	// reservedID is the tenant and the conversation of loss entries. No caller can have it.
-	reservedID = "*"
-	// warnEvery is the minimum interval between warnings.
-	warnEvery = time.Minute
-)
+// warnEvery is the minimum interval between warnings.
+const warnEvery = time.Minute
 
 // errClosed is the reason for losing entries after Close.
 var errClosed = errors.New("the log is closed")
@@ -46,7 +41,7 @@ func (l *Log) recordLoss(entries int, cause error) {
 // writeWithLossEntry writes entries, which begin with a line break, after an entry that reports the lost
 // ones. It writes all of them or, if the file system permits, none.
 func (l *Log) writeWithLossEntry(d day, timestamp, entries []byte) {
-	all := l.loss.appendEntry([]byte{'\n'}, timestamp)
+	all := entry.AppendLoss([]byte{'\n'}, timestamp, l.loss.missing, l.loss.since, l.loss.cause)
 	lossLength := len(all) - 1
 	all = append(all, entries[1:]...)
 	kept, err := l.append(d, all, true)
@@ -60,29 +55,13 @@ func (l *Log) writeWithLossEntry(d day, timestamp, entries []byte) {
 	}
 }
 
-// appendEntry appends the loss entry. Its timestamp is that of the entry after it, so that both belong
-// to the same day.
-func (s *lossState) appendEntry(b, timestamp []byte) []byte {
-	text := fmt.Sprintf("%d lines could not be written since %s", s.missing, s.since.UTC().Format(timestampLayout))
-	if cause, ok := errors.AsType[syscall.Errno](s.cause); ok {
-		text += ": " + cause.Error()
-	}
-	b = append(append(b, timestampKey...), timestamp...)
-	b = append(append(b, conversationKey...), reservedID...)
-	b = append(append(b, tenantKey...), reservedID...)
-	b = appendText(append(b, `","agent":"parley","role":"system","content":"`...), []byte(text))
-	b = strconv.AppendInt(append(b, `","metadata":{"turn_number":0,"lost_lines":`...), s.missing, 10)
-	b = appendTimestamp(append(b, `,"lost_since":"`...), s.since.UTC())
-	return append(b, "\"}}\n"...)
-}
-
 // probe tries to write again if the log is failing, since the next message may come late.
 func (l *Log) probe() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.loss.missing > 0 {
 		now := l.options.Now().UTC()
-		l.writeWithLossEntry(dayOf(now), appendTimestamp(nil, now), []byte{'\n'})
+		l.writeWithLossEntry(dayOf(now), entry.AppendTimestamp(nil, now), []byte{'\n'})
 	}
 }
 

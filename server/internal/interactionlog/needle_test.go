@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -71,8 +72,8 @@ func TestFilterEscapes(t *testing.T) {
 		{"ÄQ", `\u00e4q`},
 	} {
 		line := strings.Replace(strings.TrimSuffix(entrytest.Sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
-		l, err := parseEntry([]byte(line))
-		if n := newNeedle(tt.needle); err != nil || !n.matches(l.interaction.Content) {
+		l, err := entry.Parse([]byte(line))
+		if n := newNeedle(tt.needle); err != nil || !n.matches(l.Interaction.Content) {
 			t.Errorf("needle %q does not match %s, %v", tt.needle, line, err)
 		} else if f := (filter{tenant: "default", text: n}); !f.mayMatch([]byte(line)) {
 			t.Errorf("needle %q: filter rejects %s", tt.needle, line)
@@ -170,14 +171,14 @@ func checkNeedle(t *rapid.T) {
 	canonical := entrytest.Sample{Agent: hardText(3).Draw(t, "agent")}.String()
 	line := strings.Replace(canonical, `"content":""`, `"content":"`+encodeJSONString(t, content)+`"`, 1)
 	line = strings.TrimSuffix(line, "\n")
-	parsed, err := parseEntry([]byte(line))
+	parsed, err := entry.Parse([]byte(line))
 	if err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
-	truth := strings.Contains(modelFold(parsed.interaction.Content), modelFold(text))
+	truth := strings.Contains(modelFold(parsed.Interaction.Content), modelFold(text))
 	n := newNeedle(text)
-	if got := n.matches(parsed.interaction.Content); got != truth {
-		t.Fatalf("needle %q: matches(%q) = %t, want %t", text, parsed.interaction.Content, got, truth)
+	if got := n.matches(parsed.Interaction.Content); got != truth {
+		t.Fatalf("needle %q: matches(%q) = %t, want %t", text, parsed.Interaction.Content, got, truth)
 	}
 	f := filter{tenant: "default", text: n}
 	if truth && !f.mayMatch([]byte(line)) {

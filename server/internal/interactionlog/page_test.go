@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
@@ -166,8 +167,8 @@ func TestPagesDuringEdits(t *testing.T) {
 	} {
 		there := map[string]bool{}
 		for text := range strings.Lines(after) {
-			if l, err := parseEntry([]byte(text)); err == nil {
-				there[l.interaction.Content] = true
+			if l, err := entry.Parse([]byte(text)); err == nil {
+				there[l.Interaction.Content] = true
 			}
 		}
 		for _, l := range []List{{}, {Date: "2026-11-20"}, {ConversationID: "s"}} {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 const (
@@ -23,11 +25,8 @@ const (
 	incompleteFor = 10 * time.Second
 )
 
-// Reasons for skipping a line that may be a complete entry.
-var (
-	errTooLong  = errors.New("longer than 20 MiB")
-	errTooLarge = errors.New("larger than a reply, 4 MiB")
-)
+// errTooLarge is the reason for skipping an entry that no page can contain.
+var errTooLarge = errors.New("larger than a reply, 4 MiB")
 
 // reader reads the files of a directory, which other processes may write. It is safe for concurrent use.
 type reader struct {
@@ -133,7 +132,7 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 		if err != nil {
 			return err
 		}
-		entry, err := parseRaw(raw)
+		e, err := parseRaw(raw)
 		switch {
 		case err != nil && raw.open && r.now().Sub(time.Unix(0, f.modified)) < incompleteFor:
 			continue
@@ -141,10 +140,10 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 			c.skipped++
 			faults.add(raw.from, err)
 			continue
-		case entry.tenant != q.tenant, q.conversation != "" && entry.interaction.ConversationId != q.conversation:
+		case e.Tenant != q.tenant, q.conversation != "" && e.Interaction.ConversationId != q.conversation:
 			continue
 		}
-		if !q.since.IsZero() && entry.interaction.Timestamp.AsTime().Before(q.since) {
+		if !q.since.IsZero() && e.Interaction.Timestamp.AsTime().Before(q.since) {
 			older++
 			if older == maxOlderInRow {
 				break
@@ -152,10 +151,10 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 			continue
 		}
 		older = 0
-		if !q.text.matches(entry.interaction.Content) {
+		if !q.text.matches(e.Interaction.Content) {
 			continue
 		}
-		if !c.add(d, raw, entry.interaction) {
+		if !c.add(d, raw, e.Interaction) {
 			c.skipped++
 			faults.add(raw.from, errTooLarge)
 		}
@@ -167,11 +166,11 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 }
 
 // parseRaw parses a line.
-func parseRaw(raw rawLine) (*parsedEntry, error) {
+func parseRaw(raw rawLine) (*entry.Entry, error) {
 	if raw.long {
-		return nil, errTooLong
+		return nil, entry.ErrTooLong
 	}
-	return parseEntry(raw.text)
+	return entry.Parse(raw.text)
 }
 
 // candidateLines yields the lines of a section that the query must parse, with an index of conversations

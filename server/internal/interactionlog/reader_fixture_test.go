@@ -12,6 +12,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 // readNow is the current time in the tests of reading.
@@ -136,8 +137,8 @@ func (n model) findIn(files ...modelFile) (found []string, skipped int) {
 	for _, file := range files {
 		skipped += file.faults
 		for _, l := range file.lines {
-			in := l.interaction
-			if l.tenant == n.tenant && (n.conversation == "" || in.ConversationId == n.conversation) &&
+			in := l.Interaction
+			if l.Tenant == n.tenant && (n.conversation == "" || in.ConversationId == n.conversation) &&
 				!in.Timestamp.AsTime().Before(n.since) && strings.Contains(foldText(in.Content), foldText(n.text)) {
 				found = append(found, in.Content)
 			}
@@ -151,7 +152,7 @@ func (n model) findIn(files ...modelFile) (found []string, skipped int) {
 
 // modelFile is a file with all of its lines parsed.
 type modelFile struct {
-	lines  []*parsedEntry
+	lines  []*entry.Entry
 	faults int
 }
 
@@ -161,7 +162,7 @@ func parseModelFile(file string) (parsed modelFile) {
 		if text == "" {
 			continue
 		}
-		if l, err := parseEntry([]byte(text)); err != nil || len(text) > maxEntryBytes {
+		if l, err := entry.Parse([]byte(text)); err != nil || len(text) > entry.MaxBytes {
 			parsed.faults++
 		} else {
 			parsed.lines = append(parsed.lines, l)

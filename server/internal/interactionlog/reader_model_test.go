@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -93,7 +94,7 @@ func drawFile(t *rapid.T) string {
 	var b strings.Builder
 	for range rapid.IntRange(0, 12).Draw(t, "lines") {
 		e := entrytest.Sample{
-			At:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(timestampLayout),
+			At:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(entry.TimestampLayout),
 			Conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "conversation"),
 			Tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
 			Content:      hardText(6).Draw(t, "content"),

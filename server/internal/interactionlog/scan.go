@@ -8,6 +8,8 @@ import (
 	"iter"
 	"runtime"
 	"sync"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 const (
@@ -17,10 +19,6 @@ const (
 	// tailBytes is the number of bytes that are read after a chunk, for the end of its last line. A
 	// line that is longer is read separately.
 	tailBytes = 64 << 10
-	// maxLineBytes is the maximum length of an entry in bytes, without its line break. The encoder
-	// writes no longer entry, and readers skip one. A message has at most 3 MiB, and JSON escapes a
-	// byte as at most six. The remaining bytes are for the keys and for redacted metadata.
-	maxEntryBytes = 20 << 20
 	// maxScanners is the maximum number of goroutines of a query. Each of them uses two chunks.
 	maxScanners = 4
 )
@@ -118,7 +116,7 @@ func trim(text []byte, from int64) []byte {
 var errChanged = errors.New("file changed while it was read")
 
 // readLine reads the line that begins at an offset, into a buffer that it extends as needed. If the line
-// is longer than maxLineBytes, the result has no text and is long. Errors: errChanged.
+// is longer than MaxBytes, the result has no text and is long. Errors: errChanged.
 func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, error) {
 	from := max(start-1, 0) // Includes the previous line break.
 	line := rawLine{from: start, next: size}
@@ -126,7 +124,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 		return line, errChanged
 	}
 	for length := int64(4 << 10); ; length *= 4 {
-		length = min(length, 1+maxEntryBytes+1, size-from)
+		length = min(length, 1+entry.MaxBytes+1, size-from)
 		if int64(len(*buffer)) < length {
 			*buffer = make([]byte, length)
 		}
@@ -142,7 +140,7 @@ func readLine(file io.ReaderAt, size, start int64, buffer *[]byte) (rawLine, err
 		text := (*buffer)[start-from : n]
 		end := bytes.IndexByte(text, '\n')
 		switch {
-		case end > maxEntryBytes, end < 0 && len(text) > maxEntryBytes:
+		case end > entry.MaxBytes, end < 0 && len(text) > entry.MaxBytes:
 			line.long = true
 			return line, nil
 		case end >= 0:

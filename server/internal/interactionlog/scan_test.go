@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 // scanAll returns the lines of a section as "offset-next text". It reads long ones separately.
@@ -59,7 +61,7 @@ func modelLines(file []byte, first, end int64, backward bool) []string {
 		if line.from == 0 {
 			line.text = bytes.TrimPrefix(line.text, []byte("\ufeff"))
 		}
-		if line.long = len(line.text) > maxEntryBytes; line.long {
+		if line.long = len(line.text) > entry.MaxBytes; line.long {
 			line.open = false
 		}
 		line.text = bytes.Trim(line.text, " \t\r")
@@ -127,7 +129,7 @@ func TestScanAtTheEdges(t *testing.T) {
 
 func TestScanLongLines(t *testing.T) {
 	r := newTestReader(t).reader
-	for _, length := range []int{maxEntryBytes - 1, maxEntryBytes, maxEntryBytes + 1, 2 * maxEntryBytes} {
+	for _, length := range []int{entry.MaxBytes - 1, entry.MaxBytes, entry.MaxBytes + 1, 2 * entry.MaxBytes} {
 		long := strings.Repeat("x", length)
 		for _, file := range []string{long, "a\n" + long, "a\n" + long + "\nb\n"} {
 			checkScan(t, r, []byte(file), 0, math.MaxInt64)

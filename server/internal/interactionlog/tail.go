@@ -8,6 +8,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 // maxRewritten is the maximum length in bytes of a tail that is written again after a failed sync. If the
@@ -115,7 +117,7 @@ func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at in
 		if err != nil && !errors.Is(err, io.EOF) || len(text) == 0 {
 			return err
 		}
-		if _, err := parseEntry(bytes.TrimSpace(text)); err == nil {
+		if _, err := entry.Parse(bytes.TrimSpace(text)); err == nil {
 			complete++
 		}
 		if err := visit(text, at); err != nil {

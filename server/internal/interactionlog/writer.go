@@ -6,6 +6,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -43,7 +44,7 @@ func (l *Log) writeBatch(changes []store.Change) {
 			continue
 		}
 		end := len(entries)
-		longer, at, err := l.encoder.appendEntry(entries, c)
+		longer, at, err := l.encoder.Append(entries, c)
 		if err != nil {
 			l.recordLoss(1, err)
 			continue
@@ -74,7 +75,7 @@ func (l *Log) writeBatch(changes []store.Change) {
 // the rest gets a second attempt.
 func (l *Log) write(d day, entries []byte) {
 	if l.loss.missing > 0 {
-		l.writeWithLossEntry(d, entries[1+len(timestampKey):][:len(timestampLayout)], entries)
+		l.writeWithLossEntry(d, entry.Timestamp(entries[1:]), entries)
 		return
 	}
 	n, err := l.append(d, entries, false)

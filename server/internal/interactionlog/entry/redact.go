@@ -1,4 +1,4 @@
-package interactionlog
+package entry
 
 import (
 	"bytes"
@@ -22,7 +22,7 @@ type redactor []*regexp.Regexp
 // redactMessage redacts what the author of a message has chosen: the text, the names of agent, tool and
 // model, the types of structured data, and the keys and values of the metadata, each one separately. It
 // does not change what the server has set, since operators find entries by their ids.
-func (r redactor) redactMessage(m *message) {
+func (r redactor) redactMessage(m *Message) {
 	if len(r) == 0 {
 		return
 	}

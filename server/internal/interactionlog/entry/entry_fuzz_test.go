@@ -1,4 +1,4 @@
-package interactionlog
+package entry
 
 import (
 	"bytes"
@@ -82,7 +82,7 @@ func FuzzEncode(f *testing.F) {
 		{Sequence: 3, Exchange: 2, Role: parleyv1.Role_ROLE_USER, Content: "a \"b\"\n\\\x01\u2028é😀", Metadata: map[string]string{"user": "Ann", "k": "v"}},
 		{
 			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "a", TurnId: "t", Status: 2, Usage: &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, ReasoningTokens: -1},
-			StructuredData: []*parleyv1.StructuredData{{Type: "x"}, {Type: "y"}, {Type: "x"}}, CreateTime: timestamppb.New(noon),
+			StructuredData: []*parleyv1.StructuredData{{Type: "x"}, {Type: "y"}, {Type: "x"}}, CreateTime: timestamppb.New(entrytest.Noon()),
 		},
 		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "n", Content: "c"}},
 	} {
@@ -93,7 +93,7 @@ func FuzzEncode(f *testing.F) {
 		f.Add(body, "c1")
 		// The store appends its own values, and the last value of a field wins.
 		suffix, err := proto.Marshal(&parleyv1.Message{
-			Sequence: 9, Status: 1, Exchange: 4, CreateTime: timestamppb.New(noon), Usage: &parleyv1.Usage{OutputTokens: 2},
+			Sequence: 9, Status: 1, Exchange: 4, CreateTime: timestamppb.New(entrytest.Noon()), Usage: &parleyv1.Usage{OutputTokens: 2},
 			ToolResult: &parleyv1.ToolResult{Content: "d"}, Metadata: map[string]string{"user": "Bob"},
 		})
 		if err != nil {
@@ -103,8 +103,8 @@ func FuzzEncode(f *testing.F) {
 		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x25, 1, 2, 3, 4), "c") // a group and a fixed-size number
 	}
 	f.Fuzz(func(t *testing.T, body []byte, id string) {
-		c := &store.Change{Tenant: "acme", ConversationID: id, Message: entrytest.Framed(body), Time: noon}
-		line, at, err := new(encoder).appendEntry(nil, c)
+		c := &store.Change{Tenant: "acme", ConversationID: id, Message: entrytest.Framed(body), Time: entrytest.Noon()}
+		line, at, err := new(Encoder).Append(nil, c)
 		var m parleyv1.Message
 		if invalid := proto.Unmarshal(body, &m); invalid != nil {
 			if err == nil && (!utf8.Valid(line) || !json.Valid(line)) {
@@ -119,7 +119,7 @@ func FuzzEncode(f *testing.F) {
 			t.Fatalf("entry is not one line of JSON: %q", line)
 		}
 		if year := m.GetCreateTime().AsTime().Year(); year < 1 || year > 9999 {
-			m.CreateTime = timestamppb.New(noon)
+			m.CreateTime = timestamppb.New(entrytest.Noon())
 		}
 		if !at.Equal(m.GetCreateTime().AsTime()) {
 			t.Errorf("time of %x = %v, want %v", body, at, m.GetCreateTime().AsTime())
@@ -127,19 +127,19 @@ func FuzzEncode(f *testing.F) {
 		if m.GetRole() < 1 || m.GetRole() > 4 {
 			return
 		}
-		got, err := parseEntry(line)
+		got, err := Parse(line)
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
 		want := modelInteraction(&m, strings.ToValidUTF8(id, "\ufffd"))
-		if got.tenant != "acme" || !proto.Equal(got.interaction, want) {
-			t.Errorf("parseEntry(%q) =\n%v, want\n%v", line, got.interaction, want)
+		if got.Tenant != "acme" || !proto.Equal(got.Interaction, want) {
+			t.Errorf("Parse(%q) =\n%v, want\n%v", line, got.Interaction, want)
 		}
 	})
 }
 
 // FuzzParseEntry parses any line and checks that a parsed entry can be sent.
-func FuzzParseEntry(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"","metadata":{"a":[{}]}}`,
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"\ud800","metadata":null}`,
@@ -147,18 +147,18 @@ func FuzzParseEntry(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := parseEntry(text)
+		l, err := Parse(text)
 		if err != nil {
-			if !errors.Is(err, errInvalid) {
-				t.Errorf("parseEntry(%q): %v, want errInvalid", text, err)
+			if !errors.Is(err, ErrInvalid) {
+				t.Errorf("Parse(%q): %v, want ErrInvalid", text, err)
 			}
 			return
 		}
-		if _, err := proto.Marshal(l.interaction); err != nil {
-			t.Errorf("parseEntry(%q) cannot be sent: %v", text, err)
+		if _, err := proto.Marshal(l.Interaction); err != nil {
+			t.Errorf("Parse(%q) cannot be sent: %v", text, err)
 		}
-		if !l.interaction.GetTimestamp().IsValid() {
-			t.Errorf("parseEntry(%q) has the time %v", text, l.interaction.GetTimestamp())
+		if !l.Interaction.GetTimestamp().IsValid() {
+			t.Errorf("Parse(%q) has the time %v", text, l.Interaction.GetTimestamp())
 		}
 	})
 }

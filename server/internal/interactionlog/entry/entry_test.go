@@ -1,4 +1,4 @@
-package interactionlog
+package entry
 
 import (
 	"encoding/json"
@@ -19,16 +19,16 @@ import (
 )
 
 // encoded returns the entry of a change without its line break.
-func encoded(tb testing.TB, e *encoder, c *store.Change) string {
+func encoded(tb testing.TB, e *Encoder, c *store.Change) string {
 	tb.Helper()
-	b, _, err := e.appendEntry([]byte("before"), c)
+	b, _, err := e.Append([]byte("before"), c)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	text, ok := strings.CutPrefix(string(b), "before")
 	text, complete := strings.CutSuffix(text, "\n")
 	if !ok || !complete {
-		tb.Fatalf("appendEntry = %q, want the prefix and a line", b)
+		tb.Fatalf("Append = %q, want the prefix and a line", b)
 	}
 	return text
 }
@@ -87,7 +87,7 @@ func TestEncode(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := entrytest.Appended(t, "acme", "c1", test.message)
-			if diff := cmp.Diff(head+test.want, encoded(t, new(encoder), &c)); diff != "" {
+			if diff := cmp.Diff(head+test.want, encoded(t, new(Encoder), &c)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -101,7 +101,7 @@ func TestEncodeTime(t *testing.T) {
 		stamp *timestamppb.Timestamp
 		want  string
 	}{
-		{timestamppb.New(noon), "2026-11-20T12:00:00.123456Z"},
+		{timestamppb.New(entrytest.Noon()), "2026-11-20T12:00:00.123456Z"},
 		{timestamppb.New(time.Date(2024, 2, 29, 23, 59, 59, 999999999, time.UTC)), "2024-02-29T23:59:59.999999Z"},
 		{timestamppb.New(time.Date(9, 1, 1, 0, 0, 0, 1000, time.UTC)), "0009-01-01T00:00:00.000001Z"},
 		{&timestamppb.Timestamp{Seconds: -1, Nanos: 5000}, "1969-12-31T23:59:59.000005Z"},
@@ -110,12 +110,12 @@ func TestEncodeTime(t *testing.T) {
 	} {
 		c := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{CreateTime: test.stamp})
 		c.Time = changed
-		b, at, err := new(encoder).appendEntry(nil, &c)
+		b, at, err := new(Encoder).Append(nil, &c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if head, ok := parseHead(b); !ok || string(head.timestamp) != test.want || at.Format(timestampLayout) != test.want {
-			t.Errorf("%v: %q and %v, want %s", test.stamp, head.timestamp, at, test.want)
+		if head, ok := ParseHead(b); !ok || string(head.Timestamp) != test.want || at.Format(TimestampLayout) != test.want {
+			t.Errorf("%v: %q and %v, want %s", test.stamp, head.Timestamp, at, test.want)
 		}
 	}
 }
@@ -124,14 +124,14 @@ func TestEncodeTime(t *testing.T) {
 func TestEncodeInvalid(t *testing.T) {
 	for _, body := range [][]byte{{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b}} {
 		c := &store.Change{ConversationID: "c1", Message: entrytest.Framed(body)}
-		if b, _, err := new(encoder).appendEntry([]byte("before"), c); err == nil || string(b) != "before" {
-			t.Errorf("appendEntry(%x) = %q, %v, want an error and nothing added", body, b, err)
+		if b, _, err := new(Encoder).Append([]byte("before"), c); err == nil || string(b) != "before" {
+			t.Errorf("Append(%x) = %q, %v, want an error and nothing added", body, b, err)
 		}
 	}
 }
 
 func TestRedact(t *testing.T) {
-	e := &encoder{redact: redactor{regexp.MustCompile(`\d{4}`), regexp.MustCompile(`(?i)secret|x*`)}}
+	e := &Encoder{redact: redactor{regexp.MustCompile(`\d{4}`), regexp.MustCompile(`(?i)secret|x*`)}}
 	c := entrytest.Appended(t, "acme1234", "c1234", &parleyv1.Message{
 		Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "card 1234 5678, SECRET\nxx.", TurnId: "t1234",
 		Usage:          &parleyv1.Usage{Model: "m1234"},
@@ -158,7 +158,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-func TestParseEntry(t *testing.T) {
+func TestParse(t *testing.T) {
 	const rest = `"session_id":"c1","role":"user","content":"hi"`
 	deep := strings.Repeat(`{"a":`, maxMetadataDepth) + "1" + strings.Repeat("}", maxMetadataDepth)
 	for _, test := range []struct{ text, want string }{
@@ -194,16 +194,16 @@ func TestParseEntry(t *testing.T) {
 		{`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":{"a":1e999}}`, ""},
 	} {
 		got := ""
-		l, err := parseEntry([]byte(test.text))
+		l, err := Parse([]byte(test.text))
 		if err == nil {
-			i := l.interaction
+			i := l.Interaction
 			metadata, jsonErr := json.Marshal(i.GetMetadata().AsMap())
 			if jsonErr != nil {
 				t.Fatal(jsonErr)
 			}
-			got = fmt.Sprintf("%s %s %s %q %s %q %s", l.tenant, i.GetTimestamp().AsTime().Format("15:04:05.999999"), i.GetConversationId(),
+			got = fmt.Sprintf("%s %s %s %q %s %q %s", l.Tenant, i.GetTimestamp().AsTime().Format("15:04:05.999999"), i.GetConversationId(),
 				i.GetAgent(), i.GetRole(), i.GetContent(), metadata)
-		} else if !errors.Is(err, errInvalid) || strings.Contains(err.Error(), "hi") {
+		} else if !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "hi") {
 			t.Errorf("%s: %v", test.text, err)
 		}
 		if got != test.want {
@@ -213,7 +213,7 @@ func TestParseEntry(t *testing.T) {
 }
 
 // TestParseEntryErrors checks the texts of errors, which operators who edit files read.
-func TestParseEntryErrors(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
 	many := strings.Repeat(",0", maxMetadataValues-2) // The two brackets count, too.
 	for text, want := range map[string]string{
@@ -226,22 +226,22 @@ func TestParseEntryErrors(t *testing.T) {
 		rest + `"c1","metadata":{"a":[0` + many + `]}}`:   "",
 		`{"content"}`: "invalid character '}' after object key",
 	} {
-		_, err := parseEntry([]byte(text))
+		_, err := Parse([]byte(text))
 		if want != "" {
-			want = errInvalid.Error() + ": " + want
+			want = ErrInvalid.Error() + ": " + want
 		}
 		if got := fmt.Sprint(err); got != want && (err != nil || want != "") {
-			t.Errorf("parseEntry(%.100s): %s, want %s", text, got, want)
+			t.Errorf("Parse(%.100s): %s, want %s", text, got, want)
 		}
 	}
 }
 
 func TestParseHead(t *testing.T) {
 	c := entrytest.Appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
-	line := encoded(t, new(encoder), &c)
-	head, ok := parseHead([]byte(line))
-	if !ok || string(head.timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.conversationID) != "c1" || string(head.tenant) != "default" {
-		t.Errorf("parseHead(%s) = %q %q %q, %v", line, head.timestamp, head.conversationID, head.tenant, ok)
+	line := encoded(t, new(Encoder), &c)
+	head, ok := ParseHead([]byte(line))
+	if !ok || string(head.Timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.ConversationID) != "c1" || string(head.Tenant) != "default" {
+		t.Errorf("ParseHead(%s) = %q %q %q, %v", line, head.Timestamp, head.ConversationID, head.Tenant, ok)
 	}
 	for _, text := range []string{
 		"", "{", `{"timestamp":"`, line[:40], line[:60], line[:75], line[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],
@@ -249,8 +249,8 @@ func TestParseHead(t *testing.T) {
 		strings.Replace(line, "2026", "26-1", 1), strings.Replace(line, "c1", `c\u0031`, 1), strings.Replace(line, `"default"`, `""`, 1),
 		strings.Replace(line, "default", `d\u0031`, 1), strings.Replace(line, `"tenant":`, `"tenant": `, 1),
 	} {
-		if head, ok := parseHead([]byte(text)); ok {
-			t.Errorf("parseHead(%q) = %q, want none", text, head)
+		if head, ok := ParseHead([]byte(text)); ok {
+			t.Errorf("ParseHead(%q) = %q, want none", text, head)
 		}
 	}
 }

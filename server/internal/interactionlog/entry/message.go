@@ -1,13 +1,15 @@
-package interactionlog
+package entry
 
 import (
+	"time"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// message has the fields of a Message that an entry needs. Its slices point into the encoded message.
-type message struct {
+// Message has the fields of a Message that an entry needs. Its slices point into the encoded message.
+type Message struct {
 	role               parleyv1.Role
 	status             parleyv1.MessageStatus
 	sequence, exchange int32
@@ -21,14 +23,20 @@ type message struct {
 	metadata           []pair
 }
 
+// Sequence returns the message's sequence.
+func (m *Message) Sequence() int32 { return m.sequence }
+
+// Time returns the message's create_time.
+func (m *Message) Time() time.Time { return time.Unix(m.seconds, m.nanos) }
+
 // pair is a key of a message's metadata with its value.
 type pair struct{ key, value []byte }
 
-// decode decodes an encoded Message. It copies nothing and reuses the memory of m, because the generated
+// Decode decodes an encoded Message. It copies nothing and reuses the memory of m, because the generated
 // code would take longer than all other work on an entry. As protobuf requires, the last value of a field
 // wins, and fields of a message that occurs twice are merged. Strings may be invalid UTF-8.
-func (m *message) decode(body []byte) error {
-	*m = message{types: m.types[:0], metadata: m.metadata[:0]}
+func (m *Message) Decode(body []byte) error {
+	*m = Message{types: m.types[:0], metadata: m.metadata[:0]}
 	f := wireFields{rest: body}
 	for f.next() {
 		switch f.tag {
@@ -61,7 +69,7 @@ func (m *message) decode(body []byte) error {
 	return f.err
 }
 
-func (m *message) decodeData(outer *wireFields) {
+func (m *Message) decodeData(outer *wireFields) {
 	var name []byte
 	f := wireFields{rest: outer.bytes}
 	for f.next() {
@@ -72,7 +80,7 @@ func (m *message) decodeData(outer *wireFields) {
 	m.types, outer.err = append(m.types, name), f.err
 }
 
-func (m *message) decodeResult(outer *wireFields) {
+func (m *Message) decodeResult(outer *wireFields) {
 	f := wireFields{rest: outer.bytes}
 	for f.next() {
 		switch f.tag {
@@ -85,7 +93,7 @@ func (m *message) decodeResult(outer *wireFields) {
 	outer.err = f.err
 }
 
-func (m *message) decodeUsage(outer *wireFields) {
+func (m *Message) decodeUsage(outer *wireFields) {
 	f := wireFields{rest: outer.bytes}
 	for f.next() {
 		switch f.tag {
@@ -98,7 +106,7 @@ func (m *message) decodeUsage(outer *wireFields) {
 	outer.err = f.err
 }
 
-func (m *message) decodeMetadata(outer *wireFields) {
+func (m *Message) decodeMetadata(outer *wireFields) {
 	var p pair
 	f := wireFields{rest: outer.bytes}
 	for f.next() {
@@ -112,7 +120,7 @@ func (m *message) decodeMetadata(outer *wireFields) {
 	m.metadata, outer.err = append(m.metadata, p), f.err
 }
 
-func (m *message) decodeTime(outer *wireFields) {
+func (m *Message) decodeTime(outer *wireFields) {
 	f := wireFields{rest: outer.bytes}
 	for f.next() {
 		switch f.tag {
