@@ -64,7 +64,10 @@ func allowedArrows() []arrow {
 		{"server/internal/gateway", []string{api, "gen/gateway/parley/v1", "server/internal/gateway/openapi"}},
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
-		{"server/internal/interactionlog", []string{"server/internal/interactionlog/entry", "store", api}},
+		{"server/internal/interactionlog", []string{
+			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "store", api,
+		}},
+		{"server/internal/interactionlog/dayfile", nil},
 		{"server/internal/interactionlog/entry", []string{"store", api}},
 		{"server/internal/interactionlog/entrytest", []string{"store", api}}, // what its tests write
 		{"server/internal/agent", []string{api}},

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // BenchmarkCatchUp compares the log with the store after a crash that lost no entry, alternately for
@@ -33,7 +35,7 @@ func BenchmarkCatchUp(b *testing.B) {
 	for b.Loop() {
 		small, large := spent(one), spent(four)
 		start := time.Now()
-		f, err := os.Open(four.log.path(dayOf(noon).fileName()))
+		f, err := os.Open(four.log.path(dayfile.DayOf(noon).FileName()))
 		must(b, err)
 		for n := 1; n > 0; {
 			n, _ = f.Read(buffer)

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
@@ -45,7 +46,7 @@ func BenchmarkRead(b *testing.B) {
 	lines, rounds := benchSetting(b, "PARLEY_BENCH_LOG_LINES", benchLines), benchSetting(b, "PARLEY_BENCH_ROUNDS", benchRounds)
 	dir := b.TempDir()
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	size := writeBenchFiles(b, dir, dayOf(now), lines)
+	size := writeBenchFiles(b, dir, dayfile.DayOf(now), lines)
 	runs := benchRuns(b, dir, now)
 	for round := range rounds + 1 { // The first round warms up.
 		for _, run := range runs {
@@ -101,7 +102,7 @@ type benchRun struct {
 // benchRuns returns the operations that BenchmarkRead measures.
 func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 	b.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*"+fileSuffix))
+	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -242,7 +243,7 @@ func resident(b *testing.B, reset bool) int64 {
 // writeBenchFiles writes lines to the files of the days up to last and returns their total size.
 // Conversations have 5 to 60 lines, and eight of them are active at a time. One has 100 lines over all
 // days. Twenty lines contain benchRare, and one contains benchOnce.
-func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64) {
+func writeBenchFiles(b *testing.B, dir string, last dayfile.Day, lines int) (size int64) {
 	b.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	words := benchWords(random)
@@ -253,8 +254,8 @@ func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64)
 	live := make([]conversation, 8)
 	number := 0
 	for d := range benchDays {
-		today := last - benchDays + 1 + day(d)
-		f, err := os.Create(filepath.Join(dir, today.fileName()))
+		today := last - benchDays + 1 + dayfile.Day(d)
+		f, err := os.Create(filepath.Join(dir, today.FileName()))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -278,7 +279,7 @@ func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64)
 			if number == lines/2 {
 				text += ` Beside the Zeppelin Hangar.`
 			}
-			at := today.start().Add(time.Duration(number-first) * 100 * time.Millisecond)
+			at := today.Start().Add(time.Duration(number-first) * 100 * time.Millisecond)
 			agent, role := "User", "user"
 			if turn%2 == 0 {
 				agent, role = "planner", "assistant"
@@ -294,9 +295,9 @@ func writeBenchFiles(b *testing.B, dir string, last day, lines int) (size int64)
 			b.Fatal(err)
 		}
 		size += info.Size()
-		at := (today + 1).start().Add(-time.Second)
+		at := (today + 1).Start().Add(-time.Second)
 		if d == benchDays-1 {
-			at = today.start().Add(11 * time.Hour)
+			at = today.Start().Add(11 * time.Hour)
 		}
 		if err := os.Chtimes(f.Name(), at, at); err != nil {
 			b.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
@@ -38,8 +39,8 @@ func BenchmarkCommitted(b *testing.B) {
 					Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE, CreateTime: timestamppb.New(noon),
 				})
 			}
-			if path := filepath.Join(l.options.Dir, dayOf(noon).fileName()); test.fails {
-				must(b, os.Mkdir(path, dirMode))
+			if path := filepath.Join(l.options.Dir, dayfile.DayOf(noon).FileName()); test.fails {
+				must(b, os.Mkdir(path, dayfile.DirMode))
 				b.Cleanup(func() { os.Remove(path) })
 			}
 			b.ReportAllocs()

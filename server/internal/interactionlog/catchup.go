@@ -9,6 +9,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
@@ -126,7 +127,7 @@ type catchUp struct {
 	// those messages for which no file read so far has an entry.
 	unverified  []unverifiedConversation
 	missing     map[uint64]struct{}
-	first, last day // range of days of the unverified messages
+	first, last dayfile.Day // range of days of the unverified messages
 
 	additions []addition // messages to add
 	bytes     int
@@ -220,7 +221,7 @@ func (c *catchUp) collectKeys(ctx context.Context, tenant string, h *parleyv1.Co
 	id := h.GetId()
 	s := unverifiedConversation{tenant: tenant, id: id}
 	err := c.eachMessage(ctx, tenant, id, func(key uint64, at time.Time, _ store.Frame) {
-		d := dayOf(at)
+		d := dayfile.DayOf(at)
 		if len(c.missing) == 0 {
 			c.first, c.last = d, d
 		}
@@ -349,7 +350,7 @@ func (c *catchUp) findEntries(ctx context.Context) error {
 	if len(c.missing) == 0 {
 		return nil
 	}
-	days, err := c.log.reader.days(c.first, c.last)
+	days, err := dayfile.Days(c.log.options.Dir, c.first, c.last)
 	if err != nil {
 		return err
 	}
@@ -363,17 +364,17 @@ func (c *catchUp) findEntries(ctx context.Context) error {
 }
 
 // findEntriesOfDay does the same for the file of one day, from its end.
-func (c *catchUp) findEntriesOfDay(ctx context.Context, d day) error {
+func (c *catchUp) findEntriesOfDay(ctx context.Context, d dayfile.Day) error {
 	r := c.log.reader
-	f, err := r.openToRead(d.fileName())
+	f, err := dayfile.OpenRead(r.dir, d.FileName())
 	if f == nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
 	since := entry.AppendTimestamp(nil, c.since.UTC())
 	s := &section{
-		file: &progressFile{openedFile: f, progress: &c.progress, before: c.progress.read},
-		size: f.size, end: f.size, backward: true,
+		file: &progressFile{File: f, progress: &c.progress, before: c.progress.read},
+		size: f.Size, end: f.Size, backward: true,
 		filter: func(text []byte) bool {
 			h, ok := entry.ParseHead(text)
 			return !ok || string(h.Timestamp) >= string(since)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -29,7 +30,7 @@ func (s *testService) bytesReadByCatchUp(t *testing.T) (read, size int64) {
 	t.Helper()
 	s.log.crash()
 	s.open()
-	info, err := os.Stat(filepath.Join(s.dir, dayOf(noon).fileName()))
+	info, err := os.Stat(filepath.Join(s.dir, dayfile.DayOf(noon).FileName()))
 	must(t, err)
 	before := bytesRead(t)
 	must(t, s.catchUp())
@@ -50,7 +51,7 @@ func TestCatchUpReadsOnce(t *testing.T) {
 	if read, size := s.bytesReadByCatchUp(t); size < 20<<20 || read > size*3/2 {
 		t.Errorf("CatchUp read %d bytes of a file of %d, want each byte once", read, size)
 	}
-	if got := fileContents(t, s.dir)[dayOf(noon).fileName()]; len(got) != 501 || got[500] != "missing" {
+	if got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]; len(got) != 501 || got[500] != "missing" {
 		t.Errorf("file has %d entries, want 501, the last one that was missing", len(got))
 	}
 	must(t, s.log.Close())
@@ -60,7 +61,7 @@ func TestCatchUpReadsOnce(t *testing.T) {
 func TestCatchUpReadsTheEnd(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
-	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 40_000)), fileMode))
+	must(t, os.WriteFile(s.log.path(dayfile.DayOf(noon).FileName()), []byte(strings.Repeat(older, 40_000)), dayfile.FileMode))
 	for i := range 100 {
 		s.add("acme", fmt.Sprint("c", i), "newer")
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/memstore"
 )
@@ -88,7 +89,7 @@ func (s *testService) add(tenant, id string, texts ...string) {
 
 func (s *testService) wantEntries(lines ...string) {
 	s.tb.Helper()
-	if got := fileContents(s.tb, s.dir)[dayOf(noon).fileName()]; !slices.Equal(got, lines) {
+	if got := fileContents(s.tb, s.dir)[dayfile.DayOf(noon).FileName()]; !slices.Equal(got, lines) {
 		s.tb.Errorf("file = %q, want %q", got, lines)
 	}
 }
@@ -96,7 +97,7 @@ func (s *testService) wantEntries(lines ...string) {
 // truncate removes bytes from the end of the day's file, as a power cut does.
 func (s *testService) truncate(bytes int) {
 	s.tb.Helper()
-	path := filepath.Join(s.dir, dayOf(noon).fileName())
+	path := filepath.Join(s.dir, dayfile.DayOf(noon).FileName())
 	info, err := os.Stat(path)
 	must(s.tb, err)
 	must(s.tb, os.Truncate(path, info.Size()-int64(bytes)))
@@ -127,7 +128,7 @@ func TestCatchUp(t *testing.T) {
 	s.truncate(3)
 	s.restart()
 	s.add("acme", "c1", "eight")
-	got := fileContents(t, s.dir)[dayOf(noon).fileName()]
+	got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]
 	if len(got) != 9 || got[6][0] != '!' || got[7] != "seven" || got[8] != "eight" {
 		t.Errorf("file = %q, want a partial line, then it and the next entry", got)
 	}
@@ -245,7 +246,7 @@ func TestCatchUpClockSetBack(t *testing.T) {
 	s.add("acme", "c1", "three") // A message is never dated before the previous one.
 	s.add("acme", "c2", "four")
 	s.restart()
-	if got := fileContents(t, s.dir)[dayOf(noon).fileName()]; !slices.Equal(got, []string{"one", "two", "four", "three"}) {
+	if got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]; !slices.Equal(got, []string{"one", "two", "four", "three"}) {
 		t.Errorf("file = %q", got)
 	}
 	must(t, s.log.Close())
@@ -257,8 +258,8 @@ func TestCatchUpAfterLoss(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	must(t, s.log.sync())
-	path := filepath.Join(s.dir, dayOf(noon).fileName())
-	must(t, os.Rename(path, path+".away"), os.Mkdir(path, dirMode))
+	path := filepath.Join(s.dir, dayfile.DayOf(noon).FileName())
+	must(t, os.Rename(path, path+".away"), os.Mkdir(path, dayfile.DirMode))
 	s.add("acme", "c1", "two", "three")
 	s.add("acme", "gone", "four")
 	must(t, s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "gone"}))
@@ -371,7 +372,7 @@ func TestCatchUpManyMessages(t *testing.T) {
 		s.add("acme", fmt.Sprint("c", i%7), fmt.Sprint(i, " ", text))
 	}
 	s.restart()
-	got := fileContents(t, s.dir)[dayOf(noon).fileName()]
+	got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]
 	seen := map[string]bool{}
 	for _, line := range got {
 		n, _, _ := strings.Cut(line, " ")

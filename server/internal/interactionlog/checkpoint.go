@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 const (
@@ -46,7 +48,7 @@ type pending struct {
 	needsCatchUp bool
 	// days has the parts of the files that may not be durable yet, by day. earliest is the earliest
 	// time of their entries, newest the earliest time in the newest batch.
-	days             map[day]*tail
+	days             map[dayfile.Day]*tail
 	earliest, newest time.Time
 	dirChanged       bool // the directory has a new file or name that may not be durable
 	// previousLoss is what the previous process lost and no file reports.
@@ -87,12 +89,12 @@ func (l *Log) loadCheckpoint() error {
 	if saved := l.save(true); saved != nil {
 		return errors.Join(err, saved)
 	}
-	return errors.Join(err, syncDir(l.options.Dir))
+	return errors.Join(err, dayfile.SyncDir(l.options.Dir))
 }
 
 // readCheckpoint returns the checkpoint at the beginning of a file, and the size of the file.
 func readCheckpoint(path string) (c checkpoint, size int, err error) {
-	f, info, err := openFile(path, os.O_RDONLY)
+	f, info, err := dayfile.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return c, 0, err
 	}
@@ -122,7 +124,7 @@ func (l *Log) save(durable bool) error {
 	if err != nil {
 		return err
 	}
-	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_CREATE)
+	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_WRONLY|os.O_CREATE)
 	if err != nil {
 		return err
 	}
@@ -174,7 +176,7 @@ func (l *Log) sync() error {
 
 // syncRound is what one call of sync makes durable.
 type syncRound struct {
-	days          map[day]*tail
+	days          map[dayfile.Day]*tail
 	earliest      time.Time // earliest time of their entries
 	dirChanged    bool
 	completeUntil time.Time // new time of the checkpoint after the sync; zero: unchanged
@@ -202,7 +204,7 @@ func (l *Log) beginSync() *syncRound {
 func (r *syncRound) run(dir string) error {
 	var err error
 	for d, t := range r.days {
-		fault := t.sync(filepath.Join(dir, d.fileName()))
+		fault := t.sync(filepath.Join(dir, d.FileName()))
 		if errors.Is(fault, errEntriesLost) {
 			r.lostEntries = errors.Join(r.lostEntries, fault)
 		} else if fault != nil {
@@ -212,7 +214,7 @@ func (r *syncRound) run(dir string) error {
 		delete(r.days, d)
 	}
 	if r.dirChanged {
-		fault := syncDir(dir)
+		fault := dayfile.SyncDir(dir)
 		if r.dirChanged = fault != nil && !errors.Is(fault, fs.ErrNotExist); r.dirChanged {
 			err = errors.Join(err, fault)
 		}
@@ -259,18 +261,6 @@ func (l *Log) advanceIdle() error {
 	}
 	p.saved.CompleteUntil = now.Add(-idleMargin)
 	return l.save(false)
-}
-
-// syncFile makes a file durable. A file that was removed is not an error.
-func syncFile(path string) error {
-	f, _, err := openFile(path, os.O_RDONLY)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, ErrRefused):
-		return nil
-	case err != nil:
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // saveClosed saves the last checkpoint. It is clean if no entry is missing and all are durable.

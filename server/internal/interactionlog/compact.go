@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // compaction writes a file that replaces the checkpoint's, without the exclusions that are no longer
@@ -56,7 +58,7 @@ func (l *Log) beginCompaction() (*compaction, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, info, err := openFile(l.checkpointPath(), os.O_RDONLY)
+	f, info, err := dayfile.OpenFile(l.checkpointPath(), os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +88,8 @@ func (c *compaction) write() error {
 		}
 		text = append(append(text, line...), '\n')
 	}
-	path := filepath.Join(c.options.Dir, temporaryCheckpoint)
-	if c.to, _, err = openFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC); err != nil {
+	path := filepath.Join(c.options.Dir, temporaryCheckpoint())
+	if c.to, _, err = dayfile.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC); err != nil {
 		return err
 	}
 	c.size = int64(len(text))

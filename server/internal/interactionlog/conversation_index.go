@@ -7,16 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 const (
-	// indexPrefix and indexSuffix enclose the day in the name of an index.
-	indexPrefix, indexSuffix = ".", ".sessions"
 	// minIndexedBytes is the minimum size in bytes of a file that gets an index. To read a smaller
 	// file takes about as long as to read its index.
 	minIndexedBytes = 64 << 10
@@ -37,7 +35,7 @@ type indexState struct {
 // all of the section. If there is no index, or it is damaged, it returns false and reduces the section
 // to what remains.
 func (r *reader) indexedLines(
-	ctx context.Context, f *openedFile, d day, conversation string, s *section, yield func(rawLine, error) bool,
+	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string, s *section, yield func(rawLine, error) bool,
 ) (complete bool) {
 	x := r.indexOf(ctx, f, d)
 	if x == nil {
@@ -60,7 +58,7 @@ func (r *reader) indexedLines(
 				yield(rawLine{}, err)
 				return true
 			}
-			raw, err := readLine(f, f.size, from, &buffer)
+			raw, err := readLine(f, f.Size, from, &buffer)
 			if errors.Is(err, errChanged) {
 				r.dropIndex(d)
 				return false
@@ -78,9 +76,9 @@ func (r *reader) indexedLines(
 
 // indexOf returns the index of a file, which it builds if there is none. It returns nil if the file
 // must be read instead.
-func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
+func (r *reader) indexOf(ctx context.Context, f *dayfile.File, d dayfile.Day) *index {
 	now := r.now()
-	if f.size < minIndexedBytes || d >= dayOf(now) || now.Sub(time.Unix(0, f.modified)) < minIndexAge {
+	if f.Size < minIndexedBytes || d >= dayfile.DayOf(now) || now.Sub(time.Unix(0, f.Modified)) < minIndexAge {
 		return nil
 	}
 	if x := r.openIndex(f, d); x != nil {
@@ -108,25 +106,14 @@ func (r *reader) indexOf(ctx context.Context, f *openedFile, d day) *index {
 	return r.openIndex(f, d)
 }
 
-// indexName returns the file name of a day's index.
-func indexName(d day) string { return indexPrefix + d.String() + indexSuffix }
-
-// parseIndexName returns the day of a name that indexName has returned.
-func parseIndexName(name string) (d day, ok bool) {
-	name, prefixed := strings.CutPrefix(name, indexPrefix)
-	name, suffixed := strings.CutSuffix(name, indexSuffix)
-	d, ok = parseDay(name)
-	return d, ok && prefixed && suffixed
-}
-
 // openIndex opens the index of a file. It returns nil if no index was built from the file as it is.
-func (r *reader) openIndex(f *openedFile, d day) *index {
-	file, err := r.openToRead(indexName(d))
+func (r *reader) openIndex(f *dayfile.File, d dayfile.Day) *index {
+	file, err := dayfile.OpenRead(r.dir, d.IndexName())
 	if file == nil || err != nil {
 		return nil
 	}
 	x := &index{file: file}
-	if err := x.readHeader(f.fingerprint); err != nil {
+	if err := x.readHeader(f.Fingerprint); err != nil {
 		x.close()
 		return nil
 	}
@@ -134,45 +121,45 @@ func (r *reader) openIndex(f *openedFile, d day) *index {
 }
 
 // dropIndex removes a damaged index, so that the next query rebuilds it.
-func (r *reader) dropIndex(d day) {
-	if err := os.Remove(filepath.Join(r.dir, indexName(d))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (r *reader) dropIndex(d dayfile.Day) {
+	if err := os.Remove(filepath.Join(r.dir, d.IndexName())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("damaged index of the interaction log not removed", "error", err)
 	}
 }
 
 // makeIndex writes the index of a file under a temporary name and renames it when it is complete.
-func (r *reader) makeIndex(ctx context.Context, f *openedFile, d day) error {
-	path := filepath.Join(r.dir, indexName(d))
-	unfinished := path + temporarySuffix
-	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (r *reader) makeIndex(ctx context.Context, f *dayfile.File, d dayfile.Day) error {
+	path := filepath.Join(r.dir, d.IndexName())
+	temporary := filepath.Join(r.dir, dayfile.TemporaryName(d.IndexName()))
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	// Open the file first: if the directory is not writable, reading the entries would be useless.
-	file, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
+	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, dayfile.FileMode)
 	if err != nil {
 		return err
 	}
 	entries, err := r.buildEntries(ctx, f)
 	if err == nil {
-		err = writeIndex(file, f.fingerprint, entries)
+		err = writeIndex(file, f.Fingerprint, entries)
 	}
 	if err = cmp.Or(err, file.Close()); err == nil {
-		err = os.Rename(unfinished, path)
+		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		_ = os.Remove(unfinished)
+		_ = os.Remove(temporary)
 	}
 	return err
 }
 
 // buildEntries returns the index entries of a file, sorted, or nil if there are more than
 // maxIndexEntries.
-func (r *reader) buildEntries(ctx context.Context, f *openedFile) ([]indexEntry, error) {
+func (r *reader) buildEntries(ctx context.Context, f *dayfile.File) ([]indexEntry, error) {
 	var buffer []byte
-	entries := make([]indexEntry, 0, min(f.size/256, maxIndexEntries)) // Most lines are longer than 256 bytes.
-	for raw, err := range r.scanShortLines(ctx, &section{file: f, size: f.size, end: f.size}, true) {
+	entries := make([]indexEntry, 0, min(f.Size/256, maxIndexEntries)) // Most lines are longer than 256 bytes.
+	for raw, err := range r.scanShortLines(ctx, &section{file: f, size: f.Size, end: f.Size}, true) {
 		if err == nil && raw.long {
-			raw, err = readLine(f, f.size, raw.from, &buffer)
+			raw, err = readLine(f, f.Size, raw.from, &buffer)
 		}
 		if errors.Is(err, errChanged) {
 			continue

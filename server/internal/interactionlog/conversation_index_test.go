@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -68,14 +69,14 @@ func TestIndex(t *testing.T) {
 		t.Fatalf("index = %v, want mode 0600", made)
 	}
 	// The query must use the index: it must not find an entry that the index does not list.
-	f, err := r.openToRead("2026-11-19.jsonl")
+	f, err := dayfile.OpenRead(r.dir, "2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
 	if err == nil {
-		err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{}), out.Close())
+		err = errors.Join(writeIndex(out, f.Fingerprint, []indexEntry{}), out.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -177,15 +178,15 @@ func TestIndexIsNotTrusted(t *testing.T) {
 	r := newTestReader(t)
 	inner := strings.TrimSuffix(entrytest.Sample{Conversation: "s7", Content: "inner"}.String(), "\n")
 	r.putFile(t, "2026-11-19", entrytest.Lines(inner)+entrytest.Sample{Conversation: "s7", Content: strings.Repeat("x", minIndexedBytes)}.String())
-	f, err := r.openToRead("2026-11-19.jsonl")
+	f, err := dayfile.OpenRead(r.dir, "2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for _, offset := range []int64{0, 1, 100, f.size - 1, f.size, f.size + 5} {
+	for _, offset := range []int64{0, 1, 100, f.Size - 1, f.Size, f.Size + 5} {
 		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
 		if err == nil {
-			err = errors.Join(writeIndex(out, f.fingerprint, []indexEntry{{hashConversation([]byte("s7")), offset}}), out.Close())
+			err = errors.Join(writeIndex(out, f.Fingerprint, []indexEntry{{hashConversation([]byte("s7")), offset}}), out.Close())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -225,14 +226,14 @@ func TestNoIndex(t *testing.T) {
 	t.Run("too many lines", func(t *testing.T) {
 		r := newTestReader(t)
 		putYesterday(t, r)
-		f, err := r.openToRead("2026-11-19.jsonl")
+		f, err := dayfile.OpenRead(r.dir, "2026-11-19.jsonl")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
 		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
 		if err == nil {
-			err = errors.Join(writeIndex(out, f.fingerprint, nil), out.Close())
+			err = errors.Join(writeIndex(out, f.Fingerprint, nil), out.Close())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -245,7 +246,7 @@ func TestNoIndex(t *testing.T) {
 		r := newTestReader(t)
 		putYesterday(t, r)
 		// Not even root can remove this directory, which has the name of the temporary file.
-		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions"+temporarySuffix, "full"), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(r.dir, ".2026-11-19.sessions.unfinished", "full"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
@@ -263,7 +264,7 @@ func TestNoIndex(t *testing.T) {
 		elsewhere := filepath.Join(t.TempDir(), "file")
 		if err := errors.Join(os.WriteFile(elsewhere, []byte("kept"), 0o600),
 			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions")),
-			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions"+temporarySuffix))); err != nil {
+			os.Symlink(elsewhere, filepath.Join(r.dir, ".2026-11-19.sessions.unfinished"))); err != nil {
 			t.Fatal(err)
 		}
 		if got := listConversation(t, r, "s7"); len(got) != 10 || !r.indexInfo(t).Mode().IsRegular() {
@@ -301,7 +302,7 @@ func TestIndexIsBuiltOnce(t *testing.T) {
 func TestIndexBuildCanceled(t *testing.T) {
 	r := newTestReader(t)
 	putYesterday(t, r)
-	f, err := r.openToRead("2026-11-19.jsonl")
+	f, err := dayfile.OpenRead(r.dir, "2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,11 +310,11 @@ func TestIndexBuildCanceled(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r.indexes.building <- struct{}{}
-	if x := r.indexOf(ctx, f, dayOf(readNow)-1); x != nil {
+	if x := r.indexOf(ctx, f, dayfile.DayOf(readNow)-1); x != nil {
 		t.Error("indexOf with a canceled context returned an index")
 	}
 	<-r.indexes.building
-	if x := r.indexOf(ctx, f, dayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
+	if x := r.indexOf(ctx, f, dayfile.DayOf(readNow)-1); x != nil || r.indexInfo(t) != nil || r.output.Len() > 0 {
 		t.Errorf("index = %v, log output = %s", x, r.output.String())
 	}
 	if left, err := filepath.Glob(filepath.Join(r.dir, ".*")); len(left) > 0 || err != nil {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
@@ -53,7 +54,7 @@ func TestLongestEntries(t *testing.T) {
 				if s.log.Lost() > 0 {
 					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.loss.cause)
 				}
-				path := s.log.path(dayOf(noon).fileName())
+				path := s.log.path(dayfile.DayOf(noon).FileName())
 				before, err := os.Stat(path)
 				must(t, err)
 				s.restart()
@@ -83,7 +84,7 @@ func TestLongestEntries(t *testing.T) {
 func TestEntryTooLong(t *testing.T) {
 	w := newTestLog(t)
 	w.commit(strings.Repeat("\x01", entry.MaxBytes/6), "next")
-	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
+	if got := fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
 		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
 	}
 }

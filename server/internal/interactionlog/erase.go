@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // maxRewrites is the maximum number of attempts to rewrite a file that is being edited.
@@ -64,7 +66,7 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 	if err := e.excludeErased(); err != nil {
 		return 0, err
 	}
-	days, err := e.reader.days(math.MinInt, math.MaxInt)
+	days, err := dayfile.Days(e.options.Dir, math.MinInt, math.MaxInt)
 	if err != nil {
 		return 0, err
 	}
@@ -113,7 +115,7 @@ func (e *erasure) excludeFound() error {
 
 // syncExclusions makes the exclusions durable, even if the file is new or has been replaced.
 func (e *erasure) syncExclusions() error {
-	return errors.Join(syncFile(e.checkpointPath()), syncDir(e.options.Dir))
+	return errors.Join(dayfile.SyncFile(e.checkpointPath()), dayfile.SyncDir(e.options.Dir))
 }
 
 // excludeUntil adds an exclusion of the conversation, which it does not make durable. The caller holds
@@ -124,8 +126,8 @@ func (e *erasure) excludeUntil(until time.Time) error {
 }
 
 // eraseDay erases from the file of a day.
-func (e *erasure) eraseDay(ctx context.Context, d day) (int64, error) {
-	path := filepath.Join(e.options.Dir, d.fileName())
+func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
+	path := filepath.Join(e.options.Dir, d.FileName())
 	for range maxRewrites {
 		erased, err := e.tryDay(ctx, d, path)
 		switch {
@@ -141,8 +143,8 @@ func (e *erasure) eraseDay(ctx context.Context, d day) (int64, error) {
 }
 
 // tryDay is one attempt of eraseDay. Errors: errChanged.
-func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error) {
-	f, err := e.reader.openToRead(d.fileName())
+func (e *erasure) tryDay(ctx context.Context, d dayfile.Day, path string) (int64, error) {
+	f, err := dayfile.OpenRead(e.options.Dir, d.FileName())
 	if f == nil {
 		return 0, err
 	}
@@ -161,18 +163,18 @@ func (e *erasure) tryDay(ctx context.Context, d day, path string) (int64, error)
 	if err != nil {
 		return 0, err
 	}
-	_ = os.Remove(filepath.Join(e.options.Dir, indexName(d))) // It is out of date.
+	_ = os.Remove(filepath.Join(e.options.Dir, d.IndexName())) // It is out of date.
 	return w.erased, nil
 }
 
 // contains reports whether a file has an entry of the conversation.
-func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, error) {
+func (e *erasure) contains(ctx context.Context, f *dayfile.File, d dayfile.Day) (bool, error) {
 	release, err := e.reader.acquireScan(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer release()
-	s := &section{file: f, size: f.size, end: f.size, filter: e.query.mayMatch}
+	s := &section{file: f, size: f.Size, end: f.Size, filter: e.query.mayMatch}
 	e.mentions = 0
 	for _, err := range e.entries(f, e.reader.candidateLines(ctx, f, d, e.query, s)) {
 		return err == nil, err
@@ -182,7 +184,7 @@ func (e *erasure) contains(ctx context.Context, f *openedFile, d day) (bool, err
 
 // entries yields those of a file's lines that are entries of the conversation. It counts the lines that
 // mention the conversation and cannot be parsed.
-func (e *erasure) entries(f *openedFile, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
+func (e *erasure) entries(f *dayfile.File, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		for raw, err := range lines {
 			if err != nil {
@@ -208,7 +210,7 @@ func (e *erasure) entries(f *openedFile, lines iter.Seq2[rawLine, error]) iter.S
 
 // mentionsID reports whether a line contains the conversation's id. Of a line that is too long it checks
 // the beginning.
-func (e *erasure) mentionsID(f *openedFile, raw rawLine) bool {
+func (e *erasure) mentionsID(f *dayfile.File, raw rawLine) bool {
 	text := raw.text
 	if raw.long {
 		n, _ := f.ReadAt(e.buffer, raw.from) // After an error the buffer has what could be read.

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
@@ -160,7 +161,7 @@ func TestEraseRandom(t *testing.T) {
 					kept.WriteString(piece)
 				}
 			}
-			name := (dayOf(noon) - day(d)).fileName()
+			name := (dayfile.DayOf(noon) - dayfile.Day(d)).FileName()
 			w.putFile(name, all.String())
 			want[name] = kept.String()
 		}
@@ -239,7 +240,7 @@ func TestEraseWhileWriting(t *testing.T) {
 	erase(1)
 
 	next := map[string]int{}
-	for _, line := range fileContents(t, w.dir)[dayOf(noon).fileName()] {
+	for _, line := range fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()] {
 		id, _, _ := strings.Cut(line, " ")
 		if line != fmt.Sprint(id, " ", next[id]) {
 			t.Fatalf("entry %q, want number %d", line, next[id])
@@ -264,7 +265,7 @@ func TestEraseCleansUp(t *testing.T) {
 	content := strings.Repeat(matchingLines()[0]+otherLines()[0], 3)
 	w.putFile("2026-11-20.jsonl", content)
 	ctx, cancel := context.WithCancel(t.Context())
-	unfinished := ".2026-11-20.jsonl" + temporarySuffix
+	unfinished := ".2026-11-20.jsonl.unfinished"
 	if _, err := w.Erase(&hookContext{Context: ctx, trigger: w.path(unfinished), hook: cancel}, "acme", "gone"); !errors.Is(err, context.Canceled) {
 		t.Errorf("Erase: %v, want %v", err, context.Canceled)
 	}
@@ -278,8 +279,8 @@ func TestEraseCleansUp(t *testing.T) {
 	<-w.erasing
 
 	w.putFile(unfinished, content[:20])
-	w.putFile("notes"+temporarySuffix, "not ours")
-	w.putFile(".2026-11-20.sessions"+temporarySuffix, "half")
+	w.putFile("notes.unfinished", "not ours")
+	w.putFile(".2026-11-20.sessions.unfinished", "half")
 	w.putFile(".2026-11-19.sessions", "of a file that was removed")
 	w.crash()
 	w = openTestLog(t, w.dir, Options{})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -21,9 +22,10 @@ const (
 	compactInterval = 1 << 20
 	// maxImportAhead is the maximum time after the server's clock at which an import dates a message.
 	maxImportAhead = time.Minute
-	// temporaryCheckpoint is the name of the file that is written to replace the checkpoint.
-	temporaryCheckpoint = temporaryPrefix + checkpointName + temporarySuffix
 )
+
+// temporaryCheckpoint is the name of the file that is written to replace the checkpoint.
+func temporaryCheckpoint() string { return dayfile.TemporaryName(checkpointName) }
 
 // exclusion names messages for which CatchUp adds no entries: those of a conversation that were
 // imported, or, without a UID, those of a conversation whose entries were erased. The store does not
@@ -87,7 +89,7 @@ func (l *Log) addExclusion(e exclusion) error {
 	if e.Until.After(p.exclusionsUntil) {
 		p.exclusionsUntil = e.Until
 	}
-	f, _, err := openFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
+	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		return err
 	}
@@ -97,7 +99,7 @@ func (l *Log) addExclusion(e exclusion) error {
 
 // exclusions reads the exclusions, by key.
 func (l *Log) exclusions() (map[exclusion]exclusion, error) {
-	f, _, err := openFile(l.checkpointPath(), os.O_RDONLY)
+	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {

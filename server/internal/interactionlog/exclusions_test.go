@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
@@ -64,7 +65,7 @@ func TestImportsAfterPowerCut(t *testing.T) {
 	text, err := os.ReadFile(path)
 	must(t, err)
 	zeros := make([]byte, maxExclusionBytes-len(text))
-	must(t, os.WriteFile(path, append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...), fileMode))
+	must(t, os.WriteFile(path, append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...), dayfile.FileMode))
 	s.detached = true
 	s.add("acme", "c1", "two")
 	s.restart()
@@ -114,9 +115,9 @@ func TestEraseFutureEntry(t *testing.T) {
 		"a restart":  func(s *testService) { must(t, s.log.Close()); s.open(); must(t, s.catchUp()) },
 		"an erasure": func(s *testService) { s.log.erase("another", 0) },
 		"a line by hand, dated far after the clock": func(s *testService) {
-			path := s.log.path((dayOf(noon) + 1000).fileName())
+			path := s.log.path((dayfile.DayOf(noon) + 1000).FileName())
 			line := entrytest.Sample{At: "2029-11-20T09:00:00.000000Z", Conversation: "elsewhere", Tenant: "acme", Content: "by hand"}
-			must(t, os.WriteFile(path, []byte(line.String()), fileMode))
+			must(t, os.WriteFile(path, []byte(line.String()), dayfile.FileMode))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +145,7 @@ func TestEraseFutureEntry(t *testing.T) {
 func TestEraseDuringCommit(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
-	comes := &hookContext{Context: t.Context(), trigger: s.log.path("." + dayOf(noon).fileName() + temporarySuffix), hook: func() {
+	comes := &hookContext{Context: t.Context(), trigger: s.log.path(dayfile.TemporaryName(dayfile.DayOf(noon).FileName())), hook: func() {
 		s.now = s.now.Add(time.Second)
 		s.add("acme", "gone", "two")
 	}}
@@ -236,7 +237,7 @@ func TestImportsOfAnEarlierVersion(t *testing.T) {
 	text, err := os.ReadFile(path)
 	must(t, err)
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text[checkpointBytes:])), `,"until"`)
-	must(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), fileMode))
+	must(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), dayfile.FileMode))
 	s.restart()
 	s.wantEntries()
 	s.log.pending.compactAt = 0

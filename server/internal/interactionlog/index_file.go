@@ -10,6 +10,8 @@ import (
 	"io"
 	"math"
 	"slices"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // An index lists the lines of a file by the hash of their conversation id. It has a header and pages of
@@ -67,7 +69,7 @@ func indexChecksum(b []byte, page int64) uint32 {
 }
 
 // writeIndex writes the index of a file. If entries is nil, the file has too many.
-func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
+func writeIndex(w io.Writer, of dayfile.Fingerprint, entries []indexEntry) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	count := uint64(len(entries))
 	if entries == nil {
@@ -92,9 +94,9 @@ func writeIndex(w io.Writer, of fingerprint, entries []indexEntry) error {
 	return cmp.Or(err, out.Flush())
 }
 
-func appendHeader(b []byte, of fingerprint, count uint64) []byte {
+func appendHeader(b []byte, of dayfile.Fingerprint, count uint64) []byte {
 	b = append(b, indexMagic...)
-	for _, n := range [...]uint64{uint64(of.size), uint64(of.modified), uint64(of.changed), of.inode, count} {
+	for _, n := range [...]uint64{uint64(of.Size), uint64(of.Modified), uint64(of.Changed), of.Inode, count} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
 	return b
@@ -115,7 +117,7 @@ type index struct {
 func (x *index) close() { _ = x.file.Close() }
 
 // readHeader checks that the index was built from a file as it is.
-func (x *index) readHeader(of fingerprint) error {
+func (x *index) readHeader(of dayfile.Fingerprint) error {
 	b := x.page[:headerBytes]
 	if _, err := x.file.ReadAt(b, 0); err != nil {
 		return errIndex

@@ -34,13 +34,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
 // Errors of Open. Open wraps them with the directory and what to do.
 var (
 	// ErrRefused reports a link, or something that is not a directory, in place of the directory.
-	ErrRefused = errors.New("refused")
+	ErrRefused = dayfile.ErrRefused
 	// ErrInUse reports that another process writes to the directory.
 	ErrInUse = errors.New("interaction log is in use")
 )
@@ -82,7 +83,7 @@ type Log struct {
 	mu      sync.Mutex
 	encoder *entry.Encoder
 	buffer  []byte
-	files   []*appendFile // the last one was written to most recently
+	files   []*dayfile.Appender // the last one was written to most recently
 	loss    lossState
 	pending pending
 	lock    *os.File // the directory, locked against other processes
@@ -101,7 +102,7 @@ func Open(o Options) (*Log, error) {
 		options: o, reader: newReader(o.Dir, o.Log, o.Now), encoder: entry.NewEncoder(o.Redact),
 		erasing: make(chan struct{}, 1),
 	}
-	err := makeDir(o.Dir)
+	err := dayfile.MakeDir(o.Dir)
 	if err == nil {
 		err = l.lockDir()
 	}
@@ -140,13 +141,13 @@ func (l *Log) repairFiles() error {
 	}
 	var faults []error
 	for _, entry := range entries {
-		if isTemporary(entry.Name()) || entry.Name() == temporaryCheckpoint || l.isOrphan(entry.Name()) {
+		if dayfile.IsTemporary(entry.Name()) || entry.Name() == temporaryCheckpoint() || l.isOrphan(entry.Name()) {
 			faults = append(faults, os.Remove(filepath.Join(l.options.Dir, entry.Name())))
 		}
-		if _, isDay := parseFileName(entry.Name()); !isDay {
+		if _, isDay := dayfile.ParseFileName(entry.Name()); !isDay {
 			continue
 		}
-		f, _, err := openFile(filepath.Join(l.options.Dir, entry.Name()), os.O_RDONLY)
+		f, _, err := dayfile.OpenFile(filepath.Join(l.options.Dir, entry.Name()), os.O_RDONLY)
 		if err == nil {
 			err = f.Close()
 		}
@@ -157,11 +158,11 @@ func (l *Log) repairFiles() error {
 
 // isOrphan reports whether a name is that of an index without a file.
 func (l *Log) isOrphan(name string) bool {
-	d, isIndex := parseIndexName(name)
+	d, isIndex := dayfile.ParseIndexName(name)
 	if !isIndex {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(l.options.Dir, d.fileName()))
+	_, err := os.Lstat(filepath.Join(l.options.Dir, d.FileName()))
 	return errors.Is(err, fs.ErrNotExist)
 }
 
@@ -182,8 +183,8 @@ func (l *Log) Lost() int64 { return l.lost.Load() }
 func (l *Log) Maintain(ctx context.Context) {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()
-	for today := day(0); ; {
-		if now := dayOf(l.options.Now()); now != today {
+	for today := dayfile.Day(0); ; {
+		if now := dayfile.DayOf(l.options.Now()); now != today {
 			today = now
 			l.removeOld(today)
 		}

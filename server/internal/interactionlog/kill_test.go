@@ -111,7 +111,7 @@ func checkCatchUp(t *testing.T, dir string, maxBroken int, acknowledged map[stri
 // and at most maxBroken invalid lines. It returns how many messages there are.
 func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "interactions", "*"+fileSuffix))
+	paths, err := filepath.Glob(filepath.Join(dir, "interactions", "*.jsonl"))
 	must(t, err)
 	slices.Sort(paths)
 	last, broken := map[string]int{}, 0

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 const (
@@ -54,7 +56,7 @@ func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 	}
 	switch {
 	case l.Date != "":
-		d, ok := parseDay(l.Date)
+		d, ok := dayfile.ParseDay(l.Date)
 		if !ok {
 			return nil, fmt.Errorf("%w: %q; use one such as 2026-11-20", ErrDate, l.Date)
 		}
@@ -62,7 +64,7 @@ func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
 	case l.Within > 0 || l.ConversationID == "":
 		now := r.now()
 		q.since, q.backward = now.Add(-cmp.Or(l.Within, defaultSpan)), true
-		q.first, q.last = dayOf(q.since), dayOf(now)
+		q.first, q.last = dayfile.DayOf(q.since), dayfile.DayOf(now)
 	}
 	return r.query(ctx, q, l.PageToken)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
@@ -190,11 +191,11 @@ func TestWarningLimit(t *testing.T) {
 		t.Errorf("%d warnings, want %d and one for the rest", got, maxWarned)
 	}
 	for _, want := range []bool{true, false} {
-		if got := r.warned.add(dayOf(readNow)+1, 0); got != want {
+		if got := r.warned.add(dayfile.DayOf(readNow)+1, 0); got != want {
 			t.Errorf("add = %t, want %t", got, want)
 		}
 	}
-	for d := range day(2 * maxWarnedDays) {
+	for d := range dayfile.Day(2 * maxWarnedDays) {
 		r.warned.add(d, 1)
 	}
 	if n := len(r.warned.days); n > maxWarnedDays {
@@ -280,8 +281,8 @@ func TestDefaultTenant(t *testing.T) {
 func TestReadDuringWrites(t *testing.T) {
 	r := newTestReader(t)
 	r.now = time.Now
-	today := dayOf(time.Now())
-	f, err := os.Create(filepath.Join(r.dir, today.fileName()))
+	today := dayfile.DayOf(time.Now())
+	f, err := os.Create(filepath.Join(r.dir, today.FileName()))
 	if err != nil {
 		t.Fatal(err)
 	}

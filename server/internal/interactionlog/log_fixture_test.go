@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
@@ -125,7 +126,7 @@ func fileContents(tb testing.TB, dir string) map[string][]string {
 	}
 	found := map[string][]string{}
 	for _, file := range files {
-		if _, isDay := parseFileName(file.Name()); !isDay || !file.Type().IsRegular() {
+		if _, isDay := dayfile.ParseFileName(file.Name()); !isDay || !file.Type().IsRegular() {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(dir, file.Name()))
@@ -153,7 +154,7 @@ func fileContents(tb testing.TB, dir string) map[string][]string {
 // wantEntries compares the file of the clock's day with the expected contents.
 func (w *testLog) wantEntries(lines ...string) {
 	w.tb.Helper()
-	got := fileContents(w.tb, w.dir)[dayOf(w.clock()).fileName()]
+	got := fileContents(w.tb, w.dir)[dayfile.DayOf(w.clock()).FileName()]
 	if !slices.Equal(got, lines) {
 		w.tb.Errorf("file = %q, want %q", got, lines)
 	}
@@ -180,7 +181,7 @@ func must(tb testing.TB, errs ...error) {
 func (w *testLog) path(name string) string { return filepath.Join(w.dir, name) }
 
 // today returns the path of the file of the clock's day.
-func (w *testLog) today() string { return w.path(dayOf(w.clock()).fileName()) }
+func (w *testLog) today() string { return w.path(dayfile.DayOf(w.clock()).FileName()) }
 
 // startMaintain runs Maintain until the test ends.
 func startMaintain(tb testing.TB, l *Log) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
@@ -40,7 +41,7 @@ func (l *Log) recordLoss(entries int, cause error) {
 
 // writeWithLossEntry writes entries, which begin with a line break, after an entry that reports the lost
 // ones. It writes all of them or, if the file system permits, none.
-func (l *Log) writeWithLossEntry(d day, timestamp, entries []byte) {
+func (l *Log) writeWithLossEntry(d dayfile.Day, timestamp, entries []byte) {
 	all := entry.AppendLoss([]byte{'\n'}, timestamp, l.loss.missing, l.loss.since, l.loss.cause)
 	lossLength := len(all) - 1
 	all = append(all, entries[1:]...)
@@ -61,7 +62,7 @@ func (l *Log) probe() {
 	defer l.mu.Unlock()
 	if l.loss.missing > 0 {
 		now := l.options.Now().UTC()
-		l.writeWithLossEntry(dayOf(now), entry.AppendTimestamp(nil, now), []byte{'\n'})
+		l.writeWithLossEntry(dayfile.DayOf(now), entry.AppendTimestamp(nil, now), []byte{'\n'})
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // mountSmall returns a directory in a file system of 1 MiB.
@@ -53,7 +55,7 @@ func fillDisk(t *testing.T, dir string) (empty func()) {
 func (w *testLog) checkAccounted(total int) (lost int) {
 	w.tb.Helper()
 	next := 0
-	for _, line := range fileContents(w.tb, w.dir)[dayOf(noon).fileName()] {
+	for _, line := range fileContents(w.tb, w.dir)[dayfile.DayOf(noon).FileName()] {
 		n, err := strconv.Atoi(strings.Fields(line)[0])
 		switch {
 		case err != nil:
@@ -143,18 +145,18 @@ func TestPartialAppend(t *testing.T) {
 		{"space for all", 1 + 3*len(line), true, 3 * len(line), "\n" + line + line + line},
 	} {
 		partial := strings.Repeat("x", page-test.space)
-		must(t, os.WriteFile(path, []byte(partial), fileMode))
+		must(t, os.WriteFile(path, []byte(partial), dayfile.FileMode))
 		empty := fillDisk(t, dir)
-		f, err := openAppend(dir, dayOf(noon))
+		f, err := dayfile.OpenAppender(dir, dayfile.DayOf(noon))
 		must(t, err)
-		kept, err := f.append(int64(len(partial)), []byte("\n"+line+line+line), test.all)
+		kept, err := f.Append(int64(len(partial)), []byte("\n"+line+line+line), test.all)
 		if kept != test.kept || (err == nil) != (kept == 3*len(line)) {
 			t.Errorf("%s: append = %d, %v, want %d", test.name, kept, err, test.kept)
 		}
 		text, err := os.ReadFile(path)
 		must(t, err, f.Close(), os.Remove(path))
-		if f.size != int64(len(text)) {
-			t.Errorf("%s: size = %d, want %d", test.name, f.size, len(text))
+		if f.End != int64(len(text)) {
+			t.Errorf("%s: size = %d, want %d", test.name, f.End, len(text))
 		}
 		if appended := strings.TrimPrefix(string(text), partial); appended != test.appended {
 			t.Errorf("%s: appended %q, want %q", test.name, appended, test.appended)
@@ -264,11 +266,11 @@ func testRepairModes(t *testing.T) {
 		if w.Lost() > 0 {
 			t.Errorf("step %d: Lost() = %d, want 0: %v", i, w.Lost(), w.loss.cause)
 		}
-		if d, f := modeOf(t, w.dir), modeOf(t, w.today()); d != dirMode || f != fileMode {
+		if d, f := modeOf(t, w.dir), modeOf(t, w.today()); d != dayfile.DirMode || f != dayfile.FileMode {
 			t.Errorf("step %d: modes = %o and %o", i, d, f)
 		}
 	}
-	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; !slices.Equal(got, []string{"more", "more"}) {
+	if got := fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()]; !slices.Equal(got, []string{"more", "more"}) {
 		t.Errorf("file = %q", got)
 	}
 	must(t, w.sync(), w.Close())

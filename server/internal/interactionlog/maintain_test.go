@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // names returns the names of the files in a directory.
@@ -36,7 +38,7 @@ func TestRetention(t *testing.T) {
 	}
 	must(t, os.Symlink("1999-12-31.jsonl", filepath.Join(dir, "1999-12-02.jsonl")))
 	for _, name := range append([]string{"1999-12-29.jsonl", ".1999-12-29.sessions", "1970-01-01.jsonl"}, stay[2:]...) {
-		must(t, os.WriteFile(filepath.Join(dir, name), nil, fileMode))
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, dayfile.FileMode))
 	}
 	stay = append(stay, checkpointName)
 	slices.Sort(stay)
@@ -66,8 +68,8 @@ func TestRetention(t *testing.T) {
 // TestRetentionOff checks that all files are retained without Options.RetentionDays.
 func TestRetentionOff(t *testing.T) {
 	w := newTestLog(t)
-	must(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, fileMode))
-	w.removeOld(dayOf(noon))
+	must(t, os.WriteFile(w.path("1970-01-01.jsonl"), nil, dayfile.FileMode))
+	w.removeOld(dayfile.DayOf(noon))
 	if got := names(t, w.dir); !slices.Contains(got, "1970-01-01.jsonl") {
 		t.Errorf("files = %q, want the old one, too", got)
 	}
@@ -148,7 +150,7 @@ func TestConcurrent(t *testing.T) {
 	var others sync.WaitGroup
 	for _, other := range []func() error{
 		func() error { w.maintainOnce(); return nil },
-		func() error { w.removeOld(dayOf(noon)); return nil },
+		func() error { w.removeOld(dayfile.DayOf(noon)); return nil },
 		func() error {
 			_, err := w.List(t.Context(), &List{Tenant: "acme", ConversationID: "c1"})
 			return err

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // crashModel is a service that crashes repeatedly, with the expected state of its log.
@@ -140,7 +142,7 @@ func (c *crashModel) powerCut() {
 	now, _, err := readCheckpoint(c.log.checkpointPath())
 	must(c.tb, err)
 	old := filepath.Join(c.dir, "old")
-	must(c.tb, os.WriteFile(old, c.durable, fileMode))
+	must(c.tb, os.WriteFile(old, c.durable, dayfile.FileMode))
 	before, _, err := readCheckpoint(old)
 	must(c.tb, err)
 	if !before.CompleteUntil.After(now.CompleteUntil) && rapid.Bool().Draw(c.t, "old checkpoint") {
@@ -164,7 +166,7 @@ func (c *crashModel) edit() {
 	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
 		text = append(text, '\n') // as editors do
 	}
-	must(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), fileMode))
+	must(c.tb, os.WriteFile(path, append(text, `{"by":"hand"`...), dayfile.FileMode))
 	c.partial++
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // TestTurnOffFullDisk checks that TurnOff reports entries for which there is no space. The next process
@@ -17,7 +19,7 @@ func TestTurnOffFullDisk(t *testing.T) {
 			dir := mountSmall(t)
 			s := newTestService(t, filepath.Join(dir, "interactions"))
 			s.add("acme", "c1", "one")
-			path := s.log.path(dayOf(noon).fileName())
+			path := s.log.path(dayfile.DayOf(noon).FileName())
 			info, err := os.Stat(path)
 			must(t, err)
 			f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
@@ -59,7 +61,7 @@ func TestTurnOffFullDisk(t *testing.T) {
 			if name == "full to the end" {
 				want = "one ! -2 three"
 			}
-			got := strings.Join(strings.Fields(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " ")), " ")
+			got := strings.Join(strings.Fields(strings.Join(fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()], " ")), " ")
 			if got != want {
 				t.Errorf("file = %q, want %q", got, want)
 			}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -48,9 +49,9 @@ type Page struct {
 type query struct {
 	filter
 
-	first, last day       // range of days whose files are read
-	since       time.Time // minimum timestamp of the entries; zero: none
-	backward    bool      // newest first
+	first, last dayfile.Day // range of days whose files are read
+	since       time.Time   // minimum timestamp of the entries; zero: none
+	backward    bool        // newest first
 	size        int
 	scope       []string // what a page token is bound to: all parameters
 }
@@ -58,7 +59,7 @@ type query struct {
 // position is a position between two lines. The next line forward begins there, the next one backward
 // ends there.
 type position struct {
-	day    day
+	day    dayfile.Day
 	offset int64
 }
 
@@ -96,8 +97,8 @@ func (q *query) openToken(token string) (position, error) {
 		}
 		numbers[i], b = number, b[n:]
 	}
-	p := position{day(numbers[4]), numbers[5]}
-	q.first, q.last = day(numbers[0]), day(numbers[1])
+	p := position{dayfile.Day(numbers[4]), numbers[5]}
+	q.first, q.last = dayfile.Day(numbers[0]), dayfile.Day(numbers[1])
 	if q.since = time.Unix(numbers[2], numbers[3]); len(b) > 0 || p.day < q.first || p.day > q.last || p.offset < 0 {
 		return position{}, ErrPageToken
 	}
@@ -117,7 +118,7 @@ type collector struct {
 
 // add adds the interaction of a line to the page, unless it belongs to the next one. It returns false if
 // the interaction is too large for any page.
-func (c *collector) add(d day, raw rawLine, interaction *parleyv1.Interaction) bool {
+func (c *collector) add(d dayfile.Day, raw rawLine, interaction *parleyv1.Interaction) bool {
 	size := proto.Size(interaction)
 	if size > maxInteractionBytes {
 		return false

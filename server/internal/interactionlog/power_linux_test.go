@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // testDisk is a file system that can lose its power.
@@ -94,7 +96,7 @@ func TestPowerCut(t *testing.T) {
 			if round%2 == 0 && c.CompleteUntil.Equal(first) {
 				return false
 			}
-			must(t, syncFile(path)) // The checkpoint may be durable before everything else.
+			must(t, dayfile.SyncFile(path)) // The checkpoint may be durable before everything else.
 			d.cutPower()
 			return true
 		})

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // progress logs the progress of a CatchUp every progressEvery. The goroutines that read ahead share it.
@@ -26,12 +28,12 @@ func (p *progress) countConversation() {
 }
 
 // setFiles sets the files to read.
-func (p *progress) setFiles(dir string, days []day) {
+func (p *progress) setFiles(dir string, days []dayfile.Day) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.read, p.total = 0, 0
 	for _, d := range days {
-		if info, err := os.Stat(filepath.Join(dir, d.fileName())); err == nil {
+		if info, err := os.Stat(filepath.Join(dir, d.FileName())); err == nil {
 			p.total += info.Size()
 		}
 	}
@@ -57,7 +59,7 @@ func (p *progress) report() {
 
 // progressFile is a file that is read from its end and reports its reads to progress.
 type progressFile struct {
-	*openedFile
+	*dayfile.File
 
 	progress *progress
 	before   int64 // bytes of the files read before this one
@@ -65,6 +67,6 @@ type progressFile struct {
 
 // ReadAt implements io.ReaderAt.
 func (f *progressFile) ReadAt(b []byte, offset int64) (int, error) {
-	f.progress.readTo(f.before + max(0, f.size-offset))
-	return f.openedFile.ReadAt(b, offset)
+	f.progress.readTo(f.before + max(0, f.Size-offset))
+	return f.File.ReadAt(b, offset)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestCatchUpProgress(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
-	must(t, os.WriteFile(s.log.path(dayOf(noon).fileName()), []byte(strings.Repeat(older, 4000)), fileMode))
+	must(t, os.WriteFile(s.log.path(dayfile.DayOf(noon).FileName()), []byte(strings.Repeat(older, 4000)), dayfile.FileMode))
 	s.detached = true
 	for i := range 4 {
 		s.add("acme", fmt.Sprint("c", i), "missing")

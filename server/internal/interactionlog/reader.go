@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
@@ -71,7 +72,7 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 		return nil, err
 	}
 	defer release()
-	days, err := r.days(q.first, q.last)
+	days, err := dayfile.Days(r.dir, q.first, q.last)
 	if err != nil {
 		return nil, err
 	}
@@ -118,8 +119,8 @@ func acquire(ctx context.Context, slots chan struct{}) (release func(), err erro
 func (q *query) selective() bool { return q.conversation != "" || q.text != nil }
 
 // readDay collects the entries of a day whose lines begin from begin to before end in its file.
-func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end int64) error {
-	f, err := r.openToRead(d.fileName())
+func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin, end int64) error {
+	f, err := dayfile.OpenRead(r.dir, d.FileName())
 	if f == nil {
 		return err
 	}
@@ -127,14 +128,14 @@ func (r *reader) readDay(ctx context.Context, c *collector, d day, begin, end in
 	q := c.query
 	faults := faults{day: d, warned: r.warned.ofDay(d)}
 	older := 0 // consecutive
-	s := &section{file: f, size: f.size, first: begin, end: end, backward: q.backward, filter: q.mayMatch}
+	s := &section{file: f, size: f.Size, first: begin, end: end, backward: q.backward, filter: q.mayMatch}
 	for raw, err := range r.candidateLines(ctx, f, d, q, s) {
 		if err != nil {
 			return err
 		}
 		e, err := parseRaw(raw)
 		switch {
-		case err != nil && raw.open && r.now().Sub(time.Unix(0, f.modified)) < incompleteFor:
+		case err != nil && raw.open && r.now().Sub(time.Unix(0, f.Modified)) < incompleteFor:
 			continue
 		case err != nil:
 			c.skipped++
@@ -176,7 +177,7 @@ func parseRaw(raw rawLine) (*entry.Entry, error) {
 // candidateLines yields the lines of a section that the query must parse, with an index of conversations
 // if there is one. Lines that are still marked as long are longer than an entry may be.
 func (r *reader) candidateLines(
-	ctx context.Context, f *openedFile, d day, q *query, s *section,
+	ctx context.Context, f *dayfile.File, d dayfile.Day, q *query, s *section,
 ) iter.Seq2[rawLine, error] {
 	return func(yield func(rawLine, error) bool) {
 		if q.conversation != "" {

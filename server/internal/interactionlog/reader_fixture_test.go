@@ -36,7 +36,7 @@ func newTestReader(tb testing.TB) *testReader {
 // putFile writes the file of a day, an hour ago. No two files have the same time.
 func (r *testReader) putFile(tb testing.TB, date, content string) {
 	tb.Helper()
-	path := filepath.Join(r.dir, date+fileSuffix)
+	path := filepath.Join(r.dir, date+".jsonl")
 	err := os.WriteFile(path, []byte(content), 0o600)
 	if err == nil {
 		err = os.Chtimes(path, readNow, readNow.Add(time.Duration(r.puts)-time.Hour))

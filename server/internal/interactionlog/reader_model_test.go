@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
@@ -21,15 +22,15 @@ import (
 func TestReaderAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		r := newTestReader(t)
-		first := dayOf(readNow) - 3
+		first := dayfile.DayOf(readNow) - 3
 		var files [4]string
 		for i := range files {
 			files[i] = drawFile(rt)
-			r.putFile(t, (first + day(i)).String(), files[i])
+			r.putFile(t, (first + dayfile.Day(i)).String(), files[i])
 		}
 		checkReading(t, rt, r, files[:])
 		// Repeat this with the indexes. One is damaged, another one is out of date.
-		if path := filepath.Join(r.dir, indexName(first)); rapid.Bool().Draw(rt, "damage") {
+		if path := filepath.Join(r.dir, first.IndexName()); rapid.Bool().Draw(rt, "damage") {
 			if index, err := os.ReadFile(path); err == nil {
 				index[rapid.IntRange(0, len(index)-1).Draw(rt, "at")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
 				if err := os.WriteFile(path, index, 0o600); err != nil {
@@ -53,7 +54,7 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	for _, file := range files {
 		parsed = append(parsed, parseModelFile(file))
 	}
-	recent := parsed[min(3, max(0, 3-int(dayOf(readNow)-dayOf(since)))):]
+	recent := parsed[min(3, max(0, 3-int(dayfile.DayOf(readNow)-dayfile.DayOf(since)))):]
 	days := rapid.IntRange(1, 5).Draw(rt, "days")
 	text := hardText(2).Draw(rt, "text")
 	same := func(what string, all, want []string, got, skipped int) {
@@ -67,7 +68,7 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	for _, conversation := range []string{"", "s", "é"} {
 		n := model{tenant: tenant, conversation: conversation}
 		want, skipped := n.findIn(parsed[2])
-		l := List{Tenant: tenant, ConversationID: conversation, PageSize: size, Date: (dayOf(readNow) - 1).String()}
+		l := List{Tenant: tenant, ConversationID: conversation, PageSize: size, Date: (dayfile.DayOf(readNow) - 1).String()}
 		all, got := r.listAll(t, l)
 		same("day", texts(all), want, got, skipped)
 
@@ -168,7 +169,7 @@ func FuzzIndex(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := writeIndex(index, fingerprint{1, 2, 3, 4}, []indexEntry{{1, 2}, {1, 3}}); err != nil {
+	if err := writeIndex(index, dayfile.Fingerprint{Size: 1, Modified: 2, Changed: 3, Inode: 4}, []indexEntry{{1, 2}, {1, 3}}); err != nil {
 		f.Fatal(err)
 	}
 	written, err := os.ReadFile(path)

@@ -5,10 +5,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // removeOld removes the files of days more than Options.RetentionDays before today, with their indexes.
-func (l *Log) removeOld(today day) {
+func (l *Log) removeOld(today dayfile.Day) {
 	if l.options.RetentionDays <= 0 {
 		return
 	}
@@ -20,15 +22,15 @@ func (l *Log) removeOld(today day) {
 		return
 	}
 	for _, entry := range entries {
-		d, isDay := parseFileName(entry.Name())
-		if !isDay || !entry.Type().IsRegular() || d >= today-day(l.options.RetentionDays) {
+		d, isDay := dayfile.ParseFileName(entry.Name())
+		if !isDay || !entry.Type().IsRegular() || d >= today-dayfile.Day(l.options.RetentionDays) {
 			continue
 		}
 		if err := l.remove(entry.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			l.options.Log.Warn("interaction log: old file not removed", "error", err)
 			continue
 		}
-		_ = os.Remove(filepath.Join(l.options.Dir, indexName(d))) // There may be none.
+		_ = os.Remove(filepath.Join(l.options.Dir, d.IndexName())) // There may be none.
 		l.options.Log.Info("interaction log: file removed, see --log-retention-days", "file", entry.Name())
 	}
 }

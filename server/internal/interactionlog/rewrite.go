@@ -10,13 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 const (
-	// temporaryPrefix and temporarySuffix enclose the name of a file in the name of the one that is
-	// written to replace it.
-	temporaryPrefix, temporarySuffix = ".", ".unfinished"
 	// copyBytes is the number of bytes that are copied at a time.
 	copyBytes = 256 << 10
 	// maxLockedBytes is the number of bytes of a file that may remain to be copied under the lock.
@@ -25,21 +23,12 @@ const (
 	maxUnlockedRounds = 10
 )
 
-// isTemporary reports whether a name is that of a file written to replace the file of a day or its index.
-func isTemporary(name string) bool {
-	name, unfinished := strings.CutSuffix(name, temporarySuffix)
-	_, isIndex := parseIndexName(name)
-	name, hidden := strings.CutPrefix(name, temporaryPrefix)
-	_, isDay := parseFileName(name)
-	return unfinished && (isIndex || hidden && isDay)
-}
-
 // rewrite is the state of rewriting one file.
 type rewrite struct {
 	*erasure
 
-	day    day
-	from   *openedFile
+	day    dayfile.Day
+	from   *dayfile.File
 	path   string
 	to     *os.File // the new file; nil: it is not created yet, or has replaced the old one
 	offset int64    // how much of the old file is processed
@@ -50,18 +39,18 @@ type rewrite struct {
 
 // run writes the new file, most of it while entries are appended to the old one.
 func (w *rewrite) run(ctx context.Context) error {
-	unfinished := filepath.Join(w.options.Dir, temporaryPrefix+filepath.Base(w.path)+temporarySuffix)
-	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	temporary := filepath.Join(w.options.Dir, dayfile.TemporaryName(filepath.Base(w.path)))
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var err error
-	if w.to, err = os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode); err != nil {
+	if w.to, err = os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, dayfile.FileMode); err != nil {
 		return err
 	}
-	if err := w.to.Chmod(fileMode); err != nil { // The umask may have removed permissions.
+	if err := w.to.Chmod(dayfile.FileMode); err != nil { // The umask may have removed permissions.
 		return err
 	}
-	size := w.from.size
+	size := w.from.Size
 	for round := 0; round == 0 || round < maxUnlockedRounds && size-w.offset > maxLockedBytes; round++ {
 		if err := w.copyComplete(ctx, size); err != nil {
 			return err
@@ -212,7 +201,7 @@ func (w *rewrite) replace(ctx context.Context) error {
 		delete(w.pending.days, w.day)
 	}
 	w.pending.dirChanged = true // Until a sync of the directory has succeeded, which also saves the checkpoint.
-	return syncDir(w.options.Dir)
+	return dayfile.SyncDir(w.options.Dir)
 }
 
 // checkFailedSync checks what a failed sync has left of the old file, since the new one is durable and

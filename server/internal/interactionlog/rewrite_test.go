@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
 
@@ -34,7 +35,7 @@ func TestReplace(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			w := newTestLog(t)
 			w.putFile(name, matchingLines()[0]+otherLines()[0])
-			f, err := w.reader.openToRead(name)
+			f, err := dayfile.OpenRead(w.dir, name)
 			must(t, err)
 			defer f.Close()
 			e := &erasure{Log: w.Log, query: &query{filter: filter{tenant: "acme", conversation: "gone"}}, buffer: make([]byte, 10)}
@@ -42,7 +43,7 @@ func TestReplace(t *testing.T) {
 			must(t, err)
 			defer to.Close()
 			r := &rewrite{erasure: e, from: f, to: to, path: w.path(name)}
-			must(t, r.copyComplete(t.Context(), f.size), test.happen(w))
+			must(t, r.copyComplete(t.Context(), f.Size), test.happen(w))
 			ctx := &hookContext{Context: t.Context(), trigger: to.Name(), hook: func() {
 				if w.Log.mu.TryLock() {
 					t.Error("mu is not held")
@@ -119,7 +120,7 @@ func TestEraseDuringEdits(t *testing.T) {
 				step := first
 				w := newTestLog(t)
 				w.putFile(name, content)
-				ctx := &hookContext{Context: t.Context(), trigger: w.path("." + name + temporarySuffix)}
+				ctx := &hookContext{Context: t.Context(), trigger: w.path(dayfile.TemporaryName(name))}
 				edited := false
 				var edit func()
 				edit = func() {

@@ -3,6 +3,8 @@ package interactionlog
 import (
 	"context"
 	"strconv"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // defaultDays is the number of days of a search that names none.
@@ -33,10 +35,10 @@ func (r *reader) search(ctx context.Context, s *Search) (*Page, error) {
 	if days == 0 {
 		days = defaultDays
 	}
-	today := dayOf(r.now())
+	today := dayfile.DayOf(r.now())
 	q := &query{
 		filter: filter{tenant: s.Tenant, conversation: s.ConversationID, text: newNeedle(s.Query)},
-		first:  today - day(days) + 1, last: today,
+		first:  today - dayfile.Day(days) + 1, last: today,
 		backward: true,
 		size:     s.PageSize,
 		scope:    []string{"search", s.Tenant, s.Query, strconv.Itoa(days), s.ConversationID},

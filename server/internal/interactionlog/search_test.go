@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 )
@@ -17,10 +18,10 @@ import (
 func TestSearch(t *testing.T) {
 	r := newTestReader(t)
 	for i := range 9 {
-		d := dayOf(readNow) + 1 - day(i)
-		r.putFile(t, d.String(), entrytest.Sample{At: d.start().Format(entry.TimestampLayout), Conversation: fmt.Sprint("s", i%2), Content: "Quarterly Goals " + d.String()}.String()+
-			entrytest.Sample{At: d.start().Format(entry.TimestampLayout), Tenant: "other", Content: "quarterly goals of others"}.String()+
-			entrytest.Sample{At: d.start().Format(entry.TimestampLayout), Agent: "quarterly goals", Content: "nothing"}.String())
+		d := dayfile.DayOf(readNow) + 1 - dayfile.Day(i)
+		r.putFile(t, d.String(), entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Conversation: fmt.Sprint("s", i%2), Content: "Quarterly Goals " + d.String()}.String()+
+			entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Tenant: "other", Content: "quarterly goals of others"}.String()+
+			entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Agent: "quarterly goals", Content: "nothing"}.String())
 	}
 	for _, tt := range []struct {
 		name   string

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
@@ -39,39 +40,39 @@ func (l *Log) requireCatchUp(cause error) {
 }
 
 // recordWritten records entries that were appended to a file at an offset. The caller holds l.mu.
-func (l *Log) recordWritten(f *appendFile, from int64, entries int) {
+func (l *Log) recordWritten(f *dayfile.Appender, from int64, entries int) {
 	p := &l.pending
-	t := p.days[f.day]
-	if t != nil && !os.SameFile(t.file, f.info) {
+	t := p.days[f.Day]
+	if t != nil && !os.SameFile(t.file, f.Info) {
 		if t.failed {
-			l.requireCatchUp(fmt.Errorf("%s: %w", f.path, errEntriesLost))
+			l.requireCatchUp(fmt.Errorf("%s: %w", f.Path, errEntriesLost))
 		}
 		t = nil
 	}
 	if t == nil {
 		if p.days == nil {
-			p.days = make(map[day]*tail)
+			p.days = make(map[dayfile.Day]*tail)
 		}
-		t = &tail{file: f.info, from: from}
-		p.days[f.day] = t
+		t = &tail{file: f.Info, from: from}
+		p.days[f.Day] = t
 	}
-	t.to, t.entries = f.size, t.entries+entries
+	t.to, t.entries = f.End, t.entries+entries
 }
 
 // restoreTail returns a tail that could not be made durable to pending, joined with the entries written
 // since. The caller holds l.mu.
-func (l *Log) restoreTail(d day, t *tail) {
+func (l *Log) restoreTail(d dayfile.Day, t *tail) {
 	p := &l.pending
 	t.failed = true
 	if next := p.days[d]; next != nil {
 		if !os.SameFile(t.file, next.file) {
-			l.requireCatchUp(fmt.Errorf("%s: %w", d.fileName(), errEntriesLost))
+			l.requireCatchUp(fmt.Errorf("%s: %w", d.FileName(), errEntriesLost))
 			return
 		}
 		t.to, t.entries = next.to, t.entries+next.entries
 	}
 	if p.days == nil {
-		p.days = make(map[day]*tail)
+		p.days = make(map[dayfile.Day]*tail)
 	}
 	p.days[d] = t
 }
@@ -84,7 +85,7 @@ func (t *tail) sync(path string) error {
 	if t.failed {
 		flag = os.O_RDWR
 	}
-	f, info, err := openFile(path, flag)
+	f, info, err := dayfile.OpenFile(path, flag)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, ErrRefused):
 		return nil

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 // failSync makes a sync fail for all entries that are not durable yet, as on a disk with an error.
@@ -60,7 +62,7 @@ func TestFailedSyncThenErase(t *testing.T) {
 			s.add("acme", "c2", "two")
 			s.failSync()
 			if lost {
-				f, err := os.OpenFile(s.log.path(dayOf(noon).fileName()), os.O_WRONLY, 0)
+				f, err := os.OpenFile(s.log.path(dayfile.DayOf(noon).FileName()), os.O_WRONLY, 0)
 				must(t, err)
 				_, err = f.WriteAt(make([]byte, 20), 0)
 				must(t, err, f.Close())
@@ -175,7 +177,7 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 			return os.Truncate(path, int64(bytes.IndexByte(text, '\n')+1))
 		}, "one two"},
 		{"another file", func(path string, text []byte) error {
-			return errors.Join(os.WriteFile(path+".new", zero(text), fileMode), os.Rename(path+".new", path))
+			return errors.Join(os.WriteFile(path+".new", zero(text), dayfile.FileMode), os.Rename(path+".new", path))
 		}, "! two one"},
 	} {
 		for _, extra := range []string{"", "three"} {
@@ -184,7 +186,7 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				s.add("acme", "c1", "one")
 				s.add("acme", "c2", "two")
 				s.failSync()
-				path := s.log.path(dayOf(noon).fileName())
+				path := s.log.path(dayfile.DayOf(noon).FileName())
 				text, err := os.ReadFile(path)
 				must(t, err, test.change(path, text))
 				before := s.log.pending.saved.CompleteUntil
@@ -203,7 +205,7 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				must(t, s.log.Close())
 				s.open()
 				must(t, s.catchUp(), s.log.Close())
-				got := strings.Fields(strings.ReplaceAll(strings.Join(fileContents(t, s.dir)[dayOf(noon).fileName()], " "), "\x00", ""))
+				got := strings.Fields(strings.ReplaceAll(strings.Join(fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()], " "), "\x00", ""))
 				if extra != "" {
 					got = remove(t, got, extra)
 				}
@@ -256,7 +258,7 @@ func TestFailedSyncOfDirectory(t *testing.T) {
 func TestFailedSyncWhileWriting(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	path := s.log.path(dayOf(noon).fileName())
+	path := s.log.path(dayfile.DayOf(noon).FileName())
 	info, err := os.Stat(path)
 	must(t, err)
 	u := s.log.beginSync()

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 )
 
 const (
@@ -21,18 +23,18 @@ const (
 // warnedLines records the skipped lines that were logged, by their offsets.
 type warnedLines struct {
 	mu   sync.Mutex
-	days map[day][]int64
+	days map[dayfile.Day][]int64
 }
 
 // ofDay returns the offsets of a day's lines, sorted.
-func (t *warnedLines) ofDay(d day) []int64 {
+func (t *warnedLines) ofDay(d dayfile.Day) []int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.days[d])
 }
 
 // add records a line. It returns false if the line is recorded already or the limit is reached.
-func (t *warnedLines) add(d day, offset int64) bool {
+func (t *warnedLines) add(d dayfile.Day, offset int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	lines := t.days[d]
@@ -41,7 +43,7 @@ func (t *warnedLines) add(d day, offset int64) bool {
 		return false
 	}
 	if t.days == nil || lines == nil && len(t.days) == maxWarnedDays {
-		t.days = make(map[day][]int64) // Repeated warnings are better than unlimited memory.
+		t.days = make(map[dayfile.Day][]int64) // Repeated warnings are better than unlimited memory.
 	}
 	t.days[d] = slices.Insert(lines, i, offset)
 	return true
@@ -55,7 +57,7 @@ type fault struct {
 
 // faults are the faults of a file that a query has found and that were not logged before.
 type faults struct {
-	day      day
+	day      dayfile.Day
 	warned   []int64
 	unwarned []fault
 }
@@ -89,12 +91,12 @@ func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) er
 		}
 		if r.warned.add(f.day, fault.offset) {
 			r.log.Warn("line of the interaction log skipped",
-				"file", filepath.Join(r.dir, f.day.fileName()), "line", number, "error", fault.err)
+				"file", filepath.Join(r.dir, f.day.FileName()), "line", number, "error", fault.err)
 		}
 	}
 	if count := len(f.warned) + len(f.unwarned); count == maxWarned {
 		r.log.Warn("further skipped lines of this file of the interaction log are not logged",
-			"file", filepath.Join(r.dir, f.day.fileName()), "limit", count)
+			"file", filepath.Join(r.dir, f.day.FileName()), "limit", count)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/store"
 )
@@ -33,7 +34,7 @@ func (l *Log) Committed(changes []store.Change) {
 func (l *Log) writeBatch(changes []store.Change) {
 	l.buffer = append(l.buffer[:0], '\n') // The line break that appendFile.append expects.
 	entries := l.buffer
-	var current day
+	var current dayfile.Day
 	var earliest time.Time
 	for i := range changes {
 		c := &changes[i]
@@ -52,7 +53,7 @@ func (l *Log) writeBatch(changes []store.Change) {
 		if earliest.IsZero() || at.Before(earliest) {
 			earliest = at
 		}
-		d := dayOf(at)
+		d := dayfile.DayOf(at)
 		if end > 1 && (d != current || len(longer) > maxWriteBytes) {
 			l.write(current, longer[:end])
 			longer = append(longer[:1], longer[end:]...)
@@ -73,7 +74,7 @@ func (l *Log) writeBatch(changes []store.Change) {
 // write writes entries, which begin with a line break, to the file of a day, or counts them as lost. If
 // the log is failing, all of them must be written with a loss entry. Otherwise a part may be written, and
 // the rest gets a second attempt.
-func (l *Log) write(d day, entries []byte) {
+func (l *Log) write(d dayfile.Day, entries []byte) {
 	if l.loss.missing > 0 {
 		l.writeWithLossEntry(d, entry.Timestamp(entries[1:]), entries)
 		return
@@ -91,7 +92,7 @@ func (l *Log) write(d day, entries []byte) {
 
 // append appends entries to the file of a day, as appendFile.append does. After an error it closes the
 // file, so that the next call opens it again.
-func (l *Log) append(d day, entries []byte, all bool) (kept int, err error) {
+func (l *Log) append(d dayfile.Day, entries []byte, all bool) (kept int, err error) {
 	if l.closed {
 		return 0, errClosed
 	}
@@ -99,7 +100,7 @@ func (l *Log) append(d day, entries []byte, all bool) (kept int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	kept, err = f.append(size, entries, all)
+	kept, err = f.Append(size, entries, all)
 	if kept > 0 {
 		l.recordWritten(f, size, bytes.Count(entries[1:1+kept], []byte{'\n'}))
 	}
@@ -110,15 +111,15 @@ func (l *Log) append(d day, entries []byte, all bool) (kept int, err error) {
 }
 
 // file returns the file that has the name of a day now, and its size.
-func (l *Log) file(d day) (f *appendFile, size int64, err error) {
-	if i := slices.IndexFunc(l.files, func(f *appendFile) bool { return f.day == d }); i >= 0 {
+func (l *Log) file(d dayfile.Day) (f *dayfile.Appender, size int64, err error) {
+	if i := slices.IndexFunc(l.files, func(f *dayfile.Appender) bool { return f.Day == d }); i >= 0 {
 		f = l.files[i]
-		if size, same := f.revalidate(); same {
+		if size, same := f.Revalidate(); same {
 			return f, size, nil
 		}
 		l.closeFile(f)
 	}
-	if f, err = openAppend(l.options.Dir, d); err != nil {
+	if f, err = dayfile.OpenAppender(l.options.Dir, d); err != nil {
 		return nil, 0, err
 	}
 	if len(l.files) == maxOpenFiles {
@@ -126,11 +127,11 @@ func (l *Log) file(d day) (f *appendFile, size int64, err error) {
 	}
 	l.files = append(l.files, f)
 	l.pending.dirChanged = true
-	return f, f.info.Size(), nil
+	return f, f.Info.Size(), nil
 }
 
 // closeFile closes a file. An error is of no use: the system has all that was written.
-func (l *Log) closeFile(f *appendFile) {
-	l.files = slices.DeleteFunc(l.files, func(other *appendFile) bool { return other == f })
+func (l *Log) closeFile(f *dayfile.Appender) {
+	l.files = slices.DeleteFunc(l.files, func(other *dayfile.Appender) bool { return other == f })
 	_ = f.Close()
 }

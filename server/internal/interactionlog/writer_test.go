@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/store"
 )
@@ -52,7 +53,7 @@ func TestCommittedKinds(t *testing.T) {
 		t.Errorf("Lost() = %d, want 1 for the invalid message", w.Lost())
 	}
 	w.commit("three")
-	if got := fileContents(t, w.dir)[dayOf(noon).fileName()]; !slices.Contains(got, "-1") || len(got) != 4 {
+	if got := fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()]; !slices.Contains(got, "-1") || len(got) != 4 {
 		t.Errorf("file = %q, want three messages and a loss entry", got)
 	}
 }
@@ -115,7 +116,7 @@ func TestTornLine(t *testing.T) {
 	must(t, os.WriteFile(w.path("new"), []byte("{}"), 0o644), os.Rename(w.path("new"), w.today()))
 	w.commit("six")
 	w.wantEntries("!{}", "six")
-	if got := modeOf(t, w.today()); got != fileMode {
+	if got := modeOf(t, w.today()); got != dayfile.FileMode {
 		t.Errorf("mode of the new file = %o", got)
 	}
 	must(t, os.Truncate(w.today(), 0))
@@ -140,7 +141,7 @@ func TestReplaced(t *testing.T) {
 	w.commit("four")
 	w.wantEntries("four")
 	must(t, w.sync())
-	for path, want := range map[string]fs.FileMode{w.dir: dirMode, w.today(): fileMode, w.checkpointPath(): fileMode} {
+	for path, want := range map[string]fs.FileMode{w.dir: dayfile.DirMode, w.today(): dayfile.FileMode, w.checkpointPath(): dayfile.FileMode} {
 		if got := modeOf(t, path); got != want {
 			t.Errorf("mode of %s = %o, want %o", path, got, want)
 		}

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package interactionlog
+package dayfile
 
 import (
 	"io/fs"

@@ -1,4 +1,4 @@
-package interactionlog
+package dayfile
 
 import (
 	"io/fs"
