@@ -65,8 +65,10 @@ func allowedArrows() []arrow {
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
 		{"server/internal/interactionlog", []string{
-			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "store", api,
+			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "server/internal/interactionlog/scan",
+			"store", api,
 		}},
+		{"server/internal/interactionlog/scan", []string{"server/internal/interactionlog/entry"}},
 		{"server/internal/interactionlog/dayfile", nil},
 		{"server/internal/interactionlog/entry", []string{"store", api}},
 		{"server/internal/interactionlog/entrytest", []string{"store", api}}, // what its tests write

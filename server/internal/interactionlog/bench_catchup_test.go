@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 // BenchmarkCatchUp compares the log with the store after a crash that lost no entry, alternately for
@@ -31,7 +32,7 @@ func BenchmarkCatchUp(b *testing.B) {
 		return time.Since(start)
 	}
 	var growth, reads []float64
-	buffer := make([]byte, chunkBytes)
+	buffer := make([]byte, scan.ChunkBytes)
 	for b.Loop() {
 		small, large := spent(one), spent(four)
 		start := time.Now()

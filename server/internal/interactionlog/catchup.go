@@ -11,6 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -372,19 +373,19 @@ func (c *catchUp) findEntriesOfDay(ctx context.Context, d dayfile.Day) error {
 	}
 	defer func() { _ = f.Close() }()
 	since := entry.AppendTimestamp(nil, c.since.UTC())
-	s := &section{
-		file: &progressFile{File: f, progress: &c.progress, before: c.progress.read},
-		size: f.Size, end: f.Size, backward: true,
-		filter: func(text []byte) bool {
+	s := &scan.Section{
+		File: &progressFile{File: f, progress: &c.progress, before: c.progress.read},
+		Size: f.Size, End: f.Size, Backward: true,
+		Filter: func(text []byte) bool {
 			h, ok := entry.ParseHead(text)
 			return !ok || string(h.Timestamp) >= string(since)
 		},
 	}
-	for raw, err := range r.scanLines(ctx, s, true) {
+	for raw, err := range c.log.scanner.Lines(ctx, s, true) {
 		if err != nil {
 			return err
 		}
-		e, err := parseRaw(raw)
+		e, err := raw.Parse()
 		if err != nil {
 			continue
 		}

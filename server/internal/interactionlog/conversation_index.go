@@ -12,6 +12,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 const (
@@ -35,7 +36,7 @@ type indexState struct {
 // all of the section. If there is no index, or it is damaged, it returns false and reduces the section
 // to what remains.
 func (r *reader) indexedLines(
-	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string, s *section, yield func(rawLine, error) bool,
+	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string, s *scan.Section, yield func(scan.Line, error) bool,
 ) (complete bool) {
 	x := r.indexOf(ctx, f, d)
 	if x == nil {
@@ -49,25 +50,25 @@ func (r *reader) indexedLines(
 	for more := true; more; {
 		var offsets []int64
 		var err error
-		if offsets, more, err = x.find(conversation, s.first, s.end, s.backward); err != nil {
+		if offsets, more, err = x.find(conversation, s.First, s.End, s.Backward); err != nil {
 			r.dropIndex(d)
 			return false
 		}
 		for _, from := range offsets {
 			if err := ctx.Err(); err != nil {
-				yield(rawLine{}, err)
+				yield(scan.Line{}, err)
 				return true
 			}
-			raw, err := readLine(f, f.Size, from, &buffer)
-			if errors.Is(err, errChanged) {
+			raw, err := scan.ReadLine(f, f.Size, from, &buffer)
+			if errors.Is(err, scan.ErrChanged) {
 				r.dropIndex(d)
 				return false
 			}
 			if !yield(raw, err) || err != nil {
 				return true
 			}
-			if s.first = from + 1; s.backward {
-				s.first, s.end = 0, from
+			if s.First = from + 1; s.Backward {
+				s.First, s.End = 0, from
 			}
 		}
 	}
@@ -155,34 +156,28 @@ func (r *reader) makeIndex(ctx context.Context, f *dayfile.File, d dayfile.Day) 
 // buildEntries returns the index entries of a file, sorted, or nil if there are more than
 // maxIndexEntries.
 func (r *reader) buildEntries(ctx context.Context, f *dayfile.File) ([]indexEntry, error) {
-	var buffer []byte
 	entries := make([]indexEntry, 0, min(f.Size/256, maxIndexEntries)) // Most lines are longer than 256 bytes.
-	for raw, err := range r.scanShortLines(ctx, &section{file: f, size: f.Size, end: f.Size}, true) {
-		if err == nil && raw.long {
-			raw, err = readLine(f, f.Size, raw.from, &buffer)
-		}
-		if errors.Is(err, errChanged) {
-			continue
-		} else if err != nil {
+	for raw, err := range r.scanner.Lines(ctx, &scan.Section{File: f, Size: f.Size, End: f.Size}, true) {
+		if err != nil {
 			return nil, err
 		}
 		if len(entries) == maxIndexEntries {
 			return nil, nil
 		}
-		entries = append(entries, indexEntry{hash: hashOfLine(raw), offset: raw.from})
+		entries = append(entries, indexEntry{hash: hashOfLine(raw), offset: raw.From})
 	}
 	sortEntries(entries)
 	return entries, nil
 }
 
 // hashOfLine returns the hash of a line's conversation id, or unreadable.
-func hashOfLine(raw rawLine) uint64 {
-	if entry.HasBraces(raw.text) {
-		if head, ok := entry.ParseHead(raw.text); ok {
+func hashOfLine(raw scan.Line) uint64 {
+	if entry.HasBraces(raw.Text) {
+		if head, ok := entry.ParseHead(raw.Text); ok {
 			return hashConversation(head.ConversationID)
 		}
 	}
-	e, err := parseRaw(raw)
+	e, err := raw.Parse()
 	if err != nil {
 		return unreadable
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 // maxRewrites is the maximum number of attempts to rewrite a file that is being edited.
@@ -131,7 +132,7 @@ func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
 	for range maxRewrites {
 		erased, err := e.tryDay(ctx, d, path)
 		switch {
-		case errors.Is(err, errChanged):
+		case errors.Is(err, scan.ErrChanged):
 			continue
 		case err == nil && e.mentions > 0:
 			const message = "unreadable lines of the interaction log mention an erased conversation; search the file for the id"
@@ -139,7 +140,7 @@ func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
 		}
 		return erased, err
 	}
-	return 0, fmt.Errorf("%s: %w, %d times in a row; try again when it is not being edited", path, errChanged, maxRewrites)
+	return 0, fmt.Errorf("%s: %w, %d times in a row; try again when it is not being edited", path, scan.ErrChanged, maxRewrites)
 }
 
 // tryDay is one attempt of eraseDay. Errors: errChanged.
@@ -174,7 +175,7 @@ func (e *erasure) contains(ctx context.Context, f *dayfile.File, d dayfile.Day) 
 		return false, err
 	}
 	defer release()
-	s := &section{file: f, size: f.Size, end: f.Size, filter: e.query.mayMatch}
+	s := &scan.Section{File: f, Size: f.Size, End: f.Size, Filter: e.query.mayMatch}
 	e.mentions = 0
 	for _, err := range e.entries(f, e.reader.candidateLines(ctx, f, d, e.query, s)) {
 		return err == nil, err
@@ -184,14 +185,14 @@ func (e *erasure) contains(ctx context.Context, f *dayfile.File, d dayfile.Day) 
 
 // entries yields those of a file's lines that are entries of the conversation. It counts the lines that
 // mention the conversation and cannot be parsed.
-func (e *erasure) entries(f *dayfile.File, lines iter.Seq2[rawLine, error]) iter.Seq2[rawLine, error] {
-	return func(yield func(rawLine, error) bool) {
+func (e *erasure) entries(f *dayfile.File, lines iter.Seq2[scan.Line, error]) iter.Seq2[scan.Line, error] {
+	return func(yield func(scan.Line, error) bool) {
 		for raw, err := range lines {
 			if err != nil {
 				yield(raw, err)
 				return
 			}
-			entry, err := parseRaw(raw)
+			entry, err := raw.Parse()
 			switch {
 			case err == nil && entry.Tenant == e.query.tenant && entry.Interaction.ConversationId == e.query.conversation:
 				at := entry.Interaction.GetTimestamp().AsTime()
@@ -210,10 +211,10 @@ func (e *erasure) entries(f *dayfile.File, lines iter.Seq2[rawLine, error]) iter
 
 // mentionsID reports whether a line contains the conversation's id. Of a line that is too long it checks
 // the beginning.
-func (e *erasure) mentionsID(f *dayfile.File, raw rawLine) bool {
-	text := raw.text
-	if raw.long {
-		n, _ := f.ReadAt(e.buffer, raw.from) // After an error the buffer has what could be read.
+func (e *erasure) mentionsID(f *dayfile.File, raw scan.Line) bool {
+	text := raw.Text
+	if raw.Long {
+		n, _ := f.ReadAt(e.buffer, raw.From) // After an error the buffer has what could be read.
 		text = e.buffer[:n]
 	}
 	return bytes.Contains(text, []byte(e.query.conversation))

@@ -36,6 +36,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 // Errors of Open. Open wraps them with the directory and what to do.
@@ -70,6 +71,7 @@ type Options struct {
 type Log struct {
 	options Options
 	reader  *reader
+	scanner scan.Scanner
 	erasing chan struct{} // holds a value while an Erase runs
 	lost    atomic.Int64  // entries that were lost since the start
 

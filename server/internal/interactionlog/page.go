@@ -9,6 +9,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -118,7 +119,7 @@ type collector struct {
 
 // add adds the interaction of a line to the page, unless it belongs to the next one. It returns false if
 // the interaction is too large for any page.
-func (c *collector) add(d dayfile.Day, raw rawLine, interaction *parleyv1.Interaction) bool {
+func (c *collector) add(d dayfile.Day, raw scan.Line, interaction *parleyv1.Interaction) bool {
 	size := proto.Size(interaction)
 	if size > maxInteractionBytes {
 		return false
@@ -131,8 +132,8 @@ func (c *collector) add(d dayfile.Day, raw rawLine, interaction *parleyv1.Intera
 	c.page.Interactions = append(c.page.Interactions, interaction)
 	c.page.Skipped = c.skipped
 	c.bytes += size
-	if c.last = (position{d, raw.next}); c.query.backward {
-		c.last.offset = raw.from
+	if c.last = (position{d, raw.Next}); c.query.backward {
+		c.last.offset = raw.From
 	}
 	return true
 }

@@ -7,11 +7,10 @@ import (
 	"log/slog"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
-	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 const (
@@ -34,7 +33,7 @@ type reader struct {
 	dir       string
 	log       *slog.Logger
 	now       func() time.Time
-	pool      sync.Pool     // of *chunk
+	scanner   scan.Scanner
 	scanSlots chan struct{} // holds a value for each query that scans
 	listSlots chan struct{} // holds a value for each other query
 	indexes   indexState
@@ -128,18 +127,18 @@ func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin
 	q := c.query
 	faults := faults{day: d, warned: r.warned.ofDay(d)}
 	older := 0 // consecutive
-	s := &section{file: f, size: f.Size, first: begin, end: end, backward: q.backward, filter: q.mayMatch}
+	s := &scan.Section{File: f, Size: f.Size, First: begin, End: end, Backward: q.backward, Filter: q.mayMatch}
 	for raw, err := range r.candidateLines(ctx, f, d, q, s) {
 		if err != nil {
 			return err
 		}
-		e, err := parseRaw(raw)
+		e, err := raw.Parse()
 		switch {
-		case err != nil && raw.open && r.now().Sub(time.Unix(0, f.Modified)) < incompleteFor:
+		case err != nil && raw.Open && r.now().Sub(time.Unix(0, f.Modified)) < incompleteFor:
 			continue
 		case err != nil:
 			c.skipped++
-			faults.add(raw.from, err)
+			faults.add(raw.From, err)
 			continue
 		case e.Tenant != q.tenant, q.conversation != "" && e.Interaction.ConversationId != q.conversation:
 			continue
@@ -157,7 +156,7 @@ func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin
 		}
 		if !c.add(d, raw, e.Interaction) {
 			c.skipped++
-			faults.add(raw.from, errTooLarge)
+			faults.add(raw.From, errTooLarge)
 		}
 		if c.more {
 			break
@@ -166,43 +165,17 @@ func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin
 	return r.warnFaults(ctx, f, &faults)
 }
 
-// parseRaw parses a line.
-func parseRaw(raw rawLine) (*entry.Entry, error) {
-	if raw.long {
-		return nil, entry.ErrTooLong
-	}
-	return entry.Parse(raw.text)
-}
-
 // candidateLines yields the lines of a section that the query must parse, with an index of conversations
 // if there is one. Lines that are still marked as long are longer than an entry may be.
 func (r *reader) candidateLines(
-	ctx context.Context, f *dayfile.File, d dayfile.Day, q *query, s *section,
-) iter.Seq2[rawLine, error] {
-	return func(yield func(rawLine, error) bool) {
+	ctx context.Context, f *dayfile.File, d dayfile.Day, q *query, s *scan.Section,
+) iter.Seq2[scan.Line, error] {
+	return func(yield func(scan.Line, error) bool) {
 		if q.conversation != "" {
 			if done := r.indexedLines(ctx, f, d, q.conversation, s, yield); done {
 				return
 			}
 		}
-		r.scanLines(ctx, s, q.selective())(yield)
-	}
-}
-
-// scanLines is scanShortLines with the text of long lines.
-func (r *reader) scanLines(ctx context.Context, s *section, parallel bool) iter.Seq2[rawLine, error] {
-	return func(yield func(rawLine, error) bool) {
-		var buffer []byte
-		for raw, err := range r.scanShortLines(ctx, s, parallel) {
-			if err == nil && raw.long {
-				raw, err = readLine(s.file, s.size, raw.from, &buffer)
-				if errors.Is(err, errChanged) || err == nil && !raw.long && s.filter != nil && !s.filter(raw.text) {
-					continue
-				}
-			}
-			if !yield(raw, err) || err != nil {
-				return
-			}
-		}
+		r.scanner.Lines(ctx, s, q.selective())(yield)
 	}
 }

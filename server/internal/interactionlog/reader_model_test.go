@@ -15,6 +15,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 // TestReaderAgreesWithModel runs all queries over files with lines by the encoder, lines by hand and invalid
@@ -115,7 +116,7 @@ func drawFile(t *rapid.T) string {
 		case 6, 7, 8:
 			b.WriteString(strings.TrimSuffix(e.String(), "\n") + "\r\n")
 		case 9:
-			e.Content = strings.Repeat("ſ", rapid.SampledFrom([]int{tailBytes, chunkBytes}).Draw(t, "length")/2+5)
+			e.Content = strings.Repeat("ſ", rapid.SampledFrom([]int{scan.TailBytes, scan.ChunkBytes}).Draw(t, "length")/2+5)
 			b.WriteString(e.String())
 		default:
 			b.WriteString(e.String())
@@ -133,12 +134,12 @@ func drawFile(t *rapid.T) string {
 // FuzzRead runs all queries on a file of any bytes.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(entrytest.Lines("a", "b\n", "ÄPFEL")), "äp", uint32(0))
-	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+entrytest.Lines("\"")), `"`, uint32(chunkBytes))
+	f.Add([]byte("\xef\xbb\xbf{}\r\n\n"+entrytest.Lines("\"")), `"`, uint32(scan.ChunkBytes))
 	f.Fuzz(func(t *testing.T, file []byte, text string, prefix uint32) {
 		r := newTestReader(t)
 		content := string(file)
 		if prefix%4 == 0 { // large enough for an index, and near the end of a chunk
-			content = strings.Repeat("x", int(prefix%(2*chunkBytes))) + "\n" + content
+			content = strings.Repeat("x", int(prefix%(2*scan.ChunkBytes))) + "\n" + content
 		}
 		r.putFile(t, "2026-11-19", content)
 		for range 2 { // The second time there is an index. A conversation's query does not notice errors in other lines.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 const (
@@ -79,7 +80,7 @@ func (w *rewrite) compare(ctx context.Context) error {
 		return err
 	}
 	if now.Sum64() != w.hash.Sum64() {
-		return errChanged
+		return scan.ErrChanged
 	}
 	return nil
 }
@@ -103,7 +104,7 @@ func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 		return err
 	}
 	if last, err := w.lastBreak(end); err != nil || last != end {
-		return cmp.Or(err, errChanged) // From this offset on, compare detects an edit.
+		return cmp.Or(err, scan.ErrChanged) // From this offset on, compare detects an edit.
 	}
 	release, err := w.reader.acquireScan(ctx)
 	if err != nil {
@@ -121,7 +122,7 @@ func (w *rewrite) lastBreak(end int64) (int64, error) {
 		from := max(w.offset, end-int64(len(w.buffer)))
 		n, err := w.from.ReadAt(w.buffer[:end-from], from)
 		if errors.Is(err, io.EOF) {
-			return 0, errChanged
+			return 0, scan.ErrChanged
 		} else if err != nil {
 			return 0, err
 		}
@@ -135,15 +136,15 @@ func (w *rewrite) lastBreak(end int64) (int64, error) {
 
 // copyRetained copies the lines of the old file that are not erased, up to a size.
 func (w *rewrite) copyRetained(ctx context.Context, size int64, parallel bool) error {
-	s := &section{file: w.from, size: size, first: w.offset, end: size, filter: w.query.mayMatch}
-	for raw, err := range w.entries(w.from, w.reader.scanLines(ctx, s, parallel)) {
+	s := &scan.Section{File: w.from, Size: size, First: w.offset, End: size, Filter: w.query.mayMatch}
+	for raw, err := range w.entries(w.from, w.scanner.Lines(ctx, s, parallel)) {
 		if err == nil {
-			err = w.copy(ctx, w.to, w.offset, raw.from)
+			err = w.copy(ctx, w.to, w.offset, raw.From)
 		}
 		if err != nil {
 			return err
 		}
-		w.offset = raw.next
+		w.offset = raw.Next
 		w.erased++
 	}
 	err := w.copy(ctx, w.to, w.offset, size)
@@ -175,11 +176,11 @@ func (w *rewrite) replace(ctx context.Context) error {
 	current, err := os.Lstat(w.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errChanged
+		return scan.ErrChanged
 	case err != nil:
 		return err
 	case !os.SameFile(info, current), info.Size() < w.offset:
-		return errChanged
+		return scan.ErrChanged
 	}
 	if err := w.copyRetained(ctx, info.Size(), false); err != nil {
 		return err
@@ -232,7 +233,7 @@ func (w *rewrite) copy(ctx context.Context, to io.Writer, from, end int64) error
 		}
 		n, err := w.from.ReadAt(w.buffer[:min(int64(len(w.buffer)), end-from)], from)
 		if errors.Is(err, io.EOF) {
-			return errChanged
+			return scan.ErrChanged
 		} else if err != nil {
 			return err
 		}

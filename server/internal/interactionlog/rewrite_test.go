@@ -10,6 +10,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
+	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
 )
 
 // TestReplace checks that replace notices, under the lock, what has happened since the old file was read.
@@ -21,14 +22,14 @@ func TestReplace(t *testing.T) {
 	}{
 		"nothing":  {func(*testLog) error { return nil }, nil},
 		"appended": {func(w *testLog) error { w.commit("more"); return nil }, nil},
-		"shorter":  {func(w *testLog) error { return os.Truncate(w.path(name), 10) }, errChanged},
-		"removed":  {func(w *testLog) error { return os.Remove(w.path(name)) }, errChanged},
+		"shorter":  {func(w *testLog) error { return os.Truncate(w.path(name), 10) }, scan.ErrChanged},
+		"removed":  {func(w *testLog) error { return os.Remove(w.path(name)) }, scan.ErrChanged},
 		"a new one": {func(w *testLog) error {
 			return errors.Join(os.Remove(w.path(name)), os.WriteFile(w.path(name), nil, 0o600))
-		}, errChanged},
+		}, scan.ErrChanged},
 		"a link": {func(w *testLog) error {
 			return errors.Join(os.Rename(w.path(name), w.path("x")), os.Symlink("x", w.path(name)))
-		}, errChanged},
+		}, scan.ErrChanged},
 		"closed": {func(w *testLog) error { return w.Close() }, errClosed},
 	}
 	for what, test := range tests {

@@ -1,7 +1,6 @@
 package interactionlog
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -75,20 +74,15 @@ func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) er
 		return nil
 	}
 	slices.SortFunc(f.unwarned, func(a, b fault) int { return cmp.Compare(a.offset, b.offset) })
-	c := r.chunk()
-	defer r.pool.Put(c)
 	number, at := 1, int64(0)
 	for _, fault := range f.unwarned {
-		for at < fault.offset {
-			n, err := file.ReadAt(c.buffer[:min(int64(len(c.buffer)), fault.offset-at)], at)
-			if errors.Is(err, io.EOF) {
-				return ctx.Err() // The file was truncated in the meantime.
-			}
-			if err := cmp.Or(err, ctx.Err()); err != nil {
-				return err
-			}
-			number, at = number+bytes.Count(c.buffer[:n], []byte{'\n'}), at+int64(n)
+		breaks, err := r.scanner.CountBreaks(ctx, file, at, fault.offset)
+		if errors.Is(err, io.EOF) {
+			return ctx.Err() // The file was truncated in the meantime.
+		} else if err != nil {
+			return err
 		}
+		number, at = number+breaks, fault.offset
 		if r.warned.add(f.day, fault.offset) {
 			r.log.Warn("line of the interaction log skipped",
 				"file", filepath.Join(r.dir, f.day.FileName()), "line", number, "error", fault.err)

@@ -1,4 +1,4 @@
-package interactionlog
+package scan
 
 import (
 	"bytes"
@@ -18,54 +18,54 @@ import (
 )
 
 // scanAll returns the lines of a section as "offset-next text". It reads long ones separately.
-func scanAll(t rapid.TB, r *reader, s *section, parallel bool) []string {
+func scanAll(t rapid.TB, r *Scanner, s *Section, parallel bool) []string {
 	lines := []string{}
 	var buffer []byte
-	for line, err := range r.scanShortLines(context.Background(), s, parallel) {
-		if err == nil && line.long {
-			line, err = readLine(s.file, s.size, line.from, &buffer)
+	for line, err := range r.shortLines(context.Background(), s, parallel) {
+		if err == nil && line.Long {
+			line, err = ReadLine(s.File, s.Size, line.From, &buffer)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(line.text) > 0 || line.long {
+		if len(line.Text) > 0 || line.Long {
 			lines = append(lines, describe(line))
 		}
 	}
 	return lines
 }
 
-func describe(line rawLine) string {
-	text := string(line.text)
+func describe(line Line) string {
+	text := string(line.Text)
 	if len(text) > 100 {
 		text = text[:50] + "…" + text[len(text)-50:]
 	}
-	next := line.next
-	if line.long {
+	next := line.Next
+	if line.Long {
 		text, next = "too long", 0
 	}
-	return fmt.Sprintf("%d-%d open=%t %q", line.from, next, line.open, text)
+	return fmt.Sprintf("%d-%d open=%t %q", line.From, next, line.Open, text)
 }
 
 // modelLines splits a file at line breaks.
 func modelLines(file []byte, first, end int64, backward bool) []string {
 	lines := []string{}
 	for at := 0; at < len(file); {
-		line := rawLine{from: int64(at)}
+		line := Line{From: int64(at)}
 		if length := bytes.IndexByte(file[at:], '\n'); length < 0 {
-			line.text, line.open, at = file[at:], true, len(file)
+			line.Text, line.Open, at = file[at:], true, len(file)
 		} else {
-			line.text, at = file[at:at+length], at+length+1
+			line.Text, at = file[at:at+length], at+length+1
 		}
-		line.next = int64(at)
-		if line.from == 0 {
-			line.text = bytes.TrimPrefix(line.text, []byte("\ufeff"))
+		line.Next = int64(at)
+		if line.From == 0 {
+			line.Text = bytes.TrimPrefix(line.Text, []byte("\ufeff"))
 		}
-		if line.long = len(line.text) > entry.MaxBytes; line.long {
-			line.open = false
+		if line.Long = len(line.Text) > entry.MaxBytes; line.Long {
+			line.Open = false
 		}
-		line.text = bytes.Trim(line.text, " \t\r")
-		if len(line.text) > 0 && line.from >= first && line.from < end {
+		line.Text = bytes.Trim(line.Text, " \t\r")
+		if len(line.Text) > 0 && line.From >= first && line.From < end {
 			lines = append(lines, describe(line))
 		}
 	}
@@ -75,11 +75,11 @@ func modelLines(file []byte, first, end int64, backward bool) []string {
 	return lines
 }
 
-func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
+func checkScan(t rapid.TB, r *Scanner, file []byte, first, end int64) {
 	for _, backward := range []bool{false, true} {
 		want := modelLines(file, first, end, backward)
 		for _, parallel := range []bool{false, true} {
-			s := &section{file: bytes.NewReader(file), size: int64(len(file)), first: first, end: end, backward: backward}
+			s := &Section{File: bytes.NewReader(file), Size: int64(len(file)), First: first, End: end, Backward: backward}
 			if diff := cmp.Diff(want, scanAll(t, r, s, parallel)); diff != "" {
 				t.Fatalf("lines from %d to %d, backward %t, parallel %t: (-want +got):\n%s", first, end, backward, parallel, diff)
 			}
@@ -89,13 +89,13 @@ func checkScan(t rapid.TB, r *reader, file []byte, first, end int64) {
 
 // TestScan reads files whose lines end near the ends of chunks.
 func TestScan(t *testing.T) {
-	r := newTestReader(t).reader
+	r := new(Scanner)
 	rapid.Check(t, func(t *rapid.T) {
 		var file []byte
 		if rapid.Bool().Draw(t, "mark") {
 			file = []byte("\ufeff")
 		}
-		edges := rapid.SampledFrom([]int{0, 0, 1, 50, tailBytes, chunkBytes, chunkBytes + tailBytes, 2 * chunkBytes, 3*chunkBytes + 7})
+		edges := rapid.SampledFrom([]int{0, 0, 1, 50, TailBytes, ChunkBytes, ChunkBytes + TailBytes, 2 * ChunkBytes, 3*ChunkBytes + 7})
 		ends := rapid.SampledFrom([]string{"\n", "\n", "\r\n", "\n\n", " \n"})
 		for range rapid.IntRange(0, 6).Draw(t, "lines") {
 			length := max(0, edges.Draw(t, "length")+rapid.IntRange(-3, 3).Draw(t, "more"))
@@ -116,8 +116,8 @@ func TestScan(t *testing.T) {
 
 // TestScanAtTheEdges has lines that begin and files that end at every offset near the end of a chunk.
 func TestScanAtTheEdges(t *testing.T) {
-	r := newTestReader(t).reader
-	for _, edge := range []int{chunkBytes, 2 * chunkBytes, 3 * chunkBytes, chunkBytes + tailBytes, 2*chunkBytes + tailBytes} {
+	r := new(Scanner)
+	for _, edge := range []int{ChunkBytes, 2 * ChunkBytes, 3 * ChunkBytes, ChunkBytes + TailBytes, 2*ChunkBytes + TailBytes} {
 		for length := edge - 4; length <= edge+4; length++ {
 			line := strings.Repeat("x", length)
 			for _, file := range []string{line, line + "\n", line + "\ny", line + "\n\ny\n"} {
@@ -128,7 +128,7 @@ func TestScanAtTheEdges(t *testing.T) {
 }
 
 func TestScanLongLines(t *testing.T) {
-	r := newTestReader(t).reader
+	r := new(Scanner)
 	for _, length := range []int{entry.MaxBytes - 1, entry.MaxBytes, entry.MaxBytes + 1, 2 * entry.MaxBytes} {
 		long := strings.Repeat("x", length)
 		for _, file := range []string{long, "a\n" + long, "a\n" + long + "\nb\n"} {
@@ -139,11 +139,11 @@ func TestScanLongLines(t *testing.T) {
 
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("\xef\xbb\xbfa\r\n\n b\nc"), uint32(0), int64(0), int64(9))
-	f.Add([]byte("\n"), uint32(chunkBytes-1), int64(5), int64(chunkBytes))
+	f.Add([]byte("\n"), uint32(ChunkBytes-1), int64(5), int64(ChunkBytes))
 	f.Fuzz(func(t *testing.T, file []byte, prefix uint32, first, end int64) {
 		// The prefix moves the file to the end of a chunk.
-		file = append(bytes.Repeat([]byte{'x'}, int(prefix%(2*chunkBytes))), file...)
-		checkScan(t, newReader(t.TempDir(), nil, nil), file, max(first, 0), end)
+		file = append(bytes.Repeat([]byte{'x'}, int(prefix%(2*ChunkBytes))), file...)
+		checkScan(t, new(Scanner), file, max(first, 0), end)
 	})
 }
 
@@ -151,17 +151,17 @@ func FuzzScan(f *testing.F) {
 type truncatedFile struct{ *bytes.Reader }
 
 func TestScanTruncatedFile(t *testing.T) {
-	r := newTestReader(t).reader
-	file := []byte(strings.Repeat("0123456789\n", chunkBytes/5))
+	r := new(Scanner)
+	file := []byte(strings.Repeat("0123456789\n", ChunkBytes/5))
 	for _, parallel := range []bool{false, true} {
-		s := &section{file: truncatedFile{bytes.NewReader(file)}, size: 3 * int64(len(file)), end: math.MaxInt64, backward: true}
-		if lines := scanAll(t, r, s, parallel); len(lines) != chunkBytes/5 {
-			t.Errorf("parallel %t: %d lines, want %d", parallel, len(lines), chunkBytes/5)
+		s := &Section{File: truncatedFile{bytes.NewReader(file)}, Size: 3 * int64(len(file)), End: math.MaxInt64, Backward: true}
+		if lines := scanAll(t, r, s, parallel); len(lines) != ChunkBytes/5 {
+			t.Errorf("parallel %t: %d lines, want %d", parallel, len(lines), ChunkBytes/5)
 		}
 	}
 	var buffer []byte
 	for name, start := range map[string]int64{"after the end": int64(len(file)) + 5, "within a line": 5} {
-		if line, err := readLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, errChanged) {
+		if line, err := ReadLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, ErrChanged) {
 			t.Errorf("%s: readLine = %+v, %v, want errChanged", name, line, err)
 		}
 	}
@@ -182,11 +182,11 @@ func (b failingReaderAt) ReadAt(p []byte, at int64) (int, error) {
 }
 
 func TestScanStopsAtFirstError(t *testing.T) {
-	r := newTestReader(t).reader
-	file := []byte(strings.Repeat("0123456789\n", chunkBytes))
-	s := section{file: failingReaderAt{bytes.NewReader(file), 2 * chunkBytes}, size: int64(len(file)), end: math.MaxInt64}
+	r := new(Scanner)
+	file := []byte(strings.Repeat("0123456789\n", ChunkBytes))
+	s := Section{File: failingReaderAt{bytes.NewReader(file), 2 * ChunkBytes}, Size: int64(len(file)), End: math.MaxInt64}
 	complete := s
-	complete.file = bytes.NewReader(file)
+	complete.File = bytes.NewReader(file)
 	for _, parallel := range []bool{false, true} {
 		if err := lastError(t.Context(), r, s, parallel, func() {}); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("parallel %t: %v", parallel, err)
@@ -201,9 +201,9 @@ func TestScanStopsAtFirstError(t *testing.T) {
 }
 
 // lastError scans to the end, calls a function at each line and returns the error.
-func lastError(ctx context.Context, r *reader, s section, parallel bool, each func()) error {
+func lastError(ctx context.Context, r *Scanner, s Section, parallel bool, each func()) error {
 	var failed error
-	for _, err := range r.scanShortLines(ctx, &s, parallel) {
+	for _, err := range r.shortLines(ctx, &s, parallel) {
 		if failed != nil {
 			return errors.New("scan continues after an error")
 		}
