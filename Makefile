@@ -127,7 +127,7 @@ checkgenerate: bin/.buf ## fail if gen/ or the stubs differ from what proto/ gen
 .PHONY: bench
 bench: ## measure the service beside what bounds it, everything in turn
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
-	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog
+	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 
 # A module of its own, with SQLite in it, which is written in C.
 BENCHCOMPARE := store/benchcompare

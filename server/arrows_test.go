@@ -65,8 +65,11 @@ func allowedArrows() []arrow {
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
 		{"server/internal/interactionlog", []string{
-			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "server/internal/interactionlog/scan",
-			"store", api,
+			"server/internal/interactionlog/search", "server/internal/interactionlog/scan",
+			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "store", api,
+		}},
+		{"server/internal/interactionlog/search", []string{
+			"server/internal/interactionlog/scan", "server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "store", api,
 		}},
 		{"server/internal/interactionlog/scan", []string{"server/internal/interactionlog/entry"}},
 		{"server/internal/interactionlog/dayfile", nil},

@@ -366,8 +366,7 @@ func (c *catchUp) findEntries(ctx context.Context) error {
 
 // findEntriesOfDay does the same for the file of one day, from its end.
 func (c *catchUp) findEntriesOfDay(ctx context.Context, d dayfile.Day) error {
-	r := c.log.reader
-	f, err := dayfile.OpenRead(r.dir, d.FileName())
+	f, err := dayfile.OpenRead(c.log.options.Dir, d.FileName())
 	if f == nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
+	"github.com/parleyhq/parley/server/internal/interactionlog/search"
 )
 
 // maxRewrites is the maximum number of attempts to rewrite a file that is being edited.
@@ -38,7 +39,7 @@ func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, 
 		return 0, ctx.Err()
 	}
 	e := &erasure{
-		Log: l, query: &query{filter: filter{tenant: tenant, conversation: conversationID}},
+		Log: l, conversation: search.Conversation{Tenant: tenant, ID: conversationID},
 		buffer: make([]byte, copyBytes), seed: maphash.MakeSeed(),
 	}
 	erased, err := e.run(ctx)
@@ -52,9 +53,9 @@ func (l *Log) Erase(ctx context.Context, tenant, conversationID string) (int64, 
 type erasure struct {
 	*Log
 
-	query  *query // matches the entries to remove
-	buffer []byte
-	seed   maphash.Seed
+	conversation search.Conversation // whose entries are removed
+	buffer       []byte
+	seed         maphash.Seed
 	// mentions counts the lines of the current file that contain the id and cannot be parsed.
 	mentions int
 	// until is the time up to which CatchUp adds no entries of the conversation. latest is the latest
@@ -123,7 +124,7 @@ func (e *erasure) syncExclusions() error {
 // e.mu.
 func (e *erasure) excludeUntil(until time.Time) error {
 	e.until = until
-	return e.addExclusion(exclusion{Tenant: e.query.tenant, ID: e.query.conversation, Erased: until, Until: until})
+	return e.addExclusion(exclusion{Tenant: e.conversation.Tenant, ID: e.conversation.ID, Erased: until, Until: until})
 }
 
 // eraseDay erases from the file of a day.
@@ -136,7 +137,8 @@ func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
 			continue
 		case err == nil && e.mentions > 0:
 			const message = "unreadable lines of the interaction log mention an erased conversation; search the file for the id"
-			e.options.Log.Warn(message, "file", path, "lines", e.mentions, "tenant", e.query.tenant, "conversation_id", e.query.conversation)
+			e.options.Log.Warn(message, "file", path, "lines", e.mentions,
+				"tenant", e.conversation.Tenant, "conversation_id", e.conversation.ID)
 		}
 		return erased, err
 	}
@@ -170,14 +172,13 @@ func (e *erasure) tryDay(ctx context.Context, d dayfile.Day, path string) (int64
 
 // contains reports whether a file has an entry of the conversation.
 func (e *erasure) contains(ctx context.Context, f *dayfile.File, d dayfile.Day) (bool, error) {
-	release, err := e.reader.acquireScan(ctx)
+	release, err := e.reader.AcquireScan(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer release()
-	s := &scan.Section{File: f, Size: f.Size, End: f.Size, Filter: e.query.mayMatch}
 	e.mentions = 0
-	for _, err := range e.entries(f, e.reader.candidateLines(ctx, f, d, e.query, s)) {
+	for _, err := range e.entries(f, e.reader.ConversationLines(ctx, f, d, e.conversation)) {
 		return err == nil, err
 	}
 	return false, nil
@@ -194,7 +195,7 @@ func (e *erasure) entries(f *dayfile.File, lines iter.Seq2[scan.Line, error]) it
 			}
 			entry, err := raw.Parse()
 			switch {
-			case err == nil && entry.Tenant == e.query.tenant && entry.Interaction.ConversationId == e.query.conversation:
+			case err == nil && entry.Tenant == e.conversation.Tenant && entry.Interaction.ConversationId == e.conversation.ID:
 				at := entry.Interaction.GetTimestamp().AsTime()
 				if at.After(e.latest) && !at.After(e.options.Now().Add(maxImportAhead)) {
 					e.latest = at
@@ -217,5 +218,5 @@ func (e *erasure) mentionsID(f *dayfile.File, raw scan.Line) bool {
 		n, _ := f.ReadAt(e.buffer, raw.From) // After an error the buffer has what could be read.
 		text = e.buffer[:n]
 	}
-	return bytes.Contains(text, []byte(e.query.conversation))
+	return bytes.Contains(text, []byte(e.conversation.ID))
 }

@@ -6,6 +6,9 @@
 // is in the file of its create_time. The entries of a conversation are in the order of their commits.
 // Package entry documents their format.
 //
+// This package writes: appending, the checkpoint, catching up and erasing. Its subpackages do not import it. Package
+// search lists and searches the files, scan reads their lines, dayfile names and opens them.
+//
 // # Failures
 //
 // A message is in the file before its sender is notified that it was accepted. If the log cannot be
@@ -37,6 +40,17 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
+	"github.com/parleyhq/parley/server/internal/interactionlog/search"
+)
+
+// Queries of a Log and their result. Package search documents them.
+type (
+	// List selects entries by day, span or conversation.
+	List = search.List
+	// Search selects entries by their text.
+	Search = search.Search
+	// Page is a page of entries.
+	Page = search.Page
 )
 
 // Errors of Open. Open wraps them with the directory and what to do.
@@ -70,7 +84,7 @@ type Options struct {
 // Log writes and reads the files of a directory. The zero value is not usable.
 type Log struct {
 	options Options
-	reader  *reader
+	reader  *search.Reader
 	scanner scan.Scanner
 	erasing chan struct{} // holds a value while an Erase runs
 	lost    atomic.Int64  // entries that were lost since the start
@@ -101,7 +115,7 @@ func Open(o Options) (*Log, error) {
 		o.Now = time.Now
 	}
 	l := &Log{
-		options: o, reader: newReader(o.Dir, o.Log, o.Now), encoder: entry.NewEncoder(o.Redact),
+		options: o, reader: search.NewReader(o.Dir, o.Log, o.Now), encoder: entry.NewEncoder(o.Redact),
 		erasing: make(chan struct{}, 1),
 	}
 	err := dayfile.MakeDir(o.Dir)
@@ -168,13 +182,13 @@ func (l *Log) isOrphan(name string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// List returns a page of entries, see [List]. To find none is not an error. Errors: ErrPageToken,
-// ErrDate, those of ctx and of the file system.
-func (l *Log) List(ctx context.Context, q *List) (*Page, error) { return l.reader.list(ctx, q) }
+// List returns a page of entries, see [List]. To find none is not an error. Errors:
+// search.ErrPageToken, search.ErrDate, those of ctx and of the file system.
+func (l *Log) List(ctx context.Context, q *List) (*Page, error) { return l.reader.List(ctx, q) }
 
 // Search returns a page of the entries that contain a text, see [Search]. To find none is not an error.
-// Errors: those of List except ErrDate.
-func (l *Log) Search(ctx context.Context, q *Search) (*Page, error) { return l.reader.search(ctx, q) }
+// Errors: those of List except search.ErrDate.
+func (l *Log) Search(ctx context.Context, q *Search) (*Page, error) { return l.reader.Search(ctx, q) }
 
 // Lost returns the number of entries that could not be written since the start.
 func (l *Log) Lost() int64 { return l.lost.Load() }

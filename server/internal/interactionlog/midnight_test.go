@@ -1,6 +1,7 @@
 package interactionlog
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -34,8 +35,17 @@ func TestConversationAcrossMidnight(t *testing.T) {
 	} {
 		tt.list.Tenant = "acme"
 		page, err := w.List(t.Context(), &tt.list)
-		if err != nil || contents(page) != tt.want {
-			t.Errorf("%s: %q, %v; want %q", tt.name, contents(page), err, tt.want)
+		if err != nil || allContents(page) != tt.want {
+			t.Errorf("%s: %q, %v; want %q", tt.name, allContents(page), err, tt.want)
 		}
 	}
+}
+
+// allContents returns the contents of a page, separated by spaces.
+func allContents(page *Page) string {
+	var contents []string
+	for _, i := range page.Interactions {
+		contents = append(contents, i.Content)
+	}
+	return strings.Join(contents, " ")
 }

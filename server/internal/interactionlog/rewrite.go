@@ -106,7 +106,7 @@ func (w *rewrite) copyComplete(ctx context.Context, size int64) error {
 	if last, err := w.lastBreak(end); err != nil || last != end {
 		return cmp.Or(err, scan.ErrChanged) // From this offset on, compare detects an edit.
 	}
-	release, err := w.reader.acquireScan(ctx)
+	release, err := w.reader.AcquireScan(ctx)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (w *rewrite) lastBreak(end int64) (int64, error) {
 
 // copyRetained copies the lines of the old file that are not erased, up to a size.
 func (w *rewrite) copyRetained(ctx context.Context, size int64, parallel bool) error {
-	s := &scan.Section{File: w.from, Size: size, First: w.offset, End: size, Filter: w.query.mayMatch}
+	s := &scan.Section{File: w.from, Size: size, First: w.offset, End: size, Filter: w.conversation.MayMatch}
 	for raw, err := range w.entries(w.from, w.scanner.Lines(ctx, s, parallel)) {
 		if err == nil {
 			err = w.copy(ctx, w.to, w.offset, raw.From)

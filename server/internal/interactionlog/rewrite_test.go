@@ -11,6 +11,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/entrytest"
 	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
+	"github.com/parleyhq/parley/server/internal/interactionlog/search"
 )
 
 // TestReplace checks that replace notices, under the lock, what has happened since the old file was read.
@@ -39,7 +40,7 @@ func TestReplace(t *testing.T) {
 			f, err := dayfile.OpenRead(w.dir, name)
 			must(t, err)
 			defer f.Close()
-			e := &erasure{Log: w.Log, query: &query{filter: filter{tenant: "acme", conversation: "gone"}}, buffer: make([]byte, 10)}
+			e := &erasure{Log: w.Log, conversation: search.Conversation{Tenant: "acme", ID: "gone"}, buffer: make([]byte, 10)}
 			to, err := os.Create(w.path("to"))
 			must(t, err)
 			defer to.Close()

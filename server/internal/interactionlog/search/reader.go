@@ -1,4 +1,7 @@
-package interactionlog
+// Package search lists and searches the files of an interaction log, which other processes may write in the
+// meantime. It owns the limits of queries, their pages and page tokens, the matching of texts and the indexes of
+// conversations beside the files. Start at [Reader].
+package search
 
 import (
 	"context"
@@ -28,8 +31,8 @@ const (
 // errTooLarge is the reason for skipping an entry that no page can contain.
 var errTooLarge = errors.New("larger than a reply, 4 MiB")
 
-// reader reads the files of a directory, which other processes may write. It is safe for concurrent use.
-type reader struct {
+// Reader reads the files of a directory, which other processes may write. It is safe for concurrent use.
+type Reader struct {
 	dir       string
 	log       *slog.Logger
 	now       func() time.Time
@@ -40,8 +43,10 @@ type reader struct {
 	warned    warnedLines
 }
 
-func newReader(dir string, log *slog.Logger, now func() time.Time) *reader {
-	return &reader{
+// NewReader returns a reader of a directory. log receives warnings about lines that cannot be parsed. now returns the
+// current time.
+func NewReader(dir string, log *slog.Logger, now func() time.Time) *Reader {
+	return &Reader{
 		dir: dir, log: log, now: now,
 		scanSlots: make(chan struct{}, maxScans),
 		listSlots: make(chan struct{}, maxLists),
@@ -50,7 +55,7 @@ func newReader(dir string, log *slog.Logger, now func() time.Time) *reader {
 }
 
 // query answers a query from a page token on.
-func (r *reader) query(ctx context.Context, q *query, token string) (*Page, error) {
+func (r *Reader) query(ctx context.Context, q *query, token string) (*Page, error) {
 	if q.size <= 0 {
 		q.size = defaultPageSize
 	}
@@ -99,8 +104,8 @@ func (r *reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	return c.finish(), nil
 }
 
-// acquireScan waits for a slot to scan whole files. The caller must call release.
-func (r *reader) acquireScan(ctx context.Context) (release func(), err error) {
+// AcquireScan waits for a slot to scan whole files. The caller must call release.
+func (r *Reader) AcquireScan(ctx context.Context) (release func(), err error) {
 	return acquire(ctx, r.scanSlots)
 }
 
@@ -118,7 +123,7 @@ func acquire(ctx context.Context, slots chan struct{}) (release func(), err erro
 func (q *query) selective() bool { return q.conversation != "" || q.text != nil }
 
 // readDay collects the entries of a day whose lines begin from begin to before end in its file.
-func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin, end int64) error {
+func (r *Reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin, end int64) error {
 	f, err := dayfile.OpenRead(r.dir, d.FileName())
 	if f == nil {
 		return err
@@ -165,9 +170,18 @@ func (r *reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin
 	return r.warnFaults(ctx, f, &faults)
 }
 
+// ConversationLines yields the lines of a day's file that may be entries of a conversation, found with an index if
+// there is one. Lines that are marked as long may be entries, too.
+func (r *Reader) ConversationLines(
+	ctx context.Context, f *dayfile.File, d dayfile.Day, c Conversation,
+) iter.Seq2[scan.Line, error] {
+	q := &query{filter: filter{tenant: c.Tenant, conversation: c.ID}}
+	return r.candidateLines(ctx, f, d, q, &scan.Section{File: f, Size: f.Size, End: f.Size, Filter: q.mayMatch})
+}
+
 // candidateLines yields the lines of a section that the query must parse, with an index of conversations
 // if there is one. Lines that are still marked as long are longer than an entry may be.
-func (r *reader) candidateLines(
+func (r *Reader) candidateLines(
 	ctx context.Context, f *dayfile.File, d dayfile.Day, q *query, s *scan.Section,
 ) iter.Seq2[scan.Line, error] {
 	return func(yield func(scan.Line, error) bool) {

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ type indexState struct {
 // indexedLines yields the lines of a conversation that an index lists. It returns true if these are
 // all of the section. If there is no index, or it is damaged, it returns false and reduces the section
 // to what remains.
-func (r *reader) indexedLines(
+func (r *Reader) indexedLines(
 	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string, s *scan.Section, yield func(scan.Line, error) bool,
 ) (complete bool) {
 	x := r.indexOf(ctx, f, d)
@@ -77,7 +77,7 @@ func (r *reader) indexedLines(
 
 // indexOf returns the index of a file, which it builds if there is none. It returns nil if the file
 // must be read instead.
-func (r *reader) indexOf(ctx context.Context, f *dayfile.File, d dayfile.Day) *index {
+func (r *Reader) indexOf(ctx context.Context, f *dayfile.File, d dayfile.Day) *index {
 	now := r.now()
 	if f.Size < minIndexedBytes || d >= dayfile.DayOf(now) || now.Sub(time.Unix(0, f.Modified)) < minIndexAge {
 		return nil
@@ -108,7 +108,7 @@ func (r *reader) indexOf(ctx context.Context, f *dayfile.File, d dayfile.Day) *i
 }
 
 // openIndex opens the index of a file. It returns nil if no index was built from the file as it is.
-func (r *reader) openIndex(f *dayfile.File, d dayfile.Day) *index {
+func (r *Reader) openIndex(f *dayfile.File, d dayfile.Day) *index {
 	file, err := dayfile.OpenRead(r.dir, d.IndexName())
 	if file == nil || err != nil {
 		return nil
@@ -122,14 +122,14 @@ func (r *reader) openIndex(f *dayfile.File, d dayfile.Day) *index {
 }
 
 // dropIndex removes a damaged index, so that the next query rebuilds it.
-func (r *reader) dropIndex(d dayfile.Day) {
+func (r *Reader) dropIndex(d dayfile.Day) {
 	if err := os.Remove(filepath.Join(r.dir, d.IndexName())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("damaged index of the interaction log not removed", "error", err)
 	}
 }
 
 // makeIndex writes the index of a file under a temporary name and renames it when it is complete.
-func (r *reader) makeIndex(ctx context.Context, f *dayfile.File, d dayfile.Day) error {
+func (r *Reader) makeIndex(ctx context.Context, f *dayfile.File, d dayfile.Day) error {
 	path := filepath.Join(r.dir, d.IndexName())
 	temporary := filepath.Join(r.dir, dayfile.TemporaryName(d.IndexName()))
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -155,7 +155,7 @@ func (r *reader) makeIndex(ctx context.Context, f *dayfile.File, d dayfile.Day) 
 
 // buildEntries returns the index entries of a file, sorted, or nil if there are more than
 // maxIndexEntries.
-func (r *reader) buildEntries(ctx context.Context, f *dayfile.File) ([]indexEntry, error) {
+func (r *Reader) buildEntries(ctx context.Context, f *dayfile.File) ([]indexEntry, error) {
 	entries := make([]indexEntry, 0, min(f.Size/256, maxIndexEntries)) // Most lines are longer than 256 bytes.
 	for raw, err := range r.scanner.Lines(ctx, &scan.Section{File: f, Size: f.Size, End: f.Size}, true) {
 		if err != nil {

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"encoding/binary"

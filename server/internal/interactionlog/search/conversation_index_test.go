@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"context"
@@ -286,7 +286,7 @@ func TestIndexIsBuiltOnce(t *testing.T) {
 	var running sync.WaitGroup
 	for range 8 {
 		running.Go(func() {
-			page, err := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s7"})
+			page, err := r.List(t.Context(), &List{Tenant: "default", ConversationID: "s7"})
 			if err != nil || len(page.Interactions) != 10 {
 				t.Errorf("%v, %v", page, err)
 			}

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"cmp"
@@ -69,7 +69,7 @@ func (f *faults) add(offset int64, err error) {
 
 // warnFaults logs faults with the numbers of their lines. For these it reads the file again, up to the
 // last fault.
-func (r *reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) error {
+func (r *Reader) warnFaults(ctx context.Context, file io.ReaderAt, f *faults) error {
 	if len(f.unwarned) == 0 {
 		return nil
 	}

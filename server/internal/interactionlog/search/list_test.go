@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"errors"
@@ -52,7 +52,7 @@ func TestList(t *testing.T) {
 			if tt.list.Tenant == "" {
 				tt.list.Tenant = "default"
 			}
-			page, err := r.list(t.Context(), &tt.list)
+			page, err := r.List(t.Context(), &tt.list)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestList(t *testing.T) {
 			}
 		})
 	}
-	if _, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-02-30"}); !errors.Is(err, ErrDate) {
+	if _, err := r.List(t.Context(), &List{Tenant: "default", Date: "2026-02-30"}); !errors.Is(err, ErrDate) {
 		t.Errorf("list of an invalid date: %v, want ErrDate", err)
 	}
 }
@@ -69,7 +69,7 @@ func TestList(t *testing.T) {
 func TestListWithoutDirectory(t *testing.T) {
 	r := newTestReader(t)
 	r.dir = filepath.Join(r.dir, "missing")
-	page, err := r.list(t.Context(), &List{Tenant: "default"})
+	page, err := r.List(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 0 {
 		t.Errorf("list = %d interactions, %v, want none", len(page.Interactions), err)
 	}
@@ -92,8 +92,8 @@ func TestListSkipsOtherFiles(t *testing.T) {
 	r.putFile(t, "2026-11-16~", entrytest.Lines("backup"))
 	r.putFile(t, "notes", entrytest.Lines("notes"))
 	r.putFile(t, "2026-11-16", entrytest.Lines("file"))
-	page, err := r.list(t.Context(), &List{Tenant: "default", Within: 1000 * time.Hour})
-	page2, err2 := r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"})
+	page, err := r.List(t.Context(), &List{Tenant: "default", Within: 1000 * time.Hour})
+	page2, err2 := r.List(t.Context(), &List{Tenant: "default", ConversationID: "s"})
 	if err != nil || err2 != nil || contents(page) != "file" || contents(page2) != "file" {
 		t.Errorf("%v, %v, %v, %v", page, err, page2, err2)
 	}
@@ -107,12 +107,12 @@ func TestListReadsEditedLines(t *testing.T) {
 	r.putFile(t, "2026-11-20", lines)
 	for _, l := range []List{{Date: "2026-11-20"}, {ConversationID: "s"}} {
 		l.Tenant = "default"
-		page, err := r.list(t.Context(), &l)
+		page, err := r.List(t.Context(), &l)
 		if err != nil || contents(page) != "a b c" || page.Skipped != 0 {
 			t.Errorf("%+v: %v, %v", l, page, err)
 		}
 	}
-	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "B"}); err != nil || contents(page) != "b" {
+	if page, err := r.Search(t.Context(), &Search{Tenant: "default", Query: "B"}); err != nil || contents(page) != "b" {
 		t.Errorf("%v, %v", page, err)
 	}
 }
@@ -123,7 +123,7 @@ func TestLinesOutOfOrder(t *testing.T) {
 	for count, want := range map[int]string{maxOlderInRow - 1: "new later late", maxOlderInRow: "new"} {
 		r := newTestReader(t)
 		r.putFile(t, "2026-11-20", entrytest.Lines("late")+strings.Repeat(older, count)+entrytest.Lines("later")+strings.Repeat(older, count)+entrytest.Lines("new"))
-		page, err := r.list(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
+		page, err := r.List(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
 		if err != nil || contents(page) != want {
 			t.Errorf("%d older lines: %q, %v; want %q", count, contents(page), err, want)
 		}
@@ -142,11 +142,11 @@ func TestSkippedLines(t *testing.T) {
 		want    string
 		skipped int
 	}{
-		{"day", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"}) }, "a b c d", 5},
-		{"recent", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default"}) }, "d c b a", 5},
-		{"conversation", func() (*Page, error) { return r.list(t.Context(), &List{Tenant: "default", ConversationID: "s"}) }, "a b c d", 5},
+		{"day", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default", Date: "2026-11-20"}) }, "a b c d", 5},
+		{"recent", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default"}) }, "d c b a", 5},
+		{"conversation", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default", ConversationID: "s"}) }, "a b c d", 5},
 		// Two invalid lines have braces and do not contain the text.
-		{"search", func() (*Page, error) { return r.search(t.Context(), &Search{Tenant: "default", Query: "B"}) }, "b", 3},
+		{"search", func() (*Page, error) { return r.Search(t.Context(), &Search{Tenant: "default", Query: "B"}) }, "b", 3},
 	} {
 		page, err := tt.query()
 		if err != nil || contents(page) != tt.want || page.Skipped != tt.skipped || page.NextPageToken != "" {
@@ -154,7 +154,7 @@ func TestSkippedLines(t *testing.T) {
 		}
 	}
 	r.putFile(t, "2026-11-19", strings.TrimSuffix(entrytest.Lines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
-	if page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
+	if page, err := r.Search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
 		t.Errorf("search of a text in a partial line = %v, %v", page, err)
 	}
 	// Each line is logged once, in the order of reading.
@@ -183,7 +183,7 @@ func TestWarningLimit(t *testing.T) {
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", strings.Repeat("broken\n", maxWarned+10))
 	for range 2 {
-		if page, err := r.list(t.Context(), &List{Tenant: "default"}); err != nil || page.Skipped != maxWarned+10 {
+		if page, err := r.List(t.Context(), &List{Tenant: "default"}); err != nil || page.Skipped != maxWarned+10 {
 			t.Fatalf("%+v, %v", page, err)
 		}
 	}
@@ -218,7 +218,7 @@ func TestLastLine(t *testing.T) {
 			if cut == len(lines)-1 {
 				want, skipped = "a b", 0 // Only the line break is missing.
 			}
-			page, err := r.list(t.Context(), &List{Tenant: "default", Date: "2026-11-20"})
+			page, err := r.List(t.Context(), &List{Tenant: "default", Date: "2026-11-20"})
 			if err != nil || contents(page) != want || page.Skipped != skipped {
 				t.Fatalf("cut at %d, %s ago: list = %v, %v, want %q, skipped %d", cut, age, page, err, want, skipped)
 			}
@@ -234,13 +234,13 @@ func TestPageSizes(t *testing.T) {
 	}
 	r.putFile(t, "2026-11-20", lines.String())
 	for size, want := range map[int]int{-1: 50, 0: 50, 1: 1, 50: 50, 1000: 1000, 1001: 1000, 1 << 40: 1000} {
-		page, err := r.list(t.Context(), &List{Tenant: "default", PageSize: size})
+		page, err := r.List(t.Context(), &List{Tenant: "default", PageSize: size})
 		if err != nil || len(page.Interactions) != want || page.NextPageToken == "" {
 			t.Errorf("page size %d: %d interactions, %v; want %d", size, len(page.Interactions), err, want)
 		}
 	}
 	r.putFile(t, "2026-11-20", strings.Repeat(entrytest.Lines(strings.Repeat("x", 1<<20-200)), 4))
-	page, err := r.list(t.Context(), &List{Tenant: "default"})
+	page, err := r.List(t.Context(), &List{Tenant: "default"})
 	if err != nil || len(page.Interactions) != 3 || page.NextPageToken == "" {
 		t.Errorf("%d interactions of 1 MiB, %v; want 3", len(page.Interactions), err)
 	}
@@ -255,7 +255,7 @@ func TestNoTokenOnLastPage(t *testing.T) {
 	r.putFile(t, "2026-11-20", entrytest.Lines("b"))
 	for _, l := range []List{{ConversationID: "s"}, {Within: 48 * time.Hour}} {
 		l.Tenant, l.PageSize = "default", 2
-		page, err := r.list(t.Context(), &l)
+		page, err := r.List(t.Context(), &l)
 		if err != nil || len(page.Interactions) != 2 || page.NextPageToken != "" {
 			t.Errorf("%+v: %v, %v", l, page, err)
 		}
@@ -266,7 +266,7 @@ func TestDefaultTenant(t *testing.T) {
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", strings.Replace(entrytest.Lines("a"), `"tenant":"default",`, "", 1))
 	for tenant, want := range map[string]string{"default": "a", "other": "", "": ""} {
-		page, err := r.list(t.Context(), &List{Tenant: tenant})
+		page, err := r.List(t.Context(), &List{Tenant: tenant})
 		if err != nil || contents(page) != want {
 			t.Errorf("tenant %q: %v, %v", tenant, page, err)
 		}
@@ -302,7 +302,7 @@ func TestReadDuringWrites(t *testing.T) {
 		}
 	})
 	for read := 0; read < 500; {
-		page, err := r.list(t.Context(), &List{Tenant: "default", Date: today.String(), PageSize: 1000})
+		page, err := r.List(t.Context(), &List{Tenant: "default", Date: today.String(), PageSize: 1000})
 		if err != nil || page.Skipped > 0 || len(page.Interactions) < read {
 			t.Fatalf("%d lines after %d, skipped %d, %v", len(page.Interactions), read, page.Skipped, err)
 		}

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"errors"
@@ -19,13 +19,13 @@ func TestPageTokenQuery(t *testing.T) {
 	list := func(l List) func(token string) (*Page, error) {
 		return func(token string) (*Page, error) {
 			l.PageSize, l.PageToken = 1, token
-			return r.list(t.Context(), &l)
+			return r.List(t.Context(), &l)
 		}
 	}
 	search := func(s Search) func(token string) (*Page, error) {
 		return func(token string) (*Page, error) {
 			s.PageSize, s.PageToken = 1, token
-			return r.search(t.Context(), &s)
+			return r.Search(t.Context(), &s)
 		}
 	}
 	queries := []func(token string) (*Page, error){
@@ -77,7 +77,7 @@ func TestLargeLines(t *testing.T) {
 	r.putFile(t, "2026-11-20", entrytest.Lines("a")+entrytest.Sample{Content: large}.String()+entrytest.Lines("b", "c"))
 	list := &List{Tenant: "default", Date: "2026-11-20"}
 	for _, want := range []string{"a", large, "b c"} {
-		page, err := r.list(t.Context(), list)
+		page, err := r.List(t.Context(), list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,13 +106,13 @@ func TestPagesDuringWrites(t *testing.T) {
 			r := newTestReader(t)
 			r.putFile(t, "2026-11-20", entrytest.Lines("a", "b"))
 			tt.list.Tenant, tt.list.PageSize = "default", 1
-			page, err := r.list(t.Context(), &tt.list)
+			page, err := r.List(t.Context(), &tt.list)
 			if err != nil {
 				t.Fatal(err)
 			}
 			r.putFile(t, "2026-11-20", entrytest.Lines("a", "b", "later"))
 			tt.list.PageToken, tt.list.PageSize = page.NextPageToken, 10
-			rest, err := r.list(t.Context(), &tt.list)
+			rest, err := r.List(t.Context(), &tt.list)
 			if got := contents(page) + " " + contents(rest); err != nil || got != tt.want {
 				t.Errorf("%q, %v; want %q", got, err, tt.want)
 			}
@@ -129,10 +129,10 @@ func TestPageTokenKeepsSpan(t *testing.T) {
 	r.putFile(t, "2026-11-20", entrytest.Lines("b", "c"))
 	for _, get := range []func(token string) (*Page, error){
 		func(token string) (*Page, error) {
-			return r.search(t.Context(), &Search{Tenant: "default", Days: 2, PageSize: 1, PageToken: token})
+			return r.Search(t.Context(), &Search{Tenant: "default", Days: 2, PageSize: 1, PageToken: token})
 		},
 		func(token string) (*Page, error) {
-			return r.list(t.Context(), &List{Tenant: "default", Within: 36 * time.Hour, PageSize: 1, PageToken: token})
+			return r.List(t.Context(), &List{Tenant: "default", Within: 36 * time.Hour, PageSize: 1, PageToken: token})
 		},
 	} {
 		now = readNow
@@ -175,7 +175,7 @@ func TestPagesDuringEdits(t *testing.T) {
 			l.Tenant, l.PageSize = "default", 2
 			r := newTestReader(t)
 			r.putFile(t, "2026-11-20", before)
-			page, err := r.list(t.Context(), &l)
+			page, err := r.List(t.Context(), &l)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -189,7 +189,7 @@ func TestPagesDuringEdits(t *testing.T) {
 				if l.PageToken = token; token == "" {
 					l.PageToken = page.NextPageToken
 				}
-				return r.list(t.Context(), &l)
+				return r.List(t.Context(), &l)
 			})
 			for _, content := range texts(rest) {
 				if !there[content] {

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"bufio"
@@ -106,9 +106,9 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := newReader(dir, slog.New(slog.DiscardHandler), func() time.Time { return now })
+	r := NewReader(dir, slog.New(slog.DiscardHandler), func() time.Time { return now })
 	conversation := func() {
-		page, err := r.list(b.Context(), &List{Tenant: "default", ConversationID: benchSession, PageSize: 1000})
+		page, err := r.List(b.Context(), &List{Tenant: "default", ConversationID: benchSession, PageSize: 1000})
 		if err != nil || len(page.Interactions) != 100 {
 			b.Fatalf("conversation: %d interactions, %v", len(page.Interactions), err)
 		}
@@ -140,7 +140,7 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 		{"word of all metadata, no match", "status", 0, 0},
 	} {
 		runs = append(runs, &benchRun{name: search.name, most: search.most, do: func() {
-			page, err := r.search(b.Context(), &Search{Tenant: "default", Query: search.text})
+			page, err := r.Search(b.Context(), &Search{Tenant: "default", Query: search.text})
 			if err != nil || len(page.Interactions) != search.want {
 				b.Fatalf("%q: %d interactions, %v", search.text, len(page.Interactions), err)
 			}
@@ -365,7 +365,7 @@ func BenchmarkLongLines(b *testing.B) {
 		debug.FreeOSMemory()
 		before := resident(b, true)
 		for _, text := range []string{"", "xxxx", "xz"} {
-			if _, err := r.search(b.Context(), &Search{Tenant: "default", Query: text, PageSize: maxPageSize}); err != nil {
+			if _, err := r.Search(b.Context(), &Search{Tenant: "default", Query: text, PageSize: maxPageSize}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ var readNow = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 // testReader is a reader of a directory, with its log output.
 type testReader struct {
-	*reader
+	*Reader
 
 	output bytes.Buffer
 	puts   int
@@ -29,7 +29,7 @@ type testReader struct {
 func newTestReader(tb testing.TB) *testReader {
 	tb.Helper()
 	r := &testReader{}
-	r.reader = newReader(tb.TempDir(), slog.New(slog.NewJSONHandler(&r.output, nil)), func() time.Time { return readNow })
+	r.Reader = NewReader(tb.TempDir(), slog.New(slog.NewJSONHandler(&r.output, nil)), func() time.Time { return readNow })
 	return r
 }
 
@@ -77,7 +77,7 @@ func (r *testReader) listAll(tb testing.TB, l List) (all []*parleyv1.Interaction
 	tb.Helper()
 	return allPages(tb, func(token string) (*Page, error) {
 		l.PageToken = token
-		return r.list(tb.Context(), &l)
+		return r.List(tb.Context(), &l)
 	})
 }
 
@@ -86,7 +86,7 @@ func (r *testReader) searchAll(tb testing.TB, s Search) (all []*parleyv1.Interac
 	tb.Helper()
 	return allPages(tb, func(token string) (*Page, error) {
 		s.PageToken = token
-		return r.search(tb.Context(), &s)
+		return r.Search(tb.Context(), &s)
 	})
 }
 

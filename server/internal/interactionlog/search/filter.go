@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import "github.com/parleyhq/parley/server/internal/interactionlog/entry"
 
@@ -30,4 +30,13 @@ func (f *filter) mayMatch(text []byte) bool {
 	}
 	content, ok := h.RawContent(text)
 	return !ok || f.text.mayMatch(content)
+}
+
+// Conversation selects the entries of a conversation.
+type Conversation struct{ Tenant, ID string }
+
+// MayMatch reports whether a line may be an entry of the conversation. If it returns false, the line is none.
+func (c Conversation) MayMatch(line []byte) bool {
+	f := filter{tenant: c.Tenant, conversation: c.ID}
+	return f.mayMatch(line)
 }

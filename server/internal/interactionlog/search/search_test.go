@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"context"
@@ -71,7 +71,7 @@ func TestConcurrentSearches(t *testing.T) {
 	var running sync.WaitGroup
 	for range 16 {
 		running.Go(func() {
-			page, err := r.search(t.Context(), &Search{Tenant: "default", Query: "GOAL"})
+			page, err := r.Search(t.Context(), &Search{Tenant: "default", Query: "GOAL"})
 			if err != nil || contents(page) != "goal" {
 				t.Errorf("%v, %v", page, err)
 			}
@@ -85,7 +85,7 @@ func TestSearchCanceled(t *testing.T) {
 	r.putFile(t, "2026-11-20", entrytest.Lines("a"))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := r.search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
+	if _, err := r.Search(ctx, &Search{Tenant: "default", Query: "a"}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -95,19 +95,19 @@ func TestSearchCanceled(t *testing.T) {
 func TestQueryLimits(t *testing.T) {
 	r := newTestReader(t) // Without files, only a query that waits checks its context.
 	scan := func(ctx context.Context) error {
-		_, err := r.search(ctx, &Search{Tenant: "default", Query: "a"})
+		_, err := r.Search(ctx, &Search{Tenant: "default", Query: "a"})
 		return err
 	}
 	conversation := func(ctx context.Context) error {
-		_, err := r.list(ctx, &List{Tenant: "default", ConversationID: "s"})
+		_, err := r.List(ctx, &List{Tenant: "default", ConversationID: "s"})
 		return err
 	}
 	day := func(ctx context.Context) error {
-		_, err := r.list(ctx, &List{Tenant: "default", Date: "2026-11-20"})
+		_, err := r.List(ctx, &List{Tenant: "default", Date: "2026-11-20"})
 		return err
 	}
 	span := func(ctx context.Context) error {
-		_, err := r.list(ctx, &List{Tenant: "other"})
+		_, err := r.List(ctx, &List{Tenant: "other"})
 		return err
 	}
 	left, leave := context.WithCancel(t.Context())

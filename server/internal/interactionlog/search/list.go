@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"cmp"
@@ -45,9 +45,9 @@ type List struct {
 	PageToken string
 }
 
-// list returns a page of entries. To find none is not an error. Errors: ErrPageToken, ErrDate, those of
+// List returns a page of entries. To find none is not an error. Errors: ErrPageToken, ErrDate, those of
 // ctx and of the file system.
-func (r *reader) list(ctx context.Context, l *List) (*Page, error) {
+func (r *Reader) List(ctx context.Context, l *List) (*Page, error) {
 	q := &query{
 		filter: filter{tenant: l.Tenant, conversation: l.ConversationID},
 		first:  math.MinInt, last: math.MaxInt,

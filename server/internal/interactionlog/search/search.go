@@ -1,4 +1,4 @@
-package interactionlog
+package search
 
 import (
 	"context"
@@ -28,9 +28,9 @@ type Search struct {
 	PageToken string
 }
 
-// search returns a page of entries. To find none is not an error. Errors: ErrPageToken, those of ctx and
+// Search returns a page of entries. To find none is not an error. Errors: ErrPageToken, those of ctx and
 // of the file system.
-func (r *reader) search(ctx context.Context, s *Search) (*Page, error) {
+func (r *Reader) Search(ctx context.Context, s *Search) (*Page, error) {
 	days := s.Days
 	if days == 0 {
 		days = defaultDays
