@@ -35,7 +35,8 @@ func BenchmarkCommitted(b *testing.B) {
 			changes := make([]store.Change, test.size)
 			for i := range changes {
 				changes[i] = entrytest.Appended(b, "default", "11111111-2222-4333-8444-555555555555", &parleyv1.Message{
-					Id: "11111111-2222-4333-8444-555555555555", Sequence: int32(i), Exchange: 2, Role: parleyv1.Role_ROLE_USER, Content: fiveHundred(),
+					Id: "11111111-2222-4333-8444-555555555555", Sequence: int32(i), Exchange: 2,
+					Role: parleyv1.Role_ROLE_USER, Content: fiveHundred(),
 					Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE, CreateTime: timestamppb.New(noon),
 				})
 			}
@@ -60,7 +61,8 @@ func BenchmarkAppend(b *testing.B) {
 	l := newLog(b, Options{Dir: filepath.Join(b.TempDir(), "interactions")})
 	startMaintain(b, l)
 	for name, observe := range map[string]func([]store.Change){"plain": nil, "log": l.Committed} {
-		s, err := boltstore.Open(filepath.Join(b.TempDir(), "parley.db"), boltstore.Options{Options: store.Options{Observe: observe}})
+		options := boltstore.Options{Options: store.Options{Observe: observe}}
+		s, err := boltstore.Open(filepath.Join(b.TempDir(), "parley.db"), options)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -76,31 +76,6 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	return l.sync()
 }
 
-// excludeWhileOff excludes messages that were committed without a log and are dated after the clock.
-func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
-	c, err := l.newCatchUp(s, since)
-	if err == nil {
-		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			until := h.GetLastAppendTime().AsTime()
-			return l.addExclusion(exclusion{
-				Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until,
-			})
-		})
-	}
-	if ctx.Err() == nil { // If ctx has ended, the next start repeats this. After another error the log is on all the same.
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.pending.saved.Off = false
-		err = errors.Join(err, l.save(true))
-	}
-	if err != nil {
-		return fmt.Errorf("interaction log: exclude messages from before: %w", err)
-	}
-	return nil
-}
-
 // finishCatchUp ends the state in which the log may lack entries without a record of them. CatchUp
 // has retried added of the entries that the previous process lost.
 func (l *Log) finishCatchUp(added int) {

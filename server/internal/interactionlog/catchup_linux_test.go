@@ -61,7 +61,8 @@ func TestCatchUpReadsOnce(t *testing.T) {
 func TestCatchUpReadsTheEnd(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
-	must(t, os.WriteFile(s.log.path(dayfile.DayOf(noon).FileName()), []byte(strings.Repeat(older, 40_000)), dayfile.FileMode))
+	path := s.log.path(dayfile.DayOf(noon).FileName())
+	must(t, os.WriteFile(path, []byte(strings.Repeat(older, 40_000)), dayfile.FileMode))
 	for i := range 100 {
 		s.add("acme", fmt.Sprint("c", i), "newer")
 	}

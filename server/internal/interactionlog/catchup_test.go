@@ -39,7 +39,8 @@ type testService struct {
 func newTestService(tb testing.TB, dir string) *testService {
 	tb.Helper()
 	s := &testService{tb: tb, dir: dir, now: noon}
-	s.Store = memstore.New(store.Options{TTL: 1000 * time.Hour, Now: func() time.Time { return s.now }, Observe: func(changes []store.Change) {
+	now := func() time.Time { return s.now }
+	s.Store = memstore.New(store.Options{TTL: 1000 * time.Hour, Now: now, Observe: func(changes []store.Change) {
 		switch {
 		case s.buffering:
 			s.buffered = append(s.buffered, changes...)
@@ -57,7 +58,8 @@ func newTestService(tb testing.TB, dir string) *testService {
 func (s *testService) open() {
 	s.tb.Helper()
 	w := &testLog{tb: s.tb, dir: s.dir, output: new(logOutput)}
-	l, err := Open(Options{Dir: s.dir, Now: func() time.Time { return s.now }, Log: slog.New(slog.NewTextHandler(w.output, nil))})
+	now := func() time.Time { return s.now }
+	l, err := Open(Options{Dir: s.dir, Now: now, Log: slog.New(slog.NewTextHandler(w.output, nil))})
 	must(s.tb, err)
 	w.Log, s.log = l, w
 }
@@ -246,7 +248,8 @@ func TestCatchUpClockSetBack(t *testing.T) {
 	s.add("acme", "c1", "three") // A message is never dated before the previous one.
 	s.add("acme", "c2", "four")
 	s.restart()
-	if got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]; !slices.Equal(got, []string{"one", "two", "four", "three"}) {
+	got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]
+	if !slices.Equal(got, []string{"one", "two", "four", "three"}) {
 		t.Errorf("file = %q", got)
 	}
 	must(t, s.log.Close())
@@ -311,7 +314,8 @@ func TestCatchUpFails(t *testing.T) {
 		s.log.crash()
 		s.open()
 		err := s.log.CatchUp(t.Context(), &failingStore{Store: s.Store, err: test.err}, "acme")
-		if isFatal := errors.Is(test.err, io.ErrUnexpectedEOF); isFatal != (err != nil) || isFatal && !errors.Is(err, test.err) {
+		isFatal := errors.Is(test.err, io.ErrUnexpectedEOF)
+		if isFatal != (err != nil) || isFatal && !errors.Is(err, test.err) {
 			t.Errorf("%v: %v", test.err, err)
 		}
 		must(t, s.log.Close())
@@ -350,14 +354,20 @@ func TestCatchUpKeepsOrder(t *testing.T) {
 		id, text string
 		detached bool
 	}{
-		{"c1", "one", false}, {"c1", "two", true}, {"c2", "three", true}, {"c1", "four", false}, {"c3", "five", false}, {"c1", "six", true},
+		{"c1", "one", false},
+		{"c1", "two", true},
+		{"c2", "three", true},
+		{"c1", "four", false},
+		{"c3", "five", false},
+		{"c1", "six", true},
 	} {
 		s.detached = m.detached
 		s.add("acme", m.id, m.text)
 	}
 	s.restart()
 	s.wantEntries("one", "four", "five", "three", "six")
-	if output := s.log.output.take(); !strings.Contains(output, "entries stay missing") || !strings.Contains(output, "count=1") {
+	output := s.log.output.take()
+	if !strings.Contains(output, "entries stay missing") || !strings.Contains(output, "count=1") {
 		t.Errorf("log output = %q", output)
 	}
 	must(t, s.log.Close())

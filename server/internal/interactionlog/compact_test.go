@@ -14,7 +14,9 @@ import (
 // commitImport passes the import of a conversation to the log. Its tenant has so many bytes.
 func (s *testService) commitImport(id string, bytes int) {
 	s.log.Committed([]store.Change{{
-		Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", bytes), ConversationID: id, UID: "u", Time: s.now,
+		Kind:   parleyv1.ChangeKind_CHANGE_KIND_CREATED,
+		Tenant: strings.Repeat("t", bytes), ConversationID: id,
+		UID: "u", Time: s.now,
 		Conversation: &parleyv1.Conversation{LastSequence: 1},
 	}})
 }

@@ -33,7 +33,8 @@ func longestMessages() map[string]*parleyv1.Message {
 		"digits":             pad(new(parleyv1.Message), "7"),
 		"metadata and types": pad(&parleyv1.Message{Metadata: metadata, StructuredData: types}, "\x01"),
 		"a tool's result": {
-			Id: "m", Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c", Name: "t", Content: strings.Repeat("\x01", most-100)},
+			Id: "m", Role: parleyv1.Role_ROLE_TOOL,
+			ToolResult: &parleyv1.ToolResult{CallId: "c", Name: "t", Content: strings.Repeat("\x01", most-100)},
 		},
 	}
 }
@@ -49,7 +50,9 @@ func TestLongestEntries(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", expressions ", len(redact)), func(t *testing.T) {
 				s := newTestService(t, logDir(t))
 				s.log.encoder = entry.NewEncoder(redact)
-				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m}})
+				_, err := s.Append(t.Context(), &store.Append{
+					Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m},
+				})
 				must(t, err)
 				if s.log.Lost() > 0 {
 					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.loss.cause)
@@ -84,7 +87,8 @@ func TestLongestEntries(t *testing.T) {
 func TestEntryTooLong(t *testing.T) {
 	w := newTestLog(t)
 	w.commit(strings.Repeat("\x01", entry.MaxBytes/6), "next")
-	if got := fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()]; len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
+	got := fileContents(t, w.dir)[dayfile.DayOf(noon).FileName()]
+	if len(got) != 2 || got[0] != "-1" || got[1] != "next" || w.Lost() != 1 {
 		t.Errorf("file = %.100q, Lost() = %d, want an entry that reports the lost one, and the next entry", got, w.Lost())
 	}
 }

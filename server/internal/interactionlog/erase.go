@@ -142,7 +142,8 @@ func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
 		}
 		return erased, err
 	}
-	return 0, fmt.Errorf("%s: %w, %d times in a row; try again when it is not being edited", path, scan.ErrChanged, maxRewrites)
+	return 0, fmt.Errorf("%s: %w, %d times in a row; try again when it is not being edited",
+		path, scan.ErrChanged, maxRewrites)
 }
 
 // tryDay is one attempt of eraseDay. Errors: errChanged.

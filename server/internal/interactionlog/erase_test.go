@@ -69,7 +69,8 @@ func matchingLines() []string {
 	return []string{
 		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "one"}.String(),
 		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: "the text is [redacted], the id is not"}.String(),
-		`  {"content": "by\u0020hand", "role": "user", "session_id": "g\u006fne", "tenant": "acme", "timestamp": "2026-11-20T09:00:00+01:00"}` + "\r\n",
+		`  {"content": "by\u0020hand", "role": "user", "session_id": "g\u006fne", "tenant": "acme", ` +
+			`"timestamp": "2026-11-20T09:00:00+01:00"}` + "\r\n",
 		entrytest.Sample{Conversation: "gone", Tenant: "acme", Content: strings.Repeat("long ", 100_000)}.String(),
 	}
 }
@@ -102,7 +103,8 @@ func TestErase(t *testing.T) {
 	untouched := w.putFile("2026-11-17.jsonl", kept)
 	w.putFile("2026-11-18.jsonl", "\ufeff"+kept+strings.Join(matchingLines(), kept)+strings.TrimSpace(otherLines()[0]))
 	w.putFile("2026-11-19.jsonl", strings.Join(matchingLines(), ""))
-	w.putFile("2026-11-20.jsonl", strings.Join(unreadableLines(), matchingLines()[0])+strings.TrimSpace(matchingLines()[1]))
+	w.putFile("2026-11-20.jsonl", strings.Join(unreadableLines(), matchingLines()[0])+
+		strings.TrimSpace(matchingLines()[1]))
 	w.putFile("notes.jsonl", matchingLines()[0])
 	must(t, os.Symlink(w.path("notes.jsonl"), w.path("2026-11-16.jsonl")))
 	must(t, os.Chmod(w.path("2026-11-19.jsonl"), 0o644))
@@ -126,11 +128,14 @@ func TestErase(t *testing.T) {
 	if !os.SameFile(untouched, w.stat("2026-11-17.jsonl")) {
 		t.Error("a file without such lines was rewritten")
 	}
-	if got, want := w.names(), "2026-11-16.jsonl 2026-11-17.jsonl 2026-11-18.jsonl 2026-11-19.jsonl 2026-11-20.jsonl checkpoint.json notes.jsonl"; got != want {
+	const files = "2026-11-16.jsonl 2026-11-17.jsonl 2026-11-18.jsonl 2026-11-19.jsonl 2026-11-20.jsonl " +
+		"checkpoint.json notes.jsonl"
+	if got, want := w.names(), files; got != want {
 		t.Errorf("files = %s, want %s", got, want)
 	}
 	output := w.output.take()
-	if strings.Count(output, "level=WARN") != 1 || !strings.Contains(output, "2026-11-20.jsonl lines=3 tenant=acme conversation_id=gone") {
+	if strings.Count(output, "level=WARN") != 1 ||
+		!strings.Contains(output, "2026-11-20.jsonl lines=3 tenant=acme conversation_id=gone") {
 		t.Errorf("log output = %q", output)
 	}
 	before := w.stat("2026-11-18.jsonl")
@@ -145,7 +150,8 @@ func TestErase(t *testing.T) {
 func TestEraseRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))
 	pieces := append(append(matchingLines()[:3], otherLines()[:3]...), otherLines()[4:]...)
-	pieces = append(pieces, entrytest.Sample{Conversation: "kept", Tenant: "acme", Content: strings.Repeat("y", 70_000)}.String())
+	long := entrytest.Sample{Conversation: "kept", Tenant: "acme", Content: strings.Repeat("y", 70_000)}
+	pieces = append(pieces, long.String())
 	for range 20 {
 		w := newTestLog(t)
 		want := map[string]string{}
@@ -155,7 +161,8 @@ func TestEraseRandom(t *testing.T) {
 			for range random.IntN(60) {
 				piece := pieces[random.IntN(len(pieces))]
 				all.WriteString(piece)
-				if l, err := entry.Parse([]byte(strings.TrimSpace(piece))); err == nil && l.Tenant == "acme" && l.Interaction.ConversationId == "gone" {
+				l, err := entry.Parse([]byte(strings.TrimSpace(piece)))
+				if err == nil && l.Tenant == "acme" && l.Interaction.ConversationId == "gone" {
 					count++
 				} else {
 					kept.WriteString(piece)
@@ -177,7 +184,9 @@ func TestEraseRandom(t *testing.T) {
 // TestEraseInvalidatesIndex checks that a query does not use an index that was built before an Erase.
 func TestEraseInvalidatesIndex(t *testing.T) {
 	w := newTestLog(t)
-	other := entrytest.Sample{At: "2026-11-18T09:00:00.000000Z", Conversation: "kept", Tenant: "acme", Content: strings.Repeat("x", 1000)}.String()
+	other := entrytest.Sample{
+		At: "2026-11-18T09:00:00.000000Z", Conversation: "kept", Tenant: "acme", Content: strings.Repeat("x", 1000),
+	}.String()
 	w.putFile("2026-11-18.jsonl", strings.Repeat(matchingLines()[0]+other, 100))
 	must(t, os.Chtimes(w.path("2026-11-18.jsonl"), noon, noon.Add(-time.Hour)))
 	lines := func(conversation string) int {
@@ -186,7 +195,8 @@ func TestEraseInvalidatesIndex(t *testing.T) {
 		must(t, err)
 		return len(page.Interactions)
 	}
-	if gone, kept := lines("gone"), lines("kept"); gone != 100 || kept != 100 || !strings.Contains(w.names(), ".2026-11-18.sessions") {
+	gone, kept := lines("gone"), lines("kept")
+	if gone != 100 || kept != 100 || !strings.Contains(w.names(), ".2026-11-18.sessions") {
 		t.Fatalf("%d and %d entries, files = %s, want 100, 100 and an index", gone, kept, w.names())
 	}
 	w.erase("gone", 100)
@@ -201,7 +211,9 @@ func TestEraseWhileWriting(t *testing.T) {
 	w := newTestLog(t)
 	const writers, erasures = 4, 20
 	change := func(conversation string, n int) store.Change {
-		return entrytest.Appended(t, "acme", conversation, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", conversation, n)})
+		return entrytest.Appended(t, "acme", conversation, &parleyv1.Message{
+			Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s %d", conversation, n),
+		})
 	}
 	var writing, erasing sync.WaitGroup
 	var batches [writers]int
@@ -266,7 +278,8 @@ func TestEraseCleansUp(t *testing.T) {
 	w.putFile("2026-11-20.jsonl", content)
 	ctx, cancel := context.WithCancel(t.Context())
 	unfinished := ".2026-11-20.jsonl.unfinished"
-	if _, err := w.Erase(&hookContext{Context: ctx, trigger: w.path(unfinished), hook: cancel}, "acme", "gone"); !errors.Is(err, context.Canceled) {
+	canceling := &hookContext{Context: ctx, trigger: w.path(unfinished), hook: cancel}
+	if _, err := w.Erase(canceling, "acme", "gone"); !errors.Is(err, context.Canceled) {
 		t.Errorf("Erase: %v, want %v", err, context.Canceled)
 	}
 	if names := w.names(); w.readFile("2026-11-20.jsonl") != content || names != "2026-11-20.jsonl checkpoint.json" {

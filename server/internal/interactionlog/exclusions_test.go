@@ -35,7 +35,9 @@ func TestImports(t *testing.T) {
 		header := proto.CloneOf(original.Conversation)
 		header.Id, header.Uid = id, id
 		change(header)
-		_, err := s.Import(t.Context(), &store.Import{Tenant: "acme", Conversation: header, Messages: messages, Overwrite: true})
+		_, err := s.Import(t.Context(), &store.Import{
+			Tenant: "acme", Conversation: header, Messages: messages, Overwrite: true,
+		})
 		must(t, err)
 	}
 	bring("fork", original.Messages, func(c *parleyv1.Conversation) {
@@ -65,7 +67,8 @@ func TestImportsAfterPowerCut(t *testing.T) {
 	text, err := os.ReadFile(path)
 	must(t, err)
 	zeros := make([]byte, maxExclusionBytes-len(text))
-	must(t, os.WriteFile(path, append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...), dayfile.FileMode))
+	text = append(append(text[:checkpointBytes:checkpointBytes], zeros...), text[checkpointBytes:]...)
+	must(t, os.WriteFile(path, text, dayfile.FileMode))
 	s.detached = true
 	s.add("acme", "c1", "two")
 	s.restart()
@@ -77,7 +80,9 @@ func TestImportsAfterPowerCut(t *testing.T) {
 func (s *testService) importAt(id string, at time.Time) {
 	s.tb.Helper()
 	stamp := timestamppb.New(at)
-	body, err := proto.Marshal(&parleyv1.Message{Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: stamp})
+	body, err := proto.Marshal(&parleyv1.Message{
+		Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: stamp,
+	})
 	must(s.tb, err)
 	_, err = s.Import(s.tb.Context(), &store.Import{
 		Tenant:   "acme",
@@ -116,7 +121,9 @@ func TestEraseFutureEntry(t *testing.T) {
 		"an erasure": func(s *testService) { s.log.erase("another", 0) },
 		"a line by hand, dated far after the clock": func(s *testService) {
 			path := s.log.path((dayfile.DayOf(noon) + 1000).FileName())
-			line := entrytest.Sample{At: "2029-11-20T09:00:00.000000Z", Conversation: "elsewhere", Tenant: "acme", Content: "by hand"}
+			line := entrytest.Sample{
+				At: "2029-11-20T09:00:00.000000Z", Conversation: "elsewhere", Tenant: "acme", Content: "by hand",
+			}
 			must(t, os.WriteFile(path, []byte(line.String()), dayfile.FileMode))
 		},
 	} {
@@ -145,11 +152,12 @@ func TestEraseFutureEntry(t *testing.T) {
 func TestEraseDuringCommit(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
-	comes := &hookContext{Context: t.Context(), trigger: s.log.path(dayfile.TemporaryName(dayfile.DayOf(noon).FileName())), hook: func() {
+	trigger := s.log.path(dayfile.TemporaryName(dayfile.DayOf(noon).FileName()))
+	committing := &hookContext{Context: t.Context(), trigger: trigger, hook: func() {
 		s.now = s.now.Add(time.Second)
 		s.add("acme", "gone", "two")
 	}}
-	if n, err := s.log.Erase(comes, "acme", "gone"); n != 2 || err != nil {
+	if n, err := s.log.Erase(committing, "acme", "gone"); n != 2 || err != nil {
 		t.Errorf("Erase = %d, %v, want 2 entries erased", n, err)
 	}
 	s.restart()
@@ -184,7 +192,9 @@ func (s *testService) manyImports() {
 	for i := range 5000 {
 		s.now = s.now.Add(time.Second)
 		s.log.Committed([]store.Change{{
-			Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, Tenant: strings.Repeat("t", 4000), ConversationID: fmt.Sprint("c", i), UID: "u", Time: s.now,
+			Kind:   parleyv1.ChangeKind_CHANGE_KIND_CREATED,
+			Tenant: strings.Repeat("t", 4000), ConversationID: fmt.Sprint("c", i),
+			UID: "u", Time: s.now,
 			Conversation: &parleyv1.Conversation{LastSequence: 1},
 		}})
 		if i%20 == 0 {

@@ -57,7 +57,8 @@ func runChild() int {
 	for writer := range childWriters {
 		group.Go(func() {
 			for i := 0; ; i++ {
-				result, err := s.Append(ctx, &store.Append{Tenant: "default", ConversationID: fmt.Sprint("c", writer), Messages: []*parleyv1.Message{
+				id := fmt.Sprint("c", writer)
+				result, err := s.Append(ctx, &store.Append{Tenant: "default", ConversationID: id, Messages: []*parleyv1.Message{
 					{Id: "q", Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("question ", 1+i%50)},
 					{Id: "a", Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "writer", Content: strings.Repeat("answer\n", 1+i%90)},
 				}})
@@ -124,7 +125,8 @@ func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 				broken++
 				continue
 			}
-			id, n := l.Interaction.GetConversationId(), int(l.Interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
+			id := l.Interaction.GetConversationId()
+			n := int(l.Interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
 			last[id]++
 			if n != last[id] {
 				t.Fatalf("%s: message %d, want %d", id, n, last[id])

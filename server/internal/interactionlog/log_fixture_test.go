@@ -96,7 +96,9 @@ func (w *testLog) commit(texts ...string) {
 
 func (w *testLog) message(at time.Time, text string) store.Change {
 	w.tb.Helper()
-	return entrytest.Appended(w.tb, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at)})
+	return entrytest.Appended(w.tb, "acme", "c1", &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_USER, Content: text, CreateTime: timestamppb.New(at),
+	})
 }
 
 // crash closes the files of the log without saving anything, as if the process had been killed.

@@ -34,7 +34,8 @@ func TestRetention(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "interactions")
 	must(t, os.MkdirAll(filepath.Join(dir, "1999-12-01.jsonl"), 0o700))
 	stay := []string{
-		"1999-12-01.jsonl", "1999-12-02.jsonl", "1999-12-30.jsonl", "1999-12-31.jsonl", "2000-01-01.jsonl", "2000-02-01.jsonl", "1999-12-29.jsonl.1", "1999-12-29.json",
+		"1999-12-01.jsonl", "1999-12-02.jsonl", "1999-12-30.jsonl", "1999-12-31.jsonl",
+		"2000-01-01.jsonl", "2000-02-01.jsonl", "1999-12-29.jsonl.1", "1999-12-29.json",
 	}
 	must(t, os.Symlink("1999-12-31.jsonl", filepath.Join(dir, "1999-12-02.jsonl")))
 	for _, name := range append([]string{"1999-12-29.jsonl", ".1999-12-29.sessions", "1970-01-01.jsonl"}, stay[2:]...) {
@@ -96,7 +97,8 @@ func TestMaintain(t *testing.T) {
 		w.pending.saved.CompleteUntil = start
 		w.Log.mu.Unlock()
 		<-time.After(5500 * time.Millisecond)
-		w.Committed(append(messagesAt(w, start.Add(5*time.Second), "one"), messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
+		one := messagesAt(w, start.Add(5*time.Second), "one")
+		w.Committed(append(one, messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
 		<-time.After(time.Second)
 		wantUntil(start.Add(5 * time.Second))
 		// The log is idle for a long time.

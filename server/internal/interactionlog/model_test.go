@@ -36,7 +36,10 @@ func TestCrashes(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
-		c := &crashModel{testService: newTestService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt, sent: map[string]int{}, erased: map[string]int{}}
+		c := &crashModel{
+			testService: newTestService(t, filepath.Join(t.TempDir(), fmt.Sprint(run))), t: rt,
+			sent: map[string]int{}, erased: map[string]int{},
+		}
 		c.recordDurable()
 		back := rapid.Bool().Draw(rt, "clock goes back")
 		rt.Repeat(map[string]func(*rapid.T){

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"time"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -44,4 +46,30 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	}
 	l.pending.saved.Clean, l.pending.saved.Off = true, true
 	return errors.Join(err, l.save(true))
+}
+
+// excludeWhileOff excludes messages that were committed without a log and are dated after the clock.
+func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
+	c, err := l.newCatchUp(s, since)
+	if err == nil {
+		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			until := h.GetLastAppendTime().AsTime()
+			return l.addExclusion(exclusion{
+				Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until,
+			})
+		})
+	}
+	// If ctx has ended, the next start repeats this. After another error the log is on all the same.
+	if ctx.Err() == nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.pending.saved.Off = false
+		err = errors.Join(err, l.save(true))
+	}
+	if err != nil {
+		return fmt.Errorf("interaction log: exclude messages from before: %w", err)
+	}
+	return nil
 }

@@ -24,13 +24,15 @@ func TestTurnOffFullDisk(t *testing.T) {
 			must(t, err)
 			f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 			must(t, err)
-			_, err = f.WriteString(strings.Repeat(" ", os.Getpagesize()-int(info.Size())-1) + "\n") // The last page has no space left.
+			// Leave no space in the last page.
+			_, err = f.WriteString(strings.Repeat(" ", os.Getpagesize()-int(info.Size())-1) + "\n")
 			must(t, err, f.Close())
 			s.detached = true
 			s.add("acme", "c1", "two")
 			s.log.crash()
 			empty := fillDisk(t, dir)
-			if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "1 entries") {
+			err = s.turnOff(t.Context(), s.Store)
+			if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "1 entries") {
 				t.Errorf("TurnOff = %v, want %v for 1 entry", err, syscall.ENOSPC)
 			}
 			must(t, s.turnOff(t.Context(), s.Store))
@@ -41,13 +43,15 @@ func TestTurnOffFullDisk(t *testing.T) {
 			case "full to the end":
 				s.turnOn()
 				must(t, s.log.Close())
-				if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, errLostBefore) || !strings.Contains(err.Error(), "1 entries") {
+				err = s.turnOff(t.Context(), s.Store)
+				if !errors.Is(err, errLostBefore) || !strings.Contains(err.Error(), "1 entries") {
 					t.Errorf("TurnOff = %v, want %v for 1 entry", err, errLostBefore)
 				}
 				s.turnOn()
 				s.add("acme", "c1", "also lost")
 				must(t, s.log.Close())
-				if err := s.turnOff(t.Context(), s.Store); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "2 entries") {
+				err = s.turnOff(t.Context(), s.Store)
+				if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "2 entries") {
 					t.Errorf("TurnOff = %v, want %v for 2 entries", err, syscall.ENOSPC)
 				}
 				empty()

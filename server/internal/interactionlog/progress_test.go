@@ -17,7 +17,8 @@ import (
 func TestCatchUpProgress(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: strings.Repeat("older ", 150)}.String()
-	must(t, os.WriteFile(s.log.path(dayfile.DayOf(noon).FileName()), []byte(strings.Repeat(older, 4000)), dayfile.FileMode))
+	path := s.log.path(dayfile.DayOf(noon).FileName())
+	must(t, os.WriteFile(path, []byte(strings.Repeat(older, 4000)), dayfile.FileMode))
 	s.detached = true
 	for i := range 4 {
 		s.add("acme", fmt.Sprint("c", i), "missing")

@@ -91,7 +91,8 @@ func TestEraseDuringEdits(t *testing.T) {
 		erased int64
 	}{
 		"appended": {func(w *testLog) error {
-			w.Committed(append(messagesAt(w, noon, "more"), entrytest.Appended(w.tb, "acme", "gone", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})))
+			message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER}
+			w.Committed(append(messagesAt(w, noon, "more"), entrytest.Appended(w.tb, "acme", "gone", message)))
 			return nil
 		}, "about gone|about gone|more", 3},
 		"nothing": {func(*testLog) error { return nil }, "about gone|about gone", 2},
@@ -109,9 +110,12 @@ func TestEraseDuringEdits(t *testing.T) {
 		"in place, longer": {func(w *testLog) error {
 			return os.WriteFile(w.path(name), []byte(strings.Repeat(kept, 3)+strings.Repeat(gone, 9)), 0o600)
 		}, strings.Repeat("about gone|", 2) + "about gone", 9},
-		"in place, shorter": {func(w *testLog) error { return os.WriteFile(w.path(name), []byte(kept+gone), 0o600) }, "about gone", 1},
+		"in place, shorter": {func(w *testLog) error {
+			return os.WriteFile(w.path(name), []byte(kept+gone), 0o600)
+		}, "about gone", 1},
 		"by an editor that makes a new file": {func(w *testLog) error {
-			return errors.Join(os.WriteFile(w.path("new"), []byte(gone+kept+kept+kept+gone), 0o600), os.Rename(w.path("new"), w.path(name)))
+			content := []byte(gone + kept + kept + kept + gone)
+			return errors.Join(os.WriteFile(w.path("new"), content, 0o600), os.Rename(w.path("new"), w.path(name)))
 		}, strings.Repeat("about gone|", 2) + "about gone", 2},
 		"emptied": {func(w *testLog) error { return os.Truncate(w.path(name), 0) }, "", 0},
 		"removed": {func(w *testLog) error { return os.Remove(w.path(name)) }, "none", 0},

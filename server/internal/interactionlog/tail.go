@@ -35,7 +35,8 @@ type tail struct {
 // requireCatchUp makes the next start search for missing entries. The caller holds l.mu.
 func (l *Log) requireCatchUp(cause error) {
 	l.pending.needsCatchUp = true
-	const message = "interaction log may lack entries after a failed sync; the next start adds those that the store retains"
+	const message = "interaction log may lack entries after a failed sync; " +
+		"the next start adds those that the store retains"
 	l.options.Log.Warn(message, "error", cause)
 }
 

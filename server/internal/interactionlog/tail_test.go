@@ -205,7 +205,8 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				must(t, s.log.Close())
 				s.open()
 				must(t, s.catchUp(), s.log.Close())
-				got := strings.Fields(strings.ReplaceAll(strings.Join(fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()], " "), "\x00", ""))
+				file := strings.Join(fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()], " ")
+				got := strings.Fields(strings.ReplaceAll(file, "\x00", ""))
 				if extra != "" {
 					got = remove(t, got, extra)
 				}

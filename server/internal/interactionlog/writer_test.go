@@ -62,9 +62,12 @@ func TestCommittedKinds(t *testing.T) {
 func TestMidnight(t *testing.T) {
 	w := newTestLog(t)
 	midnight := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
-	w.Committed([]store.Change{w.message(midnight.Add(-1), "1"), w.message(midnight, "2"), w.message(midnight.Add(1), "3")})
+	w.Committed([]store.Change{
+		w.message(midnight.Add(-1), "1"), w.message(midnight, "2"), w.message(midnight.Add(1), "3"),
+	})
 	w.Committed([]store.Change{w.message(midnight.Add(-1), "late")})
-	w.Committed([]store.Change{w.message(midnight.AddDate(0, 0, 1), "4"), w.message(midnight, "later"), w.message(midnight.AddDate(0, 0, 1), "5")})
+	next := midnight.AddDate(0, 0, 1)
+	w.Committed([]store.Change{w.message(next, "4"), w.message(midnight, "later"), w.message(next, "5")})
 	want := map[string][]string{
 		"2026-11-20.jsonl": {"1", "late"},
 		"2026-11-21.jsonl": {"2", "3", "later"},
@@ -141,7 +144,9 @@ func TestReplaced(t *testing.T) {
 	w.commit("four")
 	w.wantEntries("four")
 	must(t, w.sync())
-	for path, want := range map[string]fs.FileMode{w.dir: dayfile.DirMode, w.today(): dayfile.FileMode, w.checkpointPath(): dayfile.FileMode} {
+	for path, want := range map[string]fs.FileMode{
+		w.dir: dayfile.DirMode, w.today(): dayfile.FileMode, w.checkpointPath(): dayfile.FileMode,
+	} {
 		if got := modeOf(t, path); got != want {
 			t.Errorf("mode of %s = %o, want %o", path, got, want)
 		}

@@ -22,7 +22,8 @@ import (
 func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 	i := &parleyv1.Interaction{
 		Timestamp: timestamppb.New(m.GetCreateTime().AsTime().Truncate(time.Microsecond)), ConversationId: id,
-		Agent: m.GetAgent(), Role: m.GetRole(), Content: m.GetContent(), Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{}},
+		Agent: m.GetAgent(), Role: m.GetRole(), Content: m.GetContent(),
+		Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{}},
 	}
 	if i.Content == "" {
 		i.Content = m.GetToolResult().GetContent()
@@ -79,10 +80,15 @@ func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 func FuzzEncode(f *testing.F) {
 	for _, m := range []*parleyv1.Message{
 		{},
-		{Sequence: 3, Exchange: 2, Role: parleyv1.Role_ROLE_USER, Content: "a \"b\"\n\\\x01\u2028é😀", Metadata: map[string]string{"user": "Ann", "k": "v"}},
 		{
-			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "a", TurnId: "t", Status: 2, Usage: &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, ReasoningTokens: -1},
-			StructuredData: []*parleyv1.StructuredData{{Type: "x"}, {Type: "y"}, {Type: "x"}}, CreateTime: timestamppb.New(entrytest.Noon()),
+			Sequence: 3, Exchange: 2, Role: parleyv1.Role_ROLE_USER, Content: "a \"b\"\n\\\x01\u2028é😀",
+			Metadata: map[string]string{"user": "Ann", "k": "v"},
+		},
+		{
+			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "a", TurnId: "t", Status: 2,
+			Usage:          &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, ReasoningTokens: -1},
+			StructuredData: []*parleyv1.StructuredData{{Type: "x"}, {Type: "y"}, {Type: "x"}},
+			CreateTime:     timestamppb.New(entrytest.Noon()),
 		},
 		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "n", Content: "c"}},
 	} {
@@ -93,7 +99,8 @@ func FuzzEncode(f *testing.F) {
 		f.Add(body, "c1")
 		// The store appends its own values, and the last value of a field wins.
 		suffix, err := proto.Marshal(&parleyv1.Message{
-			Sequence: 9, Status: 1, Exchange: 4, CreateTime: timestamppb.New(entrytest.Noon()), Usage: &parleyv1.Usage{OutputTokens: 2},
+			Sequence: 9, Status: 1, Exchange: 4, CreateTime: timestamppb.New(entrytest.Noon()),
+			Usage:      &parleyv1.Usage{OutputTokens: 2},
 			ToolResult: &parleyv1.ToolResult{Content: "d"}, Metadata: map[string]string{"user": "Bob"},
 		})
 		if err != nil {
@@ -141,8 +148,10 @@ func FuzzEncode(f *testing.F) {
 // FuzzParseEntry parses any line and checks that a parsed entry can be sent.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
-		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"","metadata":{"a":[{}]}}`,
-		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"","role":"user","content":"\ud800","metadata":null}`,
+		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"",` +
+			`"role":"user","content":"","metadata":{"a":[{}]}}`,
+		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"",` +
+			`"role":"user","content":"\ud800","metadata":null}`,
 	} {
 		f.Add([]byte(text))
 	}

@@ -42,11 +42,16 @@ func TestEncode(t *testing.T) {
 	}{
 		{"nothing", &parleyv1.Message{}, `"agent":"","role":"unspecified","content":"","metadata":{"turn_number":0}}`},
 		{
-			"a user", &parleyv1.Message{Sequence: 1, Exchange: 1, Role: parleyv1.Role_ROLE_USER, Content: "Grüße, \"Welt\"\n\\ 你好 <&>\u2028\x00\x1f\x7f"},
-			`"agent":"User","role":"user","content":"Grüße, \"Welt\"\n\\ 你好 <&>` + "\u2028" + `\u0000\u001f` + "\x7f" + `","metadata":{"turn_number":1,"exchange":1}}`,
+			"a user", &parleyv1.Message{
+				Sequence: 1, Exchange: 1, Role: parleyv1.Role_ROLE_USER,
+				Content: "Grüße, \"Welt\"\n\\ 你好 <&>\u2028\x00\x1f\x7f",
+			},
+			`"agent":"User","role":"user","content":"Grüße, \"Welt\"\n\\ 你好 <&>` + "\u2028" + `\u0000\u001f` +
+				"\x7f" + `","metadata":{"turn_number":1,"exchange":1}}`,
 		},
 		{
-			"a user by name", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Metadata: map[string]string{"user": "Ann", "a": "1"}},
+			"a user by name",
+			&parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Metadata: map[string]string{"user": "Ann", "a": "1"}},
 			`"agent":"Ann","role":"user","content":"","metadata":{"turn_number":0,"a":"1","user":"Ann"}}`,
 		},
 		{
@@ -66,7 +71,10 @@ func TestEncode(t *testing.T) {
 		{
 			"keys that ours leave free", &parleyv1.Message{
 				Role: parleyv1.Role_ROLE_SYSTEM, Usage: &parleyv1.Usage{OutputTokens: 4},
-				Metadata: map[string]string{"model": "mine", "tokens": "many", "status": "fine", "exchange": "e", "turn_id": "t", "structured_data_types": "s"},
+				Metadata: map[string]string{
+					"model": "mine", "tokens": "many", "status": "fine",
+					"exchange": "e", "turn_id": "t", "structured_data_types": "s",
+				},
 			},
 			`"agent":"","role":"system","content":"","metadata":{"turn_number":0,"tokens":{"output":4},` +
 				`"exchange":"e","model":"mine","status":"fine","structured_data_types":"s","turn_id":"t"}}`,
@@ -80,7 +88,8 @@ func TestEncode(t *testing.T) {
 		},
 		{
 			"a tool of an agent, with a text", &parleyv1.Message{
-				Role: parleyv1.Role_ROLE_TOOL, Agent: "guide", Content: "it is sunny", ToolResult: &parleyv1.ToolResult{Name: "weather", Content: "sunny"},
+				Role: parleyv1.Role_ROLE_TOOL, Agent: "guide", Content: "it is sunny",
+				ToolResult: &parleyv1.ToolResult{Name: "weather", Content: "sunny"},
 			},
 			`"agent":"guide","role":"tool","content":"it is sunny","metadata":{"turn_number":0}}`,
 		},
@@ -122,7 +131,9 @@ func TestEncodeTime(t *testing.T) {
 
 // TestEncodeInvalid encodes bodies that are not messages.
 func TestEncodeInvalid(t *testing.T) {
-	for _, body := range [][]byte{{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b}} {
+	for _, body := range [][]byte{
+		{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b},
+	} {
 		c := &store.Change{ConversationID: "c1", Message: entrytest.Framed(body)}
 		if b, _, err := new(Encoder).Append([]byte("before"), c); err == nil || string(b) != "before" {
 			t.Errorf("Append(%x) = %q, %v, want an error and nothing added", body, b, err)
@@ -138,8 +149,10 @@ func TestRedact(t *testing.T) {
 		StructuredData: []*parleyv1.StructuredData{{Type: "secret"}, {Type: "1234"}},
 		Metadata:       map[string]string{"user": "Ann 1234", "k1234": "v1234", "k5678": "gone", "plain": "12"},
 	})
-	want := `{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1234","tenant":"acme1234","agent":"Ann [redacted]","role":"user",` +
-		`"content":"card [redacted] [redacted], [redacted]\n[redacted].","metadata":{"model":"m[redacted]","turn_number":1,"turn_id":"t1234",` +
+	want := `{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1234","tenant":"acme1234",` +
+		`"agent":"Ann [redacted]","role":"user",` +
+		`"content":"card [redacted] [redacted], [redacted]\n[redacted].",` +
+		`"metadata":{"model":"m[redacted]","turn_number":1,"turn_id":"t1234",` +
 		`"structured_data_types":["[redacted]"],"k[redacted]":"`
 	got := encoded(t, e, &c)
 	rest, ok := strings.CutPrefix(got, want)
@@ -149,7 +162,9 @@ func TestRedact(t *testing.T) {
 	if n := strings.Count(got, "k[redacted]"); n != 1 {
 		t.Errorf("%d members have the same key, want 1", n)
 	}
-	tool := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "secret", Content: "1234"}})
+	tool := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "secret", Content: "1234"},
+	})
 	agent := entrytest.Appended(t, "acme", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "secret"})
 	for _, c := range []*store.Change{&tool, &agent} {
 		if line := encoded(t, e, c); strings.Contains(line, "secret") || strings.Contains(line, "1234\"") {
@@ -164,14 +179,24 @@ func TestParse(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		{`{"timestamp":"2026-11-20T12:00:00.123456Z",` + rest + `}`, `default 12:00:00.123456 c1 "" ROLE_USER "hi" {}`},
 		{`{"timestamp":"2026-11-20T13:00:00+01:00",` + rest + `}`, `default 12:00:00 c1 "" ROLE_USER "hi" {}`},
-		{`{"timestamp":"2026-11-20T12:00:00.5",` + rest + `,"tenant":"","agent":"a"}`, `default 12:00:00.5 c1 "a" ROLE_USER "hi" {}`},
 		{
-			` { "metadata" : {"turn_number":7,"x":[{"y":null}]}, "content":"\u00e4\ud83d\ude00\/", "unknown":[1], "role":"tool", "tenant":"t", ` +
+			`{"timestamp":"2026-11-20T12:00:00.5",` + rest + `,"tenant":"","agent":"a"}`,
+			`default 12:00:00.5 c1 "a" ROLE_USER "hi" {}`,
+		},
+		{
+			` { "metadata" : {"turn_number":7,"x":[{"y":null}]}, "content":"\u00e4\ud83d\ude00\/", ` +
+				`"unknown":[1], "role":"tool", "tenant":"t", ` +
 				`"session_id":"", "timestamp":"2026-11-20T12:00:00Z" } `,
 			`t 12:00:00  "" ROLE_TOOL "ä😀/" {"turn_number":7,"x":[{"y":null}]}`,
 		},
-		{`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":` + deep + `}`, `default 12:00:00 c1 "" ROLE_USER "hi" ` + deep},
-		{`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":null,"content":"` + "\xff" + `"}`, `default 12:00:00 c1 "" ROLE_USER "` + "\ufffd" + `" {}`},
+		{
+			`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":` + deep + `}`,
+			`default 12:00:00 c1 "" ROLE_USER "hi" ` + deep,
+		},
+		{
+			`{"timestamp":"2026-11-20T12:00:00Z",` + rest + `,"metadata":null,"content":"` + "\xff" + `"}`,
+			`default 12:00:00 c1 "" ROLE_USER "` + "\ufffd" + `" {}`,
+		},
 
 		{``, ""},
 		{`null`, ""},
@@ -201,7 +226,8 @@ func TestParse(t *testing.T) {
 			if jsonErr != nil {
 				t.Fatal(jsonErr)
 			}
-			got = fmt.Sprintf("%s %s %s %q %s %q %s", l.Tenant, i.GetTimestamp().AsTime().Format("15:04:05.999999"), i.GetConversationId(),
+			got = fmt.Sprintf("%s %s %s %q %s %q %s", l.Tenant,
+				i.GetTimestamp().AsTime().Format("15:04:05.999999"), i.GetConversationId(),
 				i.GetAgent(), i.GetRole(), i.GetContent(), metadata)
 		} else if !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "hi") {
 			t.Errorf("%s: %v", test.text, err)
@@ -240,13 +266,17 @@ func TestParseHead(t *testing.T) {
 	c := entrytest.Appended(t, "", "c1", &parleyv1.Message{Role: parleyv1.Role_ROLE_USER})
 	line := encoded(t, new(Encoder), &c)
 	head, ok := ParseHead([]byte(line))
-	if !ok || string(head.Timestamp) != "2026-11-20T12:00:00.123456Z" || string(head.ConversationID) != "c1" || string(head.Tenant) != "default" {
+	if !ok || string(head.Timestamp) != "2026-11-20T12:00:00.123456Z" ||
+		string(head.ConversationID) != "c1" ||
+		string(head.Tenant) != "default" {
 		t.Errorf("ParseHead(%s) = %q %q %q, %v", line, head.Timestamp, head.ConversationID, head.Tenant, ok)
 	}
 	for _, text := range []string{
-		"", "{", `{"timestamp":"`, line[:40], line[:60], line[:75], line[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],
+		"", "{", `{"timestamp":"`, line[:40], line[:60], line[:75],
+		line[:len(`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"default`)],
 		" " + line, strings.Replace(line, ".123456Z", ".123Z", 1), strings.Replace(line, "T12", " 12", 1),
-		strings.Replace(line, "2026", "26-1", 1), strings.Replace(line, "c1", `c\u0031`, 1), strings.Replace(line, `"default"`, `""`, 1),
+		strings.Replace(line, "2026", "26-1", 1),
+		strings.Replace(line, "c1", `c\u0031`, 1), strings.Replace(line, `"default"`, `""`, 1),
 		strings.Replace(line, "default", `d\u0031`, 1), strings.Replace(line, `"tenant":`, `"tenant": `, 1),
 	} {
 		if head, ok := ParseHead([]byte(text)); ok {

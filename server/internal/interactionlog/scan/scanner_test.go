@@ -95,7 +95,10 @@ func TestScan(t *testing.T) {
 		if rapid.Bool().Draw(t, "mark") {
 			file = []byte("\ufeff")
 		}
-		edges := rapid.SampledFrom([]int{0, 0, 1, 50, TailBytes, ChunkBytes, ChunkBytes + TailBytes, 2 * ChunkBytes, 3*ChunkBytes + 7})
+		edges := rapid.SampledFrom([]int{
+			0, 0, 1, 50,
+			TailBytes, ChunkBytes, ChunkBytes + TailBytes, 2 * ChunkBytes, 3*ChunkBytes + 7,
+		})
 		ends := rapid.SampledFrom([]string{"\n", "\n", "\r\n", "\n\n", " \n"})
 		for range rapid.IntRange(0, 6).Draw(t, "lines") {
 			length := max(0, edges.Draw(t, "length")+rapid.IntRange(-3, 3).Draw(t, "more"))
@@ -117,7 +120,9 @@ func TestScan(t *testing.T) {
 // TestScanAtTheEdges has lines that begin and files that end at every offset near the end of a chunk.
 func TestScanAtTheEdges(t *testing.T) {
 	r := new(Scanner)
-	for _, edge := range []int{ChunkBytes, 2 * ChunkBytes, 3 * ChunkBytes, ChunkBytes + TailBytes, 2*ChunkBytes + TailBytes} {
+	for _, edge := range []int{
+		ChunkBytes, 2 * ChunkBytes, 3 * ChunkBytes, ChunkBytes + TailBytes, 2*ChunkBytes + TailBytes,
+	} {
 		for length := edge - 4; length <= edge+4; length++ {
 			line := strings.Repeat("x", length)
 			for _, file := range []string{line, line + "\n", line + "\ny", line + "\n\ny\n"} {
@@ -154,14 +159,17 @@ func TestScanTruncatedFile(t *testing.T) {
 	r := new(Scanner)
 	file := []byte(strings.Repeat("0123456789\n", ChunkBytes/5))
 	for _, parallel := range []bool{false, true} {
-		s := &Section{File: truncatedFile{bytes.NewReader(file)}, Size: 3 * int64(len(file)), End: math.MaxInt64, Backward: true}
+		s := &Section{
+			File: truncatedFile{bytes.NewReader(file)}, Size: 3 * int64(len(file)), End: math.MaxInt64, Backward: true,
+		}
 		if lines := scanAll(t, r, s, parallel); len(lines) != ChunkBytes/5 {
 			t.Errorf("parallel %t: %d lines, want %d", parallel, len(lines), ChunkBytes/5)
 		}
 	}
 	var buffer []byte
 	for name, start := range map[string]int64{"after the end": int64(len(file)) + 5, "within a line": 5} {
-		if line, err := ReadLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer); !errors.Is(err, ErrChanged) {
+		line, err := ReadLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer)
+		if !errors.Is(err, ErrChanged) {
 			t.Errorf("%s: readLine = %+v, %v, want errChanged", name, line, err)
 		}
 	}

@@ -43,7 +43,8 @@ func BenchmarkRead(b *testing.B) {
 	if b.N > 1 {
 		b.Skip("this benchmark times itself; use -benchtime 1x")
 	}
-	lines, rounds := benchSetting(b, "PARLEY_BENCH_LOG_LINES", benchLines), benchSetting(b, "PARLEY_BENCH_ROUNDS", benchRounds)
+	lines := benchSetting(b, "PARLEY_BENCH_LOG_LINES", benchLines)
+	rounds := benchSetting(b, "PARLEY_BENCH_ROUNDS", benchRounds)
 	dir := b.TempDir()
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	size := writeBenchFiles(b, dir, dayfile.DayOf(now), lines)
@@ -149,7 +150,9 @@ func benchRuns(b *testing.B, dir string, now time.Time) (runs []*benchRun) {
 			continue // grep finds it in every line.
 		}
 		for _, locale := range locales {
-			runs = append(runs, &benchRun{name: "  LC_ALL=" + locale + " grep -i", grep: true, do: func() { grep(b, locale, search.text, files) }})
+			runs = append(runs, &benchRun{
+				name: "  LC_ALL=" + locale + " grep -i", grep: true, do: func() { grep(b, locale, search.text, files) },
+			})
 		}
 	}
 	return append(runs,
@@ -284,7 +287,8 @@ func writeBenchFiles(b *testing.B, dir string, last dayfile.Day, lines int) (siz
 			if turn%2 == 0 {
 				agent, role = "planner", "assistant"
 			}
-			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"%s","role":"%s","content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
+			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"%s","role":"%s",`+
+				`"content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
 				at.Format(entry.TimestampLayout), id, agent, role, text, turn, (turn+1)/2, benchID(random))
 		}
 		if err := out.Flush(); err != nil {
@@ -317,7 +321,8 @@ func benchID(random *rand.Rand) string {
 
 // benchWords returns words with the frequencies of letters in English.
 func benchWords(random *rand.Rand) []string {
-	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbbvkxjqz"
+	const letters = "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssssrrrrrrhhhhhhddddlllluuucccmmmffwwggyyppbb" +
+		"vkxjqz"
 	words := []string{"the", "and", "of", "to", "a", "in", "is", "you", "that", "it"}
 	for len(words) < 5000 {
 		word := make([]byte, 2+random.IntN(9))
@@ -359,7 +364,8 @@ func BenchmarkLongLines(b *testing.B) {
 	const most, lines = 128, 12
 	r := newTestReader(b)
 	long := strings.Repeat("x", entry.MaxBytes-1000)
-	r.putFile(b, "2026-11-20", strings.Repeat(entrytest.Sample{Content: long}.String(), lines)+strings.Repeat(entrytest.Lines(strings.Repeat("y", 1<<20)), lines))
+	entries := strings.Repeat(entrytest.Sample{Content: long}.String(), lines)
+	r.putFile(b, "2026-11-20", entries+strings.Repeat(entrytest.Lines(strings.Repeat("y", 1<<20)), lines))
 	var peak float64
 	for b.Loop() {
 		debug.FreeOSMemory()

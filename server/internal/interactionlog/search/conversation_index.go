@@ -36,7 +36,8 @@ type indexState struct {
 // all of the section. If there is no index, or it is damaged, it returns false and reduces the section
 // to what remains.
 func (r *Reader) indexedLines(
-	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string, s *scan.Section, yield func(scan.Line, error) bool,
+	ctx context.Context, f *dayfile.File, d dayfile.Day, conversation string,
+	s *scan.Section, yield func(scan.Line, error) bool,
 ) (complete bool) {
 	x := r.indexOf(ctx, f, d)
 	if x == nil {

@@ -102,7 +102,8 @@ func TestIndexIsRebuilt(t *testing.T) {
 			return os.WriteFile(path, append(content, entrytest.Sample{Conversation: "s7", Content: "added"}.String()...), 0o600)
 		},
 		"same size, other time": func(path string, content []byte) error {
-			return errors.Join(os.WriteFile(path, []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
+			changed := []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1))
+			return errors.Join(os.WriteFile(path, changed, 0o600),
 				os.Chtimes(path, readNow, readNow.Add(-time.Minute)))
 		},
 		"same size and time": func(path string, content []byte) error {
@@ -115,7 +116,8 @@ func TestIndexIsRebuilt(t *testing.T) {
 		},
 		"same size and time, other file": func(path string, content []byte) error {
 			info, err := os.Stat(path)
-			return errors.Join(err, os.WriteFile(path+"~", []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1)), 0o600),
+			changed := []byte(strings.Replace(string(content), `"session_id":"s7"`, `"session_id":"s8"`, 1))
+			return errors.Join(err, os.WriteFile(path+"~", changed, 0o600),
 				os.Rename(path+"~", path), os.Chtimes(path, readNow, info.ModTime()))
 		},
 	} {
@@ -177,7 +179,8 @@ func TestDamagedIndex(t *testing.T) {
 func TestIndexIsNotTrusted(t *testing.T) {
 	r := newTestReader(t)
 	inner := strings.TrimSuffix(entrytest.Sample{Conversation: "s7", Content: "inner"}.String(), "\n")
-	r.putFile(t, "2026-11-19", entrytest.Lines(inner)+entrytest.Sample{Conversation: "s7", Content: strings.Repeat("x", minIndexedBytes)}.String())
+	long := entrytest.Sample{Conversation: "s7", Content: strings.Repeat("x", minIndexedBytes)}
+	r.putFile(t, "2026-11-19", entrytest.Lines(inner)+long.String())
 	f, err := dayfile.OpenRead(r.dir, "2026-11-19.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +189,8 @@ func TestIndexIsNotTrusted(t *testing.T) {
 	for _, offset := range []int64{0, 1, 100, f.Size - 1, f.Size, f.Size + 5} {
 		out, err := os.Create(filepath.Join(r.dir, ".2026-11-19.sessions"))
 		if err == nil {
-			err = errors.Join(writeIndex(out, f.Fingerprint, []indexEntry{{hashConversation([]byte("s7")), offset}}), out.Close())
+			entries := []indexEntry{{hashConversation([]byte("s7")), offset}}
+			err = errors.Join(writeIndex(out, f.Fingerprint, entries), out.Close())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -352,8 +356,10 @@ func TestIndexOfLongConversation(t *testing.T) {
 // id, more than the index returns at a time, in both directions.
 func TestIndexOfOtherTenant(t *testing.T) {
 	r := newTestReader(t)
-	theirs := strings.Repeat(entrytest.Sample{Tenant: "other"}.String(), maxIndexFound-2) // The next line begins a new part.
-	r.putFile(t, "2026-11-19", entrytest.Lines("first")+theirs+entrytest.Lines("middle")+theirs+theirs+entrytest.Lines("last"))
+	// The entry after theirs begins a new part of the index.
+	theirs := strings.Repeat(entrytest.Sample{Tenant: "other"}.String(), maxIndexFound-2)
+	file := entrytest.Lines("first") + theirs + entrytest.Lines("middle") + theirs + theirs + entrytest.Lines("last")
+	r.putFile(t, "2026-11-19", file)
 	if got := listConversation(t, r, "s"); !slices.Equal(got, []string{"first", "middle", "last"}) {
 		t.Error(got)
 	}

@@ -22,11 +22,14 @@ import (
 func TestList(t *testing.T) {
 	r := newTestReader(t)
 	at := func(date, clock string) string { return date + "T" + clock + ".000000Z" }
-	r.putFile(t, "2026-11-18", entrytest.Lines("old")+entrytest.Sample{At: at("2026-11-18", "23:50:00"), Conversation: "c", Content: "before"}.String())
+	r.putFile(t, "2026-11-18", entrytest.Lines("old")+
+		entrytest.Sample{At: at("2026-11-18", "23:50:00"), Conversation: "c", Content: "before"}.String())
 	r.putFile(t, "2026-11-19", entrytest.Sample{At: at("2026-11-19", "11:00:00"), Content: "25 h"}.String()+
 		entrytest.Sample{At: at("2026-11-19", "12:00:00"), Conversation: "c", Content: "24 h"}.String()+
 		entrytest.Sample{At: at("2026-11-19", "13:00:00"), Tenant: "other", Conversation: "c", Content: "theirs"}.String())
-	r.putFile(t, "2026-11-20", entrytest.Sample{At: at("2026-11-20", "00:10:00"), Conversation: "c", Agent: "planner", Role: "assistant", Content: "midnight"}.String()+
+	r.putFile(t, "2026-11-20", entrytest.Sample{
+		At: at("2026-11-20", "00:10:00"), Conversation: "c", Agent: "planner", Role: "assistant", Content: "midnight",
+	}.String()+
 		entrytest.Sample{At: at("2026-11-20", "11:59:59"), Content: "now"}.String())
 	r.putFile(t, "2026-11-21", entrytest.Lines("tomorrow"))
 	for _, tt := range []struct {
@@ -100,8 +103,10 @@ func TestListSkipsOtherFiles(t *testing.T) {
 }
 
 func TestListReadsEditedLines(t *testing.T) {
-	const lines = "\ufeff" + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user","content":"a"}` + "\r\n\r\n \t\r\n" +
-		`  { "content" : "\u0062", "role":"assistant", "session_id":"\u0073", "timestamp":"2026-11-20T09:00:00+01:00", "more": [1] }  ` + "\r\n" +
+	const lines = "\ufeff" +
+		`{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user","content":"a"}` + "\r\n\r\n \t\r\n" +
+		`  { "content" : "\u0062", "role":"assistant", "session_id":"\u0073", ` +
+		`"timestamp":"2026-11-20T09:00:00+01:00", "more": [1] }  ` + "\r\n" +
 		`{"timestamp":"2026-11-20T09:00:00.5Z","session_id":"s","tenant":"default","role":"tool","content":"c"}`
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", lines)
@@ -122,7 +127,8 @@ func TestLinesOutOfOrder(t *testing.T) {
 	older := entrytest.Sample{At: "2026-11-20T01:00:00.000000Z", Content: "older"}.String()
 	for count, want := range map[int]string{maxOlderInRow - 1: "new later late", maxOlderInRow: "new"} {
 		r := newTestReader(t)
-		r.putFile(t, "2026-11-20", entrytest.Lines("late")+strings.Repeat(older, count)+entrytest.Lines("later")+strings.Repeat(older, count)+entrytest.Lines("new"))
+		block := strings.Repeat(older, count)
+		r.putFile(t, "2026-11-20", entrytest.Lines("late")+block+entrytest.Lines("later")+block+entrytest.Lines("new"))
 		page, err := r.List(t.Context(), &List{Tenant: "default", Within: 4 * time.Hour})
 		if err != nil || contents(page) != want {
 			t.Errorf("%d older lines: %q, %v; want %q", count, contents(page), err, want)
@@ -132,8 +138,10 @@ func TestLinesOutOfOrder(t *testing.T) {
 
 func TestSkippedLines(t *testing.T) {
 	head := strings.TrimSuffix(entrytest.Lines("x"), "}}\n")
-	lines := entrytest.Lines("a") + "broken\n\n" + head + "\n" + entrytest.Lines("b") + `{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
-		entrytest.Lines("c") + strings.Repeat("x", entry.MaxBytes+1) + "\n" + entrytest.Sample{Content: strings.Repeat("x", maxInteractionBytes)}.String() + entrytest.Lines("d")
+	lines := entrytest.Lines("a") + "broken\n\n" + head + "\n" + entrytest.Lines("b") +
+		`{"timestamp":"2026-11-20T09:00:00Z","session_id":"s","role":"user"}` + "\n" +
+		entrytest.Lines("c") + strings.Repeat("x", entry.MaxBytes+1) + "\n" +
+		entrytest.Lines(strings.Repeat("x", maxInteractionBytes), "d")
 	r := newTestReader(t)
 	r.putFile(t, "2026-11-20", lines)
 	for _, tt := range []struct {
@@ -142,9 +150,13 @@ func TestSkippedLines(t *testing.T) {
 		want    string
 		skipped int
 	}{
-		{"day", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default", Date: "2026-11-20"}) }, "a b c d", 5},
+		{"day", func() (*Page, error) {
+			return r.List(t.Context(), &List{Tenant: "default", Date: "2026-11-20"})
+		}, "a b c d", 5},
 		{"recent", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default"}) }, "d c b a", 5},
-		{"conversation", func() (*Page, error) { return r.List(t.Context(), &List{Tenant: "default", ConversationID: "s"}) }, "a b c d", 5},
+		{"conversation", func() (*Page, error) {
+			return r.List(t.Context(), &List{Tenant: "default", ConversationID: "s"})
+		}, "a b c d", 5},
 		// Two invalid lines have braces and do not contain the text.
 		{"search", func() (*Page, error) { return r.Search(t.Context(), &Search{Tenant: "default", Query: "B"}) }, "b", 3},
 	} {
@@ -154,11 +166,15 @@ func TestSkippedLines(t *testing.T) {
 		}
 	}
 	r.putFile(t, "2026-11-19", strings.TrimSuffix(entrytest.Lines("text"), `","metadata":{"turn_number":1}}`+"\n")+"}\n")
-	if page, err := r.Search(t.Context(), &Search{Tenant: "default", Query: "TEXT"}); err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
+	page, err := r.Search(t.Context(), &Search{Tenant: "default", Query: "TEXT"})
+	if err != nil || len(page.Interactions) != 0 || page.Skipped != 4 {
 		t.Errorf("search of a text in a partial line = %v, %v", page, err)
 	}
 	// Each line is logged once, in the order of reading.
-	got, want := r.warnings(t), []string{"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9", "2026-11-19.jsonl:1"}
+	got, want := r.warnings(t), []string{
+		"2026-11-20.jsonl:2", "2026-11-20.jsonl:4", "2026-11-20.jsonl:6", "2026-11-20.jsonl:8", "2026-11-20.jsonl:9",
+		"2026-11-19.jsonl:1",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}

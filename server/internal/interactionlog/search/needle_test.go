@@ -71,7 +71,8 @@ func TestFilterEscapes(t *testing.T) {
 		{"😀q", `\ud83d\ude00q`},
 		{"ÄQ", `\u00e4q`},
 	} {
-		line := strings.Replace(strings.TrimSuffix(entrytest.Sample{}.String(), "\n"), `"content":""`, `"content":"`+tt.raw+`"`, 1)
+		line := strings.TrimSuffix(entrytest.Sample{}.String(), "\n")
+		line = strings.Replace(line, `"content":""`, `"content":"`+tt.raw+`"`, 1)
 		l, err := entry.Parse([]byte(line))
 		if n := newNeedle(tt.needle); err != nil || !n.matches(l.Interaction.Content) {
 			t.Errorf("needle %q does not match %s, %v", tt.needle, line, err)
@@ -110,7 +111,8 @@ func TestFilterRefuses(t *testing.T) {
 // hardRune generates runes that are hard to find: runes with more than two cases, with cases of different
 // lengths, runes that JSON escapes and runes that occur in escapes.
 func hardRune() *rapid.Generator[rune] {
-	return rapid.SampledFrom([]rune("kKK\u212AsSſßẞäÄσΣςθΘϑϴ\u0345\u1fbeǅ𐐀𐐨😀日\"\\/\b\f\n\r\t\x01u0nrtbfaAdD41 \ufffdﬅﬆ"))
+	const runes = "kKK\u212AsSſßẞäÄσΣςθΘϑϴ\u0345\u1fbeǅ𐐀𐐨😀日\"\\/\b\f\n\r\t\x01u0nrtbfaAdD41 \ufffdﬅﬆ"
+	return rapid.SampledFrom([]rune(runes))
 }
 
 func hardText(limit int) *rapid.Generator[string] {

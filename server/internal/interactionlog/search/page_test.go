@@ -59,7 +59,10 @@ func TestPageTokenQuery(t *testing.T) {
 		}
 	}
 	q := &query{scope: []string{"list", "default", "", "0s", ""}}
-	wrong := []string{"x", q.sealToken(position{1, 0}), q.sealToken(position{0, -1}), store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...)}
+	wrong := []string{
+		"x", q.sealToken(position{1, 0}), q.sealToken(position{0, -1}),
+		store.SealToken(nil, q.scope...), store.SealToken(make([]byte, 7), q.scope...),
+	}
 	for _, token := range wrong {
 		if page, err := list(List{Tenant: "default"})(token); !errors.Is(err, ErrPageToken) {
 			t.Errorf("list with token %q = %v, %v, want ErrPageToken", token, page, err)

@@ -91,12 +91,18 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	}
 }
 
+// drawTime draws a timestamp from 90 hours ago until now.
+func drawTime(t *rapid.T) string {
+	hours := rapid.IntRange(0, 90).Draw(t, "hours ago")
+	return readNow.Add(-time.Duration(hours) * time.Hour).Format(entry.TimestampLayout)
+}
+
 // drawFile draws the file of a day, which is often large enough for an index.
 func drawFile(t *rapid.T) string {
 	var b strings.Builder
 	for range rapid.IntRange(0, 12).Draw(t, "lines") {
 		e := entrytest.Sample{
-			At:           readNow.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "hours ago")) * time.Hour).Format(entry.TimestampLayout),
+			At:           drawTime(t),
 			Conversation: rapid.SampledFrom([]string{"s", "é", "t"}).Draw(t, "conversation"),
 			Tenant:       rapid.SampledFrom([]string{"default", "default", "other"}).Draw(t, "tenant"),
 			Content:      hardText(6).Draw(t, "content"),
@@ -104,7 +110,8 @@ func drawFile(t *rapid.T) string {
 		switch rapid.IntRange(0, 29).Draw(t, "kind") {
 		case 0, 1, 2:
 			line, err := json.Marshal(map[string]any{ // Sorted by key, so the spelling differs from the encoder's.
-				"timestamp": e.At, "session_id": e.Conversation, "tenant": e.Tenant, "role": "tool", "content": e.Content, "more": 1,
+				"timestamp": e.At, "session_id": e.Conversation, "tenant": e.Tenant,
+				"role": "tool", "content": e.Content, "more": 1,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -164,13 +171,15 @@ func FuzzRead(f *testing.F) {
 
 // FuzzIndex checks that a query finds a conversation whatever bytes are in place of an index.
 func FuzzIndex(f *testing.F) {
-	content := entrytest.Lines("a") + entrytest.Sample{Conversation: "t", Content: strings.Repeat("-", minIndexedBytes)}.String() + entrytest.Lines("b")
+	long := entrytest.Sample{Conversation: "t", Content: strings.Repeat("-", minIndexedBytes)}
+	content := entrytest.Lines("a") + long.String() + entrytest.Lines("b")
 	path := filepath.Join(f.TempDir(), "index")
 	index, err := os.Create(path)
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := writeIndex(index, dayfile.Fingerprint{Size: 1, Modified: 2, Changed: 3, Inode: 4}, []indexEntry{{1, 2}, {1, 3}}); err != nil {
+	of := dayfile.Fingerprint{Size: 1, Modified: 2, Changed: 3, Inode: 4}
+	if err := writeIndex(index, of, []indexEntry{{1, 2}, {1, 3}}); err != nil {
 		f.Fatal(err)
 	}
 	written, err := os.ReadFile(path)

@@ -19,8 +19,10 @@ func TestSearch(t *testing.T) {
 	r := newTestReader(t)
 	for i := range 9 {
 		d := dayfile.DayOf(readNow) + 1 - dayfile.Day(i)
-		r.putFile(t, d.String(), entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Conversation: fmt.Sprint("s", i%2), Content: "Quarterly Goals " + d.String()}.String()+
-			entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Tenant: "other", Content: "quarterly goals of others"}.String()+
+		at := d.Start().Format(entry.TimestampLayout)
+		content := "Quarterly Goals " + d.String()
+		r.putFile(t, d.String(), entrytest.Sample{At: at, Conversation: fmt.Sprint("s", i%2), Content: content}.String()+
+			entrytest.Sample{At: at, Tenant: "other", Content: "quarterly goals of others"}.String()+
 			entrytest.Sample{At: d.Start().Format(entry.TimestampLayout), Agent: "quarterly goals", Content: "nothing"}.String())
 	}
 	for _, tt := range []struct {
@@ -54,7 +56,10 @@ func TestSearch(t *testing.T) {
 // TestSearchFollowsEdits checks that a search finds what is in the files now.
 func TestSearchFollowsEdits(t *testing.T) {
 	r := newTestReader(t)
-	for _, content := range []string{entrytest.Lines("one goal"), entrytest.Lines("one goal", "a goal more"), entrytest.Lines("a goal more"), entrytest.Lines("a goal MORE", "nothing"), ""} {
+	for _, content := range []string{
+		entrytest.Lines("one goal"), entrytest.Lines("one goal", "a goal more"), entrytest.Lines("a goal more"),
+		entrytest.Lines("a goal MORE", "nothing"), "",
+	} {
 		r.putFile(t, "2026-11-20", content)
 		want, _ := model{tenant: "default", text: "goal", backward: true}.find(content)
 		all, _ := r.searchAll(t, Search{Tenant: "default", Query: "GOAL"})
