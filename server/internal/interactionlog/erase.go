@@ -146,7 +146,7 @@ func (e *erasure) eraseDay(ctx context.Context, d dayfile.Day) (int64, error) {
 		path, scan.ErrChanged, maxRewrites)
 }
 
-// tryDay is one attempt of eraseDay. Errors: errChanged.
+// tryDay is one attempt of eraseDay. Errors: scan.ErrChanged.
 func (e *erasure) tryDay(ctx context.Context, d dayfile.Day, path string) (int64, error) {
 	f, err := dayfile.OpenRead(e.options.Dir, d.FileName())
 	if f == nil {

@@ -72,7 +72,7 @@ func (w *rewrite) run(ctx context.Context) error {
 	return w.replace(ctx)
 }
 
-// compare returns errChanged if the old file was edited in place.
+// compare returns scan.ErrChanged if the old file was edited in place.
 func (w *rewrite) compare(ctx context.Context) error {
 	var now maphash.Hash
 	now.SetSeed(w.seed)
@@ -161,7 +161,7 @@ func (w *rewrite) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lost, err := w.checkFailed(info)
+	lost, err := w.checkFailedSync(info)
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (w *rewrite) replace(ctx context.Context) error {
 // checkFailedSync checks what a failed sync has left of the old file, since the new one is durable and
 // ends that failure. No failed sync covers what is appended later. lost is errEntriesLost. The caller
 // holds w.syncMu.
-func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
+func (w *rewrite) checkFailedSync(info fs.FileInfo) (lost, err error) {
 	w.mu.Lock()
 	var failed tail
 	if t := w.pending.days[w.day]; t != nil {
@@ -225,7 +225,7 @@ func (w *rewrite) checkFailed(info fs.FileInfo) (doubt, err error) {
 	return nil, err
 }
 
-// copy copies a part of the old file. It returns errChanged if the file is shorter now.
+// copy copies a part of the old file. It returns scan.ErrChanged if the file is shorter now.
 func (w *rewrite) copy(ctx context.Context, to io.Writer, from, end int64) error {
 	for from < end {
 		if err := ctx.Err(); err != nil {

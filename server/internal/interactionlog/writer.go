@@ -32,7 +32,7 @@ func (l *Log) Committed(changes []store.Change) {
 
 // writeBatch writes the entries in one write, or in two if the batch spans midnight. The caller holds l.mu.
 func (l *Log) writeBatch(changes []store.Change) {
-	l.buffer = append(l.buffer[:0], '\n') // The line break that appendFile.append expects.
+	l.buffer = append(l.buffer[:0], '\n') // The line break that dayfile.Appender.Append expects.
 	entries := l.buffer
 	var current dayfile.Day
 	var earliest time.Time
@@ -90,7 +90,7 @@ func (l *Log) write(d dayfile.Day, entries []byte) {
 	}
 }
 
-// append appends entries to the file of a day, as appendFile.append does. After an error it closes the
+// append appends entries to the file of a day, as dayfile.Appender.Append does. After an error it closes the
 // file, so that the next call opens it again.
 func (l *Log) append(d dayfile.Day, entries []byte, all bool) (kept int, err error) {
 	if l.closed {

@@ -145,7 +145,7 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
-// FuzzParseEntry parses any line and checks that a parsed entry can be sent.
+// FuzzParse parses any line and checks that a parsed entry can be sent.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		`{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1","tenant":"acme","agent":"",` +

@@ -238,7 +238,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseEntryErrors checks the texts of errors, which operators who edit files read.
+// TestParseErrors checks the texts of errors, which operators who edit files read.
 func TestParseErrors(t *testing.T) {
 	const rest = `{"timestamp":"2026-11-20T12:00:00Z","role":"user","content":"hi","session_id":`
 	many := strings.Repeat(",0", maxMetadataValues-2) // The two brackets count, too.

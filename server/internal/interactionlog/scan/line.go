@@ -45,7 +45,7 @@ func trim(text []byte, from int64) []byte {
 var ErrChanged = errors.New("file changed while it was read")
 
 // ReadLine reads the line that begins at an offset, into a buffer that it extends as needed. If the line
-// is longer than MaxBytes, the result has no text and is long. Errors: ErrChanged.
+// is longer than entry.MaxBytes, the result has no text and is long. Errors: ErrChanged.
 func ReadLine(file io.ReaderAt, size, start int64, buffer *[]byte) (Line, error) {
 	from := max(start-1, 0) // Includes the previous line break.
 	line := Line{From: start, Next: size}

@@ -118,7 +118,7 @@ func (s *Scanner) readAhead(
 	return func(yield func(*chunk) bool) {
 		var running sync.WaitGroup
 		within, stop := context.WithCancel(ctx)
-		lanes := make([]scanWorker, scanners)
+		workers := make([]scanWorker, scanners)
 		all := make([]*chunk, 0, 2*scanners)
 		defer func() {
 			stop()
@@ -128,36 +128,36 @@ func (s *Scanner) readAhead(
 			}
 		}()
 		for w := range scanners {
-			l := scanWorker{ready: make(chan *chunk, 2), free: make(chan *chunk, 2)}
-			for range cap(l.free) {
+			worker := scanWorker{ready: make(chan *chunk, 2), free: make(chan *chunk, 2)}
+			for range cap(worker.free) {
 				c := s.chunk()
 				all = append(all, c)
-				l.free <- c
+				worker.free <- c
 			}
-			lanes[w] = l
+			workers[w] = worker
 			running.Go(func() {
 				for i := w; i < count; i += scanners {
 					select {
 					case <-within.Done():
 						return
-					case c := <-l.free:
+					case c := <-worker.free:
 						c.read(section, number(i))
-						l.ready <- c // This does not block: its capacity is that of l.free.
+						worker.ready <- c // This does not block: its capacity is that of worker.free.
 					}
 				}
 			})
 		}
 		for i := range count {
-			l := lanes[i%scanners]
+			worker := workers[i%scanners]
 			select {
 			case <-ctx.Done():
 				yield(&chunk{err: ctx.Err()})
 				return
-			case c := <-l.ready:
+			case c := <-worker.ready:
 				if !yield(c) {
 					return
 				}
-				l.free <- c
+				worker.free <- c
 			}
 		}
 	}

@@ -17,14 +17,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog/entry"
 )
 
-// scanAll returns the lines of a section as "offset-next text". It reads long ones separately.
+// scanAll returns the lines of a section as "offset-next text".
 func scanAll(t rapid.TB, r *Scanner, s *Section, parallel bool) []string {
 	lines := []string{}
-	var buffer []byte
-	for line, err := range r.shortLines(context.Background(), s, parallel) {
-		if err == nil && line.Long {
-			line, err = ReadLine(s.File, s.Size, line.From, &buffer)
-		}
+	for line, err := range r.Lines(context.Background(), s, parallel) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +77,7 @@ func checkScan(t rapid.TB, r *Scanner, file []byte, first, end int64) {
 		for _, parallel := range []bool{false, true} {
 			s := &Section{File: bytes.NewReader(file), Size: int64(len(file)), First: first, End: end, Backward: backward}
 			if diff := cmp.Diff(want, scanAll(t, r, s, parallel)); diff != "" {
-				t.Fatalf("lines from %d to %d, backward %t, parallel %t: (-want +got):\n%s", first, end, backward, parallel, diff)
+				t.Fatalf("lines from %d to %d, backward %t, parallel %t (-want +got):\n%s", first, end, backward, parallel, diff)
 			}
 		}
 	}
@@ -170,7 +166,7 @@ func TestScanTruncatedFile(t *testing.T) {
 	for name, start := range map[string]int64{"after the end": int64(len(file)) + 5, "within a line": 5} {
 		line, err := ReadLine(truncatedFile{bytes.NewReader(file)}, 3*int64(len(file)), start, &buffer)
 		if !errors.Is(err, ErrChanged) {
-			t.Errorf("%s: readLine = %+v, %v, want errChanged", name, line, err)
+			t.Errorf("%s: ReadLine = %+v, %v, want ErrChanged", name, line, err)
 		}
 	}
 }
@@ -211,7 +207,7 @@ func TestScanStopsAtFirstError(t *testing.T) {
 // lastError scans to the end, calls a function at each line and returns the error.
 func lastError(ctx context.Context, r *Scanner, s Section, parallel bool, each func()) error {
 	var failed error
-	for _, err := range r.shortLines(ctx, &s, parallel) {
+	for _, err := range r.Lines(ctx, &s, parallel) {
 		if failed != nil {
 			return errors.New("scan continues after an error")
 		}

@@ -60,7 +60,7 @@ func checkReading(t *testing.T, rt *rapid.T, r *testReader, files []string) {
 	text := hardText(2).Draw(rt, "text")
 	same := func(what string, all, want []string, got, skipped int) {
 		if diff := cmp.Diff(want, all); diff != "" {
-			rt.Fatalf("%s: (-want +got):\n%s", what, diff)
+			rt.Fatalf("%s (-want +got):\n%s", what, diff)
 		}
 		if got != skipped {
 			rt.Fatalf("%s: skipped %d, want %d", what, got, skipped)
@@ -164,7 +164,7 @@ func FuzzRead(f *testing.F) {
 		want, _ = model{tenant: "default", text: text, backward: true}.find(content)
 		all, _ = r.searchAll(t, Search{Tenant: "default", Query: text, PageSize: 3})
 		if diff := cmp.Diff(want, texts(all)); diff != "" {
-			t.Fatalf("search: (-want +got):\n%s", diff)
+			t.Fatalf("search (-want +got):\n%s", diff)
 		}
 	})
 }
