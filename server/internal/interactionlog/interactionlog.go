@@ -82,6 +82,9 @@ type Options struct {
 }
 
 // Log writes and reads the files of a directory. The zero value is not usable.
+//
+// Committed writes under mu, in a goroutine of the store that commits. Maintain makes files durable under syncMu, mostly
+// without mu. Erase rewrites files without a lock, and replaces them under both. Queries need no lock.
 type Log struct {
 	options Options
 	reader  *search.Reader
@@ -94,8 +97,12 @@ type Log struct {
 	// must not be in a file that is being replaced.
 	syncMu sync.Mutex
 
-	// mu guards the fields below. Replacing a file requires it, so that no entry is written to the
-	// old one.
+	writeState
+}
+
+// writeState is the state of the writing side. mu guards all of it. Replacing a file requires mu, too, so that no
+// entry is written to the old one.
+type writeState struct {
 	mu      sync.Mutex
 	encoder *entry.Encoder
 	buffer  []byte
@@ -115,8 +122,8 @@ func Open(o Options) (*Log, error) {
 		o.Now = time.Now
 	}
 	l := &Log{
-		options: o, reader: search.NewReader(o.Dir, o.Log, o.Now), encoder: entry.NewEncoder(o.Redact),
-		erasing: make(chan struct{}, 1),
+		options: o, reader: search.NewReader(o.Dir, o.Log, o.Now), erasing: make(chan struct{}, 1),
+		writeState: writeState{encoder: entry.NewEncoder(o.Redact)},
 	}
 	err := dayfile.MakeDir(o.Dir)
 	if err == nil {
