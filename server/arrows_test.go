@@ -53,7 +53,10 @@ func allowedArrows() []arrow {
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
 			"server/internal/interactionlog", "server/internal/window", "server/internal/agent", "store", api,
 		}},
-		{"server/internal/turn", []string{"server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record}},
+		{"server/internal/turn", []string{
+			"server/internal/turn/*", "server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record,
+		}},
+		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/rules", []string{api}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},

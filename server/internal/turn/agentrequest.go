@@ -27,7 +27,7 @@ func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
 	c, history, err := t.history()
 	started.HistoryCount = int32(len(history))
 	t.eventIndexes.HistoryCount = started.GetHistoryCount()
-	t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
+	t.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
 	if err != nil {
 		return nil, err
 	}

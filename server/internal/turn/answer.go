@@ -13,6 +13,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
 
 // tooLargeError is the cause of a turn whose answer exceeded a limit.
@@ -48,7 +49,7 @@ const maxMessageValues = 64
 type answer struct {
 	turnID string
 	limit  int
-	events *eventLog
+	events *eventlog.Log
 
 	mu       sync.Mutex
 	messages []*parleyv1.Message
@@ -67,7 +68,7 @@ type answer struct {
 	released bool
 }
 
-func newAnswer(turnID string, limit int, e *eventLog) *answer {
+func newAnswer(turnID string, limit int, e *eventlog.Log) *answer {
 	return &answer{turnID: turnID, limit: limit, events: e}
 }
 
@@ -118,7 +119,7 @@ func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
 		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
-		a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
+		a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil // A progress text is not part of the answer.
 	case nil:
 		return nil // The piece is empty or of a kind that this server does not know.
@@ -145,7 +146,7 @@ func (a *answer) addText(text string) error {
 	offset := a.text.Len()
 	a.text.WriteString(text)
 	a.bytes += len(text)
-	index := a.events.addText(text, int32(offset))
+	index := a.events.AddText(text, int32(offset))
 	mark := a.currentIndexes()
 	if mark.LastText = index; offset == 0 {
 		mark.FirstText = index
@@ -167,7 +168,7 @@ func (a *answer) openMessage() error {
 	}
 	mark := new(storev1.MessageEvents)
 	if len(a.messages) > 0 {
-		mark.AnswerStarted = a.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+		mark.AnswerStarted = a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
 	}
@@ -246,9 +247,9 @@ func (a *answer) snapshot(since int) *partialAnswer {
 	if a.changes == since {
 		return nil
 	}
-	partial := &partialAnswer{lastIndex: a.events.lastBeforeFinished(), changes: a.changes}
+	partial := &partialAnswer{lastIndex: a.events.LastBeforeFinished(), changes: a.changes}
 	if a.released {
-		partial.messages, partial.indexes = a.events.finished().GetFinished().GetMessages(), a.indexes
+		partial.messages, partial.indexes = a.events.Finished().GetFinished().GetMessages(), a.indexes
 		return partial
 	}
 	for i, m := range a.messages {

@@ -1,6 +1,10 @@
 package turn
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
+)
 
 // BenchmarkTextPiece measures what a piece of text costs a turn, without its readers and the store.
 // Text is not checked against rules, so rules must not add to it.
@@ -9,7 +13,7 @@ func BenchmarkTextPiece(b *testing.B) {
 	piece := text("a piece, ")
 	b.ReportAllocs()
 	for n := 0; n < b.N; n += pieces {
-		a := newAnswer("t", 1<<20, newEventLog("t", key{}, nil))
+		a := newAnswer("t", 1<<20, eventlog.New("t", "tenant", "c", nil))
 		a.setAgent("main")
 		for range pieces {
 			if err := a.addPiece(piece); err != nil {

@@ -78,7 +78,7 @@ func isAnswerError(err error) bool {
 func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	logged := false
 	for {
-		t.eventIndexes.Finished = t.events.reserveFinished()
+		t.eventIndexes.Finished = t.events.ReserveFinished()
 		result, err := t.manager.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
 			Tenant: t.queue.tenant, ConversationID: t.queue.id, Messages: messages, End: end, Events: t.eventIndexes,
 		})
@@ -86,7 +86,7 @@ func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (
 		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.manager.ctx.Err() != nil {
 			return result, err
 		}
-		t.events.releaseReserved()
+		t.events.ReleaseReserved()
 		var stop <-chan struct{}
 		if full {
 			stop = t.manager.ctx.Done()

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
 
 // checkAnswer checks that events describe exactly these messages, completely and under increasing
@@ -57,7 +58,7 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 // flood sends progress until all earlier events are dropped. It does not outrun the readers.
 func (r *agentRun) flood() {
 	var chunk []*parleyv1.RespondResponse
-	for range maxEventBytes / maxNoteBytes / 4 {
+	for range eventlog.MaxBytes / maxNoteBytes / 4 {
 		chunk = append(chunk, note(strings.Repeat("x", maxNoteBytes)))
 	}
 	for range 4 {
@@ -141,7 +142,7 @@ func TestFollowMergedWhileQueued(t *testing.T) {
 		f.startChat(t, chatRequest("ahead", 0))
 		id := f.startChat(t, chatRequest("q", onBusyQueue)).turnID()
 		f.mu.Lock()
-		for range maxEvents {
+		for range eventlog.MaxEvents {
 			f.turns[id].reportPosition()
 		}
 		f.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -31,7 +32,7 @@ type liveTurn struct {
 	queue        *queue
 	id           string
 	accepted     time.Time
-	events       *eventLog
+	events       *eventlog.Log
 	answer       *answer
 	mayStart     chan struct{}   // closed when the turn may start
 	startDecided chan struct{}   // closed when it is known whether the turn starts
@@ -81,7 +82,7 @@ func newLiveTurn(
 		t.inputs = append(t.inputs, t.input)
 	}
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
-	t.events = newEventLog(t.id, l.key, m.o.Audience)
+	t.events = eventlog.New(t.id, l.tenant, l.id, m.o.Audience)
 	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
 	// The context is not derived from the call's: the turn continues when its caller leaves.
 	t.ctx, t.cancel = context.WithCancelCause(m.ctx)
@@ -128,17 +129,17 @@ func (t *liveTurn) run() {
 
 // endStreams ends the turn and the streams of its readers, with a finished event or an error.
 func (t *liveTurn) endStreams(finished *parleyv1.TurnFinished, err error) {
-	var lastEvent encodedEvent
+	var lastEvent eventlog.Encoded
 	if err == nil {
-		lastEvent = encodeEvent(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
+		lastEvent = eventlog.Encode(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
 	// Do this before the last event: a client that receives it may start the next turn at once.
 	t.manager.finishTurn(t, lastEvent)
 	if err == nil {
-		t.events.addEncoded(lastEvent, nil)
+		t.events.AddEncoded(lastEvent, nil)
 		t.answer.release(t.eventIndexes.GetMessages())
 	}
-	t.events.end(err)
+	t.events.End(err)
 }
 
 // waitForStart waits until the turn may start. It returns an error if the turn must not start.
@@ -181,7 +182,7 @@ func (m *Manager) removeCancelled(t *liveTurn) error {
 // Manager.mu.
 func (t *liveTurn) reportPosition() {
 	if t.removalCause == nil && t.position > 0 {
-		t.events.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
+		t.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
 			Queued: &parleyv1.TurnQueued{Position: int32(t.position)},
 		}})
 	}
@@ -211,8 +212,8 @@ const (
 )
 
 // retainedSize returns the approximate memory in bytes of a turn that has ended with this event.
-func (t *liveTurn) retainedSize(finished encodedEvent) int {
-	total := turnOverheadBytes + t.events.memory() + len(finished.data)
+func (t *liveTurn) retainedSize(finished eventlog.Encoded) int {
+	total := turnOverheadBytes + t.events.Memory() + finished.Len()
 	for _, mark := range t.eventIndexes.GetMessages() {
 		total += messageOverheadBytes + valueOverheadBytes*(len(mark.GetStructuredData())+len(mark.GetToolCalls()))
 	}

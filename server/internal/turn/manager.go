@@ -23,26 +23,18 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
 
 // maxRunningTotal limits the running turns of all tenants together.
 const maxRunningTotal = 1024
 
-// EventSink receives the events of turns. Package watch implements it.
-type EventSink interface {
-	// HasSubscribers reports whether the sink needs events.
-	HasSubscribers() bool
-	// TurnEvent receives the next event of a turn. The event is not changed afterwards. TurnEvent
-	// must not block and must not call the manager.
-	TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent)
-}
-
 // Options configures a Manager. All fields are required except Audience and MaxConversationBytes.
 type Options struct {
 	Store    store.Store
 	Agents   *agent.Set
-	Audience EventSink
+	Audience eventlog.Sink
 	Log      *slog.Logger
 	// TurnTimeout limits a turn, IdleTimeout the time between two pieces of the agent. Both count
 	// from the start of the turn; the time in the queue is not included.

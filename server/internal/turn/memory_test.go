@@ -109,14 +109,3 @@ func TestMemoryOfRetainedTurns(t *testing.T) {
 		})
 	}
 }
-
-// TestEventLogMemory checks guarantee 12 for a running turn.
-func TestEventLogMemory(t *testing.T) {
-	e := newEventLog("turn", key{}, nil)
-	empty := heapBytes()
-	for range 5 {
-		e.add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: nullValues(10_000)}})
-	}
-	checkMemory(t, e.bytes, heapBytes()-empty)
-	runtime.KeepAlive(e)
-}

@@ -10,6 +10,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
 
 // checkPiece checks a piece against the rules of the API and against the answer so far. A piece
@@ -93,8 +94,8 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_ToolResult:
 		event.Event, field = &parleyv1.TurnEvent_ToolResult{ToolResult: p.ToolResult}, "tool_result"
 	}
-	n := encodeEvent(event)
-	if n.kind == noEvent {
+	n := eventlog.Encode(event)
+	if n.IsZero() {
 		return ruleError(rules.Fault{Field: field, Rule: "is not valid UTF-8"})
 	}
 	if event.GetToolResult() != nil {
@@ -103,7 +104,7 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	if err := a.openMessage(); err != nil {
 		return err
 	}
-	index, mark := a.events.addEncoded(n, event), a.currentIndexes()
+	index, mark := a.events.AddEncoded(n, event), a.currentIndexes()
 	if call := event.GetToolCall(); call != nil {
 		a.current.ToolCalls = append(a.current.ToolCalls, call)
 		a.calls.add(len(a.messages)-1, call)
@@ -116,7 +117,7 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 }
 
 // addResult ends the current message and adds the result as a message of its own.
-func (a *answer) addResult(n encodedEvent, event *parleyv1.TurnEvent) error {
+func (a *answer) addResult(n eventlog.Encoded, event *parleyv1.TurnEvent) error {
 	if len(a.messages) == maxAnswerMessages {
 		return errTooManyMessages
 	}
@@ -126,6 +127,6 @@ func (a *answer) addResult(n encodedEvent, event *parleyv1.TurnEvent) error {
 	a.messages = append(a.messages, &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_TOOL, ToolResult: result, Agent: by, TurnId: a.turnID,
 	})
-	a.indexes = append(a.indexes, &storev1.MessageEvents{ToolResult: a.events.addEncoded(n, event)})
+	a.indexes = append(a.indexes, &storev1.MessageEvents{ToolResult: a.events.AddEncoded(n, event)})
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -148,7 +149,7 @@ func (m *Manager) removeWaiting(t *liveTurn, cause error) bool {
 	t.removalCause = cause
 	t.cancel(cause)
 	if errors.Is(cause, errCancelled) {
-		m.retain(t, turnOverheadBytes+t.events.memory()) // Otherwise a retry of the request would start the turn again.
+		m.retain(t, turnOverheadBytes+t.events.Memory()) // Otherwise a retry of the request would start the turn again.
 	} else {
 		delete(m.turns, t.id)
 	}
@@ -184,7 +185,7 @@ func (m *Manager) cancelIfUnread(t *liveTurn) {
 
 // finishTurn removes a turn that has ended from its queue and starts the next one. If the turn has
 // a finished event, it is retained for readers.
-func (m *Manager) finishTurn(t *liveTurn, finished encodedEvent) {
+func (m *Manager) finishTurn(t *liveTurn, finished eventlog.Encoded) {
 	t.cancel(nil)
 	retainedBytes := t.retainedSize(finished) // Calculate this before locking, since it takes a while.
 	m.mu.Lock()
@@ -195,7 +196,7 @@ func (m *Manager) finishTurn(t *liveTurn, finished encodedEvent) {
 	}
 	switch {
 	case t.removalCause != nil: // removeWaiting has retained or deleted the turn.
-	case finished.kind != noEvent && !l.deleted && !m.stopping:
+	case !finished.IsZero() && !l.deleted && !m.stopping:
 		m.retain(t, retainedBytes)
 	default:
 		delete(m.turns, t.id)

@@ -235,7 +235,7 @@ func TestCapacityIsFreedBeforeFinished(t *testing.T) {
 	for range 10_000 {
 		runtime.Gosched()
 	}
-	if n := events.lastIndex(); n != 2 {
+	if n := events.LastIndex(); n != 2 {
 		t.Errorf("newest event = %d before the capacity was free, want 2", n)
 	}
 	f.mu.Unlock()

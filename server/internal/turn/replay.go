@@ -26,7 +26,7 @@ type yieldFunc = func(*parleyv1.TurnEvent, error) bool
 // follow yields the turn's events after an index to an attached reader, and detaches the reader.
 func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield yieldFunc) error {
 	defer t.manager.detachReader(t)
-	for event, err := range t.events.read(ctx, after) {
+	for event, err := range t.events.Read(ctx, after) {
 		if goneErr := new(EventsGoneError); after == 0 && errors.As(err, &goneErr) {
 			return t.followMerged(ctx, replayed, yield)
 		}
@@ -45,7 +45,7 @@ func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield
 func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
 	partial := t.answer.snapshot(-1)
 	events := mergedEvents(t.id, partial.messages, partial.indexes)
-	if started := t.events.started(); started != nil && started.GetIndex() <= partial.lastIndex {
+	if started := t.events.Started(); started != nil && started.GetIndex() <= partial.lastIndex {
 		events = slices.Insert(events, 0, started)
 	}
 	for _, event := range events {
@@ -53,7 +53,7 @@ func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldF
 			return errReaderStopped
 		}
 	}
-	for event, err := range t.events.read(ctx, partial.lastIndex) {
+	for event, err := range t.events.Read(ctx, partial.lastIndex) {
 		if err != nil {
 			return err
 		}

@@ -73,13 +73,13 @@ func (t *liveTurn) startSaving() (stop func()) {
 // keepAliveInterval, until stop is called. It uses its own goroutine, since both the agent and the
 // store may be slow.
 func (t *liveTurn) startKeepAlive() (stop func()) {
-	lastIndex, lastTime := t.events.lastIndex(), time.Now()
+	lastIndex, lastTime := t.events.LastIndex(), time.Now()
 	return runEvery(keepAliveCheckInterval, func() {
-		switch n := t.events.lastIndex(); {
+		switch n := t.events.LastIndex(); {
 		case n != lastIndex:
 			lastIndex, lastTime = n, time.Now()
 		case time.Since(lastTime) >= keepAliveInterval:
-			lastIndex, lastTime = t.events.addKeepAlive(), time.Now()
+			lastIndex, lastTime = t.events.AddKeepAlive(), time.Now()
 		}
 	})
 }

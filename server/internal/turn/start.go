@@ -95,7 +95,7 @@ func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 		Begin: &parleyv1.Turn{Id: t.id, RequestId: t.request.GetRequestId(), Agent: t.agent.Name},
 		// A crash would leave this value of Created. The result of the store replaces it.
 		Events: &storev1.TurnEvents{
-			Started: t.events.lastIndex() + 1, AnswerPending: t.request.GetAnswerPending(),
+			Started: t.events.LastIndex() + 1, AnswerPending: t.request.GetAnswerPending(),
 			Created: t.conversation.Conversation == nil,
 		},
 	}

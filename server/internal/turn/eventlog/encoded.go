@@ -1,0 +1,67 @@
+package eventlog
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// Encoded is a retained event in encoded form. Each reader decodes it into a new message. A
+// turn has thousands of texts, and a value may be a tree of 100,000 objects. In encoded form an
+// event is one object for the garbage collector, and its counted size is its real size.
+type Encoded struct {
+	data   string // a text, or an encoded TurnEvent without turn_id and index
+	offset int32  // byte offset of a text in its message
+	kind   eventKind
+}
+
+// overheadBytes is the memory of an event without its data: its element in a list that grows in
+// steps, and the rounding of its data.
+const overheadBytes = 40
+
+type eventKind uint8
+
+const (
+	noEvent eventKind = iota // the index is unused
+	textEvent
+	protoEvent
+	finishedEvent
+)
+
+// Encode encodes an event. It returns the zero Encoded if a string in the event is not UTF-8.
+func Encode(event *parleyv1.TurnEvent) Encoded {
+	data, err := proto.Marshal(event)
+	switch {
+	case err != nil:
+		return Encoded{}
+	case event.GetFinished() != nil:
+		return Encoded{data: string(data), kind: finishedEvent}
+	}
+	return Encoded{data: string(data), kind: protoEvent}
+}
+
+// IsZero reports whether this is the zero Encoded, which is no event.
+func (n Encoded) IsZero() bool { return n.kind == noEvent }
+
+// Len returns the size of the encoded event in bytes.
+func (n Encoded) Len() int { return len(n.data) }
+
+// size returns the size in bytes that counts toward MaxBytes.
+func (n Encoded) size() int {
+	if n.kind == finishedEvent {
+		return 0
+	}
+	return len(n.data) + overheadBytes
+}
+
+// decode returns the event as a new message for one reader.
+func (n Encoded) decode(turnID string, index int32) *parleyv1.TurnEvent {
+	event := new(parleyv1.TurnEvent)
+	if n.kind == textEvent {
+		event.Event = &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: n.data, Offset: n.offset}}
+	} else {
+		_ = proto.Unmarshal([]byte(n.data), event) // cannot fail: Encode encoded it
+	}
+	event.TurnId, event.Index = turnID, index
+	return event
+}
