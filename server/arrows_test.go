@@ -57,6 +57,7 @@ func allowedArrows() []arrow {
 			"server/internal/turn/*", "server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record,
 		}},
 		{"server/internal/turn/eventlog", []string{api}},
+		{"server/internal/turn/history", []string{"store", api}},
 		{"server/internal/rules", []string{api}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -90,19 +91,19 @@ func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.S
 	if !dependsOnHistory(request) {
 		return nil
 	}
-	history, err := found.Messages.Messages()
+	messages, err := found.Messages.Messages()
 	if err != nil {
 		return err
 	}
 	if request.GetAnswerPending() {
-		_, err = pendingMessage(history)
+		_, err = history.Pending(messages)
 		return err
 	}
-	answered, err := matchResults(history, request.GetToolResults())
+	answered, err := history.MatchResults(messages, request.GetToolResults())
 	if err != nil {
 		return err
 	}
-	return checkRetention(Inputs(request), answered, found, m.o.MaxConversationBytes)
+	return history.CheckRetention(Inputs(request), answered, found, m.o.MaxConversationBytes)
 }
 
 // conversationUID returns the uid of the conversation in which the turns of an id run. It is empty

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 	"github.com/parleyhq/parley/server/internal/window"
 	"github.com/parleyhq/parley/store"
 )
@@ -24,17 +25,17 @@ func (t *liveTurn) agentRequest() (*parleyv1.RespondRequest, error) {
 	if !t.request.GetAnswerPending() && t.input.GetRole() == parleyv1.Role_ROLE_USER {
 		started.UserMessage = t.input
 	}
-	c, history, err := t.history()
-	started.HistoryCount = int32(len(history))
+	c, messages, err := t.history()
+	started.HistoryCount = int32(len(messages))
 	t.eventIndexes.HistoryCount = started.GetHistoryCount()
 	t.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
 	if err != nil {
 		return nil, err
 	}
-	t.log.Info("conversation history", "message_count", len(history))
+	t.log.Info("conversation history", "message_count", len(messages))
 	t.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
-		Conversation: c, Messages: append(history, t.input),
+		Conversation: c, Messages: append(messages, t.input),
 		SystemPrompt: t.systemPrompt(c), Agent: t.agent.Name, TurnId: t.id, CacheStable: t.windowBounds().GetCacheStable(),
 	}, nil
 }
@@ -63,10 +64,10 @@ func (t *liveTurn) history() (*parleyv1.Conversation, []*parleyv1.Message, error
 // the input, which come from other writers or from an incomplete turn. It never cuts the exchange
 // to which the input belongs. offsets are those of the stored messages.
 func (t *liveTurn) window(messages []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
-	history := slices.DeleteFunc(messages,
+	before := slices.DeleteFunc(messages,
 		func(m *parleyv1.Message) bool { return m.GetSequence() >= t.input.GetSequence() })
-	exchange := openExchangeStart(history, t.input)
-	return history[window.Start(history[:exchange], offsets[:exchange+1], t.windowBounds()):]
+	exchange := history.ExchangeStart(before, t.input)
+	return before[window.Start(before[:exchange], offsets[:exchange+1], t.windowBounds()):]
 }
 
 // windowBounds returns the bounds of the request, else those of the agent, else nil.
@@ -75,46 +76,6 @@ func (t *liveTurn) windowBounds() *parleyv1.ContextWindow {
 		return w
 	}
 	return t.agent.Window
-}
-
-// openExchangeStart returns the index at which the exchange of the input starts, so that the
-// exchange includes every call that the input has results of. If the input starts a new exchange,
-// the index is len(history). Tool results directly before the input that do not come from a turn
-// belong to the input.
-func openExchangeStart(history []*parleyv1.Message, input *parleyv1.Message) int {
-	first := len(history)
-	for first > 0 && history[first-1].GetRole() == parleyv1.Role_ROLE_TOOL && history[first-1].GetTurnId() == "" {
-		first--
-	}
-	if input.GetRole() != parleyv1.Role_ROLE_TOOL && first == len(history) {
-		return first
-	}
-	_, calls := trackCalls(append(slices.Clip(history), input))
-	start := lastExchangeStart(history[:first], calls)
-	for i := len(history); i >= start; i-- {
-		if call := calls[i]; call >= 0 && call < start {
-			start = lastExchangeStart(history[:call+1], calls)
-		}
-	}
-	return start
-}
-
-// lastExchangeStart returns the index at which the last exchange of messages starts: its user
-// message. If the user message is no longer stored, it returns the index of the oldest message that
-// is not the result of a call that is no longer stored, or len(messages). calls are the indexes
-// from trackCalls.
-func lastExchangeStart(messages []*parleyv1.Message, calls []int) int {
-	for i, m := range slices.Backward(messages) {
-		if m.GetRole() == parleyv1.Role_ROLE_USER {
-			return i
-		}
-	}
-	for i, m := range messages {
-		if m.GetRole() != parleyv1.Role_ROLE_TOOL || calls[i] >= 0 {
-			return i
-		}
-	}
-	return len(messages)
 }
 
 // systemPrompt returns the prompt of the request, else of the conversation, else of the agent.

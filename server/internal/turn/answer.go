@@ -14,6 +14,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 )
 
 // tooLargeError is the cause of a turn whose answer exceeded a limit.
@@ -61,7 +62,7 @@ type answer struct {
 	text        strings.Builder // content of current
 	bytes       int             // size of everything that is stored
 	values      int             // number of values, calls and results
-	calls       callTracker     // of all messages
+	calls       history.Calls   // of all messages
 	changes     int             // number of changes of the messages
 	pieces      int             // number of pieces that the agent has sent
 	// released is set after release: the messages are those of the finished event.
@@ -209,7 +210,7 @@ func (a *answer) setStored(messages []*parleyv1.Message, numbers []*parleyv1.App
 func (a *answer) hasOpenCalls() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.calls.open) > 0
+	return a.calls.HasOpen()
 }
 
 // release releases the messages, since the finished event has them in encoded form. indexes are the
@@ -217,7 +218,7 @@ func (a *answer) hasOpenCalls() bool {
 func (a *answer) release(indexes []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, indexes, nil, callTracker{}
+	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, indexes, nil, history.Calls{}
 	a.text.Reset()
 }
 

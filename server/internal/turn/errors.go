@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 )
 
 // Errors of Chat, in addition to those of the store.
@@ -17,7 +18,7 @@ var (
 	// ErrQueueFull reports that the limit of waiting turns of the conversation is reached.
 	ErrQueueFull = errors.New("too many turns wait in the conversation")
 	// ErrNothingToAnswer reports that no message of the history needs an answer.
-	ErrNothingToAnswer = errors.New("the history has no message that needs an answer")
+	ErrNothingToAnswer = history.ErrNothingToAnswer
 	// ErrConversationGone reports that the conversation was deleted before its turn ended.
 	ErrConversationGone = errors.New("the conversation was deleted before the turn ended")
 )
@@ -65,44 +66,8 @@ func (e *NotFoundError) Error() string {
 type EventsGoneError = eventlog.GoneError
 
 // NoOpenCallError reports that a tool result does not match an open call.
-type NoOpenCallError struct {
-	// CallID is the id in the result.
-	CallID string
-	// Answered reports whether the newest call with this id already has a result.
-	Answered bool
-	// Open contains the ids of the newest 64 open calls, oldest first.
-	Open []string
-}
-
-// Error lists the open calls.
-func (e *NoOpenCallError) Error() string {
-	problem, open := "is not a call in the history", "no call waits for a result"
-	if e.Answered {
-		problem = "is a call that already has a result; use answer_pending to have it answered again"
-	}
-	if len(e.Open) > 0 {
-		open = fmt.Sprintf("these calls wait for a result: %q", e.Open)
-	}
-	return fmt.Sprintf("%q %s; %s", e.CallID, problem, open)
-}
+type NoOpenCallError = history.NoOpenCallError
 
 // NoRoomError reports that a conversation cannot retain both tool results and the calls that they
 // resolve.
-type NoRoomError struct {
-	// CallID is the id of a call that would be dropped.
-	CallID string
-	// MaxMessages is the message limit of the conversation.
-	MaxMessages int32
-	// MaxBytes is the byte limit of a conversation, 0 if only MaxMessages would be exceeded.
-	MaxBytes int
-}
-
-// Error says which limit to raise.
-func (e *NoRoomError) Error() string {
-	if e.MaxBytes > 0 {
-		return fmt.Sprintf("storing the tool results would drop their call %.64q: "+
-			"a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)
-	}
-	return fmt.Sprintf("storing the tool results would drop their call %.64q: the conversation retains %d messages; "+
-		"raise its retention.max_messages with UpdateConversation", e.CallID, e.MaxMessages)
-}
+type NoRoomError = history.NoRoomError

@@ -203,22 +203,6 @@ func TestAnswerPending(t *testing.T) {
 	}
 }
 
-// TestPendingMessageOfAnotherTurn: an imported history may lack earlier messages of a turn that
-// ends with a tool result.
-func TestPendingMessageOfAnotherTurn(t *testing.T) {
-	history := []*parleyv1.Message{
-		{Role: parleyv1.Role_ROLE_USER},
-		{Role: parleyv1.Role_ROLE_ASSISTANT, TurnId: "a", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
-		{Role: parleyv1.Role_ROLE_TOOL, TurnId: "b", ToolResult: &parleyv1.ToolResult{CallId: "1"}},
-	}
-	for _, stored := range [][]*parleyv1.Message{history, history[:1:1], history[2:]} {
-		stored = append(stored, history[2])
-		if got, err := pendingMessage(stored); !errors.Is(err, ErrNothingToAnswer) {
-			t.Errorf("pendingMessage(%q) = %v, %v, want ErrNothingToAnswer", describeMessages(stored), got, err)
-		}
-	}
-}
-
 func TestAnswerPendingWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _ := newControlled(t, nil)

@@ -32,14 +32,14 @@ func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
 			})
 		}
 	case *parleyv1.RespondResponse_ToolCall:
-		if id := p.ToolCall.GetId(); a.calls.isOpen(id) {
+		if id := p.ToolCall.GetId(); a.calls.IsOpen(id) {
 			return ruleError(rules.Fault{
 				Field: "tool_call.id",
 				Rule:  fmt.Sprintf("%.64q is already the id of an open call of the answer", id),
 			})
 		}
 	case *parleyv1.RespondResponse_ToolResult:
-		if id := p.ToolResult.GetCallId(); !a.calls.isOpen(id) {
+		if id := p.ToolResult.GetCallId(); !a.calls.IsOpen(id) {
 			return ruleError(rules.Fault{
 				Field: "tool_result.call_id",
 				Rule:  fmt.Sprintf("%.64q is not an open call of the answer", id),
@@ -107,7 +107,7 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	index, mark := a.events.AddEncoded(n, event), a.currentIndexes()
 	if call := event.GetToolCall(); call != nil {
 		a.current.ToolCalls = append(a.current.ToolCalls, call)
-		a.calls.add(len(a.messages)-1, call)
+		a.calls.Add(len(a.messages)-1, call)
 		mark.ToolCalls = append(mark.ToolCalls, index)
 		return nil
 	}
@@ -123,7 +123,7 @@ func (a *answer) addResult(n eventlog.Encoded, event *parleyv1.TurnEvent) error 
 	}
 	result, by := event.GetToolResult(), a.current.GetAgent()
 	a.startMessage(by)
-	a.calls.resolve(result.GetCallId())
+	a.calls.Resolve(result.GetCallId())
 	a.messages = append(a.messages, &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_TOOL, ToolResult: result, Agent: by, TurnId: a.turnID,
 	})

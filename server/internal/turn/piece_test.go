@@ -15,6 +15,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 )
 
 func data(kind string, value *structpb.Value) *parleyv1.RespondResponse {
@@ -192,7 +193,7 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 		if err != nil || len(faults) > 0 {
 			rt.Errorf("Check(%v) = %v, %v", stored, faults, err)
 		}
-		_, answers := trackCalls(stored)
+		_, answers := history.Track(stored)
 		for i, m := range stored {
 			if m.GetToolResult() != nil && answers[i] < 0 {
 				rt.Errorf("message %d of %q has no call", i, describeMessages(stored))

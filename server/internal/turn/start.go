@@ -11,6 +11,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/history"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -127,17 +128,17 @@ func (t *liveTurn) bindToHistory(a *store.Append) error {
 		return &store.VersionError{Current: version}
 	}
 	a.IfVersion = &version
-	history, err := t.conversation.Messages.Messages()
+	messages, err := t.conversation.Messages.Messages()
 	if err != nil {
 		return err
 	}
 	if t.request.GetAnswerPending() {
-		t.input, err = pendingMessage(history)
+		t.input, err = history.Pending(messages)
 		a.Begin.InputSequence = t.input.GetSequence()
 		return err
 	}
 	results := t.request.GetToolResults()
-	answered, err := matchResults(history, results)
+	answered, err := history.MatchResults(messages, results)
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (t *liveTurn) bindToHistory(a *store.Append) error {
 		named.Name = cmp.Or(named.GetName(), call.GetName())
 		t.inputs[i].ToolResult = named
 	}
-	return checkRetention(t.inputs, answered, t.conversation, t.manager.o.MaxConversationBytes)
+	return history.CheckRetention(t.inputs, answered, t.conversation, t.manager.o.MaxConversationBytes)
 }
 
 // readConversation reads the conversation in which the turn is to start. If needsHistory is set, it

@@ -1,4 +1,4 @@
-package turn
+package history
 
 import (
 	"slices"
@@ -6,14 +6,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// pendingMessage returns the message of a history that needs an answer, or ErrNothingToAnswer. It
+// Pending returns the message of a history that needs an answer, or ErrNothingToAnswer. It
 // is the newest message of a user or a tool without a complete answer after it. A tool result that
 // an agent stored at the end of a complete turn needs no answer.
 //
 // The answer of a turn is incomplete if its last message of an agent is INCOMPLETE. Then the
 // earlier messages of the same turn do not count as an answer either, even those of another agent,
 // back to the newest tool result.
-func pendingMessage(history []*parleyv1.Message) (*parleyv1.Message, error) {
+func Pending(history []*parleyv1.Message) (*parleyv1.Message, error) {
 	incompleteTurn := "" // the id of the turn whose answer is incomplete
 	for i, m := range slices.Backward(history) {
 		turnID := m.GetTurnId()
