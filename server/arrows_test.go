@@ -58,6 +58,9 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/turn/history", []string{"store", api}},
+		{"server/internal/turn/answer", []string{
+			"server/internal/turn/eventlog", "server/internal/turn/history", "server/internal/rules", "server/internal/agent", api, record,
+		}},
 		{"server/internal/rules", []string{api}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},

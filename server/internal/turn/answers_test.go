@@ -12,6 +12,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -312,15 +313,17 @@ func TestToolsAndHandoffCreateMessages(t *testing.T) {
 
 func TestMaxAnswerMessages(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
-	for range 2 * maxAnswerMessages {
+	for range 2 * answer.MaxMessages {
 		pieces = append(pieces, text("x"),
 			&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "b"}})
 	}
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-	if n := len(end.GetMessages()); n != maxAnswerMessages ||
-		end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
-		t.Errorf("%d messages, turn %v, want %d messages and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerMessages)
+	const want = "the answer of agent main has more than 100 messages; the part within the limit is stored"
+	failure := end.GetTurn().GetError()
+	if n := len(end.GetMessages()); n != answer.MaxMessages ||
+		failure.GetReason() != "AGENT_OUTPUT_TOO_LARGE" || failure.GetMessage() != want {
+		t.Errorf("%d messages, error %v, want %d messages and %q", n, failure, answer.MaxMessages, want)
 	}
 }
 

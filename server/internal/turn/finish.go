@@ -7,6 +7,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -20,17 +21,17 @@ const storeRetry = 100 * time.Millisecond
 // conversation busy until the next start.
 func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
-	messages, t.eventIndexes.Messages = t.answer.finish(cause == nil)
+	messages, t.eventIndexes.Messages = t.answer.Finish(cause == nil)
 	end := &parleyv1.Turn{Id: t.id}
 	end.State, end.Error = t.outcome(cause)
-	if cause == nil && t.answer.hasOpenCalls() {
+	if cause == nil && t.answer.HasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
 	result, err := t.commitEnd(messages, end)
 	if err != nil && isAnswerError(err) {
 		// Store the text alone, so that it is not lost and the conversation can be used again.
 		t.log.Error("answer refused by the store, storing its text", "error", err)
-		messages, t.eventIndexes.Messages = textOnly(messages, t.eventIndexes.GetMessages())
+		messages, t.eventIndexes.Messages = answer.TextOnly(messages, t.eventIndexes.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
 		result, err = t.commitEnd(messages, end)
 	}
@@ -47,8 +48,8 @@ func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
 		t.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
-	t.answer.setStored(messages, result.Appended)
-	t.log.Debug("answer appended", "pieces", t.answer.pieces, "messages", len(messages))
+	t.answer.SetStored(messages, result.Appended)
+	t.log.Debug("answer appended", "pieces", t.answer.Pieces(), "messages", len(messages))
 	if e := end.GetError(); e != nil {
 		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error",
 			e.GetMessage())
@@ -99,13 +100,5 @@ func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (
 		case <-time.After(storeRetry):
 		case <-stop:
 		}
-	}
-}
-
-// setStoredFields sets the fields of a message that the store assigned.
-func setStoredFields(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
-	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
-	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
-		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
 
@@ -58,8 +59,8 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 // flood sends progress until all earlier events are dropped. It does not outrun the readers.
 func (r *agentRun) flood() {
 	var chunk []*parleyv1.RespondResponse
-	for range eventlog.MaxBytes / maxNoteBytes / 4 {
-		chunk = append(chunk, note(strings.Repeat("x", maxNoteBytes)))
+	for range eventlog.MaxBytes / answer.MaxNoteBytes / 4 {
+		chunk = append(chunk, note(strings.Repeat("x", answer.MaxNoteBytes)))
 	}
 	for range 4 {
 		r.do(step{pieces: chunk})

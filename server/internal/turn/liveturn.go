@@ -13,6 +13,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
@@ -33,7 +34,7 @@ type liveTurn struct {
 	id           string
 	accepted     time.Time
 	events       *eventlog.Log
-	answer       *answer
+	answer       *answer.Answer
 	mayStart     chan struct{}   // closed when the turn may start
 	startDecided chan struct{}   // closed when it is known whether the turn starts
 	done         chan struct{}   // closed after the last event
@@ -83,7 +84,7 @@ func newLiveTurn(
 	}
 	t.log = m.o.Log.With("tenant", l.tenant, "conversation_id", l.id, "turn_id", t.id)
 	t.events = eventlog.New(t.id, l.tenant, l.id, m.o.Audience)
-	t.answer = newAnswer(t.id, m.o.MaxAnswerBytes, t.events)
+	t.answer = answer.New(t.id, m.o.MaxAnswerBytes, t.events)
 	// The context is not derived from the call's: the turn continues when its caller leaves.
 	t.ctx, t.cancel = context.WithCancelCause(m.ctx)
 	return t
@@ -137,7 +138,7 @@ func (t *liveTurn) endStreams(finished *parleyv1.TurnFinished, err error) {
 	t.manager.finishTurn(t, lastEvent)
 	if err == nil {
 		t.events.AddEncoded(lastEvent, nil)
-		t.answer.release(t.eventIndexes.GetMessages())
+		t.answer.Release(t.eventIndexes.GetMessages())
 	}
 	t.events.End(err)
 }

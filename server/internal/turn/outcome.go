@@ -7,6 +7,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 )
 
 // Codes of google.rpc.Code, which a TurnError has as numbers. Only package rpc imports the package
@@ -24,7 +25,7 @@ const (
 // complete answer.
 func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	var failure *agent.Error
-	var large *tooLargeError
+	var large *answer.TooLargeError
 	failed := parleyv1.TurnState_TURN_STATE_FAILED
 	switch {
 	case cause == nil:

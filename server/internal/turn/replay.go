@@ -43,9 +43,9 @@ func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield
 // followMerged yields the answer so far with merged texts, since the first events are no longer
 // retained, and then the following events.
 func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
-	partial := t.answer.snapshot(-1)
-	events := mergedEvents(t.id, partial.messages, partial.indexes)
-	if started := t.events.Started(); started != nil && started.GetIndex() <= partial.lastIndex {
+	partial := t.answer.Snapshot(-1)
+	events := mergedEvents(t.id, partial.Messages, partial.Indexes)
+	if started := t.events.Started(); started != nil && started.GetIndex() <= partial.LastIndex {
 		events = slices.Insert(events, 0, started)
 	}
 	for _, event := range events {
@@ -53,7 +53,7 @@ func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldF
 			return errReaderStopped
 		}
 	}
-	for event, err := range t.events.Read(ctx, partial.lastIndex) {
+	for event, err := range t.events.Read(ctx, partial.LastIndex) {
 		if err != nil {
 			return err
 		}

@@ -50,7 +50,7 @@ func (t *liveTurn) respond(request *parleyv1.RespondRequest) (err error) {
 	for piece, err := range t.agent.Agent.Respond(t.ctx, request) {
 		idle.Reset(t.manager.o.IdleTimeout)
 		if err == nil {
-			err = t.answer.addPiece(piece)
+			err = t.answer.Add(piece)
 		}
 		if err != nil {
 			if cause := context.Cause(t.ctx); cause != nil {
@@ -107,14 +107,14 @@ func runEvery(interval time.Duration, do func()) (stop func()) {
 // save stores the partial answer if it has changed since it had this number of changes. It returns
 // the number of changes that are saved.
 func (t *liveTurn) save(since int) int {
-	partial := t.answer.snapshot(since)
+	partial := t.answer.Snapshot(since)
 	if partial == nil {
 		return since
 	}
 	events := proto.CloneOf(t.eventIndexes)
-	events.Messages, events.LostAfter = partial.indexes, partial.lastIndex
+	events.Messages, events.LostAfter = partial.Indexes, partial.LastIndex
 	err := t.manager.o.Store.SaveProgress(t.ctx, &store.Progress{
-		Tenant: t.queue.tenant, ConversationID: t.queue.id, TurnID: t.id, Messages: partial.messages, Events: events,
+		Tenant: t.queue.tenant, ConversationID: t.queue.id, TurnID: t.id, Messages: partial.Messages, Events: events,
 	})
 	if err != nil {
 		if t.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
@@ -122,5 +122,5 @@ func (t *liveTurn) save(since int) int {
 		}
 		return since
 	}
-	return partial.changes
+	return partial.Changes
 }

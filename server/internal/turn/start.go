@@ -11,6 +11,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/server/internal/turn/history"
 	"github.com/parleyhq/parley/store"
 )
@@ -39,7 +40,7 @@ func (t *liveTurn) start() error {
 			return &repeatedRequestError{&store.Seen{Created: result.Created, TurnID: result.Turn.GetId()}}
 		}
 		for i, n := range result.Appended {
-			setStoredFields(t.inputs[i], n)
+			answer.SetStoredFields(t.inputs[i], n)
 		}
 		t.conversation = nil // The history may have megabytes; do not hold it while the agent answers.
 		t.startResult, t.log = result, t.log.With("agent", t.agent.Name)
@@ -89,7 +90,7 @@ func (t *liveTurn) startAppend(uid string) (*store.Append, error) {
 	if t.agent, err = t.manager.chooseAgent(t.request, t.conversation.Conversation); err != nil {
 		return nil, err
 	}
-	t.answer.setAgent(t.agent.Name)
+	t.answer.SetAgent(t.agent.Name)
 	a := &store.Append{
 		Tenant: t.queue.tenant, ConversationID: t.queue.id, UID: uid, Messages: t.inputs,
 		Request: t.requestKey, MustExist: t.request.GetMustExist(), IfVersion: t.ifVersion(),

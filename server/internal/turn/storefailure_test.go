@@ -11,6 +11,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -81,13 +82,13 @@ func TestUnreadableHistory(t *testing.T) {
 // TestMaxAnswerValues checks guarantee 12 for values that are not text.
 func TestMaxAnswerValues(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
-	for i := range maxAnswerValues + 10 {
+	for i := range answer.MaxValues + 10 {
 		pieces = append(pieces, call(fmt.Sprint(i)))
 	}
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
 	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
-	if n := len(end.GetMessages()[0].GetToolCalls()); n != maxAnswerValues ||
+	if n := len(end.GetMessages()[0].GetToolCalls()); n != answer.MaxValues ||
 		end.GetTurn().GetError().GetReason() != "AGENT_OUTPUT_TOO_LARGE" {
-		t.Errorf("%d calls, turn %v, want %d calls and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), maxAnswerValues)
+		t.Errorf("%d calls, turn %v, want %d calls and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), answer.MaxValues)
 	}
 }

@@ -25,7 +25,7 @@ func parse(history string) []*parleyv1.Message {
 			m.Role = parleyv1.Role_ROLE_SYSTEM
 		case 'a':
 			m.Role, m.TurnId = parleyv1.Role_ROLE_ASSISTANT, turnID
-			for _, id := range strings.Split(word[1:], "") {
+			for id := range strings.SplitSeq(word[1:], "") {
 				m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id})
 			}
 		case 'r', 'o':

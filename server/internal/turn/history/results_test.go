@@ -30,7 +30,7 @@ func frames(t *testing.T, messages []*parleyv1.Message) store.Frames {
 // results returns a result for each id, which has one letter.
 func results(ids string) []*parleyv1.ToolResult {
 	var all []*parleyv1.ToolResult
-	for _, id := range strings.Split(ids, "") {
+	for id := range strings.SplitSeq(ids, "") {
 		all = append(all, &parleyv1.ToolResult{CallId: id})
 	}
 	return all

@@ -1,4 +1,4 @@
-package turn
+package answer
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 
 // checkPiece checks a piece against the rules of the API and against the answer so far. A piece
 // that breaks a rule could not be exported, imported again or answered.
-func (a *answer) checkPiece(piece *parleyv1.RespondResponse) error {
+func (a *Answer) checkPiece(piece *parleyv1.RespondResponse) error {
 	faults, err := rules.Check(piece)
 	switch {
 	case err != nil:
@@ -56,7 +56,7 @@ func ruleError(fault rules.Fault) error {
 }
 
 // addNonText adds a piece that is neither text nor progress.
-func (a *answer) addNonText(piece *parleyv1.RespondResponse) error {
+func (a *Answer) addNonText(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Summary:
 		a.current.Summary = truncate(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
@@ -77,14 +77,14 @@ func (a *answer) addNonText(piece *parleyv1.RespondResponse) error {
 		return nil
 	}
 	a.values++
-	if a.values > maxAnswerValues {
+	if a.values > MaxValues {
 		return errTooManyValues
 	}
 	return a.addValue(piece)
 }
 
 // addValue adds structured data, a call or a result, and its event.
-func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
+func (a *Answer) addValue(piece *parleyv1.RespondResponse) error {
 	event, field := new(parleyv1.TurnEvent), ""
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_StructuredData:
@@ -104,21 +104,21 @@ func (a *answer) addValue(piece *parleyv1.RespondResponse) error {
 	if err := a.openMessage(); err != nil {
 		return err
 	}
-	index, mark := a.events.AddEncoded(n, event), a.currentIndexes()
+	index, indexes := a.events.AddEncoded(n, event), a.currentIndexes()
 	if call := event.GetToolCall(); call != nil {
 		a.current.ToolCalls = append(a.current.ToolCalls, call)
 		a.calls.Add(len(a.messages)-1, call)
-		mark.ToolCalls = append(mark.ToolCalls, index)
+		indexes.ToolCalls = append(indexes.ToolCalls, index)
 		return nil
 	}
 	a.current.StructuredData = append(a.current.StructuredData, event.GetStructuredData())
-	mark.StructuredData = append(mark.StructuredData, index)
+	indexes.StructuredData = append(indexes.StructuredData, index)
 	return nil
 }
 
 // addResult ends the current message and adds the result as a message of its own.
-func (a *answer) addResult(n eventlog.Encoded, event *parleyv1.TurnEvent) error {
-	if len(a.messages) == maxAnswerMessages {
+func (a *Answer) addResult(n eventlog.Encoded, event *parleyv1.TurnEvent) error {
+	if len(a.messages) == MaxMessages {
 		return errTooManyMessages
 	}
 	result, by := event.GetToolResult(), a.current.GetAgent()

@@ -1,4 +1,11 @@
-package turn
+// Package answer collects the pieces of an agent into the messages of a turn.
+//
+// An [Answer] checks each piece, adds it to a message and appends its event to the event log. It
+// limits the size of the answer. For each message it records the indexes of its events, so that a
+// stored turn can be replayed under the same indexes.
+//
+// Start at [Answer].
+package answer
 
 import (
 	"cmp"
@@ -6,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
@@ -17,37 +23,9 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn/history"
 )
 
-// tooLargeError is the cause of a turn whose answer exceeded a limit.
-type tooLargeError struct{ limit string }
-
-// Error names the limit, for example "is larger than 1048576 bytes".
-func (e *tooLargeError) Error() string { return e.limit }
-
-var (
-	errTooManyMessages = &tooLargeError{fmt.Sprintf("has more than %d messages", maxAnswerMessages)}
-	errTooManyValues   = &tooLargeError{fmt.Sprintf("has more than %d values, calls and results", maxAnswerValues)}
-)
-
-// Limits in bytes of Message.summary, Message.agent and the text of a progress event.
-const (
-	maxSummaryBytes = 500
-	maxAgentBytes   = 128
-	maxNoteBytes    = 1 << 10
-)
-
-// Limits of one turn. This number of messages fits in a finished event. This number of values,
-// calls and results have event indexes that a conversation can store for its newest turns.
-const (
-	maxAnswerMessages = 100
-	maxAnswerValues   = 1000
-)
-
-// maxMessageValues is the limit of Message.structured_data.
-const maxMessageValues = 64
-
-// answer is the answer of an agent as far as it has arrived: the messages of the turn and the
+// Answer is the answer of an agent as far as it has arrived: the messages of the turn and the
 // indexes of their events. One goroutine adds pieces; others may read at the same time.
-type answer struct {
+type Answer struct {
 	turnID string
 	limit  int
 	events *eventlog.Log
@@ -65,23 +43,25 @@ type answer struct {
 	calls       history.Calls   // of all messages
 	changes     int             // number of changes of the messages
 	pieces      int             // number of pieces that the agent has sent
-	// released is set after release: the messages are those of the finished event.
+	// released is set by Release: the messages are those of the finished event.
 	released bool
 }
 
-func newAnswer(turnID string, limit int, e *eventlog.Log) *answer {
-	return &answer{turnID: turnID, limit: limit, events: e}
+// New returns an empty answer of a turn. limit is the maximum size in bytes. The events of the answer
+// are appended to e.
+func New(turnID string, limit int, e *eventlog.Log) *Answer {
+	return &Answer{turnID: turnID, limit: limit, events: e}
 }
 
-// setAgent sets the agent that answers. Call it before the first piece.
-func (a *answer) setAgent(agent string) {
+// SetAgent sets the agent that answers. Call it before the first piece.
+func (a *Answer) SetAgent(agent string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.startMessage(agent)
 }
 
 // startMessage starts another message of this agent.
-func (a *answer) startMessage(agent string) {
+func (a *Answer) startMessage(agent string) {
 	if a.currentOpen {
 		a.current.Content = a.text.String()
 	} else {
@@ -93,7 +73,7 @@ func (a *answer) startMessage(agent string) {
 
 // moveReportBack moves summary, finish reason and usage of a current message without content to the
 // last message of the same agent. Agents report these after their last tool result.
-func (a *answer) moveReportBack() {
+func (a *Answer) moveReportBack() {
 	for _, m := range slices.Backward(a.messages) {
 		if m.GetRole() != parleyv1.Role_ROLE_ASSISTANT {
 			continue
@@ -107,10 +87,10 @@ func (a *answer) moveReportBack() {
 	}
 }
 
-// addPiece adds the next piece. If the piece exceeds a limit, addPiece adds the part that fits and
-// returns a tooLargeError. If the piece breaks a rule, it adds nothing and returns an agent.Error.
+// Add adds the next piece. If the piece exceeds a limit, Add adds the part that fits and
+// returns a TooLargeError. If the piece breaks a rule, it adds nothing and returns an agent.Error.
 // Text, the most frequent kind, is not checked against rules.
-func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
+func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pieces++
@@ -119,7 +99,7 @@ func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 		a.changes++
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
-		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), maxNoteBytes)
+		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), MaxNoteBytes)
 		a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil // A progress text is not part of the answer.
 	case nil:
@@ -133,7 +113,7 @@ func (a *answer) addPiece(piece *parleyv1.RespondResponse) error {
 }
 
 // addText adds text to the current message, up to the limit.
-func (a *answer) addText(text string) error {
+func (a *Answer) addText(text string) error {
 	var err error
 	if a.bytes+len(text) > a.limit {
 		text, err = truncate(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
@@ -148,42 +128,42 @@ func (a *answer) addText(text string) error {
 	a.text.WriteString(text)
 	a.bytes += len(text)
 	index := a.events.AddText(text, int32(offset))
-	mark := a.currentIndexes()
-	if mark.LastText = index; offset == 0 {
-		mark.FirstText = index
+	indexes := a.currentIndexes()
+	if indexes.LastText = index; offset == 0 {
+		indexes.FirstText = index
 	}
 	return err
 }
 
-func (a *answer) tooManyBytes() error {
-	return &tooLargeError{fmt.Sprintf("is larger than %d bytes", a.limit)}
+func (a *Answer) tooManyBytes() error {
+	return &TooLargeError{fmt.Sprintf("is larger than %d bytes", a.limit)}
 }
 
 // openMessage adds the current message to the answer, since it has content now.
-func (a *answer) openMessage() error {
+func (a *Answer) openMessage() error {
 	if a.currentOpen {
 		return nil
 	}
-	if len(a.messages) == maxAnswerMessages {
+	if len(a.messages) == MaxMessages {
 		return errTooManyMessages
 	}
-	mark := new(storev1.MessageEvents)
+	indexes := new(storev1.MessageEvents)
 	if len(a.messages) > 0 {
-		mark.AnswerStarted = a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
+		indexes.AnswerStarted = a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
 	}
-	a.currentOpen, a.messages, a.indexes = true, append(a.messages, a.current), append(a.indexes, mark)
+	a.currentOpen, a.messages, a.indexes = true, append(a.messages, a.current), append(a.indexes, indexes)
 	return nil
 }
 
 // currentIndexes returns the event indexes of the newest message.
-func (a *answer) currentIndexes() *storev1.MessageEvents { return a.indexes[len(a.indexes)-1] }
+func (a *Answer) currentIndexes() *storev1.MessageEvents { return a.indexes[len(a.indexes)-1] }
 
-// finish ends the answer and returns its messages and the indexes of their events. If the answer is
+// Finish ends the answer and returns its messages and the indexes of their events. If the answer is
 // not complete, the last message of an agent is INCOMPLETE. Other goroutines may read the messages
-// from now on; only setStored may change them.
-func (a *answer) finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
+// from now on; only SetStored may change them.
+func (a *Answer) Finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.startMessage("")
@@ -196,26 +176,33 @@ func (a *answer) finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageE
 	return a.messages, a.indexes
 }
 
-// setStored sets the fields that the store assigned to messages.
-func (a *answer) setStored(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
+// SetStored sets the fields that the store assigned to messages.
+func (a *Answer) SetStored(messages []*parleyv1.Message, numbers []*parleyv1.AppendedMessage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, n := range numbers {
-		setStoredFields(messages[i], n)
+		SetStoredFields(messages[i], n)
 	}
 }
 
-// hasOpenCalls reports whether a call of the answer has no result, regardless of the agent that
+// Pieces returns the number of pieces that the agent has sent.
+func (a *Answer) Pieces() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pieces
+}
+
+// HasOpenCalls reports whether a call of the answer has no result, regardless of the agent that
 // made it.
-func (a *answer) hasOpenCalls() bool {
+func (a *Answer) HasOpenCalls() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.calls.HasOpen()
 }
 
-// release releases the messages, since the finished event has them in encoded form. indexes are the
+// Release releases the messages, since the finished event has them in encoded form. indexes are the
 // event indexes of these messages.
-func (a *answer) release(indexes []*storev1.MessageEvents) {
+func (a *Answer) Release(indexes []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, indexes, nil, history.Calls{}
@@ -232,40 +219,40 @@ func markIncomplete(messages []*parleyv1.Message) {
 	}
 }
 
-// partialAnswer is a copy of an answer as far as it has arrived.
-type partialAnswer struct {
-	messages  []*parleyv1.Message // the last message of an agent is INCOMPLETE
-	indexes   []*storev1.MessageEvents
-	lastIndex int32 // index of the newest event before a finished event
-	changes   int   // answer.changes at the time of the copy
+// Partial is a copy of an answer as far as it has arrived.
+type Partial struct {
+	Messages  []*parleyv1.Message // the last message of an agent is INCOMPLETE
+	Indexes   []*storev1.MessageEvents
+	LastIndex int32 // index of the newest event before a finished event
+	Changes   int   // Answer.changes at the time of the copy
 }
 
-// snapshot copies the answer as far as it has arrived. It returns nil if the answer has not changed
+// Snapshot copies the answer as far as it has arrived. It returns nil if the answer has not changed
 // since it had this number of changes.
-func (a *answer) snapshot(since int) *partialAnswer {
+func (a *Answer) Snapshot(since int) *Partial {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.changes == since {
 		return nil
 	}
-	partial := &partialAnswer{lastIndex: a.events.LastBeforeFinished(), changes: a.changes}
+	partial := &Partial{LastIndex: a.events.LastBeforeFinished(), Changes: a.changes}
 	if a.released {
-		partial.messages, partial.indexes = a.events.Finished().GetFinished().GetMessages(), a.indexes
+		partial.Messages, partial.Indexes = a.events.Finished().GetFinished().GetMessages(), a.indexes
 		return partial
 	}
 	for i, m := range a.messages {
-		partial.messages, partial.indexes = append(partial.messages, proto.CloneOf(m)),
-			append(partial.indexes, proto.CloneOf(a.indexes[i]))
+		partial.Messages, partial.Indexes = append(partial.Messages, proto.CloneOf(m)),
+			append(partial.Indexes, proto.CloneOf(a.indexes[i]))
 	}
 	if a.currentOpen {
-		partial.messages[len(partial.messages)-1].Content = a.text.String()
+		partial.Messages[len(partial.Messages)-1].Content = a.text.String()
 	}
-	markIncomplete(partial.messages)
+	markIncomplete(partial.Messages)
 	return partial
 }
 
-// textOnly returns the text of an answer that the store refused.
-func textOnly(
+// TextOnly returns the text of an answer that the store refused.
+func TextOnly(
 	messages []*parleyv1.Message, indexes []*storev1.MessageEvents,
 ) (texts []*parleyv1.Message, textIndexes []*storev1.MessageEvents) {
 	for i, m := range messages {
@@ -285,13 +272,10 @@ func textOnly(
 	return texts, textIndexes
 }
 
-// truncate shortens text to at most limit bytes without cutting a UTF-8 sequence.
-func truncate(text string, limit int) string {
-	if len(text) <= limit {
-		return text
+// SetStoredFields sets the fields of a message that the store assigned.
+func SetStoredFields(m *parleyv1.Message, n *parleyv1.AppendedMessage) {
+	m.Sequence, m.Exchange, m.CreateTime = n.GetSequence(), n.GetExchange(), n.GetCreateTime()
+	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
+		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
-	for limit > 0 && !utf8.RuneStart(text[limit]) {
-		limit--
-	}
-	return text[:limit]
 }
