@@ -58,6 +58,7 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/turn/history", []string{"store", api}},
+		{"server/internal/turn/replay", []string{"server/internal/turn/eventlog", "store", api, record}},
 		{"server/internal/turn/answer", []string{
 			"server/internal/turn/eventlog", "server/internal/turn/history", "server/internal/rules", "server/internal/agent", api, record,
 		}},

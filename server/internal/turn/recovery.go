@@ -7,15 +7,10 @@ import (
 
 	"github.com/google/uuid"
 
-	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/replay"
 	"github.com/parleyhq/parley/store"
 )
-
-// lostIndexGap is the distance between the last saved event index of a turn that a crash cut off
-// and the index of its finished event. It is larger than the number of events between two saves, so
-// that no reader has already received an event with that index.
-const lostIndexGap = 1 << 20
 
 // Recover ends the turns that a crash left running and stores the saved parts of their answers.
 // Call it before serving.
@@ -66,7 +61,7 @@ func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (b
 	}
 	_, err := m.o.Store.Append(ctx, &store.Append{
 		Tenant: progress.Tenant, ConversationID: progress.ConversationID, Messages: progress.Messages,
-		Events: completeIndexes(progress.Events),
+		Events: replay.CompleteIndexes(progress.Events),
 		End: &parleyv1.Turn{
 			Id: progress.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
 			Error: interruptedByStop(),
@@ -85,14 +80,4 @@ func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) (b
 		return false, nil
 	}
 	return false, fmt.Errorf("end turn %s of conversation %q: %w", progress.TurnID, progress.ConversationID, err)
-}
-
-// completeIndexes completes the event indexes of a turn that a crash cut off.
-func completeIndexes(e *storev1.TurnEvents) *storev1.TurnEvents {
-	if e == nil {
-		return nil
-	}
-	e.LostAfter = max(e.GetLostAfter(), e.GetStarted())
-	e.Finished = e.GetLostAfter() + lostIndexGap
-	return e
 }

@@ -19,6 +19,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/replay"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 )
@@ -208,7 +209,7 @@ func TestRecoverFromFile(t *testing.T) {
 		}
 		want := []string{
 			`1 started "q" created replayed`, `2 text "saved " at 0`,
-			fmt.Sprintf("%d finished INTERRUPTED", 2+lostIndexGap),
+			fmt.Sprintf("%d finished INTERRUPTED", 2+replay.LostIndexGap),
 		}
 		if diff := cmp.Diff(want, f.startChat(t, request).received()); diff != "" || p.runCount() != 2 {
 			t.Errorf("%d agent calls, want 2; events of a retry (-want +got):\n%s", p.runCount(), diff)
@@ -304,7 +305,7 @@ func TestRecoverPages(t *testing.T) {
 			t.Errorf("turn %s: stored messages = %q", name, f.history(t, name))
 		}
 	}
-	for name, last := range map[string]int32{"first": 3, "last": 2 + lostIndexGap} {
+	for name, last := range map[string]int32{"first": 3, "last": 2 + replay.LostIndexGap} {
 		events, err := readAll(f.Resume(t.Context(), tenant, name, "", 0))
 		if err != nil || len(events) != 3 || events[2].GetIndex() != last {
 			t.Errorf("Resume of turn %s = %v, %v", name, events, err)

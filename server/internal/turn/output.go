@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/replay"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -44,7 +45,7 @@ func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield
 // retained, and then the following events.
 func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
 	partial := t.answer.Snapshot(-1)
-	events := mergedEvents(t.id, partial.Messages, partial.Indexes)
+	events := replay.Merge(t.id, partial.Messages, partial.Indexes)
 	if started := t.events.Started(); started != nil && started.GetIndex() <= partial.LastIndex {
 		events = slices.Insert(events, 0, started)
 	}
@@ -98,11 +99,11 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	case turn.GetFinishTime() == nil:
 		return &store.BusyError{TurnID: turnID} // The store could not end the turn. The next start will end it.
 	}
-	r, err := newStoredTurn(snapshot, turn)
+	stored, err := replay.New(snapshot, turn)
 	if err != nil {
 		return err
 	}
-	events, err := r.eventsAfter(after)
+	events, err := stored.After(after)
 	for _, event := range events {
 		if !yield(event, nil) {
 			return errReaderStopped

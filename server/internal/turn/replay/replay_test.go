@@ -1,0 +1,162 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
+	"github.com/parleyhq/parley/store"
+)
+
+// messages returns a question, and an answer that calls a tool.
+func messages() []*parleyv1.Message {
+	return []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_USER, Content: "q", Sequence: 1},
+		{
+			Role: parleyv1.Role_ROLE_ASSISTANT, Content: "look", Agent: "main", Sequence: 2,
+			ToolCalls: []*parleyv1.ToolCall{{Id: "1"}},
+		},
+		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}, Sequence: 3},
+		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "there", Agent: "main", Sequence: 4},
+	}
+}
+
+// indexes returns event indexes of the answer. Index 4 was a progress event.
+func indexes() *storev1.TurnEvents {
+	return &storev1.TurnEvents{TurnId: "turn", Started: 1, Finished: 10, Messages: []*storev1.MessageEvents{
+		{FirstText: 2, LastText: 3, ToolCalls: []int32{5}},
+		{ToolResult: 6},
+		{AnswerStarted: 7, FirstText: 8, LastText: 9},
+	}}
+}
+
+// newTurn returns the turn of these messages.
+func newTurn(t *testing.T, stored []*parleyv1.Message, events *storev1.TurnEvents) *Turn {
+	t.Helper()
+	s := &store.Snapshot{Conversation: &parleyv1.Conversation{SystemPrompt: "prompt"}}
+	for _, m := range stored {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Messages = protowire.AppendBytes(protowire.AppendTag(s.Messages, store.FrameField, protowire.BytesType), body)
+	}
+	if events != nil {
+		s.Events = []*storev1.TurnEvents{{TurnId: "another"}, events}
+	}
+	r, err := New(s, &parleyv1.Turn{
+		Id: "turn", Agent: "main", InputSequence: 1, FirstAnswerSequence: 2, LastAnswerSequence: 4,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func describe(events []*parleyv1.TurnEvent) []string {
+	var all []string
+	for _, e := range events {
+		s := fmt.Sprintf("%d %T", e.GetIndex(), e.GetEvent())
+		if e.GetTextDelta() != nil {
+			s = fmt.Sprintf("%d %s", e.GetIndex(), e.GetTextDelta().GetText())
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func TestAfter(t *testing.T) {
+	all := []string{
+		"1 *parleyv1.TurnEvent_Started", "3 look", "5 *parleyv1.TurnEvent_ToolCall", "6 *parleyv1.TurnEvent_ToolResult",
+		"7 *parleyv1.TurnEvent_AnswerStarted", "9 there", "10 *parleyv1.TurnEvent_Finished",
+	}
+	lost := indexes()
+	lost.LostAfter = 6
+	tests := []struct {
+		name   string
+		stored []*parleyv1.Message
+		events *storev1.TurnEvents
+		want   map[int32][]string // by index; GoneError for others up to 11
+	}{
+		{"complete", messages(), indexes(), map[int32][]string{
+			0: all, 1: all[1:], 3: all[2:], 4: all[2:], 5: all[3:], 6: all[4:], 7: all[5:], 9: all[6:], 10: nil,
+		}},
+		{"cut off by a crash", messages(), lost, map[int32][]string{
+			0: all, 1: all[1:], 3: all[2:], 4: all[2:], 5: all[3:], 6: all[4:], 10: nil,
+		}},
+		{"without the first message", messages()[2:], indexes(), map[int32][]string{
+			0: {all[0], all[3], all[4], all[5], all[6]}, 5: all[3:], 6: all[4:], 7: all[5:], 9: all[6:], 10: nil,
+		}},
+		{"without messages", nil, indexes(), map[int32][]string{0: {all[0], all[6]}, 9: all[6:], 10: nil}},
+	}
+	for _, test := range tests {
+		r := newTurn(t, test.stored, test.events)
+		for index := range int32(12) {
+			want, found := test.want[index]
+			got, err := r.After(index)
+			if diff := cmp.Diff(want, describe(got)); diff != "" || errors.As(err, new(*eventlog.GoneError)) == found {
+				t.Errorf("%s: After(%d): error = %v, events (-want +got):\n%s", test.name, index, err, diff)
+			}
+		}
+	}
+}
+
+// TestStarted: the started event has the question, unless the turn answered a pending message, and
+// no system prompt.
+func TestStarted(t *testing.T) {
+	pending := indexes()
+	pending.AnswerPending = true
+	for _, events := range []*storev1.TurnEvents{indexes(), pending} {
+		all, err := newTurn(t, messages(), events).After(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		started := all[0].GetStarted()
+		if started.GetConversation().GetSystemPrompt() != "" || !started.GetReplayed() ||
+			(started.GetUserMessage() == nil) != events.GetAnswerPending() {
+			t.Errorf("started = %v, answer_pending: %t", started, events.GetAnswerPending())
+		}
+	}
+}
+
+// TestWithoutIndexes: a turn of an earlier version has no stored indexes. It is replayed from the
+// start only.
+func TestWithoutIndexes(t *testing.T) {
+	r := newTurn(t, messages(), nil)
+	want := []string{
+		"1 *parleyv1.TurnEvent_Started", "2 look", "3 *parleyv1.TurnEvent_ToolCall", "4 *parleyv1.TurnEvent_ToolResult",
+		"5 *parleyv1.TurnEvent_AnswerStarted", "6 there", "7 *parleyv1.TurnEvent_Finished",
+	}
+	for index := range int32(9) {
+		got, err := r.After(index)
+		switch gone := errors.As(err, new(*eventlog.GoneError)); {
+		case index == 0 || index == 1:
+			if diff := cmp.Diff(want[index:], describe(got)); diff != "" || err != nil {
+				t.Errorf("After(%d): error = %v, events (-want +got):\n%s", index, err, diff)
+			}
+		case index == 7 && (got != nil || err != nil), index != 7 && !gone:
+			t.Errorf("After(%d) = %v, %v", index, describe(got), err)
+		}
+	}
+}
+
+// TestCompleteIndexes: a reader may resume after a saved event, and no reader has received an event
+// with the index of the finished event.
+func TestCompleteIndexes(t *testing.T) {
+	if got := CompleteIndexes(nil); got != nil {
+		t.Errorf("CompleteIndexes(nil) = %v, want nil", got)
+	}
+	for lostAfter, want := range map[int32]int32{0: 3, 7: 7} {
+		got := CompleteIndexes(&storev1.TurnEvents{Started: 3, LostAfter: lostAfter})
+		if got.GetLostAfter() != want || got.GetFinished() != want+LostIndexGap {
+			t.Errorf("CompleteIndexes(lost_after %d) = %v, want lost_after %d", lostAfter, got, want)
+		}
+	}
+}
